@@ -1,0 +1,70 @@
+"""Small graphs, written by hand, for tests that need no torch."""
+
+from workbench.plan.graph import Graph, Layer, Source, Weight
+
+Shape = tuple[int, ...]
+
+
+class Builder:
+    """Adds layers one after the other; each reads the last one unless told otherwise."""
+
+    def __init__(self, input_shape: Shape) -> None:
+        self.input_shape = self.shape = input_shape
+        self.last = "input"
+        self.layers: list[Layer] = []
+        self.shapes = {"input": input_shape}
+
+    def add(self, name: str, kind: str, shape: Shape, *inputs: str, **fields: object) -> "Builder":
+        read = inputs or (self.last,)
+        layer = Layer(name, kind, read, self.shapes[read[0]], shape, node=name, **fields)
+        self.layers.append(layer)
+        self.last, self.shapes[name] = name, shape
+        return self
+
+    def linear(self, name: str, out: int, *inputs: str) -> "Builder":
+        shape = self.shapes[(inputs or (self.last,))[0]]
+        weights = (Weight(f"{name}.weight", (out, shape[-1])), Weight(f"{name}.bias", (out,)))
+        return self.add(name, "linear", (*shape[:-1], out), *inputs, weights=weights)
+
+    def conv(self, name: str, out: int, *inputs: str, groups: int = 1) -> "Builder":
+        channels, *image = self.shapes[(inputs or (self.last,))[0]]
+        weight = Weight(f"{name}.weight", (out, channels // groups, 3, 3))
+        weights = (weight, Weight(f"{name}.bias", (out,)))
+        return self.add(name, "conv2d", (out, *image), *inputs, weights=weights, groups=groups)
+
+    def same(self, name: str, kind: str, *inputs: str) -> "Builder":
+        return self.add(name, kind, self.shapes[(inputs or (self.last,))[0]], *inputs)
+
+    def norm(self, name: str) -> "Builder":
+        c = self.shapes[self.last][0]
+        weights = (
+            Weight(f"{name}.weight", (c,)),
+            Weight(f"{name}.running_mean", (c,), trainable=False),
+            Weight(f"{name}.num_batches_tracked", (), "int64", trainable=False),
+        )
+        return self.add(name, "batch_norm", self.shapes[self.last], weights=weights)
+
+    def graph(self) -> Graph:
+        out = self.shapes[self.last]
+        source = Source("module", "Toy")
+        return Graph(source, self.input_shape, out[-1], tuple(self.layers), (self.last,))
+
+
+def mlp(*features: int) -> Graph:
+    """Linear layers `fc0`, `fc1`, ... with ReLU between."""
+    first, *rest = features
+    builder = Builder((first,))
+    for index, out in enumerate(rest):
+        if index:
+            builder.same(f"relu{index - 1}", "elementwise")
+        builder.linear(f"fc{index}", out)
+    return builder.graph()
+
+
+def vgg() -> Graph:
+    """A convolution, and a classifier behind a pool that repeats 16 features to 784."""
+    builder = Builder((3, 8, 8)).conv("conv", 16).same("relu", "elementwise")
+    builder.add("pool", "pool", (16, 1, 1)).add("avgpool", "pool", (16, 7, 7))
+    builder.add("flatten", "flatten", (784,)).linear("fc0", 64).same("relu0", "elementwise")
+    builder.linear("fc1", 64).same("relu1", "elementwise").same("dropout1", "dropout")
+    return builder.linear("fc2", 10).graph()

@@ -1,0 +1,92 @@
+"""Experiments as values."""
+
+import pytest
+
+from tests.plan.graphs import vgg
+from workbench.plan import (
+    CIFAR10,
+    SGD,
+    AdamW,
+    Digits,
+    Experiment,
+    ExperimentError,
+    ImageFolder,
+    Plan,
+    Synchronous,
+    Synthetic,
+)
+
+PLAN = Plan.hybrid(vgg(), 4, 2)
+FIELDS = dict(plan=PLAN, data="digits", optimizer=SGD(lr=0.1, momentum=0.9), steps=10)
+
+
+def test_names_of_data():
+    assert Experiment(**FIELDS).data == Digits()
+    assert Experiment(**{**FIELDS, "data": "cifar10"}).data == CIFAR10()
+
+
+@pytest.mark.parametrize("data", [Digits(), Synthetic(samples=8), ImageFolder(root="x")])
+@pytest.mark.parametrize("optimizer", [SGD(lr=0.1), AdamW(lr=1e-4, betas=(0.8, 0.9))])
+def test_text_and_back(data, optimizer, tmp_path):
+    experiment = Experiment(
+        plan=PLAN,
+        data=data,
+        optimizer=optimizer,
+        steps=3,
+        batch_size=8,
+        accumulate=2,
+        checkpoint_every=2,
+        precision="bf16",
+        sync=Synchronous(bucket_bytes=100),
+    )
+    experiment.save(tmp_path / "e.toml")
+    assert Experiment.load(tmp_path / "e.toml") == experiment
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (dict(data="digit"), "data: no data 'digit'"),
+        (dict(steps=0), "steps: .*greater than or equal to 1 .got 0"),
+        (dict(steps="many"), "steps: .*valid integer.*got 'many'"),
+        (dict(batch_size=-2), "batch_size: .*got -2"),
+        (dict(batch_size=2, accumulate=3), "batch_size 2 cannot be computed in 3 micro-batches"),
+        (dict(optimizer=0.1), "optimizer: .*got 0.1"),
+        (dict(precision="fp8"), "precision: .*'fp32', 'bf16' or 'fp64'.*got 'fp8'"),
+        (dict(epochs=3), "epochs: Extra inputs are not permitted"),
+        (dict(plan="vgg"), "plan must be a Plan, got str"),
+    ],
+)
+def test_wrong_fields_get_one_clear_error(wrong, says):
+    with pytest.raises(ExperimentError, match=says):
+        Experiment(**{**FIELDS, **wrong})
+
+
+@pytest.mark.parametrize(
+    "wrong", [dict(lr=0), dict(lr=0.1, momentum=1.0), dict(lr=0.1, nesterov=True), dict(rate=1)]
+)
+def test_wrong_optimizers(wrong):
+    with pytest.raises(ExperimentError, match="^SGD: "):
+        SGD(**wrong)
+
+
+def test_wrong_text():
+    text = Experiment(**FIELDS).to_toml()
+    with pytest.raises(ExperimentError, match="steps"):
+        Experiment.from_toml(text.replace("steps = 10", 'steps = "ten"'))
+    with pytest.raises(ExperimentError, match=r"no \[experiment\] table"):
+        Experiment.from_toml(text.replace("[experiment]", "[other]"))
+
+
+def test_replace_validates():
+    assert Experiment(**FIELDS).replace(steps=5).steps == 5
+    with pytest.raises(ExperimentError, match="steps"):
+        Experiment(**FIELDS).replace(steps=-5)
+
+
+def test_repr():
+    assert (
+        repr(Experiment(**FIELDS))
+        == str(Experiment(**FIELDS))
+        == ("<Experiment Toy on 4 ranks: digits, 10 steps of 128, sgd lr=0.1, fp32, seed 0>")
+    )

@@ -1,0 +1,158 @@
+"""Plans as values: changes, refusals, text."""
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.plan.graphs import mlp, vgg
+from workbench.plan.choice import LayerPlan
+from workbench.plan.errors import PlanError
+from workbench.plan.plan import Plan
+
+GRAPH = vgg()
+PLAN = Plan.hybrid(GRAPH, 4, 2)
+
+
+def test_hybrid_cuts_linear_layers_in_pairs():
+    assert {n: (c.scheme, c.group_size) for n, c in PLAN.layers.items()} == {
+        "fc0": ("shard_out", 2),
+        "fc1": ("shard_in", 2),
+        "fc2": ("shard_out", 2),
+    }
+
+
+def test_hybrid_leaves_a_layer_whole_that_holds_next_to_nothing():
+    assert set(Plan.hybrid(mlp(100, 400, 400, 2), 2).layers) == {"fc0", "fc1"}
+
+
+def test_hybrid_in_groups_of_one_is_data_parallel():
+    assert Plan.hybrid(GRAPH, 4, 1) == Plan.data_parallel(GRAPH, 4)
+
+
+def test_a_change_returns_another_plan():
+    changed = PLAN.with_layer("fc0", shares=(3, 1))
+    assert changed.layers["fc0"] == LayerPlan("shard_out", 2, (3, 1))
+    assert PLAN.layers["fc0"].shares is None
+    assert changed != PLAN
+    assert changed.with_layer("fc0") == PLAN
+    assert len({PLAN, changed, changed.with_layer("fc0")}) == 2
+
+
+def test_back_to_replicate():
+    assert "fc0" not in PLAN.with_layer("fc0", scheme="replicate").layers
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (dict(name="fc9", scheme="shard_out"), "did you mean"),
+        (dict(name="fc0", scheme="shard"), "did you mean 'shard_in'|did you mean 'shard_out'"),
+        (dict(name="relu0", scheme="shard_out"), "layer 'relu0' is of kind 'elementwise'"),
+        (
+            dict(name="fc0", group_size=3),
+            "group_size 3 does not divide world_size 4; valid are 1, 2, 4",
+        ),
+        (dict(name="fc0", group_size=True), "does not divide"),
+        (dict(name="fc0", group_size=0), "does not divide"),
+        (
+            dict(name="conv", scheme="replicate", group_size=2),
+            "'replicate' has group_size 1, got 2",
+        ),
+        (dict(name="fc0", shares=(1, 2, 3)), "3 shares .* for a group of 2 ranks"),
+        (dict(name="fc0", shares=(1, -2)), "shares must be numbers >= 0"),
+        (dict(name="fc0", shares=(0, 0)), "all shares are zero"),
+        (dict(name="fc0", shares=(float("nan"), 1)), "shares must be numbers >= 0"),
+        (dict(name="fc0", scheme="duplicate", shares=(1, 1)), "takes no shares"),
+    ],
+)
+def test_impossible_changes_name_the_layer_and_what_is_valid(change, says):
+    name = change.pop("name")
+    with pytest.raises(PlanError, match=says) as caught:
+        PLAN.with_layer(name, **change)
+    assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("world_size", [0, -1, 2.0, "4", True])
+def test_impossible_worlds(world_size):
+    with pytest.raises(PlanError, match="world_size must be a positive integer"):
+        Plan.data_parallel(GRAPH, world_size)
+
+
+def test_impossible_groups_of_a_preset():
+    with pytest.raises(PlanError, match="group_size 3 does not divide world_size 4"):
+        Plan.hybrid(GRAPH, 4, 3)
+
+
+def test_text_and_back():
+    plan = PLAN.with_layer("fc0", shares=(3, 1)).with_batch_norm("synchronized")
+    assert Plan.from_toml(plan.to_toml()) == plan
+    assert pickle.loads(pickle.dumps(plan)) == plan
+
+
+def test_a_file_and_back(tmp_path):
+    PLAN.save(tmp_path / "plan.toml")
+    assert Plan.load(tmp_path / "plan.toml") == PLAN
+
+
+def test_the_text_can_be_edited():
+    text = PLAN.to_toml().replace(
+        'fc0 = {scheme = "shard_out", group_size = 2}',
+        'fc0 = {scheme = "duplicate", group_size = 4}',
+    )
+    assert Plan.from_toml(text) == PLAN.with_layer("fc0", scheme="duplicate", group_size=4)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("world_size = 4", "world_size = 'four'", "world_size must be a positive integer"),
+        ("world_size = 4", "world_sizes = 4", "did you mean 'world_size'"),
+        ("group_size = 2}", "group_size = 'two'}", "layer 'fc0'.*group_size.*got 'two'"),
+        ("group_size = 2}", "group = 2}", "layer 'fc0'.*group"),
+        ("fc0 = {", "fc7 = {", "did you mean"),
+        ("[plan]", "[plan", "not TOML"),
+        ("[plan]", "[other]", r"no \[plan\] table"),
+        ('batch_norm = "local"', 'batch_norm = "locale"', "did you mean 'local'"),
+        ("output_shape = [64]", "output_shape = [65]", "changed by hand"),
+        ('kind = "conv2d", ', "", "changed by hand"),
+        ("input_shape = [3, 8, 8]\nnum", "num", "damaged"),
+    ],
+)
+def test_wrong_text_gets_one_clear_error(old, new, says):
+    text = PLAN.to_toml()
+    assert old in text
+    with pytest.raises(PlanError, match=says):
+        Plan.from_toml(text.replace(old, new, 1))
+
+
+def test_a_plan_for_another_model_is_refused():
+    with pytest.raises(PlanError, match="this plan is for"):
+        Plan.from_toml(PLAN.to_toml(), graph=mlp(3, 4))
+
+
+@given(
+    world=st.sampled_from([1, 2, 4, 6]),
+    data=st.data(),
+)
+def test_any_plan_survives_its_text(world, data):
+    plan = Plan.data_parallel(GRAPH, world)
+    for name in ("conv", "fc0", "fc1", "fc2"):
+        k = data.draw(st.sampled_from([k for k in range(1, world + 1) if world % k == 0]))
+        scheme = data.draw(st.sampled_from(["shard_out", "shard_in", "duplicate"]))
+        shares = None
+        if scheme != "duplicate":
+            drawn = st.lists(st.integers(0, 9), min_size=k, max_size=k).filter(any)
+            shares = data.draw(st.none() | drawn)
+        plan = plan.with_layer(name, scheme=scheme, group_size=k, shares=shares)
+    assert Plan.from_toml(plan.to_toml()) == plan
+
+
+def test_people_can_read_it():
+    assert repr(PLAN) == ("<Plan Toy on 4 ranks: fc0=shard_out/2, fc1=shard_in/2, fc2=shard_out/2>")
+    assert "all_gather_rows" not in str(PLAN).splitlines()[2]
+    assert "fc0" in str(PLAN)
+    html = PLAN._repr_html_()
+    assert html.startswith("<div>")
+    assert "data:image/svg+xml;base64," in html

@@ -1,0 +1,70 @@
+"""One layer's choice in a plan."""
+
+import math
+from dataclasses import dataclass
+
+from workbench.plan.errors import PlanError
+from workbench.plan.graph import Layer, unknown
+from workbench.plan.mesh import group_sizes
+from workbench.plan.rules import SPLITTABLE, schemes_of
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """How one layer is split.
+
+    Attributes:
+        scheme: one of `rules.SCHEMES`.
+        group_size: ranks that form one shard group; 1 for `replicate`.
+        shares: relative sizes of the pieces, one for each rank of the group; None: equal, or
+            for `shard_in` the sizes in which the input already lies.
+    """
+
+    scheme: str = "replicate"
+    group_size: int = 1
+    shares: tuple[float, ...] | None = None
+
+
+def check(layer: Layer, choice: LayerPlan, world_size: int) -> None:
+    """Refuses a choice that the layer or the world does not allow.
+
+    Raises:
+        PlanError: naming the layer, what was given and what is valid.
+    """
+    place = f"layer {layer.name!r}"
+    schemes = schemes_of(layer)
+    if not schemes:
+        raise PlanError(
+            f"{place} is of kind {layer.kind!r} and follows its input; "
+            f"a scheme can be chosen for {' and '.join(SPLITTABLE)} layers"
+        )
+    if choice.scheme not in schemes:
+        raise PlanError(f"{place}: {unknown('scheme', str(choice.scheme), schemes)}")
+    if layer.shared and choice.scheme != "replicate":
+        raise PlanError(f"{place} is called more than once and can only be 'replicate'")
+    k = choice.group_size
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1 or world_size % k:
+        valid = ", ".join(map(str, group_sizes(world_size)))
+        raise PlanError(
+            f"{place}: group_size {k!r} does not divide world_size {world_size}; valid are {valid}"
+        )
+    if choice.scheme == "replicate" and k != 1:
+        raise PlanError(
+            f"{place}: 'replicate' has group_size 1, got {k}; "
+            f"whole weights over whole groups are 'duplicate'"
+        )
+    if choice.shares is not None:
+        _check_shares(place, layer, choice, choice.shares)
+
+
+def _check_shares(place: str, layer: Layer, choice: LayerPlan, shares: tuple[float, ...]) -> None:
+    if choice.scheme in ("replicate", "duplicate"):
+        raise PlanError(f"{place}: {choice.scheme!r} is not cut and takes no shares, got {shares}")
+    if len(shares) != choice.group_size:
+        raise PlanError(
+            f"{place}: {len(shares)} shares {shares} for a group of {choice.group_size} ranks"
+        )
+    if not all(isinstance(s, int | float) and math.isfinite(s) and s >= 0 for s in shares):
+        raise PlanError(f"{place}: shares must be numbers >= 0, got {shares}")
+    if not any(shares):
+        raise PlanError(f"{place}: all shares are zero, so that no rank would hold the layer")

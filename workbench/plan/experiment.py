@@ -1,0 +1,217 @@
+"""What to run, as one value: a plan, data, an optimizer, a step strategy and how long."""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel as PydanticModel
+
+from workbench.plan.errors import ExperimentError, readable
+from workbench.plan.plan import Plan
+from workbench.plan.text import dump
+
+
+class Value(PydanticModel):
+    """A frozen value that refuses unknown fields and wrong types, with one readable error."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=False, use_attribute_docstrings=True
+    )
+
+    def __init__(self, **fields: Any) -> None:
+        with readable(ExperimentError, type(self).__name__):
+            super().__init__(**fields)
+
+
+class Digits(Value):
+    """scikit-learn's 1,797 real 8x8 grey images of ten digits, resized to the model's input."""
+
+    kind: Literal["digits"] = "digits"
+
+
+class Synthetic(Value):
+    """Seeded images drawn around one centre for each class: learnable, of any shape and size."""
+
+    kind: Literal["synthetic"] = "synthetic"
+    samples: int = Field(default=1024, ge=1)
+    """Images of the training split; the test split has a quarter as many."""
+    classes: int = Field(default=10, ge=2)
+
+
+class CIFAR10(Value):
+    """60,000 32x32 colour images of ten classes, through torchvision."""
+
+    kind: Literal["cifar10"] = "cifar10"
+    root: str = "data"
+    """Folder that holds, or receives, the data set."""
+    download: bool = False
+
+
+class ImageFolder(Value):
+    """A folder with `train/<class>/*` and `test/<class>/*` images, through torchvision."""
+
+    kind: Literal["imagefolder"] = "imagefolder"
+    root: str
+
+
+def _by_name(value: object) -> object:
+    named: dict[str, type[Value]] = {"digits": Digits, "synthetic": Synthetic, "cifar10": CIFAR10}
+    if isinstance(value, str):
+        if value not in named:
+            raise ValueError(
+                f"no data {value!r}; there are 'digits', 'synthetic', 'cifar10' and ImageFolder(root)"
+            )
+        return named[value]()
+    return value
+
+
+Data = Annotated[
+    Annotated[Digits | Synthetic | CIFAR10 | ImageFolder, Field(discriminator="kind")],
+    BeforeValidator(_by_name),
+]
+
+
+class SGD(Value):
+    """Stochastic gradient descent, as `torch.optim.SGD`."""
+
+    kind: Literal["sgd"] = "sgd"
+    lr: float = Field(gt=0)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+    nesterov: bool = False
+
+    @model_validator(mode="after")
+    def _nesterov_needs_momentum(self) -> Self:
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov needs momentum > 0")
+        return self
+
+
+class Adam(Value):
+    """Adam, as `torch.optim.Adam`."""
+
+    kind: Literal["adam"] = "adam"
+    lr: float = Field(default=1e-3, gt=0)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
+        0.9,
+        0.999,
+    )
+    eps: float = Field(default=1e-8, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+
+
+class AdamW(Value):
+    """Adam with decoupled weight decay, as `torch.optim.AdamW`."""
+
+    kind: Literal["adamw"] = "adamw"
+    lr: float = Field(default=1e-3, gt=0)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
+        0.9,
+        0.999,
+    )
+    eps: float = Field(default=1e-8, ge=0)
+    weight_decay: float = Field(default=1e-2, ge=0)
+
+
+Optimizer = Annotated[SGD | Adam | AdamW, Field(discriminator="kind")]
+
+
+class Synchronous(Value):
+    """Every step averages all gradients before the optimizer moves: exact at any world size."""
+
+    kind: Literal["synchronous"] = "synchronous"
+    bucket_bytes: int = Field(default=8 << 20, ge=1)
+    """Gradients travel in buckets of about this many bytes, while backward goes on."""
+
+
+def _is_plan(value: object) -> Plan:
+    if not isinstance(value, Plan):
+        raise ValueError(f"plan must be a Plan, got {type(value).__name__}")
+    return value
+
+
+class Experiment(Value):
+    """What to run.
+
+    The same experiment under another plan or world size is the same computation: the batch
+    is that of the whole world, and so is its order.
+
+    Raises:
+        ExperimentError: a field has a wrong type or value; the text names it.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    plan: Annotated[Any, AfterValidator(_is_plan)]
+    data: Data = Digits()
+    batch_size: int = Field(default=128, ge=1)
+    """Samples of one step over all ranks (the global batch)."""
+    optimizer: Optimizer
+    steps: int = Field(ge=1)
+    """Optimizer updates."""
+    sync: Synchronous = Synchronous()
+    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
+    """"bf16" is autocast: weights and reductions stay in fp32."""
+    accumulate: int = Field(default=1, ge=1)
+    """Micro-batches that each step is computed in, to bound activation memory."""
+    seed: int = Field(default=0, ge=0)
+    """Of initial weights, data order and dropout."""
+    checkpoint_every: int | None = Field(default=None, ge=1)
+    """Steps between checkpoints; None: one at the end, or when stopped."""
+    evaluate_every: int | None = Field(default=None, ge=1)
+    """Steps between evaluations on the test split; None: one at the end."""
+
+    @model_validator(mode="after")
+    def _batch_can_be_cut(self) -> Self:
+        if self.batch_size < self.accumulate:
+            raise ValueError(
+                f"batch_size {self.batch_size} cannot be computed in {self.accumulate} micro-batches"
+            )
+        return self
+
+    def replace(self, **fields: Any) -> "Experiment":
+        """A copy with other values in some fields, validated."""
+        current = {name: getattr(self, name) for name in type(self).model_fields}
+        return Experiment(**{**current, **fields})
+
+    def to_toml(self) -> str:
+        """The experiment as text that a person can read and edit, its plan included."""
+        fields = self.model_dump(exclude={"plan"}, exclude_none=True)
+        text: str = self.plan.to_toml()
+        return dump({"experiment": fields}) + "\n" + text
+
+    @classmethod
+    def from_toml(cls, text: str) -> "Experiment":
+        """The inverse of `to_toml`.
+
+        Raises:
+            ExperimentError: the text is no TOML, or a field is missing, unknown or wrong.
+            PlanError: the plan in it is wrong.
+        """
+        try:
+            content = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ExperimentError(f"not TOML: {error}") from None
+        if not isinstance(content.get("experiment"), dict):
+            raise ExperimentError("no [experiment] table in this text")
+        return cls(plan=Plan.from_toml(text), **content["experiment"])
+
+    def save(self, path: str | Path) -> None:
+        """Writes `to_toml()` to a file."""
+        Path(path).write_text(self.to_toml())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Experiment":
+        """Reads a file written by `save`, or by hand."""
+        return cls.from_toml(Path(path).read_text())
+
+    def __repr__(self) -> str:
+        source = self.plan.graph.source.name
+        return (
+            f"<Experiment {source} on {self.plan.world_size} ranks: {self.data.kind}, "
+            f"{self.steps} steps of {self.batch_size}, {self.optimizer.kind} lr={self.optimizer.lr:g}, "
+            f"{self.precision}, seed {self.seed}>"
+        )
+
+    __str__ = __repr__

@@ -1,0 +1,208 @@
+"""A model as a value: its layers in execution order, with shapes, FLOPs and bytes.
+
+Shapes never hold the batch dimension: `output_shape` is what one sample has. How a value
+depends on the batch is said by `rows`, the rows of dimension 0 for each sample:
+
+    rows = 1    a batch of B samples gives a tensor [B, *output_shape]
+    rows = c    it gives [c B, *output_shape], the c rows of a sample adjacent (Swin's windows)
+    rows = 0    no dependence on the batch: a parameter, a constant, or a size
+"""
+
+import difflib
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+# What one layer does, and so which placements it can be given (`plan/rules.py`).
+KINDS = (
+    "conv2d",
+    "linear",
+    "batch_norm",
+    "layer_norm",
+    "dropout",
+    "stochastic_depth",
+    "elementwise",  # one tensor in, same shape out, element by element: ReLU, GELU, identity ...
+    "pool",  # one tensor in, acts on each channel by itself
+    "flatten",  # flattens every dimension after the batch: [B, C, ...] -> [B, C * ...]
+    "add",  # two tensors, broadcast only over trailing dimensions of size 1
+    "mul",
+    "parameter",  # a parameter or buffer read directly (`get_attr`)
+    "size",  # a value that is no tensor: x.shape[0], arithmetic on it
+    "op",  # anything else: acts on each sample by itself, as far as we know
+)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One parameter or buffer.
+
+    Attributes:
+        name: its name in the model's `state_dict`.
+        shape: the whole tensor's shape.
+        dtype: "float32", "int64", ...
+        trainable: whether it is a parameter that receives a gradient; buffers are not.
+        persistent: whether it is in the model's `state_dict`; some buffers are not.
+        aliases: further names of the same tensor in the `state_dict` (tied weights).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    trainable: bool = True
+    persistent: bool = True
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        count = 1
+        for length in self.shape:
+            count *= length
+        return count
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One operation of the model.
+
+    Attributes:
+        name: the module's path ("classifier.0"), or for a function the traced node's name.
+        kind: one of `KINDS`.
+        inputs: names of the layers whose outputs it reads, in argument order; "input" is the model's.
+        input_shape: shape of its first tensor input for one sample.
+        output_shape: shape of its output for one sample.
+        rows: rows of dimension 0 for each sample (0: independent of the batch).
+        weights: its parameters and buffers.
+        flops: floating-point operations of the forward pass for one sample (a multiply-add is 2).
+        activation_bytes: bytes of its output for one sample.
+        groups: groups of a convolution, else 1.
+        target: what is called: "torch.nn.Conv2d", "operator.add" ...
+        node: name of the traced node.
+        shared: for a module that is called more than once: the layer that owns its weights.
+    """
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    input_shape: tuple[int, ...]
+    output_shape: tuple[int, ...]
+    rows: int = 1
+    weights: tuple[Weight, ...] = ()
+    flops: int = 0
+    activation_bytes: int = 0
+    groups: int = 1
+    target: str = ""
+    node: str = ""
+    shared: str = ""
+
+    @property
+    def parameters(self) -> int:
+        """Number of trainable elements."""
+        return sum(weight.numel for weight in self.weights if weight.trainable)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model comes from, so that every rank can build the same one.
+
+    Attributes:
+        kind: "torchvision" (built by name) or "module" (the user's own nn.Module).
+        name: the builder's name ("vgg11"), or the module's class.
+        arguments: keyword arguments of the builder, sorted by name.
+        skeleton: for "module": the module without its values, compressed; not part of
+            equality, and not saved in text.
+    """
+
+    kind: str
+    name: str
+    arguments: tuple[tuple[str, Any], ...] = ()
+    skeleton: bytes | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A traced model: layers in execution order.
+
+    Attributes:
+        source: where the model comes from.
+        input_shape: one sample's shape, (channels, height, width) for images.
+        num_classes: features of the first output.
+        layers: every operation, in execution order.
+        outputs: names of the layers whose outputs the model returns; the first is the
+            prediction, further ones are auxiliary heads used by the loss in training.
+    """
+
+    source: Source
+    input_shape: tuple[int, ...]
+    num_classes: int
+    layers: tuple[Layer, ...]
+    outputs: tuple[str, ...]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}  # not what is cached
+
+    @cached_property
+    def _by_name(self) -> MappingProxyType[str, Layer]:
+        return MappingProxyType({layer.name: layer for layer in self.layers})
+
+    @cached_property
+    def consumers(self) -> MappingProxyType[str, tuple[str, ...]]:
+        """For each layer (and "input"), the layers that read its output, in order."""
+        readers: dict[str, list[str]] = {"input": []}
+        for layer in self.layers:
+            readers.setdefault(layer.name, [])
+            for name in dict.fromkeys(layer.inputs):
+                readers[name].append(layer.name)
+        return MappingProxyType({name: tuple(names) for name, names in readers.items()})
+
+    def __getitem__(self, name: str) -> Layer:
+        """The layer of this name.
+
+        Raises:
+            KeyError: no such layer; the nearest names are suggested.
+        """
+        try:
+            return self._by_name[name]
+        except KeyError:
+            raise KeyError(unknown("layer", name, self._by_name, of=self.source.name)) from None
+
+    @property
+    def parameters(self) -> int:
+        """Number of trainable elements of the whole model."""
+        return sum(layer.parameters for layer in self.layers)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of one sample's forward pass."""
+        return sum(layer.flops for layer in self.layers)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Twelve hexadecimal digits that change when anything about the layers changes."""
+        content = repr((self.source, self.input_shape, self.layers, self.outputs))
+        return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+    def _repr_html_(self) -> str:
+        from workbench.plan.show import graph_html
+
+        return graph_html(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Graph {self.source.name}: {len(self.layers)} layers, "
+            f"{self.parameters:,} parameters, {self.flops / 1e9:.3g} GFLOP per sample>"
+        )
+
+
+def unknown(what: str, given: str, valid: Iterable[str], *, of: str = "") -> str:
+    """An error's text for a name that does not exist, with the nearest that do."""
+    names = sorted(valid)
+    near = difflib.get_close_matches(given, names, n=3, cutoff=0.5)
+    place = f" of {of}" if of else ""
+    if near:
+        return f"no {what} {given!r}{place}; did you mean {', '.join(map(repr, near))}?"
+    shown = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
+    return f"no {what} {given!r}{place}; there are {shown}"

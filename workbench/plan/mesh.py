@@ -1,0 +1,41 @@
+"""Which ranks form which groups, for any group size that divides the world.
+
+With world size N and group size k, rank r stands in shard group r // k at position r % k:
+
+    N = 4, k = 2     position 0   position 1
+    shard group 0      rank 0       rank 1       the ranks of a row hold the pieces of one copy
+    shard group 1      rank 2       rank 3
+                     replica      replica        the ranks of a column hold the same piece
+                     group 0      group 1
+
+k = 1 is data parallelism (one replica group, the world); k = N is one shard group.
+
+Source: SplitBrain's group model parallelism (arXiv:2112.15317), stated in splitbrain form as
+MP_g = {r : r // k = g} and PEER_s = {r : r % k = s}.
+"""
+
+
+def group_sizes(world_size: int) -> tuple[int, ...]:
+    """Every group size that divides `world_size`, ascending."""
+    return tuple(k for k in range(1, world_size + 1) if world_size % k == 0)
+
+
+def shard_group(rank: int, group_size: int) -> tuple[int, ...]:
+    """The ranks that together hold one whole copy, `rank` among them, in order."""
+    first = rank - rank % group_size
+    return tuple(range(first, first + group_size))
+
+
+def replica_group(rank: int, group_size: int, world_size: int) -> tuple[int, ...]:
+    """The ranks that hold the same piece as `rank`, in order."""
+    return tuple(range(rank % group_size, world_size, group_size))
+
+
+def shard_groups(group_size: int, world_size: int) -> tuple[tuple[int, ...], ...]:
+    """All shard groups, in the order of their first ranks."""
+    return tuple(shard_group(rank, group_size) for rank in range(0, world_size, group_size))
+
+
+def replica_groups(group_size: int, world_size: int) -> tuple[tuple[int, ...], ...]:
+    """All replica groups, in the order of their first ranks."""
+    return tuple(replica_group(rank, group_size, world_size) for rank in range(group_size))

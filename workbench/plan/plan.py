@@ -1,0 +1,200 @@
+"""The plan: which layer of a model is split how, over how many ranks. A value."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from workbench.plan import presets, serial, show
+from workbench.plan.choice import LayerPlan, check
+from workbench.plan.errors import PlanError
+from workbench.plan.flow import Flow, flow_of
+from workbench.plan.graph import Graph, unknown
+from workbench.plan.mesh import group_sizes
+from workbench.plan.rules import SPLITTABLE
+
+BatchNorm = Literal["local", "synchronized"]
+BATCH_NORMS: tuple[BatchNorm, ...] = ("local", "synchronized")
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """How a model is split over `world_size` ranks. Plans are values: changes return a new one.
+
+    Attributes:
+        graph: the model.
+        world_size: number of ranks.
+        layers: the choice of each layer that has one; the others are replicated, or follow
+            their input.
+        batch_norm: "local": each rank (each shard group where the layer lies over groups)
+            normalizes with the statistics of its own rows, as torch's DDP does, so that the
+            result depends on the split by nature; "synchronized": with those of the whole
+            batch, exact at any split.
+
+    Raises:
+        PlanError: a choice that cannot be; the text names the layer and what is valid.
+    """
+
+    graph: Graph
+    world_size: int
+    layers: Mapping[str, LayerPlan] = field(default_factory=dict)
+    batch_norm: BatchNorm = "local"
+
+    def __post_init__(self) -> None:
+        size = self.world_size
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise PlanError(f"world_size must be a positive integer, got {size!r}")
+        if self.batch_norm not in BATCH_NORMS:
+            raise PlanError(unknown("batch_norm mode", str(self.batch_norm), BATCH_NORMS))
+        chosen = {}
+        for layer in self.graph.layers:  # in the model's order, so that equal plans print alike
+            choice = self.layers.get(layer.name)
+            if choice is not None:
+                check(layer, choice, size)
+                if choice != LayerPlan():
+                    chosen[layer.name] = choice
+        for name in self.layers:
+            self._require(name)
+        object.__setattr__(self, "layers", MappingProxyType(chosen))
+
+    def __hash__(self) -> int:
+        return hash((self.graph, self.world_size, tuple(self.layers.items()), self.batch_norm))
+
+    def __getstate__(self) -> dict[str, Any]:
+        fields = {name: getattr(self, name) for name in ("graph", "world_size", "batch_norm")}
+        return {**fields, "layers": dict(self.layers)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in {**state, "layers": MappingProxyType(state["layers"])}.items():
+            object.__setattr__(self, name, value)
+
+    def _require(self, name: str) -> None:
+        try:
+            self.graph[name]
+        except KeyError:
+            names = [layer.name for layer in self.graph.layers if layer.kind in SPLITTABLE]
+            raise PlanError(unknown("layer", name, names, of=self.graph.source.name)) from None
+
+    @classmethod
+    def data_parallel(cls, graph: Graph, world_size: int) -> "Plan":
+        """Every layer replicated, every rank its own rows."""
+        return cls(graph, world_size)
+
+    @classmethod
+    def hybrid(cls, graph: Graph, world_size: int, group_size: int | None = None) -> "Plan":
+        """SplitBrain: convolutions replicated, linear layers sharded inside groups.
+
+        A linear layer that reads the cut output of another through element-wise layers is
+        cut by its input (`shard_in`), so that the pair needs one reduction; the others are
+        cut by their output (`shard_out`). One with less than a hundredth of the linear
+        layers' parameters stays replicated: it would cost a collective and save nothing.
+
+        Args:
+            graph: the model.
+            world_size: number of ranks.
+            group_size: ranks that share one copy of the linear layers; None: all.
+
+        Raises:
+            PlanError: `group_size` does not divide `world_size`.
+        """
+        k = world_size if group_size is None else group_size
+        if k not in group_sizes(world_size):
+            valid = ", ".join(map(str, group_sizes(world_size)))
+            raise PlanError(
+                f"group_size {k!r} does not divide world_size {world_size}; valid are {valid}"
+            )
+        return cls(graph, world_size, presets.hybrid(graph, k))
+
+    def with_layer(
+        self,
+        name: str,
+        *,
+        scheme: str | None = None,
+        group_size: int | None = None,
+        shares: Sequence[float] | None = None,
+    ) -> "Plan":
+        """The plan with another choice for one layer.
+
+        Args:
+            name: the layer.
+            scheme: None: as it is.
+            group_size: None: as it is, or the whole world where the layer was not in groups.
+            shares: relative sizes of the pieces; None: equal, or as the input lies.
+
+        Raises:
+            PlanError: no such layer, or a choice that it cannot have.
+        """
+        self._require(name)
+        now = self.layers.get(name, LayerPlan())
+        scheme = now.scheme if scheme is None else scheme
+        if group_size is None:
+            apart = now.group_size if now.group_size > 1 else self.world_size
+            group_size = 1 if scheme == "replicate" else apart
+        kept = None if shares is None else tuple(shares)
+        choice = LayerPlan(scheme, group_size, kept)
+        return replace(self, layers={**self.layers, name: choice})
+
+    def with_batch_norm(self, mode: BatchNorm) -> "Plan":
+        """The plan with "local" or "synchronized" statistics of batch norm."""
+        return replace(self, batch_norm=mode)
+
+    @cached_property
+    def flow(self) -> Flow:
+        """The placement of every activation and weight, and the conversions between."""
+        return flow_of(self.graph, self.layers)
+
+    def parameters_of(self, rank: int) -> int:
+        """Number of trainable elements that a rank holds."""
+        placed = self.flow.weights.values()
+        return sum(weight.piece_numel(rank) for weight in placed if weight.trainable)
+
+    def to_toml(self) -> str:
+        """The plan as text that a person can read and edit."""
+        return serial.to_toml(self)
+
+    @classmethod
+    def from_toml(cls, text: str, graph: Graph | None = None) -> "Plan":
+        """The inverse of `to_toml`.
+
+        Args:
+            text: TOML.
+            graph: the model that the plan must be for; None: the one described in the text.
+
+        Raises:
+            PlanError: the text is no TOML, an entry has a wrong name, type or value, or the
+                plan is for another model.
+        """
+        try:
+            content = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise PlanError(f"not TOML: {error}") from None
+        fields = serial.read(content, graph)
+        return cls(**fields)
+
+    def save(self, path: str | Path) -> None:
+        """Writes `to_toml()` to a file."""
+        Path(path).write_text(self.to_toml())
+
+    @classmethod
+    def load(cls, path: str | Path, graph: Graph | None = None) -> "Plan":
+        """Reads a file written by `save`, or by hand."""
+        return cls.from_toml(Path(path).read_text(), graph)
+
+    def __repr__(self) -> str:
+        split = [
+            f"{name}={choice.scheme}/{choice.group_size}" for name, choice in self.layers.items()
+        ]
+        shown = ", ".join(split[:4]) + (f", ... {len(split) - 4} more" if len(split) > 4 else "")
+        return (
+            f"<Plan {self.graph.source.name} on {self.world_size} ranks: "
+            f"{shown or 'data parallel'}>"
+        )
+
+    def __str__(self) -> str:
+        return show.as_text(self)
+
+    def _repr_html_(self) -> str:
+        return show.as_html(self)

@@ -1,0 +1,74 @@
+"""The table of placement rules: what each kind of layer can do with each layout.
+
+    kind                                   takes and keeps
+    conv2d, linear                         what its scheme says (below)
+    batch_norm, pool                       ROWS, R, S over channels
+    elementwise, dropout, stochastic_depth ROWS, R, S along any dimension
+    flatten                                ROWS, R, S over channels (channel-major: sizes scale)
+    add, mul                               two equal layouts out of ROWS, R, S
+    layer_norm, op                         ROWS; R where every input is R over the same group
+    parameter, size                        independent of the batch: ROWS
+
+An unknown operation never sees a cut feature: it gets whole rows, never a guess.
+"""
+
+from workbench.plan.graph import Layer
+from workbench.plan.layout import ROWS, Layout
+from workbench.plan.placement import Partial, Replicate, Shard
+
+SCHEMES = ("replicate", "shard_out", "shard_in", "duplicate")
+SPLITTABLE = ("conv2d", "linear")
+
+# One tensor in, one out, the layout kept; backward is linear in the gradient, so that
+# summands of a gradient may pass through before they are summed.
+UNARY = ("elementwise", "dropout", "stochastic_depth", "pool", "flatten")
+CARRIES_PARTIAL = (*UNARY, "add", "mul")
+
+
+def schemes_of(layer: Layer) -> tuple[str, ...]:
+    """The schemes that a layer can be given; empty where it follows its input."""
+    if layer.kind not in SPLITTABLE:
+        return ()
+    if layer.groups > 1:
+        return ("replicate", "shard_out", "duplicate")
+    return SCHEMES
+
+
+def feature_dim(shape: tuple[int, ...], kind: str) -> int:
+    """The dimension that holds the features: channels of images, the last one for linear layers."""
+    return len(shape) if kind == "linear" else 1
+
+
+def can_keep(layer: Layer, layout: Layout) -> bool:
+    """Whether a layer that follows its input can take this layout and give it on."""
+    match layout.placement:
+        case Partial():
+            return False
+        case Replicate():
+            return True
+        case Shard(dim=dim):
+            if layer.kind in ("batch_norm", "pool", "flatten"):
+                return dim == 1
+            return layer.kind in ("elementwise", "dropout", "stochastic_depth", "add", "mul")
+
+
+def after(layer: Layer, layout: Layout) -> Layout:
+    """The output's layout of a layer that keeps its input's."""
+    if layer.kind == "flatten" and isinstance(layout.placement, Shard):
+        factor = layer.output_shape[0] // layer.input_shape[0]
+        return Layout(layout.group_size, layout.placement.scaled(factor))
+    return layout
+
+
+def before(layer: Layer, layout: Layout) -> Layout:
+    """The input's layout that gives this output, where there is one; else ROWS."""
+    if layer.kind == "flatten" and isinstance(layout.placement, Shard):
+        factor = layer.output_shape[0] // layer.input_shape[0]
+        sizes = layout.placement.sizes
+        if any(size % factor for size in sizes):
+            return ROWS
+        cut = Shard(1, tuple(size // factor for size in sizes))
+        return Layout(layout.group_size, cut)
+    if layer.kind in UNARY and can_keep(layer, layout):
+        return layout
+    return ROWS

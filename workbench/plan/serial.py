@@ -1,0 +1,153 @@
+"""Plans and graphs as TOML, and back, with an error for every wrong entry."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ConfigDict, TypeAdapter
+from pydantic.dataclasses import dataclass as checked
+
+from workbench.plan.choice import LayerPlan
+from workbench.plan.errors import PlanError, readable
+from workbench.plan.graph import Graph, Layer, Source, Weight, unknown
+from workbench.plan.text import dump
+
+if TYPE_CHECKING:
+    from workbench.plan.plan import Plan
+
+_PLAN_KEYS = ("world_size", "batch_norm", "model")
+
+
+def to_toml(plan: "Plan") -> str:
+    """The choices first, for people; then the model's description, for the loader."""
+    head = {
+        "model": plan.graph.source.name,
+        "world_size": plan.world_size,
+        "batch_norm": plan.batch_norm,
+    }
+    choices = {name: _without_defaults(choice, LayerPlan()) for name, choice in plan.layers.items()}
+    return (
+        dump({"plan": head, "layers": choices})
+        + "\n# The model, as traced. Written by the workbench; to be left as it is.\n"
+        + dump({"graph": _graph_entries(plan.graph)})
+    )
+
+
+def read(content: Mapping[str, Any], graph: Graph | None) -> dict[str, Any]:
+    """The fields of a Plan from parsed TOML.
+
+    Raises:
+        PlanError: a missing table, an unknown key, a wrong type, or another model.
+    """
+    head = content.get("plan")
+    if not isinstance(head, dict):
+        raise PlanError("no [plan] table in this text")
+    for key in head:
+        if key not in _PLAN_KEYS:
+            raise PlanError(f"[plan]: {unknown('key', key, _PLAN_KEYS)}")
+    described = _read_graph(content.get("graph"))
+    if graph is None:
+        graph = described
+    if graph is None:
+        raise PlanError("no [graph] table in this text: pass the graph that the plan is for")
+    if described is not None and described.fingerprint != graph.fingerprint:
+        raise PlanError(
+            f"this plan is for {described!r} ({described.fingerprint}), "
+            f"not for {graph!r} ({graph.fingerprint})"
+        )
+    entries = content.get("layers", {})
+    if not isinstance(entries, dict):
+        raise PlanError(f"[layers] must be a table of layers, got {entries!r}")
+    layers = {}
+    for name, entry in _flat(entries).items():
+        with readable(PlanError, f"layer {name!r}"):
+            layers[name] = _CHOICE.validate_python(entry, strict=False)
+    return {
+        "graph": graph,
+        "world_size": head.get("world_size"),
+        "batch_norm": head.get("batch_norm", "local"),
+        "layers": {
+            name: LayerPlan(choice.scheme, choice.group_size, choice.shares)
+            for name, choice in layers.items()
+        },
+    }
+
+
+def _flat(entries: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Unquoted dotted keys (`classifier.0 = {...}`) nest in TOML; a person writes them all the same."""
+    flat: dict[str, Any] = {}
+    for key, value in entries.items():
+        if isinstance(value, dict) and value and all(isinstance(v, dict) for v in value.values()):
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+@checked(config=ConfigDict(extra="forbid", strict=True))
+class _Choice:
+    scheme: str = "replicate"
+    group_size: int = 1
+    shares: tuple[float, ...] | None = None
+
+
+_CHOICE = TypeAdapter(_Choice)
+
+
+def _without_defaults(value: Any, default: Any) -> dict[str, Any]:
+    pairs = ((f.name, getattr(value, f.name)) for f in fields(value))
+    return {name: item for name, item in pairs if item != getattr(default, name)}
+
+
+_BLANK_LAYER = Layer("", "", (), (), ())
+_BLANK_WEIGHT = Weight("", ())
+
+
+def _graph_entries(graph: Graph) -> dict[str, Any]:
+    layers = []
+    for layer in graph.layers:
+        entry = _without_defaults(layer, _BLANK_LAYER)
+        if layer.weights:
+            entry["weights"] = [_without_defaults(w, _BLANK_WEIGHT) for w in layer.weights]
+        layers.append(entry)
+    source = graph.source
+    return {
+        "fingerprint": graph.fingerprint,
+        "source": {"kind": source.kind, "name": source.name, "arguments": dict(source.arguments)},
+        "input_shape": graph.input_shape,
+        "num_classes": graph.num_classes,
+        "outputs": graph.outputs,
+        "layers": layers,
+    }
+
+
+def _read_graph(entry: Any) -> Graph | None:
+    if entry is None:
+        return None
+    try:
+        source = entry["source"]
+        graph = Graph(
+            source=Source(
+                source["kind"], source["name"], tuple(sorted(source["arguments"].items()))
+            ),
+            input_shape=tuple(entry["input_shape"]),
+            num_classes=entry["num_classes"],
+            layers=tuple(_read_layer(layer) for layer in entry["layers"]),
+            outputs=tuple(entry["outputs"]),
+        )
+        fingerprint = entry["fingerprint"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise PlanError(f"[graph] is damaged ({error!r}): save the plan again") from None
+    if graph.fingerprint != fingerprint:
+        raise PlanError("[graph] was changed by hand: trace the model and make the plan again")
+    return graph
+
+
+def _read_layer(entry: Mapping[str, Any]) -> Layer:
+    values = {key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()}
+    weights = tuple(
+        Weight(**{**weight, "shape": tuple(weight.get("shape", ()))})
+        for weight in entry.get("weights", ())
+    )
+    blank = {f.name: getattr(_BLANK_LAYER, f.name) for f in fields(Layer)}
+    return Layer(**{**blank, **values, "weights": weights})
