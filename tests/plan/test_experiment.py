@@ -66,7 +66,7 @@ def test_wrong_fields_get_one_clear_error(wrong, says):
     "wrong", [dict(lr=0), dict(lr=0.1, momentum=1.0), dict(lr=0.1, nesterov=True), dict(rate=1)]
 )
 def test_wrong_optimizers(wrong):
-    with pytest.raises(ExperimentError, match="^SGD: "):
+    with pytest.raises(ExperimentError, match=r"^SGD: "):
         SGD(**wrong)
 
 

@@ -30,7 +30,7 @@ def test_equal_remainders_go_to_the_first():
     ("total", "shares"), [(4, ()), (4, (0, 0)), (4, (1, -1)), (4, (float("nan"),)), (-1, (1,))]
 )
 def test_impossible_shares(total, shares):
-    with pytest.raises(ValueError, match="shares|hand out"):
+    with pytest.raises(ValueError, match=r"shares|hand out"):
         apportion(total, shares)
 
 

@@ -60,7 +60,8 @@ def _by_name(value: object) -> object:
     if isinstance(value, str):
         if value not in named:
             raise ValueError(
-                f"no data {value!r}; there are 'digits', 'synthetic', 'cifar10' and ImageFolder(root)"
+                f"no data {value!r}; "
+                "there are 'digits', 'synthetic', 'cifar10' and ImageFolder(root)"
             )
         return named[value]()
     return value
@@ -166,7 +167,8 @@ class Experiment(Value):
     def _batch_can_be_cut(self) -> Self:
         if self.batch_size < self.accumulate:
             raise ValueError(
-                f"batch_size {self.batch_size} cannot be computed in {self.accumulate} micro-batches"
+                f"batch_size {self.batch_size} cannot be computed "
+                f"in {self.accumulate} micro-batches"
             )
         return self
 
@@ -210,8 +212,8 @@ class Experiment(Value):
         source = self.plan.graph.source.name
         return (
             f"<Experiment {source} on {self.plan.world_size} ranks: {self.data.kind}, "
-            f"{self.steps} steps of {self.batch_size}, {self.optimizer.kind} lr={self.optimizer.lr:g}, "
-            f"{self.precision}, seed {self.seed}>"
+            f"{self.steps} steps of {self.batch_size}, "
+            f"{self.optimizer.kind} lr={self.optimizer.lr:g}, {self.precision}, seed {self.seed}>"
         )
 
     __str__ = __repr__

@@ -82,7 +82,7 @@ class Flow:
 
 
 def flow_of(graph: Graph, choices: Mapping[str, LayerPlan]) -> Flow:
-    """Places every activation and weight of `graph` under `choices` (layers left out: replicate)."""
+    """Places every activation and weight of `graph` under `choices`; others replicate."""
     placing = _Placing(graph, choices)
     placing.place()
     edges, returns = _route(graph, choices, placing.inputs, placing.outputs)

@@ -71,7 +71,8 @@ class Layer:
     Attributes:
         name: the module's path ("classifier.0"), or for a function the traced node's name.
         kind: one of `KINDS`.
-        inputs: names of the layers whose outputs it reads, in argument order; "input" is the model's.
+        inputs: names of the layers whose outputs it reads, in argument order; "input" is the
+            model's own.
         input_shape: shape of its first tensor input for one sample.
         output_shape: shape of its output for one sample.
         rows: rows of dimension 0 for each sample (0: independent of the batch).

@@ -60,7 +60,7 @@ class Conversion:
 
     @property
     def group_size(self) -> int:
-        """Size of the groups it communicates in (one of the two layouts is over ROWS, or both agree)."""
+        """Size of the groups it communicates in: one layout is ROWS, or both agree."""
         return max(self.source.group_size, self.target.group_size)
 
     @property

@@ -74,7 +74,7 @@ def read(content: Mapping[str, Any], graph: Graph | None) -> dict[str, Any]:
 
 
 def _flat(entries: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Unquoted dotted keys (`classifier.0 = {...}`) nest in TOML; a person writes them all the same."""
+    """Undoes the nesting that TOML sees in a person's unquoted `classifier.0 = {...}`."""
     flat: dict[str, Any] = {}
     for key, value in entries.items():
         if isinstance(value, dict) and value and all(isinstance(v, dict) for v in value.values()):

@@ -1,0 +1,165 @@
+"""Small nets that hold every kind of layer, and how to run them whole and split."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from workbench.comm.world import World
+from workbench.layers.context import BatchContext
+from workbench.layers.cut import CutModel, cut, group_specs
+from workbench.plan.placement import Shard
+from workbench.plan.plan import Plan
+from workbench.train.gradients import GradientSum
+from workbench.train.objective import own_rows, step_loss
+
+SEED = 5
+
+
+class Images(nn.Module):
+    """Convolutions of every sort, batch norm, pools, and a classifier."""
+
+    shape = (3, 8, 8)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 6, 3, padding=1),
+            nn.BatchNorm2d(6),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 12, 3, padding=1, groups=6),
+            nn.Hardswish(inplace=True),
+            nn.Conv2d(12, 7, 1, bias=False),
+            nn.BatchNorm2d(7),
+            nn.ReLU(inplace=True),
+        )
+        self.pool = nn.AdaptiveAvgPool2d(3)
+        self.head = nn.Sequential(
+            nn.Linear(63, 10),
+            nn.ReLU(inplace=True),
+            nn.Dropout(0.3),
+            nn.Linear(10, 9),
+            nn.GELU(),
+            nn.Linear(9, 5),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.flatten(self.pool(self.features(x)), 1))
+
+
+class Residual(nn.Module):
+    """Additions, a squeeze-and-excite product, and one ReLU called three times."""
+
+    shape = (3, 6, 6)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.a = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(8)
+        self.b = nn.Conv2d(8, 8, 3, padding=1)
+        self.squeeze = nn.Conv2d(8, 4, 1)
+        self.excite = nn.Conv2d(4, 8, 1)
+        self.relu = nn.ReLU(inplace=True)
+        self.fc = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.stem(x))
+        y = self.b(self.relu(self.bn(self.a(x))))
+        scale = F.adaptive_avg_pool2d(y, 1)
+        y = y * torch.sigmoid(self.excite(F.relu(self.squeeze(scale))))
+        y += x
+        return self.fc(self.relu(y).mean((2, 3)))
+
+
+class Tokens(nn.Module):
+    """Linear layers over sequences, a learnt token, sizes read at run time, attention."""
+
+    shape = (4, 6)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(6, 8)
+        self.token = nn.Parameter(torch.randn(1, 1, 8))
+        self.norm = nn.LayerNorm(8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(8, 12), nn.GELU(), nn.Dropout(0.2), nn.Linear(12, 8))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], dim=1)
+        y = self.norm(x)
+        y, _ = self.attention(y, y, y, need_weights=False)
+        x = x + y
+        x = x + self.mlp(x)
+        return self.head(x[:, 0])
+
+
+NETS = (Images, Residual, Tokens)
+
+
+class Memory:
+    """A reader of weights that stand in memory."""
+
+    def __init__(self, state: dict[str, Tensor]) -> None:
+        self.state = state
+        self.names = tuple(state)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.state[name].shape)
+
+    def read(self, name: str, shard: Shard | None = None, rank: int = 0) -> Tensor:
+        whole = self.state[name]
+        piece = whole if shard is None else whole.narrow(shard.dim, *shard.span(rank))
+        return piece.clone(memory_format=torch.contiguous_format)
+
+
+def made(net: type[nn.Module]) -> nn.Module:
+    """The net in double precision, the same every time."""
+    torch.manual_seed(SEED)
+    return net().double()
+
+
+def batch(net: type[nn.Module], count: int) -> tuple[Tensor, Tensor]:
+    """Inputs and labels, the same every time."""
+    generator = torch.Generator().manual_seed(SEED)
+    shape = (count, *net.shape)  # type: ignore[attr-defined]
+    images = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return images, torch.randint(5, (count,), generator=generator)
+
+
+def cut_net(world: World, plan: Plan, net: type[nn.Module], rows: Sequence[int]) -> CutModel:
+    """This rank's part of the net, told of its rows."""
+    groups = world.groups(group_specs(plan))
+    context = BatchContext(world.rank, tuple(rows), seed=SEED)
+    reader = Memory(made(net).state_dict())
+    return cut(plan, context, groups, reader, device=world.device)
+
+
+def split(
+    world: World, plan: Plan, net: type[nn.Module], rows: tuple[int, ...]
+) -> tuple[Tensor, float, dict[str, Tensor], dict[str, Tensor], list[tuple[object, ...]]]:
+    """One step on this rank: own outputs, loss, gradients, buffers, traffic."""
+    model = cut_net(world, plan, net, rows)
+    gradients = GradientSum(model, bucket_bytes=600)
+    images, labels = batch(net, sum(rows))
+    span = Shard(0, rows).span(world.rank)
+    gradients.begin()
+    outputs = model(images.narrow(0, *span))
+    loss, reported = step_loss(model, outputs, labels.narrow(0, *span), sum(rows))
+    gradients.last()
+    loss.backward()
+    gradients.finish()
+    with torch.no_grad():
+        mine = own_rows(model, plan.graph.outputs[0], outputs[0])
+    found = {
+        name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
+        for name, p in model.trainable().items()
+    }
+    trainable = set(found)
+    buffers = {n: b.clone() for n, b in model.pieces().items() if n not in trainable}
+    traffic = [(r.op, r.layer, r.phase, r.bytes) for r in world.recorder.rows()]
+    return mine, reported, found, buffers, traffic

@@ -1,0 +1,35 @@
+"""`python -m workbench.bench NAME [--quick] [--json FILE]`: the one way to measure."""
+
+import argparse
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from workbench.bench.report import Report
+
+# Each module has `run(quick: bool) -> Report`.
+BENCHES = {"splitbrain": "convolutions replicated, linear layers sharded, against torch's DDP"}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one benchmark and prints what it found."""
+    listed = "\n".join(f"  {name:<14}{what}" for name, what in BENCHES.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m workbench.bench",
+        description="Measures this machine, side by side and interleaved.",
+        epilog=f"benchmarks:\n{listed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", choices=sorted(BENCHES), metavar="NAME")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds and a smaller model")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
+    options = parser.parse_args(arguments)
+    report: Report = import_module(f"workbench.bench.{options.name}").run(quick=options.quick)
+    print(report.as_text())
+    if options.json is not None:
+        report.write(options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""One form for every benchmark: a table for people, JSON for programs."""
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+Cell = str | int | float
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured ratio: its median over interleaved rounds, and its range."""
+
+    median: float
+    min: float
+    max: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> "Figure":
+        """From one sample for each round."""
+        return cls(statistics.median(samples), min(samples), max(samples))
+
+    def __str__(self) -> str:
+        return f"{self.median:.3g} ({self.min:.3g} .. {self.max:.3g})"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a benchmark found.
+
+    Attributes:
+        bench: its name.
+        rows: one mapping for each line of the table.
+        figures: the named ratios.
+        notes: what a reader must know to judge them.
+    """
+
+    bench: str
+    rows: tuple[Mapping[str, Cell], ...]
+    figures: Mapping[str, Figure]
+    notes: tuple[str, ...] = ()
+
+    def as_text(self) -> str:
+        """The table, the figures, the notes, and the machine."""
+        lines = [f"bench {self.bench}", *_table(self.rows), ""]
+        width = max((len(name) for name in self.figures), default=0)
+        lines += [f"{name.ljust(width)}  {figure}" for name, figure in self.figures.items()]
+        lines += ["", *self.notes, ", ".join(f"{k}: {v}" for k, v in machine().items())]
+        return "\n".join(lines)
+
+    def as_json(self) -> dict[str, Any]:
+        """{"bench", "machine", "versions", "rows", "figures", "notes"}."""
+        return {
+            "bench": self.bench,
+            "machine": machine(),
+            "versions": versions(),
+            "rows": [dict(row) for row in self.rows],
+            "figures": {name: asdict(figure) for name, figure in self.figures.items()},
+            "notes": list(self.notes),
+        }
+
+    def write(self, path: Path) -> None:
+        """Writes `as_json()` to a file."""
+        path.write_text(json.dumps(self.as_json(), indent=2) + "\n")
+
+
+def machine() -> dict[str, Cell]:
+    """What this machine is, as far as it bears on speed."""
+    return {
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0,
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that decide the figures."""
+    found = {"python": platform.python_version()}
+    for name in ("parallel-workbench", "torch", "torchvision", "ipyparallel"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _table(rows: Sequence[Mapping[str, Cell]]) -> list[str]:
+    if not rows:
+        return []
+    names = list(rows[0])
+    cells = [names, *([_shown(row[name]) for name in names] for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
+    return [
+        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(pairs))
+        for pairs in (list(zip(line, widths, strict=True)) for line in cells)
+    ]
+
+
+def _shown(value: Cell) -> str:
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)

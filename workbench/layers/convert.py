@@ -1,0 +1,64 @@
+"""A plan's conversion as a module, so that the rewritten model shows each collective by name."""
+
+from torch import Tensor, nn
+
+from workbench.comm.group import Group
+from workbench.comm.regions import (
+    copy_to,
+    exchange,
+    gather_from,
+    reduce_from,
+    reduce_scatter_to,
+    scatter_to,
+)
+from workbench.layers.context import BatchContext
+from workbench.plan.layout import ROWS, Conversion, Layout
+from workbench.plan.placement import Partial, Replicate, Shard
+
+
+class Convert(nn.Module):
+    """Changes the layout of an activation; its backward is the dual change.
+
+    Args:
+        conversion: from which layout to which, and how the gradient comes back.
+        group: the shard group of `conversion.group_size` ranks that this rank is in.
+        context: says how many rows each rank has.
+        layer: the label under which traffic is recorded.
+    """
+
+    def __init__(
+        self, conversion: Conversion, group: Group, context: BatchContext, layer: str
+    ) -> None:
+        super().__init__()
+        self.conversion, self.group, self.context, self.layer = conversion, group, context, layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        group, layer = self.group, self.layer
+        source, target = self._cut(self.conversion.source), self._cut(self.conversion.target)
+        gradient = "partial" if self.conversion.gradient == "partial" else "replicate"
+        match source, target:
+            case Replicate(), Replicate():
+                return copy_to(x, group, layer=layer)
+            case Partial(), Replicate():
+                return reduce_from(x, group, gradient=gradient, layer=layer)
+            case Partial(), Shard() as cut:
+                return reduce_scatter_to(x, cut, group, layer=layer)
+            case Replicate(), Shard() as cut:
+                return scatter_to(x, cut, group, layer=layer)
+            case Shard() as cut, Replicate():
+                return gather_from(x, cut, group, gradient=gradient, layer=layer)
+            case Shard() as cut, Shard() as other:
+                return exchange(x, cut, other, group, layer=layer)
+        raise AssertionError(f"no conversion makes summands: {self.conversion}")
+
+    def _cut(self, layout: Layout) -> Partial | Replicate | Shard:
+        """The placement over the group: own rows are the group's rows, cut along dimension 0."""
+        if layout == ROWS:
+            return self.context.group_rows(self.conversion.group_size, self.conversion.rows)
+        return layout.placement
+
+    def extra_repr(self) -> str:
+        """What `print(model)` says of it."""
+        conversion = self.conversion
+        back = ", gradient partial" if conversion.gradient == "partial" else ""
+        return f"{conversion.source} -> {conversion.target}{back}"

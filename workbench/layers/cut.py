@@ -1,0 +1,281 @@
+"""Applies a plan to a whole model: one rank's part of it, and the way back to the whole."""
+
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.fx
+from torch import Tensor, nn
+from workbench.model.slices import Reader
+from workbench.model.trace import skeleton
+
+from workbench.comm.group import Group
+from workbench.layers.batch_norm import LocalBatchNorm, SynchronizedBatchNorm
+from workbench.layers.context import BatchContext
+from workbench.layers.convert import Convert
+from workbench.layers.dropout import PlacedDropout
+from workbench.layers.local import idle_module, idles, local_module, read_pieces
+from workbench.plan.flow import WeightPlacement
+from workbench.plan.graph import Layer
+from workbench.plan.layout import Conversion
+from workbench.plan.mesh import replica_group, replica_groups, shard_group, shard_groups
+from workbench.plan.plan import Plan
+
+Groups = Mapping[tuple[str, tuple[int, ...]], Group]
+
+# In-place arithmetic would write through a conversion into what another layer still reads.
+_OUT_OF_PLACE = {
+    operator.iadd: operator.add,
+    operator.isub: operator.sub,
+    operator.imul: operator.mul,
+    operator.itruediv: operator.truediv,
+}
+
+
+def group_specs(plan: Plan) -> list[tuple[str, tuple[int, ...]]]:
+    """Every (purpose, ranks) that a plan communicates in, in one order for all ranks.
+
+    "shard" carries activations, "replica" gradients, "norm" statistics of batch norm: apart,
+    since they are in flight at the same time.
+    """
+    flow, world = plan.flow, plan.world_size
+    crossings = [step for steps in (*flow.edges.values(), *flow.returns.values()) for step in steps]
+    in_groups = {step.group_size for step in crossings}
+    in_groups |= {flow.returned(name).group_size for name in plan.graph.outputs}
+    held_in = {weight.group_size for weight in flow.weights.values()} | {1}
+    specs = [("shard", ranks) for k in sorted(in_groups) for ranks in shard_groups(k, world)]
+    specs += [("replica", ranks) for k in sorted(held_in) for ranks in replica_groups(k, world)]
+    if plan.batch_norm == "synchronized":
+        norms = [layer for layer in plan.graph.layers if layer.kind == "batch_norm"]
+        sizes = sorted({flow.inputs[layer.name].group_size for layer in norms})
+        specs += [("norm", ranks) for k in sizes for ranks in replica_groups(k, world)]
+    return specs
+
+
+class CutModel(nn.Module):
+    """One rank's part of a model under a plan.
+
+    `forward(x)` takes this rank's rows and gives the model's outputs as the plan's flow lays
+    them. Parameters and buffers have the whole model's names and this rank's pieces.
+
+    Attributes:
+        plan: the plan.
+        context: what the layers know about the batch; to be set before each forward pass.
+        groups: this rank's groups by (purpose, ranks).
+        placements: where each entry of the state_dict lies.
+    """
+
+    def __init__(
+        self, traced: torch.fx.GraphModule, plan: Plan, context: BatchContext, groups: Groups
+    ) -> None:
+        super().__init__()
+        self.traced, self.plan, self.context, self.groups = traced, plan, context, groups
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.traced(x)
+
+    @property
+    def code(self) -> str:
+        """The rewritten model as Python: every conversion is a call in it."""
+        return self.traced.code
+
+    @property
+    def placements(self) -> Mapping[str, WeightPlacement]:
+        """Where each parameter and buffer lies, by name in the whole model's state_dict."""
+        return self.plan.flow.weights
+
+    def pieces(self) -> dict[str, Tensor]:
+        """This rank's pieces of parameters and buffers, by name in the whole model's state_dict."""
+        found = dict(self._named(self.traced.named_parameters()))
+        return found | dict(self._named(self.traced.named_buffers()))
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """This rank's pieces that receive gradients, by name."""
+        return dict(self._named(self.traced.named_parameters()))
+
+    def _named(self, pairs: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
+        for name, tensor in pairs:
+            yield name.replace("unused_bias", "bias"), tensor
+
+    def shard_group(self, group_size: int) -> Group:
+        """The ranks that hold the pieces of one copy, this one among them."""
+        return self.groups["shard", shard_group(self.context.rank, group_size)]
+
+    def replica_group(self, group_size: int) -> Group:
+        """The ranks that hold the same piece as this one."""
+        world = self.plan.world_size
+        return self.groups["replica", replica_group(self.context.rank, group_size, world)]
+
+
+def cut(
+    plan: Plan,
+    context: BatchContext,
+    groups: Groups,
+    reader: Reader,
+    *,
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+) -> CutModel:
+    """Rewrites the traced model for one rank, reading only this rank's slices.
+
+    Args:
+        plan: what to cut how.
+        context: the batch context of this rank; its `rank` is the rank to cut for.
+        groups: a group for each of `group_specs(plan)` that this rank is in.
+        reader: the weights, whole or in pieces of any other plan.
+        device: where to build.
+        dtype: of floating-point weights; None: as they were saved.
+
+    Source: the rewriting of SplitBrain (arXiv:2112.15317), with conversions as explicit nodes.
+    """
+    return _Cutting(plan, context, groups).apply(reader, device, dtype)
+
+
+class _Cutting:
+    def __init__(self, plan: Plan, context: BatchContext, groups: Groups) -> None:
+        self.plan, self.graph, self.flow = plan, plan.graph, plan.flow
+        self.context, self.groups, self.rank = context, groups, context.rank
+        self.traced = skeleton(plan.graph)
+        self.nodes = {node.name: node for node in self.traced.graph.nodes}
+        self.steps: dict[tuple[str, tuple[Conversion, ...]], torch.fx.Node] = {}
+
+    def apply(self, reader: Reader, device: torch.device, dtype: torch.dtype | None) -> CutModel:
+        model = CutModel(self.traced, self.plan, self.context, self.groups)
+        for layer in self.graph.layers:
+            pieces = read_pieces(layer, self.flow, self.rank, reader, device, dtype)
+            self._place(layer, pieces)
+        for layer in self.graph.layers:
+            self._connect(layer)
+        self._return()
+        self.traced.graph.eliminate_dead_code()
+        self.traced.graph.lint()
+        self.traced.recompile()
+        return model
+
+    def _place(self, layer: Layer, pieces: dict[str, Tensor]) -> None:
+        """Puts this rank's part of one layer where the whole layer stood."""
+        if layer.kind == "parameter":
+            for weight in layer.weights:
+                _set_tensor(self.traced, weight.name, pieces[weight.name], weight.trainable)
+            return
+        node = self.nodes[layer.node]
+        module = self._module(node)
+        if layer.kind in ("dropout", "stochastic_depth"):
+            self._call(node, f"{layer.node}_placed", self._dropout(layer, node, module))
+        elif module is not None and not layer.shared:
+            local = local_module(module, layer, self.flow, self.rank, pieces)
+            if layer.kind == "batch_norm":
+                local = self._batch_norm(layer, local)
+            if getattr(local, "inplace", False) and self._converted(layer):
+                local.inplace = False
+            if idles(layer, self.flow, self.rank):
+                local = idle_module(local, layer, self.flow, self.rank)
+            self.traced.set_submodule(str(node.target), local)
+        elif node.op in ("call_function", "call_method"):
+            self._function(layer, node)
+
+    def _function(self, layer: Layer, node: torch.fx.Node) -> None:
+        if layer.rows > 0 and idles(layer, self.flow, self.rank):
+            self._call(node, f"{layer.node}_idle", idle_module(None, layer, self.flow, self.rank))
+            return
+        if node.target in _OUT_OF_PLACE:
+            node.target = _OUT_OF_PLACE[node.target]  # type: ignore[index]
+        if node.kwargs.get("inplace") and self._converted(layer):
+            node.update_kwarg("inplace", False)
+
+    def _converted(self, layer: Layer) -> bool:
+        """Whether anything that reads what this layer reads gets it through a conversion."""
+        return any(
+            self.flow.edges[name, reader]
+            for name in layer.inputs
+            for reader in self.graph.consumers[name]
+        )
+
+    def _module(self, node: torch.fx.Node) -> nn.Module | None:
+        return self.traced.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+    def _dropout(
+        self, layer: Layer, node: torch.fx.Node, module: nn.Module | None
+    ) -> PlacedDropout:
+        def given(name: str, position: int, default: Any) -> Any:
+            if module is not None:
+                return getattr(module, name, default)
+            return node.kwargs.get(
+                name, node.args[position] if len(node.args) > position else default
+            )
+
+        mode = "element"
+        if layer.kind == "stochastic_depth":
+            mode = given("mode", 2, "row")
+        p = float(given("p", 1, 0.5))
+        layout = self.flow.inputs[layer.name]
+        shape = layer.input_shape
+        return PlacedDropout(p, layout, shape, layer.rows, layer.name, self.context, mode)
+
+    def _batch_norm(self, layer: Layer, norm: Any) -> nn.Module:
+        if self.plan.batch_norm == "local":
+            return LocalBatchNorm(norm)
+        ranks = replica_group(
+            self.rank, self.flow.inputs[layer.name].group_size, self.plan.world_size
+        )
+        return SynchronizedBatchNorm(norm, self.groups["norm", ranks], layer=layer.name)
+
+    def _call(self, node: torch.fx.Node, path: str, module: nn.Module) -> None:
+        """Replaces a node's operation by a call of `module` on its first input."""
+        self.traced.add_submodule(path, module)
+        node.op, node.target = "call_module", path
+        node.args, node.kwargs = (node.all_input_nodes[0],), {}
+
+    def _connect(self, layer: Layer) -> None:
+        """Puts the conversions between a layer and what it reads."""
+        if not layer.inputs:
+            return
+        node = self.nodes[layer.node]
+        for name in dict.fromkeys(layer.inputs):
+            steps = self.flow.edges[name, layer.name]
+            if steps:
+                node.replace_input_with(self._node(name), self._converting(name, steps, layer.name))
+
+    def _converting(self, name: str, steps: tuple[Conversion, ...], reader: str) -> torch.fx.Node:
+        """The node that gives `name` after `steps`; readers whose steps start alike share it."""
+        if not steps:
+            return self._node(name)
+        known = self.steps.get((name, steps))
+        if known is None:
+            above = self._converting(name, steps[:-1], reader)
+            step = steps[-1]
+            path = f"crossings.{step.name}_{_identifier(name)}_{len(self.steps)}"
+            group = self.groups["shard", shard_group(self.rank, step.group_size)]
+            self.traced.add_submodule(path, Convert(step, group, self.context, reader))
+            with self.traced.graph.inserting_after(above):
+                known = self.traced.graph.call_module(path, (above,))
+            self.steps[name, steps] = known
+        return known
+
+    def _node(self, name: str) -> torch.fx.Node:
+        if name == "input":
+            return next(n for n in self.traced.graph.nodes if n.op == "placeholder")
+        return self.nodes[self.graph[name].node]
+
+    def _return(self) -> None:
+        """The model gives a plain tuple of its outputs, converted as the flow says."""
+        output = next(n for n in self.traced.graph.nodes if n.op == "output")
+        output.args = (
+            tuple(
+                self._converting(name, self.flow.returns[name], name) for name in self.graph.outputs
+            ),
+        )
+
+
+def _set_tensor(root: nn.Module, name: str, tensor: Tensor, trainable: bool) -> None:
+    path, _, leaf = name.rpartition(".")
+    owner = root.get_submodule(path)
+    if trainable:
+        owner._parameters[leaf] = nn.Parameter(tensor)
+    else:
+        owner._buffers[leaf] = tensor
+
+
+def _identifier(name: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in name)

@@ -1,0 +1,126 @@
+"""One rank's part of one layer: the module of the traced model, with this rank's pieces."""
+
+import copy
+import math
+
+import torch
+from torch import Tensor, nn
+from workbench.model.slices import Reader
+
+from workbench.layers.idle import Idle
+from workbench.plan.flow import Flow
+from workbench.plan.graph import Layer
+from workbench.plan.layout import Layout
+from workbench.plan.placement import Replicate, Shard
+
+
+def local_module(
+    module: nn.Module, layer: Layer, flow: Flow, rank: int, pieces: dict[str, Tensor]
+) -> nn.Module:
+    """A copy of `module` with the local sizes and this rank's pieces of its weights.
+
+    A convolution or linear layer cut by its input adds its bias on one rank of the group:
+    the piece of the others is empty, and they add none.
+
+    Args:
+        module: of the traced model, without values.
+        layer: its layer.
+        flow: the placements.
+        rank: of the world.
+        pieces: tensors by name in the state_dict.
+    """
+    local = copy.copy(module)
+    prefixes = {weight.name: weight.name.removeprefix(f"{layer.name}.") for weight in layer.weights}
+    for part in {path.rpartition(".")[0] for path in prefixes.values()}:
+        _give_own_tables(local, part)
+    for weight in layer.weights:
+        path, _, leaf = prefixes[weight.name].rpartition(".")
+        owner = local.get_submodule(path)
+        piece = pieces[weight.name]
+        if weight.trainable:
+            owner._parameters[leaf] = nn.Parameter(piece)
+        else:
+            owner._buffers[leaf] = piece
+    _set_sizes(local, layer, flow, rank)
+    return local
+
+
+def _give_own_tables(root: nn.Module, path: str) -> None:
+    """Copies the modules on the way to `path`, so that the traced model keeps its own."""
+    names = path.split(".") if path else []
+    owner = root
+    _own(owner)
+    for name in names:
+        owner._modules[name] = owner = copy.copy(owner.get_submodule(name))
+        _own(owner)
+
+
+def _own(module: nn.Module) -> None:
+    for table in ("_parameters", "_buffers", "_modules"):
+        module.__dict__[table] = dict(module.__dict__[table])
+
+
+def _set_sizes(local: nn.Module, layer: Layer, flow: Flow, rank: int) -> None:
+    if isinstance(local, nn.Linear):
+        local.out_features, local.in_features = local.weight.shape
+    elif isinstance(local, nn.Conv2d):
+        local.out_channels = local.weight.shape[0]
+        local.in_channels = held(layer.input_shape, flow.inputs[layer.name], rank)[0]
+        if layer.groups > 1:
+            local.groups = layer.groups * local.out_channels // layer.output_shape[0]
+    if isinstance(local, nn.Linear | nn.Conv2d) and local.bias is not None:
+        if local.bias.numel() != local.weight.shape[0]:
+            local.register_parameter("unused_bias", local.bias)
+            local.bias = None
+
+
+def held(shape: tuple[int, ...], layout: Layout, rank: int) -> tuple[int, ...]:
+    """One sample's shape of what this rank holds of an activation."""
+    if not isinstance(layout.placement, Shard):
+        return shape
+    local = list(shape)
+    local[layout.placement.dim - 1] = layout.placement.sizes[rank % layout.group_size]
+    return tuple(local)
+
+
+def idles(layer: Layer, flow: Flow, rank: int) -> bool:
+    """Whether this rank has no element of what the layer reads or gives.
+
+    Batch norm is not asked to idle: it knows what to do without channels.
+    """
+    read = held(layer.input_shape, flow.inputs[layer.name], rank)
+    given = held(layer.output_shape, flow.outputs[layer.name], rank)
+    return layer.rows > 0 and layer.kind != "batch_norm" and math.prod(read) * math.prod(given) == 0
+
+
+def idle_module(module: nn.Module | None, layer: Layer, flow: Flow, rank: int) -> Idle:
+    """What stands in for a layer where `idles`."""
+    return Idle(module, held(layer.output_shape, flow.outputs[layer.name], rank))
+
+
+def read_pieces(
+    layer: Layer,
+    flow: Flow,
+    rank: int,
+    reader: Reader,
+    device: torch.device,
+    dtype: torch.dtype | None,
+) -> dict[str, Tensor]:
+    """This rank's pieces of a layer's weights; nothing else is read.
+
+    Args:
+        layer: whose weights.
+        flow: the placements.
+        rank: of the world.
+        reader: the initial weights, or a checkpoint.
+        device: where the pieces go.
+        dtype: of floating-point weights; None: as they were saved.
+    """
+    pieces = {}
+    for weight in layer.weights:
+        placed = flow.weights[weight.name]
+        cut = None if isinstance(placed.placement, Replicate) else placed.placement
+        piece = reader.read(weight.name, cut, rank % placed.group_size)
+        floating = piece.is_floating_point()
+        pieces[weight.name] = piece.to(device, dtype if floating else None)
+    return pieces

@@ -1,0 +1,211 @@
+"""Checkpoints: what a run needs to go on, under any plan and world size.
+
+    <directory>/step-000050/
+        checkpoint.toml            step, model, format
+        experiment.toml            what was run; a person can read it, `Experiment.load` too
+        index.toml                 which file holds which span of which logical tensor
+        rank-00000.safetensors     each piece once, whichever of its holders wrote it
+
+Logical tensors are the entries of the whole model's `state_dict`, and the optimizer's state
+as `train/optimizer.py` names it. Where the data stands needs no entry of its own: the rows of
+a step follow from the seed and the step.
+
+A checkpoint is written as `step-000050.tmp` and takes its name when all of it is there; older
+ones are removed only after that.
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from workbench.comm.group import Group
+from workbench.layers.cut import CutModel
+from workbench.model.errors import CheckpointError
+from workbench.model.pieces import Piece, index_pieces, write_pieces
+from workbench.model.slices import PieceSet, expect
+from workbench.plan.experiment import Experiment
+from workbench.plan.experiment import Optimizer as OptimizerValue
+from workbench.plan.graph import Graph
+from workbench.plan.placement import Shard
+from workbench.train import checkpoint_folder as folder
+from workbench.train.agreement import on_all_ranks
+from workbench.train.optimizer import entry, load_state, state_names, state_tensors
+from workbench.train.owners import Holding, assign, holdings
+
+__all__ = ["Checkpoint", "CheckpointError", "latest", "load", "restore", "save"]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint, opened.
+
+    Attributes:
+        path: its folder.
+        step: optimizer updates made before it.
+        reader: its logical tensors, to be read in any slices.
+    """
+
+    path: Path
+    step: int
+    reader: PieceSet
+
+    def experiment(self) -> Experiment:
+        """What was run when it was saved."""
+        return Experiment.load(self.path / folder.EXPERIMENT)
+
+
+def save(
+    directory: Path,
+    step: int,
+    model: CutModel,
+    optimizer: torch.optim.Optimizer,
+    experiment: Experiment,
+    everyone: Group,
+    *,
+    keep: int = 2,
+) -> Path:
+    """Writes a checkpoint; every rank calls it with its own part, and waits for the others.
+
+    Args:
+        directory: of the run, the same folder for all ranks.
+        step: optimizer updates made so far.
+        model: this rank's part; buffers that differ by rank (the statistics of a local batch
+            norm) are to be made equal before.
+        optimizer: of its pieces.
+        experiment: what is run.
+        everyone: all ranks.
+        keep: complete checkpoints to keep, this one among them.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        CheckpointError: a rank could not write, say because the disk is full. Raised on every
+            rank; nothing of this checkpoint is left, and older ones are all there.
+    """
+    part = folder.partial(directory, step)
+    first = everyone.rank == 0
+    written = assign(_all_holdings(model, experiment.optimizer), everyone.size)
+    files = [f"rank-{rank:05d}.safetensors" if mine else "" for rank, mine in enumerate(written)]
+
+    def write() -> None:
+        tensors = _tensors(model, optimizer, experiment.optimizer)
+        pieces = {held.name: _piece(held, tensors[held.name]) for held in written[everyone.rank]}
+        if pieces:
+            write_pieces(part / files[everyone.rank], pieces)
+
+    def publish() -> None:
+        index_pieces(part, filter(None, files))
+        folder.describe(part, step, experiment)
+        folder.publish(directory, step)
+        folder.prune(directory, step, keep)
+
+    try:
+        on_all_ranks(everyone, (lambda: folder.begin(directory, step)) if first else None)
+        on_all_ranks(everyone, write)
+        on_all_ranks(everyone, publish if first else None)
+    except CheckpointError as error:
+        if first:
+            shutil.rmtree(part, ignore_errors=True)
+        kept = latest(directory)
+        where = f"the last checkpoint is {kept}" if kept else "there is no earlier checkpoint"
+        raise CheckpointError(f"no checkpoint at step {step}: {error}; {where}") from error
+    return folder.place(directory, step)
+
+
+def latest(directory: Path) -> Path | None:
+    """The newest complete checkpoint in a run's directory, or None."""
+    complete = folder.complete(directory)
+    return complete[max(complete)] if complete else None
+
+
+def load(path: Path, graph: Graph) -> Checkpoint:
+    """Opens a checkpoint and checks that it is whole, and of this model.
+
+    Raises:
+        CheckpointError: it is missing, incomplete, damaged, or of another model.
+    """
+    meta = folder.read_meta(path)
+    reader = PieceSet(path)
+    if meta.fingerprint != graph.fingerprint:
+        weights = {weight.name: weight for layer in graph.layers for weight in layer.weights}
+        theirs = {name for name in reader.names if not name.startswith("optimizer/")}
+        expect(reader, weights.values(), of=str(path))
+        only = sorted(theirs - set(weights))
+        differ = (
+            f"it also has {', '.join(only[:3])}" if only else "weights agree, operations do not"
+        )
+        raise CheckpointError(
+            f"{path} is of another model: {meta.model} for inputs {tuple(meta.input_shape)}, not "
+            f"{graph.source.name} for {graph.input_shape} as given; {differ}"
+        )
+    return Checkpoint(path, meta.step, reader)
+
+
+def restore(
+    saved: Checkpoint, model: CutModel, optimizer: torch.optim.Optimizer, value: OptimizerValue
+) -> None:
+    """Reads this rank's pieces of the optimizer's state.
+
+    Args:
+        saved: under any plan.
+        model: this rank's part.
+        optimizer: a new one of its trainable pieces, built from `value`.
+        value: the experiment's.
+
+    Raises:
+        CheckpointError: another optimizer was saved.
+    """
+    rank, names = model.context.rank, set(saved.reader.names)
+    missing = {
+        state
+        for name in model.trainable()
+        for state in state_names(value)
+        if entry(state, name) not in names
+    }
+    if missing:
+        raise CheckpointError(
+            f"{saved.path} has no {' and '.join(sorted(missing))} for {value!r}: it was saved "
+            f"under {saved.experiment().optimizer!r}, and can only go on under such a one"
+        )
+
+    def read(state: str, name: str) -> Tensor:
+        if state == "step":
+            return saved.reader.read(entry(state, name))
+        placed = model.placements[name]
+        shard = placed.placement if isinstance(placed.placement, Shard) else None
+        return saved.reader.read(entry(state, name), shard, rank % placed.group_size)
+
+    load_state(optimizer, value, model.trainable(), read)
+
+
+def _all_holdings(model: CutModel, value: OptimizerValue) -> list[Holding]:
+    """Every piece of every logical tensor, the same list on all ranks."""
+    size, found = model.plan.world_size, []
+    for name, placed in model.placements.items():
+        found += holdings(name, placed, size)
+    for name in model.trainable():
+        pieces = holdings(name, model.placements[name], size)
+        for state in state_names(value):
+            if state == "step":  # one number, known to whoever holds a part of the parameter
+                found.append(Holding(entry(state, name), None, 0, 1, pieces[0].holders))
+            else:
+                found += holdings(entry(state, name), model.placements[name], size)
+    return found
+
+
+def _tensors(
+    model: CutModel, optimizer: torch.optim.Optimizer, value: OptimizerValue
+) -> dict[str, Tensor]:
+    return model.pieces() | state_tensors(optimizer, value, model.trainable())
+
+
+def _piece(held: Holding, tensor: Tensor) -> Piece:
+    whole = list(tensor.shape)
+    if held.shard is None:
+        return Piece(tensor, tuple(whole))
+    whole[held.shard.dim] = held.shard.extent
+    return Piece(tensor, tuple(whole), held.shard.dim, held.shard.span(held.index)[0])

@@ -1,0 +1,108 @@
+"""The checkpoints in the directory of one run: their names, what each says of itself."""
+
+import re
+import shutil
+import tomllib
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+
+from workbench.model.errors import CheckpointError
+from workbench.model.files import replacing
+from workbench.plan.experiment import Experiment
+from workbench.plan.text import dump
+
+META, EXPERIMENT = "checkpoint.toml", "experiment.toml"
+_NAME = re.compile(r"step-(\d{6,})")
+
+
+class Meta(BaseModel):
+    """What `checkpoint.toml` says."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    format: Literal["workbench checkpoint 1"] = "workbench checkpoint 1"
+    step: NonNegativeInt
+    model: str
+    input_shape: list[int]
+    fingerprint: str
+
+
+def place(directory: Path, step: int) -> Path:
+    """Where the checkpoint of this step is, once it is complete."""
+    return directory / f"step-{step:06d}"
+
+
+def begin(directory: Path, step: int) -> Path:
+    """An empty folder to write this step's checkpoint in; removes what was given up before."""
+    for left in (*directory.glob("step-*.tmp"), *directory.glob("step-*.old")):
+        shutil.rmtree(left)
+    part = partial(directory, step)
+    part.mkdir(parents=True)
+    return part
+
+
+def partial(directory: Path, step: int) -> Path:
+    """Where the checkpoint of this step is written."""
+    return place(directory, step).with_suffix(".tmp")
+
+
+def describe(part: Path, step: int, experiment: Experiment) -> None:
+    """Writes what a checkpoint says of itself."""
+    with replacing(part / EXPERIMENT) as file:
+        experiment.save(file)
+    graph = experiment.plan.graph
+    meta = Meta(
+        step=step,
+        model=graph.source.name,
+        input_shape=list(graph.input_shape),
+        fingerprint=graph.fingerprint,
+    )
+    with replacing(part / META) as file:
+        file.write_text(dump({"checkpoint": meta.model_dump()}))
+
+
+def publish(directory: Path, step: int) -> None:
+    """Gives a complete checkpoint its name; one of the same step is replaced."""
+    final = place(directory, step)
+    old = final.with_suffix(".old")
+    if final.exists():
+        final.rename(old)
+    partial(directory, step).rename(final)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def prune(directory: Path, step: int, keep: int) -> None:
+    """Removes all but the newest `keep` checkpoints up to this step.
+
+    Later ones, of a run that was taken back, are not ours to remove.
+    """
+    there = complete(directory)
+    for other in sorted(number for number in there if number <= step)[:-keep]:
+        shutil.rmtree(there[other], ignore_errors=True)
+
+
+def complete(directory: Path) -> dict[int, Path]:
+    """Complete checkpoints by step; those under way or given up have other names."""
+    if not directory.is_dir():
+        return {}
+    named = ((_NAME.fullmatch(path.name), path) for path in sorted(directory.iterdir()))
+    return {int(name[1]): path for name, path in named if name and (path / META).is_file()}
+
+
+def read_meta(path: Path) -> Meta:
+    """What a checkpoint says of itself.
+
+    Raises:
+        CheckpointError: it is missing, incomplete or damaged.
+    """
+    try:
+        text = (path / META).read_text()
+        return Meta.model_validate(tomllib.loads(text).get("checkpoint"))
+    except OSError:
+        there = [str(other) for other in complete(path.parent).values()]
+        known = f"; there are {', '.join(there)}" if there else ""
+        raise CheckpointError(f"{path} is no complete checkpoint{known}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValidationError) as error:
+        raise CheckpointError(f"{path / META} is damaged: {error}") from error

@@ -1,0 +1,34 @@
+"""What passes between a rank's training loop and whoever started it."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Reason = Literal["finished", "stopped", "diverged"]
+
+
+@dataclass
+class Control:
+    """Wishes of the outside, read once a step; set from a signal handler."""
+
+    stop_requested: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How training ended on one rank.
+
+    Attributes:
+        reason: "finished", "stopped" (as asked) or "diverged" (a loss that is no number).
+        step: optimizer updates made in all.
+        checkpoint: the directory of the newest checkpoint, or None.
+        evaluation: "loss" and "accuracy" on the test split; empty where it was not evaluated.
+        message: for "diverged": step and layer.
+        traffic: for each (group, operation, layer, phase): calls, messages, bytes, seconds.
+    """
+
+    reason: Reason
+    step: int
+    checkpoint: str | None
+    evaluation: dict[str, float] = field(default_factory=dict)
+    message: str = ""
+    traffic: tuple[tuple[str, str, str, str, int, int, int, float], ...] = ()

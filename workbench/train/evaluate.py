@@ -1,0 +1,44 @@
+"""Loss and accuracy of a cut model on a whole split."""
+
+import torch
+
+from workbench.comm.collectives import all_reduce
+from workbench.comm.group import Group
+from workbench.layers.cut import CutModel
+from workbench.layers.loss import cross_entropy_sum
+from workbench.plan.placement import apportion
+from workbench.train.data import Dataset
+from workbench.train.objective import own_rows
+from workbench.train.statistics import average_statistics
+
+
+def evaluate(
+    model: CutModel,
+    data: Dataset,
+    batch_size: int,
+    world: Group,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> dict[str, float]:
+    """{"loss", "accuracy"} over every sample of `data`, the same on all ranks.
+
+    The model is cut as in training and keeps its placements; only dropout is off and batch
+    norm uses its running statistics.
+    """
+    average_statistics(model)
+    model.eval()
+    totals = torch.zeros(2, dtype=torch.float64)
+    with torch.inference_mode():
+        for first in range(0, len(data), batch_size):
+            count = min(batch_size, len(data) - first)
+            rows = apportion(count, (1,) * world.size)
+            model.context.set(rows)
+            start = first + sum(rows[: world.rank])
+            images, labels = data.batch(torch.arange(start, start + rows[world.rank]))
+            images, labels = images.to(device, dtype), labels.to(device)
+            logits = own_rows(model, model.plan.graph.outputs[0], model(images)[0])
+            totals[0] += cross_entropy_sum(logits, labels).item()
+            totals[1] += (logits.argmax(dim=1) == labels).sum().item()
+    model.train()
+    totals = all_reduce(totals, world, layer="evaluation") / len(data)
+    return {"loss": totals[0].item(), "accuracy": totals[1].item()}

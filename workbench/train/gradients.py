@@ -1,0 +1,127 @@
+"""Sums gradients over replica groups, in buckets, while backward goes on."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from workbench.comm.collectives import Pending, start_all_reduce
+from workbench.comm.group import Group
+from workbench.layers.cut import CutModel
+
+
+@dataclass
+class _Bucket:
+    """Gradients that travel together: views of one flat buffer."""
+
+    group: Group
+    flat: Tensor
+    views: dict[str, Tensor]
+    waiting: set[str] = field(default_factory=set)
+    pending: Pending | None = None
+
+
+class GradientSum:
+    """Makes every gradient the sum over the ranks that hold the same piece.
+
+    A rank's loss is a part of the global mean, so that the sum is the gradient: nothing is
+    divided. Buckets are filled in the order in which backward reaches them, and sent strictly
+    in that order, the same on all ranks; parameters without replicas are left alone.
+
+    Args:
+        model: the cut model.
+        bucket_bytes: a bucket is closed once it holds this much.
+    """
+
+    def __init__(self, model: CutModel, bucket_bytes: int) -> None:
+        self.parameters = model.trainable()
+        self._buckets: list[_Bucket] = []
+        self._home: dict[str, _Bucket] = {}
+        self._sending = False
+        self._next = 0
+        for names, group in _bucketed(model, self.parameters, bucket_bytes):
+            self._add(names, group)
+        for name, bucket in self._home.items():
+            self.parameters[name].register_post_accumulate_grad_hook(self._hook(name, bucket))
+
+    def begin(self) -> None:
+        """Forgets the last step's gradients."""
+        self._sending, self._next = False, 0
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        for bucket in self._buckets:
+            bucket.waiting = set(bucket.views)
+            bucket.pending = None
+
+    def last(self) -> None:
+        """The next backward pass is the step's last: gradients may be sent as they come."""
+        self._sending = True
+
+    def finish(self) -> None:
+        """Sends what backward did not reach, and waits for all sums."""
+        for bucket in self._buckets:
+            for name in bucket.waiting:
+                if self.parameters[name].grad is None:
+                    self.parameters[name].grad = bucket.views[name].zero_()
+            bucket.waiting = set()
+        self._send_ready()
+        for bucket in self._buckets:
+            assert bucket.pending is not None
+            bucket.pending.wait()
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """The flat buffers, for the account of memory."""
+        return [bucket.flat for bucket in self._buckets]
+
+    def _add(self, names: list[str], group: Group) -> None:
+        first = self.parameters[names[0]]
+        flat = first.new_zeros(sum(self.parameters[name].numel() for name in names))
+        views, start = {}, 0
+        for name in names:
+            parameter = self.parameters[name]
+            views[name] = flat[start : start + parameter.numel()].view_as(parameter)
+            start += parameter.numel()
+        bucket = _Bucket(group, flat.detach(), views)
+        self._buckets.append(bucket)
+        self._home.update(dict.fromkeys(names, bucket))
+
+    def _hook(self, name: str, bucket: _Bucket):  # type: ignore[no-untyped-def]
+        view = bucket.views[name]
+
+        def gather(parameter: nn.Parameter) -> None:
+            if parameter.grad is not view:
+                assert parameter.grad is not None
+                view.copy_(parameter.grad)
+                parameter.grad = view  # further micro-batches add in place
+            if self._sending:
+                bucket.waiting.discard(name)
+                self._send_ready()
+
+        return gather
+
+    def _send_ready(self) -> None:
+        while self._next < len(self._buckets) and not self._buckets[self._next].waiting:
+            bucket = self._buckets[self._next]
+            bucket.pending = start_all_reduce(bucket.flat, bucket.group, layer="gradients")
+            self._next += 1
+
+
+def _bucketed(
+    model: CutModel, parameters: dict[str, nn.Parameter], bucket_bytes: int
+) -> list[tuple[list[str], Group]]:
+    """Names in the order of backward, closed into buckets by replica group and dtype."""
+    buckets: list[tuple[list[str], Group]] = []
+    opened: dict[tuple[int, torch.dtype], tuple[list[str], int]] = {}
+    for name, parameter in reversed(parameters.items()):
+        k = model.placements[name].group_size
+        group = model.replica_group(k)
+        if group.size == 1 or parameter.numel() == 0:
+            continue
+        names, held = opened.get((k, parameter.dtype), ([], 0))
+        if not names:
+            buckets.append((names, group))
+        names.append(name)
+        held += parameter.nbytes
+        opened[k, parameter.dtype] = ([], 0) if held >= bucket_bytes else (names, held)
+    return buckets

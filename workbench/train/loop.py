@@ -1,0 +1,137 @@
+"""Step after step on one rank: agree, update, report, save."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import astuple
+from pathlib import Path
+
+import torch
+
+from workbench.comm.collectives import all_reduce
+from workbench.train import checkpoint
+from workbench.train.blame import first_bad_layer
+from workbench.train.control import Control, Outcome, Reason
+from workbench.train.evaluate import evaluate
+from workbench.train.memory import PeakMeter
+from workbench.train.metrics import Row, step_row
+from workbench.train.state import RankState
+from workbench.train.statistics import average_statistics
+from workbench.train.step import StepResult
+
+
+class Loop:
+    """Trains to the end, or until somebody asks to stop, or until the loss is no number.
+
+    Args:
+        state: this rank's part.
+        meter: of its tensors.
+        directory: where checkpoints go.
+        control: wishes of the outside.
+        emit: receives one row a step.
+    """
+
+    def __init__(
+        self,
+        state: RankState,
+        meter: PeakMeter,
+        directory: Path,
+        control: Control,
+        emit: Callable[[Row], None],
+    ) -> None:
+        self.state, self.meter, self.directory = state, meter, directory
+        self.control, self.emit = control, emit
+        self.checkpoint: Path | None = None
+        self.evaluation: dict[str, float] = {}
+
+    def run(self) -> Outcome:
+        """Trains; every rank returns after the same step, for the same reason."""
+        experiment = self.state.experiment
+        for step in range(self.state.first_step, experiment.steps):
+            began = time.perf_counter()
+            result = self.state.stepper.run(step)
+            loss, stop, blocked_s = self._agree(result)
+            if not math.isfinite(loss):
+                return self._diverged(step, result)
+            self.state.optimizer.step()
+            row = step_row(
+                step=step,
+                rank=self.state.world.rank,
+                loss=loss,
+                samples=result.samples,
+                seconds=time.perf_counter() - began,
+                blocked_s=blocked_s,
+                meter=self.meter,
+                device=self.state.world.device,
+            )
+            done = step + 1
+            last = done == experiment.steps
+            if last or _due(done, experiment.evaluate_every):
+                self.evaluation = self._evaluate()
+                row["accuracy"] = self.evaluation["accuracy"]
+            self.emit(row)
+            if last or stop or _due(done, experiment.checkpoint_every):
+                self._save(done)
+            if stop and not last:
+                return self._outcome("stopped", done)
+        return self._outcome("finished", max(experiment.steps, self.state.first_step))
+
+    def _agree(self, result: StepResult) -> tuple[float, bool, tuple[float, ...]]:
+        """What all ranks must know before anybody updates: mean loss, a wish to stop, delays.
+
+        One small all-reduce; a wish of any rank stops all of them after the same step.
+        """
+        world = self.state.world
+        status = torch.zeros(2 + world.size, dtype=torch.float64)
+        status[0] = result.loss
+        status[1] = float(self.control.stop_requested)
+        status[2 + world.rank] = result.blocked_s
+        status = all_reduce(status, self.state.everyone, layer="status")
+        return status[0].item(), bool(status[1]), tuple(status[2:].tolist())
+
+    def _diverged(self, step: int, result: StepResult) -> Outcome:
+        """Leaves the weights as they were before the step, and says where the NaN arose."""
+        batch = result.batches[-1]
+        state = self.state
+        state.model.context.set(batch.rows, first_row=batch.first_row, step=step)
+        layer = first_bad_layer(state.model, batch.images, state.everyone)
+        kept = f"; the last checkpoint is {self.checkpoint}" if self.checkpoint else ""
+        message = f"the loss became {result.loss} at step {step}, first in {layer}{kept}"
+        return self._outcome("diverged", step, message)
+
+    def _evaluate(self) -> dict[str, float]:
+        state = self.state
+        return evaluate(
+            state.model,
+            state.test_data,
+            state.experiment.batch_size,
+            state.everyone,
+            state.world.device,
+            state.stepper.dtype,
+        )
+
+    def _save(self, done: int) -> None:
+        state = self.state
+        average_statistics(state.model)
+        self.checkpoint = checkpoint.save(
+            self.directory,
+            done,
+            state.model,
+            state.optimizer,
+            state.experiment,
+            state.everyone,
+        )
+
+    def _outcome(self, reason: Reason, step: int, message: str = "") -> Outcome:
+        return Outcome(
+            reason,
+            step,
+            None if self.checkpoint is None else str(self.checkpoint),
+            self.evaluation,
+            message,
+            tuple(astuple(row) for row in self.state.world.recorder.rows()),
+        )
+
+
+def _due(done: int, every: int | None) -> bool:
+    return every is not None and done % every == 0

@@ -1,0 +1,68 @@
+"""One row of metrics for each step and rank."""
+
+import time
+
+import torch
+
+from workbench.train.memory import PeakMeter, rss_bytes
+
+Row = dict[str, float]
+
+COLUMNS = (
+    "step",  # optimizer updates before this one
+    "rank",
+    "time",  # seconds since the epoch, at the end of the step
+    "loss",  # mean over the step's global batch
+    "samples_per_s",  # of the whole world
+    "compute_s",  # the step's seconds outside collectives
+    "communication_s",  # blocked in collectives, as long as the rank that waited least
+    "wait_s",  # blocked for longer than that: for slower ranks
+    "tensor_bytes",  # live tensors at the end of the step
+    "peak_bytes",  # highest since the last row; the first row includes the start-up
+    "rss_bytes",  # resident memory of the process
+    "gpu_bytes",  # allocated on this rank's GPU; 0 without one
+    "accuracy",  # on the test split; NaN where it was not evaluated after this step
+)
+
+
+def step_row(
+    *,
+    step: int,
+    rank: int,
+    loss: float,
+    samples: int,
+    seconds: float,
+    blocked_s: tuple[float, ...],
+    meter: PeakMeter,
+    device: torch.device,
+) -> Row:
+    """The row of one step.
+
+    Args:
+        step: index of the step.
+        rank: this rank.
+        loss: mean loss.
+        samples: of the global batch.
+        seconds: of the whole step.
+        blocked_s: seconds that each rank of the world was blocked in collectives.
+        meter: of this rank's tensors; one lap is taken.
+        device: of this rank.
+    """
+    memory = meter.lap()
+    blocked, least = blocked_s[rank], min(blocked_s)
+    on_gpu = device.type == "cuda"
+    return {
+        "step": step,
+        "rank": rank,
+        "time": time.time(),
+        "loss": loss,
+        "samples_per_s": samples / seconds,
+        "compute_s": max(seconds - blocked, 0.0),
+        "communication_s": least,
+        "wait_s": blocked - least,
+        "tensor_bytes": memory.live_bytes,
+        "peak_bytes": memory.peak_bytes,
+        "rss_bytes": rss_bytes(),
+        "gpu_bytes": torch.cuda.memory_allocated(device) if on_gpu else 0,
+        "accuracy": float("nan"),
+    }

@@ -1,0 +1,149 @@
+"""What one process computes: the original module, whole, to hold a split one against.
+
+Only two things are not torch's own. Dropout draws the placed mask (a hash of indices), since
+no two random streams could be compared. And where batch norm is local, its rows are
+normalized in the same parts as the plan's ranks do.
+"""
+
+from pathlib import Path
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from workbench.model.slices import WeightsFile
+from workbench.train.optimizer import build_optimizer
+
+from workbench.layers.context import BatchContext
+from workbench.layers.dropout import PlacedDropout
+from workbench.model.build import build
+from workbench.plan.experiment import Experiment
+from workbench.plan.layout import ROWS
+from workbench.plan.placement import apportion
+from workbench.plan.plan import Plan
+from workbench.train.data import open_data, rows_of_step
+from workbench.train.objective import AUXILIARY_WEIGHT
+
+
+class VerifyError(ValueError):
+    """A plan that cannot be held against one process; the text says why."""
+
+
+def write_reference(experiment: Experiment, weights: Path, path: Path) -> None:
+    """Trains the whole model for `experiment.steps` and writes what `verify` compares.
+
+    Entries: `output/<i>` (first step, global batch), `gradient/<name>` (first step),
+    `weight/<name>` and `buffer/<name>` after the last step, and for each of them its largest
+    absolute value under `scale/<entry>`.
+    """
+    plan = experiment.plan
+    dtype = torch.float64 if experiment.precision == "fp64" else torch.float32
+    model = _whole_model(plan, weights, dtype)
+    context = BatchContext(0, (0,), seed=experiment.seed)
+    _place_dropout(model, plan, context)
+    if plan.batch_norm == "local":
+        _part_batch_norm(model, plan, experiment.batch_size)
+    parameters = dict(model.named_parameters())
+    optimizer = build_optimizer(experiment.optimizer, list(parameters.values()))
+    graph = plan.graph
+    data = open_data(experiment.data, graph.input_shape, graph.num_classes, "train")
+    found: dict[str, Tensor] = {}
+    for step in range(experiment.steps):
+        order = rows_of_step(len(data), experiment.batch_size, experiment.seed, step)
+        images, labels = data.batch(order)
+        context.set((len(order),), step=step)
+        outputs = _as_tuple(model(images.to(dtype)))
+        optimizer.zero_grad()
+        loss = F.cross_entropy(outputs[0], labels)
+        for auxiliary in outputs[1:]:
+            loss = loss + AUXILIARY_WEIGHT * F.cross_entropy(auxiliary, labels)
+        loss.backward()
+        if step == 0:
+            found |= {f"output/{i}": out.detach().clone() for i, out in enumerate(outputs)}
+            found |= {
+                f"gradient/{name}": torch.zeros_like(p) if p.grad is None else p.grad.clone()
+                for name, p in parameters.items()
+            }
+        optimizer.step()
+    found |= {f"weight/{name}": p.detach() for name, p in parameters.items()}
+    found |= {f"buffer/{name}": b for name, b in model.named_buffers()}
+    scales = {f"scale/{name}": _largest(tensor) for name, tensor in found.items()}
+    found |= scales
+    save_file({name: tensor.contiguous() for name, tensor in found.items()}, path)
+
+
+def _largest(tensor: Tensor) -> Tensor:
+    return tensor.abs().max().double() if tensor.numel() else torch.zeros((), dtype=torch.float64)
+
+
+def _whole_model(plan: Plan, weights: Path, dtype: torch.dtype) -> nn.Module:
+    model = build(plan.graph.source)
+    reader = WeightsFile(weights)
+    state = {name: reader.read(name) for name in model.state_dict()}
+    model.load_state_dict(state)
+    return model.to(dtype).train()
+
+
+def _as_tuple(outputs: object) -> tuple[Tensor, ...]:
+    if isinstance(outputs, Tensor):
+        return (outputs,)
+    return tuple(t for t in cast("tuple[Tensor | None, ...]", outputs) if t is not None)
+
+
+def _place_dropout(model: nn.Module, plan: Plan, context: BatchContext) -> None:
+    modules = dict(model.named_modules())
+    for layer in plan.graph.layers:
+        if layer.kind not in ("dropout", "stochastic_depth"):
+            continue
+        module = modules.get(layer.name)
+        if module is None:
+            raise VerifyError(
+                f"layer {layer.name!r} drops elements through a function, which one process "
+                f"cannot repeat; use nn.Dropout (or StochasticDepth) in the model"
+            )
+        placed = PlacedDropout(
+            float(module.p),  # type: ignore[arg-type]
+            ROWS,
+            layer.input_shape,
+            layer.rows,
+            layer.name,
+            context,
+            str(getattr(module, "mode", "element")),
+        )
+        model.set_submodule(layer.name, placed)
+
+
+def _part_batch_norm(model: nn.Module, plan: Plan, batch_size: int) -> None:
+    for layer in plan.graph.layers:
+        if layer.kind != "batch_norm" or layer.shared:
+            continue
+        k = plan.flow.inputs[layer.name].group_size
+        norm = model.get_submodule(layer.name)
+        model.set_submodule(layer.name, _PartedBatchNorm(norm, plan.world_size, k, layer.rows))
+
+
+class _PartedBatchNorm(nn.Module):
+    """Normalizes the rows of each group of `group_size` ranks by themselves."""
+
+    def __init__(self, norm: nn.Module, world_size: int, group_size: int, rows: int) -> None:
+        super().__init__()
+        self.world_size, self.group_size, self.rows = world_size, group_size, rows
+        self.eps = cast(float, norm.eps)
+        for name in ("weight", "bias"):
+            self.register_parameter(name, getattr(norm, name))
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            self.register_buffer(name, getattr(norm, name))
+
+    def forward(self, x: Tensor) -> Tensor:
+        ranks = apportion(x.shape[0] // self.rows, (1,) * self.world_size)
+        groups = range(0, self.world_size, self.group_size)
+        sizes = [self.rows * sum(ranks[first : first + self.group_size]) for first in groups]
+        weight, bias = cast(Tensor, self.weight), cast(Tensor, self.bias)
+        return torch.cat(
+            [
+                F.batch_norm(part, None, None, weight, bias, True, 0.0, self.eps)
+                for part in x.split(sizes)
+                if len(part)
+            ]
+        )

@@ -1,0 +1,50 @@
+"""Runs an experiment on one rank, from the first slice of the weights to the last checkpoint."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from workbench.comm.world import Seat, World
+from workbench.plan.experiment import Experiment
+from workbench.train.control import Control, Outcome
+from workbench.train.loop import Loop
+from workbench.train.memory import PeakMeter
+from workbench.train.metrics import Row
+from workbench.train.state import RankState, group_specs_of
+
+__all__ = ["Control", "Outcome", "Row", "Seat", "train"]
+
+
+def train(
+    seat: Seat,
+    experiment: Experiment,
+    *,
+    weights: Path,
+    directory: Path,
+    resume: Path | None = None,
+    control: Control,
+    emit: Callable[[Row], None],
+) -> Outcome:
+    """Trains on one rank until the last step, a wish to stop, or a loss that is no number.
+
+    Every rank ends at the same step and, unless it diverged, leaves a checkpoint.
+
+    Args:
+        seat: where this rank sits; its world size is the plan's.
+        experiment: what to run.
+        weights: the initial weights (`model.weights.initialize`); only slices are read.
+        directory: of the run; checkpoints go there.
+        resume: a checkpoint, under any plan of this model, to go on from.
+        control: wishes of the outside, read once a step.
+        emit: receives one row of metrics a step.
+
+    Raises:
+        CommError: a rank did not arrive, or died.
+        CheckpointError: weights or checkpoint are damaged or of another model.
+    """
+    with PeakMeter(torch.device(seat.device)) as meter, World.open(seat) as world:
+        with meter.following(world.worker):
+            groups = world.groups(group_specs_of(experiment.plan))
+            state = RankState.start(experiment, world, groups, weights, resume)
+            return Loop(state, meter, directory, control, emit).run()

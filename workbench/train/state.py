@@ -1,0 +1,89 @@
+"""What one rank holds while it trains, and how it came by it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from workbench.model.slices import Reader, WeightsFile
+from workbench.train.checkpoint import load as load_checkpoint
+from workbench.train.optimizer import build_optimizer
+
+from workbench.comm.group import Group
+from workbench.comm.world import World
+from workbench.layers.context import BatchContext
+from workbench.layers.cut import CutModel, Groups, cut, group_specs
+from workbench.plan.experiment import Experiment
+from workbench.plan.plan import Plan
+from workbench.train.data import Dataset, open_data
+from workbench.train.gradients import GradientSum
+from workbench.train.step import Stepper
+
+CONTROL = "control"
+
+
+def group_specs_of(plan: Plan) -> list[tuple[str, tuple[int, ...]]]:
+    """The groups of a training rank: those of the cut model, and everyone for control."""
+    return [(CONTROL, tuple(range(plan.world_size))), *group_specs(plan)]
+
+
+def everyone(groups: Groups, plan: Plan) -> Group:
+    """The group of all ranks, for status, evaluation and checkpoints."""
+    return groups[CONTROL, tuple(range(plan.world_size))]
+
+
+@dataclass
+class RankState:
+    """One rank's part of a training run.
+
+    Attributes:
+        experiment: what runs.
+        world: this rank's place.
+        everyone: the group of all ranks.
+        model: this rank's part of the model.
+        optimizer: of this rank's pieces.
+        stepper: computes gradients.
+        test_data: the split to evaluate on.
+        first_step: updates made before this session.
+    """
+
+    experiment: Experiment
+    world: World
+    everyone: Group
+    model: CutModel
+    optimizer: torch.optim.Optimizer
+    stepper: Stepper
+    test_data: Dataset
+    first_step: int
+
+    @classmethod
+    def start(
+        cls,
+        experiment: Experiment,
+        world: World,
+        groups: Groups,
+        weights: Path,
+        resume: Path | None,
+    ) -> "RankState":
+        """Builds this rank's part, from the initial weights or from a checkpoint."""
+        plan = experiment.plan
+        saved = None if resume is None else load_checkpoint(resume, plan.graph)
+        reader: Reader = WeightsFile(weights) if saved is None else saved.reader
+        context = BatchContext(world.rank, (0,) * world.size, seed=experiment.seed)
+        dtype = torch.float64 if experiment.precision == "fp64" else torch.float32
+        model = cut(plan, context, groups, reader, device=world.device, dtype=dtype)
+        optimizer = build_optimizer(experiment.optimizer, list(model.trainable().values()))
+        if saved is not None:
+            _restore(optimizer, model, saved)
+        shape, classes = plan.graph.input_shape, plan.graph.num_classes
+        train_data = open_data(experiment.data, shape, classes, "train")
+        gradients = GradientSum(model, experiment.sync.bucket_bytes)
+        return cls(
+            experiment=experiment,
+            world=world,
+            everyone=everyone(groups, plan),
+            model=model,
+            optimizer=optimizer,
+            stepper=Stepper(experiment, model, gradients, train_data, world, dtype),
+            test_data=open_data(experiment.data, shape, classes, "test"),
+            first_step=0 if saved is None else saved.step,
+        )

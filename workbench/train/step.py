@@ -1,0 +1,123 @@
+"""One synchronous step on one rank."""
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workbench.comm.world import World
+from workbench.layers.cut import CutModel
+from workbench.plan.experiment import Experiment
+from workbench.plan.placement import apportion
+from workbench.train.data import Dataset, rows_of_step
+from workbench.train.gradients import GradientSum
+from workbench.train.objective import step_loss
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """This rank's rows of one micro-batch.
+
+    Attributes:
+        rows: rows of every rank.
+        first_row: index of rank 0's first row in the step's global batch.
+        images: [own rows, *input_shape].
+        labels: [own rows].
+    """
+
+    rows: tuple[int, ...]
+    first_row: int
+    images: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step did, before its gradients are applied.
+
+    Attributes:
+        loss: this rank's part of the mean loss.
+        samples: of the whole batch.
+        seconds: from the first row's loading to the last gradient's sum.
+        blocked_s: of these, spent waiting in collectives.
+        batches: what it ran on.
+        outputs: of the last micro-batch, as the plan's flow lays them.
+    """
+
+    loss: float
+    samples: int
+    seconds: float
+    blocked_s: float
+    batches: tuple[MicroBatch, ...]
+    outputs: tuple[Tensor, ...]
+
+
+class Stepper:
+    """Computes the gradients of one step after another.
+
+    Args:
+        experiment: what to run.
+        model: this rank's part.
+        gradients: sums them over replicas.
+        data: the training split.
+        world: this rank's place.
+        dtype: of images.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        model: CutModel,
+        gradients: GradientSum,
+        data: Dataset,
+        world: World,
+        dtype: torch.dtype,
+    ) -> None:
+        self.experiment, self.model, self.gradients = experiment, model, gradients
+        self.data, self.world, self.dtype = data, world, dtype
+
+    def run(self, step: int) -> StepResult:
+        """Leaves in every `grad` the gradient of the mean loss over the step's global batch."""
+        started, blocked = time.perf_counter(), self.world.recorder.blocked_s
+        batches = self._load(step)
+        samples = sum(sum(batch.rows) for batch in batches)
+        self.gradients.begin()
+        total, outputs = 0.0, ()
+        for index, batch in enumerate(batches):
+            self.model.context.set(batch.rows, first_row=batch.first_row, step=step)
+            with self._precision():
+                outputs = self.model(batch.images)
+            loss, reported = step_loss(self.model, outputs, batch.labels, samples)
+            if index == len(batches) - 1:
+                self.gradients.last()
+            loss.backward()
+            total += reported
+        self.gradients.finish()
+        outputs = tuple(output.detach() for output in outputs)
+        seconds = time.perf_counter() - started
+        blocked_s = self.world.recorder.blocked_s - blocked
+        return StepResult(total, samples, seconds, blocked_s, batches, outputs)
+
+    def _load(self, step: int) -> tuple[MicroBatch, ...]:
+        """This rank's part of the step's global batch, cut into micro-batches."""
+        order = rows_of_step(len(self.data), self.experiment.batch_size, self.experiment.seed, step)
+        device, size = self.world.device, self.world.size
+        batches, first = [], 0
+        for count in apportion(len(order), (1,) * self.experiment.accumulate):
+            if count == 0:  # the short last batch of an epoch
+                continue
+            rows = apportion(count, (1,) * size)
+            start = first + sum(rows[: self.world.rank])
+            images, labels = self.data.batch(order[start : start + rows[self.world.rank]])
+            batches.append(
+                MicroBatch(rows, first, images.to(device, self.dtype), labels.to(device))
+            )
+            first += count
+        return tuple(batches)
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if self.experiment.precision == "bf16":
+            return torch.autocast(self.world.device.type, torch.bfloat16)
+        return nullcontext()
