@@ -1,0 +1,234 @@
+"""The house rules that a machine can check: imports, the sizes of files, and what lies where."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# folder: the folders that it may import besides itself
+MAY_IMPORT = {
+    "plan": set(),
+    "model": {"plan"},
+    "comm": {"plan"},
+    "predict": {"plan"},
+    "layers": {"plan", "model", "comm"},
+    "train": {"plan", "model", "comm", "layers"},
+    "cluster": {"plan", "model", "train"},
+    "widgets": {"plan", "model", "predict", "cluster"},
+    "bench": {"plan", "model", "comm", "predict", "layers", "train", "cluster", "widgets"},
+}
+
+# third party: the only folders that may import it
+LIVES_IN = {
+    "torch": {"model", "comm", "layers", "train", "cluster", "bench"},
+    "torchvision": {"model", "bench"},  # others: from workbench.model.vision import torchvision
+    "safetensors": {"model", "train", "bench"},
+    "sklearn": {"train", "bench"},
+    "ipyparallel": {"cluster", "bench"},
+    "ipywidgets": {"widgets"},
+    "anywidget": {"widgets"},
+}
+
+WITHOUT_TORCH = ("plan", "predict")
+
+TOP_LEVEL = {
+    ".ci",
+    ".gitattributes",
+    ".gitignore",
+    "LICENSE",
+    "README.md",
+    "env",
+    "notebooks",
+    "pyproject.toml",
+    "tests",
+    "workbench",
+}
+
+MOST_LINES = 400
+GENERATED = {"node_modules", "bundle", "__pycache__"}
+NOT_READ = {".ipynb", ".json", ".pyc", ".png", ".txt"}
+
+
+def files(folder: str) -> list[Path]:
+    return sorted(
+        path
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file()
+        and not GENERATED.intersection(path.parts)
+        and not any(part.startswith(".") for part in path.relative_to(ROOT / folder).parts)
+    )
+
+
+def modules() -> list[Path]:
+    """Every module that lies in one of the house's folders."""
+    inside = (path for path in files("workbench") if path.suffix == ".py")
+    return [path for path in inside if path.parent != ROOT / "workbench"]
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imported(source: str, package: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    """(line, absolute dotted name) of what a module of `package` imports, wherever it does."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*start, *filter(None, [node.module])])
+            if module == "workbench":  # the names are folders, or the facade's
+                yield from ((node.lineno, f"workbench.{alias.name}") for alias in node.names)
+            else:
+                yield node.lineno, module
+
+
+def violations(source: str, package: tuple[str, ...]) -> list[str]:
+    here, found = package[1], []
+    for line, target in imported(source, package):
+        top, _, rest = target.partition(".")
+        if top == "workbench":
+            folder = rest.split(".")[0]
+            if here != folder and folder not in MAY_IMPORT[here] and here != "bench":
+                allowed = ", ".join(sorted(MAY_IMPORT[here])) or "nothing"
+                found.append(f"line {line}: {here} may import {allowed} of ours, not {target}")
+        elif here not in LIVES_IN.get(top, {here}):
+            homes = ", ".join(sorted(LIVES_IN[top]))
+            found.append(f"line {line}: {top} is for {homes}, not for {here}")
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=name)
+def test_imports_follow_the_table(path):
+    package = path.parent.relative_to(ROOT).parts
+    assert package[1] in MAY_IMPORT, f"{package[1]} is no folder of the house (see MAY_IMPORT)"
+    found = violations(path.read_text("utf-8"), package)
+    assert not found, "\n".join([name(path), *found])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import workbench.comm",
+        "import workbench.comm.group as g",
+        "import workbench",
+        "from workbench import comm",
+        "from workbench import Cluster",
+        "from workbench.comm import Group",
+        "from workbench.comm.group import Group",
+        "from .. import comm",
+        "from ..comm import Group",
+        "from ..comm.group import Group",
+        "def f():\n    from workbench.comm import Group",
+        "if TYPE_CHECKING:\n    from workbench.comm import Group",
+        "import torch",
+        "import torch.nn as nn",
+        "from torch.nn import functional",
+    ],
+)
+def test_the_table_sees_every_form_of_import(source):
+    assert len(violations(source, ("workbench", "plan"))) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from workbench import plan",
+        "from workbench.plan.graph import Graph",
+        "from . import graph",
+        "from .graph import Graph",
+        "from ..plan import Graph",
+        "import numpy",
+        "import torchmetrics",
+    ],
+)
+def test_the_table_permits_what_it_should(source):
+    assert violations(source, ("workbench", "plan")) == []
+
+
+@pytest.mark.parametrize("folder", WITHOUT_TORCH)
+def test_does_not_load_torch(folder):
+    """Not even through somebody else: plans are handled in processes that never need torch."""
+    members = [
+        f"workbench.{folder}.{path.stem}"
+        for path in modules()
+        if path.parent.name == folder and path.stem not in ("__init__", "__main__")
+    ]
+    if not members:
+        pytest.skip(f"workbench/{folder} is still empty")
+    assert loaded_with("workbench", f"workbench.{folder}", *members).isdisjoint(LIVES_IN)
+
+
+def test_the_facade_loads_nothing():
+    assert loaded_with("workbench").isdisjoint({*LIVES_IN, "numpy", "pandas", "pydantic"})
+
+
+def loaded_with(*names: str) -> set[str]:
+    """What a fresh interpreter holds after importing these."""
+    code = f"import {', '.join(names)}, sys; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("path", [p for p in modules() if p.name == "__init__.py"], ids=name)
+def test_a_folder_s_init_names_its_public_face_only(path):
+    package = path.parent.relative_to(ROOT).parts
+    first, *rest = ast.parse(path.read_text("utf-8")).body
+    assert isinstance(first, ast.Expr), f"{name(path)} begins with no docstring"
+    for node in rest:
+        names_all = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        assert names_all or isinstance(node, ast.ImportFrom), (
+            f"{name(path)}, line {node.lineno}: only imports and __all__ belong here"
+        )
+    strangers = [
+        f"line {line}: {target}"
+        for line, target in imported(path.read_text("utf-8"), package)
+        if not f"{target}.".startswith(".".join(package) + ".")
+    ]
+    assert not strangers, "\n".join([f"{name(path)} names what is not its own", *strangers])
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        path
+        for folder in ("workbench", "tests", "env", ".ci")
+        for path in files(folder)
+        if path.suffix not in NOT_READ
+    ],
+    ids=name,
+)
+def test_files_are_small(path):
+    lines = len(path.read_text("utf-8").splitlines())
+    assert lines <= MOST_LINES, (
+        f"{name(path)} has {lines} lines; a file holds one idea, in at most {MOST_LINES}: split it"
+    )
+
+
+def test_the_tests_mirror_the_house():
+    tested = {path.parent.name for path in files("tests") if path.name.startswith("test_")}
+    assert tested - {"tests"} <= {*MAY_IMPORT, "env"}, "a folder of tests with nothing to test"
+    untested = {path.parent.relative_to(ROOT).parts[1] for path in modules()} - tested
+    assert not untested, f"no tests for {', '.join(sorted(untested))}"
+
+
+def test_the_top_level_holds_only_what_belongs_there():
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout: what belongs to the project is not known")
+    listing = subprocess.run(
+        ["git", "-c", "safe.directory=*", "ls-files", "-co", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    found = {line.strip('"').split("/")[0] for line in listing.splitlines()}
+    assert found <= TOP_LEVEL, f"does not belong at the top: {', '.join(sorted(found - TOP_LEVEL))}"
