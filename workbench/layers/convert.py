@@ -4,6 +4,7 @@ from torch import Tensor, nn
 
 from workbench.comm.group import Group
 from workbench.comm.regions import (
+    Gradient,
     copy_to,
     exchange,
     gather_from,
@@ -35,7 +36,8 @@ class Convert(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         group, layer = self.group, self.layer
         source, target = self._cut(self.conversion.source), self._cut(self.conversion.target)
-        gradient = "partial" if self.conversion.gradient == "partial" else "replicate"
+        partial = self.conversion.gradient == "partial"
+        gradient: Gradient = "partial" if partial else "replicate"
         match source, target:
             case Replicate(), Replicate():
                 return copy_to(x, group, layer=layer)

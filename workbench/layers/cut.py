@@ -7,8 +7,6 @@ from typing import Any
 import torch
 import torch.fx
 from torch import Tensor, nn
-from workbench.model.slices import Reader
-from workbench.model.trace import skeleton
 
 from workbench.comm.group import Group
 from workbench.layers.batch_norm import LocalBatchNorm, SynchronizedBatchNorm
@@ -16,6 +14,8 @@ from workbench.layers.context import BatchContext
 from workbench.layers.convert import Convert
 from workbench.layers.dropout import PlacedDropout
 from workbench.layers.local import idle_module, idles, local_module, read_pieces
+from workbench.model.slices import Reader
+from workbench.model.trace import skeleton
 from workbench.plan.flow import WeightPlacement
 from workbench.plan.graph import Layer
 from workbench.plan.layout import Conversion
@@ -180,7 +180,7 @@ class _Cutting:
             self._call(node, f"{layer.node}_idle", idle_module(None, layer, self.flow, self.rank))
             return
         if node.target in _OUT_OF_PLACE:
-            node.target = _OUT_OF_PLACE[node.target]  # type: ignore[index]
+            node.target = _OUT_OF_PLACE[node.target]
         if node.kwargs.get("inplace") and self._converted(layer):
             node.update_kwarg("inplace", False)
 

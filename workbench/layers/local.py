@@ -2,12 +2,13 @@
 
 import copy
 import math
+from typing import cast
 
 import torch
 from torch import Tensor, nn
-from workbench.model.slices import Reader
 
 from workbench.layers.idle import Idle
+from workbench.model.slices import Reader
 from workbench.plan.flow import Flow
 from workbench.plan.graph import Layer
 from workbench.plan.layout import Layout
@@ -70,7 +71,7 @@ def _set_sizes(local: nn.Module, layer: Layer, flow: Flow, rank: int) -> None:
             local.groups = layer.groups * local.out_channels // layer.output_shape[0]
     if isinstance(local, nn.Linear | nn.Conv2d) and local.bias is not None:
         if local.bias.numel() != local.weight.shape[0]:
-            local.register_parameter("unused_bias", local.bias)
+            local.register_parameter("unused_bias", cast(nn.Parameter, local.bias))
             local.bias = None
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from workbench.comm.collectives import all_reduce
+from workbench.comm.group import Group
 from workbench.train import checkpoint
 from workbench.train.blame import first_bad_layer
 from workbench.train.control import Control, Outcome, Reason
@@ -50,7 +51,8 @@ class Loop:
         for step in range(self.state.first_step, experiment.steps):
             began = time.perf_counter()
             result = self.state.stepper.run(step)
-            loss, stop, blocked_s = self._agree(result)
+            wish = self.control.stop_requested
+            loss, stop, blocked_s = agree(self.state.everyone, result.loss, wish, result.blocked_s)
             if not math.isfinite(loss):
                 return self._diverged(step, result)
             self.state.optimizer.step()
@@ -75,19 +77,6 @@ class Loop:
             if stop and not last:
                 return self._outcome("stopped", done)
         return self._outcome("finished", max(experiment.steps, self.state.first_step))
-
-    def _agree(self, result: StepResult) -> tuple[float, bool, tuple[float, ...]]:
-        """What all ranks must know before anybody updates: mean loss, a wish to stop, delays.
-
-        One small all-reduce; a wish of any rank stops all of them after the same step.
-        """
-        world = self.state.world
-        status = torch.zeros(2 + world.size, dtype=torch.float64)
-        status[0] = result.loss
-        status[1] = float(self.control.stop_requested)
-        status[2 + world.rank] = result.blocked_s
-        status = all_reduce(status, self.state.everyone, layer="status")
-        return status[0].item(), bool(status[1]), tuple(status[2:].tolist())
 
     def _diverged(self, step: int, result: StepResult) -> Outcome:
         """Leaves the weights as they were before the step, and says where the NaN arose."""
@@ -131,6 +120,27 @@ class Loop:
             message,
             tuple(astuple(row) for row in self.state.world.recorder.rows()),
         )
+
+
+def agree(
+    everyone: Group, loss: float, stop: bool, blocked_s: float
+) -> tuple[float, bool, tuple[float, ...]]:
+    """What all ranks must know before anybody updates; one small all-reduce.
+
+    Args:
+        everyone: all ranks.
+        loss: this rank's part of the mean loss.
+        stop: whether this rank was asked to stop; a wish of any rank stops all of them after
+            the same step.
+        blocked_s: seconds that this rank was blocked in collectives.
+
+    Returns:
+        The mean loss, whether to stop, and every rank's blocked seconds.
+    """
+    status = torch.zeros(2 + everyone.size, dtype=torch.float64)
+    status[0], status[1], status[2 + everyone.rank] = loss, float(stop), blocked_s
+    status = all_reduce(status, everyone, layer="status")
+    return status[0].item(), bool(status[1]), tuple(status[2:].tolist())
 
 
 def _due(done: int, every: int | None) -> bool:

@@ -12,18 +12,18 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from workbench.model.slices import WeightsFile
-from workbench.train.optimizer import build_optimizer
 
 from workbench.layers.context import BatchContext
 from workbench.layers.dropout import PlacedDropout
 from workbench.model.build import build
+from workbench.model.slices import WeightsFile
 from workbench.plan.experiment import Experiment
 from workbench.plan.layout import ROWS
 from workbench.plan.placement import apportion
 from workbench.plan.plan import Plan
 from workbench.train.data import open_data, rows_of_step
 from workbench.train.objective import AUXILIARY_WEIGHT
+from workbench.train.optimizer import build_optimizer
 
 
 class VerifyError(ValueError):
@@ -45,7 +45,7 @@ def write_reference(experiment: Experiment, weights: Path, path: Path) -> None:
     if plan.batch_norm == "local":
         _part_batch_norm(model, plan, experiment.batch_size)
     parameters = dict(model.named_parameters())
-    optimizer = build_optimizer(experiment.optimizer, list(parameters.values()))
+    optimizer = build_optimizer(experiment.optimizer, parameters.values())
     graph = plan.graph
     data = open_data(experiment.data, graph.input_shape, graph.num_classes, "train")
     found: dict[str, Tensor] = {}
@@ -103,7 +103,7 @@ def _place_dropout(model: nn.Module, plan: Plan, context: BatchContext) -> None:
                 f"cannot repeat; use nn.Dropout (or StochasticDepth) in the model"
             )
         placed = PlacedDropout(
-            float(module.p),  # type: ignore[arg-type]
+            float(module.p),
             ROWS,
             layer.input_shape,
             layer.rows,

@@ -44,7 +44,6 @@ def train(
         CheckpointError: weights or checkpoint are damaged or of another model.
     """
     with PeakMeter(torch.device(seat.device)) as meter, World.open(seat) as world:
-        with meter.following(world.worker):
-            groups = world.groups(group_specs_of(experiment.plan))
-            state = RankState.start(experiment, world, groups, weights, resume)
-            return Loop(state, meter, directory, control, emit).run()
+        groups = world.groups(group_specs_of(experiment.plan))
+        state = RankState.start(experiment, world, groups, weights, resume)
+        return Loop(state, meter, directory, control, emit).run()

@@ -4,18 +4,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from workbench.model.slices import Reader, WeightsFile
-from workbench.train.checkpoint import load as load_checkpoint
-from workbench.train.optimizer import build_optimizer
 
 from workbench.comm.group import Group
 from workbench.comm.world import World
 from workbench.layers.context import BatchContext
 from workbench.layers.cut import CutModel, Groups, cut, group_specs
+from workbench.model.slices import Reader, WeightsFile
 from workbench.plan.experiment import Experiment
 from workbench.plan.plan import Plan
+from workbench.train.checkpoint import load, restore
 from workbench.train.data import Dataset, open_data
 from workbench.train.gradients import GradientSum
+from workbench.train.optimizer import build_optimizer
 from workbench.train.step import Stepper
 
 CONTROL = "control"
@@ -66,14 +66,14 @@ class RankState:
     ) -> "RankState":
         """Builds this rank's part, from the initial weights or from a checkpoint."""
         plan = experiment.plan
-        saved = None if resume is None else load_checkpoint(resume, plan.graph)
+        saved = None if resume is None else load(resume, plan.graph)
         reader: Reader = WeightsFile(weights) if saved is None else saved.reader
         context = BatchContext(world.rank, (0,) * world.size, seed=experiment.seed)
         dtype = torch.float64 if experiment.precision == "fp64" else torch.float32
         model = cut(plan, context, groups, reader, device=world.device, dtype=dtype)
-        optimizer = build_optimizer(experiment.optimizer, list(model.trainable().values()))
+        optimizer = build_optimizer(experiment.optimizer, model.trainable().values())
         if saved is not None:
-            _restore(optimizer, model, saved)
+            restore(saved, model, optimizer, experiment.optimizer)
         shape, classes = plan.graph.input_shape, plan.graph.num_classes
         train_data = open_data(experiment.data, shape, classes, "train")
         gradients = GradientSum(model, experiment.sync.bucket_bytes)

@@ -84,7 +84,8 @@ class Stepper:
         batches = self._load(step)
         samples = sum(sum(batch.rows) for batch in batches)
         self.gradients.begin()
-        total, outputs = 0.0, ()
+        total = 0.0
+        outputs: tuple[Tensor, ...] = ()
         for index, batch in enumerate(batches):
             self.model.context.set(batch.rows, first_row=batch.first_row, step=step)
             with self._precision():
@@ -95,10 +96,10 @@ class Stepper:
             loss.backward()
             total += reported
         self.gradients.finish()
-        outputs = tuple(output.detach() for output in outputs)
         seconds = time.perf_counter() - started
         blocked_s = self.world.recorder.blocked_s - blocked
-        return StepResult(total, samples, seconds, blocked_s, batches, outputs)
+        given = tuple(output.detach() for output in outputs)
+        return StepResult(total, samples, seconds, blocked_s, batches, given)
 
     def _load(self, step: int) -> tuple[MicroBatch, ...]:
         """This rank's part of the step's global batch, cut into micro-batches."""
