@@ -16,26 +16,21 @@ ENGINES = 4
 
 @pytest.fixture(scope="session")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ipp.Client]:
-    """Four engines, each on one core, which can import whatever pytest can."""
-    profile = str(tmp_path_factory.mktemp("ipython"))
-    path = [os.path.abspath(entry) for entry in sys.path]
-    with ipp.Cluster(
-        n=ENGINES, profile_dir=profile, controller_args=["--nodb"], delay=0, log_level=40
-    ) as client:
-        client.wait_for_engines(ENGINES, timeout=120)
-        settled = [client[engine].apply_async(_settle, path, engine) for engine in client.ids]
-        for answer in settled:
-            answer.get(timeout=60)
-        yield client
-
-
-def _settle(path: list[str], index: int) -> None:
-    import os
-    import sys
-
-    sys.path[:] = path
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[index % len(cores)]})
+    """Four engines, which can import whatever pytest can."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(os.path.abspath, sys.path)))
+        patch.setenv("PYTHONSAFEPATH", "1")  # and nothing else, wherever they are started
+        patch.setenv("OMP_NUM_THREADS", "1")
+        cluster = ipp.Cluster(
+            n=ENGINES,
+            profile_dir=str(tmp_path_factory.mktemp("ipython")),
+            controller_args=["--nodb", "--usethreads"],
+            delay=0,
+            log_level=40,
+        )
+        with cluster as client:
+            client.wait_for_engines(ENGINES, timeout=120)
+            yield client
 
 
 @pytest.fixture(scope="session")

@@ -1,63 +1,109 @@
 """Runs functions on the ranks of a cluster, each time in a new world."""
 
 import itertools
+import os
 import signal
+import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import ipyparallel as ipp
 import torch
 from torch.distributed import TCPStore
 
+from workbench.comm.group import Group
 from workbench.comm.world import Seat, World
+
+# Between tasks SIGINT would cost an engine the answer that it is about to send.
+INTERRUPT = signal.SIGUSR1
 
 
 class Ranks:
     """`on_ranks(n, f, *args)` is [f(world, *args) on rank 0, on rank 1, ...].
 
     When a rank raises, the others are interrupted, and what it raised is raised here; the next
-    call works again. Functions and what they return travel by pickle; a test module's functions
-    by their name. Ranks 0..n-1 are engines 0..n-1, one thread each.
+    call works again. Functions travel by name, what they take and return by pickle. Each rank
+    has one thread and, where there are enough, a core of its own.
     """
 
     def __init__(self, client: ipp.Client) -> None:
-        self._client = client
         self._numbers = itertools.count()
+        self._views = [client[engine] for engine in sorted(client.ids)]
         # Ranks meet in a store that none of them hosts, on a port that nobody guesses.
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        settled = [
+            view.apply_async(_settle, rank, os.getpid(), client.cluster.controller.pid)
+            for rank, view in enumerate(self._views)
+        ]
+        self._pids: list[int] = [answer.get(timeout=120) for answer in settled]
 
     def __call__(
         self, size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 20.0
     ) -> list[Any]:
         prefix, port = f"call{next(self._numbers)}", self._store.port
-        answers = {}
-        for rank, engine in enumerate(sorted(self._client.ids)[:size]):
-            seat = Seat(rank, size, "127.0.0.1", port, prefix, timeout_s)
-            answers[engine] = self._client[engine].apply_async(_call, seat, function, args)
+        answers = [
+            view.apply_async(
+                _call, Seat(rank, size, "127.0.0.1", port, prefix, timeout_s), function, args
+            )
+            for rank, view in enumerate(self._views[:size])
+        ]
         failed = _first_failure(answers)
         if failed is not None:
             self._interrupt(answers)
             failed.get()
-        return [answer.get() for answer in answers.values()]
+        return [answer.get() for answer in answers]
 
-    def _interrupt(self, answers: dict[int, ipp.AsyncResult]) -> None:
-        while waiting := [engine for engine, answer in answers.items() if not answer.ready()]:
-            self._client.send_signal(signal.SIGINT, targets=waiting, block=True)
-            for engine in waiting:
-                answers[engine].wait(1.0)
+    def _interrupt(self, answers: list[ipp.AsyncResult]) -> None:
+        for pid, answer in zip(self._pids, answers, strict=False):
+            while not answer.ready():
+                os.kill(pid, INTERRUPT)
+                answer.wait(0.5)
 
 
-def _first_failure(answers: dict[int, ipp.AsyncResult]) -> ipp.AsyncResult | None:
+def _first_failure(answers: list[ipp.AsyncResult]) -> ipp.AsyncResult | None:
     """The answer that failed first; None when all have come."""
-    while waiting := [answer for answer in answers.values() if not answer.ready()]:
+    while waiting := [answer for answer in answers if not answer.ready()]:
         waiting[0].wait(0.01)
-        for answer in answers.values():
+        for answer in answers:
             if answer.ready() and not answer.successful():
                 return answer
     return None
 
 
+def _settle(rank: int, owner: int, controller: int) -> int:
+    """Prepares an engine; returns its process id."""
+    signal.signal(INTERRUPT, signal.SIG_IGN)
+    threading.Thread(target=_guard, args=(owner, controller), daemon=True).start()
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    return os.getpid()
+
+
+def _guard(owner: int, controller: int) -> None:
+    """Ends the cluster soon after the tests have ended, however they did."""
+    with suppress(ProcessLookupError):
+        while True:
+            os.kill(owner, 0)
+            time.sleep(0.5)
+    with suppress(ProcessLookupError):
+        os.kill(controller, signal.SIGTERM)
+    os._exit(1)
+
+
 def _call(seat: Seat, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    with World.open(seat) as world:
-        torch.manual_seed(0)
-        return function(world, *args)
+    signal.signal(INTERRUPT, signal.default_int_handler)
+    try:
+        with World.open(seat) as world:
+            torch.manual_seed(0)
+            return function(world, *args)
+    finally:
+        signal.signal(INTERRUPT, signal.SIG_IGN)
+
+
+def all_ranks(world: World, purpose: str = "world") -> Group:
+    """A group of all ranks of `world`."""
+    spec = (purpose, tuple(range(world.size)))
+    return world.groups([spec])[spec]

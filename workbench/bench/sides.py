@@ -35,14 +35,14 @@ class Side:
         name: of the system.
         step: runs one step and returns this rank's part of the mean loss.
         samples: of one step, over all ranks that take part.
-        alone: whether only rank 0 takes part.
+        takes_part: whether this rank does.
         threads: that it computes with.
     """
 
     name: str
     step: Callable[[int], float]
     samples: int
-    alone: bool = False
+    takes_part: bool = True
     threads: int = 1
 
 
@@ -60,7 +60,7 @@ def workbench_side(experiment: Experiment, world: World, groups: Groups, weights
 
 
 def ddp_side(experiment: Experiment, world: World, weights: Path, bucket_mib: int) -> Side:
-    """torch's DistributedDataParallel, with its recommended options."""
+    """DistributedDataParallel of torch, with its recommended options."""
     module = _whole_model(experiment, weights)
     model = DistributedDataParallel(
         module, bucket_cap_mb=bucket_mib, gradient_as_bucket_view=True, static_graph=True
@@ -73,16 +73,23 @@ def ddp_side(experiment: Experiment, world: World, weights: Path, bucket_mib: in
     )
 
 
-def one_process_sides(experiment: Experiment, world_size: int, weights: Path) -> tuple[Side, Side]:
-    """One engine with a rank's part of the batch, and one process with all threads and rows."""
+def one_process_sides(experiment: Experiment, world: World, weights: Path) -> tuple[Side, Side]:
+    """On rank 0: one engine with its part of the batch, and one process with all of it."""
+    part = experiment.batch_size // world.size
+    names = ("one engine", "one process")
+    if world.rank:
+        return Side(names[0], _idle, 0, False), Side(names[1], _idle, 0, False)
     module = _whole_model(experiment, weights)
-    part = experiment.batch_size // world_size
     engine = _Whole(experiment, module, 0, part)
     process = _Whole(experiment, module, 0, experiment.batch_size)
     return (
-        Side("one engine", engine.step, part, alone=True),
-        Side("one process", process.step, experiment.batch_size, alone=True, threads=world_size),
+        Side(names[0], engine.step, part),
+        Side(names[1], process.step, experiment.batch_size, threads=world.size),
     )
+
+
+def _idle(_step: int) -> float:
+    return 0.0
 
 
 def whole_machine(threads: int) -> Callable[[], None]:

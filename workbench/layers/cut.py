@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx
@@ -168,7 +168,7 @@ class _Cutting:
             if layer.kind == "batch_norm":
                 local = self._batch_norm(layer, local)
             if getattr(local, "inplace", False) and self._converted(layer):
-                local.inplace = False
+                cast(Any, local).inplace = False
             if idles(layer, self.flow, self.rank):
                 local = idle_module(local, layer, self.flow, self.rank)
             self.traced.set_submodule(str(node.target), local)

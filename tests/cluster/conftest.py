@@ -1,0 +1,39 @@
+"""A cluster for the tests that need one, and a look at what it leaves behind."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import leftovers
+from tests.cluster.test_message import experiment
+from tests.plan.graphs import mlp
+from workbench.cluster import Cluster, Run
+from workbench.plan import Plan
+
+NOWHERE = Path("weights that no fake session reads")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two engines for the tests of one module; nothing of them may be left."""
+    directory = tmp_path_factory.mktemp("runs")
+    with Cluster(2, directory=directory, timeout=20.0) as cluster:
+        yield cluster
+    assert not list(directory.glob(".cluster-*"))
+    assert not leftovers.of(os.getpid())
+
+
+@pytest.fixture
+def train(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
+    """`train("slowly", steps=7)` -> a run of that fake session on both engines."""
+
+    def train(session: str, *, steps: int = 5, ranks: int = 2) -> Run:
+        # Fake sessions have no model, so nobody makes its weights.
+        monkeypatch.setattr(cluster._assistant, "values_of", lambda _experiment, _module: NOWHERE)
+        cluster.task = f"tests.cluster.fake_session:{session}"
+        plan = Plan.data_parallel(mlp(4, 4), ranks)
+        return cluster.train(experiment(plan).replace(steps=steps))
+
+    return train

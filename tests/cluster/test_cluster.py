@@ -1,0 +1,249 @@
+"""Runs on real engines, with fake sessions."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from tests.cluster import leftovers
+from tests.cluster.test_message import experiment
+from tests.plan.graphs import mlp
+from workbench.cluster import (
+    Cluster,
+    ClusterError,
+    ControlMessageTooLarge,
+    Diverged,
+    EngineDied,
+    RankError,
+)
+from workbench.cluster.engine import introduce
+from workbench.plan import Plan
+
+LONG_S = 120.0
+FOREVER = 10**9
+
+
+def running(run) -> None:
+    """Returns when the run has sent its first rows."""
+    started = threading.Event()
+    unsubscribe = run.subscribe(lambda rows: started.set() if rows else None)
+    while not run.rows and not run.is_done:
+        started.wait(0.1)
+    unsubscribe()
+    assert not run.is_done, run
+
+
+def test_a_run_goes_on_by_itself_and_leaves_its_files(cluster, train):
+    run = train("slowly", steps=40)
+    assert run.state in ("starting", "running")
+    assert cluster.occupied.keys() == {0, 1}
+    assert "2 busy" in repr(cluster)
+    run.wait(LONG_S)
+    assert run.state == "finished"
+    assert [outcome.step for outcome in run.outcomes] == [40, 40]
+    assert len(run.metrics) == len(run.rows) == 80
+    assert run.metrics["step"].tolist() == [step for step in range(40) for _rank in (0, 1)]
+    assert run.directory.parent == cluster.directory
+    assert {path.name for path in run.directory.iterdir()} == {"experiment.toml", "metrics.csv"}
+    assert cluster.occupied == {}
+
+
+def test_no_row_is_lost_however_many_there_are(train):
+    run = train("in_a_hurry", steps=5000).wait(LONG_S)
+    for rank in (0, 1):
+        assert [row["step"] for row in run.rows if row["rank"] == rank] == list(range(5000))
+    assert run.notes == []
+
+
+def test_stop_ends_all_ranks_after_the_same_step_with_a_checkpoint(train):
+    run = train("slowly", steps=FOREVER)
+    running(run)
+    run.stop()
+    run.wait(LONG_S)
+    assert run.state == "stopped"
+    first, second = run.outcomes
+    assert first.step == second.step == len(run.rows) // 2
+    assert run.checkpoint is not None
+    assert run.checkpoint.read_text() == str(first.step - 1)
+
+
+def test_a_stop_that_comes_before_the_ranks_begin_is_heard(train):
+    run = train("slowly", steps=FOREVER)
+    run.stop()
+    assert run.wait(LONG_S).state == "stopped"
+
+
+def test_a_rank_s_exception_arrives_with_its_layer_and_traceback(cluster, train):
+    run = train("last_rank_raises")
+    with pytest.raises(RankError) as caught:
+        run.wait(LONG_S)
+    error = caught.value
+    assert (error.rank, error.layer, error.kind) == (1, "fc1", "LayerError")
+    assert error.text == "no room on this rank"
+    assert 'raise LayerError("no room on this rank")' in error.remote_traceback
+    assert str(error).startswith("rank 1 failed in layer 'fc1': LayerError: no room on this rank")
+    assert run.state == "failed"
+    assert len(run.rows) == 2
+    assert cluster.dead == ()
+    assert train("train").wait(LONG_S).state == "finished"
+
+
+def test_the_first_failure_is_told_and_the_others_counted(train):
+    with pytest.raises(RankError, match="1 other rank failed after it: ValueError on rank"):
+        train("all_raise").wait(LONG_S)
+
+
+def test_a_loss_that_is_no_number_stops_the_run(train):
+    run = train("diverges")
+    with pytest.raises(Diverged, match=r"the loss became nan at step 1, first in layer 'fc0'"):
+        run.wait(LONG_S)
+    assert run.state == "failed"
+
+
+def test_a_dead_engine_is_told_at_once_and_replaced(cluster, train, capsys):
+    before = cluster.pids
+    run = train("slowly", steps=FOREVER)
+    running(run)
+    os.kill(before[1], signal.SIGKILL)
+    killed = time.monotonic()
+    with pytest.raises(EngineDied) as caught:
+        run.wait(LONG_S)
+    assert time.monotonic() - killed < 2.0
+    message = f"rank 1 (pid {before[1]}) died: its process was ended by SIGKILL"
+    assert str(caught.value).startswith(message)
+    assert cluster.dead == (1,)
+    assert "1 dead" in repr(cluster)
+    assert "dead" in cluster._repr_html_()
+    again = train("train").wait(LONG_S)
+    assert again.state == "finished"
+    assert again.notes == ["engines [1] had died before and were replaced"]
+    assert "[1], which had died" in capsys.readouterr().out
+    assert cluster.pids[0] == before[0]
+    assert cluster.pids[1] != before[1]
+
+
+def test_a_rank_that_cannot_be_interrupted_is_ended(cluster, train, monkeypatch):
+    monkeypatch.setattr("workbench.cluster.job.INTERRUPT_AGAIN_S", 0.2)
+    monkeypatch.setattr("workbench.cluster.job.KILL_AFTER_S", 0.5)
+    with pytest.raises(RankError, match="rank 0 could not be interrupted and had to be ended"):
+        train("first_rank_ignores").wait(LONG_S)
+    assert cluster.dead == (0,)
+    assert train("train").wait(LONG_S).state == "finished"
+
+
+def test_an_engine_is_used_by_one_run_at_a_time(cluster, train):
+    one = train("slowly", steps=FOREVER, ranks=1)
+    other = train("slowly", steps=FOREVER, ranks=1)
+    with pytest.raises(ClusterError, match=r"1 engines are needed and 0 of 2 are free"):
+        train("train", ranks=1)
+    one.stop()
+    one.wait(LONG_S)
+    assert train("train", ranks=1).wait(LONG_S).state == "finished"
+    assert other.state in ("starting", "running")
+    other.stop()
+    other.wait(LONG_S)
+
+
+def test_a_plan_for_more_ranks_than_engines(cluster):
+    plan = Plan.data_parallel(mlp(4, 4), 3)
+    with pytest.raises(ClusterError, match=r"for 3 ranks, .* has 2 engines: start Cluster\(3\)"):
+        cluster.train(experiment(plan))
+    with pytest.raises(ClusterError, match=r"for 3 ranks, .* has 2 engines: start Cluster\(3\)"):
+        cluster.verify(plan)
+
+
+def test_arguments_of_the_wrong_kind(cluster):
+    plan = Plan.data_parallel(mlp(4, 4), 2)
+    with pytest.raises(TypeError, match="takes an Experiment, got Plan"):
+        cluster.train(plan)
+    with pytest.raises(TypeError, match="takes a Plan, got Experiment"):
+        cluster.verify(experiment(plan))
+    with pytest.raises(ValueError, match="'fp64' or 'fp32', got 'bf16'"):
+        cluster.verify(plan, precision="bf16")
+    with pytest.raises(ClusterError, match="no checkpoint"):
+        cluster.train(experiment(plan), resume="nowhere")
+
+
+@pytest.mark.parametrize("n", [0, -1, 2.0, True, "4"])
+def test_a_cluster_has_a_positive_number_of_engines(n, tmp_path):
+    with pytest.raises(ValueError, match="positive number of engines"):
+        Cluster(n, directory=tmp_path)
+
+
+def test_messages_to_engines_are_counted_and_small(cluster, train):
+    before = (cluster.sent.messages, cluster.sent.bytes)
+    train("train").wait(LONG_S)
+    assert cluster.sent.messages - before[0] == 2
+    assert 0 < cluster.sent.bytes - before[1] < 20_000
+
+
+def test_a_message_above_64_kib_is_refused(cluster):
+    before = cluster.sent.messages
+    with pytest.raises(ControlMessageTooLarge, match=r"bytes to engine 0: .* at most 65,536"):
+        cluster._engines.call(0, introduce, b"x" * 65_536)
+    assert cluster.sent.messages == before
+
+
+def test_an_answer_above_64_kib_is_refused_and_rows_are_kept(train):
+    run = train("answers_too_much")
+    with pytest.raises(RankError, match="an answer of"):
+        run.wait(LONG_S)
+    assert len(run.rows) == 2
+
+
+def test_engines_are_placed_as_the_cluster_says(cluster, train):
+    run = train("tells_its_place").wait(LONG_S)
+    for device, outcome in zip(cluster.devices, run.outcomes, strict=True):
+        place = json.loads(outcome.message)
+        assert place["environment"]["CUDA_VISIBLE_DEVICES"] == device.gpu
+        assert place["environment"]["OMP_NUM_THREADS"] == str(device.threads)
+        assert place["environment"]["GLOO_SOCKET_IFNAME"].startswith("lo")
+        assert place["threads"] == device.threads
+        assert place["cores"] in (None, sorted(device.cores))
+
+
+def test_a_cluster_shows_its_engines(cluster):
+    assert repr(cluster).startswith("<Cluster of 2 engines on ")
+    html = cluster._repr_html_()
+    assert html.count("<tr>") == 3
+    for pid in cluster.pids:
+        assert str(pid) in html
+    assert "idle" in html
+
+
+def test_a_dead_controller_is_told_and_a_restart_helps(cluster, train):
+    run = train("slowly", steps=FOREVER)
+    running(run)
+    (controller,) = (
+        process
+        for process in leftovers.of(os.getpid())
+        if "ipyparallel.controller" in process.cmdline() and process.ppid() == os.getpid()
+    )
+    controller.kill()
+    with pytest.raises(ClusterError, match=r"controller died.*cluster.restart\(\)"):
+        run.wait(LONG_S)
+    with pytest.raises(ClusterError, match=r"controller died; cluster.restart\(\)"):
+        train("train")
+    before = cluster.pids
+    cluster.restart()
+    assert not set(cluster.pids) & set(before)
+    assert train("train").wait(LONG_S).state == "finished"
+
+
+def test_a_stopped_cluster_says_so(cluster, train):
+    """The last of this module, which needs the cluster no more."""
+    run = train("slowly", steps=FOREVER)
+    running(run)
+    cluster.stop()
+    assert run.state == "stopped"
+    assert run.checkpoint is not None
+    assert run.checkpoint.exists()
+    assert not leftovers.of(os.getpid())
+    assert repr(cluster) == "<Cluster of 2 engines: stopped>"
+    assert "stopped" in cluster._repr_html_()
+    with pytest.raises(ClusterError, match="was stopped"):
+        train("train")
+    cluster.stop()

@@ -1,0 +1,298 @@
+"""A run as the notebook sees it, with a job that is played by the test."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.fake_session import row
+from tests.cluster.interrupts import interrupt_inside
+from tests.cluster.test_message import experiment
+from tests.plan.graphs import mlp
+from workbench.cluster.errors import Diverged, RunError
+from workbench.cluster.run import Run
+from workbench.plan import Plan
+from workbench.train.control import Outcome
+from workbench.train.metrics import COLUMNS
+
+LONG_S = 30.0
+
+
+class Job:
+    """Gives two ranks' rows for one step, and then waits until it may end."""
+
+    has_lost_rows = False
+
+    def __init__(self, ending: Exception | str = "finished") -> None:
+        self.ending = ending
+        self.may_end, self.asked_to_stop = threading.Event(), threading.Event()
+
+    def stop(self) -> None:
+        self.asked_to_stop.set()
+        self.ending = "stopped"
+        self.may_end.set()
+
+    def watch(self, on_rows):
+        on_rows([row(0, 1), row(0, 0)])
+        assert self.may_end.wait(LONG_S)
+        on_rows([row(1, 0), row(1, 1)])
+        if isinstance(self.ending, Exception):
+            raise self.ending
+        outcome = Outcome(self.ending, 2, "step-2", {"accuracy": 0.75}, "why")
+        return [outcome, outcome]
+
+
+@pytest.fixture
+def start(tmp_path):
+    """`start(job)` -> the run; `start.released` is set when its engines are given back."""
+
+    def start(job: Job, launch=None) -> Run:
+        plan = Plan.data_parallel(mlp(4, 4), 2)
+        return Run(experiment(plan), tmp_path, launch or (lambda _run: job), start.released.set)
+
+    start.released = threading.Event()
+    return start
+
+
+def test_a_run_starts_runs_and_finishes(start, tmp_path):
+    job, may_launch, is_running = Job(), threading.Event(), threading.Event()
+
+    def launch(_run: Run) -> Job:
+        assert may_launch.wait(LONG_S)
+        return job
+
+    run = start(job, launch)
+    assert run.state == "starting"
+    assert "starting" in repr(run)
+    run.subscribe(lambda _rows: is_running.set())
+    may_launch.set()
+    assert is_running.wait(LONG_S)
+    assert run.state == "running"
+    assert not start.released.is_set()
+    job.may_end.set()
+    assert run.wait(LONG_S) is run
+    assert start.released.is_set()
+    assert (run.state, run.is_done, run.error) == ("finished", True, None)
+    assert run.evaluation == {"accuracy": 0.75}
+    assert run.checkpoint == Path("step-2")
+    assert "finished, step 2 of 3" in repr(run)
+    assert "accuracy 75.0%" in repr(run)
+    assert (tmp_path / "metrics.csv").read_text().splitlines()[0] == ",".join(COLUMNS)
+
+
+def test_metrics_are_sorted_and_have_all_columns_even_when_there_are_none(start):
+    run = start(Job(), launch=lambda _run: None)
+    run.wait(LONG_S)
+    assert (run.state, list(run.metrics.columns), len(run.metrics)) == ("stopped", [*COLUMNS], 0)
+    assert run.checkpoint is None
+    job = Job()
+    job.may_end.set()
+    metrics = start(job).wait(LONG_S).metrics
+    assert list(metrics.columns) == [*COLUMNS]
+    assert metrics[["step", "rank"]].to_numpy().tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    assert metrics["step"].dtype.kind == "i"
+    metrics["loss"] = 0.0  # a copy: nobody else's metrics change
+
+
+def test_metrics_are_not_built_anew_for_every_look(start, monkeypatch):
+    job = Job()
+    job.may_end.set()
+    run = start(job).wait(LONG_S)
+    run.metrics  # noqa: B018
+    monkeypatch.setattr("pandas.DataFrame.sort_values", None)
+    assert len(run.metrics) == 4
+
+
+def test_subscribers_get_new_rows_and_changes_of_state(start):
+    job, seen, is_running = Job(), [], threading.Event()
+    gate = threading.Event()
+
+    def launch(_run: Run) -> Job:
+        assert gate.wait(LONG_S)
+        return job
+
+    run = start(job, launch)
+
+    def watch(rows: list) -> None:
+        seen.append((run.state, [r["step"] for r in rows]))
+        is_running.set()
+
+    unsubscribe = run.subscribe(watch)
+    quiet = run.subscribe(lambda _rows: pytest.fail("called after it was unsubscribed"))
+    quiet()
+    gate.set()
+    assert is_running.wait(LONG_S)
+    job.may_end.set()
+    run.wait(LONG_S)
+    assert seen == [("running", []), ("running", [0, 0]), ("running", [1, 1]), ("finished", [])]
+    unsubscribe()
+    unsubscribe()
+
+
+def test_a_broken_subscriber_does_not_hurt_the_run(start):
+    job, gate = Job(), threading.Event()
+    job.may_end.set()
+
+    def launch(_run: Run) -> Job:
+        assert gate.wait(LONG_S)
+        return job
+
+    run = start(job, launch)
+    run.subscribe(lambda rows: rows[7])
+    gate.set()
+    run.wait(LONG_S)
+    assert run.state == "finished"
+    assert len(run.notes) == 1
+    assert "IndexError" in run.notes[0]
+    assert "a subscriber failed" in run._repr_html_()
+
+
+def test_a_failed_run_raises_when_waited_for_and_keeps_its_rows(start, tmp_path):
+    job = Job(RunError("rank 1 failed: <oops>\nTraceback ..."))
+    job.may_end.set()
+    run = start(job)
+    with pytest.raises(RunError, match="oops"):
+        run.wait(LONG_S)
+    assert run.state == "failed"
+    assert run.error is job.ending
+    assert len(run.rows) == 4
+    assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 5
+    assert "rank 1 failed: <oops>" in repr(run)
+    assert "Traceback" not in repr(run)
+    assert "rank 1 failed: &lt;oops&gt;" in run._repr_html_()
+
+
+def test_a_run_that_cannot_start_has_failed(start):
+    def launch(_run: Run) -> Job:
+        raise RunError("no weights")
+
+    run = start(Job(), launch)
+    with pytest.raises(RunError, match="no weights"):
+        run.wait(LONG_S)
+    assert (run.state, start.released.is_set()) == ("failed", True)
+
+
+def test_a_loss_that_is_no_number_is_an_error(start):
+    job = Job("diverged")
+    job.may_end.set()
+    run = start(job)
+    with pytest.raises(Diverged, match="why"):
+        run.wait(LONG_S)
+    assert run.state == "failed"
+    assert run.checkpoint == Path("step-2")
+
+
+def test_stop_reaches_the_job_and_may_be_repeated(start):
+    job = Job()
+    run = start(job)
+    run.stop()
+    run.stop()
+    assert run.wait(LONG_S).state == "stopped"
+    assert job.asked_to_stop.is_set()
+    run.stop()
+    assert run.state == "stopped"
+
+
+def test_a_run_stopped_while_it_starts_hears_it(start):
+    gate, job = threading.Event(), Job()
+
+    def launch(_run: Run) -> Job:
+        assert gate.wait(LONG_S)
+        return job
+
+    run = start(job, launch)
+    run.stop()
+    assert "starting (stopping)" in repr(run)
+    gate.set()
+    assert run.wait(LONG_S).state == "stopped"
+
+
+def test_waiting_may_end_before_the_run_does(start):
+    job = Job()
+    run = start(job)
+    with pytest.raises(TimeoutError, match=r"goes on after 0\.01 s"):
+        run.wait(0.01)
+    assert not run.is_stopping
+    job.may_end.set()
+    run.wait(LONG_S)
+
+
+def test_an_interrupt_while_waiting_stops_the_run(start):
+    run = start(Job())
+    interrupt_inside(Run.wait)
+    with pytest.raises(KeyboardInterrupt, match="engines stop after their current step"):
+        run.wait()
+    assert run.is_stopping
+    assert run.wait(LONG_S).state == "stopped"
+
+
+def test_a_run_can_be_awaited(start):
+    job = Job()
+    run = start(job)
+
+    async def cell() -> Run:
+        asyncio.get_running_loop().call_later(0.01, job.may_end.set)
+        return await run
+
+    assert asyncio.run(cell()) is run
+    failing = Job(RunError("why"))
+    failing.may_end.set()
+    with pytest.raises(RunError, match="why"):
+        asyncio.run(wait_for(start(failing)))
+
+
+async def wait_for(run: Run) -> Run:
+    return await run
+
+
+def test_a_cancelled_cell_is_an_interrupt(start):
+    run = start(Job())
+
+    async def run_cell_async() -> str:  # ipykernel's name for a cell that awaits
+        try:
+            await run
+        except KeyboardInterrupt as interrupt:
+            return str(interrupt)
+        return ""
+
+    async def kernel() -> str:
+        cell = asyncio.ensure_future(run_cell_async())
+        asyncio.get_running_loop().call_later(0.01, cell.cancel)
+        return await cell
+
+    assert "engines stop after their current step" in asyncio.run(kernel())
+    assert run.wait(LONG_S).state == "stopped"
+
+
+def test_a_cancelled_task_elsewhere_stays_a_cancellation(start):
+    run = start(Job())
+
+    async def main() -> None:
+        await asyncio.wait_for(wait_for(run), 0.01)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(main())
+    assert run.wait(LONG_S).state == "stopped"
+
+
+def test_metrics_that_cannot_be_written_are_not_lost(start, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("workbench.cluster.files.write", full)
+    job = Job()
+    job.may_end.set()
+    run = start(job).wait(LONG_S)
+    assert run.state == "finished"
+    assert "No space left" in run.notes[0]
+    assert len(run.metrics) == 4
+
+
+def test_the_rich_form_has_a_line_for_each_rank(start):
+    job = Job()
+    job.may_end.set()
+    html = start(job).wait(LONG_S)._repr_html_()
+    assert html.count("<tr>") == 3
+    assert "0.5 samples/s" in html
+    assert "<script" not in html

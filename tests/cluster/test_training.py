@@ -1,0 +1,84 @@
+"""The whole way: a model, a plan, real ranks, a checkpoint, a proof."""
+
+import pytest
+from torch import nn
+
+import workbench as wb
+from tests.cluster.interrupts import interrupt_inside
+from workbench.cluster import RunError
+from workbench.cluster.job import Job
+from workbench.model.errors import ModelError
+
+LONG_S = 120.0
+
+
+NET = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+@pytest.fixture(scope="module")
+def experiment() -> wb.Experiment:
+    """A module of the user's own, its two layers cut over both ranks."""
+    plan = wb.Plan.hybrid(wb.trace(NET, input_shape=(1, 8, 8)), world_size=2)
+    assert {choice.scheme for choice in plan.layers.values()} == {"shard_out", "shard_in"}
+    return wb.Experiment(plan=plan, batch_size=64, optimizer=wb.SGD(lr=0.1), steps=30)
+
+
+@pytest.fixture(scope="module")
+def plan() -> wb.Plan:
+    """A small model with a name."""
+    return wb.Plan.hybrid(wb.trace("mobilenet_v3_small", input_shape=(3, 32, 32)), world_size=2)
+
+
+def test_a_user_s_own_module_trains_and_goes_on_under_another_plan(cluster, experiment):
+    run = cluster.train(experiment, module=NET).wait(LONG_S)
+    assert run.state == "finished"
+    assert run.metrics["loss"].iloc[-1] < run.metrics["loss"].iloc[0]
+    assert run.evaluation["accuracy"] > 0.5
+    assert run.checkpoint is not None
+    assert run.checkpoint.is_relative_to(run.directory)
+    assert wb.Experiment.load(run.directory / "experiment.toml") == experiment
+    other = experiment.replace(plan=wb.Plan.data_parallel(experiment.plan.graph, 2), steps=33)
+    resumed = cluster.train(other, resume=run).wait(LONG_S)
+    assert resumed.metrics["step"].tolist() == [30, 30, 31, 31, 32, 32]
+
+
+def test_a_user_s_own_module_has_to_be_given(cluster, experiment):
+    with pytest.raises(ModelError, match=r"the values of Sequential are in your module"):
+        cluster.train(experiment)
+    assert cluster.occupied == {}
+
+
+def test_a_split_is_proved_exact(cluster, plan, capsys):
+    found = cluster.verify(plan, steps=1)
+    assert found.of("output").error < found.tolerance
+    assert {difference.what for difference in found.differences} >= {"gradient", "weight"}
+    said = "verifying mobilenet_v3_small: initial weights, unsplit model, 2 ranks"
+    assert said in capsys.readouterr().out
+    assert not list(cluster._engines.scratch.glob("reference-*"))
+
+
+def test_an_interrupted_verification_leaves_the_cluster_usable(cluster, plan):
+    interrupt_inside(Job.watch)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.verify(plan, steps=100_000)
+    assert cluster.occupied == {}
+    assert cluster.verify(plan, steps=1, precision="fp32").precision == "fp32"
+
+
+def test_the_model_is_made_once_and_by_no_rank(cluster, plan):
+    run = wb.Experiment(plan=plan, batch_size=8, optimizer=wb.SGD(lr=0.1), steps=1, seed=3)
+    before = cluster.sent.messages
+    cluster.train(run).wait(LONG_S)
+    cluster.train(run).wait(LONG_S)
+    assert cluster.sent.messages - before == 2 + 2 * 2
+    assert len(list(cluster._engines.scratch.glob("weights/*-seed3.safetensors"))) == 1
+
+
+def test_weights_that_cannot_be_made_are_told(cluster, plan, monkeypatch):
+    monkeypatch.setattr(
+        "workbench.cluster.assistant.WEIGHTS", "tests.cluster.fake_session:all_raise"
+    )
+    run = cluster.train(wb.Experiment(plan=plan, optimizer=wb.SGD(lr=0.1), steps=1))
+    with pytest.raises(RunError, match="the initial weights could not be made: TypeError"):
+        run.wait(LONG_S)
+    assert run.state == "failed"

@@ -1,0 +1,138 @@
+"""Waiting for ranks that do not come: who is named, how fast it ends, and what works after it."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from tests.ranks import all_ranks
+from workbench.comm.collectives import all_gather, all_reduce, broadcast, start_all_reduce
+from workbench.comm.errors import CommTimeout, PeerLost
+from workbench.plan.placement import Shard
+
+ABSENT = 1
+
+
+def one_does_not_come(world):
+    group = all_ranks(world, "replica")
+    if world.rank == ABSENT:
+        world.store.wait(["0 gave up", "2 gave up"])
+        return None
+    with pytest.raises(CommTimeout) as caught:
+        all_reduce(torch.ones(8), group, layer="fc1")
+    world.store.set(f"{world.rank} gave up", "")
+    return str(caught.value), caught.value.missing
+
+
+def sum_of_ones(world):
+    return all_reduce(torch.ones(3), all_ranks(world)).tolist()
+
+
+def test_a_timeout_names_who_did_not_come_and_the_next_world_works(on_ranks):
+    began = time.monotonic()
+    answers = on_ranks(3, one_does_not_come, timeout_s=2.0)
+    assert on_ranks(3, sum_of_ones) == [[3.0] * 3] * 3
+    # Closing a world with a collective under way waits for nobody.
+    assert time.monotonic() - began < 8.0
+    for rank in (0, 2):
+        assert answers[rank] == (
+            f"rank {rank} waited 2 s in all_reduce of layer 'fc1' (call 1 of group "
+            "replica(0,1,2)); did not arrive: rank 1",
+            (ABSENT,),
+        )
+
+
+def at_different_collectives(world):
+    shard, replica = all_ranks(world, "shard"), all_ranks(world, "replica")
+    x, pending = torch.ones(1), None
+    if world.rank == 1:
+        pending = start_all_reduce(x, replica, layer="bucket 0")
+    with pytest.raises(CommTimeout) as caught:
+        pending.wait() if pending else broadcast(x, 1, shard, layer="fc1")
+    return str(caught.value)
+
+
+def test_a_timeout_says_where_the_others_wait(on_ranks):
+    answers = on_ranks(2, at_different_collectives, timeout_s=3.0)
+    assert answers[0].endswith(
+        "did not arrive: rank 1 (waits in all_reduce of layer 'bucket 0' (call 1 of group "
+        "replica(0,1)))"
+    )
+    assert answers[1].endswith(
+        "did not arrive: rank 0 (waits in broadcast of layer 'fc1' (call 1 of group shard(0,1)))"
+    )
+
+
+def one_comes_late(world):
+    group = all_ranks(world)
+    if world.rank == 1:
+        world.store.wait(["waits/0"])  # posted after a second
+    total = all_reduce(torch.ones(2), group)
+    all_reduce(total, group)
+    return total.tolist(), world.store.get("waits/0").decode()
+
+
+def test_a_late_rank_is_waited_for_and_the_post_withdrawn(on_ranks):
+    assert on_ranks(2, one_comes_late) == [([2.0, 2.0], "")] * 2
+
+
+def blocking(group):
+    all_gather(torch.ones(1), Shard(0, (1, 1)), group)
+
+
+def background(group):
+    start_all_reduce(torch.ones(1), group).wait()
+
+
+def interrupted(world, collective):
+    group = all_ranks(world)
+    if world.rank == 1:
+        world.store.wait(["pid", "waits/0"])  # rank 0 has been blocked for a second
+        began = time.monotonic()
+        os.kill(int(world.store.get("pid")), signal.SIGINT)
+        world.store.wait(["caught"])
+        return time.monotonic() - began
+    world.store.set("pid", str(os.getpid()))
+    with pytest.raises(KeyboardInterrupt):
+        collective(group)
+    world.store.set("caught", "")
+    return 0.0
+
+
+@pytest.mark.parametrize("collective", [blocking, background])
+def test_a_blocked_collective_can_be_interrupted(on_ranks, collective):
+    began = time.monotonic()
+    assert max(on_ranks(2, interrupted, collective)) < 1.0
+    assert on_ranks(2, sum_of_ones) == [[2.0] * 3] * 2
+    assert time.monotonic() - began < 8.0
+
+
+def one_leaves(world, raises):
+    group, shard = all_ranks(world), Shard(0, (1, 1, 0))
+    if world.rank == 1 and raises:
+        raise ArithmeticError("rank 1 has had enough")
+    if world.rank == 1:
+        return None
+    with pytest.raises(PeerLost) as caught:
+        all_gather(torch.ones(shard.sizes[world.rank]), shard, group, layer="fc2")
+    if raises:
+        raise caught.value
+    return str(caught.value)
+
+
+def test_a_lost_peer_is_reported_at_once_with_layer_and_group(on_ranks):
+    began = time.monotonic()
+    answers = on_ranks(3, one_leaves, False)
+    assert time.monotonic() - began < 8.0
+    for rank in (0, 2):
+        assert answers[rank].startswith(
+            f"rank {rank} lost a peer in all_gather of layer 'fc2' (call 1 of group world(0,1,2)): "
+        )
+
+
+def test_the_first_failure_is_shown_and_the_next_world_works(on_ranks):
+    with pytest.raises(Exception, match="had enough"):
+        on_ranks(3, one_leaves, True)
+    assert on_ranks(3, sum_of_ones) == [[3.0] * 3] * 3

@@ -1,0 +1,101 @@
+"""Opening and closing worlds, and the groups in them."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.ranks import all_ranks
+from workbench.comm.collectives import all_gather, all_reduce
+from workbench.comm.errors import CommTimeout
+from workbench.comm.group import Group
+from workbench.comm.record import Recorder
+from workbench.comm.world import Seat, World
+from workbench.plan.placement import Shard
+
+
+def threads(world):
+    return world.rank, world.size, str(world.device), torch.get_num_threads(), dist.get_rank()
+
+
+def test_a_rank_knows_its_place(on_ranks):
+    assert on_ranks(3, threads) == [(rank, 3, "cpu", 1, rank) for rank in range(3)]
+
+
+def test_who_does_not_come_to_the_opening_is_named():
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    threads = torch.get_num_threads()
+    seat = Seat(1, 3, "127.0.0.1", store.port, "a world", timeout_s=0.1, threads=threads)
+    with pytest.raises(CommTimeout, match="did not arrive: rank 0, rank 2") as caught:
+        with World.open(seat):
+            pass
+    assert caught.value.missing == (0, 2)
+    assert not dist.is_initialized()
+
+
+SPECS = [
+    ("shard", (0, 1)),
+    ("shard", (2, 3)),
+    ("replica", (0, 2)),
+    ("replica", (1, 3)),
+    ("reversed", (3, 2, 1, 0)),
+    ("replica", (0, 1)),
+    ("alone", (2,)),
+]
+
+
+def sums_and_order(world):
+    groups = world.groups(SPECS)
+    rank, answers = torch.tensor([float(world.rank)]), {}
+    for spec, group in groups.items():
+        assert (group.ranks, group.size) == (spec[1], len(spec[1]))
+        assert group.ranks[group.rank] == world.rank
+        gathered = all_gather(rank, Shard(0, (1,) * group.size), group)
+        answers[group.name] = all_reduce(rank, group).item(), gathered.tolist()
+    return answers
+
+
+def test_groups_hold_their_ranks_in_order(on_ranks):
+    answers = on_ranks(4, sums_and_order)
+    for rank, got in enumerate(answers):
+        assert got == {
+            f"{purpose}({','.join(map(str, ranks))})": (sum(ranks), list(ranks))
+            for purpose, ranks in SPECS
+            if rank in ranks
+        }
+
+
+def refused(world):
+    messages = []
+    for specs in (
+        [("shard", (0, 1)), ("shard", (0, 1))],
+        [("shard", (0, 2))],
+        [("shard", (0, 0))],
+        [("shard", ())],
+    ):
+        with pytest.raises(ValueError, match="shard") as caught:
+            world.groups(specs)
+        messages.append(str(caught.value))
+    return messages
+
+
+def test_impossible_groups_are_refused(on_ranks):
+    assert on_ranks(2, refused)[0] == [
+        "every group can be asked for once, got [('shard', (0, 1)), ('shard', (0, 1))]",
+        "group 'shard' needs one or more different ranks of 0..1, got (0, 2)",
+        "group 'shard' needs one or more different ranks of 0..1, got (0, 0)",
+        "group 'shard' needs one or more different ranks of 0..1, got ()",
+    ]
+
+
+def test_a_group_has_a_link_if_and_only_if_it_has_several_ranks():
+    assert Group("alone", (3,), 0, Recorder()).size == 1
+    with pytest.raises(ValueError, match="2 ranks without a link"):
+        Group("pair", (0, 1), 0, Recorder())
+
+
+def nothing(world):
+    return all_reduce(torch.ones(1), all_ranks(world)).item()
+
+
+def test_worlds_follow_each_other_in_one_process(on_ranks):
+    assert [on_ranks(size, nothing)[0] for size in (2, 4, 1, 3, 2)] == [2, 4, 1, 3, 2]

@@ -1,0 +1,109 @@
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from workbench.model import ModelError, build, build_fake, trace
+from workbench.model.build import named
+from workbench.plan.graph import Source
+
+IMAGE = (3, 32, 32)
+
+
+def source(name, shape=IMAGE, **arguments):
+    return named(name, shape, arguments)
+
+
+def test_builds_with_torch_s_own_values():
+    torch.manual_seed(3)
+    ours = build(source("squeezenet1_1", num_classes=4))
+    torch.manual_seed(3)
+    theirs = type(ours)("1_1", num_classes=4)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+def test_warns_of_nothing(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build(source(name, num_classes=4))
+
+
+@pytest.mark.parametrize(
+    "name", ["vgg11", "regnet_x_400mf", "swin_v2_t", "vit_b_16", "convnext_tiny"]
+)
+def test_the_structure_is_the_model_s(name):
+    given = source(name, num_classes=4)
+    fake = build_fake(given)
+    assert fake.training
+    assert all(tensor.is_meta for tensor in fake.state_dict().values())
+    plain = build(given).state_dict()
+    assert {n: (t.shape, t.dtype) for n, t in fake.state_dict().items()} == {
+        n: (t.shape, t.dtype) for n, t in plain.items()
+    }
+
+
+def test_the_structure_takes_no_memory(allocated):
+    given = source("vgg19", num_classes=1000)
+    build_fake(given)
+    assert allocated(lambda: build_fake(given)) < 1_000_000
+
+
+def test_an_unknown_name_suggests_the_nearest():
+    with pytest.raises(ModelError, match="no model 'vgg12' of torchvision; did you mean 'vgg1"):
+        source("vgg12")
+
+
+def test_a_model_that_is_no_classifier_is_unknown():
+    with pytest.raises(ModelError, match="no model 'fasterrcnn_resnet50_fpn'"):
+        source("fasterrcnn_resnet50_fpn")
+
+
+def test_an_unknown_argument_is_named():
+    with pytest.raises(ModelError, match=r"vgg11 cannot be built with depth=3: .*'depth'"):
+        build_fake(source("vgg11", depth=3))
+
+
+def test_pretrained_weights_come_with_a_module():
+    with pytest.raises(ModelError, match="build the module with its weights"):
+        source("vgg11", weights="DEFAULT")
+
+
+def test_arguments_are_plain_values():
+    with pytest.raises(ModelError, match=r"norm_layer=.* is no plain value"):
+        source("resnet18", norm_layer=nn.Identity)
+
+
+def test_arguments_are_sorted_and_hashable():
+    given = source("resnet50", replace_stride_with_dilation=[False, True, True], num_classes=2)
+    assert given.arguments == (
+        ("num_classes", 2),
+        ("replace_stride_with_dilation", (False, True, True)),
+    )
+    hash(given)
+
+
+def test_a_vision_transformer_is_told_the_image_s_size():
+    assert dict(source("vit_b_16").arguments) == {"image_size": 32}
+    assert dict(source("maxvit_t", (3, 224, 224)).arguments) == {"input_size": (224, 224)}
+    assert dict(source("vit_b_16", image_size=64).arguments) == {"image_size": 64}
+
+
+def test_an_image_that_does_not_fit_is_an_error():
+    with pytest.raises(
+        ModelError, match=r"vit_h_14 cannot be built with image_size=32.*patch size"
+    ):
+        build_fake(source("vit_h_14"))
+
+
+def test_a_user_s_module_has_its_values_in_the_module_alone():
+    graph = trace(nn.Linear(2, 3), input_shape=(2,))
+    with pytest.raises(ModelError, match="a module of your own"):
+        build(graph.source)
+
+
+def test_a_user_s_module_cannot_come_from_text():
+    with pytest.raises(ModelError, match="trace the module again"):
+        build_fake(Source("module", "Net"))

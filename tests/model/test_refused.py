@@ -1,0 +1,177 @@
+"""What cannot be traced: each case has one error that says where and what to do."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.model.test_modules import Double
+from tests.model.tracing import calling
+from workbench.model import TraceError, trace
+
+IMAGE = (3, 8, 8)
+
+
+def refusal(forward, *, shape=IMAGE, **attributes):
+    with pytest.raises(TraceError) as caught:
+        trace(calling(forward, **attributes), input_shape=shape)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda x: x - x.mean(0), "mean has lost the batch"),
+        (lambda x: x - x.mean(0, keepdim=True), "mean has lost the batch"),
+        (lambda x: x / x.max(), "max has lost the batch"),
+        (lambda x: x.flatten(1) @ x.flatten(1).t(), "t has the batch elsewhere"),
+        (lambda x: x.permute(1, 0, 2, 3), "permute has the batch elsewhere"),
+        (lambda x: x.reshape(3, -1), "the batch elsewhere"),
+        (lambda x: x[0], "getitem has lost the batch"),
+        (lambda x: x[::2], "getitem has"),
+        (lambda x: x[torch.randperm(x.shape[0])], "rows of the batch are picked"),
+        (lambda x: x.flatten(1).softmax(0), "softmax acts along the batch"),
+        (lambda x: x.cumsum(-4), "cumsum acts along the batch"),
+        (lambda x: x.flip(0), "flip acts along the batch"),
+        (lambda x: torch.cat([x, x]), "cat acts along the batch"),
+        (lambda x: x / x.shape[0], "number that depends on the batch size"),
+        (lambda x: F.batch_norm(x, None, None, training=True), "batch statistics"),
+        (lambda x: F.adaptive_avg_pool2d(x, 1).squeeze(), "name the dimensions"),
+        (lambda x: [row for row in x], "loop over the batch"),
+    ],
+)
+def test_samples_are_not_mixed(call, reason):
+    assert reason in refusal(lambda self, x: call(x).flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (nn.Softmax(0), "Softmax acts along the batch"),
+        (nn.SyncBatchNorm(3), 'batch_norm="synchronized"'),
+        (nn.TransformerEncoderLayer(8, 2, 16), "batch_first=True"),
+        (nn.LSTM(8, 4), "batch_first=True"),
+        (nn.Conv2d(3, 4, 9), "Kernel size can't be greater"),
+        (nn.LazyLinear(3), "run the module once on a batch"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_layers(layer, reason):
+    shape = IMAGE if isinstance(layer, nn.Conv2d | nn.SyncBatchNorm) else (5, 8)
+    text = refusal(lambda self, x: self.block(x), shape=shape, block=layer)
+    assert reason in text
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda x: x * 2 if x.sum() > 0 else x, "use torch.where"),
+        (lambda x: x * 2 if x.shape[0] > 1 else x, "the size of the batch"),
+        (lambda x: x * 2 if x.shape[0] // 4 == 0 else x, "the size of the batch"),
+        (lambda x: x[x > 0], "depends on the values of a tensor"),
+        (lambda x: x + torch.zeros(x.shape[0], 1), r"torch.zeros\(\(n, 3\)\)"),
+        (lambda x: x.numpy(), "numpy"),
+        (lambda x: Double.apply(x), "backward pass of a torch.autograd.Function"),
+        (lambda x: x.__setitem__(0, 1), "assigning to a part"),
+    ],
+)
+def test_what_is_decided_when_it_runs(call, reason):
+    assert re.search(reason, refusal(lambda self, x: call(x.flatten(1))))
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        (lambda x: {"scores": x}, "a dict with 'scores'"),
+        (lambda x: (x, {"scores": x}), "a tuple of Node|return the predictions"),
+        (lambda x: None, "returns nothing"),
+        (lambda x: x.shape[0], "return the predictions"),
+        (lambda x: x.reshape(-1, 2), "96 rows"),
+    ],
+)
+def test_outputs(output, reason):
+    assert re.search(reason, refusal(lambda self, x: output(x.flatten(1))))
+
+
+def test_an_output_that_is_the_input():
+    assert "the model returns 'x'" in refusal(lambda self, x: x, shape=(4,))
+
+
+def test_several_inputs_are_named():
+    text = refusal(lambda self, image, mask: image * mask)
+    assert "forward takes 2 inputs (image, mask)" in text
+
+
+def test_a_tensor_that_is_no_buffer():
+    text = refusal(lambda self, x: x.flatten(1) * self.scale, scale=torch.ones(1))
+    assert 'self.register_buffer("name", tensor)' in text
+
+
+def test_a_module_that_is_no_submodule():
+    text = refusal(lambda self, x: self.layers[0](x), layers=[nn.Linear(8, 3)])
+    assert "hold such modules in nn.ModuleList" in text
+
+
+def test_state_that_the_model_changes_itself():
+    module = calling(count_calls)
+    module.register_buffer("count", torch.zeros(()))
+    with pytest.raises(TraceError, match="add_ changes a tensor in place that nothing reads"):
+        trace(module, input_shape=IMAGE)
+
+
+def count_calls(self, x):
+    self.count.add_(1)
+    return x.flatten(1)
+
+
+def test_a_state_dict_of_its_own_making():
+    class Extra(nn.Linear):
+        def get_extra_state(self):
+            return 1
+
+    with pytest.raises(TraceError, match=r"differs .* in \['_extra_state'\]"):
+        trace(Extra(4, 4), input_shape=(4,))
+
+
+class Inner(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)  # the line to be found
+
+
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(nn.ReLU(), Inner())
+
+    def forward(self, x):
+        return self.blocks(x).flatten(1)
+
+
+def test_the_error_names_module_and_line():
+    source = Path(__file__).read_text().splitlines()
+    line = 1 + next(n for n, text in enumerate(source) if "# the line to be found" in text)
+    with pytest.raises(TraceError) as caught:
+        trace(Outer(), input_shape=IMAGE)
+    text = str(caught.value)
+    assert text.startswith("Outer cannot be traced in 'blocks.1': ")
+    assert f"{__file__}:{line}, in forward: return x - x.mean(0)" in text
+
+
+def test_a_model_that_cannot_take_the_image():
+    with pytest.raises(TraceError, match=r"alexnet cannot be traced in 'features.12': .*too small"):
+        trace("alexnet", input_shape=(3, 32, 32))
+
+
+def test_nothing_is_printed(capfd):
+    with pytest.raises(TraceError):
+        trace("alexnet", input_shape=(3, 32, 32))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_after_a_failure_everything_works_as_before():
+    refusal(lambda self, x: x - x.mean(0))
+    assert nn.Linear(2, 3)(torch.ones(1, 2)).shape == (1, 3)
+    assert trace(nn.Linear(2, 3), input_shape=(2,)).num_classes == 3

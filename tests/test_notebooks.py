@@ -1,0 +1,183 @@
+"""Every notebook runs; the first one also in a real JupyterLab, by clicks."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import psutil
+import pytest
+from nbclient import NotebookClient
+from playwright.sync_api import BrowserContext, Locator, Page
+
+from tests.browser import Lab, browser, chromium, lab, run_all, wait_until_all_ran
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+# What takes the place of the cell tagged "parameters", so that a test is short.
+SHORT: dict[str, dict[str, Any]] = {
+    "01-first-light.ipynb": {"ENGINES": 2, "STEPS": 3, "TARGET": 0.0},
+}
+
+
+def read(path: Path, *, without: Sequence[str] = (), **parameters: Any) -> nbformat.NotebookNode:
+    """A notebook with other values in its cell of parameters, and without some cells."""
+    notebook = nbformat.read(path, as_version=4)
+    assert set(without) <= {cell.id for cell in notebook.cells}
+    notebook.cells = [cell for cell in notebook.cells if cell.id not in without]
+    (cell,) = [c for c in notebook.cells if "parameters" in c.metadata.get("tags", ())]
+    given = {line.split(" =")[0] for line in cell.source.splitlines()}
+    assert parameters.keys() <= given, "a parameter that the notebook does not have"
+    cell.source += "".join(f"\n{name} = {value!r}" for name, value in parameters.items())
+    return notebook
+
+
+@pytest.fixture(autouse=True)
+def kernels_import_this_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
+
+
+@pytest.fixture
+def no_process_is_left() -> Iterator[None]:
+    before = {process.pid for process in psutil.process_iter()}
+    yield
+    new = [process for process in psutil.process_iter() if process.pid not in before]
+    mine = [process for process in new if "ipyparallel" in " ".join(process.cmdline())]
+    _, alive = psutil.wait_procs(mine, timeout=15)
+    assert alive == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_is_committed_without_outputs(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert "widgets" not in notebook.metadata
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            assert cell.outputs == []
+            assert cell.execution_count is None
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_process_is_left")
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_runs(path: Path, tmp_path: Path) -> None:
+    notebook = read(path, **SHORT[path.name])
+    options = {"timeout": 300, "resources": {"metadata": {"path": str(tmp_path)}}}
+    NotebookClient(notebook, **options).execute()
+    outputs = {c.id: c.outputs for c in notebook.cells if c.cell_type == "code"}
+    if path.name == "01-first-light.ipynb":
+        assert "group" in text_of(outputs["failure"])
+        (dashboard,) = [o for o in outputs["experiment"] if "text/html" in o.get("data", {})]
+        assert "finished, 3 of 3 steps" in dashboard.data["text/plain"]
+        assert "data:image/svg+xml;base64," in dashboard.data["text/html"]
+
+
+def text_of(outputs: list[nbformat.NotebookNode]) -> str:
+    return "".join(output.get("text", "") for output in outputs)
+
+
+class Visit:
+    """The first notebook, opened in JupyterLab with other parameters."""
+
+    def __init__(
+        self, context: BrowserContext, server: Lab, folder: Path, notebook: nbformat.NotebookNode
+    ) -> None:
+        self.errors: list[str] = []
+        self.foreign: list[str] = []
+        context.on("request", self._on_request)
+        nbformat.write(notebook, folder / "notebook.ipynb")
+        self.page: Page = server.open(context, "notebook.ipynb")
+        self.page.on("console", self._on_console)
+        run_all(self.page)
+        self.dashboard = self.page.locator(".wb-dashboard")
+
+    def _on_console(self, message: Any) -> None:
+        if message.type == "error":
+            self.errors.append(message.text)
+
+    def _on_request(self, request: Any) -> None:
+        if not request.url.startswith(("http://127.0.0.1", "ws://127.0.0.1", "data:", "blob:")):
+            self.foreign.append(request.url)
+
+    def wait_for(self, condition: str, timeout_s: float) -> None:
+        """Waits until `condition` is true of the dashboard's data attributes, `d`."""
+        script = (
+            "() => { const d = document.querySelector('.wb-dashboard')?.dataset;"
+            f" return d && ({condition}); }}"
+        )
+        self.page.wait_for_function(script, timeout=1000 * timeout_s)
+
+    def figure(self, name: str) -> int:
+        return int(self.dashboard.get_attribute(f"data-{name}") or -1)
+
+    @property
+    def stop_button(self) -> Locator:
+        return self.page.get_by_role("button", name="Stop", exact=True)
+
+    @property
+    def num_errors(self) -> int:
+        """Tracebacks, and whatever else was written to stderr."""
+        return self.page.locator("[data-mime-type='application/vnd.jupyter.stderr']").count()
+
+    def photograph(self, name: str) -> None:
+        """Keeps a picture if the environment names a folder for it."""
+        if folder := os.environ.get("WORKBENCH_SCREENSHOTS"):
+            self.dashboard.scroll_into_view_if_needed()
+            self.page.screenshot(path=Path(folder) / f"{name}.png")
+
+
+@pytest.fixture
+def visit(
+    tmp_path: Path, no_process_is_left: None
+) -> Iterator[Callable[[nbformat.NotebookNode], Visit]]:
+    """Opens a notebook in JupyterLab and runs all; nothing may be fetched from elsewhere."""
+    if chromium() is None:
+        pytest.skip("no Chromium is installed")
+    visits: list[Visit] = []
+    with lab(tmp_path) as server, browser() as context:
+
+        def make(notebook: nbformat.NotebookNode) -> Visit:
+            visits.append(Visit(context, server, tmp_path, notebook))
+            return visits[-1]
+
+        yield make
+        for made in visits:
+            assert made.errors == []
+            assert made.foreign == []
+
+
+def live(visit: Visit) -> None:
+    """Waits until points were added while somebody looked."""
+    visit.wait_for("d.state === 'running' && +d.points >= 2", 240)
+    first = visit.figure("points")
+    visit.wait_for(f"d.state === 'running' && +d.points > {first}", 60)
+    visit.photograph("live")
+
+
+@pytest.mark.slow
+def test_first_light_in_jupyterlab(visit: Callable[[nbformat.NotebookNode], Visit]) -> None:
+    opened = visit(read(NOTEBOOKS[0], ENGINES=2, STEPS=20, TARGET=0.0))
+    live(opened)
+    opened.wait_for("d.state === 'finished'", 120)
+    assert opened.figure("done") == opened.figure("points") == 20
+    assert opened.stop_button.is_disabled()
+    wait_until_all_ran(opened.page, 240)
+    assert opened.num_errors == 0
+    opened.photograph("end")
+
+
+@pytest.mark.slow
+def test_the_stop_button_in_jupyterlab(visit: Callable[[nbformat.NotebookNode], Visit]) -> None:
+    others = ("verify", "race", "result", "answer")
+    opened = visit(read(NOTEBOOKS[0], without=others, ENGINES=2, STEPS=500))
+    live(opened)
+    opened.stop_button.click()
+    opened.wait_for("d.state === 'stopped'", 60)
+    assert 2 <= opened.figure("done") < 500
+    assert opened.stop_button.is_disabled()
+    wait_until_all_ran(opened.page, 60)
+    assert opened.num_errors == 0

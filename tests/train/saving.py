@@ -1,0 +1,144 @@
+"""Trains, saves and resumes a small net on ranks, in steps whose gradients are made up."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from workbench.comm.group import Group
+from workbench.comm.record import Recorder
+from workbench.layers.context import BatchContext
+from workbench.layers.cut import CutModel, cut, group_specs
+from workbench.model.errors import CheckpointError
+from workbench.model.trace import trace
+from workbench.plan.experiment import Experiment, Optimizer
+from workbench.plan.placement import Shard
+from workbench.plan.plan import Plan
+from workbench.train import checkpoint
+from workbench.train.optimizer import build_optimizer, state_tensors
+
+DEVICE = torch.device("cpu")
+
+
+def net(width=12):
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 5, 3, padding=1),
+        nn.BatchNorm2d(5),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(5 * 16, width),
+        nn.ReLU(),
+        nn.Linear(width, 10),
+    )
+
+
+def graph(width=12, shape=(3, 4, 4)):
+    return trace(net(width), input_shape=shape)
+
+
+class Memory:
+    """A reader of weights that stand in memory."""
+
+    def __init__(self, state):
+        self.state, self.names = state, tuple(state)
+
+    def shape(self, name):
+        return tuple(self.state[name].shape)
+
+    def read(self, name, shard=None, rank=0):
+        whole = self.state[name]
+        return (whole if shard is None else whole.narrow(shard.dim, *shard.span(rank))).clone()
+
+
+class Alone:
+    """A world of one rank, in this process."""
+
+    rank, size = 0, 1
+
+    def groups(self, specs):
+        return {(purpose, ranks): Group(purpose, ranks, 0, Recorder()) for purpose, ranks in specs}
+
+
+def experiment(plan: Plan, value: Optimizer) -> Experiment:
+    return Experiment(plan=plan, optimizer=value, steps=100)
+
+
+class Part:
+    """One rank's part of a run: of new weights, or of a checkpoint."""
+
+    def __init__(self, world, plan: Plan, value: Optimizer, resume: Path | None = None) -> None:
+        self.plan, self.value = plan, value
+        everyone = ("control", tuple(range(world.size)))
+        groups = world.groups([everyone, *group_specs(plan)])
+        self.everyone = groups[everyone]
+        saved = None if resume is None else checkpoint.load(resume, plan.graph)
+        self.done = 0 if saved is None else saved.step
+        reader = Memory(net().state_dict()) if saved is None else saved.reader
+        context = BatchContext(world.rank, (0,) * world.size, seed=0)
+        self.model: CutModel = cut(plan, context, groups, reader, device=DEVICE)
+        self.optimizer = build_optimizer(value, self.model.trainable().values())
+        if saved is not None:
+            checkpoint.restore(saved, self.model, self.optimizer, value)
+
+    def train(self, until: int) -> None:
+        """Steps with gradients that depend on the weights, so that every bit of them matters."""
+        for step in range(self.done, until):
+            for name, parameter in self.model.trainable().items():
+                placed = self.model.placements[name]
+                noise = torch.randn(placed.shape, generator=torch.Generator().manual_seed(step))
+                if isinstance(placed.placement, Shard):
+                    rank = self.model.context.rank % placed.group_size
+                    noise = noise.narrow(placed.placement.dim, *placed.placement.span(rank))
+                parameter.grad = (noise + 0.1 * parameter.detach()).contiguous()
+            self.optimizer.step()
+            for name, piece in self.model.pieces().items():
+                if name.endswith("running_mean"):
+                    piece.add_(1.0)
+        self.done = until
+
+    def save(self, directory: Path, **options) -> Path:
+        run = experiment(self.plan, self.value)
+        return checkpoint.save(
+            directory, self.done, self.model, self.optimizer, run, self.everyone, **options
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that a checkpoint would hold of this rank."""
+        state = state_tensors(self.optimizer, self.value, self.model.trainable())
+        return {name: t.detach().clone() for name, t in (self.model.pieces() | state).items()}
+
+
+def train_and_save(world, plan, value, until, directory):
+    part = Part(world, plan, value)
+    part.train(until)
+    part.save(directory)
+    return part.tensors()
+
+
+def resume_and_train(world, plan, value, path, until):
+    part = Part(world, plan, value, path)
+    part.train(until)
+    return part.tensors()
+
+
+def save_with_a_full_disk(world, plan, value, directory, full_rank):
+    """Rank `full_rank` finds no room for its second checkpoint; -> what each rank is told."""
+    part = Part(world, plan, value)
+    part.save(directory)
+    part.train(1)
+    write = checkpoint.write_pieces
+
+    def no_room(path, pieces):
+        write(path, pieces)
+        raise CheckpointError(f"{path.name} could not be written (the disk is full)")
+
+    if world.rank == full_rank:
+        checkpoint.write_pieces = no_room
+    try:
+        part.save(directory)
+    except CheckpointError as error:
+        return str(error)
+    finally:
+        checkpoint.write_pieces = write
+    return "saved"

@@ -1,0 +1,248 @@
+import queue
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from tests.widgets.fake import FakeRun, row
+from workbench.widgets import assets
+from workbench.widgets.dashboard import Dashboard
+
+PATIENCE_S = 10
+
+
+class Views:
+    """What the views of a dashboard are sent."""
+
+    def __init__(self):
+        self.messages = queue.Queue()
+        self.times = []
+
+    def take(self, content, buffers=()):
+        self.times.append(time.monotonic())
+        self.messages.put((content, buffers))
+
+    def wait(self, **wanted):
+        """The next message whose status has these values."""
+        while True:
+            content, buffers = self.messages.get(timeout=PATIENCE_S)
+            if all(content["status"][name] == value for name, value in wanted.items()):
+                return content, [np.frombuffer(buffer) for buffer in buffers]
+
+
+@pytest.fixture
+def views(monkeypatch):
+    made = Views()
+    monkeypatch.setattr(Dashboard, "send", made.take)
+    return made
+
+
+@pytest.fixture
+def show():
+    shown = []
+
+    def make(run, **options):
+        shown.append(Dashboard(run, **{"interval_s": 0.01, **options}))
+        return shown[-1]
+
+    yield make
+    for dashboard in shown:
+        dashboard.close()
+        dashboard._thread.join(PATIENCE_S)
+        assert not dashboard._thread.is_alive()
+
+
+def test_new_steps_reach_the_views(show, views):
+    run = FakeRun(world_size=2)
+    dashboard = show(run)
+    run.feed(0, 4)
+    content, (points, ranks) = views.wait(done=5)
+    assert content["type"] == "update"
+    assert points.reshape(-1, 4)[:, 0].tolist() == [0, 1, 2, 3, 4]
+    assert ranks.reshape(2, 6)[1, 0] == run.rows[-1]["tensor_bytes"]
+    run.feed(5, 5)
+    content, (points, _) = views.wait(done=6)
+    assert content["start"] == 5
+    assert points[0] == 5
+    assert dashboard.state == "running"
+    assert dashboard.series["step"] == [0, 1, 2, 3, 4, 5]
+    assert dashboard.ranks[0].peak_bytes == run.rows[0]["peak_bytes"]
+
+
+@pytest.mark.parametrize("state", ["finished", "stopped", "failed"])
+def test_a_run_that_has_ended_is_shown_whole(show, views, state):
+    run = FakeRun()
+    run.feed(0, 79)
+    run.end(state, accuracy=0.972)
+    dashboard = show(run)
+    dashboard._thread.join(PATIENCE_S)
+    assert (dashboard.state, dashboard.status.done) == (state, 80)
+    assert dashboard.series["accuracy"][-1] == 0.972
+    assert np.frombuffer(dashboard._points).reshape(-1, 4).shape == (80, 4)
+    assert dashboard._status["ended"]
+
+
+def test_a_run_that_ended_within_a_step_shows_what_is_known_of_it(show, views):
+    run = FakeRun(world_size=2)
+    run.feed(0, 3)
+    run.push([row(4, 0)])
+    run.end("failed", error=RuntimeError("rank 1 died"))
+    assert show(run).series["step"] == [0, 1, 2, 3, 4]
+
+
+def test_each_row_counts_once(show, views):
+    run = FakeRun(world_size=1)
+    dashboard = show(run)
+    for step, seconds in enumerate((1.0, 2.0, 6.0)):
+        run.feed(step, step, compute_s=seconds)
+        views.wait(done=step + 1)
+    assert dashboard.ranks[0].compute_s == 3.0
+
+
+def test_no_news_no_messages(show, views):
+    run = FakeRun()
+    show(run)
+    run.feed(0, 9)
+    views.wait(done=10)
+    while not views.messages.empty():  # one notification may be answered twice
+        views.messages.get()
+    with pytest.raises(queue.Empty):
+        [views.messages.get(timeout=0.15) for _ in range(3)]
+
+
+def test_what_a_notebook_keeps_is_the_end(show, views, monkeypatch):
+    kept = []
+
+    class Handle:
+        def update(self, data, **_options):
+            kept.append(data["text/plain"])
+
+    monkeypatch.setattr("workbench.widgets.dashboard.display", lambda *_, **__: Handle())
+    run = FakeRun()
+    dashboard = show(run)
+    dashboard._ipython_display_()
+    run.feed(0, 79)
+    run.end()
+    dashboard._thread.join(PATIENCE_S)
+    assert kept == [repr(dashboard)]
+    assert kept[0].startswith("<Dashboard: finished, 80 of 80 steps")
+    assert len(np.frombuffer(dashboard._points)) == 4 * 80
+    assert dashboard._status["done"] == 80
+
+
+def test_a_run_that_began_earlier_is_shown_from_its_start(show, views):
+    run = FakeRun()
+    run.feed(0, 9)
+    dashboard = show(run)
+    assert len(dashboard.series["step"]) == 10
+
+
+def test_messages_are_few_whatever_the_step_rate_and_the_last_state_arrives(show, views):
+    run = FakeRun(world_size=1, steps=3000)
+    dashboard = show(run, interval_s=0.05)
+    for step in range(3000):
+        run.feed(step, step)
+    run.end()
+    content, _ = views.wait(state="finished")
+    dashboard._thread.join(PATIENCE_S)
+    assert content["status"]["done"] == 3000
+    assert np.diff(views.times).min() > 0.04
+    assert len(dashboard.series["step"]) <= 1024
+
+
+def test_the_thread_that_notifies_never_reads(show, views):
+    """A run may hold its own lock while it notifies; reading there could wait for ever."""
+    readers = set()
+
+    class Watched(FakeRun):
+        @property
+        def rows(self):
+            readers.add(threading.current_thread().name)
+            return self.__dict__.setdefault("kept", [])
+
+        @rows.setter
+        def rows(self, value):
+            pass
+
+    run = Watched()
+    show(run)
+    kept = run.rows
+    readers.clear()
+    monitor = threading.Thread(target=lambda: run.callbacks[0]([]), name="monitor")
+    monitor.start()
+    monitor.join(PATIENCE_S)
+    kept.extend(FakeRun().rows)
+    run.callbacks[0]([])
+    views.wait(state="starting")
+    assert readers <= {"dashboard"}
+
+
+def test_a_view_that_comes_late_asks_for_everything(show, views):
+    run = FakeRun()
+    dashboard = show(run)
+    run.feed(0, 9)
+    views.wait(done=10)
+    dashboard._handle_custom_msg({"type": "hello"}, [])
+    content, (points, _) = views.wait(done=10)
+    while content["start"] != 0:
+        content, (points, _) = views.wait(done=10)
+    assert points.size == 40
+
+
+def test_the_stop_button_stops_the_run(show, views):
+    run = FakeRun()
+    dashboard = show(run)
+    run.feed(0, 9)
+    dashboard._handle_custom_msg({"type": "stop"}, [])
+    assert run.stops == 1
+    views.wait(stopping=True)
+    run.end("stopped")
+    content, _ = views.wait(state="stopped")
+    assert not content["status"]["stopping"]
+
+
+def test_a_stop_that_fails_is_said(show, views):
+    run = FakeRun()
+    run.stop = lambda: 1 / 0
+    dashboard = show(run)
+    run.feed(0, 9)
+    dashboard._handle_custom_msg({"type": "stop"}, [])
+    content, _ = views.wait(error="Stop did not reach the run: division by zero")
+    assert not content["status"]["stopping"]
+
+
+def test_a_failure_arrives_with_its_message(show, views):
+    run = FakeRun()
+    show(run)
+    run.feed(0, 9)
+    run.end("failed", error=RuntimeError("rank 1, layer classifier.0: out of memory"))
+    content, _ = views.wait(state="failed")
+    assert content["status"]["error"] == "rank 1, layer classifier.0: out of memory"
+    assert "run.metrics" in content["status"]["advice"]
+
+
+def test_without_widgets_a_picture_and_a_line_are_left(show, views):
+    run = FakeRun()
+    run.feed(0, 79)
+    run.end(accuracy=0.972)
+    data, _ = show(run)._repr_mimebundle_()
+    assert "application/vnd.jupyter.widget-view+json" in data
+    assert "data:image/svg+xml;base64," in data["text/html"]
+    assert data["text/plain"] == (
+        "<Dashboard: finished, 80 of 80 steps, 0:16 elapsed, test accuracy 97.2 %>"
+    )
+
+
+def test_closing_lets_go_of_the_run(show, views):
+    run = FakeRun()
+    dashboard = show(run)
+    dashboard.close()
+    dashboard.close()
+    assert run.callbacks == []
+
+
+def test_a_missing_bundle_says_how_to_make_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(assets, "BUNDLE", tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"run `python env/bundle\.py`"):
+        assets.asset("nothing.js")

@@ -1,0 +1,68 @@
+import pytest
+
+from tests.widgets.fake import FakeRun, row
+from workbench.widgets.series import Series
+from workbench.widgets.status import Status
+from workbench.widgets.units import digits, duration, milliseconds, size
+
+
+def status(num_steps, state="running", error=None):
+    run, series = FakeRun(world_size=1), Series(1)
+    run.error = error
+    series.extend(row(step, 0) for step in range(num_steps))
+    return Status.of(run, series, state)
+
+
+def test_a_running_run_says_how_long_it_will_take():
+    assert status(40).left_s == pytest.approx(8.0)
+    assert (
+        str(status(40)) == "running, 40 of 80 steps, 0:08 elapsed, 0:08 left, test accuracy 79.0 %"
+    )
+
+
+@pytest.mark.parametrize("num_steps", [0, 1])
+def test_before_two_steps_nobody_knows(num_steps):
+    assert status(num_steps).left_s is None
+
+
+def test_an_ended_run_has_nothing_left_and_is_not_stopping():
+    run = FakeRun()
+    run.stop()
+    assert Status.of(run, Series(4), "running").stopping
+    ended = Status.of(run, Series(4), "stopped")
+    assert ended.ended
+    assert not ended.stopping
+    assert ended.left_s is None
+
+
+def test_a_failed_run_says_why_and_what_to_do():
+    failed = status(3, "failed", RuntimeError("rank 2 ran out of memory"))
+    assert failed.error == "rank 2 ran out of memory"
+    assert "run.metrics" in failed.advice
+    assert status(3, "failed", KeyError()).error == "KeyError"
+
+
+def test_others_need_no_advice():
+    assert status(80, "finished").advice == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (size(812), "812 B"),
+        (size(1536), "1.50 KiB"),
+        (size(133 * 2**20), "133 MiB"),
+        (size(1000 * 2**20), "0.977 GiB"),
+        (size(float("nan")), "–"),
+        (milliseconds(0.00825), "8.25 ms"),
+        (milliseconds(1.2), "1.20 s"),
+        (duration(7.4), "0:07"),
+        (duration(11109), "3:05:09"),
+        (digits(0), "0"),
+        (digits(1234567), "1,234,567"),
+        (digits(-0.051), "-0.0510"),
+        (digits(3.2e-7), "3.20e-07"),
+    ],
+)
+def test_numbers_as_people_read_them(text, value):
+    assert text == value

@@ -1,0 +1,115 @@
+"""What one engine does in `bench splitbrain`: builds every side, then runs them in turn."""
+
+import gc
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from workbench.bench.sides import (
+    Side,
+    ddp_side,
+    one_process_sides,
+    whole_machine,
+    workbench_side,
+)
+from workbench.comm.collectives import all_gather
+from workbench.comm.group import Group
+from workbench.comm.world import Seat, World
+from workbench.plan.experiment import Experiment
+from workbench.plan.placement import Shard
+from workbench.train.memory import PeakMeter
+from workbench.train.state import everyone, group_specs_of
+
+WARM_UP = 2
+
+
+@dataclass
+class Measured:
+    """What one rank saw of each side.
+
+    Attributes:
+        samples: of a step, over all ranks.
+        seconds: of a step, one entry for each round: of the slowest rank that takes part.
+        peak_bytes: of this rank's tensors, from the side's first to its second step.
+        losses: this rank's part of the last step's loss.
+    """
+
+    samples: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    peak_bytes: dict[str, int] = field(default_factory=dict)
+    losses: dict[str, float] = field(default_factory=dict)
+
+
+def measure(
+    seat: Seat,
+    experiment: Experiment,
+    *,
+    weights: Path,
+    rounds: int,
+    steps: int,
+    buckets: Sequence[int],
+) -> Measured:
+    """Builds the sides, then runs `rounds` rounds of `steps` steps of each.
+
+    Of DDP, the bucket size with the fastest step takes part; the others are tried before.
+    """
+    with PeakMeter(torch.device(seat.device)) as meter, World.open(seat) as world:
+        groups = world.groups(group_specs_of(experiment.plan))
+        bench = _Bench(meter, everyone(groups, experiment.plan))
+        ours = bench.built(lambda: [workbench_side(experiment, world, groups, weights)])
+        best = min(buckets, key=lambda mib: bench.tried(ddp_side(experiment, world, weights, mib)))
+        gc.collect()
+        theirs = bench.built(lambda: [ddp_side(experiment, world, weights, best)])
+        alone = bench.built(lambda: one_process_sides(experiment, world, weights))
+        for index in range(rounds):
+            first = WARM_UP + index * steps
+            for side in (*ours, *theirs, *alone):
+                bench.run(side, range(first, first + steps))
+        return bench.found
+
+
+class _Bench:
+    def __init__(self, meter: PeakMeter, group: Group) -> None:
+        self.meter, self.group, self.found = meter, group, Measured()
+
+    def built(self, build: Callable[[], Iterable[Side]]) -> list[Side]:
+        """Builds sides and warms them up, measuring the memory that they add."""
+        before = self.meter.lap().live_bytes
+        sides = list(build())
+        for side in sides:
+            self.found.samples[side.name] = side.samples
+            self.found.seconds[side.name] = []
+            self._timed(side, range(WARM_UP))
+        peak = self.meter.lap().peak_bytes - before
+        self.found.peak_bytes |= {side.name: peak for side in sides}
+        return sides
+
+    def tried(self, side: Side) -> float:
+        """Seconds of a step of a side that is then dropped."""
+        self._timed(side, range(WARM_UP))
+        return self._timed(side, range(WARM_UP, 2 * WARM_UP))
+
+    def run(self, side: Side, steps: range) -> None:
+        """One round of one side."""
+        self.found.seconds[side.name].append(self._timed(side, steps))
+
+    def _timed(self, side: Side, steps: range) -> float:
+        """Seconds of a step on the slowest rank; all ranks start together and wait for all."""
+        self._slowest(0.0)
+        began = time.perf_counter()
+        if side.takes_part:
+            back = whole_machine(side.threads)
+            try:
+                for index in steps:
+                    self.found.losses[side.name] = side.step(index)
+            finally:
+                back()
+        return self._slowest(time.perf_counter() - began) / len(steps)
+
+    def _slowest(self, seconds: float) -> float:
+        mine = torch.tensor([seconds], dtype=torch.float64)
+        ranks = Shard(0, (1,) * self.group.size)
+        return float(all_gather(mine, ranks, self.group, layer="bench").max())

@@ -1,0 +1,97 @@
+"""Work that is done once for all ranks, on the whole model, by an engine that is no rank.
+
+Not in the notebook's process: models draw their initial weights from torch's global random
+state, which other threads there may use at the same time.
+"""
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from workbench.cluster.engines import Engines
+from workbench.cluster.errors import EngineDied, RankError, RunError
+from workbench.cluster.job import Job
+from workbench.model.errors import ModelError
+from workbench.model.weights import initialize
+from workbench.plan.experiment import Experiment
+
+WEIGHTS = "workbench.cluster.engine:initial_weights"
+REFERENCE = "workbench.train.reference:write_reference"
+
+
+class Assistant:
+    """An engine of its own, with all cores; started when first needed.
+
+    Args:
+        engines: it is one of them.
+        index: which.
+    """
+
+    def __init__(self, engines: Engines, index: int) -> None:
+        self._engines, self._index = engines, index
+        self._directory = engines.scratch / "weights"
+        self._numbers = itertools.count()
+
+    def values_of(self, experiment: Experiment, module: nn.Module | None) -> Path | None:
+        """Writes the values of a user's own module, here and now; None for a model by name.
+
+        Raises:
+            ModelError: the module is missing, or another one than was traced.
+        """
+        graph = experiment.plan.graph
+        if graph.source.kind != "module":
+            return None
+        if module is None:
+            name = graph.source.name
+            raise ModelError(
+                f"the values of {name} are in your module: give it, module={name}(...)"
+            )
+        return initialize(graph, experiment.seed, self._directory, module=module)
+
+    def weights(self, experiment: bytes) -> Path:
+        """Writes the model's initial weights, once for each model and seed."""
+        found = self._perform(
+            WEIGHTS, experiment, {"directory": self._directory}, "the initial weights"
+        )
+        assert isinstance(found, Path)
+        return found
+
+    def reference(self, experiment: bytes, weights: Path) -> Path:
+        """Writes what the unsplit model computes; the caller removes the file."""
+        path = self._engines.scratch / f"reference-{next(self._numbers)}.safetensors"
+        self._perform(
+            REFERENCE,
+            experiment,
+            {"weights": weights, "path": path},
+            "the unsplit model's results",
+        )
+        return path
+
+    def _perform(
+        self, task: str, experiment: bytes, keywords: Mapping[str, Any], product: str
+    ) -> Any:
+        self._engines.ensure([self._index])
+        try:
+            return complete(Job(self._engines, [self._index], task, experiment, [keywords]))[0]
+        except RankError as error:
+            raise RunError(
+                f"{product} could not be made: {error.kind}: {error.text}\n\n"
+                f"{error.remote_traceback}"
+            ) from None
+        except EngineDied as error:
+            raise RunError(
+                f"{product} could not be made, perhaps for want of memory: the process "
+                f"that makes them {error.death}"
+            ) from None
+
+
+def complete(job: Job) -> list[Any]:
+    """What each rank returned; an interrupt of the caller interrupts the ranks first."""
+    try:
+        return job.watch()
+    except KeyboardInterrupt:
+        job.abort()
+        return job.watch()  # raises KeyboardInterrupt once all have ended

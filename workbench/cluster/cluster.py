@@ -1,0 +1,316 @@
+"""The engines of this host, as one object in a notebook."""
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from torch import nn
+
+from workbench.cluster import files, message, report, verifying
+from workbench.cluster.assistant import Assistant, complete
+from workbench.cluster.devices import Device, assign, whole_host
+from workbench.cluster.engines import Engines, Ledger
+from workbench.cluster.errors import ClusterError
+from workbench.cluster.host import probe
+from workbench.cluster.job import Job
+from workbench.cluster.leases import Leases
+from workbench.cluster.rendezvous import Rendezvous
+from workbench.cluster.run import Run
+from workbench.plan.experiment import SGD, Adam, AdamW, Experiment
+from workbench.plan.plan import Plan
+from workbench.train.verification import Verification
+
+STOP_RUNS_WITHIN_S = 10.0
+
+
+class Cluster:
+    """Engines on this host, each on a GPU where there are any, else on its own cores.
+
+    Ready when it is made. Ends with `stop()`, at the end of a `with` block, when it is no
+    longer referred to, and with this process, however that ends.
+
+    Args:
+        n: number of engines.
+        directory: where runs keep their files, each in a folder of its own.
+        timeout: seconds that a rank waits for the others before it reports who is missing.
+
+    Attributes:
+        devices: what each engine computes on.
+        directory: as given, absolute.
+        task: "module:function" that each rank of a run calls.
+
+    Raises:
+        ValueError: `n` is no positive integer.
+        ClusterError: the engines did not start; the text holds what they wrote.
+    """
+
+    task = "workbench.train.session:train"
+
+    def __init__(self, n: int, *, directory: str | Path = "runs", timeout: float = 30.0) -> None:
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise ValueError(f"a cluster has a positive number of engines, got {n!r}")
+        if not timeout > 0:
+            raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
+        host = probe()
+        self.devices: tuple[Device, ...] = assign(n, host)
+        self.directory = Path(directory).resolve()
+        self._spare = whole_host(host)
+        self._timeout = timeout
+        self._lock = threading.RLock()
+        self._runs: list[Run] = []
+        self._start()
+
+    def _start(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        files.sweep(self.directory)
+        n = len(self.devices)
+        self._leases = Leases(n)
+        self._rendezvous = Rendezvous(self._timeout)
+        engines = Engines(
+            (*self.devices, self._spare), files.new_scratch(self.directory), at_once=range(n)
+        )
+        self._engines, self._assistant = engines, Assistant(engines, n)
+        # Also when the last reference goes, and before the interpreter does.
+        self._end = weakref.finalize(self, engines.stop)
+
+    def train(
+        self,
+        experiment: Experiment,
+        *,
+        resume: str | Path | Run | None = None,
+        module: nn.Module | None = None,
+    ) -> Run:
+        """Starts an experiment and returns at once.
+
+        Args:
+            experiment: what to run.
+            resume: a checkpoint, under any plan of this model, or a run that left one, to go
+                on from.
+            module: the user's own module, where the model was traced from one: its values are
+                the initial weights. Not needed with `resume`.
+
+        Raises:
+            ClusterError: the plan needs more engines than are here, or free.
+            ControlMessageTooLarge: the model's own code is too large for a control message.
+        """
+        if not isinstance(experiment, Experiment):
+            raise TypeError(f"train takes an Experiment, got {type(experiment).__name__}")
+        checkpoint = _checkpoint(resume)
+        packed = message.pack(experiment)
+        with self._lock:
+            self._require(experiment.plan)
+            weights = checkpoint or self._assistant.values_of(experiment, module)
+            lease = self._leases.take(experiment.plan.world_size, f"the run of {experiment!r}")
+            try:
+                directory = files.new_directory(self.directory, experiment)
+            except BaseException:
+                self._leases.give_back(lease)
+                raise
+            launch = partial(
+                self._launch,
+                places=lease.places,
+                packed=packed,
+                weights=weights,
+                resume=checkpoint,
+            )
+            run = Run(experiment, directory, launch, partial(self._leases.give_back, lease))
+            self._runs = [*(run for run in self._runs if not run.is_done), run]
+        return run
+
+    def verify(
+        self,
+        plan: Plan,
+        *,
+        batch_size: int | None = None,
+        steps: int = 2,
+        precision: Literal["fp64", "fp32"] = "fp64",
+        optimizer: SGD | Adam | AdamW | None = None,
+        data: Any = None,
+        seed: int = 0,
+        module: nn.Module | None = None,
+    ) -> Verification:
+        """Holds the split model against the unsplit one, with the same weights and data.
+
+        Args:
+            plan: how the model is split.
+            batch_size: of the whole world; None: 4 rows for each rank.
+            steps: optimizer updates before weights are compared.
+            precision: "fp64" or "fp32".
+            optimizer: None: SGD with momentum.
+            data: as in `Experiment`; None: synthetic.
+            seed: of weights, data and dropout.
+            module: as in `train`.
+
+        Raises:
+            ClusterError: the plan needs more engines than are here, or free.
+            RunError: a rank failed.
+        """
+        if not isinstance(plan, Plan):
+            raise TypeError(f"verify takes a Plan, got {type(plan).__name__}")
+        experiment = verifying.experiment_for(
+            plan,
+            batch_size=batch_size,
+            steps=steps,
+            precision=precision,
+            optimizer=optimizer,
+            data=data,
+            seed=seed,
+        )
+        packed = message.pack(experiment)
+        with self._taken(plan, f"a verification of {plan!r}") as places:
+            print(f"verifying {plan.graph.source.name}: initial weights", end="", flush=True)
+            self._engines.ensure(places)
+            own = self._assistant.values_of(experiment, module)
+            weights = own or self._assistant.weights(packed)
+            print(", unsplit model", end="", flush=True)
+            reference = self._assistant.reference(packed, weights)
+            try:
+                print(f", {plan.world_size} ranks", end="", flush=True)
+                shared = {"weights": weights, "reference": reference}
+                found = self._on_ranks("workbench.train.verify:compare", packed, places, shared)
+            finally:
+                reference.unlink(missing_ok=True)
+                print(flush=True)
+        return verifying.merge(experiment, found)
+
+    def call(self, task: str, experiment: Experiment, **keywords: Any) -> list[Any]:
+        """Calls a function on every rank of an experiment's plan, and waits for all.
+
+        Args:
+            task: "module:function"; each rank gets `seat`, `experiment`, `weights` (the file of
+                the initial weights) and the keywords.
+            experiment: what the function is about; its model is one of torchvision's.
+            keywords: small further arguments.
+
+        Returns:
+            What each rank returned.
+
+        Raises:
+            ClusterError: the plan needs more engines than are here, or free.
+            RunError: a rank failed.
+        """
+        packed = message.pack(experiment)
+        with self._taken(experiment.plan, f"a call of {task}") as places:
+            self._engines.ensure(places)
+            weights = self._assistant.weights(packed)
+            return self._on_ranks(task, packed, places, {"weights": weights, **keywords})
+
+    def _on_ranks(
+        self, task: str, packed: bytes, places: tuple[int, ...], shared: dict[str, Any]
+    ) -> list[Any]:
+        seats = self._rendezvous.seats([self.devices[place] for place in places])
+        keywords = [{"seat": seat, **shared} for seat in seats]
+        return complete(Job(self._engines, places, task, packed, keywords))
+
+    def stop(self) -> None:
+        """Stops what runs, then ends all engines. May be called again."""
+        for run in self._runs:
+            run.stop()
+        for run in self._runs:
+            run.join(STOP_RUNS_WITHIN_S)
+        self._end()
+
+    def restart(self) -> None:
+        """Stops what runs, ends all engines and starts new ones."""
+        self.stop()
+        self._start()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether its engines were ended."""
+        return not self._end.alive
+
+    @property
+    def dead(self) -> tuple[int, ...]:
+        """Engines whose process ended by itself; the next run replaces them."""
+        return tuple(i for i in range(len(self)) if self._engines.death(i))
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process of each engine."""
+        return tuple(self._engines[i].pid for i in range(len(self)))
+
+    @property
+    def occupied(self) -> dict[int, str]:
+        """For each engine in use, what uses it."""
+        return self._leases.busy
+
+    @property
+    def sent(self) -> Ledger:
+        """Messages and bytes that went to engines so far."""
+        return self._engines.sent
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return report.cluster_line(self)
+
+    def _repr_html_(self) -> str:
+        return report.cluster_html(self)
+
+    def _launch(
+        self,
+        run: Run,
+        *,
+        places: tuple[int, ...],
+        packed: bytes,
+        weights: Path | None,
+        resume: Path | None,
+    ) -> Job | None:
+        """Starts a run's ranks; None where it was stopped before. On the run's thread."""
+        if dead := [place for place in places if self._engines.death(place)]:
+            print(f"new engines are started in the place of {dead}, which had died")
+            self._engines.ensure(dead)
+            run.notes.append(f"engines {dead} had died before and were replaced")
+        weights = weights or self._assistant.weights(packed)
+        if run.is_stopping:
+            return None
+        shared = {"weights": weights, "directory": run.directory, "resume": resume}
+        seats = self._rendezvous.seats([self.devices[place] for place in places])
+        keywords = [{"seat": seat, **shared} for seat in seats]
+        return Job(self._engines, places, self.task, packed, keywords, streams=True)
+
+    def _require(self, plan: Plan) -> None:
+        """Raises ClusterError unless this cluster could run the plan."""
+        if self.is_stopped:
+            raise ClusterError("this cluster was stopped; make a new one, or cluster.restart()")
+        if not self._engines.is_controlled:
+            raise ClusterError("this cluster's controller died; cluster.restart()")
+        if plan.world_size > len(self):
+            raise ClusterError(
+                f"the plan is for {plan.world_size} ranks, but this cluster has {len(self)} "
+                f"engines: start Cluster({plan.world_size}), or make a plan with "
+                f"world_size={len(self)}"
+            )
+
+    @contextmanager
+    def _taken(self, plan: Plan, holder: str) -> Iterator[tuple[int, ...]]:
+        with self._lock:
+            self._require(plan)
+            lease = self._leases.take(plan.world_size, holder)
+        try:
+            yield lease.places
+        finally:
+            self._leases.give_back(lease)
+
+
+def _checkpoint(resume: str | Path | Run | None) -> Path | None:
+    if resume is None:
+        return None
+    path = resume.checkpoint if isinstance(resume, Run) else Path(resume).resolve()
+    if path is None:
+        raise ClusterError(f"{resume!r} left no checkpoint to go on from")
+    if not path.exists():
+        raise ClusterError(f"there is no checkpoint {path}")
+    return path

@@ -1,0 +1,71 @@
+"""Folders of a cluster and of its runs, and what is written there beside checkpoints."""
+
+import os
+import platform
+import re
+import shutil
+import uuid
+from contextlib import suppress
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workbench.cluster.processes import is_alive
+from workbench.plan.experiment import Experiment
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def new_scratch(parent: Path) -> Path:
+    """A name for a cluster's scratch folder that no other cluster has; it is not made.
+
+    It stands beside the runs, because initial weights are there, which are large.
+    """
+    return parent / f".cluster-{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def sweep(parent: Path) -> None:
+    """Removes the scratch folders of this host's processes that have ended without doing so."""
+    for folder in parent.glob(f".cluster-{platform.node()}-*-*"):
+        with suppress(ValueError):
+            if not is_alive(int(folder.name.split("-")[-2])):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def new_directory(parent: Path, experiment: Experiment) -> Path:
+    """Makes `<parent>/<date>-<time>-<model>`, numbered where there is one already.
+
+    It holds `experiment.toml`, so that a run can be repeated from its folder.
+    """
+    model = re.sub(r"[^\w.-]", "_", experiment.plan.graph.source.name)
+    name = f"{datetime.now():%Y%m%d-%H%M%S}-{model}"
+    parent.mkdir(parents=True, exist_ok=True)
+    for number in count(1):
+        directory = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            directory.mkdir()
+        except FileExistsError:
+            continue
+        write(directory / "experiment.toml", experiment.to_toml())
+        return directory
+    raise AssertionError("unreachable")
+
+
+def write_metrics(directory: Path, metrics: "pandas.DataFrame") -> None:
+    """Writes `metrics.csv`."""
+    write(directory / "metrics.csv", metrics.to_csv(index=False))
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a file whole or not at all."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,169 @@
+"""What this host offers to this process: cores, memory, GPUs.
+
+Nothing here starts CUDA: a process that did could no longer be given its GPU through
+`CUDA_VISIBLE_DEVICES`.
+"""
+
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pynvml
+import torch
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU that this process may use.
+
+    Attributes:
+        token: what `CUDA_VISIBLE_DEVICES` has to say so that a process sees just this one.
+        name: the product's name.
+        memory_bytes: all of its memory.
+    """
+
+    token: str
+    name: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Host:
+    """What one host offers to this process.
+
+    Attributes:
+        name: the host's name.
+        cores: physical cores, each with those of its logical ones that this process may use.
+        quota: processors' worth of time that a container grants; None: all of `cores`.
+        memory_bytes: what the host, or a container, grants.
+        gpus: GPUs that this process may use.
+    """
+
+    name: str
+    cores: tuple[tuple[int, ...], ...]
+    quota: float | None = None
+    memory_bytes: int = 0
+    gpus: tuple[Gpu, ...] = ()
+
+
+def probe() -> Host:
+    """Looks at this host, respecting affinity, container limits and `CUDA_VISIBLE_DEVICES`."""
+    limit = memory_limit()
+    total = int(psutil.virtual_memory().total)
+    return Host(
+        name=platform.node(),
+        cores=physical_cores(_allowed_cores()),
+        quota=cpu_quota(),
+        memory_bytes=total if limit is None else min(total, limit),
+        gpus=visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) if torch.version.cuda else (),
+    )
+
+
+def _allowed_cores() -> tuple[int, ...]:
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def physical_cores(
+    logical: tuple[int, ...], system: Path = Path("/sys/devices/system/cpu")
+) -> tuple[tuple[int, ...], ...]:
+    """Groups logical cores by the physical one they are, in the order of socket and core."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for core in logical:
+        topology = system / f"cpu{core}" / "topology"
+        try:
+            socket = int((topology / "physical_package_id").read_text())
+            place = (socket, int((topology / "core_id").read_text()))
+        except (OSError, ValueError):
+            place = (0, core)  # unknown: a core of its own
+        groups.setdefault(place, []).append(core)
+    return tuple(tuple(groups[place]) for place in sorted(groups))
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """Processors' worth of time that control groups grant this process; None: no limit."""
+    limits = []
+    for folder in _control_groups(root, "cpu"):
+        v2, v1 = _words(folder / "cpu.max"), _words(folder / "cpu.cfs_quota_us")
+        if len(v2) == 2 and v2[0] != "max":
+            limits.append(int(v2[0]) / int(v2[1]))
+        elif v1 and int(v1[0]) > 0:
+            limits.append(int(v1[0]) / int(_words(folder / "cpu.cfs_period_us")[0]))
+    return min(limits, default=None)
+
+
+def memory_limit(root: Path = Path("/")) -> int | None:
+    """Bytes that control groups grant this process; None: no limit."""
+    limits = []
+    for folder in _control_groups(root, "memory"):
+        words = _words(folder / "memory.max") or _words(folder / "memory.limit_in_bytes")
+        if words and words[0] != "max":
+            limits.append(int(words[0]))
+    return min(limits, default=None)
+
+
+def _control_groups(root: Path, controller: str) -> Iterator[Path]:
+    """The folders of this process' control groups (v1 and v2), and all folders above them."""
+    mount = root / "sys/fs/cgroup"
+    for line in _lines(root / "proc/self/cgroup"):
+        _number, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        base = mount / controller if controllers else mount
+        folder = base / path.lstrip("/")
+        while True:
+            yield folder
+            if folder == base or base not in folder.parents:
+                break
+            folder = folder.parent
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _words(path: Path) -> list[str]:
+    return " ".join(_lines(path)).split()
+
+
+def visible_gpus(visible: str | None) -> tuple[Gpu, ...]:
+    """The GPUs that CUDA would show under this value of `CUDA_VISIBLE_DEVICES`.
+
+    Entries are kept as they are written, because what an index means is CUDA's business
+    (`CUDA_DEVICE_ORDER`). As in CUDA, the first entry that does not exist ends the list.
+    """
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:  # no driver, or no right to ask it: no GPU
+        return ()
+    try:
+        if visible is None:
+            handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+            return tuple(_gpu(handle, pynvml.nvmlDeviceGetUUID(handle)) for handle in handles)
+        found = []
+        for token in filter(None, map(str.strip, visible.split(","))):
+            try:
+                found.append(_gpu(_handle(token), token))
+            except (pynvml.NVMLError, ValueError):
+                break
+        return tuple(found)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _handle(token: str) -> object:
+    if token.startswith(("GPU-", "MIG-")):
+        return pynvml.nvmlDeviceGetHandleByUUID(token)
+    return pynvml.nvmlDeviceGetHandleByIndex(int(token))
+
+
+def _gpu(handle: object, token: str) -> Gpu:
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle).total
+    return Gpu(token, pynvml.nvmlDeviceGetName(handle), int(memory))

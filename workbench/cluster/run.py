@@ -1,0 +1,245 @@
+"""A training run, seen from the notebook while it goes on and after it ended."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from workbench.cluster import files, report
+from workbench.cluster.errors import Diverged
+from workbench.cluster.job import Job
+from workbench.plan.experiment import Experiment
+from workbench.train.control import Outcome
+from workbench.train.metrics import COLUMNS, Row
+
+if TYPE_CHECKING:
+    import pandas
+
+State = Literal["starting", "running", "finished", "stopped", "failed"]
+Callback = Callable[[list[Row]], None]
+
+# Short, because neither a thread nor a kernel's event loop notices an interrupt before its
+# current sleep ends.
+TICK_S = 0.1
+INTERRUPTED = "interrupted; the engines stop after their current step and leave a checkpoint"
+
+
+class Run:
+    """One experiment on engines: goes on by itself, and can be watched, awaited and stopped.
+
+    `await run`, or `run.wait()` outside a notebook, returns when it ended, and raises if it
+    failed. Everything that it measured is kept either way.
+
+    Args:
+        experiment: what runs.
+        directory: the run's own; `experiment.toml`, `metrics.csv` and checkpoints are there.
+        launch: starts it; is called on the run's thread, and gives None where the run was
+            stopped before its ranks began.
+        release: gives its engines back.
+
+    Attributes:
+        experiment: what runs.
+        directory: where its files are.
+        state: "starting", then "running" from the first step on, then "finished", "stopped"
+            (on request) or "failed".
+        rows: one for each step and rank, in the order of arrival; grows.
+        outcomes: what each rank reported at its end.
+        error: why it failed, or None.
+        notes: what else should be known, for people.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        directory: Path,
+        launch: Callable[["Run"], Job | None],
+        release: Callable[[], None],
+    ) -> None:
+        self.experiment, self.directory = experiment, directory
+        self.state: State = "starting"
+        self.rows: list[Row] = []
+        self.outcomes: tuple[Outcome, ...] = ()
+        self.error: BaseException | None = None
+        self.notes: list[str] = []
+        self._lock = threading.RLock()
+        self._subscribers: list[Callback] = []
+        self._frame: pandas.DataFrame | None = None
+        self._stopping, self._done = threading.Event(), threading.Event()
+        self._job: Job | None = None
+        self._thread = threading.Thread(
+            target=self._follow, args=(launch, release), name=f"run {directory.name}", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def metrics(self) -> "pandas.DataFrame":
+        """One line for each step and rank, sorted; columns as in `train.metrics.COLUMNS`."""
+        import pandas  # only here: engines import this package too, and have no use for it
+
+        rows = self.rows[:]
+        with self._lock:
+            if self._frame is None or len(self._frame) != len(rows):
+                frame = pandas.DataFrame(rows, columns=list(COLUMNS))
+                self._frame = frame.sort_values(["step", "rank"], ignore_index=True)
+            return self._frame.copy()
+
+    @property
+    def evaluation(self) -> dict[str, float]:
+        """Loss and accuracy on the test split, as last measured; empty before the run's end."""
+        return dict(self.outcomes[0].evaluation) if self.outcomes else {}
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The newest checkpoint that the run reported, or None."""
+        paths = [outcome.checkpoint for outcome in self.outcomes if outcome.checkpoint]
+        return Path(paths[0]) if paths else None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended, in whatever way, and its files are written."""
+        return self._done.is_set()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it was asked to stop."""
+        return self._stopping.is_set()
+
+    def stop(self) -> None:
+        """Asks all ranks to stop after their current step and leave a checkpoint; returns at once.
+
+        A run that has ended stays as it is.
+        """
+        self._stopping.set()
+        if (job := self._job) is not None:
+            job.stop()
+
+    def subscribe(self, callback: Callback) -> Callable[[], None]:
+        """Has a function called with new rows, and with [] when the state changes.
+
+        It is called on the run's thread and should be quick. One that raises is not called again.
+
+        Returns:
+            A function that ends the subscription.
+        """
+        with self._lock:
+            self._subscribers.append(callback)
+        return partial(self._unsubscribe, callback)
+
+    def wait(self, timeout: float | None = None) -> Self:
+        """Returns when the run has ended.
+
+        An interrupt (of the kernel, or Ctrl-C) stops the run after its current step.
+
+        Raises:
+            TimeoutError: it did not end in time; it goes on.
+            RunError: it failed.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            while not self._done.wait(TICK_S):
+                if deadline is not None and time.monotonic() > deadline:
+                    raise TimeoutError(f"{self!r} goes on after {timeout:g} s")
+        except KeyboardInterrupt:
+            self.stop()
+            raise KeyboardInterrupt(INTERRUPTED) from None
+        return self._ended()
+
+    def join(self, timeout: float) -> bool:
+        """Waits for the run to end, at most so many seconds; whether it did. Raises nothing."""
+        return self._done.wait(timeout)
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        """As `wait`, while the event loop, and so the widgets of a notebook, go on."""
+        return self._wait().__await__()
+
+    async def _wait(self) -> Self:
+        try:
+            while not self._done.is_set():
+                await asyncio.sleep(TICK_S)
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            self.stop()
+            if _is_cell():
+                raise KeyboardInterrupt(INTERRUPTED) from None
+            raise
+        return self._ended()
+
+    def _ended(self) -> Self:
+        if self.error is not None:
+            raise self.error
+        return self
+
+    def _follow(self, launch: Callable[["Run"], Job | None], release: Callable[[], None]) -> None:
+        """The run's thread, from start to end."""
+        state: State = "failed"
+        try:
+            self._job = launch(self)
+            if self._stopping.is_set() and self._job is not None:
+                self._job.stop()  # asked between launch and assignment
+            if self._job is None:
+                state = "stopped"
+            else:
+                self.outcomes = tuple(self._job.watch(self._take))
+                state = self._judge()
+        except BaseException as error:
+            self.error = error
+        finally:
+            release()
+            self._conclude(state)
+
+    def _judge(self) -> State:
+        outcome = self.outcomes[0]
+        if outcome.reason == "diverged":
+            raise Diverged(outcome.message)
+        return outcome.reason
+
+    def _conclude(self, state: State) -> None:
+        if self._job is not None and self._job.has_lost_rows:
+            self.notes.append("some rows of metrics were lost on their way")
+        try:
+            files.write_metrics(self.directory, self.metrics)
+        except OSError as error:
+            self.notes.append(f"metrics.csv could not be written: {error}")
+        self.state = state
+        self._tell([])
+        self._done.set()
+
+    def _take(self, rows: list[Row]) -> None:
+        self.rows.extend(rows)
+        if self.state == "starting":
+            self.state = "running"
+            self._tell([])
+        self._tell(rows)
+
+    def _tell(self, rows: list[Row]) -> None:
+        with self._lock:
+            subscribers = list(self._subscribers)
+        for callback in subscribers:
+            try:
+                callback(rows)
+            except Exception as error:  # a broken view is no reason to lose a run
+                self._unsubscribe(callback)
+                self.notes.append(f"a subscriber failed and was dropped: {error!r}")
+
+    def _unsubscribe(self, callback: Callback) -> None:
+        with self._lock, suppress(ValueError):
+            self._subscribers.remove(callback)
+
+    def __repr__(self) -> str:
+        return report.run_line(self)
+
+    def _repr_html_(self) -> str:
+        return report.run_html(self)
+
+
+def _is_cell() -> bool:
+    """Whether the caller was cancelled as a notebook's cell.
+
+    ipykernel turns the interrupt of a cell that awaits into a cancellation. Elsewhere a
+    cancellation is just that, and KeyboardInterrupt would end the whole event loop.
+    """
+    task = asyncio.current_task()
+    return task is not None and getattr(task.get_coro(), "__name__", "") == "run_cell_async"

@@ -1,0 +1,81 @@
+"""Starts a controller or an engine so that it never outlives the process that wanted it.
+
+Run as a file, not as a module, because a controller has no use for torch and so must not
+import the package: `python -P spawn.py MODULE [ARGUMENT ...]` runs `python -m MODULE ...`
+after preparing the process as its environment says:
+
+    WORKBENCH_PARENT    process id of the parent; when it is gone, this process ends itself
+    WORKBENCH_CORES     logical cores to run on, "0,1"; absent: all
+    WORKBENCH_PRELOAD   modules to import first, "torch,numpy"; they are imported before
+                        an engine registers, so that an engine that is there is ready to work
+    WORKBENCH_CONNECT   the file in which the controller says how to reach it; it is waited
+                        for here, so that engines can start together with their controller
+"""
+
+import importlib
+import json
+import os
+import runpy
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+WATCH_EVERY_S = 0.25
+CONNECT_WITHIN_S = 60.0
+
+
+def guard(parent: int) -> None:
+    """Ends this process, and its children with it, soon after `parent` has ended.
+
+    A thread, because it works while the main thread is blocked in a collective. Processes
+    started here lead a process group of their own; that is what is killed.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH_EVERY_S)
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="orphan-guard", daemon=True).start()
+
+
+def prepare(environment: dict[str, str]) -> None:
+    """Makes this process what its environment says it shall be."""
+    guard(int(environment["WORKBENCH_PARENT"]))
+    # The controller's heart monitor is a forked child: it goes when the controller goes.
+    os.register_at_fork(after_in_child=lambda: guard(os.getppid()))
+    # Before a run installs its handler and after it, a late request to stop means nothing.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    cores = environment.get("WORKBENCH_CORES", "")
+    if cores and hasattr(os, "sched_setaffinity"):
+        with suppress(OSError):  # cores went away since the host was probed: run where we are
+            os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+    for module in filter(None, environment.get("WORKBENCH_PRELOAD", "").split(",")):
+        # What cannot be imported fails where it is used, with a traceback that reaches the user.
+        with suppress(Exception):
+            importlib.import_module(module)
+    if "WORKBENCH_CONNECT" in environment:
+        os.environ["IPP_CONNECTION_INFO"] = connection(Path(environment["WORKBENCH_CONNECT"]))
+
+
+def connection(path: Path) -> str:
+    """What the controller wrote; waits until all of it is there."""
+    deadline = time.monotonic() + CONNECT_WITHIN_S
+    while time.monotonic() < deadline:
+        with suppress(OSError, ValueError):  # not there, or half written
+            text = path.read_text()
+            json.loads(text)
+            return text
+        time.sleep(0.02)
+    raise SystemExit(f"the controller did not write {path} within {CONNECT_WITHIN_S:g} s")
+
+
+if __name__ == "__main__":
+    prepare(dict(os.environ))
+    sys.argv = sys.argv[1:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -1,0 +1,67 @@
+"""What `Cluster.verify` runs, and how the ranks' findings become one."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from workbench.plan.experiment import SGD, Adam, AdamW, Experiment, Synthetic
+from workbench.plan.plan import Plan
+from workbench.train.verification import TOLERANCE, Difference, Verification
+
+
+def experiment_for(
+    plan: Plan,
+    *,
+    batch_size: int | None,
+    steps: int,
+    precision: Literal["fp64", "fp32"],
+    optimizer: SGD | Adam | AdamW | None,
+    data: Any,
+    seed: int,
+) -> Experiment:
+    """The experiment to run split and unsplit.
+
+    Raises:
+        ValueError: a precision in which rounding would hide errors.
+    """
+    if precision not in TOLERANCE:
+        valid = " or ".join(map(repr, TOLERANCE))
+        raise ValueError(f"verify computes in {valid}, got {precision!r}")
+    size = 4 * plan.world_size if batch_size is None else batch_size
+    classes = max(2, plan.graph.num_classes)
+    return Experiment(
+        plan=plan,
+        data=Synthetic(samples=max(1, size * steps), classes=classes) if data is None else data,
+        batch_size=size,
+        optimizer=SGD(lr=0.01, momentum=0.9) if optimizer is None else optimizer,
+        steps=steps,
+        precision=precision,
+        seed=seed,
+    )
+
+
+def merge(experiment: Experiment, found: Sequence[Iterable[Difference]]) -> Verification:
+    """One verification from what each rank found: for each tensor its worst rank."""
+    worst: dict[tuple[str, str], Difference] = {}
+    for difference in (difference for rank in found for difference in rank):
+        key = difference.what, difference.name
+        if key not in worst or difference.error > worst[key].error:
+            worst[key] = difference
+    plan: Plan = experiment.plan
+    return Verification(
+        model=plan.graph.source.name,
+        precision=experiment.precision,
+        steps=experiment.steps,
+        differences=tuple(worst.values()),
+        notes=_notes(plan),
+    )
+
+
+def _notes(plan: Plan) -> tuple[str, ...]:
+    norms = sum(layer.kind == "batch_norm" for layer in plan.graph.layers)
+    if norms == 0 or plan.batch_norm != "local" or plan.world_size == 1:
+        return ()
+    return (
+        f"batch norm is local in {norms} layers: the unsplit model normalized the same parts of "
+        "the batch as the ranks do, and running statistics, which differ from rank to rank, "
+        "were not compared; plan.with_batch_norm('synchronized') is exact without this",
+    )

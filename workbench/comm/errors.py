@@ -1,0 +1,22 @@
+"""What goes wrong between ranks."""
+
+
+class CommError(RuntimeError):
+    """A collective did not complete; the world it ran in has to be closed."""
+
+
+class CommTimeout(CommError):
+    """Some rank did not come in time.
+
+    Args:
+        message: what was waited for, by whom and for how long.
+        missing: the global ranks that are not known to have arrived.
+    """
+
+    def __init__(self, message: str, missing: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+
+class PeerLost(CommError):
+    """A connection to another rank broke: its process ended, or it left after an error."""

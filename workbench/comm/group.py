@@ -1,0 +1,108 @@
+"""Groups: ranks that communicate, and the order of their collectives."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from workbench.comm.record import Key, Phase, Recorder
+from workbench.comm.watch import Watch
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a group of two or more ranks communicates through.
+
+    Attributes:
+        process_group: torch's communicator.
+        device: where tensors must lie to travel: the GPU under nccl, the host under gloo.
+        watch: waits for works.
+    """
+
+    process_group: dist.ProcessGroup
+    device: torch.device
+    watch: Watch
+
+    def begin(self, work: dist.Work) -> dist.Work:
+        """Takes note of `work`, which is under way from now on."""
+        if self.device.type == "cpu":
+            self.watch.begin(work)
+        return work
+
+    def wait(self, work: dist.Work, call: "Call") -> None:
+        """Returns when `work`, a part of `call`, is done."""
+        if self.device.type == "cpu":
+            self.watch.wait(work, call.group.ranks, str(call))
+        else:
+            work.wait()  # orders the GPU's stream behind the work, and holds up no host
+
+
+class Group:
+    """Ranks that communicate, with a communicator of their own.
+
+    A group of one rank has no communicator: nothing travels, every collective is a copy.
+
+    Args:
+        purpose: what the group is for ("shard", "replica", ...).
+        ranks: the global ranks, in the order of their pieces.
+        rank: this rank's index in `ranks`.
+        recorder: counts what is communicated.
+        link: the communicator; None if and only if the group has one rank.
+    """
+
+    def __init__(
+        self,
+        purpose: str,
+        ranks: tuple[int, ...],
+        rank: int,
+        recorder: Recorder,
+        link: Link | None = None,
+    ) -> None:
+        if (link is None) != (len(ranks) == 1):
+            raise ValueError(f"{len(ranks)} ranks {'without' if link is None else 'with'} a link")
+        self.name = f"{purpose}({','.join(map(str, ranks))})"
+        self.ranks, self.rank = ranks, rank
+        self.recorder, self.link = recorder, link
+        self._calls = 0
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return len(self.ranks)
+
+    def __repr__(self) -> str:
+        return f"<Group {self.name}, rank {self.rank} of {self.size}>"
+
+    def call(self, op: str, layer: str, phase: Phase) -> "Call":
+        """Takes the next place in the group's order of collectives."""
+        self._calls += 1
+        return Call(self, self._calls, Key(self.name, op, layer, phase))
+
+
+class Call:
+    """One collective of a group: its name in the record and in errors."""
+
+    def __init__(self, group: Group, number: int, key: Key) -> None:
+        self.group, self.key, self._number = group, key, number
+        group.recorder.add(key, calls=1)
+
+    def __str__(self) -> str:
+        label = f" of layer {self.key.layer!r}" if self.key.layer else ""
+        return f"{self.key.op}{label} (call {self._number} of group {self.key.group})"
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Records the time in the body as blocked in this collective."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.group.recorder.add(self.key, seconds=time.perf_counter() - began)
+
+    def count(self, sizes: Sequence[int], itemsize: int) -> None:
+        """Records one exchange in which rank r of the group sends `sizes[r]` elements here."""
+        received = [n for r, n in enumerate(sizes) if n > 0 and r != self.group.rank]
+        self.group.recorder.add(self.key, messages=len(received), bytes=sum(received) * itemsize)

@@ -1,0 +1,70 @@
+"""Counts what each collective moved, and how long its caller stood still for it."""
+
+import threading
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Phase = Literal["forward", "backward", "step"]
+
+
+class Key(NamedTuple):
+    """What one row of the record counts."""
+
+    group: str
+    op: str
+    layer: str
+    phase: Phase
+
+
+@dataclass(frozen=True)
+class Record:
+    """One row: the sums over all calls of `op` for `layer` in `group` during `phase`.
+
+    Attributes:
+        messages: non-empty pieces that this rank received from other ranks.
+        bytes: their size.
+        seconds: how long callers were blocked; what ran beside their work is not counted.
+    """
+
+    group: str
+    op: str
+    layer: str
+    phase: Phase
+    calls: int
+    messages: int
+    bytes: int
+    seconds: float
+
+
+class Recorder:
+    """Adds up calls, messages, bytes and seconds; any thread may add."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets everything."""
+        with self._lock:
+            self._sums: dict[Key, tuple[int, int, int, float]] = {}
+            self._blocked_s = 0.0
+
+    def add(
+        self, key: Key, *, calls: int = 0, messages: int = 0, bytes: int = 0, seconds: float = 0.0
+    ) -> None:
+        """Adds to the row of `key`."""
+        with self._lock:
+            old = self._sums.get(key, (0, 0, 0, 0.0))
+            new = (old[0] + calls, old[1] + messages, old[2] + bytes, old[3] + seconds)
+            self._sums[key] = new
+            self._blocked_s += seconds
+
+    @property
+    def blocked_s(self) -> float:
+        """Seconds that callers have been blocked in collectives, all rows together."""
+        return self._blocked_s
+
+    def rows(self) -> list[Record]:
+        """The rows, in the order in which their keys were first seen."""
+        with self._lock:
+            return [Record(*key, *sums) for key, sums in self._sums.items()]

@@ -1,0 +1,170 @@
+"""The world of one rank: from its seat to its groups, and out again whatever happened."""
+
+import ctypes
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from workbench.comm.errors import CommTimeout
+from workbench.comm.group import Group, Link
+from workbench.comm.record import Recorder
+from workbench.comm.watch import Watch
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where one rank sits, and where it meets the others.
+
+    Args:
+        rank: the global rank.
+        world_size: the number of ranks.
+        address: host of the `TCPStore` in which the ranks meet; it belongs to none of them.
+        port: its port.
+        prefix: keeps this world apart from others in the same store; new for every world.
+        timeout_s: how long a rank waits for the others, to open and in every collective.
+        device: where this rank computes: "cpu", "cuda:0", ...
+        threads: the threads that torch may use on this rank.
+    """
+
+    rank: int
+    world_size: int
+    address: str
+    port: int
+    prefix: str
+    timeout_s: float = 30.0
+    device: str = "cpu"
+    threads: int = 1
+
+
+class World:
+    """All ranks, seen from one of them.
+
+    Attributes:
+        rank: the global rank.
+        size: the number of ranks.
+        device: where this rank computes.
+        recorder: what this rank's groups communicate.
+        store: small notes that all ranks of this world can read.
+    """
+
+    def __init__(self, seat: Seat, store: Store, travel_device: torch.device) -> None:
+        self.rank, self.size = seat.rank, seat.world_size
+        self.device = torch.device(seat.device)
+        self.recorder, self.store = Recorder(), store
+        self._watch = Watch(store, seat.rank, seat.timeout_s)
+        self._patience = _patience(seat)
+        self._travel_device = travel_device
+        self._process_groups = [dist.group.WORLD]
+
+    @classmethod
+    @contextmanager
+    def open(cls, seat: Seat) -> Iterator["World"]:
+        """Joins the other ranks; on leaving, closes at once, even after a failure.
+
+        Raises:
+            CommTimeout: not all ranks came; it names them.
+        """
+        torch.set_num_threads(seat.threads)
+        meeting = dist.TCPStore(  # type: ignore[attr-defined]  # public, but not listed as such
+            seat.address, seat.port, timeout=_patience(seat)
+        )
+        store = PrefixStore(seat.prefix, meeting)
+        devices = _meet(seat, store)
+        # nccl refuses two ranks on one GPU; those talk through the host.
+        one_gpu_each = seat.device.startswith("cuda") and len(set(devices)) == seat.world_size
+        if seat.address in ("localhost", "127.0.0.1"):
+            # gloo would look up the host's own name, which need not resolve to anything.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group(
+            "nccl" if one_gpu_each else "gloo",
+            store=store,
+            rank=seat.rank,
+            world_size=seat.world_size,
+            timeout=_patience(seat),
+        )
+        world = cls(seat, store, torch.device(seat.device if one_gpu_each else "cpu"))
+        try:
+            yield world
+        finally:
+            world._close()
+
+    def groups(
+        self, specs: Sequence[tuple[str, tuple[int, ...]]]
+    ) -> dict[tuple[str, tuple[int, ...]], Group]:
+        """Creates groups; every rank calls this with the same specs, in the same order.
+
+        Args:
+            specs: for each group its purpose and its global ranks. The same ranks under two
+                purposes are two communicators, whose collectives may overlap.
+
+        Returns:
+            The groups that this rank belongs to.
+
+        Raises:
+            ValueError: two equal specs, or ranks that are empty, repeated or not of this world.
+        """
+        if len(set(specs)) < len(specs):
+            raise ValueError(f"every group can be asked for once, got {list(specs)}")
+        for purpose, ranks in specs:
+            if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(self.size)):
+                raise ValueError(
+                    f"group {purpose!r} needs one or more different ranks of "
+                    f"0..{self.size - 1}, got {ranks}"
+                )
+        links = {spec: self._link(spec[1]) for spec in specs if len(spec[1]) > 1}
+        return {
+            (purpose, ranks): Group(
+                purpose, ranks, ranks.index(self.rank), self.recorder, links.get((purpose, ranks))
+            )
+            for purpose, ranks in specs
+            if self.rank in ranks
+        }
+
+    def _link(self, ranks: tuple[int, ...]) -> Link:
+        # Every rank creates every group, its own or not. torch's default timeout is half an
+        # hour, and ranks in ascending order need not be in the order of the pieces.
+        process_group = dist.new_group(list(ranks), timeout=self._patience, sort_ranks=False)
+        self._process_groups.append(process_group)
+        return Link(process_group, self._travel_device, self._watch)
+
+    def _close(self) -> None:
+        if self._watch.unfinished:
+            # The destructor of a gloo group joins its threads, and those wait for the lost
+            # rank until their timeout; `abort` does not end them. So the groups are never
+            # destroyed, but left to the end of the process: one more reference to each.
+            for process_group in self._process_groups:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(process_group))
+        dist.destroy_process_group()
+
+
+def _patience(seat: Seat) -> timedelta:
+    """Timeout for torch itself: longer than the watch's, which can name who is missing."""
+    return timedelta(seconds=seat.timeout_s + 10.0)
+
+
+def _meet(seat: Seat, store: Store) -> list[str]:
+    """Waits until all ranks have come; returns their devices, one name for each device."""
+    store.set(f"device/{seat.rank}", _device_name(seat))
+    absent, began, pause = set(range(seat.world_size)), time.monotonic(), 0.001
+    while absent := {rank for rank in absent if not store.check([f"device/{rank}"])}:
+        if time.monotonic() - began > seat.timeout_s:
+            ranks = tuple(sorted(absent))
+            who = ", ".join(f"rank {rank}" for rank in ranks)
+            what = f"rank {seat.rank} waited {seat.timeout_s:g} s for the world to open"
+            raise CommTimeout(f"{what}; did not arrive: {who}", ranks)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+    return [store.get(f"device/{rank}").decode() for rank in range(seat.world_size)]
+
+
+def _device_name(seat: Seat) -> str:
+    if not seat.device.startswith("cuda"):
+        return seat.device
+    return str(torch.cuda.get_device_properties(seat.device).uuid)

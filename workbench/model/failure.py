@@ -1,0 +1,74 @@
+"""What to tell a person whose model cannot be traced: which line, why, and what to do."""
+
+import linecache
+import os
+import sysconfig
+import traceback
+from pathlib import Path
+from types import FrameType
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+from workbench.model.errors import TraceError
+
+_WRAP = (
+    "put the lines into a function marked by torch.fx.wrap: it is then one operation, "
+    "recorded as it is"
+)
+_NOT_THE_USERS = tuple(
+    str(Path(folder)) + os.sep
+    for folder in (
+        Path(torch.__file__).parent,
+        Path(__file__).parent,
+        sysconfig.get_path("stdlib"),
+    )
+)
+
+
+def explained(error: Exception, model: str, module: str | None) -> TraceError:
+    """The error to raise instead of `error`, which came up while tracing.
+
+    Args:
+        error: with its traceback.
+        model: the model's name.
+        module: path of the submodule that was being traced, if it is known.
+    """
+    place = f" in {module!r}" if module else ""
+    found = _line_of_user(error)
+    line = f"\n  {found}" if found else ""
+    return TraceError(f"{model} cannot be traced{place}: {_reason(error)}{line}")
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    if isinstance(error, TraceError):
+        return text
+    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        return (
+            f"what follows depends on the values of a tensor ({text}), which are known only when "
+            f"it runs: use torch.where or a mask instead, or {_WRAP}"
+        )
+    if isinstance(error, TypeError):
+        return (
+            f"TypeError: {text}. If it has a size that depends on the batch: torch.zeros((n, 3)) "
+            f"takes the sizes as a tuple, and x.new_zeros((n, 3)) follows x; else {_WRAP}"
+        )
+    return f"{type(error).__name__}: {text}"
+
+
+def _line_of_user(error: Exception) -> str:
+    """The last line of the model's own code on the way to the error."""
+    for frame, number in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if _is_users(frame):
+            path = frame.f_code.co_filename
+            code = linecache.getline(path, number).strip()
+            return f"{path}:{number}, in {frame.f_code.co_name}: {code}"
+    return ""
+
+
+def _is_users(frame: FrameType) -> bool:
+    path = frame.f_code.co_filename
+    if "site-packages" not in path and path.startswith(_NOT_THE_USERS[2]):
+        return False
+    return not path.startswith((*_NOT_THE_USERS[:2], "<frozen"))

@@ -1,0 +1,130 @@
+"""One file of tensors: written whole or not at all, read in slices.
+
+The format is safetensors: a length, a JSON header, and the bytes. Nothing in it can execute.
+"""
+
+import errno
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from workbench.model.errors import CheckpointError
+from workbench.plan.graph import unknown
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write that takes the place of `path` when the block ends well, or leaves no trace.
+
+    Several processes may write the same path at once: each has a file of its own, and the last
+    to finish stays.
+
+    Raises:
+        CheckpointError: the disk is full, or the folder cannot be written to.
+    """
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield part
+        _sync(part)
+        part.replace(path)
+        _sync(path.parent)  # the new name survives a power failure, as the bytes do
+    except (OSError, SafetensorError) as error:
+        space = os.strerror(errno.ENOSPC)
+        full = " (the disk is full)" if space in str(error) else ""
+        raise CheckpointError(f"{path} could not be written{full}: {error}") from error
+    finally:
+        with suppress(OSError):  # it was renamed, or could not even be made
+            part.unlink()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Writes a safetensors file; the same tensors give the same bytes.
+
+    Args:
+        path: replaced as a whole.
+        tensors: by name, on any device; views are written as the tensors that they show.
+        metadata: texts for the header (with more than one, their order may differ).
+
+    Raises:
+        CheckpointError: it could not be written; what was there before is untouched.
+    """
+    packed = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
+    with replacing(path) as part:
+        save_file(packed, part, dict(metadata) if metadata else None)
+
+
+class TensorFile:
+    """A safetensors file, memory-mapped: only what is read is brought into memory.
+
+    Raises:
+        CheckpointError: it is missing, truncated, or not safetensors.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        try:
+            self._file = safe_open(str(self.path), framework="pt", device="cpu")
+            self.names: tuple[str, ...] = tuple(self._file.keys())
+        except FileNotFoundError:
+            raise CheckpointError(f"{self.path} does not exist") from None
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{self.path} is no whole safetensors file ({error}): it was truncated, "
+                "or it is something else"
+            ) from error
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Texts in the header."""
+        return dict(self._file.metadata() or {})
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of one tensor."""
+        return tuple(self._slice(name).get_shape())
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The type of one tensor's elements."""
+        return DTYPES[self._slice(name).get_dtype()]
+
+    def view(self, name: str, region: tuple[slice, ...]) -> Tensor:
+        """A part of one tensor, in the file's memory: to be copied at once."""
+        cut = self._slice(name)
+        part: Tensor = cut[region] if region else self._file.get_tensor(name)
+        return part
+
+    def _slice(self, name: str) -> Any:
+        if name not in self.names:
+            raise CheckpointError(unknown("tensor", name, self.names, of=str(self.path)))
+        return self._file.get_slice(name)

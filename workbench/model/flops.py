@@ -1,0 +1,33 @@
+"""Counting floating-point operations as tensors meet them."""
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry, sdpa_flop
+
+_FORMULAS = flop_registry | {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
+}
+
+
+class FlopCounter(TorchDispatchMode):
+    """Adds up the FLOPs of matrix products, convolutions and attention (a multiply-add is 2).
+
+    As `torch.utils.flop_counter`, without its bookkeeping for each module, and with the
+    attention kernel of CPUs. Everything else counts as nothing.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        value = func(*args, **kwargs)
+        formula = _FORMULAS.get(func._overloadpacket)
+        if formula is not None:
+            self.flops += formula(*args, **kwargs, out_val=value)
+        return value

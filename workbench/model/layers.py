@@ -1,0 +1,238 @@
+"""From traced nodes to the layers of a `Graph`."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import Node
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from workbench.model.batch import name_of, tensors
+from workbench.model.errors import TraceError
+from workbench.model.kinds import kind_of
+from workbench.plan.graph import Layer, Weight
+
+
+def layers_of(root: nn.Module, graph: torch.fx.Graph) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
+    """The layers in execution order, and the names of those that the model returns.
+
+    Parameters that the forward pass never reaches get a layer without readers, and a node in
+    `graph`, so that checkpoints hold the whole model.
+
+    Args:
+        root: the module that was traced.
+        graph: of a `ValueTracer`.
+
+    Raises:
+        TraceError: the model returns something else than one or several tensors of activations.
+    """
+    return _Layers(root, graph).all()
+
+
+@dataclass(frozen=True)
+class _Held:
+    """One tensor of the model, with all its names."""
+
+    tensor: Tensor
+    names: tuple[str, ...]
+    persistent: bool
+
+
+class _Layers:
+    def __init__(self, root: nn.Module, graph: torch.fx.Graph) -> None:
+        self.root, self.graph = root, graph
+        self.held = _held(root)
+        self.keys = {name: key for key, held in self.held.items() for name in held.names}
+        self._read_the_unreached()
+        self.nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+        self.names = self._unique_names()
+        self.owner = self._owners()
+
+    def all(self) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
+        return tuple(self._layer(node) for node in self.nodes), self._outputs()
+
+    def _layer(self, node: Node) -> Layer:
+        meta = node.meta
+        sources: list[Node] = []
+        map_arg((node.args, node.kwargs), sources.append)
+        activations = [source for source in sources if tensors(source.meta["values"][0])]
+        module = self._module(node)
+        used = self._used(node)
+        mine = [key for key in used if self.owner[key] is node]
+        shared = next((self.names[self.owner[key]] for key in used if key not in mine), "")
+        return Layer(
+            name=self.names[node],
+            kind=kind_of(node, module),
+            inputs=tuple(self._name(source) for source in sources),
+            input_shape=activations[0].meta["shape"] if activations else (),
+            output_shape=meta["shape"],
+            rows=meta["rows"],
+            weights=tuple(self._weight(key, used[key]) for key in mine),
+            flops=meta["flops"],
+            activation_bytes=_bytes_of_one_sample(meta["values"]) if meta["rows"] else 0,
+            groups=module.groups if isinstance(module, nn.Conv2d) else 1,
+            target=_target(node, module),
+            node=node.name,
+            shared=shared,
+        )
+
+    def _name(self, node: Node) -> str:
+        return "input" if node.op == "placeholder" else self.names[node]
+
+    def _module(self, node: Node) -> nn.Module | None:
+        return self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+    def _outputs(self) -> tuple[str, ...]:
+        returned = next(node for node in self.graph.nodes if node.op == "output").args[0]
+        listed = returned if isinstance(returned, list | tuple) else [returned]
+        found = [item for item in listed if item is not None]
+        for item in found:
+            if not isinstance(item, Node) or not isinstance(item.meta["values"][0], Tensor):
+                raise TraceError(
+                    f"the model returns {_described(returned)}; return the predictions, one "
+                    "tensor, or a tuple of tensors with the predictions first"
+                )
+            if item.op == "placeholder" or item.meta["rows"] != 1 or not item.meta["shape"]:
+                raise TraceError(
+                    f"the model returns {item.name!r}, which has {item.meta['rows']} rows of shape "
+                    f"{item.meta['shape']} for each sample; predictions are one row of scores"
+                )
+        if not found:
+            raise TraceError("the model returns nothing")
+        return tuple(self._name(item) for item in found)
+
+    def _unique_names(self) -> dict[Node, str]:
+        """A module's path, a parameter's own name, else the node's, made unique."""
+        names: dict[Node, str] = {}
+        calls: dict[str, int] = {}
+        for node in self.nodes:
+            if node.op in ("call_module", "get_attr"):
+                path = str(node.target)
+                calls[path] = calls.get(path, 0) + 1
+                names[node] = path if calls[path] == 1 else f"{path}@{calls[path]}"
+        taken = {"input", *names.values()}
+        for node in self.nodes:
+            if node not in names:
+                name = node.name
+                while name in taken:
+                    name += "_"
+                names[node] = name
+                taken.add(name)
+        return names
+
+    def _used(self, node: Node) -> dict[int, str]:
+        """The tensors that a node holds: their keys, and the names it knows them by."""
+        module = self._module(node)
+        if module is not None:
+            return {id(t): f"{node.target}.{name}" for name, t, _ in _tensors(module)}
+        if node.op == "get_attr":
+            return {self.keys[str(node.target)]: str(node.target)}
+        return {}
+
+    def _owners(self) -> dict[int, Node]:
+        """For each tensor the node whose layer has it: a module before a direct reading."""
+        owner: dict[int, Node] = {}
+        for op in ("call_module", "get_attr"):
+            for node in self.nodes:
+                if node.op == op:
+                    for key in self._used(node):
+                        owner.setdefault(key, node)
+        return owner
+
+    def _weight(self, key: int, name: str) -> Weight:
+        held = self.held[key]
+        return Weight(
+            name=name,
+            shape=tuple(held.tensor.shape),
+            dtype=str(held.tensor.dtype).removeprefix("torch."),
+            trainable=isinstance(held.tensor, nn.Parameter),
+            persistent=held.persistent,
+            aliases=tuple(other for other in held.names if other != name),
+        )
+
+    def _read_the_unreached(self) -> None:
+        reached = {
+            key
+            for node in self.graph.nodes
+            if node.op in ("call_module", "get_attr")
+            for key in self._used(node)
+        }
+        output = next(node for node in self.graph.nodes if node.op == "output")
+        with self.graph.inserting_before(output):
+            for key, held in self.held.items():
+                if key not in reached:
+                    node = self.graph.get_attr(held.names[0])
+                    node.meta.update(
+                        values=(held.tensor, held.tensor),
+                        depends=False,
+                        rows=0,
+                        shape=tuple(held.tensor.shape),
+                        flops=0,
+                    )
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
+    """(name, tensor, persistent) of everything that a module and its submodules hold."""
+    for path, owner in module.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        for table in (owner._parameters, owner._buffers):
+            for name, tensor in table.items():
+                if tensor is not None:
+                    persistent = name not in owner._non_persistent_buffers_set
+                    yield prefix + name, tensor, persistent
+
+
+def _held(root: nn.Module) -> dict[int, _Held]:
+    """The model's tensors in the order of its `state_dict`.
+
+    Raises:
+        TraceError: its `state_dict` holds something else than these.
+    """
+    held: dict[int, _Held] = {}
+    for name, tensor, persistent in _tensors(root):
+        known = held.get(id(tensor))
+        names = (*known.names, name) if known else (name,)
+        held[id(tensor)] = _Held(tensor, names, persistent)
+    saved = {name for item in held.values() if item.persistent for name in item.names}
+    other = saved.symmetric_difference(root.state_dict())
+    if other:
+        raise TraceError(
+            f"the state_dict differs from the model's parameters and buffers in {sorted(other)}; "
+            "a state_dict of its own making cannot be saved in pieces"
+        )
+    return held
+
+
+def _bytes_of_one_sample(values: tuple[Any, Any]) -> int:
+    small, large = (
+        sum(tensor.numel() * tensor.element_size() for tensor in tensors(value)) for value in values
+    )
+    return large - small
+
+
+def _target(node: Node, module: nn.Module | None) -> str:
+    if module is not None:
+        cls = type(module)
+        public = getattr(nn, cls.__name__, None) is cls
+        return f"torch.nn.{cls.__name__}" if public else f"{cls.__module__}.{cls.__qualname__}"
+    if node.op == "get_attr":
+        return ""
+    if node.op == "call_method":
+        return f"Tensor.{node.target}"
+    name = name_of(node)
+    if getattr(F, name, None) is node.target:
+        return f"torch.nn.functional.{name}"
+    where = getattr(node.target, "__module__", None) or "torch"
+    return f"{where.removeprefix('_')}.{name}" if where != "builtins" else name
+
+
+def _described(returned: Any) -> str:
+    if isinstance(returned, dict):
+        return f"a dict with {', '.join(map(repr, returned))}"
+    kinds = {type(leaf).__name__ for leaf in pytree.tree_leaves(returned)}
+    return f"a {type(returned).__name__} of {', '.join(sorted(kinds))}"

@@ -1,0 +1,357 @@
+"""Tracing with the values at hand: each operation runs on fake tensors as it is recorded.
+
+`torch.fx` runs a module's forward on proxies and records what they meet. Here each proxy also
+knows its value, without memory, at two batch sizes. What is the same at both is handed to the
+user's code as it is: `x.shape[1] == 3`, `range(x.ndim)` and `for part in x.chunk(3, 1)` work,
+and only what depends on the batch stays symbolic. A wrong shape fails at the user's own line.
+"""
+
+import inspect
+import logging
+import math
+import operator
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.fx
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Node, Proxy
+from torch.fx.node import map_arg
+from torch.fx.proxy import Attribute
+from torch.nn.utils.parametrize import is_parametrized
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+from workbench.model.batch import (
+    BATCHES,
+    changes_in_place,
+    depends_on_batch,
+    name_of,
+    refuse_mixing,
+    rows_and_shape,
+    tensors,
+)
+from workbench.model.errors import TraceError
+from workbench.model.flops import FlopCounter
+from workbench.model.structure import with_tensors
+
+_KNOWN = (bool, int, float, complex, str, type(None))
+
+
+class ValueTracer(torch.fx.Tracer):
+    """Records a module's forward on one batch of inputs.
+
+    Each node's `meta` has `values` (the value at both batch sizes), `depends` (on the input's
+    values), `rows` and `shape` (of one sample), and `flops` (of one sample).
+
+    Args:
+        input_shape: of one sample.
+    """
+
+    proxy_buffer_attributes = True
+
+    def __init__(self, input_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.mode = FakeTensorMode()
+        with self.mode:
+            self.inputs = tuple(torch.empty(batch, *input_shape) for batch in BATCHES)
+        self.names: dict[int, str] = {}
+        self.read: dict[str, ValueProxy] = {}
+        self.running = False
+        self.failed_in: str | None = None
+
+    def trace_structure(self, structure: nn.Module) -> torch.fx.Graph:
+        """The graph of a module whose tensors lie on the meta device."""
+
+        def fake(tensor: Tensor) -> Tensor:
+            with self.mode:
+                return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+        root = with_tensors(structure, fake)
+        for name, tensor in [*root.named_parameters(), *root.named_buffers()]:
+            self.names[id(tensor)] = name
+        with _RecordFactories(self), _quiet():
+            graph = self.trace(root)
+        _read_what_was_changed(graph, root)
+        _drop_unused(graph, root)
+        return graph
+
+    def create_proxy(
+        self, kind: str, target: Any, args: Any, kwargs: Any, *_: Any, **__: Any
+    ) -> Any:
+        """Runs an operation; records it, unless what it gives is already known."""
+        args, kwargs = self.create_arg(args), self.create_arg(kwargs)
+        kind, target, args, kwargs = self._explicit(kind, target, args, kwargs)
+        if kind == "get_attr" and target in self.read:
+            return self.read[target]
+        values, flops = self._run(kind, target, args, kwargs)
+        sources: list[Node] = []
+        map_arg((args, kwargs), sources.append)
+        # Equal at two batch sizes is not equal at all: n // 4 is 0 for both.
+        of_batch_size = any(source.meta["is_size"] for source in sources)
+        of_function = isinstance(target, FunctionType)
+        for_effect = values[0] is None and target not in (getattr, operator.getitem)
+        if _known(*values) and not (of_batch_size or of_function or for_effect):
+            return values[0]
+        _refuse_autograd_function()
+        node = self.create_node(kind, target, args, kwargs)
+        node.meta.update(values=values, flops=flops, depends=False)
+        node.meta["is_size"] = isinstance(values[0], _KNOWN) or (
+            of_function and not tensors(values[0])
+        )
+        node.meta["depends"] = kind == "placeholder" or depends_on_batch(node)
+        node.meta["rows"], node.meta["shape"] = rows_and_shape(node)
+        refuse_mixing(node, self.root.get_submodule(target) if kind == "call_module" else None)
+        proxy = self.proxy(node)
+        if kind == "get_attr":
+            self.read[target] = proxy
+        if isinstance(values[0], tuple | list) and not (tensors(values[0]) or of_function):
+            return tuple(proxy[index] for index in range(len(values[0])))
+        return None if for_effect and not of_function else proxy
+
+    def proxy(self, node: Node) -> "ValueProxy":
+        return ValueProxy(node, self)
+
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, Tensor):
+            if id(a) not in self.names:
+                raise TraceError(
+                    f"a tensor of shape {tuple(a.shape)} is used that is neither a parameter nor "
+                    "a buffer of the model: register it in __init__, "
+                    'self.register_buffer("name", tensor)'
+                )
+            return self.create_arg(self.create_proxy("get_attr", self.names[id(a)], (), {}))
+        if isinstance(a, nn.Module):
+            raise TraceError(
+                f"the module {type(a).__name__} is passed as an argument; pass its parameters"
+            )
+        if isinstance(a, tuple) and hasattr(a, "_fields"):
+            return tuple(self.create_arg(element) for element in a)
+        return super().create_arg(a)
+
+    def create_args_for_root(
+        self, root_fn: Any, is_module: bool, concrete_args: Any = None
+    ) -> tuple[Any, list[Any]]:
+        names = _inputs(self.root)
+        if len(names) != 1:
+            raise TraceError(
+                f"forward takes {len(names)} inputs ({', '.join(names)}); a model here has one, "
+                "and returns its predictions (the loss is computed outside)"
+            )
+        return root_fn, [self.root, self.create_proxy("placeholder", names[0], (), {})]
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if type(m).__module__ == "torchvision.ops.stochastic_depth":
+            return True
+        if is_parametrized(m):
+            return False
+        return super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self.running:
+            return forward(*args, **kwargs)
+        path = self.path_of_module(m)
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except Exception:
+            self.failed_in = self.failed_in or path
+            raise
+
+    def path_of_module(self, mod: nn.Module) -> str:
+        try:
+            return super().path_of_module(mod)
+        except NameError:
+            raise TraceError(
+                f"the module {type(mod).__name__} is called, but is not a submodule of the model: "
+                "assign it to an attribute in __init__, or hold such modules in nn.ModuleList"
+            ) from None
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if self.running:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def to_bool(self, obj: Proxy) -> bool:
+        raise TraceError(
+            "a decision depends on the values or the size of the batch (if, while, and, or, "
+            "assert): use torch.where for a choice per element, or put the lines into a function "
+            "marked by torch.fx.wrap"
+        )
+
+    def _run(self, kind: str, target: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, Any], int]:
+        """The values at both batch sizes, and the FLOPs that one sample adds."""
+        if kind == "placeholder":
+            return (self.inputs[0], self.inputs[1]), 0
+        values, counts = [], []
+        self.running = True
+        try:
+            for size in range(len(BATCHES)):
+
+                def value(node: Node, size: int = size) -> Any:
+                    return node.meta["values"][size]
+
+                arguments = map_arg((args, kwargs), value)
+                with torch.no_grad(), self.mode, FlopCounter() as counter:
+                    values.append(self._call(kind, target, *arguments))
+                counts.append(counter.flops)
+        finally:
+            self.running = False
+        return (values[0], values[1]), (counts[1] - counts[0]) // (BATCHES[1] - BATCHES[0])
+
+    def _call(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
+        if kind == "get_attr":
+            return operator.attrgetter(target)(self.root)
+        if kind == "call_module":
+            return self.root.get_submodule(target)(*args, **kwargs)
+        if kind == "call_method":
+            return getattr(args[0], target)(*args[1:], **kwargs)
+        return target(*args, **kwargs)
+
+    def _explicit(
+        self, kind: str, target: Any, args: Any, kwargs: Any
+    ) -> tuple[str, Any, Any, Any]:
+        """States the sizes of a reshape, so that it also works on a batch without rows.
+
+        `x.view(-1, 512)` and its like after a convolution become `torch.flatten(x, 1)`, which
+        says the same for a tensor whose channels are cut.
+        """
+        same = kind, target, args, kwargs
+        if target not in ("view", "reshape", torch.reshape) or kwargs or len(args) < 2:
+            return same
+        source, sizes = args[0], args[1] if isinstance(args[1], list | tuple) else args[1:]
+        if not isinstance(source, Node) or isinstance(sizes[0], torch.dtype):
+            return same
+        before = source.meta["values"][0]
+        after = self._run("call_method", "reshape", (source, *sizes), {})[0][0]
+        features = math.prod(before.shape[1:])
+        if source.meta["depends"] and before.ndim > 2 and after.shape == (len(before), features):
+            return "call_function", torch.flatten, (source, 1), {}
+        stated = [
+            length if size == -1 and dim > 0 else size
+            for dim, (size, length) in enumerate(zip(sizes, after.shape, strict=True))
+        ]
+        return "call_method", "view" if target == "view" else "reshape", (source, *stated), {}
+
+
+class ValueProxy(Proxy):
+    """A proxy that knows its value at two batch sizes."""
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise TraceError(
+            "assigning to a part of a tensor is not recorded: use torch.where or torch.cat, or "
+            "put the lines into a function marked by torch.fx.wrap"
+        )
+
+    def __getattr__(self, k: str) -> Any:
+        tracer = self.tracer
+        assert isinstance(tracer, ValueTracer)
+        if callable(getattr(self.node.meta["values"][0], k)):
+            return Attribute(self, k)
+        return tracer.create_proxy("call_function", getattr, (self, k), {})
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.tracer.create_proxy("call_function", operator.getitem, (self, index), {})
+
+    def __len__(self) -> int:
+        first, second = self.node.meta["values"]
+        if len(first) != len(second):
+            raise TraceError(
+                "len() or a loop over the batch: use x.shape[0] for the number of rows, and "
+                "operations on all rows at once instead of a loop"
+            )
+        return len(first)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+
+class _RecordFactories(TorchFunctionMode):
+    """Records `torch.arange(8)` and its like, which meet no proxy, as operations."""
+
+    def __init__(self, tracer: ValueTracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _device_constructors() and not self.tracer.running:
+            return self.tracer.create_proxy("call_function", func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps torch from printing its own traceback of a failure that is raised all the same."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    was, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = was
+
+
+def _known(first: Any, second: Any) -> bool:
+    """Whether a value is plain, and the same at both batch sizes.
+
+    Types and devices are not: an experiment's precision and device are not the trace's.
+    """
+    if isinstance(first, tuple | list):
+        return len(first) == len(second) and all(map(_known, first, second))
+    return isinstance(first, _KNOWN) and type(first) is type(second) and bool(first == second)
+
+
+def _inputs(root: nn.Module) -> list[str]:
+    parameters = list(inspect.signature(root.forward).parameters.values())
+    plain = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    required = [p.name for p in plain if p.default is p.empty]
+    return required or [p.name for p in parameters[:1]]
+
+
+def _refuse_autograd_function() -> None:
+    frame = sys._getframe()
+    apply = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+    while frame.f_back is not None and frame.f_code is not ValueTracer.trace_structure.__code__:
+        if frame.f_code is apply:
+            raise TraceError(
+                "the backward pass of a torch.autograd.Function would be lost: call its apply "
+                "in a function marked by torch.fx.wrap"
+            )
+        frame = frame.f_back
+
+
+def _read_what_was_changed(graph: torch.fx.Graph, root: nn.Module) -> None:
+    """Lets whatever reads a tensor after an operation changed it in place read the operation."""
+    place = {node: index for index, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        if node.all_input_nodes and changes_in_place(node, root):
+            changed = node.all_input_nodes[0]
+            for reader in list(changed.users):
+                if place[reader] > place[node]:
+                    reader.replace_input_with(changed, node)
+
+
+def _drop_unused(graph: torch.fx.Graph, root: nn.Module) -> None:
+    """Removes sizes and parameters that were looked at, but are used by nothing.
+
+    Raises:
+        TraceError: a tensor is changed in place and used by nothing afterwards, such as a
+            buffer that counts: the change would be lost.
+    """
+    for node in reversed(graph.nodes):
+        if node.users or node.op in ("placeholder", "output"):
+            continue
+        value = node.meta["values"][0]
+        if node.op == "get_attr" or not (tensors(value) or value is None):
+            graph.erase_node(node)
+        elif changes_in_place(node, root):
+            raise TraceError(
+                f"{name_of(node)} changes a tensor in place that nothing reads afterwards, and the "
+                "change would be lost: state of the model itself is not supported, but for the "
+                "statistics of nn.BatchNorm"
+            )

@@ -1,0 +1,38 @@
+"""Importing torchvision where its compiled operators cannot be loaded.
+
+torchvision's wheel carries compiled operators for one build of torch. Beside another build (a
+CPU torch from one index, torchvision from another) they do not load, and `import torchvision`
+itself then fails, since it gives shape rules to operators that nobody declared. No
+classification model needs them: declared by name alone, everything else works.
+"""
+
+import importlib
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+_SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+
+
+def torchvision() -> ModuleType:
+    """The module `torchvision`, imported at the first call."""
+    if not _compiled_operators_load():
+        for name in ("nms", "qnms"):
+            if not hasattr(torch.ops.torchvision, name):
+                torch.library.define(f"torchvision::{name}", _SCHEMA)
+    return importlib.import_module("torchvision")
+
+
+def _compiled_operators_load() -> bool:
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
+        return True  # the import will say what is missing
+    for library in sorted(Path(spec.origin).parent.glob("_C*")):
+        try:
+            torch.ops.load_library(library)
+        except OSError:
+            continue
+        return True
+    return False

@@ -1,0 +1,130 @@
+// A chart over the step: uPlot, a legend with values, a cursor that mouse and arrow keys move.
+
+import uPlot from "uplot";
+import { element, panel } from "./element.js";
+import { latest } from "./feed.js";
+
+const HEIGHT = 190;
+
+// curves: [{name, label, color, format, axis, dots, fill}]
+// axes: {scale: {label, side, ticks, max, color}}, the first one drawing the grid.
+export function plotPanel({ title, curves, axes, syncKey }) {
+  const host = element("div", { class: "wb-plot", role: "img", tabindex: "0" });
+  const { root, setLegend, note } = panel(title, curves, host);
+  let plot = null;
+  let points = null;
+  let remark = "";
+
+  const color = (name) => getComputedStyle(host).getPropertyValue(name).trim() || "#777";
+  const font = () => `11px ${getComputedStyle(host).fontFamily}`;
+
+  const tell = () => {
+    const at = plot.cursor.idx;
+    const under = at !== null && at !== undefined && at < points.step.length;
+    const values = curves.map((c) => c.format(under ? (points[c.name][at] ?? NaN) : latest(points[c.name])));
+    setLegend(values);
+    note.textContent = under ? `step ${points.step[at]}` : remark;
+    const now = curves.map((c, i) => `${c.label} ${values[i]}`).join(", ");
+    host.setAttribute("aria-label", `${title} over the step, ${points.step.length} points; ${now}`);
+  };
+
+  const options = () => ({
+    width: Math.max(host.clientWidth, 200),
+    height: HEIGHT,
+    legend: { show: false },
+    padding: [8, Object.keys(axes).length > 1 ? 0 : 12, 0, 0],
+    cursor: { sync: { key: syncKey }, drag: { x: false, y: false }, points: { size: 7 } },
+    hooks: { setCursor: [tell] },
+    scales: {
+      x: { time: false, range: (_u, low, high) => [low ?? 0, Math.max(high ?? 0, (low ?? 0) + 10)] },
+      ...Object.fromEntries(
+        Object.entries(axes).map(([scale, { max }]) => [
+          scale,
+          { range: (_u, _low, high) => [0, max ?? (high > 0 ? 1.06 * high : 1)] },
+        ]),
+      ),
+    },
+    axes: [
+      {
+        label: "step",
+        labelSize: 16,
+        labelGap: 0,
+        size: 26,
+        gap: 3,
+        space: 60,
+        incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6],
+        ...ink(() => color("--wb-faint"), font),
+        grid: { show: false },
+        ticks: { stroke: () => color("--wb-rule"), size: 4 },
+      },
+      ...Object.entries(axes).map(([scale, axis], i) => ({
+        scale,
+        label: axis.label,
+        labelSize: 14,
+        labelGap: 0,
+        side: axis.side,
+        size: (_u, texts) => 14 + 6.5 * Math.max(1, ...(texts ?? []).map((text) => text.length)),
+        gap: 4,
+        space: 34,
+        // Before the first step there is no scale to speak of.
+        values: (_u, values) => values.map((v) => (points.step.length ? axis.ticks(v) : "")),
+        ...ink(() => color(axis.color ?? "--wb-faint"), font),
+        grid: { show: i === 0, stroke: () => color("--wb-rule"), width: 1 },
+        ticks: { show: false },
+      })),
+    ],
+    series: [
+      {},
+      ...curves.map((c) => ({
+        label: c.label,
+        scale: c.axis,
+        width: 1.75,
+        stroke: () => color(c.color),
+        fill: c.fill ? () => `${color(c.color)}22` : undefined,
+        spanGaps: Boolean(c.dots),
+        points: c.dots
+          ? { show: () => few(points[c.name]), size: 7, width: 2, stroke: () => color(c.color), fill: () => color("--wb-ground") }
+          : { show: (_u, _i, from, to) => to - from < 2, size: 5, stroke: () => color(c.color) },
+      })),
+    ],
+  });
+
+  const draw = (newPoints, newRemark) => {
+    points = newPoints;
+    remark = newRemark;
+    const data = [points.step, ...curves.map((c) => points[c.name])];
+    if (plot === null) plot = new uPlot(options(), data, host);
+    else plot.setData(data);
+    tell();
+  };
+
+  const point = (left) => plot?.setCursor({ left, top: left < 0 ? left : 1 }, true, true);
+  host.addEventListener("keydown", (event) => {
+    const pace = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (event.key === "Escape") point(-10);
+    if (pace === undefined || !plot || points.step.length === 0) return;
+    event.preventDefault();
+    event.stopPropagation(); // arrow keys also move between a notebook's cells
+    const last = points.step.length - 1;
+    const at = Math.min(last, Math.max(0, (plot.cursor.idx ?? last + 1) + pace));
+    point(plot.valToPos(points.step[at], "x"));
+  });
+
+  const resized = new ResizeObserver(() => {
+    if (plot && host.clientWidth > 50) plot.setSize({ width: host.clientWidth, height: HEIGHT });
+  });
+  resized.observe(host);
+  const close = () => {
+    resized.disconnect();
+    plot?.destroy();
+  };
+  return { root, draw, repaint: () => plot?.redraw(false, true), close };
+}
+
+function few(values) {
+  return values.reduce((count, value) => count + (value !== null), 0) <= 40;
+}
+
+function ink(stroke, font) {
+  return { stroke, font: font(), labelFont: font() };
+}
