@@ -21,10 +21,18 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ipp.Client]:
         patch.setenv("PYTHONPATH", os.pathsep.join(map(os.path.abspath, sys.path)))
         patch.setenv("PYTHONSAFEPATH", "1")  # and nothing else, wherever they are started
         patch.setenv("OMP_NUM_THREADS", "1")
+        # torch looks up the name of every peer that connects: 127.0.0.1, but as IPv6, which no
+        # hosts file knows. A name server that does not answer shall cost a second, not ten.
+        patch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
         cluster = ipp.Cluster(
             n=ENGINES,
             profile_dir=str(tmp_path_factory.mktemp("ipython")),
-            controller_args=["--nodb", "--usethreads"],
+            controller_args=[
+                "--nodb",
+                "--usethreads",
+                "--HeartMonitor.period=500",  # engines are there from their first heartbeat on
+                "--HeartMonitor.max_heartmonitor_misses=1000000",  # a busy host is no dead engine
+            ],
             delay=0,
             log_level=40,
         )

@@ -42,10 +42,26 @@ class Ranks:
     def __call__(
         self, size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 20.0
     ) -> list[Any]:
+        return self._run(size, _in_a_world, function, args, timeout_s)
+
+    def seated(
+        self, size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 20.0
+    ) -> list[Any]:
+        """The same for a function that opens its own world: [f(seat, *args) on rank 0, ...]."""
+        return self._run(size, _call, function, args, timeout_s)
+
+    def _run(
+        self,
+        size: int,
+        task: Callable[..., Any],
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        timeout_s: float,
+    ) -> list[Any]:
         prefix, port = f"call{next(self._numbers)}", self._store.port
         answers = [
             view.apply_async(
-                _call, Seat(rank, size, "127.0.0.1", port, prefix, timeout_s), function, args
+                task, Seat(rank, size, "127.0.0.1", port, prefix, timeout_s), function, args
             )
             for rank, view in enumerate(self._views[:size])
         ]
@@ -96,11 +112,19 @@ def _guard(owner: int, controller: int) -> None:
 def _call(seat: Seat, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     signal.signal(INTERRUPT, signal.default_int_handler)
     try:
-        with World.open(seat) as world:
-            torch.manual_seed(0)
-            return function(world, *args)
+        torch.manual_seed(0)
+        return function(seat, *args)
     finally:
         signal.signal(INTERRUPT, signal.SIG_IGN)
+
+
+def _in_a_world(seat: Seat, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    return _call(seat, _opened, (function, args))
+
+
+def _opened(seat: Seat, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    with World.open(seat) as world:
+        return function(world, *args)
 
 
 def all_ranks(world: World, purpose: str = "world") -> Group:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,20 @@ def kernels_import_this_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def no_process_is_left() -> Iterator[None]:
-    before = {process.pid for process in psutil.process_iter()}
+def no_process_is_left(tmp_path: Path) -> Iterator[None]:
     yield
-    new = [process for process in psutil.process_iter() if process.pid not in before]
-    mine = [process for process in new if "ipyparallel" in " ".join(process.cmdline())]
-    _, alive = psutil.wait_procs(mine, timeout=15)
+    _, alive = psutil.wait_procs(processes_of(tmp_path), timeout=15)
     assert alive == []
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """The processes that work in a folder, or were told of it."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if str(folder) in " ".join([process.cwd(), *process.cmdline()]):
+                found.append(process)
+    return found
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -20,6 +21,7 @@ from workbench.cluster import (
     RankError,
 )
 from workbench.cluster.engine import introduce
+from workbench.model.errors import CheckpointError
 from workbench.plan import Plan
 
 LONG_S = 120.0
@@ -163,7 +165,7 @@ def test_arguments_of_the_wrong_kind(cluster):
         cluster.verify(experiment(plan))
     with pytest.raises(ValueError, match="'fp64' or 'fp32', got 'bf16'"):
         cluster.verify(plan, precision="bf16")
-    with pytest.raises(ClusterError, match="no checkpoint"):
+    with pytest.raises(CheckpointError, match="nowhere is no complete checkpoint"):
         cluster.train(experiment(plan), resume="nowhere")
 
 
@@ -173,11 +175,15 @@ def test_a_cluster_has_a_positive_number_of_engines(n, tmp_path):
         Cluster(n, directory=tmp_path)
 
 
-def test_messages_to_engines_are_counted_and_small(cluster, train):
-    before = (cluster.sent.messages, cluster.sent.bytes)
-    train("train").wait(LONG_S)
-    assert cluster.sent.messages - before[0] == 2
-    assert 0 < cluster.sent.bytes - before[1] < 20_000
+def test_messages_are_counted_and_small(cluster, train):
+    sent, received = replace(cluster.sent), replace(cluster.received)
+    train("in_a_hurry", steps=1000).wait(LONG_S)
+    assert cluster.sent.messages - sent.messages == 2
+    assert 0 < cluster.sent.bytes - sent.bytes < 20_000
+    num_messages = cluster.received.messages - received.messages
+    num_bytes = cluster.received.bytes - received.bytes
+    assert num_messages >= 2
+    assert 0 < num_bytes < num_messages * (64 << 10)
 
 
 def test_a_message_above_64_kib_is_refused(cluster):

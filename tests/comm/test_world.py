@@ -25,7 +25,9 @@ def test_who_does_not_come_to_the_opening_is_named():
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     threads = torch.get_num_threads()
     seat = Seat(1, 3, "127.0.0.1", store.port, "a world", timeout_s=0.1, threads=threads)
-    with pytest.raises(CommTimeout, match="did not arrive: rank 0, rank 2") as caught:
+    with pytest.raises(
+        CommTimeout, match="the world to open; did not arrive: rank 0, rank 2"
+    ) as caught:
         with World.open(seat):
             pass
     assert caught.value.missing == (0, 2)
@@ -91,6 +93,35 @@ def test_a_group_has_a_link_if_and_only_if_it_has_several_ranks():
     assert Group("alone", (3,), 0, Recorder()).size == 1
     with pytest.raises(ValueError, match="2 ranks without a link"):
         Group("pair", (0, 1), 0, Recorder())
+
+
+def different_wishes(world):
+    spec = ("shard" if world.rank == 0 else "replica", (0, 1))
+    with pytest.raises(ValueError, match="wants") as caught:
+        world.groups([spec])
+    return str(caught.value)
+
+
+def test_ranks_must_want_the_same_groups(on_ranks):
+    assert on_ranks(2, different_wishes) == [
+        "rank 0 wants [('shard', (0, 1))], rank 1 [('replica', (0, 1))]",
+        "rank 1 wants [('replica', (0, 1))], rank 0 [('shard', (0, 1))]",
+    ]
+
+
+def one_makes_no_groups(world):
+    if world.rank == 1:
+        return world.store.wait(["given up"])
+    with pytest.raises(
+        CommTimeout, match=r"groups to be made \(call 1\); did not arrive: rank 1"
+    ) as caught:
+        all_ranks(world)
+    world.store.set("given up", "")
+    return caught.value.missing
+
+
+def test_who_makes_no_groups_is_named(on_ranks):
+    assert on_ranks(2, one_makes_no_groups, timeout_s=0.5)[0] == (1,)
 
 
 def nothing(world):

@@ -32,7 +32,7 @@ def test_warns_of_nothing(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["vgg11", "regnet_x_400mf", "swin_v2_t", "vit_b_16", "convnext_tiny"]
+    "name", ["squeezenet1_1", "regnet_x_400mf", "swin_v2_t", "vit_b_16", "convnext_tiny"]
 )
 def test_the_structure_is_the_model_s(name):
     given = source(name, num_classes=4)

@@ -216,6 +216,25 @@ def test_a_change_in_place_is_read_by_what_follows():
     assert [layer.inputs for layer in graph.layers] == [("input",), ("mul",), ("add_",), ("relu",)]
 
 
+def test_augmented_assignment_changes_every_name_of_a_tensor():
+    def forward(self, x):
+        x = x * 2
+        other = x
+        x += 1
+        x *= other.flatten(1).shape[1]
+        return (x - other).flatten(1) + torch.mul(x, 2, out=x).flatten(1)
+
+    def counted(self, x):
+        n = x.shape[0]
+        rows = n
+        n += 0
+        return x.reshape(rows, n * 192 // n)
+
+    with torch.no_grad():
+        traced(calling(forward), *IMAGE)
+    traced(calling(counted), *IMAGE)
+
+
 def test_recurrent_layers_with_the_batch_first():
     def forward(self, x):
         return self.lstm(x)[0][:, -1]
@@ -263,3 +282,9 @@ def test_the_skeleton_travels_with_the_graph():
     assert {layer.node for layer in graph.layers} <= {node.name for node in first.graph.nodes}
     assert_computes_the_same(graph, module)
     assert skeleton(graph) is not first
+
+
+def test_deep_models_travel_too():
+    """Python's recursion does not limit them, as it would where nodes are pickled in a chain."""
+    module = nn.Sequential(*(nn.ReLU() for _ in range(600)), nn.Linear(2, 2))
+    assert len(skeleton(trace(module, input_shape=(2,))).graph.nodes) == 603

@@ -41,6 +41,10 @@ def refusal(forward, *, shape=IMAGE, **attributes):
         (lambda x: F.batch_norm(x, None, None, training=True), "batch statistics"),
         (lambda x: F.adaptive_avg_pool2d(x, 1).squeeze(), "name the dimensions"),
         (lambda x: [row for row in x], "loop over the batch"),
+        (lambda x: x.roll(1), "roll acts along the batch"),
+        (lambda x: x.roll(1, 0), "roll acts along the batch"),
+        (lambda x: x * torch.full((1,), x.shape[0]), "full makes a tensor of the batch's size"),
+        (lambda x: x * torch.ones((x.shape[0] // 4, 1)), "of the batch's size"),
     ],
 )
 def test_samples_are_not_mixed(call, reason):
@@ -94,6 +98,34 @@ def test_what_is_decided_when_it_runs(call, reason):
 )
 def test_outputs(output, reason):
     assert re.search(reason, refusal(lambda self, x: output(x.flatten(1))))
+
+
+def detached(self, x):
+    with torch.no_grad():
+        x = x * 2
+    return x.flatten(1)
+
+
+def in_half(self, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        return x.flatten(1)
+
+
+@pytest.mark.parametrize("forward", [detached, in_half])
+def test_modes_that_would_be_lost(forward):
+    assert "in forward would be lost" in refusal(forward)
+
+
+def test_tracing_in_such_a_mode_is_no_matter():
+    with torch.no_grad():
+        assert trace(nn.Linear(2, 3), input_shape=(2,)).num_classes == 3
+
+
+def test_hooks_on_the_model_itself():
+    module = nn.Linear(2, 3)
+    module.register_forward_hook(lambda module, args, output: output * 2)
+    with pytest.raises(TraceError, match="hooks on the model itself"):
+        trace(module, input_shape=(2,))
 
 
 def test_an_output_that_is_the_input():

@@ -30,7 +30,8 @@ def assert_computes_the_same(graph: Graph, module: nn.Module, *, rows: int = 4) 
     values = values_of(module)
     x = torch.randn(rows, *graph.input_shape)
     outputs = []
-    for call in (module.train(), lambda x: run_traced(skeleton(graph), values, x)):
+    structure = skeleton(graph)
+    for call in (module.train(), lambda x: run_traced(structure, values, x)):
         torch.manual_seed(1)
         output = call(x.clone())
         outputs.append(tuple(output) if isinstance(output, tuple) else (output,))

@@ -139,6 +139,14 @@ def test_an_error_inside_leaves_no_meter_on():
     assert meter.reading.peak_bytes == KB
 
 
+def test_profilers_work_again_after_a_meter():
+    with PeakMeter(CPU):
+        pass
+    with torch.autograd.profiler.profile() as profile:
+        torch.zeros(3).exp()
+    assert "aten::exp" in {event.name for event in profile.function_events}
+
+
 def test_meters_of_two_threads_do_not_disturb_each_other():
     readings, both = {}, threading.Barrier(2)
 

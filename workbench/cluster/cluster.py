@@ -21,7 +21,9 @@ from workbench.cluster.leases import Leases
 from workbench.cluster.rendezvous import Rendezvous
 from workbench.cluster.run import Run
 from workbench.plan.experiment import SGD, Adam, AdamW, Experiment
+from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
+from workbench.train.checkpoint import latest, load
 from workbench.train.verification import Verification
 
 STOP_RUNS_WITHIN_S = 10.0
@@ -88,28 +90,26 @@ class Cluster:
 
         Args:
             experiment: what to run.
-            resume: a checkpoint, under any plan of this model, or a run that left one, to go
-                on from.
+            resume: a checkpoint under any plan of this model, or a run (or its folder) that
+                left one, to go on from.
             module: the user's own module, where the model was traced from one: its values are
                 the initial weights. Not needed with `resume`.
 
         Raises:
             ClusterError: the plan needs more engines than are here, or free.
+            CheckpointError: what to go on from is damaged, missing or of another model.
+            ModelError: `module` is missing, or is another one than was traced.
             ControlMessageTooLarge: the model's own code is too large for a control message.
         """
         if not isinstance(experiment, Experiment):
             raise TypeError(f"train takes an Experiment, got {type(experiment).__name__}")
-        checkpoint = _checkpoint(resume)
+        checkpoint = _checkpoint(resume, experiment.plan.graph)
         packed = message.pack(experiment)
         with self._lock:
             self._require(experiment.plan)
             weights = checkpoint or self._assistant.values_of(experiment, module)
-            lease = self._leases.take(experiment.plan.world_size, f"the run of {experiment!r}")
-            try:
-                directory = files.new_directory(self.directory, experiment)
-            except BaseException:
-                self._leases.give_back(lease)
-                raise
+            model = experiment.plan.graph.source.name
+            lease = self._leases.take(experiment.plan.world_size, f"a run of {model}")
             launch = partial(
                 self._launch,
                 places=lease.places,
@@ -117,7 +117,13 @@ class Cluster:
                 weights=weights,
                 resume=checkpoint,
             )
-            run = Run(experiment, directory, launch, partial(self._leases.give_back, lease))
+            release = partial(self._leases.give_back, lease)
+            try:
+                directory = files.new_directory(self.directory, experiment)
+                run = Run(experiment, directory, launch, release)
+            except BaseException:
+                release()
+                raise
             self._runs = [*(run for run in self._runs if not run.is_done), run]
         return run
 
@@ -161,7 +167,7 @@ class Cluster:
             seed=seed,
         )
         packed = message.pack(experiment)
-        with self._taken(plan, f"a verification of {plan!r}") as places:
+        with self._taken(plan, f"a verification of {plan.graph.source.name}") as places:
             print(f"verifying {plan.graph.source.name}: initial weights", end="", flush=True)
             self._engines.ensure(places)
             own = self._assistant.values_of(experiment, module)
@@ -244,6 +250,11 @@ class Cluster:
         """Messages and bytes that went to engines so far."""
         return self._engines.sent
 
+    @property
+    def received(self) -> Ledger:
+        """Messages and bytes that came from engines so far."""
+        return self._engines.received
+
     def __len__(self) -> int:
         return len(self.devices)
 
@@ -305,12 +316,14 @@ class Cluster:
             self._leases.give_back(lease)
 
 
-def _checkpoint(resume: str | Path | Run | None) -> Path | None:
+def _checkpoint(resume: str | Path | Run | None, graph: Graph) -> Path | None:
+    """The checkpoint to go on from; known to be whole, and of this model."""
     if resume is None:
         return None
-    path = resume.checkpoint if isinstance(resume, Run) else Path(resume).resolve()
+    if isinstance(resume, Run):
+        path = resume.checkpoint
+    else:
+        path = latest(Path(resume).resolve()) or Path(resume).resolve()
     if path is None:
         raise ClusterError(f"{resume!r} left no checkpoint to go on from")
-    if not path.exists():
-        raise ClusterError(f"there is no checkpoint {path}")
-    return path
+    return load(path, graph).path

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ipyparallel
+import psutil
 from ipyparallel.serialize import pack_apply_message
 
 from workbench.cluster.background import Background
@@ -23,6 +24,7 @@ from workbench.cluster.launch import GuardedController, GuardedEngines, engine_e
 from workbench.cluster.processes import is_alive, reap
 
 START_WITHIN_S = 60.0
+COLLECT_WITHIN_S = 0.3
 LARGEST_MESSAGE_BYTES = 64 << 10
 
 
@@ -45,10 +47,15 @@ class Engine:
 
 @dataclass
 class Ledger:
-    """What has been sent to engines."""
+    """How much went one way between the notebook and its engines."""
 
     messages: int = 0
     bytes: int = 0
+
+    def add(self, num_bytes: int) -> None:
+        """Counts one message."""
+        self.messages += 1
+        self.bytes += num_bytes
 
 
 class Engines:
@@ -66,7 +73,7 @@ class Engines:
 
     def __init__(self, devices: Sequence[Device], scratch: Path, at_once: Collection[int]) -> None:
         self.devices, self.scratch, self.id = tuple(devices), scratch, scratch.name
-        self.sent = Ledger()
+        self.sent, self.received = Ledger(), Ledger()
         self._engines: dict[int, Engine] = {}
         self._seen: set[int] = set()  # ids of engines that ever registered
         self._sending, self._starting = threading.Lock(), threading.Lock()
@@ -114,25 +121,32 @@ class Engines:
                 "let the ranks read them from a file, or make them from a seed"
             )
         with self._sending:  # the client numbers its messages without a lock
-            self.sent.messages += 1
-            self.sent.bytes += size
+            self.sent.add(size)
             view = self._client[self._engines[index].engine_id]
             return view.apply_async(function, *arguments)
 
     def signal(self, index: int, number: signal.Signals) -> None:
         """Sends a signal to an engine's process; nothing happens where it has ended."""
-        with suppress(KeyError, ProcessLookupError):
+        with suppress(KeyError, psutil.NoSuchProcess):
             self._ipp.engines[_set(index)].signal(number)
 
     def death(self, index: int) -> str | None:
         """How an engine's process ended, in words; None while it lives."""
         if is_alive(self._engines[index].pid):
             return None
-        processes = self._ipp.engines.get(_set(index))
-        code = (processes.stop_data if processes is not None else {}).get("exit_code")
+        code, deadline = self._exit_code(index), time.monotonic() + COLLECT_WITHIN_S
+        while code is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+            code = self._exit_code(index)
         if code is None:
             return "ended"
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+
+    def _exit_code(self, index: int) -> int | None:
+        """What ipyparallel's waiting thread learns a moment after a process has ended."""
+        processes = self._ipp.engines.get(_set(index))
+        code: int | None = None if processes is None else processes.stop_data.get("exit_code")
+        return code
 
     @property
     def is_controlled(self) -> bool:
@@ -194,7 +208,10 @@ class Engines:
             for engine_id in set(self._client.ids) - self._seen:
                 self._seen.add(engine_id)
                 answer = self._client[engine_id].apply_async(introduce)
-                index, pid = await asyncio.wait_for(asyncio.wrap_future(answer), START_WITHIN_S)
+                try:
+                    index, pid = await asyncio.wait_for(asyncio.wrap_future(answer), START_WITHIN_S)
+                except ipyparallel.RemoteError as error:
+                    raise ClusterError(f"an engine came up and cannot work: {error}") from error
                 self._engines[index] = Engine(index, engine_id, pid, self.devices[index])
                 missing.discard(index)
             for index in missing:

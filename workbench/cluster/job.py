@@ -72,8 +72,9 @@ class Job:
         self._killed: list[int] = []  # ranks that we had to end
         self._ranks = []
         for number, (place, own) in enumerate(zip(places, keywords, strict=True)):
+            receiver = Receiver(engines.received.add)
             call = engines.call(place, perform, task, experiment, dict(own), streams)
-            self._ranks.append(_Rank(number, place, engines[place].pid, call, Receiver()))
+            self._ranks.append(_Rank(number, place, engines[place].pid, call, receiver))
 
     def stop(self) -> None:
         """Asks every rank to end after its current step."""
@@ -134,7 +135,9 @@ class Job:
         death = self._engines.death(rank.engine)  # first: an answer may precede the end
         if rank.call.ready():
             try:
-                rank.answer = Answer.unpack(rank.call.get())
+                packed = rank.call.get()
+                self._engines.received.add(len(packed))
+                rank.answer = Answer.unpack(packed)
             except Exception as error:  # not of the task, but of what carries it
                 rank.answer = Answer.of(error)
         elif death:

@@ -51,9 +51,9 @@ class Leases:
             return lease
 
     def give_back(self, lease: Lease) -> None:
-        """Makes engines free again."""
+        """Makes engines free again; they may be already."""
         with self._lock:
-            self._leases.remove(lease)
+            self._leases = [other for other in self._leases if other is not lease]
 
     @property
     def busy(self) -> dict[int, str]:

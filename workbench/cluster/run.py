@@ -13,6 +13,7 @@ from workbench.cluster import files, report
 from workbench.cluster.errors import Diverged
 from workbench.cluster.job import Job
 from workbench.plan.experiment import Experiment
+from workbench.train.checkpoint import latest
 from workbench.train.control import Outcome
 from workbench.train.metrics import COLUMNS, Row
 
@@ -94,9 +95,9 @@ class Run:
 
     @property
     def checkpoint(self) -> Path | None:
-        """The newest checkpoint that the run reported, or None."""
-        paths = [outcome.checkpoint for outcome in self.outcomes if outcome.checkpoint]
-        return Path(paths[0]) if paths else None
+        """The newest complete checkpoint; also while the run goes on, and after it failed."""
+        reported = [outcome.checkpoint for outcome in self.outcomes if outcome.checkpoint]
+        return Path(reported[0]) if reported else latest(self.directory)
 
     @property
     def is_done(self) -> bool:

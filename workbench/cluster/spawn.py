@@ -51,14 +51,15 @@ def prepare(environment: dict[str, str]) -> None:
     os.register_at_fork(after_in_child=lambda: guard(os.getppid()))
     # Before a run installs its handler and after it, a late request to stop means nothing.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    cores = environment.get("WORKBENCH_CORES", "")
-    if cores and hasattr(os, "sched_setaffinity"):
-        with suppress(OSError):  # cores went away since the host was probed: run where we are
-            os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     for module in filter(None, environment.get("WORKBENCH_PRELOAD", "").split(",")):
         # What cannot be imported fails where it is used, with a traceback that reaches the user.
         with suppress(Exception):
             importlib.import_module(module)
+    # Last, so that imports may use whichever core is idle.
+    cores = environment.get("WORKBENCH_CORES", "")
+    if cores and hasattr(os, "sched_setaffinity"):
+        with suppress(OSError):  # cores went away since the host was probed: run where we are
+            os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     if "WORKBENCH_CONNECT" in environment:
         os.environ["IPP_CONNECTION_INFO"] = connection(Path(environment["WORKBENCH_CONNECT"]))
 

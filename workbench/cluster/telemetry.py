@@ -74,17 +74,23 @@ class Telemetry:
 
 
 class Receiver:
-    """The notebook's end for one rank: takes messages in any order, gives rows in theirs."""
+    """The notebook's end for one rank: takes messages in any order, gives rows in theirs.
 
-    def __init__(self) -> None:
-        self.num_received = 0  # rows
-        self.num_bytes = 0
+    Args:
+        count: is told the bytes of each message.
+    """
+
+    def __init__(self, count: Callable[[int], None] = lambda num_bytes: None) -> None:
+        self._count = count
+        self._num_rows = 0
         self._early: dict[int, bytes] = {}
 
     def take(self, published: MutableMapping[str, bytes]) -> list[Row]:
         """The rows that came since the last call; removes their messages from `published`."""
         for key in [key for key in list(published) if key.startswith(_KEY)]:
-            self._early[int(key.removeprefix(_KEY))] = published.pop(key)
+            packed = published.pop(key)
+            self._count(len(packed))
+            self._early[int(key.removeprefix(_KEY))] = packed
         return self._in_order()
 
     def finish(self, first: int, packed: bytes) -> list[Row]:
@@ -99,12 +105,11 @@ class Receiver:
 
     def _in_order(self) -> list[Row]:
         rows: list[Row] = []
-        while (packed := self._early.pop(self.num_received, None)) is not None:
+        while (packed := self._early.pop(self._num_rows, None)) is not None:
             if not packed:
                 break
-            self.num_bytes += len(packed)
             rows.extend(_rows(packed))
-            self.num_received += len(packed) // _ROW.size
+            self._num_rows += len(packed) // _ROW.size
         return rows
 
 

@@ -28,7 +28,7 @@ class Watch:
     def __init__(self, store: Store, rank: int, timeout_s: float) -> None:
         self.rank, self.timeout_s = rank, timeout_s
         self._store = store
-        self._begun: set[dist.Work] = set()
+        self._begun: dict[dist.Work, float] = {}  # and when, for those not waited for to the end
 
     @property
     def unfinished(self) -> bool:
@@ -37,7 +37,7 @@ class Watch:
 
     def begin(self, work: dist.Work) -> None:
         """Takes note of a work that somebody is going to wait for."""
-        self._begun.add(work)
+        self._begun[work] = time.monotonic()
 
     def wait(self, work: dist.Work, ranks: tuple[int, ...], collective: str) -> None:
         """Returns when `work` is done.
@@ -52,10 +52,12 @@ class Watch:
             PeerLost: a connection broke.
         """
         posted = self._sleep(work, ranks, collective)
-        self._begun.discard(work)
+        begun = self._begun.pop(work)
         try:
             work.wait()  # raises what went wrong
         except RuntimeError as error:
+            if time.monotonic() - begun > self.timeout_s:  # torch has lost its patience first
+                raise self._timeout(ranks, collective) from error
             raise PeerLost(f"rank {self.rank} lost a peer in {collective}: {error}") from error
         if posted:
             self._post("")
@@ -79,7 +81,7 @@ class Watch:
         missing = {rank: place for rank, place in places.items() if place != collective}
         named = [f"rank {r}" + (f" (waits in {p})" if p else "") for r, p in missing.items()]
         who = f"did not arrive: {', '.join(named)}" if named else "although all ranks arrived"
-        what = f"rank {self.rank} waited {self.timeout_s:g} s in {collective}"
+        what = f"rank {self.rank} waited over {self.timeout_s:g} s in {collective}"
         return CommTimeout(f"{what}; {who}", tuple(missing))
 
     def _post(self, collective: str) -> None:

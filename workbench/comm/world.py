@@ -2,7 +2,7 @@
 
 import ctypes
 import os
-import time
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from workbench.comm.errors import CommTimeout
 from workbench.comm.group import Group, Link
+from workbench.comm.meeting import meet
 from workbench.comm.record import Recorder
 from workbench.comm.watch import Watch
 
@@ -54,13 +54,26 @@ class World:
         store: small notes that all ranks of this world can read.
     """
 
-    def __init__(self, seat: Seat, store: Store, travel_device: torch.device) -> None:
+    def __init__(self, seat: Seat, store: Store) -> None:
         self.rank, self.size = seat.rank, seat.world_size
         self.device = torch.device(seat.device)
         self.recorder, self.store = Recorder(), store
+        self._timeout_s, self._patience = seat.timeout_s, _patience(seat)
         self._watch = Watch(store, seat.rank, seat.timeout_s)
-        self._patience = _patience(seat)
-        self._travel_device = travel_device
+        self._times_grouped = 0
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        # nccl refuses two ranks on one GPU; those talk through the host.
+        devices = self._meet("the world to open", _device_name(self.device))
+        on_gpus = self.device.type == "cuda" and len(set(devices)) == self.size
+        self._travel_device = self.device if on_gpus else torch.device("cpu")
+        dist.init_process_group(
+            "nccl" if on_gpus else "gloo",
+            store=store,
+            rank=self.rank,
+            world_size=self.size,
+            timeout=self._patience,
+        )
         self._process_groups = [dist.group.WORLD]
 
     @classmethod
@@ -72,24 +85,14 @@ class World:
             CommTimeout: not all ranks came; it names them.
         """
         torch.set_num_threads(seat.threads)
-        meeting = dist.TCPStore(  # type: ignore[attr-defined]  # public, but not listed as such
-            seat.address, seat.port, timeout=_patience(seat)
-        )
-        store = PrefixStore(seat.prefix, meeting)
-        devices = _meet(seat, store)
-        # nccl refuses two ranks on one GPU; those talk through the host.
-        one_gpu_each = seat.device.startswith("cuda") and len(set(devices)) == seat.world_size
         if seat.address in ("localhost", "127.0.0.1"):
             # gloo would look up the host's own name, which need not resolve to anything.
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        dist.init_process_group(
-            "nccl" if one_gpu_each else "gloo",
-            store=store,
-            rank=seat.rank,
-            world_size=seat.world_size,
-            timeout=_patience(seat),
+            loopback = "lo0" if sys.platform == "darwin" else "lo"
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+        meeting_place = dist.TCPStore(  # type: ignore[attr-defined]  # public, though not listed
+            seat.address, seat.port, timeout=_patience(seat)
         )
-        world = cls(seat, store, torch.device(seat.device if one_gpu_each else "cpu"))
+        world = cls(seat, PrefixStore(seat.prefix, meeting_place))
         try:
             yield world
         finally:
@@ -108,7 +111,9 @@ class World:
             The groups that this rank belongs to.
 
         Raises:
-            ValueError: two equal specs, or ranks that are empty, repeated or not of this world.
+            ValueError: two equal specs; ranks that are empty, repeated or not of this world; or
+                another rank wants other groups.
+            CommTimeout: not all ranks came; it names them.
         """
         if len(set(specs)) < len(specs):
             raise ValueError(f"every group can be asked for once, got {list(specs)}")
@@ -118,6 +123,12 @@ class World:
                     f"group {purpose!r} needs one or more different ranks of "
                     f"0..{self.size - 1}, got {ranks}"
                 )
+        self._times_grouped += 1
+        wish = repr(list(specs))
+        wishes = self._meet(f"groups to be made (call {self._times_grouped})", wish)
+        for other, another in enumerate(wishes):
+            if another != wish:
+                raise ValueError(f"rank {self.rank} wants {wish}, rank {other} {another}")
         links = {spec: self._link(spec[1]) for spec in specs if len(spec[1]) > 1}
         return {
             (purpose, ranks): Group(
@@ -126,6 +137,9 @@ class World:
             for purpose, ranks in specs
             if self.rank in ranks
         }
+
+    def _meet(self, occasion: str, note: str) -> list[str]:
+        return meet(self.store, self.rank, self.size, occasion, note, self._timeout_s)
 
     def _link(self, ranks: tuple[int, ...]) -> Link:
         # Every rank creates every group, its own or not. torch's default timeout is half an
@@ -145,26 +159,10 @@ class World:
 
 
 def _patience(seat: Seat) -> timedelta:
-    """Timeout for torch itself: longer than the watch's, which can name who is missing."""
+    """How long torch waits: longer than we do, who can name who is missing."""
     return timedelta(seconds=seat.timeout_s + 10.0)
 
 
-def _meet(seat: Seat, store: Store) -> list[str]:
-    """Waits until all ranks have come; returns their devices, one name for each device."""
-    store.set(f"device/{seat.rank}", _device_name(seat))
-    absent, began, pause = set(range(seat.world_size)), time.monotonic(), 0.001
-    while absent := {rank for rank in absent if not store.check([f"device/{rank}"])}:
-        if time.monotonic() - began > seat.timeout_s:
-            ranks = tuple(sorted(absent))
-            who = ", ".join(f"rank {rank}" for rank in ranks)
-            what = f"rank {seat.rank} waited {seat.timeout_s:g} s for the world to open"
-            raise CommTimeout(f"{what}; did not arrive: {who}", ranks)
-        time.sleep(pause)
-        pause = min(2 * pause, 0.05)
-    return [store.get(f"device/{rank}").decode() for rank in range(seat.world_size)]
-
-
-def _device_name(seat: Seat) -> str:
-    if not seat.device.startswith("cuda"):
-        return seat.device
-    return str(torch.cuda.get_device_properties(seat.device).uuid)
+def _device_name(device: torch.device) -> str:
+    """The same for two ranks if and only if they compute on one device."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else "cpu"

@@ -10,7 +10,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from workbench.model.errors import ModelError
-from workbench.model.structure import structure, unpack
+from workbench.model.packing import unpack
+from workbench.model.structure import structure
 from workbench.model.vision import torchvision
 from workbench.plan.graph import Source, unknown
 

@@ -5,14 +5,10 @@ precision the module was given in: precision belongs to the experiment, not to t
 """
 
 import copy
-import pickle
-import zlib
 from collections.abc import Callable, Iterator
 
-import cloudpickle  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
 from torch.nn.parameter import is_lazy
 
 from workbench.model.errors import TraceError
@@ -66,32 +62,3 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
     for owner in module.modules():
         for table in (owner._parameters, owner._buffers, vars(owner)):
             yield from (value for value in table.values() if isinstance(value, Tensor))
-
-
-def pack(traced: GraphModule) -> bytes:
-    """A traced structure as bytes, to be sent to the engines of this session (never to a file).
-
-    Nodes and submodules are packed, rather than the module as it was written: an engine need
-    not know its class, nor what a notebook marked by `torch.fx.wrap`.
-
-    Raises:
-        TraceError: something in the module cannot be pickled.
-    """
-    submodules = nn.Module()
-    for table in ("_parameters", "_buffers", "_modules"):
-        getattr(submodules, table).update(getattr(traced, table))
-    # A copy of the graph has no owner, which would be pickled along.
-    content = (submodules, copy.deepcopy(traced.graph), type(traced).__name__)
-    try:
-        return zlib.compress(cloudpickle.dumps(content))
-    except Exception as error:
-        raise TraceError(
-            f"{type(traced).__name__} cannot be sent to engines, since it holds something that "
-            f"cannot be pickled: {error}"
-        ) from error
-
-
-def unpack(skeleton: bytes) -> GraphModule:
-    """The inverse of `pack`."""
-    submodules, graph, name = pickle.loads(zlib.decompress(skeleton))
-    return GraphModule(submodules, graph, class_name=name)

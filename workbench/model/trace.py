@@ -10,7 +10,8 @@ from workbench.model.build import build_fake, named
 from workbench.model.errors import ModelError
 from workbench.model.failure import explained
 from workbench.model.layers import layers_of
-from workbench.model.structure import pack, structure, unpack
+from workbench.model.packing import pack, unpack
+from workbench.model.structure import structure
 from workbench.model.tracer import ValueTracer
 from workbench.plan.graph import Graph, Source
 

@@ -22,22 +22,21 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node, Proxy
 from torch.fx.node import map_arg
-from torch.fx.proxy import Attribute
 from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from workbench.model.batch import (
     BATCHES,
-    changes_in_place,
     depends_on_batch,
-    name_of,
-    refuse_mixing,
     rows_and_shape,
     tensors,
 )
 from workbench.model.errors import TraceError
 from workbench.model.flops import FlopCounter
+from workbench.model.inplace import drop_unused, read_what_was_changed
+from workbench.model.mixing import refuse_mixing
+from workbench.model.proxy import ValueProxy
 from workbench.model.structure import with_tensors
 
 _KNOWN = (bool, int, float, complex, str, type(None))
@@ -63,6 +62,7 @@ class ValueTracer(torch.fx.Tracer):
         self.names: dict[int, str] = {}
         self.read: dict[str, ValueProxy] = {}
         self.running = False
+        self.modes: tuple[bool, ...] = ()
         self.failed_in: str | None = None
 
     def trace_structure(self, structure: nn.Module) -> torch.fx.Graph:
@@ -75,10 +75,12 @@ class ValueTracer(torch.fx.Tracer):
         root = with_tensors(structure, fake)
         for name, tensor in [*root.named_parameters(), *root.named_buffers()]:
             self.names[id(tensor)] = name
+        _refuse_hooks(root)
+        self.modes = _modes()
         with _RecordFactories(self), _quiet():
             graph = self.trace(root)
-        _read_what_was_changed(graph, root)
-        _drop_unused(graph, root)
+        read_what_was_changed(graph, root)
+        drop_unused(graph, root)
         return graph
 
     def create_proxy(
@@ -98,7 +100,7 @@ class ValueTracer(torch.fx.Tracer):
         for_effect = values[0] is None and target not in (getattr, operator.getitem)
         if _known(*values) and not (of_batch_size or of_function or for_effect):
             return values[0]
-        _refuse_autograd_function()
+        self._refuse_what_is_lost()
         node = self.create_node(kind, target, args, kwargs)
         node.meta.update(values=values, flops=flops, depends=False)
         node.meta["is_size"] = isinstance(values[0], _KNOWN) or (
@@ -114,7 +116,7 @@ class ValueTracer(torch.fx.Tracer):
             return tuple(proxy[index] for index in range(len(values[0])))
         return None if for_effect and not of_function else proxy
 
-    def proxy(self, node: Node) -> "ValueProxy":
+    def proxy(self, node: Node) -> ValueProxy:
         return ValueProxy(node, self)
 
     def create_arg(self, a: Any) -> Any:
@@ -183,6 +185,23 @@ class ValueTracer(torch.fx.Tracer):
             "marked by torch.fx.wrap"
         )
 
+    def _refuse_what_is_lost(self) -> None:
+        """Refuses an operation under something that a graph does not record."""
+        frame, end = sys._getframe(), ValueTracer.trace_structure.__code__
+        apply = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+        while frame.f_back is not None and frame.f_code is not end:
+            if frame.f_code is apply:
+                raise TraceError(
+                    "the backward pass of a torch.autograd.Function would be lost: call its apply "
+                    "in a function marked by torch.fx.wrap"
+                )
+            frame = frame.f_back
+        if _modes() != self.modes:
+            raise TraceError(
+                "torch.no_grad(), torch.autocast and their like in forward would be lost: use "
+                "x.detach() or parameter.requires_grad_(False), and the experiment's precision"
+            )
+
     def _run(self, kind: str, target: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, Any], int]:
         """The values at both batch sizes, and the FLOPs that one sample adds."""
         if kind == "placeholder":
@@ -238,38 +257,6 @@ class ValueTracer(torch.fx.Tracer):
         return "call_method", "view" if target == "view" else "reshape", (source, *stated), {}
 
 
-class ValueProxy(Proxy):
-    """A proxy that knows its value at two batch sizes."""
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        raise TraceError(
-            "assigning to a part of a tensor is not recorded: use torch.where or torch.cat, or "
-            "put the lines into a function marked by torch.fx.wrap"
-        )
-
-    def __getattr__(self, k: str) -> Any:
-        tracer = self.tracer
-        assert isinstance(tracer, ValueTracer)
-        if callable(getattr(self.node.meta["values"][0], k)):
-            return Attribute(self, k)
-        return tracer.create_proxy("call_function", getattr, (self, k), {})
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.tracer.create_proxy("call_function", operator.getitem, (self, index), {})
-
-    def __len__(self) -> int:
-        first, second = self.node.meta["values"]
-        if len(first) != len(second):
-            raise TraceError(
-                "len() or a loop over the batch: use x.shape[0] for the number of rows, and "
-                "operations on all rows at once instead of a loop"
-            )
-        return len(first)
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self[index] for index in range(len(self)))
-
-
 class _RecordFactories(TorchFunctionMode):
     """Records `torch.arange(8)` and its like, which meet no proxy, as operations."""
 
@@ -313,45 +300,14 @@ def _inputs(root: nn.Module) -> list[str]:
     return required or [p.name for p in parameters[:1]]
 
 
-def _refuse_autograd_function() -> None:
-    frame = sys._getframe()
-    apply = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
-    while frame.f_back is not None and frame.f_code is not ValueTracer.trace_structure.__code__:
-        if frame.f_code is apply:
-            raise TraceError(
-                "the backward pass of a torch.autograd.Function would be lost: call its apply "
-                "in a function marked by torch.fx.wrap"
-            )
-        frame = frame.f_back
+def _modes() -> tuple[bool, ...]:
+    autocast = (torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
+    return torch.is_grad_enabled(), *autocast
 
 
-def _read_what_was_changed(graph: torch.fx.Graph, root: nn.Module) -> None:
-    """Lets whatever reads a tensor after an operation changed it in place read the operation."""
-    place = {node: index for index, node in enumerate(graph.nodes)}
-    for node in graph.nodes:
-        if node.all_input_nodes and changes_in_place(node, root):
-            changed = node.all_input_nodes[0]
-            for reader in list(changed.users):
-                if place[reader] > place[node]:
-                    reader.replace_input_with(changed, node)
-
-
-def _drop_unused(graph: torch.fx.Graph, root: nn.Module) -> None:
-    """Removes sizes and parameters that were looked at, but are used by nothing.
-
-    Raises:
-        TraceError: a tensor is changed in place and used by nothing afterwards, such as a
-            buffer that counts: the change would be lost.
-    """
-    for node in reversed(graph.nodes):
-        if node.users or node.op in ("placeholder", "output"):
-            continue
-        value = node.meta["values"][0]
-        if node.op == "get_attr" or not (tensors(value) or value is None):
-            graph.erase_node(node)
-        elif changes_in_place(node, root):
-            raise TraceError(
-                f"{name_of(node)} changes a tensor in place that nothing reads afterwards, and the "
-                "change would be lost: state of the model itself is not supported, but for the "
-                "statistics of nn.BatchNorm"
-            )
+def _refuse_hooks(root: nn.Module) -> None:
+    if root._forward_hooks or root._forward_pre_hooks or "forward" in vars(root):
+        raise TraceError(
+            "hooks on the model itself, and a forward method of this instance alone, would be "
+            "lost: wrap the model in a module whose forward does the same"
+        )

@@ -64,6 +64,7 @@ class Loop:
                 seconds=time.perf_counter() - began,
                 blocked_s=blocked_s,
                 meter=self.meter,
+                tensors=self.state.tensors(),
                 device=self.state.world.device,
             )
             done = step + 1

@@ -99,9 +99,18 @@ class PeakMeter:
         self.reading = Reading(peak, level)
         return self.reading
 
-    def lap(self) -> Reading:
-        """Closes the window and opens the next."""
+    def lap(self, *, live_bytes: int | None = None) -> Reading:
+        """Closes the window and opens the next.
+
+        Args:
+            live_bytes: what is alive now, where the caller knows (`tensor_bytes`); it replaces
+                what the events add up to, so that releases by other threads, which no event
+                tells of, cannot add up over many windows.
+        """
         reading = self.stop()
+        if live_bytes is not None and self.device.type != "cuda":
+            self._level_bytes = live_bytes
+            reading = self.reading = Reading(reading.peak_bytes, live_bytes)
         self.start()
         return reading
 
@@ -121,7 +130,7 @@ class PeakMeter:
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:
     """Bytes of the storages behind `tensors`, each storage counted once and whole."""
     storages = (tensor.untyped_storage() for tensor in tensors)
-    return sum({(s.device, s.data_ptr()): s.nbytes() for s in storages if s.nbytes()}.values())
+    return sum({(s.device, s.data_ptr()): s.nbytes() for s in storages}.values())
 
 
 def rss_bytes() -> int:

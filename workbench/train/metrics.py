@@ -1,10 +1,12 @@
 """One row of metrics for each step and rank."""
 
 import time
+from collections.abc import Iterable
 
 import torch
+from torch import Tensor
 
-from workbench.train.memory import PeakMeter, rss_bytes
+from workbench.train.memory import PeakMeter, rss_bytes, tensor_bytes
 
 Row = dict[str, float]
 
@@ -34,6 +36,7 @@ def step_row(
     seconds: float,
     blocked_s: tuple[float, ...],
     meter: PeakMeter,
+    tensors: Iterable[Tensor],
     device: torch.device,
 ) -> Row:
     """The row of one step.
@@ -46,9 +49,10 @@ def step_row(
         seconds: of the whole step.
         blocked_s: seconds that each rank of the world was blocked in collectives.
         meter: of this rank's tensors; one lap is taken.
+        tensors: that stay alive from step to step.
         device: of this rank.
     """
-    memory = meter.lap()
+    memory = meter.lap(live_bytes=tensor_bytes(tensors))
     blocked, least = blocked_s[rank], min(blocked_s)
     on_gpu = device.type == "cuda"
     return {

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from workbench.layers.context import BatchContext
 from workbench.layers.dropout import PlacedDropout
-from workbench.model.build import build
+from workbench.model.build import build_fake
 from workbench.model.slices import WeightsFile
 from workbench.plan.experiment import Experiment
 from workbench.plan.layout import ROWS
@@ -78,11 +78,19 @@ def _largest(tensor: Tensor) -> Tensor:
 
 
 def _whole_model(plan: Plan, weights: Path, dtype: torch.dtype) -> nn.Module:
-    model = build(plan.graph.source)
+    """The original module, with every tensor under all its names."""
+    model = build_fake(plan.graph.source)
     reader = WeightsFile(weights)
-    state = {name: reader.read(name) for name in model.state_dict()}
-    model.load_state_dict(state)
-    return model.to(dtype).train()
+    for weight in (weight for layer in plan.graph.layers for weight in layer.weights):
+        tensor = reader.read(weight.name)
+        tensor = tensor.to(dtype) if tensor.is_floating_point() else tensor
+        value = nn.Parameter(tensor) if weight.trainable else tensor
+        for name in (weight.name, *weight.aliases):
+            path, _, leaf = name.rpartition(".")
+            owner = model.get_submodule(path)
+            table = owner._parameters if weight.trainable else owner._buffers
+            table[leaf] = value  # type: ignore[assignment]
+    return model.train()
 
 
 def _as_tuple(outputs: object) -> tuple[Tensor, ...]:

@@ -1,9 +1,11 @@
 """What one rank holds while it trains, and how it came by it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from workbench.comm.group import Group
 from workbench.comm.world import World
@@ -87,3 +89,12 @@ class RankState:
             test_data=open_data(experiment.data, shape, classes, "test"),
             first_step=0 if saved is None else saved.step,
         )
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What stays alive from step to step: weights, gradients, optimizer state, buffers."""
+        parameters = self.model.trainable().values()
+        yield from self.model.pieces().values()
+        yield from (p.grad for p in parameters if p.grad is not None)
+        yield from self.stepper.gradients.buffers
+        for held in self.optimizer.state.values():
+            yield from (value for value in held.values() if isinstance(value, Tensor))

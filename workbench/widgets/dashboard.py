@@ -1,6 +1,5 @@
 """A live view of one run: loss, throughput, memory and time per rank, and a Stop button."""
 
-import contextvars
 import math
 import threading
 from array import array
@@ -30,9 +29,6 @@ class Dashboard(anywidget.AnyWidget):
     Args:
         run: the run to show, in any state.
         interval_s: least seconds between two messages.
-
-    Attributes:
-        status: where the run stands, as the views have it.
     """
 
     _esm = traitlets.Unicode().tag(sync=True)
@@ -48,21 +44,15 @@ class Dashboard(anywidget.AnyWidget):
         self._history = Series(run.experiment.plan.world_size)
         self._num_read = 0
         self._complaint = ""
-        self._guard = threading.RLock()
+        self._reading, self._guard = threading.Lock(), threading.RLock()
         self._news, self._closing = threading.Event(), threading.Event()
         self._handles: list[DisplayHandle] = []
-        self.status = Status()
+        self._latest = Status()
         self._unsubscribe = run.subscribe(lambda _rows: self._news.set())
         self._read()
         super().__init__(**self._saved())
         self.on_msg(self._receive)
-        # The context is what ties a thread's messages to the cell that made the dashboard.
-        self._thread = threading.Thread(
-            target=contextvars.copy_context().run,
-            args=(self._follow,),
-            name="dashboard",
-            daemon=True,
-        )
+        self._thread = threading.Thread(target=self._follow, name="dashboard", daemon=True)
         self._thread.start()
 
     @traitlets.default("_esm")
@@ -74,19 +64,27 @@ class Dashboard(anywidget.AnyWidget):
         return asset("dashboard.css")
 
     @property
+    def status(self) -> Status:
+        """Where the run stands."""
+        self._read()
+        return self._latest
+
+    @property
     def state(self) -> str:
-        """The run's state, as the views have it."""
+        """The run's state."""
         return self.status.state
 
     @property
     def series(self) -> dict[str, list[float]]:
         """What the line charts show: "step", "loss", "samples_per_s", "accuracy"; NaN is a gap."""
+        self._read()
         with self._guard:
             return self._history.columns
 
     @property
     def ranks(self) -> list[RankFigures]:
         """What the bars show, for rank 0, 1, ..."""
+        self._read()
         with self._guard:
             return self._history.ranks
 
@@ -103,25 +101,26 @@ class Dashboard(anywidget.AnyWidget):
             self._news.clear()
             self._read()
             self._send_news()
-            if self.status.ended:
+            if self._latest.ended:
                 return self._keep()
             self._closing.wait(self.interval_s)
             self._news.wait()
 
     def _read(self) -> None:
         # The state first: the rows of a run that has ended are complete. And nothing of the run
-        # under the guard: it has locks of its own.
-        state = self.run.state
-        rows = self.run.rows[self._num_read :]
-        accuracy = self.run.evaluation.get("accuracy", math.nan)
-        with self._guard:
+        # under the guard, which messages need: the run has locks of its own.
+        with self._reading:
+            state = self.run.state
+            rows = self.run.rows[self._num_read :]
+            accuracy = self.run.evaluation.get("accuracy", math.nan)
             self._num_read += len(rows)
-            self._history.extend(rows)
-            if state in ENDED:
-                self._history.settle()
-                self._history.measured(accuracy)
-        status = Status.of(self.run, self._history, state)
-        self.status = replace(status, error=self._complaint or status.error)
+            with self._guard:
+                self._history.extend(rows)
+                if state in ENDED:
+                    self._history.settle()
+                    self._history.measured(accuracy)
+            status = Status.of(self.run, self._history, state)
+            self._latest = replace(status, error=self._complaint or status.error)
 
     def _send_news(self) -> None:
         with self._guard:
@@ -133,7 +132,7 @@ class Dashboard(anywidget.AnyWidget):
 
     def _facts(self) -> dict[str, Any]:
         stride, recent = self._history.stride, self._history.recent
-        return {**self.status.as_dict(), "stride": stride, "recent": recent}
+        return {**self._latest.as_dict(), "stride": stride, "recent": recent}
 
     def _figures(self) -> bytes:
         return _doubles(rank.flat() for rank in self._history.ranks)
@@ -169,8 +168,9 @@ class Dashboard(anywidget.AnyWidget):
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         data, metadata = super()._repr_mimebundle_(**kwargs) or ({}, {})
+        self._read()
         with self._guard:
-            still = snapshot.html(self._history, self.status)
+            still = snapshot.html(self._history, self._latest)
         return {**data, "text/html": still, "text/plain": repr(self)}, metadata
 
     def __repr__(self) -> str:

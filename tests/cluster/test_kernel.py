@@ -1,0 +1,73 @@
+"""A cluster in a real notebook kernel, whose event loop runs while a cell does."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from jupyter_client.blocking import BlockingKernelClient
+from jupyter_client.manager import KernelManager
+
+from tests.cluster import leftovers
+from workbench.cluster import files
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator:
+    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    manager = KernelManager(kernel_name="python3")
+    manager.start_kernel(cwd=str(ROOT))
+    client = manager.client()
+    client.start_channels()
+    client.wait_for_ready(timeout=60)
+    yield manager, client
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
+
+
+def execute(client: BlockingKernelClient, code: str) -> str:
+    """What a cell showed: its text, or its error's name and text."""
+    shown: list[str] = []
+
+    def collect(message: dict) -> None:
+        content = message["content"]
+        if message["msg_type"] == "stream":
+            shown.append(content["text"])
+        elif message["msg_type"] == "execute_result":
+            shown.append(content["data"]["text/plain"])
+        elif message["msg_type"] == "error":
+            shown.append(f"{content['ename']}: {content['evalue']}")
+
+    client.execute_interactive(code, timeout=120, output_hook=collect, allow_stdin=False)
+    return "".join(shown)
+
+
+def test_a_cluster_in_a_notebook(kernel, tmp_path):
+    manager, client = kernel
+    pid = manager.provisioner.pid
+    assert execute(client, "from tests.cluster.owner import busy") == ""
+    cell = f"cluster, run = busy({str(tmp_path / 'runs')!r}); cluster"
+    assert execute(client, cell).startswith("<Cluster of 2 engines on ")
+    # The interrupt: from another thread of the kernel, because it must come while the cell awaits.
+    interrupted = execute(
+        client,
+        "import os, signal, threading\n"
+        "threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "await run",
+    )
+    assert interrupted.startswith("KeyboardInterrupt: interrupted; the engines stop")
+    assert execute(client, "(await run).state") == "'stopped'"
+    again = "from tests.cluster.test_message import experiment\nrun = cluster.train(run.experiment)"
+    assert execute(client, again) == ""
+    assert execute(client, "run.state in ('starting', 'running')") == "True"
+    os.kill(pid, signal.SIGKILL)
+    assert leftovers.gone_within(pid, 5.0)
+    assert len(list((tmp_path / "runs").glob(".cluster-*"))) == 1
+    manager.shutdown_kernel(now=True)  # collects the process
+    files.sweep(tmp_path / "runs")
+    assert list((tmp_path / "runs").glob(".cluster-*")) == []

@@ -1,0 +1,171 @@
+"""Whole runs on ranks: any split trains alike, stops, goes on, and says when it diverges."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from workbench.comm.world import Seat
+from workbench.model.trace import trace
+from workbench.model.weights import initialize
+from workbench.plan.experiment import SGD, AdamW, Experiment, Synthetic
+from workbench.plan.plan import Plan
+from workbench.train import checkpoint
+from workbench.train.session import Control, train
+
+
+def net() -> nn.Module:
+    torch.manual_seed(2)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(96, 16),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        nn.Linear(16, 12),
+        nn.ReLU(),
+        nn.Linear(12, 10),
+    )
+
+
+GRAPH = trace(net(), input_shape=(3, 8, 8))
+ALONE = Plan.data_parallel(GRAPH, 1).with_batch_norm("synchronized")
+HYBRID = Plan.hybrid(GRAPH, 4, 2).with_batch_norm("synchronized")
+UNEQUAL = Plan.hybrid(GRAPH, 3, 3).with_layer("5", shares=(3, 0, 1)).with_batch_norm("synchronized")
+FIELDS = dict(
+    data=Synthetic(samples=50), batch_size=20, optimizer=AdamW(lr=0.01), steps=6, precision="fp64"
+)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    return initialize(GRAPH, 0, tmp_path_factory.mktemp("weights"), module=net())
+
+
+def session(
+    seat: Seat,
+    experiment: Experiment,
+    weights: Path,
+    directory: Path,
+    resume: Path | None,
+    stop_after: int | None,
+):
+    """`train`, its rows kept; rank 1 (or the only one) asks to stop during a step."""
+    rows, control = [], Control()
+
+    def emit(row):
+        rows.append(row)
+        if seat.rank == seat.world_size // 2 and row["step"] + 1 == stop_after:
+            control.stop_requested = True
+
+    outcome = train(
+        seat,
+        experiment,
+        weights=weights,
+        directory=directory,
+        resume=resume,
+        control=control,
+        emit=emit,
+    )
+    return rows, outcome
+
+
+@pytest.fixture
+def run(on_ranks, weights, tmp_path):
+    def run(plan, *, weights=weights, resume=None, stop_after=None, **fields):
+        experiment = Experiment(plan=plan, **{**FIELDS, **fields})
+        directory = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
+        directory.mkdir()
+        args = (experiment, weights, directory, resume, stop_after)
+        answers = on_ranks.seated(plan.world_size, session, *args)
+        return [rows for rows, _ in answers], [outcome for _, outcome in answers]
+
+    return run
+
+
+def losses(rows):
+    return [row["loss"] for row in rows[0]]
+
+
+def test_every_split_trains_like_one_process(run):
+    alone, ended = run(ALONE)
+    for plan in (HYBRID, UNEQUAL):
+        rows, outcomes = run(plan)
+        assert all(losses([r]) == losses(rows) for r in rows)
+        assert losses(rows) == pytest.approx(losses(alone), rel=1e-9)
+        assert outcomes[0].evaluation == pytest.approx(ended[0].evaluation, rel=1e-9)
+        assert {o.reason for o in outcomes} == {"finished"}
+
+
+def test_micro_batches_do_not_change_a_step(run, tmp_path_factory):
+    torch.manual_seed(4)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(192, 9), nn.Dropout(), nn.Linear(9, 10))
+    graph = trace(module, input_shape=(3, 8, 8))
+    weights = initialize(graph, 0, tmp_path_factory.mktemp("weights"), module=module)
+    plan = Plan.hybrid(graph, 2)
+    whole, _ = run(plan, weights=weights)
+    parts, _ = run(plan, weights=weights, accumulate=3)
+    assert losses(parts) == pytest.approx(losses(whole), rel=1e-9)
+
+
+def test_a_run_goes_on_from_a_checkpoint_under_any_plan(run):
+    whole, _ = run(ALONE)
+    _, stopped = run(HYBRID, stop_after=3)
+    assert {(o.reason, o.step) for o in stopped} == {("stopped", 4)}
+    for plan in (UNEQUAL, ALONE, HYBRID):
+        rows, outcomes = run(plan, resume=Path(stopped[0].checkpoint))
+        assert [row["step"] for row in rows[0]] == [4, 5]
+        assert losses(rows) == pytest.approx(losses(whole)[4:], rel=1e-9)
+        assert outcomes[0].step == 6
+
+
+def test_a_wish_of_any_rank_stops_all_after_the_same_step(run, tmp_path):
+    rows, outcomes = run(HYBRID, stop_after=2)
+    assert {len(r) for r in rows} == {3}  # asked after step 2's row, so during the third step
+    assert checkpoint.load(Path(outcomes[0].checkpoint), GRAPH).step == 3
+
+
+def test_checkpoints_and_evaluations_come_when_due(run):
+    rows, outcomes = run(HYBRID, checkpoint_every=2, evaluate_every=3)
+    evaluated = [row["step"] for row in rows[0] if not math.isnan(row["accuracy"])]
+    assert evaluated == [2, 5]
+    folder = Path(outcomes[0].checkpoint).parent
+    assert sorted(path.name for path in folder.iterdir()) == ["step-000004", "step-000006"]
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_names_the_layer(run):
+    _, outcomes = run(
+        HYBRID, optimizer=SGD(lr=1e200), steps=50, checkpoint_every=1, precision="fp64"
+    )
+    outcome = outcomes[0]
+    assert outcome.reason == "diverged"
+    assert f"step {outcome.step}" in outcome.message
+    assert "layer '" in outcome.message
+    assert checkpoint.load(Path(outcome.checkpoint), GRAPH).step == outcome.step
+    assert len({o.message for o in outcomes}) == 1
+
+
+def test_half_precision_follows_single(run):
+    single, _ = run(HYBRID, precision="fp32")
+    half, _ = run(HYBRID, precision="bf16")
+    assert losses(half) != losses(single)
+    assert losses(half) == pytest.approx(losses(single), rel=0.02)
+
+
+def test_memory_and_time_are_told(run):
+    rows, _ = run(HYBRID)
+    for rank, mine in enumerate(rows):
+        for row in mine:
+            assert row["rank"] == rank
+            assert 0 < row["tensor_bytes"] <= row["peak_bytes"] < row["rss_bytes"]
+            assert row["wait_s"] >= 0
+            assert row["samples_per_s"] > 0
+    held = [sum(p.piece_numel(r) for p in HYBRID.flow.weights.values()) for r in range(4)]
+    # fp64 weights, gradients and two moments, and no more than buffers beside.
+    for mine, numel in zip(rows, held, strict=True):
+        assert mine[-1]["tensor_bytes"] == pytest.approx(4 * 8 * numel, rel=0.35)
