@@ -33,8 +33,10 @@ def main() -> None:
         page = server.open(context, NOTEBOOK.name)
         page.keyboard.press("Control+B")  # the file browser has nothing to tell
         run_all(page)
+        dashboard = page.locator(".wb-dashboard")
+        dashboard.wait_for(state="attached", timeout=600_000)
+        dashboard.evaluate("e => e.scrollIntoView({block: 'end'})")  # it draws only when seen
         page.wait_for_function(MOMENT, timeout=600_000)
-        page.locator(".wb-dashboard").evaluate("e => e.scrollIntoView({block: 'end'})")
         PICTURE.parent.mkdir(exist_ok=True)
         page.screenshot(path=PICTURE)
         print(f"wrote {PICTURE}")

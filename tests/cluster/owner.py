@@ -1,14 +1,20 @@
 """A process that owns a busy cluster, to be ended in several ways by the tests.
 
-python owner.py DIRECTORY [raise]     says "busy" once its engines compute, then waits, or raises
-python owner.py DIRECTORY start       starts a cluster, and may be interrupted at that
+Called with a directory and one of:
+
+    raise     says "busy" once its engines compute; raises at a line of input
+    drop      drops its cluster and says "busy"; at a line of input ends its run
+    start     starts a cluster, and may be interrupted at that
 """
 
 import asyncio
+import faulthandler
+import os
 import sys
 import threading
 from pathlib import Path
 
+from tests.cluster import leftovers
 from tests.cluster.test_message import experiment
 from tests.plan.graphs import mlp
 from workbench.cluster import Cluster, Run
@@ -34,10 +40,20 @@ async def within_a_running_loop(directory: str) -> tuple[Cluster, Run]:
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(100, exit=True)  # rather than a test that never ends
     how = sys.argv[2]
     if how == "start":
         Cluster(2, directory=sys.argv[1])
+    elif how == "drop":
+        cluster, run = busy(sys.argv[1])
+        del cluster
+        print("busy", flush=True)  # a run keeps its cluster
+        sys.stdin.readline()
+        run.stop()
+        run.wait()
+        print("gone" if leftovers.gone_within(os.getpid(), 5.0) else "here", flush=True)
     else:
         owned = asyncio.run(within_a_running_loop(sys.argv[1]))
         print("busy", flush=True)
+        sys.stdin.readline()
         raise ValueError("a notebook's mistake")

@@ -57,10 +57,18 @@ def own(tmp_path: Path) -> Iterator:
 def test_an_exception_leaves_nothing(own, tmp_path):
     owner = own("raise")
     owner.read_until_busy()
-    _out, error = owner.process.communicate(timeout=60)
+    _out, error = owner.process.communicate("go\n", timeout=60)
     assert error.rstrip().endswith("ValueError: a notebook's mistake"), error
     assert owner.process.returncode == 1
     assert leftovers.of(owner.pid) == []
+    assert list(tmp_path.glob(".cluster-*")) == []
+
+
+def test_a_cluster_that_nobody_refers_to_ends_after_its_run(own, tmp_path):
+    owner = own("drop")
+    owner.read_until_busy()
+    out, error = owner.process.communicate("go\n", timeout=60)
+    assert (out, error) == ("gone\n", "")
     assert list(tmp_path.glob(".cluster-*")) == []
 
 

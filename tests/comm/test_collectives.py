@@ -148,12 +148,21 @@ def test_a_group_of_one_copies(on_ranks):
 
 
 def with_gradients(world):
-    x = torch.ones(3, requires_grad=True)
-    return all_reduce(2 * x, all_ranks(world)).requires_grad
+    group, cut = all_ranks(world), Shard(0, (3, 3))
+    x = 2 * torch.ones(3, requires_grad=True)
+    y = 2 * torch.ones(6, requires_grad=True)
+    results = [
+        all_gather(x, cut, group),
+        reduce_scatter(y, cut, group),
+        all_to_all(x, cut, cut, group),
+        all_reduce(x, group),
+        broadcast(x, 0, group),
+    ]
+    return [result.requires_grad for result in results]
 
 
 def test_collectives_are_not_differentiated(on_ranks):
-    assert on_ranks(2, with_gradients) == [False, False]
+    assert on_ranks(2, with_gradients) == [[False] * 5] * 2
 
 
 def refusals(world):

@@ -6,10 +6,13 @@ import time
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.ranks import all_ranks
 from workbench.comm.collectives import all_gather, all_reduce, broadcast, start_all_reduce
 from workbench.comm.errors import CommTimeout, PeerLost
+from workbench.comm.watch import Watch
+from workbench.comm.world import Seat, World
 from workbench.plan.placement import Shard
 
 ABSENT = 1
@@ -38,7 +41,7 @@ def test_a_timeout_names_who_did_not_come_and_the_next_world_works(on_ranks):
     assert time.monotonic() - began < 8.0
     for rank in (0, 2):
         assert answers[rank] == (
-            f"rank {rank} waited over 2 s in all_reduce of layer 'fc1' (call 1 of group "
+            f"rank {rank} waited over 2 s for all_reduce of layer 'fc1' (call 1 of group "
             "replica(0,1,2)); did not arrive: rank 1",
             (ABSENT,),
         )
@@ -57,11 +60,11 @@ def at_different_collectives(world):
 def test_a_timeout_says_where_the_others_wait(on_ranks):
     answers = on_ranks(2, at_different_collectives, timeout_s=3.0)
     assert answers[0].endswith(
-        "did not arrive: rank 1 (waits in all_reduce of layer 'bucket 0' (call 1 of group "
+        "did not arrive: rank 1 (waits for all_reduce of layer 'bucket 0' (call 1 of group "
         "replica(0,1)))"
     )
     assert answers[1].endswith(
-        "did not arrive: rank 0 (waits in broadcast of layer 'fc1' (call 1 of group shard(0,1)))"
+        "did not arrive: rank 0 (waits for broadcast of layer 'fc1' (call 1 of group shard(0,1)))"
     )
 
 
@@ -136,3 +139,37 @@ def test_the_first_failure_is_shown_and_the_next_world_works(on_ranks):
     with pytest.raises(Exception, match="had enough"):
         on_ranks(3, one_leaves, True)
     assert on_ranks(3, sum_of_ones) == [[3.0] * 3] * 3
+
+
+class Never:
+    """A work of a collective to which somebody does not come."""
+
+    def is_completed(self):
+        return False
+
+    def wait(self, timeout):
+        raise RuntimeError("not done")
+
+
+def test_waiting_ends_when_another_rank_gives_up():
+    store = dist.HashStore()
+    lost, waiting, meeting = (Watch(store, rank, 3, timeout_s=20.0) for rank in range(3))
+    lost.give_up(ArithmeticError("enough"))
+    meeting.give_up(ArithmeticError("enough of that"))  # the first one counts
+    said = "rank 0 gave up after ArithmeticError: enough"
+    with pytest.raises(PeerLost) as caught:
+        waiting.wait([Never()], (0, 1), "all_reduce (call 7)")
+    assert str(caught.value) == f"rank 1 waited for all_reduce (call 7); {said}"
+    with pytest.raises(PeerLost) as caught:
+        meeting.meet("dinner", "")
+    assert str(caught.value) == f"rank 2 waited for dinner; {said}"
+
+
+def test_whoever_leaves_a_world_with_an_error_says_so():
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    threads = torch.get_num_threads()
+    with pytest.raises(ArithmeticError):
+        with World.open(Seat(0, 1, "127.0.0.1", store.port, "a world", threads=threads)):
+            raise ArithmeticError("enough")
+    said = dist.PrefixStore("a world", store).get("given up")
+    assert said == b"rank 0 gave up after ArithmeticError: enough"

@@ -34,6 +34,20 @@ def test_who_does_not_come_to_the_opening_is_named():
     assert not dist.is_initialized()
 
 
+def test_a_world_that_could_not_be_made_leaves_no_trace(monkeypatch):
+    def fail(*_, **__):
+        dist.distributed_c10d._process_group_name([], use_hashed_name=False)
+        raise RuntimeError("connection closed")
+
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    seat = Seat(0, 1, "127.0.0.1", store.port, "a world", threads=torch.get_num_threads())
+    monkeypatch.setattr(dist, "init_process_group", fail)
+    with pytest.raises(RuntimeError, match="connection closed"), World.open(seat):
+        pass
+    # Else this rank's groups would have other names than the other ranks' from now on.
+    assert dist.distributed_c10d._world.group_count == 0
+
+
 SPECS = [
     ("shard", (0, 1)),
     ("shard", (2, 3)),

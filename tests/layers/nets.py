@@ -98,7 +98,26 @@ class Tokens(nn.Module):
         return self.head(x[:, 0])
 
 
-NETS = (Images, Residual, Tokens)
+class Tied(nn.Module):
+    """A module called twice, and a weight that two modules share."""
+
+    shape = (6,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.twice = nn.Linear(8, 8)
+        self.encode = nn.Linear(8, 5)
+        self.decode = nn.Linear(8, 5)
+        self.decode.weight = self.encode.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        x = torch.relu(self.twice(torch.relu(self.twice(x))))
+        return self.encode(x) + self.decode(x)
+
+
+NETS = (Images, Residual, Tokens, Tied)
 
 
 class Memory:

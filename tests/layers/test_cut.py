@@ -1,7 +1,6 @@
 """Split nets against whole ones: outputs, loss, every gradient, statistics; any plan."""
 
 import pytest
-import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -11,8 +10,9 @@ from tests.layers import nets
 from workbench.layers.context import BatchContext
 from workbench.layers.dropout import PlacedDropout
 from workbench.model.trace import trace
+from workbench.plan.errors import PlanError
 from workbench.plan.layout import ROWS
-from workbench.plan.placement import Replicate, Shard, apportion
+from workbench.plan.placement import Shard, apportion
 from workbench.plan.plan import Plan
 from workbench.plan.rules import schemes_of
 
@@ -69,7 +69,7 @@ def plans(draw, net):
     plan = Plan.data_parallel(graph, world).with_batch_norm("synchronized")
     sizes = [k for k in range(1, world + 1) if world % k == 0]
     for layer in graph.layers:
-        if not schemes_of(layer):
+        if not schemes_of(layer) or layer.name in graph.shares_weights:
             continue
         scheme = draw(st.sampled_from(schemes_of(layer)))
         k = 1 if scheme == "replicate" else draw(st.sampled_from(sizes))
@@ -103,3 +103,16 @@ def test_any_plan_of_a_residual_net(on_ranks, plan_rows):
 @given(plan_rows=plans(nets.Tokens))
 def test_any_plan_of_a_transformer(on_ranks, plan_rows):
     check(on_ranks, nets.Tokens, *plan_rows)
+
+
+@EXAMPLES
+@given(plan_rows=plans(nets.Tied))
+def test_any_plan_of_tied_weights(on_ranks, plan_rows):
+    check(on_ranks, nets.Tied, *plan_rows)
+
+
+def test_shared_weights_cannot_be_cut():
+    plan = Plan.data_parallel(GRAPHS[nets.Tied], 2)
+    for name in ("twice", "encode", "decode"):
+        with pytest.raises(PlanError, match=f"layer '{name}' shares its weights"):
+            plan.with_layer(name, scheme="shard_out")

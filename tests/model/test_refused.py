@@ -207,3 +207,8 @@ def test_after_a_failure_everything_works_as_before():
     refusal(lambda self, x: x - x.mean(0))
     assert nn.Linear(2, 3)(torch.ones(1, 2)).shape == (1, 3)
     assert trace(nn.Linear(2, 3), input_shape=(2,)).num_classes == 3
+
+
+def test_a_submodule_with_a_name_that_torch_fx_uses_itself():
+    said = refusal(lambda self, x: self.code(x), code=nn.Flatten())
+    assert "a submodule named code" in said

@@ -71,8 +71,10 @@ class Run:
         self._frame: pandas.DataFrame | None = None
         self._stopping, self._done = threading.Event(), threading.Event()
         self._job: Job | None = None
+        self._launch: Callable[[Run], Job | None] | None = launch
+        self._release = release
         self._thread = threading.Thread(
-            target=self._follow, args=(launch, release), name=f"run {directory.name}", daemon=True
+            target=self._follow, name=f"run {directory.name}", daemon=True
         )
         self._thread.start()
 
@@ -173,11 +175,12 @@ class Run:
             raise self.error
         return self
 
-    def _follow(self, launch: Callable[["Run"], Job | None], release: Callable[[], None]) -> None:
+    def _follow(self) -> None:
         """The run's thread, from start to end."""
         state: State = "failed"
         try:
-            self._job = launch(self)
+            assert self._launch is not None
+            self._job = self._launch(self)
             if self._stopping.is_set() and self._job is not None:
                 self._job.stop()  # asked between launch and assignment
             if self._job is None:
@@ -188,7 +191,10 @@ class Run:
         except BaseException as error:
             self.error = error
         finally:
-            release()
+            self._release()
+            # What launched us is the cluster. Where nobody else refers to it, it ends here,
+            # before we say that we are done and the interpreter may end under this thread.
+            self._launch = None
             self._conclude(state)
 
     def _judge(self) -> State:

@@ -19,4 +19,4 @@ class CommTimeout(CommError):
 
 
 class PeerLost(CommError):
-    """A connection to another rank broke: its process ended, or it left after an error."""
+    """Another rank does not come any more: its process ended, or it gave up after an error."""

@@ -32,12 +32,13 @@ class Link:
             self.watch.begin(work)
         return work
 
-    def wait(self, work: dist.Work, call: "Call") -> None:
-        """Returns when `work`, a part of `call`, is done."""
+    def wait(self, works: Sequence[dist.Work], call: "Call") -> None:
+        """Returns when `works`, parts of `call`, are done."""
         if self.device.type == "cpu":
-            self.watch.wait(work, call.group.ranks, str(call))
+            self.watch.wait(works, call.group.ranks, str(call))
         else:
-            work.wait()  # orders the GPU's stream behind the work, and holds up no host
+            for work in works:
+                work.wait()  # orders the GPU's stream behind the work, and holds up no host
 
 
 class Group:

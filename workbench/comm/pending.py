@@ -26,7 +26,7 @@ class Pending:
         if work is None or link is None:
             return
         with self._call.timed():
-            link.wait(work, self._call)
+            link.wait([work], self._call)
             if self._travelling is not self._flat:
                 self._flat.copy_(self._travelling)
         self._work = None

@@ -26,7 +26,7 @@ def swap(flat: Tensor, sent: Sequence[int], received: Sequence[int], call: Call)
             incoming, outgoing, list(received), list(sent), link.process_group, async_op=True
         )
     )
-    link.wait(work, call)
+    link.wait([work], call)
     return incoming.to(flat.device)
 
 
@@ -46,7 +46,6 @@ def spread(flat: Tensor, owned: Sequence[int], call: Call) -> None:
         for root, part in enumerate(cut(travelling, owned))
         if len(part) > 0
     ]
-    for work in works:
-        link.wait(work, call)
+    link.wait(works, call)
     if travelling is not flat:
         flat.copy_(travelling)

@@ -1,6 +1,7 @@
-"""Waiting that can be interrupted, and that knows at the end who did not come."""
+"""Waiting for other ranks: it can be interrupted, and it knows at the end who did not come."""
 
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 
@@ -12,23 +13,25 @@ from workbench.comm.errors import CommTimeout, PeerLost
 # A wait sleeps inside torch and wakes the moment the work is done; it comes up this often to
 # let Python handle signals (a kernel's interrupt).
 TICK = timedelta(milliseconds=50)
-# Longer waits are posted for the other ranks to read: rare enough to cost nothing.
-POST_AFTER_S = 1.0
+# Longer waits are posted for the others to read, and look what others have posted, this often.
+LOOK_EVERY_S = 1.0
+GIVEN_UP = "given up"
 
 
 class Watch:
-    """Waits for the works of one rank, and posts long waits in a store that all ranks can read.
+    """Waits on behalf of one rank, and posts in a store, which all can read, when it is long.
 
     Args:
         store: shared by the ranks of the world.
         rank: the global rank.
-        timeout_s: how long to wait for the other ranks in any one collective.
+        size: the number of ranks of the world.
+        timeout_s: how long to wait for the other ranks at any one place.
     """
 
-    def __init__(self, store: Store, rank: int, timeout_s: float) -> None:
-        self.rank, self.timeout_s = rank, timeout_s
+    def __init__(self, store: Store, rank: int, size: int, timeout_s: float) -> None:
+        self.rank, self.size, self.timeout_s = rank, size, timeout_s
         self._store = store
-        self._begun: dict[dist.Work, float] = {}  # and when, for those not waited for to the end
+        self._begun: dict[dist.Work, float] = {}  # when, for works not yet waited for
 
     @property
     def unfinished(self) -> bool:
@@ -39,62 +42,104 @@ class Watch:
         """Takes note of a work that somebody is going to wait for."""
         self._begun[work] = time.monotonic()
 
-    def wait(self, work: dist.Work, ranks: tuple[int, ...], collective: str) -> None:
-        """Returns when `work` is done.
+    def give_up(self, error: BaseException) -> None:
+        """Tells ranks that wait for this one that it does not come; the first to say so counts."""
+        said = f"rank {self.rank} gave up after {type(error).__name__}: {error}"
+        with suppress(RuntimeError):  # a store that is gone must not hide the error
+            self._store.compare_set(GIVEN_UP, "", said)
+
+    def meet(self, occasion: str, note: str) -> list[str]:
+        """Waits until all ranks of the world have come to `occasion`, which happens once.
+
+        Returns:
+            What each rank noted, in rank order.
+
+        Raises:
+            CommTimeout: not all ranks came; it names them.
+            PeerLost: a rank has given up.
+        """
+        keys = [f"{occasion}/{rank}" for rank in range(self.size)]
+        self._store.set(keys[self.rank], note)
+        began, pause = time.monotonic(), 0.001
+        while not self._store.check(keys):
+            self._look(occasion, unless=lambda: self._store.check(keys))
+            if time.monotonic() - began > self.timeout_s:
+                absent = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+                raise self._timeout(occasion, {rank: "" for rank in absent})
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
+        return [self._store.get(key).decode() for key in keys]
+
+    def wait(self, works: Sequence[dist.Work], ranks: tuple[int, ...], collective: str) -> None:
+        """Returns when all `works` are done.
 
         Args:
-            work: the part of the collective to wait for.
+            works: parts of one collective.
             ranks: the global ranks that take part.
             collective: what is waited for, in the same words on every rank.
 
         Raises:
             CommTimeout: other ranks did not come; it names them.
-            PeerLost: a connection broke.
+            PeerLost: a connection broke, or a rank has given up.
         """
-        posted = self._sleep(work, ranks, collective)
-        begun = self._begun.pop(work)
-        try:
-            work.wait()  # raises what went wrong
-        except RuntimeError as error:
-            if time.monotonic() - begun > self.timeout_s:  # torch has lost its patience first
-                raise self._timeout(ranks, collective) from error
-            raise PeerLost(f"rank {self.rank} lost a peer in {collective}: {error}") from error
-        if posted:
-            self._post("")
-
-    def _sleep(self, work: dist.Work, ranks: tuple[int, ...], collective: str) -> bool:
-        """Sleeps until `work` is done, well or not; whether the wait was posted."""
-        began, posted = time.monotonic(), False
-        while not work.is_completed():
+        began, look_after_s = time.monotonic(), LOOK_EVERY_S
+        while waiting := [work for work in works if not self._is_done(work, ranks, collective)]:
             with suppress(RuntimeError):  # not done within a tick
-                work.wait(TICK)
+                waiting[0].wait(TICK)
             waited = time.monotonic() - began
-            if waited > POST_AFTER_S and not posted:
-                self._post(collective)
-                posted = True
-            if waited > self.timeout_s and not work.is_completed():
-                raise self._timeout(ranks, collective)
-        return posted
+            if waited > self.timeout_s and not waiting[0].is_completed():
+                raise self._absence(ranks, collective)
+            if waited > look_after_s:
+                self._store.set(_place(self.rank), collective)
+                self._look(collective, unless=waiting[0].is_completed)
+                look_after_s += LOOK_EVERY_S
+        if look_after_s > LOOK_EVERY_S:
+            self._store.set(_place(self.rank), "")
 
-    def _timeout(self, ranks: tuple[int, ...], collective: str) -> CommTimeout:
-        places = {rank: self._place(rank) for rank in ranks if rank != self.rank}
-        missing = {rank: place for rank, place in places.items() if place != collective}
-        named = [f"rank {r}" + (f" (waits in {p})" if p else "") for r, p in missing.items()]
+    def _is_done(self, work: dist.Work, ranks: tuple[int, ...], collective: str) -> bool:
+        if not work.is_completed():
+            return False
+        if work in self._begun:
+            begun = self._begun.pop(work)
+            try:
+                work.wait()  # raises what went wrong
+            except RuntimeError as error:
+                if time.monotonic() - begun > self.timeout_s:  # torch has lost its patience first
+                    raise self._absence(ranks, collective) from error
+                raise PeerLost(f"rank {self.rank} lost a peer in {collective}: {error}") from error
+        return True
+
+    def _look(self, place: str, unless: Callable[[], bool]) -> None:
+        """Raises if a rank has given up, for whoever waits for it waits in vain.
+
+        Args:
+            place: what this rank waits for.
+            unless: whether the wait is over: then the other rank came before it gave up.
+        """
+        if self._store.check([GIVEN_UP]) and not unless():
+            said = self._store.get(GIVEN_UP).decode()
+            raise PeerLost(f"rank {self.rank} waited for {place}; {said}")
+
+    def _absence(self, ranks: tuple[int, ...], collective: str) -> CommTimeout:
+        """The error that names the ranks that do not wait in `collective` as this one does."""
+        waits = {rank: self._place_of(rank) for rank in ranks if rank != self.rank}
+        return self._timeout(collective, {r: at for r, at in waits.items() if at != collective})
+
+    def _timeout(self, place: str, absent: dict[int, str]) -> CommTimeout:
+        named = [
+            f"rank {rank}" + (f" (waits for {at})" if at else "") for rank, at in absent.items()
+        ]
         who = f"did not arrive: {', '.join(named)}" if named else "although all ranks arrived"
-        what = f"rank {self.rank} waited over {self.timeout_s:g} s in {collective}"
-        return CommTimeout(f"{what}; {who}", tuple(missing))
+        what = f"rank {self.rank} waited over {self.timeout_s:g} s for {place}"
+        return CommTimeout(f"{what}; {who}", tuple(absent))
 
-    def _post(self, collective: str) -> None:
-        with suppress(RuntimeError):  # a store that is gone must not hide what else went wrong
-            self._store.set(_key(self.rank), collective)
-
-    def _place(self, rank: int) -> str:
+    def _place_of(self, rank: int) -> str:
         """The collective in which another rank says it has been waiting; empty if none."""
-        with suppress(RuntimeError):
-            if self._store.check([_key(rank)]):
-                return self._store.get(_key(rank)).decode()
+        with suppress(RuntimeError):  # whoever hosts the store may be gone as well
+            if self._store.check([_place(rank)]):
+                return self._store.get(_place(rank)).decode()
         return ""
 
 
-def _key(rank: int) -> str:
+def _place(rank: int) -> str:
     return f"waits/{rank}"

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from workbench.comm.group import Group, Link
-from workbench.comm.meeting import meet
 from workbench.comm.record import Recorder
 from workbench.comm.watch import Watch
 
@@ -58,22 +57,28 @@ class World:
         self.rank, self.size = seat.rank, seat.world_size
         self.device = torch.device(seat.device)
         self.recorder, self.store = Recorder(), store
-        self._timeout_s, self._patience = seat.timeout_s, _patience(seat)
-        self._watch = Watch(store, seat.rank, seat.timeout_s)
+        self._patience = _patience(seat)
+        self._watch = Watch(store, seat.rank, seat.world_size, seat.timeout_s)
         self._times_grouped = 0
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         # nccl refuses two ranks on one GPU; those talk through the host.
-        devices = self._meet("the world to open", _device_name(self.device))
+        devices = self._watch.meet("the world to open", _device_name(self.device))
         on_gpus = self.device.type == "cuda" and len(set(devices)) == self.size
         self._travel_device = self.device if on_gpus else torch.device("cpu")
-        dist.init_process_group(
-            "nccl" if on_gpus else "gloo",
-            store=store,
-            rank=self.rank,
-            world_size=self.size,
-            timeout=self._patience,
-        )
+        try:
+            dist.init_process_group(
+                "nccl" if on_gpus else "gloo",
+                store=store,
+                rank=self.rank,
+                world_size=self.size,
+                timeout=self._patience,
+            )
+        except BaseException:
+            # Groups are named by a count, which must be the same on all ranks; torch takes it
+            # back when it destroys the world, but not when it could not make it.
+            dist.distributed_c10d._world.group_count = 0
+            raise
         self._process_groups = [dist.group.WORLD]
 
     @classmethod
@@ -83,6 +88,7 @@ class World:
 
         Raises:
             CommTimeout: not all ranks came; it names them.
+            PeerLost: another rank has given up.
         """
         torch.set_num_threads(seat.threads)
         if seat.address in ("localhost", "127.0.0.1"):
@@ -94,7 +100,12 @@ class World:
         )
         world = cls(seat, PrefixStore(seat.prefix, meeting_place))
         try:
+            # Whoever left while others were still connecting would make their connecting fail.
+            world._watch.meet("all to be connected", "")
             yield world
+        except BaseException as error:
+            world._watch.give_up(error)
+            raise
         finally:
             world._close()
 
@@ -114,6 +125,7 @@ class World:
             ValueError: two equal specs; ranks that are empty, repeated or not of this world; or
                 another rank wants other groups.
             CommTimeout: not all ranks came; it names them.
+            PeerLost: another rank has given up.
         """
         if len(set(specs)) < len(specs):
             raise ValueError(f"every group can be asked for once, got {list(specs)}")
@@ -125,11 +137,12 @@ class World:
                 )
         self._times_grouped += 1
         wish = repr(list(specs))
-        wishes = self._meet(f"groups to be made (call {self._times_grouped})", wish)
+        wishes = self._watch.meet(f"groups to be made (call {self._times_grouped})", wish)
         for other, another in enumerate(wishes):
             if another != wish:
                 raise ValueError(f"rank {self.rank} wants {wish}, rank {other} {another}")
         links = {spec: self._link(spec[1]) for spec in specs if len(spec[1]) > 1}
+        self._watch.meet(f"groups to be connected (call {self._times_grouped})", "")
         return {
             (purpose, ranks): Group(
                 purpose, ranks, ranks.index(self.rank), self.recorder, links.get((purpose, ranks))
@@ -137,9 +150,6 @@ class World:
             for purpose, ranks in specs
             if self.rank in ranks
         }
-
-    def _meet(self, occasion: str, note: str) -> list[str]:
-        return meet(self.store, self.rank, self.size, occasion, note, self._timeout_s)
 
     def _link(self, ranks: tuple[int, ...]) -> Link:
         # Every rank creates every group, its own or not. torch's default timeout is half an

@@ -95,8 +95,11 @@ class CutModel(nn.Module):
         return dict(self._named(self.traced.named_parameters()))
 
     def _named(self, pairs: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
+        weights = [weight for layer in self.plan.graph.layers for weight in layer.weights]
+        first = {alias: weight.name for weight in weights for alias in weight.aliases}
         for name, tensor in pairs:
-            yield name.replace("unused_bias", "bias"), tensor
+            name = name.replace("unused_bias", "bias")
+            yield first.get(name, name), tensor
 
     def shard_group(self, group_size: int) -> Group:
         """The ranks that hold the pieces of one copy, this one among them."""
@@ -146,6 +149,8 @@ class _Cutting:
             pieces = read_pieces(layer, self.flow, self.rank, reader, device, dtype)
             self._place(layer, pieces)
         for layer in self.graph.layers:
+            self._tie(layer)
+        for layer in self.graph.layers:
             self._connect(layer)
         self._return()
         self.traced.graph.eliminate_dead_code()
@@ -157,13 +162,15 @@ class _Cutting:
         """Puts this rank's part of one layer where the whole layer stood."""
         if layer.kind == "parameter":
             for weight in layer.weights:
-                _set_tensor(self.traced, weight.name, pieces[weight.name], weight.trainable)
+                piece = pieces[weight.name]
+                value = nn.Parameter(piece) if weight.trainable else piece
+                _set_tensor(self.traced, weight.name, value)
             return
         node = self.nodes[layer.node]
         module = self._module(node)
         if layer.kind in ("dropout", "stochastic_depth"):
             self._call(node, f"{layer.node}_placed", self._dropout(layer, node, module))
-        elif module is not None and not layer.shared:
+        elif module is not None and not self._placed_before(layer):
             local = local_module(module, layer, self.flow, self.rank, pieces)
             if layer.kind == "batch_norm":
                 local = self._batch_norm(layer, local)
@@ -174,6 +181,20 @@ class _Cutting:
             self.traced.set_submodule(str(node.target), local)
         elif node.op in ("call_function", "call_method"):
             self._function(layer, node)
+
+    def _placed_before(self, layer: Layer) -> bool:
+        """Whether it is a further call of a module that stands in its place already."""
+        if not layer.shared:
+            return False
+        return self.nodes[layer.node].target == self.nodes[self.graph[layer.shared].node].target
+
+    def _tie(self, layer: Layer) -> None:
+        """Gives a tied weight to every module that has it."""
+        for weight in layer.weights:
+            owner, _, leaf = weight.name.rpartition(".")
+            tensor = getattr(self.traced.get_submodule(owner), leaf)
+            for alias in weight.aliases:
+                _set_tensor(self.traced, alias, tensor)
 
     def _function(self, layer: Layer, node: torch.fx.Node) -> None:
         if layer.rows > 0 and idles(layer, self.flow, self.rank):
@@ -268,11 +289,15 @@ class _Cutting:
         )
 
 
-def _set_tensor(root: nn.Module, name: str, tensor: Tensor, trainable: bool) -> None:
+def _set_tensor(root: nn.Module, name: str, tensor: Tensor) -> None:
+    """Puts a parameter or buffer in its place, unless no module stands there (any more)."""
     path, _, leaf = name.rpartition(".")
-    owner = root.get_submodule(path)
-    if trainable:
-        owner._parameters[leaf] = nn.Parameter(tensor)
+    try:
+        owner = root.get_submodule(path)
+    except AttributeError:
+        return
+    if isinstance(tensor, nn.Parameter):
+        owner._parameters[leaf] = tensor
     else:
         owner._buffers[leaf] = tensor
 

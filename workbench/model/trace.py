@@ -7,7 +7,7 @@ import torch.fx
 from torch import nn
 
 from workbench.model.build import build_fake, named
-from workbench.model.errors import ModelError
+from workbench.model.errors import ModelError, TraceError
 from workbench.model.failure import explained
 from workbench.model.layers import layers_of
 from workbench.model.packing import pack, unpack
@@ -46,6 +46,12 @@ def trace(
     if arguments:
         raise ModelError(
             f"{type(model).__name__} is built already: {', '.join(arguments)} cannot be given"
+        )
+    # torch.fx.GraphModule has properties of these names, which would hide the submodules.
+    if hidden := {"code", "graph"} & {name for name, _ in model.named_children()}:
+        raise TraceError(
+            f"{type(model).__name__} has a submodule named {' and '.join(sorted(hidden))}, a name "
+            "that torch.fx uses itself: rename it"
         )
     source = Source("module", type(model).__name__)
     graph, traced = _traced(source, structure(model), shape)

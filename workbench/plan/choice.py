@@ -25,8 +25,14 @@ class LayerPlan:
     shares: tuple[float, ...] | None = None
 
 
-def check(layer: Layer, choice: LayerPlan, world_size: int) -> None:
+def check(layer: Layer, choice: LayerPlan, world_size: int, *, shares_weights: bool) -> None:
     """Refuses a choice that the layer or the world does not allow.
+
+    Args:
+        layer: to be split.
+        choice: how.
+        world_size: number of ranks.
+        shares_weights: whether another layer uses the same weights.
 
     Raises:
         PlanError: naming the layer, what was given and what is valid.
@@ -40,8 +46,8 @@ def check(layer: Layer, choice: LayerPlan, world_size: int) -> None:
         )
     if choice.scheme not in schemes:
         raise PlanError(f"{place}: {unknown('scheme', str(choice.scheme), schemes)}")
-    if layer.shared and choice.scheme != "replicate":
-        raise PlanError(f"{place} is called more than once and can only be 'replicate'")
+    if shares_weights and choice.scheme != "replicate":
+        raise PlanError(f"{place} shares its weights and can only be 'replicate'")
     k = choice.group_size
     if isinstance(k, bool) or not isinstance(k, int) or k < 1 or world_size % k:
         valid = ", ".join(map(str, group_sizes(world_size)))

@@ -153,6 +153,8 @@ class _Placing:
         """The layout in which a layer without a scheme reads all its inputs."""
         if not layer.inputs or layer.rows == 0 or layer.kind in ("parameter", "size"):
             return ROWS
+        if layer.name in self.graph.shares_weights:
+            return ROWS  # one placement for all that use the weights
         coming = [self.outputs[name] for name in layer.inputs]
         if layer.name in self.gathered:
             return self.gathered[layer.name]

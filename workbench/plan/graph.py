@@ -150,6 +150,12 @@ class Graph:
         return MappingProxyType({layer.name: layer for layer in self.layers})
 
     @cached_property
+    def shares_weights(self) -> frozenset[str]:
+        """Layers that use weights with another: a module called twice, or tied weights."""
+        users = [layer for layer in self.layers if layer.shared]
+        return frozenset(name for layer in users for name in (layer.name, layer.shared))
+
+    @cached_property
     def consumers(self) -> MappingProxyType[str, tuple[str, ...]]:
         """For each layer (and "input"), the layers that read its output, in order."""
         readers: dict[str, list[str]] = {"input": []}

@@ -53,7 +53,8 @@ class Plan:
         for layer in self.graph.layers:  # in the model's order, so that equal plans print alike
             choice = self.layers.get(layer.name)
             if choice is not None:
-                check(layer, choice, size)
+                together = layer.name in self.graph.shares_weights
+                check(layer, choice, size, shares_weights=together)
                 if choice != LayerPlan():
                     chosen[layer.name] = choice
         for name in self.layers:

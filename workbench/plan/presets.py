@@ -11,7 +11,8 @@ def hybrid(graph: Graph, group_size: int) -> dict[str, LayerPlan]:
     """Linear layers in column-row pairs over groups, everything else replicated."""
     if group_size == 1:
         return {}
-    linear = [layer for layer in graph.layers if layer.kind == "linear" and not layer.shared]
+    own = [layer for layer in graph.layers if layer.name not in graph.shares_weights]
+    linear = [layer for layer in own if layer.kind == "linear"]
     threshold = WORTH_CUTTING * sum(layer.parameters for layer in linear)
     choices: dict[str, LayerPlan] = {}
     for layer in linear:

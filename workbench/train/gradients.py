@@ -1,5 +1,7 @@
 """Sums gradients over replica groups, in buckets, while backward goes on."""
 
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -86,17 +88,21 @@ class GradientSum:
         self._buckets.append(bucket)
         self._home.update(dict.fromkeys(names, bucket))
 
-    def _hook(self, name: str, bucket: _Bucket):  # type: ignore[no-untyped-def]
+    def _hook(self, name: str, bucket: _Bucket) -> Callable[[Tensor], None]:
         view = bucket.views[name]
+        # A strong reference would make a cycle through torch's hooks, which is never collected:
+        # the whole model would stay alive after its run.
+        owner = weakref.ref(self)
 
-        def gather(parameter: nn.Parameter) -> None:
+        def gather(parameter: Tensor) -> None:
             if parameter.grad is not view:
                 assert parameter.grad is not None
                 view.copy_(parameter.grad)
                 parameter.grad = view  # further micro-batches add in place
-            if self._sending:
+            gradients = owner()
+            if gradients is not None and gradients._sending:
                 bucket.waiting.discard(name)
-                self._send_ready()
+                gradients._send_ready()
 
         return gather
 

@@ -48,7 +48,8 @@ class PeakMeter:
     2. those of them that are freed while the meter runs are counted to the end, and torch
        warns once on stderr, unless the process has TORCH_CPP_LOG_LEVEL=ERROR;
     3. `lap` closes one window and opens the next with nothing forgotten: metered from a
-       rank's first tensor on, every window is exact.
+       rank's first tensor on, windows are exact, except that a thread of gloo may drop the
+       last reference to a buffer unseen, which then counts until the level is set anew.
 
     Start, lap and stop it on the same thread; one meter a thread at a time.
 

@@ -1,0 +1,46 @@
+"""What a benchmark prints and writes."""
+
+import json
+
+import pytest
+
+from workbench.bench.__main__ import BENCHES, main
+from workbench.bench.report import Figure, Report
+
+REPORT = Report(
+    "demo",
+    ({"system": "ours", "samples/s": 123.456}, {"system": "theirs", "samples/s": 61.0}),
+    {"throughput_vs_theirs": Figure.of([2.0, 1.5, 3.0])},
+    ("a note",),
+)
+
+
+def test_a_figure_is_a_median_and_a_range():
+    assert Figure.of([2.0, 1.5, 3.0]) == Figure(median=2.0, min=1.5, max=3.0)
+
+
+def test_the_table_is_for_people():
+    lines = REPORT.as_text().splitlines()
+    assert lines[:4] == [
+        "bench demo",
+        "system  samples/s",
+        "ours        123.5",
+        "theirs         61",
+    ]
+    assert "throughput_vs_theirs  2 (1.5 .. 3)" in lines
+    assert "a note" in lines
+
+
+def test_the_file_is_for_programs(tmp_path):
+    REPORT.write(tmp_path / "demo.json")
+    content = json.loads((tmp_path / "demo.json").read_text())
+    assert set(content) >= {"bench", "machine", "versions", "rows", "figures"}
+    assert content["figures"]["throughput_vs_theirs"] == {"median": 2.0, "min": 1.5, "max": 3.0}
+    assert content["versions"]["torch"] != "not installed"
+
+
+def test_an_unknown_name_lists_the_known(capsys):
+    with pytest.raises(SystemExit):
+        main(["splitbrian"])
+    said = capsys.readouterr().err
+    assert all(name in said for name in BENCHES)

@@ -1,0 +1,50 @@
+"""Sums of gradients in buckets."""
+
+import gc
+import weakref
+
+from tests.layers import nets
+from workbench.comm.world import World
+from workbench.model.trace import trace
+from workbench.plan.placement import Shard
+from workbench.plan.plan import Plan
+from workbench.train.gradients import GradientSum
+from workbench.train.objective import step_loss
+
+GRAPH = trace(nets.Images(), input_shape=nets.Images.shape)
+
+
+def summed(world: World, plan: Plan, bucket_bytes: int):
+    """Gradients of one step, how many buckets, and whether the model is gone afterwards."""
+    rows = (2, 1, 3)[: world.size]
+    model = nets.cut_net(world, plan, nets.Images, rows)
+    gradients = GradientSum(model, bucket_bytes)
+    images, labels = nets.batch(nets.Images, sum(rows))
+    span = Shard(0, rows).span(world.rank)
+    for _ in range(2):  # a second step starts from nothing
+        gradients.begin()
+        outputs = model(images.narrow(0, *span))
+        loss, _ = step_loss(model, outputs, labels.narrow(0, *span), sum(rows))
+        gradients.last()
+        loss.backward()
+        gradients.finish()
+    found = {name: p.grad.clone() for name, p in model.trainable().items()}
+    buckets, gone = len(gradients.buffers), weakref.ref(model.traced)
+    del model, gradients, outputs, loss
+    gc.collect()
+    return found, buckets, gone() is None
+
+
+def test_buckets_of_any_size_sum_alike(on_ranks):
+    plan = Plan.data_parallel(GRAPH, 3)
+    few = on_ranks(3, summed, plan, 10**9)
+    many = on_ranks(3, summed, plan, 1)
+    assert {buckets for _, buckets, _ in few} == {1}
+    assert {buckets for _, buckets, _ in many} == {len(few[0][0])}
+    for name, gradient in few[0][0].items():
+        for found, *_ in (*few, *many):
+            assert (found[name] - gradient).abs().max() < 1e-12
+
+
+def test_nothing_is_kept_when_a_run_is_over(on_ranks):
+    assert all(gone for *_, gone in on_ranks(2, summed, Plan.data_parallel(GRAPH, 2), 100))
