@@ -242,6 +242,17 @@ def test_closing_lets_go_of_the_run(show, views):
     assert run.callbacks == []
 
 
+def test_closing_at_the_moment_of_the_end_is_safe(views):
+    """pytest makes an exception of the dashboard's thread a failure."""
+    for _ in range(100):
+        run = FakeRun(world_size=1)
+        dashboard = Dashboard(run, interval_s=0)
+        run.feed(0, 1)
+        run.end()
+        dashboard.close()
+        assert not dashboard._thread.is_alive()
+
+
 def test_a_missing_bundle_says_how_to_make_it(monkeypatch, tmp_path):
     monkeypatch.setattr(assets, "BUNDLE", tmp_path)
     with pytest.raises(FileNotFoundError, match=r"run `python env/bundle\.py`"):

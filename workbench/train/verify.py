@@ -1,5 +1,6 @@
 """Holds one rank of the split model against what one process computed."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from workbench.train.verification import Difference
 
 __all__ = ["compare", "write_reference"]
 
-# A gradient counts as no smaller than this part of the model's largest entry.
+# A tensor counts as no smaller than this part of the largest of its kind in the model.
 FLOOR = 1e-3
 # Buffers that differ by rank where batch norm is local.
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -64,34 +65,38 @@ def _outputs(state: RankState, outputs: tuple[Tensor, ...], whole: WeightsFile) 
 
 
 def _gradients(state: RankState, whole: WeightsFile) -> list[Difference]:
-    entries = [f"gradient/{name}" for name in state.model.trainable()]
-    floor = FLOOR * max(_scale(whole, entry) for entry in entries)
-    found = []
-    for name, parameter in state.model.trainable().items():
-        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        found.append(_compared(state, whole, "gradient", name, gradient, floor))
-    return found
+    found = {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for name, parameter in state.model.trainable().items()
+    }
+    return _compared(state, whole, "gradient", found)
 
 
 def _values(state: RankState, whole: WeightsFile) -> list[Difference]:
     local = state.experiment.plan.batch_norm == "local"
-    found = []
+    weights, buffers = {}, {}
     for name, piece in state.model.pieces().items():
         if state.model.placements[name].trainable:
-            found.append(_compared(state, whole, "weight", name, piece.detach(), 0.0))
+            weights[name] = piece.detach()
         elif not (local and name.endswith(STATISTICS)):
-            found.append(_compared(state, whole, "buffer", name, piece, 0.0))
-    return found
+            buffers[name] = piece
+    return _compared(state, whole, "weight", weights) + _compared(state, whole, "buffer", buffers)
 
 
 def _compared(
-    state: RankState, whole: WeightsFile, what: str, name: str, piece: Tensor, floor: float
-) -> Difference:
-    placed, rank = state.model.placements[name], state.world.rank
-    cut = None if isinstance(placed.placement, Replicate) else placed.placement
-    entry = f"{what}/{name}"
-    expected = whole.read(entry, cut, rank % placed.group_size)
-    return Difference(what, name, rank, _error(piece, expected, max(floor, _scale(whole, entry))))
+    state: RankState, whole: WeightsFile, what: str, pieces: Mapping[str, Tensor]
+) -> list[Difference]:
+    """This rank's pieces of one kind against the slices of the whole tensors."""
+    scales = {name: _scale(whole, f"{what}/{name}") for name in pieces}
+    floor = FLOOR * max(scales.values(), default=0.0)
+    found, rank = [], state.world.rank
+    for name, piece in pieces.items():
+        placed = state.model.placements[name]
+        cut = None if isinstance(placed.placement, Replicate) else placed.placement
+        expected = whole.read(f"{what}/{name}", cut, rank % placed.group_size)
+        error = _error(piece, expected, max(floor, scales[name]))
+        found.append(Difference(what, name, rank, error))
+    return found
 
 
 def _scale(whole: WeightsFile, entry: str) -> float:

@@ -48,11 +48,11 @@ class Dashboard(anywidget.AnyWidget):
         self._news, self._closing = threading.Event(), threading.Event()
         self._handles: list[DisplayHandle] = []
         self._latest = Status()
+        self._thread = threading.Thread(target=self._follow, name="dashboard", daemon=True)
         self._unsubscribe = run.subscribe(lambda _rows: self._news.set())
         self._read()
         super().__init__(**self._saved())
         self.on_msg(self._receive)
-        self._thread = threading.Thread(target=self._follow, name="dashboard", daemon=True)
         self._thread.start()
 
     @traitlets.default("_esm")
@@ -94,6 +94,8 @@ class Dashboard(anywidget.AnyWidget):
             self._closing.set()
             self._news.set()
             self._unsubscribe()
+            if self._thread.is_alive() and threading.current_thread() is not self._thread:
+                self._thread.join()  # it may be sending, and a closed widget cannot
         super().close()
 
     def _follow(self) -> None:
@@ -102,8 +104,10 @@ class Dashboard(anywidget.AnyWidget):
             self._read()
             self._send_news()
             if self._latest.ended:
-                return self._keep()
-            self._closing.wait(self.interval_s)
+                self._keep()
+                return
+            if self._closing.wait(self.interval_s):
+                return
             self._news.wait()
 
     def _read(self) -> None:
