@@ -7,62 +7,45 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from workbench.cluster import Cluster, Run
-    from workbench.model import trace
-    from workbench.plan import (
-        CIFAR10,
-        SGD,
-        Adam,
-        AdamW,
-        Digits,
-        Experiment,
-        ExperimentError,
-        Graph,
-        ImageFolder,
-        LayerPlan,
-        Partial,
-        Plan,
-        PlanError,
-        Replicate,
-        Shard,
-        Synchronous,
-        Synthetic,
-        apportion,
-    )
-    from workbench.widgets import Dashboard
+    from workbench.cluster import Cluster as Cluster
+    from workbench.cluster import Run as Run
+    from workbench.model import TraceError as TraceError
+    from workbench.model import trace as trace
+    from workbench.plan import CIFAR10 as CIFAR10
+    from workbench.plan import SGD as SGD
+    from workbench.plan import Adam as Adam
+    from workbench.plan import AdamW as AdamW
+    from workbench.plan import Digits as Digits
+    from workbench.plan import Experiment as Experiment
+    from workbench.plan import ExperimentError as ExperimentError
+    from workbench.plan import Graph as Graph
+    from workbench.plan import ImageFolder as ImageFolder
+    from workbench.plan import LayerPlan as LayerPlan
+    from workbench.plan import Partial as Partial
+    from workbench.plan import Plan as Plan
+    from workbench.plan import PlanError as PlanError
+    from workbench.plan import Replicate as Replicate
+    from workbench.plan import Shard as Shard
+    from workbench.plan import Synchronous as Synchronous
+    from workbench.plan import Synthetic as Synthetic
+    from workbench.plan import apportion as apportion
+    from workbench.widgets import Dashboard as Dashboard
 
 _HOME = {
-    "Cluster": "cluster",
-    "Run": "cluster",
-    "trace": "model",
-    "Dashboard": "widgets",
-    **dict.fromkeys(
-        (
-            "CIFAR10",
-            "SGD",
-            "Adam",
-            "AdamW",
-            "Digits",
-            "Experiment",
-            "ExperimentError",
-            "Graph",
-            "ImageFolder",
-            "LayerPlan",
-            "Partial",
-            "Plan",
-            "PlanError",
-            "Replicate",
-            "Shard",
-            "Synchronous",
-            "Synthetic",
-            "apportion",
+    name: home
+    for home, names in {
+        "cluster": "Cluster Run",
+        "model": "TraceError trace",
+        "plan": (
+            "CIFAR10 SGD Adam AdamW Digits Experiment ExperimentError Graph ImageFolder "
+            "LayerPlan Partial Plan PlanError Replicate Shard Synchronous Synthetic apportion"
         ),
-        "plan",
-    ),
+        "widgets": "Dashboard",
+    }.items()
+    for name in names.split()
 }
 
 __version__ = "0.1.0"
-__all__ = [*_HOME]
 
 
 def __getattr__(name: str) -> Any:

@@ -66,6 +66,11 @@ def engine_environment(
         "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive"),
         "GLOO_SOCKET_IFNAME": loopback,
         "NCCL_SOCKET_IFNAME": loopback,
+        # torch looks up the name of everybody who connects to a store, and a lost query would
+        # take five seconds each time.
+        "RES_OPTIONS": os.environ.get("RES_OPTIONS", "timeout:1 attempts:1"),
+        # The memory meter sees tensors freed that it never saw made, and torch would warn.
+        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
     }
 
 

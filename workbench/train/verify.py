@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from workbench.model.slices import WeightsFile
 
 from workbench.comm.world import Seat, World
+from workbench.model.slices import WeightsFile
 from workbench.plan.experiment import Experiment
 from workbench.plan.placement import Replicate, Shard
 from workbench.train.objective import own_rows
