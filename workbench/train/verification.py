@@ -14,9 +14,10 @@ class Difference:
         what: "output", "gradient", "weight" or "buffer".
         name: of the tensor in the state_dict; for an output, the layer that gives it.
         rank: the rank with the largest difference.
-        error: max |split - whole| / max |whole|, over the whole tensor, which counts as no
-            smaller than a thousandth of the largest of its kind in the model: a bias before a
-            batch norm has a gradient of zero, and rounding alone would be its whole value.
+        error: max |split - whole| / scale. For an output, the scale is its largest entry; for a
+            gradient too, but no less than a thousandth of the model's largest (a bias before a
+            batch norm has a gradient of zero: rounding would be its whole value); for weights
+            and buffers, after several steps, it is the largest of the model's.
     """
 
     what: str

@@ -17,7 +17,7 @@ from workbench.train.verification import Difference
 
 __all__ = ["compare", "write_reference"]
 
-# A tensor counts as no smaller than this part of the largest of its kind in the model.
+# A gradient counts as no smaller than this part of the largest in the model.
 FLOOR = 1e-3
 # Buffers that differ by rank where batch norm is local.
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -69,7 +69,7 @@ def _gradients(state: RankState, whole: WeightsFile) -> list[Difference]:
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for name, parameter in state.model.trainable().items()
     }
-    return _compared(state, whole, "gradient", found)
+    return _compared(state, whole, "gradient", found, FLOOR)
 
 
 def _values(state: RankState, whole: WeightsFile) -> list[Difference]:
@@ -80,21 +80,25 @@ def _values(state: RankState, whole: WeightsFile) -> list[Difference]:
             weights[name] = piece.detach()
         elif not (local and name.endswith(STATISTICS)):
             buffers[name] = piece
-    return _compared(state, whole, "weight", weights) + _compared(state, whole, "buffer", buffers)
+    found = _compared(state, whole, "weight", weights, 1.0)
+    return found + _compared(state, whole, "buffer", buffers, 1.0)
 
 
 def _compared(
-    state: RankState, whole: WeightsFile, what: str, pieces: Mapping[str, Tensor]
+    state: RankState, whole: WeightsFile, what: str, pieces: Mapping[str, Tensor], floor: float
 ) -> list[Difference]:
-    """This rank's pieces of one kind against the slices of the whole tensors."""
+    """This rank's pieces of one kind against the slices of the whole tensors.
+
+    A tensor counts as no smaller than `floor` times the largest of its kind in the model.
+    """
     scales = {name: _scale(whole, f"{what}/{name}") for name in pieces}
-    floor = FLOOR * max(scales.values(), default=0.0)
+    least = floor * max(scales.values(), default=0.0)
     found, rank = [], state.world.rank
     for name, piece in pieces.items():
         placed = state.model.placements[name]
         cut = None if isinstance(placed.placement, Replicate) else placed.placement
         expected = whole.read(f"{what}/{name}", cut, rank % placed.group_size)
-        error = _error(piece, expected, max(floor, scales[name]))
+        error = _error(piece, expected, max(least, scales[name]))
         found.append(Difference(what, name, rank, error))
     return found
 

@@ -1,0 +1,30 @@
+"""Torchvision's models, split on four engines, against one process."""
+
+import pytest
+
+import workbench as wb
+
+MODELS = {"mobilenet_v3_small": 32, "resnet18": 32, "alexnet": 64, "googlenet": 32}
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    with wb.Cluster(4, directory=tmp_path_factory.mktemp("runs"), timeout=60.0) as cluster:
+        yield cluster
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_hybrid_plans_are_exact(four, name):
+    graph = wb.trace(name, input_shape=(3, MODELS[name], MODELS[name]))
+    groups = wb.Plan.hybrid(graph, world_size=4, group_size=2)
+    whole = wb.Plan.hybrid(graph, world_size=4, group_size=4).with_batch_norm("synchronized")
+    assert groups.layers
+    for plan, precision in ((groups, "fp64"), (whole, "fp32")):
+        found = four.verify(plan, precision=precision)
+        assert found.exact, found
+        # Every parameter of the model was compared, on whichever ranks hold it.
+        names = {weight.name for layer in graph.layers for weight in layer.weights}
+        compared = {d.name for d in found.differences if d.what in ("weight", "buffer")}
+        statistics = ("running_mean", "running_var", "num_batches_tracked")
+        assert names - compared <= {n for n in names if n.endswith(statistics)}
