@@ -42,6 +42,7 @@ def main() -> None:
         dashboard = page.locator(".wb-dashboard")
         dashboard.evaluate("e => e.scrollIntoView({block: 'end'})")  # it draws only when seen
         page.wait_for_function(MOMENT, timeout=600_000)
+        dashboard.evaluate("e => e.scrollIntoView({block: 'end'})")  # it has grown since
         PICTURE.parent.mkdir(exist_ok=True)
         page.screenshot(path=PICTURE)
         print(f"wrote {PICTURE}")
