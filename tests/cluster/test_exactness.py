@@ -20,8 +20,9 @@ def test_hybrid_plans_are_exact(four, name):
     groups = wb.Plan.hybrid(graph, world_size=4, group_size=2)
     whole = wb.Plan.hybrid(graph, world_size=4, group_size=4).with_batch_norm("synchronized")
     assert groups.layers
-    for plan, precision in ((groups, "fp64"), (whole, "fp32")):
-        found = four.verify(plan, precision=precision)
+    # In fp32 rounding alone parts the trajectories of deep nets after a few steps: one is enough.
+    for plan, precision, steps in ((groups, "fp64", 2), (whole, "fp32", 1)):
+        found = four.verify(plan, precision=precision, steps=steps)
         assert found.exact, found
         # Every parameter of the model was compared, on whichever ranks hold it.
         names = {weight.name for layer in graph.layers for weight in layer.weights}

@@ -190,7 +190,7 @@ class _Cutting:
 
     def _tie(self, layer: Layer) -> None:
         """Gives a tied weight to every module that has it."""
-        for weight in layer.weights:
+        for weight in (weight for weight in layer.weights if weight.aliases):
             owner, _, leaf = weight.name.rpartition(".")
             tensor = getattr(self.traced.get_submodule(owner), leaf)
             for alias in weight.aliases:
