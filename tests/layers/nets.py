@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from workbench.comm.world import World
 from workbench.layers.context import BatchContext
-from workbench.layers.cut import CutModel, cut, group_specs
+from workbench.layers.cut import cut
+from workbench.layers.cut_model import CutModel, group_specs
 from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
 from workbench.train.gradients import GradientSum

@@ -8,16 +8,18 @@ from torch import Tensor, nn
 from workbench.comm.group import Group
 from workbench.comm.record import Recorder
 from workbench.layers.context import BatchContext
-from workbench.layers.cut import CutModel, cut, group_specs
+from workbench.layers.cut import cut
+from workbench.layers.cut_model import CutModel, group_specs
 from workbench.model.errors import CheckpointError
 from workbench.model.trace import trace
-from workbench.plan.experiment import Experiment, Optimizer
+from workbench.plan.experiment import SGD, Experiment, Optimizer
 from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
 from workbench.train import checkpoint
 from workbench.train.optimizer import build_optimizer, state_tensors
 
 DEVICE = torch.device("cpu")
+MOMENTUM = SGD(lr=0.1, momentum=0.9)
 
 
 def net(width=12):
@@ -107,6 +109,13 @@ class Part:
         """Everything that a checkpoint would hold of this rank."""
         state = state_tensors(self.optimizer, self.value, self.model.trainable())
         return {name: t.detach().clone() for name, t in (self.model.pieces() | state).items()}
+
+
+def alone(value: Optimizer = MOMENTUM, until: int = 0, resume: Path | None = None) -> Part:
+    """The whole net on one rank in this process, trained until a step."""
+    part = Part(Alone(), Plan.data_parallel(graph(), world_size=1), value, resume)
+    part.train(until)
+    return part
 
 
 def train_and_save(world, plan, value, until, directory):

@@ -1,5 +1,4 @@
 import itertools
-import os
 import shutil
 
 import pytest
@@ -9,7 +8,7 @@ from torch.testing import assert_close
 
 from tests.train import saving
 from workbench.model.slices import PieceSet
-from workbench.plan.experiment import SGD, Adam, AdamW, Experiment
+from workbench.plan.experiment import Adam, AdamW, Experiment
 from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
 from workbench.train import checkpoint
@@ -28,18 +27,12 @@ PLANS = {
     .with_layer("4", scheme="shard_out", group_size=2, shares=(0, 1))
     .with_layer("6", scheme="shard_in", group_size=2, shares=(5, 2)),
 }
-MOMENTUM = SGD(lr=0.1, momentum=0.9)
+MOMENTUM = saving.MOMENTUM
 OPTIMIZERS = [
     pytest.param(MOMENTUM, id="momentum"),
     pytest.param(Adam(lr=0.01), id="adam"),
     pytest.param(AdamW(lr=0.01), id="adamw"),
 ]
-
-
-def alone(value=MOMENTUM, until=0, resume=None):
-    part = saving.Part(saving.Alone(), ONE, value, resume)
-    part.train(until)
-    return part
 
 
 def assert_same(found, expected):
@@ -57,7 +50,7 @@ def whole(path):
 @pytest.mark.parametrize("value", [OPTIMIZERS[0], OPTIMIZERS[2]])
 def test_any_plan_saves_the_same_logical_tensors(on_ranks, tmp_path, name, value):
     plan = PLANS[name]
-    expected = alone(value, until=2).tensors()
+    expected = saving.alone(value, until=2).tensors()
     on_ranks(plan.world_size, saving.train_and_save, plan, value, 2, tmp_path)
     found = whole(latest(tmp_path))
     assert found.keys() == expected.keys()
@@ -86,8 +79,10 @@ def test_any_plan_loads_what_another_saved(on_ranks, tmp_path, name):
 
 @pytest.mark.parametrize("value", OPTIMIZERS)
 def test_a_resumed_run_goes_on_bitwise(tmp_path, value):
-    alone(value, until=3).save(tmp_path)
-    assert_same(alone(value, 6, latest(tmp_path)).tensors(), alone(value, 6).tensors())
+    saving.alone(value, until=3).save(tmp_path)
+    assert_same(
+        saving.alone(value, 6, latest(tmp_path)).tensors(), saving.alone(value, 6).tensors()
+    )
 
 
 def test_ranks_resume_bitwise(on_ranks, tmp_path):
@@ -108,7 +103,7 @@ def test_pieces_are_written_once_and_spread_over_ranks(on_ranks, tmp_path):
         with safe_open(file, framework="pt") as tensors:
             held[file.name] = {name: tensors.get_tensor(name).numel() for name in tensors.keys()}
     names = list(itertools.chain.from_iterable(held.values()))
-    assert sorted(names) == sorted(alone(until=1).tensors())
+    assert sorted(names) == sorted(saving.alone(until=1).tensors())
     written = [sum(sizes.values()) for sizes in held.values()]
     largest = max(itertools.chain.from_iterable(sizes.values() for sizes in held.values()))
     assert len(written) == 3
@@ -132,7 +127,7 @@ def test_the_largest_piece_goes_first_to_the_idlest_holder():
 
 
 def test_a_checkpoint_says_what_was_run(tmp_path):
-    path = alone(until=7).save(tmp_path)
+    path = saving.alone(until=7).save(tmp_path)
     saved = load(path, GRAPH)
     assert path == tmp_path / "step-000007"
     assert saved.step == 7
@@ -146,7 +141,7 @@ def steps(directory):
 
 
 def test_the_newest_are_kept(tmp_path):
-    part = alone()
+    part = saving.alone()
     for step in (2, 4, 6, 8):
         part.train(step)
         part.save(tmp_path, keep=3)
@@ -155,8 +150,8 @@ def test_the_newest_are_kept(tmp_path):
 
 
 def test_later_checkpoints_of_another_run_are_left_alone(tmp_path):
-    alone(until=9).save(tmp_path)
-    part = alone()
+    saving.alone(until=9).save(tmp_path)
+    part = saving.alone()
     for step in (1, 2, 3):
         part.train(step)
         part.save(tmp_path, keep=1)
@@ -164,8 +159,8 @@ def test_later_checkpoints_of_another_run_are_left_alone(tmp_path):
 
 
 def test_the_same_step_is_replaced(tmp_path):
-    alone(until=3).save(tmp_path)
-    other = alone(AdamW(), until=3)
+    saving.alone(until=3).save(tmp_path)
+    other = saving.alone(AdamW(), until=3)
     other.save(tmp_path)
     assert steps(tmp_path) == ["step-000003"]
     assert_same(whole(latest(tmp_path)), other.tensors())
@@ -174,7 +169,7 @@ def test_the_same_step_is_replaced(tmp_path):
 def test_latest_ignores_what_is_not_complete(tmp_path):
     assert latest(tmp_path / "nothing") is None
     assert latest(tmp_path) is None
-    path = alone(until=2).save(tmp_path)
+    path = saving.alone(until=2).save(tmp_path)
     shutil.copytree(path, tmp_path / "step-000004.tmp")
     (tmp_path / "step-000005").mkdir()
     (tmp_path / "notes.txt").touch()
@@ -185,7 +180,7 @@ def test_what_a_killed_run_left_is_cleared_away(tmp_path):
     (tmp_path / "step-000002.tmp").mkdir()
     (tmp_path / "step-000002.tmp" / "rank-00007.safetensors").write_text("half")
     (tmp_path / "step-000001.tmp").mkdir()
-    path = alone(until=2).save(tmp_path)
+    path = saving.alone(until=2).save(tmp_path)
     assert steps(tmp_path) == ["step-000002"]
     assert not (path / "rank-00007.safetensors").exists()
 
@@ -197,7 +192,7 @@ def test_a_kill_before_the_last_moment_leaves_the_old_checkpoint(tmp_path, monke
     def killed(*_):
         raise Killed
 
-    part = alone(until=2)
+    part = saving.alone(until=2)
     old = part.save(tmp_path, keep=1)
     part.train(4)
     monkeypatch.setattr(checkpoint.folder, "publish", killed)
@@ -222,83 +217,4 @@ def test_a_full_disk_is_told_to_every_rank_and_costs_nothing(on_ranks, tmp_path)
 def test_a_first_save_where_nothing_can_be_written(tmp_path):
     (tmp_path / "run").write_text("a file where the folder should be")
     with pytest.raises(CheckpointError, match=r"no checkpoint at step 0: .*run.*no earlier"):
-        alone().save(tmp_path / "run")
-
-
-@pytest.fixture
-def saved(tmp_path):
-    return alone(until=1).save(tmp_path)
-
-
-def test_a_checkpoint_that_is_not_there(saved):
-    with pytest.raises(CheckpointError, match=r"step-000099 is no complete checkpoint; there are "):
-        load(saved.parent / "step-000099", GRAPH)
-    with pytest.raises(CheckpointError, match=r"is no complete checkpoint$"):
-        load(saved.parent / "no" / "where", GRAPH)
-
-
-def test_a_truncated_file(saved):
-    file = saved / "rank-00000.safetensors"
-    os.truncate(file, file.stat().st_size - 5)
-    with pytest.raises(CheckpointError, match=r"rank-00000\.safetensors .*truncated"):
-        load(saved, GRAPH)
-
-
-def test_a_file_that_is_something_else(saved):
-    (saved / "rank-00000.safetensors").write_bytes(b"\x80\x04K\x01." * 100)
-    with pytest.raises(CheckpointError, match=r"rank-00000\.safetensors is no whole safetensors"):
-        load(saved, GRAPH)
-
-
-@pytest.mark.parametrize("name", ["rank-00000.safetensors", "index.toml"])
-def test_a_missing_file(saved, name):
-    (saved / name).unlink()
-    with pytest.raises(CheckpointError, match=f"{name} does not exist"):
-        load(saved, GRAPH)
-
-
-def test_a_hole(saved):
-    index = saved / "index.toml"
-    text = index.read_text()
-    part, length = text.split('[tensors."4.weight"]', 1)
-    index.write_text(
-        part + '[tensors."4.weight"]' + length.replace("length = 12", "length = 11", 1)
-    )
-    with pytest.raises(CheckpointError, match=r"'4\.weight' cover 11 of 12"):
-        load(saved, GRAPH)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("step = ", "is damaged"),
-        ("[other]", "is damaged"),
-        ('[checkpoint]\nformat = "workbench checkpoint 9"', "workbench checkpoint 1"),
-    ],
-)
-def test_a_damaged_description(saved, text, message):
-    (saved / "checkpoint.toml").write_text(text)
-    with pytest.raises(CheckpointError, match=message):
-        load(saved, GRAPH)
-
-
-def test_a_checkpoint_of_another_model(saved):
-    with pytest.raises(
-        CheckpointError,
-        match=r"another model: '4\.weight' has shape \(12, 80\), the model's has \(9, 80\);",
-    ):
-        load(saved, saving.graph(width=9))
-
-
-def test_a_checkpoint_of_another_input_shape(saved):
-    with pytest.raises(
-        CheckpointError, match=r"Sequential for inputs \(3, 4, 4\), not Sequential for \(3, 8, 2\)"
-    ):
-        load(saved, saving.graph(shape=(3, 8, 2)))
-
-
-def test_a_checkpoint_of_another_optimizer(saved):
-    with pytest.raises(
-        CheckpointError, match=r"has no exp_avg and exp_avg_sq and step for AdamW.*under SGD"
-    ):
-        alone(AdamW(), resume=saved)
+        saving.alone().save(tmp_path / "run")

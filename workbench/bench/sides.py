@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from workbench.comm.world import World
-from workbench.layers.cut import Groups
+from workbench.layers.cut_model import Groups
 from workbench.model.build import build
 from workbench.model.slices import WeightsFile
 from workbench.plan.experiment import Experiment

@@ -13,12 +13,11 @@ from torch import nn
 from workbench.cluster import files, message, report, verifying
 from workbench.cluster.assistant import Assistant, complete
 from workbench.cluster.devices import Device, assign, whole_host
+from workbench.cluster.dispatch import Dispatch
 from workbench.cluster.engines import Engines, Ledger
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.host import probe
 from workbench.cluster.job import Job
-from workbench.cluster.leases import Leases
-from workbench.cluster.rendezvous import Rendezvous
 from workbench.cluster.run import Run
 from workbench.plan.experiment import SGD, Adam, AdamW, Experiment
 from workbench.plan.graph import Graph
@@ -70,12 +69,11 @@ class Cluster:
         self.directory.mkdir(parents=True, exist_ok=True)
         files.sweep(self.directory)
         n = len(self.devices)
-        self._leases = Leases(n)
-        self._rendezvous = Rendezvous(self._timeout)
         engines = Engines(
             (*self.devices, self._spare), files.new_scratch(self.directory), at_once=range(n)
         )
         self._engines, self._assistant = engines, Assistant(engines, n)
+        self._dispatch = Dispatch(engines, self.devices, self._timeout)
         # Also when the last reference goes, and before the interpreter does.
         self._end = weakref.finalize(self, engines.stop)
 
@@ -109,7 +107,7 @@ class Cluster:
             self._require(experiment.plan)
             weights = checkpoint or self._assistant.values_of(experiment, module)
             model = experiment.plan.graph.source.name
-            lease = self._leases.take(experiment.plan.world_size, f"a run of {model}")
+            lease = self._dispatch.take(experiment.plan, f"a run of {model}")
             launch = partial(
                 self._launch,
                 places=lease.places,
@@ -117,7 +115,7 @@ class Cluster:
                 weights=weights,
                 resume=checkpoint,
             )
-            release = partial(self._leases.give_back, lease)
+            release = partial(self._dispatch.leases.give_back, lease)
             try:
                 directory = files.new_directory(self.directory, experiment)
                 run = Run(experiment, directory, launch, release)
@@ -169,7 +167,6 @@ class Cluster:
         packed = message.pack(experiment)
         with self._taken(plan, f"a verification of {plan.graph.source.name}") as places:
             print(f"verifying {plan.graph.source.name}: initial weights", end="", flush=True)
-            self._engines.ensure(places)
             own = self._assistant.values_of(experiment, module)
             weights = own or self._assistant.weights(packed)
             print(", unsplit model", end="", flush=True)
@@ -177,7 +174,8 @@ class Cluster:
             try:
                 print(f", {plan.world_size} ranks", end="", flush=True)
                 shared = {"weights": weights, "reference": reference}
-                found = self._on_ranks("workbench.train.verify:compare", packed, places, shared)
+                task = "workbench.train.verify:compare"
+                found = complete(self._dispatch.start(task, packed, places, shared))
             finally:
                 reference.unlink(missing_ok=True)
                 print(flush=True)
@@ -201,16 +199,8 @@ class Cluster:
         """
         packed = message.pack(experiment)
         with self._taken(experiment.plan, f"a call of {task}") as places:
-            self._engines.ensure(places)
-            weights = self._assistant.weights(packed)
-            return self._on_ranks(task, packed, places, {"weights": weights, **keywords})
-
-    def _on_ranks(
-        self, task: str, packed: bytes, places: tuple[int, ...], shared: dict[str, Any]
-    ) -> list[Any]:
-        seats = self._rendezvous.seats([self.devices[place] for place in places])
-        keywords = [{"seat": seat, **shared} for seat in seats]
-        return complete(Job(self._engines, places, task, packed, keywords))
+            shared = {"weights": self._assistant.weights(packed), **keywords}
+            return complete(self._dispatch.start(task, packed, places, shared))
 
     def stop(self) -> None:
         """Stops what runs, then ends all engines. May be called again."""
@@ -243,7 +233,7 @@ class Cluster:
     @property
     def occupied(self) -> dict[int, str]:
         """For each engine in use, what uses it."""
-        return self._leases.busy
+        return self._dispatch.leases.busy
 
     @property
     def sent(self) -> Ledger:
@@ -288,32 +278,19 @@ class Cluster:
         if run.is_stopping:
             return None
         shared = {"weights": weights, "directory": run.directory, "resume": resume}
-        seats = self._rendezvous.seats([self.devices[place] for place in places])
-        keywords = [{"seat": seat, **shared} for seat in seats]
-        return Job(self._engines, places, self.task, packed, keywords, streams=True)
+        return self._dispatch.start(self.task, packed, places, shared, streams=True)
 
     def _require(self, plan: Plan) -> None:
         """Raises ClusterError unless this cluster could run the plan."""
         if self.is_stopped:
             raise ClusterError("this cluster was stopped; make a new one, or cluster.restart()")
-        if not self._engines.is_controlled:
-            raise ClusterError("this cluster's controller died; cluster.restart()")
-        if plan.world_size > len(self):
-            raise ClusterError(
-                f"the plan is for {plan.world_size} ranks, but this cluster has {len(self)} "
-                f"engines: start Cluster({plan.world_size}), or make a plan with "
-                f"world_size={len(self)}"
-            )
+        self._dispatch.require(plan)
 
     @contextmanager
     def _taken(self, plan: Plan, holder: str) -> Iterator[tuple[int, ...]]:
-        with self._lock:
-            self._require(plan)
-            lease = self._leases.take(plan.world_size, holder)
-        try:
-            yield lease.places
-        finally:
-            self._leases.give_back(lease)
+        self._require(plan)
+        with self._dispatch.taken(plan, holder) as places:
+            yield places
 
 
 def _checkpoint(resume: str | Path | Run | None, graph: Graph) -> Path | None:

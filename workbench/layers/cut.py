@@ -1,28 +1,24 @@
 """Applies a plan to a whole model: one rank's part of it, and the way back to the whole."""
 
 import operator
-from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import torch
 import torch.fx
 from torch import Tensor, nn
 
-from workbench.comm.group import Group
 from workbench.layers.batch_norm import LocalBatchNorm, SynchronizedBatchNorm
 from workbench.layers.context import BatchContext
 from workbench.layers.convert import Convert
+from workbench.layers.cut_model import CutModel, Groups
 from workbench.layers.dropout import PlacedDropout
 from workbench.layers.local import idle_module, idles, local_module, read_pieces
 from workbench.model.slices import Reader
 from workbench.model.trace import skeleton
-from workbench.plan.flow import WeightPlacement
 from workbench.plan.graph import Layer
 from workbench.plan.layout import Conversion
-from workbench.plan.mesh import replica_group, replica_groups, shard_group, shard_groups
+from workbench.plan.mesh import replica_group, shard_group
 from workbench.plan.plan import Plan
-
-Groups = Mapping[tuple[str, tuple[int, ...]], Group]
 
 # In-place arithmetic would write through a conversion into what another layer still reads.
 _OUT_OF_PLACE = {
@@ -31,84 +27,6 @@ _OUT_OF_PLACE = {
     operator.imul: operator.mul,
     operator.itruediv: operator.truediv,
 }
-
-
-def group_specs(plan: Plan) -> list[tuple[str, tuple[int, ...]]]:
-    """Every (purpose, ranks) that a plan communicates in, in one order for all ranks.
-
-    "shard" carries activations, "replica" gradients, "norm" statistics of batch norm: apart,
-    since they are in flight at the same time.
-    """
-    flow, world = plan.flow, plan.world_size
-    crossings = [step for steps in (*flow.edges.values(), *flow.returns.values()) for step in steps]
-    in_groups = {step.group_size for step in crossings}
-    in_groups |= {flow.returned(name).group_size for name in plan.graph.outputs}
-    held_in = {weight.group_size for weight in flow.weights.values()} | {1}
-    specs = [("shard", ranks) for k in sorted(in_groups) for ranks in shard_groups(k, world)]
-    specs += [("replica", ranks) for k in sorted(held_in) for ranks in replica_groups(k, world)]
-    if plan.batch_norm == "synchronized":
-        norms = [layer for layer in plan.graph.layers if layer.kind == "batch_norm"]
-        sizes = sorted({flow.inputs[layer.name].group_size for layer in norms})
-        specs += [("norm", ranks) for k in sizes for ranks in replica_groups(k, world)]
-    return specs
-
-
-class CutModel(nn.Module):
-    """One rank's part of a model under a plan.
-
-    `forward(x)` takes this rank's rows and gives the model's outputs as the plan's flow lays
-    them. Parameters and buffers have the whole model's names and this rank's pieces.
-
-    Attributes:
-        plan: the plan.
-        context: what the layers know about the batch; to be set before each forward pass.
-        groups: this rank's groups by (purpose, ranks).
-        placements: where each entry of the state_dict lies.
-    """
-
-    def __init__(
-        self, traced: torch.fx.GraphModule, plan: Plan, context: BatchContext, groups: Groups
-    ) -> None:
-        super().__init__()
-        self.traced, self.plan, self.context, self.groups = traced, plan, context, groups
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        return self.traced(x)
-
-    @property
-    def code(self) -> str:
-        """The rewritten model as Python: every conversion is a call in it."""
-        return self.traced.code
-
-    @property
-    def placements(self) -> Mapping[str, WeightPlacement]:
-        """Where each parameter and buffer lies, by name in the whole model's state_dict."""
-        return self.plan.flow.weights
-
-    def pieces(self) -> dict[str, Tensor]:
-        """This rank's pieces of parameters and buffers, by name in the whole model's state_dict."""
-        found = dict(self._named(self.traced.named_parameters()))
-        return found | dict(self._named(self.traced.named_buffers()))
-
-    def trainable(self) -> dict[str, nn.Parameter]:
-        """This rank's pieces that receive gradients, by name."""
-        return dict(self._named(self.traced.named_parameters()))
-
-    def _named(self, pairs: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
-        weights = [weight for layer in self.plan.graph.layers for weight in layer.weights]
-        first = {alias: weight.name for weight in weights for alias in weight.aliases}
-        for name, tensor in pairs:
-            name = name.replace("unused_bias", "bias")
-            yield first.get(name, name), tensor
-
-    def shard_group(self, group_size: int) -> Group:
-        """The ranks that hold the pieces of one copy, this one among them."""
-        return self.groups["shard", shard_group(self.context.rank, group_size)]
-
-    def replica_group(self, group_size: int) -> Group:
-        """The ranks that hold the same piece as this one."""
-        world = self.plan.world_size
-        return self.groups["replica", replica_group(self.context.rank, group_size, world)]
 
 
 def cut(

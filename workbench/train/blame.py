@@ -8,7 +8,7 @@ from torch import Tensor
 
 from workbench.comm.collectives import all_gather
 from workbench.comm.group import Group
-from workbench.layers.cut import CutModel
+from workbench.layers.cut_model import CutModel
 from workbench.plan.placement import Shard
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from workbench.comm.group import Group
-from workbench.layers.cut import CutModel
+from workbench.layers.cut_model import CutModel
 from workbench.model.errors import CheckpointError
 from workbench.model.pieces import Piece, index_pieces, write_pieces
 from workbench.model.slices import PieceSet, expect

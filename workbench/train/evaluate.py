@@ -4,7 +4,7 @@ import torch
 
 from workbench.comm.collectives import all_reduce
 from workbench.comm.group import Group
-from workbench.layers.cut import CutModel
+from workbench.layers.cut_model import CutModel
 from workbench.layers.loss import cross_entropy_sum
 from workbench.plan.placement import apportion
 from workbench.train.data import Dataset

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from workbench.comm.collectives import Pending, start_all_reduce
 from workbench.comm.group import Group
-from workbench.layers.cut import CutModel
+from workbench.layers.cut_model import CutModel
 
 
 @dataclass

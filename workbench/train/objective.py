@@ -4,7 +4,7 @@ from torch import Tensor
 
 from workbench.comm.collectives import all_gather
 from workbench.comm.regions import exchange, scatter_to
-from workbench.layers.cut import CutModel
+from workbench.layers.cut_model import CutModel
 from workbench.layers.loss import cross_entropy_sum, cut_cross_entropy_sum
 from workbench.plan.layout import ROWS
 from workbench.plan.placement import Shard

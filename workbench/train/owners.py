@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from workbench.plan.flow import WeightPlacement
 from workbench.plan.placement import Shard
+from workbench.plan.weights import WeightPlacement
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from torch import Tensor
 from workbench.comm.group import Group
 from workbench.comm.world import World
 from workbench.layers.context import BatchContext
-from workbench.layers.cut import CutModel, Groups, cut, group_specs
+from workbench.layers.cut import cut
+from workbench.layers.cut_model import CutModel, Groups, group_specs
 from workbench.model.slices import Reader, WeightsFile
 from workbench.plan.experiment import Experiment
 from workbench.plan.plan import Plan

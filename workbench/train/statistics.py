@@ -3,7 +3,7 @@
 import torch
 
 from workbench.comm.collectives import all_reduce
-from workbench.layers.cut import CutModel
+from workbench.layers.cut_model import CutModel
 
 
 def average_statistics(model: CutModel) -> None:

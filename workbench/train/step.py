@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from workbench.comm.world import World
-from workbench.layers.cut import CutModel
+from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment import Experiment
 from workbench.plan.placement import apportion
 from workbench.train.data import Dataset, rows_of_step
