@@ -50,7 +50,7 @@ def test_a_user_s_own_module_has_to_be_given(cluster, experiment):
 
 def test_a_split_is_proved_exact(cluster, plan, capsys):
     found = cluster.verify(plan, steps=1)
-    assert found.of("output").error < found.tolerance
+    assert found.of("output").error < found.tolerance("output")
     assert {difference.what for difference in found.differences} >= {"gradient", "weight"}
     said = "verifying mobilenet_v3_small: initial weights, unsplit model, 2 ranks"
     assert said in capsys.readouterr().out

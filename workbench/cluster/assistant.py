@@ -59,16 +59,22 @@ class Assistant:
         assert isinstance(found, Path)
         return found
 
-    def reference(self, experiment: bytes, weights: Path) -> Path:
-        """Writes what the unsplit model computes; the caller removes the file."""
-        path = self._engines.scratch / f"reference-{next(self._numbers)}.safetensors"
+    def reference(self, experiment: bytes, weights: Path) -> tuple[Path, Path]:
+        """Writes what the unsplit model computes, and the weights that it starts from.
+
+        Returns:
+            The weights and the results; the caller removes both.
+        """
+        number = next(self._numbers)
+        start = self._engines.scratch / f"start-{number}.safetensors"
+        path = self._engines.scratch / f"reference-{number}.safetensors"
         self._perform(
             REFERENCE,
             experiment,
-            {"weights": weights, "path": path},
+            {"weights": weights, "start": start, "path": path},
             "the unsplit model's results",
         )
-        return path
+        return start, path
 
     def _perform(
         self, task: str, experiment: bytes, keywords: Mapping[str, Any], product: str

@@ -139,6 +139,9 @@ class Cluster:
     ) -> Verification:
         """Holds the split model against the unsplit one, with the same weights and data.
 
+        Weights that start as one constant (biases, norms) get some noise: else a bias that is
+        added twice would go unseen.
+
         Args:
             plan: how the model is split.
             batch_size: of the whole world; None: 4 rows for each rank.
@@ -170,13 +173,14 @@ class Cluster:
             own = self._assistant.values_of(experiment, module)
             weights = own or self._assistant.weights(packed)
             print(", unsplit model", end="", flush=True)
-            reference = self._assistant.reference(packed, weights)
+            start, reference = self._assistant.reference(packed, weights)
             try:
                 print(f", {plan.world_size} ranks", end="", flush=True)
-                shared = {"weights": weights, "reference": reference}
+                shared = {"weights": start, "reference": reference}
                 task = "workbench.train.verify:compare"
                 found = complete(self._dispatch.start(task, packed, places, shared))
             finally:
+                start.unlink(missing_ok=True)
                 reference.unlink(missing_ok=True)
                 print(flush=True)
         return verifying.merge(experiment, found)

@@ -24,21 +24,45 @@ from workbench.plan.plan import Plan
 from workbench.train.data import open_data, rows_of_step
 from workbench.train.objective import AUXILIARY_WEIGHT
 from workbench.train.optimizer import build_optimizer
+from workbench.train.vary import vary
 
 
 class VerifyError(ValueError):
     """A plan that cannot be held against one process; the text says why."""
 
 
-def write_reference(experiment: Experiment, weights: Path, path: Path) -> None:
+def write_reference(experiment: Experiment, weights: Path, start: Path, path: Path) -> None:
     """Trains the whole model for `experiment.steps` and writes what `verify` compares.
 
     Entries: `output/<i>` (first step, global batch), `gradient/<name>` (first step),
-    `weight/<name>` and `buffer/<name>` after the last step, and for each of them its largest
-    absolute value under `scale/<entry>`.
+    `weight/<name>` and `buffer/<name>` after the last step; for each of them its largest
+    absolute value under `scale/<entry>`; and in fp32, under `rounding/<entry>`, the largest
+    absolute difference from the same in fp64.
+
+    Args:
+        experiment: what to run.
+        weights: the initial weights.
+        start: where to write the weights that both models start from, which `vary` makes.
+        path: where to write the entries.
     """
+    vary(experiment.plan.graph, weights, start)
+    if experiment.precision == "fp64":
+        found = _trained(experiment, start, torch.float64)
+        roundings = {}
+    else:
+        found = _trained(experiment, start, torch.float32)
+        exact = _trained(experiment, start, torch.float64)
+        roundings = {
+            f"rounding/{name}": _largest(tensor.double() - exact[name].double())
+            for name, tensor in found.items()
+        }
+    scales = {f"scale/{name}": _largest(tensor) for name, tensor in found.items()}
+    save_file({name: t.contiguous() for name, t in (found | scales | roundings).items()}, path)
+
+
+def _trained(experiment: Experiment, weights: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+    """What the whole model gives in the first step, and holds after the last."""
     plan = experiment.plan
-    dtype = torch.float64 if experiment.precision == "fp64" else torch.float32
     model = _whole_model(plan, weights, dtype)
     context = BatchContext(0, (0,), seed=experiment.seed)
     _place_dropout(model, plan, context)
@@ -67,10 +91,7 @@ def write_reference(experiment: Experiment, weights: Path, path: Path) -> None:
             }
         optimizer.step()
     found |= {f"weight/{name}": p.detach() for name, p in parameters.items()}
-    found |= {f"buffer/{name}": b for name, b in model.named_buffers()}
-    scales = {f"scale/{name}": _largest(tensor) for name, tensor in found.items()}
-    found |= scales
-    save_file({name: tensor.contiguous() for name, tensor in found.items()}, path)
+    return found | {f"buffer/{name}": b for name, b in model.named_buffers()}
 
 
 def _largest(tensor: Tensor) -> Tensor:

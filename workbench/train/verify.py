@@ -31,8 +31,8 @@ def compare(
     Args:
         seat: where this rank sits.
         experiment: as `write_reference` had it.
-        weights: the initial weights.
-        reference: what `write_reference` wrote.
+        weights: the weights that it started from.
+        reference: the entries that `write_reference` wrote.
 
     Returns:
         One difference for each output, and for each gradient, weight and buffer held here.
@@ -59,8 +59,9 @@ def _outputs(state: RankState, outputs: tuple[Tensor, ...], whole: WeightsFile) 
         with torch.no_grad():
             mine = own_rows(model, name, outputs[index])
         entry = f"output/{index}"
-        error = _error(mine, whole.read(entry, rows, rank), _scale(whole, entry))
-        found.append(Difference("output", name, rank, error))
+        scale = _scale(whole, entry)
+        error = _error(mine, whole.read(entry, rows, rank), scale)
+        found.append(Difference("output", name, rank, error, _rounding(whole, entry, scale)))
     return found
 
 
@@ -97,14 +98,21 @@ def _compared(
     for name, piece in pieces.items():
         placed = state.model.placements[name]
         cut = None if isinstance(placed.placement, Replicate) else placed.placement
-        expected = whole.read(f"{what}/{name}", cut, rank % placed.group_size)
-        error = _error(piece, expected, max(least, scales[name]))
-        found.append(Difference(what, name, rank, error))
+        entry, scale = f"{what}/{name}", max(least, scales[name])
+        error = _error(piece, whole.read(entry, cut, rank % placed.group_size), scale)
+        found.append(Difference(what, name, rank, error, _rounding(whole, entry, scale)))
     return found
 
 
 def _scale(whole: WeightsFile, entry: str) -> float:
     return float(whole.read(f"scale/{entry}"))
+
+
+def _rounding(whole: WeightsFile, entry: str, scale: float) -> float:
+    """What rounding alone does to the whole model's tensor, as `_error` measures it."""
+    name = f"rounding/{entry}"
+    off = float(whole.read(name)) if name in whole.names else 0.0
+    return _relative(off, scale)
 
 
 def _error(mine: Tensor, expected: Tensor, scale: float) -> float:
@@ -113,7 +121,10 @@ def _error(mine: Tensor, expected: Tensor, scale: float) -> float:
         return float("inf")
     if mine.numel() == 0:
         return 0.0
-    off = (mine.detach().double().cpu() - expected.double()).abs().max().item()
+    return _relative((mine.detach().double().cpu() - expected.double()).abs().max().item(), scale)
+
+
+def _relative(off: float, scale: float) -> float:
     if off == 0.0:
         return 0.0
     return off / scale if off == off and scale > 0 else float("inf")
