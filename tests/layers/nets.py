@@ -100,7 +100,7 @@ class Tokens(nn.Module):
 
 
 class Tied(nn.Module):
-    """A module called twice, and a weight that two modules share."""
+    """A module called twice, and a weight that two modules share, among layers that are cut."""
 
     shape = (6,)
 
@@ -108,14 +108,17 @@ class Tied(nn.Module):
         super().__init__()
         self.first = nn.Linear(6, 8)
         self.twice = nn.Linear(8, 8)
-        self.encode = nn.Linear(8, 5)
-        self.decode = nn.Linear(8, 5)
+        self.between = nn.Linear(8, 9)
+        self.encode = nn.Linear(9, 7)
+        self.decode = nn.Linear(9, 7)
         self.decode.weight = self.encode.weight
+        self.last = nn.Linear(7, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.first(x))
         x = torch.relu(self.twice(torch.relu(self.twice(x))))
-        return self.encode(x) + self.decode(x)
+        x = torch.relu(self.between(x))
+        return self.last(torch.relu(self.encode(x) + self.decode(x)))
 
 
 NETS = (Images, Residual, Tokens, Tied)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from workbench.comm.collectives import Pending, start_all_reduce
 from workbench.comm.group import Group
 from workbench.layers.cut_model import CutModel
+from workbench.layers.linear import Linear, Spare
 
 
 @dataclass
@@ -39,6 +40,7 @@ class GradientSum:
         self.parameters = model.trainable()
         self._buckets: list[_Bucket] = []
         self._home: dict[str, _Bucket] = {}
+        self._spares = _spares(model)
         self._sending = False
         self._next = 0
         for names, group in _bucketed(model, self.parameters, bucket_bytes):
@@ -47,9 +49,12 @@ class GradientSum:
             self.parameters[name].register_post_accumulate_grad_hook(self._hook(name, bucket))
 
     def begin(self) -> None:
-        """Forgets the last step's gradients."""
+        """Forgets the last step's gradients; their memory is for this step's."""
         self._sending, self._next = False, 0
         for parameter in self.parameters.values():
+            spare = self._spares.get(parameter)
+            if spare is not None and parameter.grad is not None:
+                spare.give(parameter.grad)
             parameter.grad = None
         for bucket in self._buckets:
             bucket.waiting = set(bucket.views)
@@ -95,10 +100,10 @@ class GradientSum:
         owner = weakref.ref(self)
 
         def gather(parameter: Tensor) -> None:
-            if parameter.grad is not view:
-                assert parameter.grad is not None
+            assert parameter.grad is not None
+            if parameter.grad.data_ptr() != view.data_ptr():
                 view.copy_(parameter.grad)
-                parameter.grad = view  # further micro-batches add in place
+            parameter.grad = view  # further micro-batches add in place
             gradients = owner()
             if gradients is not None and gradients._sending:
                 bucket.waiting.discard(name)
@@ -111,6 +116,11 @@ class GradientSum:
             bucket = self._buckets[self._next]
             bucket.pending = start_all_reduce(bucket.flat, bucket.group, layer="gradients")
             self._next += 1
+
+
+def _spares(model: CutModel) -> dict[Tensor, Spare]:
+    """Where large weights take the memory of their next gradient."""
+    return {m.weight: m.spare for m in model.modules() if isinstance(m, Linear)}
 
 
 def _bucketed(

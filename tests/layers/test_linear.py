@@ -1,0 +1,76 @@
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from workbench.layers.linear import Linear
+
+
+def pair(in_features=6, out_features=4, bias=True, dtype=torch.float64):
+    theirs = nn.Linear(in_features, out_features, bias=bias, dtype=dtype)
+    copy = nn.Linear(in_features, out_features, bias=bias, dtype=dtype)
+    copy.load_state_dict(theirs.state_dict())
+    return theirs, Linear(copy)
+
+
+def gradients(layer, x, calls=1):
+    x = x.clone().requires_grad_()
+    y = x
+    for _ in range(calls):
+        y = layer(y).relu()
+    (y * torch.arange(y.numel(), dtype=y.dtype).view_as(y)).sum().backward()
+    return [x.grad, *(parameter.grad for parameter in layer.parameters())]
+
+
+@pytest.mark.parametrize("shape", [(5, 6), (2, 3, 6), (0, 6), (6,)])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_it_computes_what_torch_does(shape, bias, dtype):
+    theirs, ours = pair(bias=bias, dtype=dtype)
+    x = torch.randn(shape, dtype=dtype)
+    assert torch.equal(ours(x), theirs(x))
+    for found, expected in zip(gradients(ours, x), gradients(theirs, x), strict=True):
+        assert_close(found, expected)
+
+
+def test_a_gradient_lies_where_the_last_one_was():
+    _, ours = pair()
+    first = gradients(ours, torch.randn(5, 6, dtype=torch.float64))[1]
+    place = first.data_ptr()
+    ours.spare.give(first)
+    ours.weight.grad = None
+    del first
+    x = torch.randn(3, 6, dtype=torch.float64)
+    theirs = nn.Linear(6, 4, dtype=torch.float64)
+    theirs.load_state_dict(ours.state_dict())
+    found = gradients(ours, x)[1]
+    assert found.data_ptr() == place
+    assert_close(found, gradients(theirs, x)[1])
+
+
+def test_a_layer_that_is_called_twice_uses_the_memory_once():
+    theirs, ours = pair(6, 6)
+    ours.spare.give(torch.full((6, 6), torch.nan, dtype=torch.float64))
+    x = torch.randn(5, 6, dtype=torch.float64)
+    for found, expected in zip(gradients(ours, x, 2), gradients(theirs, x, 2), strict=True):
+        assert_close(found, expected)
+
+
+def test_further_backward_passes_add_up():
+    theirs, ours = pair()
+    ours.spare.give(torch.full((4, 6), torch.nan, dtype=torch.float64))
+    for rows in (3, 0, 5):
+        x = torch.randn(rows, 6, dtype=torch.float64)
+        gradients(theirs, x)
+        gradients(ours, x)
+    assert_close(ours.weight.grad, theirs.weight.grad)
+    assert_close(ours.bias.grad, theirs.bias.grad)
+
+
+def test_under_autocast_it_is_torch_s_own():
+    theirs, ours = pair(dtype=torch.float32)
+    x = torch.randn(5, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = gradients(ours, x), gradients(theirs, x)
+    for mine, other in zip(found, expected, strict=True):
+        assert torch.equal(mine, other)
