@@ -10,7 +10,7 @@ from tests.cluster.fake_session import row
 from tests.cluster.interrupts import interrupt_inside
 from tests.cluster.test_message import experiment
 from tests.plan.graphs import mlp
-from workbench.cluster.errors import Diverged, RunError
+from workbench.cluster.errors import ClusterError, Diverged, RunError
 from workbench.cluster.run import Run
 from workbench.plan import Plan
 from workbench.train.control import Outcome
@@ -49,7 +49,14 @@ def start(tmp_path):
 
     def start(job: Job, launch=None) -> Run:
         plan = Plan.data_parallel(mlp(4, 4), 2)
-        return Run(experiment(plan), tmp_path, launch or (lambda _run: job), start.released.set)
+        launch = launch or (lambda _run: job)
+        return Run(experiment(plan), tmp_path, launch, start.released.set, start.again)
+
+    def again(_run: Run):
+        start.released.clear()
+        return (lambda _run: start.next_job), start.released.set
+
+    start.again = again
 
     start.released = threading.Event()
     return start
@@ -296,3 +303,37 @@ def test_the_rich_form_has_a_line_for_each_rank(start):
     assert html.count("<tr>") == 3
     assert "0.5 samples/s" in html
     assert "<script" not in html
+
+
+def test_a_stopped_run_goes_on(start, tmp_path):
+    run = start(Job())
+    states: list[str] = []
+    run.subscribe(lambda _rows: states.append(run.state))
+    with pytest.raises(ClusterError, match="has not ended"):
+        run.resume()
+    run.stop()
+    run.wait(LONG_S)
+    assert run.state == "stopped"
+    start.next_job = Job()
+    start.next_job.may_end.set()
+    assert run.resume() is run
+    assert run.wait(LONG_S) is run
+    assert (run.state, run.error) == ("finished", None)
+    assert start.released.is_set()
+    assert states.index("stopped") < states.index("starting") < states.index("finished")
+    # Steps 0 and 1 were run twice: each rank's row counts once.
+    assert len(run.rows) == 8
+    assert run.metrics[["step", "rank"]].values.tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    with pytest.raises(ClusterError, match="all 3 steps are done"):
+        run.resume()
+
+
+def test_a_failed_run_goes_on(start):
+    job = Job(RunError("rank 1 fell over"))
+    run = start(job)
+    job.may_end.set()
+    with pytest.raises(RunError, match="fell over"):
+        run.wait(LONG_S)
+    start.next_job = Job()
+    start.next_job.may_end.set()
+    assert run.resume().wait(LONG_S).state == "finished"

@@ -42,6 +42,23 @@ def test_a_user_s_own_module_trains_and_goes_on_under_another_plan(cluster, expe
     assert resumed.metrics["step"].tolist() == [30, 30, 31, 31, 32, 32]
 
 
+def test_a_stopped_run_goes_on_as_if_nothing_had_been(cluster, experiment):
+    experiment = experiment.replace(steps=400, evaluate_every=None)
+    straight = cluster.train(experiment, module=NET).wait(LONG_S)
+    run = cluster.train(experiment, module=NET)
+    unsubscribe = run.subscribe(lambda rows: run.stop() if rows else None)
+    run.wait(LONG_S)
+    unsubscribe()
+    assert run.state == "stopped"
+    assert 0 < run.metrics["step"].max() < 399
+    assert run.resume() is run
+    assert run.wait(LONG_S).state == "finished"
+    columns = ["step", "rank", "loss"]
+    assert run.metrics[columns].equals(straight.metrics[columns])
+    assert run.evaluation == straight.evaluation
+    assert cluster.occupied == {}
+
+
 def test_a_user_s_own_module_has_to_be_given(cluster, experiment):
     with pytest.raises(ModelError, match=r"the values of Sequential are in your module"):
         cluster.train(experiment)

@@ -18,11 +18,10 @@ from workbench.cluster.engines import Engines, Ledger
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.host import probe
 from workbench.cluster.job import Job
-from workbench.cluster.run import Run
+from workbench.cluster.resume import again, checkpoint_of
+from workbench.cluster.run import Launch, Release, Run
 from workbench.plan.experiment import SGD, Adam, AdamW, Experiment
-from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
-from workbench.train.checkpoint import latest, load
 from workbench.train.verification import Verification
 
 STOP_RUNS_WITHIN_S = 10.0
@@ -101,29 +100,41 @@ class Cluster:
         """
         if not isinstance(experiment, Experiment):
             raise TypeError(f"train takes an Experiment, got {type(experiment).__name__}")
-        checkpoint = _checkpoint(resume, experiment.plan.graph)
+        checkpoint = checkpoint_of(resume, experiment.plan.graph)
         packed = message.pack(experiment)
         with self._lock:
             self._require(experiment.plan)
             weights = checkpoint or self._assistant.values_of(experiment, module)
-            model = experiment.plan.graph.source.name
-            lease = self._dispatch.take(experiment.plan, f"a run of {model}")
-            launch = partial(
-                self._launch,
-                places=lease.places,
-                packed=packed,
-                weights=weights,
-                resume=checkpoint,
-            )
-            release = partial(self._dispatch.leases.give_back, lease)
+            launch, release = self._taking(experiment, packed, weights, checkpoint)
             try:
                 directory = files.new_directory(self.directory, experiment)
-                run = Run(experiment, directory, launch, release)
+                once_more = partial(again, weakref.ref(self), packed)
+                run = Run(experiment, directory, launch, release, once_more)
             except BaseException:
                 release()
                 raise
             self._runs = [*(run for run in self._runs if not run.is_done), run]
         return run
+
+    def _taking(
+        self, experiment: Experiment, packed: bytes, weights: Path | None, resume: Path | None
+    ) -> tuple[Launch, Release]:
+        """Engines for a run: what starts it on them, and what gives them back."""
+        holder = f"a run of {experiment.plan.graph.source.name}"
+        lease = self._dispatch.take(experiment.plan, holder)
+        launch = partial(
+            self._launch, places=lease.places, packed=packed, weights=weights, resume=resume
+        )
+        return launch, partial(self._dispatch.leases.give_back, lease)
+
+    def resuming(self, run: Run, packed: bytes) -> tuple[Launch, Release]:
+        """Engines for `run.resume()`: what starts it on them, and what gives them back."""
+        checkpoint = checkpoint_of(run, run.experiment.plan.graph)
+        with self._lock:
+            self._require(run.experiment.plan)
+            taken = self._taking(run.experiment, packed, checkpoint, checkpoint)
+            self._runs = [*(other for other in self._runs if other is not run), run]
+        return taken
 
     def verify(
         self,
@@ -295,16 +306,3 @@ class Cluster:
         self._require(plan)
         with self._dispatch.taken(plan, holder) as places:
             yield places
-
-
-def _checkpoint(resume: str | Path | Run | None, graph: Graph) -> Path | None:
-    """The checkpoint to go on from; known to be whole, and of this model."""
-    if resume is None:
-        return None
-    if isinstance(resume, Run):
-        path = resume.checkpoint
-    else:
-        path = latest(Path(resume).resolve()) or Path(resume).resolve()
-    if path is None:
-        raise ClusterError(f"{resume!r} left no checkpoint to go on from")
-    return load(path, graph).path

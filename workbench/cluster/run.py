@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from workbench.cluster import files, report
-from workbench.cluster.errors import Diverged
+from workbench.cluster.errors import ClusterError, Diverged
 from workbench.cluster.job import Job
 from workbench.plan.experiment import Experiment
 from workbench.train.checkpoint import latest
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 State = Literal["starting", "running", "finished", "stopped", "failed"]
 Callback = Callable[[list[Row]], None]
+Launch = Callable[["Run"], Job | None]
+Release = Callable[[], None]
 
 # Short, because neither a thread nor a kernel's event loop notices an interrupt before its
 # current sleep ends.
@@ -41,12 +43,13 @@ class Run:
         launch: starts it; is called on the run's thread, and gives None where the run was
             stopped before its ranks began.
         release: gives its engines back.
+        again: takes engines once more; gives what `launch` and `release` are then.
 
     Attributes:
         experiment: what runs.
         directory: where its files are.
         state: "starting", then "running" from the first step on, then "finished", "stopped"
-            (on request) or "failed".
+            (on request) or "failed"; once more "starting" when it is resumed.
         rows: one for each step and rank, in the order of arrival; grows.
         outcomes: what each rank reported at its end.
         error: why it failed, or None.
@@ -57,10 +60,11 @@ class Run:
         self,
         experiment: Experiment,
         directory: Path,
-        launch: Callable[["Run"], Job | None],
-        release: Callable[[], None],
+        launch: Launch,
+        release: Release,
+        again: Callable[["Run"], tuple[Launch, Release]],
     ) -> None:
-        self.experiment, self.directory = experiment, directory
+        self.experiment, self.directory, self._again = experiment, directory, again
         self.state: State = "starting"
         self.rows: list[Row] = []
         self.outcomes: tuple[Outcome, ...] = ()
@@ -69,14 +73,16 @@ class Run:
         self._lock = threading.RLock()
         self._subscribers: list[Callback] = []
         self._frame: pandas.DataFrame | None = None
+        self._num_framed = 0
         self._stopping, self._done = threading.Event(), threading.Event()
         self._job: Job | None = None
-        self._launch: Callable[[Run], Job | None] | None = launch
+        self._begin(launch, release)
+
+    def _begin(self, launch: Launch, release: Release) -> None:
+        self._launch: Launch | None = launch
         self._release = release
-        self._thread = threading.Thread(
-            target=self._follow, name=f"run {directory.name}", daemon=True
-        )
-        self._thread.start()
+        name = f"run {self.directory.name}"
+        threading.Thread(target=self._follow, name=name, daemon=True).start()
 
     @property
     def metrics(self) -> "pandas.DataFrame":
@@ -85,9 +91,11 @@ class Run:
 
         rows = self.rows[:]
         with self._lock:
-            if self._frame is None or len(self._frame) != len(rows):
+            if self._frame is None or self._num_framed != len(rows):
                 frame = pandas.DataFrame(rows, columns=list(COLUMNS))
+                frame = frame.drop_duplicates(["step", "rank"], keep="last")
                 self._frame = frame.sort_values(["step", "rank"], ignore_index=True)
+                self._num_framed = len(rows)
             return self._frame.copy()
 
     @property
@@ -119,6 +127,32 @@ class Run:
         self._stopping.set()
         if (job := self._job) is not None:
             job.stop()
+
+    def resume(self) -> Self:
+        """Goes on from the newest checkpoint, on engines that are free; returns at once.
+
+        Steps after that checkpoint are run again; of each, `metrics` has what came last.
+
+        Raises:
+            ClusterError: the run has not ended, or has nothing left to do; it left no
+                checkpoint; its cluster is gone, or has too few free engines.
+            CheckpointError: the checkpoint is damaged.
+        """
+        with self._lock:
+            if not self.is_done:
+                raise ClusterError(f"{self!r} has not ended: it can be resumed once it was stopped")
+            if self.state == "finished":
+                raise ClusterError(
+                    f"all {self.experiment.steps} steps are done; for more of them, "
+                    "cluster.train(run.experiment.replace(steps=...), resume=run)"
+                )
+            launch, release = self._again(self)
+            self._job, self.outcomes, self.error, self.state = None, (), None, "starting"
+            self._stopping.clear()
+            self._done.clear()
+            self._tell([])
+            self._begin(launch, release)
+        return self
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
         """Has a function called with new rows, and with [] when the state changes.

@@ -104,8 +104,7 @@ class Dashboard(anywidget.AnyWidget):
             self._read()
             self._send_news()
             if self._latest.ended:
-                self._keep()
-                return
+                self._keep()  # and wait: it may be resumed
             if self._closing.wait(self.interval_s):
                 return
             self._news.wait()

@@ -1,0 +1,40 @@
+"""Going on from what a run left."""
+
+import weakref
+from pathlib import Path
+from typing import Protocol
+
+from workbench.cluster.errors import ClusterError
+from workbench.cluster.run import Launch, Release, Run
+from workbench.plan.graph import Graph
+from workbench.train.checkpoint import latest, load
+
+
+class Resuming(Protocol):
+    """Whoever has engines for a run that goes on."""
+
+    def resuming(self, run: Run, packed: bytes) -> tuple[Launch, Release]: ...
+
+
+def again(cluster: weakref.ref[Resuming], packed: bytes, run: Run) -> tuple[Launch, Release]:
+    """Engines for a run that goes on; a run alone does not keep its cluster alive."""
+    found = cluster()
+    if found is None:
+        raise ClusterError(
+            f"the cluster of {run!r} is gone; another one can go on: "
+            "cluster.train(run.experiment, resume=run)"
+        )
+    return found.resuming(run, packed)
+
+
+def checkpoint_of(resume: str | Path | Run | None, graph: Graph) -> Path | None:
+    """The checkpoint to go on from; known to be whole, and of this model."""
+    if resume is None:
+        return None
+    if isinstance(resume, Run):
+        path = resume.checkpoint
+    else:
+        path = latest(Path(resume).resolve()) or Path(resume).resolve()
+    if path is None:
+        raise ClusterError(f"{resume!r} left no checkpoint to go on from")
+    return load(path, graph).path
