@@ -76,7 +76,7 @@ def test_a_run_that_has_ended_is_shown_whole(show, views, state):
     run.feed(0, 79)
     run.end(state, accuracy=0.972)
     dashboard = show(run)
-    dashboard._thread.join(PATIENCE_S)
+    views.wait(ended=True)
     assert (dashboard.state, dashboard.status.done) == (state, 80)
     assert dashboard.series["accuracy"][-1] == 0.972
     assert np.frombuffer(dashboard._points).reshape(-1, 4).shape == (80, 4)
@@ -112,11 +112,11 @@ def test_no_news_no_messages(show, views):
 
 
 def test_what_a_notebook_keeps_is_the_end(show, views, monkeypatch):
-    kept = []
+    kept = queue.Queue()
 
     class Handle:
         def update(self, data, **_options):
-            kept.append(data["text/plain"])
+            kept.put(data["text/plain"])
 
     monkeypatch.setattr("workbench.widgets.dashboard.display", lambda *_, **__: Handle())
     run = FakeRun()
@@ -124,11 +124,27 @@ def test_what_a_notebook_keeps_is_the_end(show, views, monkeypatch):
     dashboard._ipython_display_()
     run.feed(0, 79)
     run.end()
-    dashboard._thread.join(PATIENCE_S)
-    assert kept == [repr(dashboard)]
-    assert kept[0].startswith("<Dashboard: finished, 80 of 80 steps")
+    still = kept.get(timeout=PATIENCE_S)
+    assert still == repr(dashboard)
+    assert still.startswith("<Dashboard: finished, 80 of 80 steps")
+    assert kept.empty()
     assert len(np.frombuffer(dashboard._points)) == 4 * 80
     assert dashboard._status["done"] == 80
+
+
+def test_a_run_that_is_resumed_is_followed_again(show, views):
+    run = FakeRun()
+    dashboard = show(run)
+    run.feed(0, 4)
+    run.end("stopped")
+    views.wait(state="stopped", done=5)
+    run.feed(3, 6)  # from the checkpoint before step 3 on
+    content, (points, _) = views.wait(state="running", done=7)
+    assert not content["status"]["ended"]
+    assert points.reshape(-1, 4)[-1, 0] == 6
+    assert dashboard.series["step"] == [0, 1, 2, 3, 4, 5, 6]
+    run.end()
+    views.wait(state="finished")
 
 
 def test_a_run_that_began_earlier_is_shown_from_its_start(show, views):
@@ -145,7 +161,6 @@ def test_messages_are_few_whatever_the_step_rate_and_the_last_state_arrives(show
         run.feed(step, step)
     run.end()
     content, _ = views.wait(state="finished")
-    dashboard._thread.join(PATIENCE_S)
     assert content["status"]["done"] == 3000
     assert np.diff(views.times).min() > 0.04
     assert len(dashboard.series["step"]) <= 1024
