@@ -5,12 +5,17 @@ import json
 import pytest
 
 from workbench.bench.__main__ import main
+from workbench.bench.small_vgg import INPUT_SHAPE, SmallVGG
+from workbench.model.trace import trace
 
 FIGURES = {
     "throughput_vs_ddp",
     "peak_bytes_vs_ddp",
     "speedup_over_one_engine",
     "throughput_vs_one_process",
+    "throughput_vs_torch_fsdp2",
+    "throughput_vs_torch_ddp_tp",
+    "throughput_vs_best_peer",
 }
 
 
@@ -24,3 +29,14 @@ def test_quick(tmp_path, monkeypatch):
     # Memory is exact, unlike time: AlexNet's classifier is cut in four.
     assert content["figures"]["peak_bytes_vs_ddp"]["median"] < 0.5
     assert content["rows"][0]["system"] == "workbench"
+    # All train the same model on the same rows: only dropout's masks are their own.
+    losses = {
+        row["system"]: row["loss"] for row in content["rows"] if row["system"] != "one engine"
+    }
+    assert max(losses.values()) - min(losses.values()) < 0.1, losses
+
+
+def test_the_small_vgg_is_the_reference_s():
+    graph = trace(SmallVGG(), input_shape=INPUT_SHAPE)
+    linear = sum(layer.parameters for layer in graph.layers if layer.kind == "linear")
+    assert (graph.parameters, linear) == (7_580_746, 5_255_178)

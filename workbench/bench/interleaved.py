@@ -4,17 +4,13 @@ import gc
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from workbench.bench.sides import (
-    Side,
-    ddp_side,
-    one_process_sides,
-    whole_machine,
-    workbench_side,
-)
+from workbench.bench.peers import build_rival
+from workbench.bench.sides import Side, whole_machine, workbench_side
 from workbench.comm.collectives import all_gather
 from workbench.comm.group import Group
 from workbench.comm.world import Seat, World
@@ -50,23 +46,33 @@ def measure(
     weights: Path,
     rounds: int,
     steps: int,
-    buckets: Sequence[int],
+    rivals: Sequence[Sequence[str]],
 ) -> Measured:
     """Builds the sides, then runs `rounds` rounds of `steps` steps of each.
 
-    Of DDP, the bucket size with the fastest step takes part; the others are tried before.
+    Args:
+        seat: where this rank sits.
+        experiment: of the workbench's own side.
+        weights: from which all sides start.
+        rounds: how often each side takes its turn.
+        steps: of a turn.
+        rivals: names for `build_rival`; where there are several in one place, each is tried,
+            and the fastest takes part.
     """
     with PeakMeter(torch.device(seat.device)) as meter, World.open(seat) as world:
         groups = world.groups(group_specs_of(experiment.plan))
         bench = _Bench(meter, everyone(groups, experiment.plan))
-        ours = bench.built(lambda: [workbench_side(experiment, world, groups, weights)])
-        best = min(buckets, key=lambda mib: bench.tried(ddp_side(experiment, world, weights, mib)))
-        gc.collect()
-        theirs = bench.built(lambda: [ddp_side(experiment, world, weights, best)])
-        alone = bench.built(lambda: one_process_sides(experiment, world, weights))
+        sides = bench.built(lambda: [workbench_side(experiment, world, groups, weights)])
+        sides_of = partial(build_rival, experiment=experiment, world=world, weights=weights)
+        for choices in rivals:
+            best = choices[0]
+            if len(choices) > 1:
+                best = min(choices, key=lambda name: bench.tried(sides_of(name)[0]))
+                gc.collect()
+            sides += bench.built(partial(sides_of, best))
         for index in range(rounds):
             first = WARM_UP + index * steps
-            for side in (*ours, *theirs, *alone):
+            for side in sides:
                 bench.run(side, range(first, first + steps))
         return bench.found
 

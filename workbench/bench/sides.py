@@ -1,8 +1,8 @@
 """The systems that `bench splitbrain` compares, on one rank, each as a step to be called.
 
 All of them start from the same weights, read the same rows of the same batches in the same
-order, and use the same fused optimizer; each rank computes with one thread, except for the one
-process that has the threads of all of them.
+order, and use the same optimizer, fused where the system can; each rank computes with one
+thread, except for the one process that has the threads of all of them.
 """
 
 import os
@@ -13,17 +13,12 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from workbench.comm.world import World
 from workbench.layers.cut_model import Groups
-from workbench.model.build import build
-from workbench.model.slices import WeightsFile
 from workbench.plan.experiment import Experiment
-from workbench.plan.placement import apportion
 from workbench.train.data import open_data, rows_of_step
 from workbench.train.loop import agree
-from workbench.train.optimizer import build_optimizer
 from workbench.train.state import RankState
 
 
@@ -59,37 +54,39 @@ def workbench_side(experiment: Experiment, world: World, groups: Groups, weights
     return Side("workbench", step, experiment.batch_size)
 
 
-def ddp_side(experiment: Experiment, world: World, weights: Path, bucket_mib: int) -> Side:
-    """DistributedDataParallel of torch, with its recommended options."""
-    module = _whole_model(experiment, weights)
-    model = DistributedDataParallel(
-        module, bucket_cap_mb=bucket_mib, gradient_as_bucket_view=True, static_graph=True
-    )
-    rows = apportion(experiment.batch_size, (1,) * world.size)
-    start = sum(rows[: world.rank])
-    run = _Whole(experiment, model, start, rows[world.rank])
-    return Side(
-        f"torch DDP, {bucket_mib} MiB", lambda i: run.step(i) / world.size, experiment.batch_size
-    )
+class Trainer:
+    """Trains a model by hand on a span of each batch's rows.
 
+    Args:
+        experiment: what runs.
+        model: whole, or as a peer wraps it.
+        optimizer: of its parameters.
+        start, count: this rank's rows of a batch.
+    """
 
-def one_process_sides(experiment: Experiment, world: World, weights: Path) -> tuple[Side, Side]:
-    """On rank 0: one engine with its part of the batch, and one process with all of it."""
-    part = experiment.batch_size // world.size
-    names = ("one engine", "one process")
-    if world.rank:
-        return Side(names[0], _idle, 0, False), Side(names[1], _idle, 0, False)
-    module = _whole_model(experiment, weights)
-    engine = _Whole(experiment, module, 0, part)
-    process = _Whole(experiment, module, 0, experiment.batch_size)
-    return (
-        Side(names[0], engine.step, part),
-        Side(names[1], process.step, experiment.batch_size, threads=world.size),
-    )
+    def __init__(
+        self,
+        experiment: Experiment,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        start: int,
+        count: int,
+    ) -> None:
+        graph = experiment.plan.graph
+        self.experiment, self.model, self.optimizer = experiment, model, optimizer
+        self.start, self.count = start, count
+        self.data = open_data(experiment.data, graph.input_shape, graph.num_classes, "train")
 
-
-def _idle(_step: int) -> float:
-    return 0.0
+    def step(self, index: int) -> float:
+        """One step; returns the mean loss of these rows."""
+        experiment = self.experiment
+        order = rows_of_step(len(self.data), experiment.batch_size, experiment.seed, index)
+        images, labels = self.data.batch(order[self.start : self.start + self.count])
+        loss: Tensor = F.cross_entropy(self.model(images), labels)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
 
 
 def whole_machine(threads: int) -> Callable[[], None]:
@@ -104,30 +101,3 @@ def whole_machine(threads: int) -> Callable[[], None]:
         torch.set_num_threads(before[0])
 
     return back
-
-
-class _Whole:
-    """Trains a whole model on a span of each batch's rows."""
-
-    def __init__(self, experiment: Experiment, model: nn.Module, start: int, count: int) -> None:
-        graph = experiment.plan.graph
-        self.experiment, self.model, self.start, self.count = experiment, model, start, count
-        self.optimizer = build_optimizer(experiment.optimizer, model.parameters())
-        self.data = open_data(experiment.data, graph.input_shape, graph.num_classes, "train")
-
-    def step(self, index: int) -> float:
-        experiment = self.experiment
-        order = rows_of_step(len(self.data), experiment.batch_size, experiment.seed, index)
-        images, labels = self.data.batch(order[self.start : self.start + self.count])
-        loss: Tensor = F.cross_entropy(self.model(images), labels)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        self.optimizer.step()
-        return loss.item()
-
-
-def _whole_model(experiment: Experiment, weights: Path) -> nn.Module:
-    model = build(experiment.plan.graph.source).train()
-    reader = WeightsFile(weights)
-    model.load_state_dict({name: reader.read(name) for name in model.state_dict()})
-    return model

@@ -1,93 +1,171 @@
-"""VGG-11 with its classifier cut over all engines, against what one would use instead.
+"""VGG with its classifier cut over engines, against what one would use instead.
 
-    workbench      convolutions replicated, linear layers cut over 4 engines
-    torch DDP      the same engines; the best of several bucket sizes
-    one process    as many threads as there are engines, the same global batch
-    one engine     one thread, a rank's part of the batch
+    workbench             convolutions replicated, linear layers cut over the group
+    torch DDP             the best of several bucket sizes
+    torch FSDP2           the better of keeping and gathering again
+    torch DDP x TP        DTensor's tensor parallelism for the same linear layers, the best mesh
+    one process           as many threads as there are engines, the same global batch
+    one engine            one thread, a rank's part of the batch
+    independent trainers  a whole model on each engine, no communication
 
-All in one run on the same engines, interleaved: each round runs some steps of every side.
+Sides that are compared run interleaved on the same engines: each round has some steps of every
+side. Not all of them fit into memory at once, so that there are several such runs, and the
+workbench is in each. A second part has the workbench alone on fewer engines and other groups.
 """
 
 import statistics
+from collections.abc import Sequence
+
+from torch import nn
 
 from workbench.bench.interleaved import Measured
-from workbench.bench.report import Figure, Report
+from workbench.bench.report import Cell, Figure, Report
+from workbench.bench.small_vgg import INPUT_SHAPE, SmallVGG
 from workbench.cluster.cluster import Cluster
 from workbench.model.trace import trace
 from workbench.plan.experiment import SGD, Experiment, Synthetic
+from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
 
 ENGINES = 4
 ROWS = 32  # of a rank
 MIB = 2**20
+RIVALS = (
+    (("ddp 1", "ddp 5", "ddp 25", "ddp 100"), ("alone",)),
+    (("fsdp keep", "fsdp reshard"), ("tensor-parallel 2", "tensor-parallel 4")),
+    (("independent",),),
+)
+GRID = ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (4, 4))
+
+Samples = dict[str, list[float]]
 
 
 def run(*, quick: bool) -> Report:
-    """Measures throughput and peak memory; `quick` takes AlexNet and fewer rounds."""
+    """Measures throughput and peak memory; `quick` takes AlexNet, fewer rounds and no grid."""
     model, shape = ("alexnet", (3, 64, 64)) if quick else ("vgg11", (3, 32, 32))
     rounds, steps = (2, 2) if quick else (7, 3)
-    buckets = (25,) if quick else (1, 5, 25, 100)
     graph = trace(model, input_shape=shape, num_classes=10)
+    rivals = ((("ddp 25",), ("alone",)), (("fsdp keep",), ("tensor-parallel 2",)))
+    rows: list[dict[str, Cell]] = []
+    figures: dict[str, Figure] = {}
+    with Cluster(ENGINES, timeout=300.0) as cluster:
+        for together in rivals if quick else RIVALS:
+            found = _measure(cluster, graph, ENGINES, ENGINES, together, rounds, steps)
+            rows += _rows(graph, ENGINES, ENGINES, found)
+            figures |= _figures(found)
+        if not quick:
+            for name in ("vgg11", "vgg16", "small"):
+                rows += _grid(cluster, name)
+    peers = [figure for name, figure in figures.items() if name.startswith("throughput_vs_torch")]
+    best = min([figures["throughput_vs_ddp"], *peers], key=lambda figure: figure.median)
+    figures["throughput_vs_best_peer"] = best
+    return Report("splitbrain", tuple(rows), figures, _notes(graph, rounds))
+
+
+def _measure(
+    cluster: Cluster,
+    graph: Graph,
+    ranks: int,
+    group_size: int,
+    rivals: Sequence[Sequence[str]],
+    rounds: int,
+    steps: int,
+    module: nn.Module | None = None,
+) -> list[Measured]:
     experiment = Experiment(
-        plan=Plan.hybrid(graph, ENGINES, ENGINES),
+        plan=Plan.hybrid(graph, ranks, group_size),
         data=Synthetic(samples=2048),
-        batch_size=ROWS * ENGINES,
+        batch_size=ROWS * ranks,
         optimizer=SGD(lr=0.01, momentum=0.9),
         steps=1,
     )
-    with Cluster(ENGINES, timeout=300.0) as cluster:
-        ranks: list[Measured] = cluster.call(
-            "workbench.bench.interleaved:measure",
-            experiment,
-            rounds=rounds,
-            steps=steps,
-            buckets=buckets,
-        )
-    return _report(experiment, ranks, rounds)
+    found: list[Measured] = cluster.call(
+        "workbench.bench.interleaved:measure",
+        experiment,
+        module=module,
+        rounds=rounds,
+        steps=steps,
+        rivals=rivals,
+    )
+    return found
 
 
-def _report(experiment: Experiment, ranks: list[Measured], rounds: int) -> Report:
-    first = ranks[0]
-    speeds = {
+def _grid(cluster: Cluster, name: str) -> list[dict[str, Cell]]:
+    module = SmallVGG() if name == "small" else None
+    graph = trace(
+        module or name, input_shape=INPUT_SHAPE, **({} if module else {"num_classes": 10})
+    )
+    rows = []
+    for ranks, group_size in GRID:
+        found = _measure(cluster, graph, ranks, group_size, (), 3, 3, module)
+        rows += _rows(graph, ranks, group_size, found)
+    return rows
+
+
+def _speeds(found: list[Measured]) -> Samples:
+    first = found[0]
+    return {
         name: [first.samples[name] / seconds for seconds in first.seconds[name]]
         for name in first.samples
     }
-    peaks = {name: max(rank.peak_bytes[name] for rank in ranks) for name in speeds}
-    rows = [
+
+
+def _peak(found: list[Measured], name: str) -> int:
+    return max(rank.peak_bytes[name] for rank in found)
+
+
+def _rows(graph: Graph, ranks: int, k: int, found: list[Measured]) -> list[dict[str, Cell]]:
+    return [
         {
             "system": name,
+            "model": graph.source.name,
+            "engines": ranks,
+            "group": k if name == "workbench" else "",
             "samples/s": statistics.median(values),
             "min": min(values),
             "max": max(values),
-            "peak MiB per rank": peaks[name] / MIB,
-            "loss": sum(rank.losses.get(name, 0.0) for rank in ranks),
+            "peak MiB per rank": _peak(found, name) / MIB,
+            "loss": sum(rank.losses.get(name, 0.0) for rank in found),
         }
-        for name, values in speeds.items()
+        for name, values in _speeds(found).items()
     ]
-    ddp = next(name for name in speeds if name.startswith("torch DDP"))
-    over = {
-        "throughput_vs_ddp": ddp,
-        "speedup_over_one_engine": "one engine",
-        "throughput_vs_one_process": "one process",
+
+
+def _figures(found: list[Measured]) -> dict[str, Figure]:
+    """Ratios of the workbench to every side that it ran beside."""
+    speeds = _speeds(found)
+    figures = {}
+    for name, theirs in speeds.items():
+        if name == "workbench":
+            continue
+        ratios = [a / b for a, b in zip(speeds["workbench"], theirs, strict=True)]
+        figures[_figure(name)] = Figure.of(ratios)
+        if name.startswith("torch DDP,"):
+            share = _peak(found, "workbench") / _peak(found, name)
+            figures["peak_bytes_vs_ddp"] = Figure(share, share, share)
+    return figures
+
+
+def _figure(rival: str) -> str:
+    named = {
+        "one engine": "speedup_over_one_engine",
+        "one process": "throughput_vs_one_process",
+        "independent trainers": "throughput_vs_independent",
+        "torch FSDP2": "throughput_vs_torch_fsdp2",
+        "torch DDP x TP": "throughput_vs_torch_ddp_tp",
+        "torch DDP": "throughput_vs_ddp",
     }
-    figures = {
-        figure: Figure.of([a / b for a, b in zip(speeds["workbench"], speeds[name], strict=True)])
-        for figure, name in over.items()
-    }
-    ratio = peaks["workbench"] / peaks[ddp]
-    figures["peak_bytes_vs_ddp"] = Figure(ratio, ratio, ratio)
-    graph = experiment.plan.graph
-    return Report(
-        "splitbrain",
-        tuple(rows),
-        figures,
-        (
-            f"{graph.source.name}, {graph.parameters:,} parameters, "
-            f"{'x'.join(map(str, graph.input_shape))} input, {ENGINES} engines x 1 thread, "
-            f"{ROWS} rows per rank, SGD with momentum; {rounds} interleaved rounds: median, range.",
-            "Peak: live tensor bytes of one rank, from the first tensor to the second step; "
-            "one engine and one process share their model.",
-            "Loss: of the last step. All start alike and read the same rows; dropout draws "
-            "other masks in each system.",
-        ),
+    return next(figure for name, figure in named.items() if rival.startswith(name))
+
+
+def _notes(graph: Graph, rounds: int) -> tuple[str, ...]:
+    return (
+        f"Ratios: {graph.source.name}, {graph.parameters:,} parameters, "
+        f"{'x'.join(map(str, graph.input_shape))} input, {ENGINES} engines x 1 thread, {ROWS} "
+        f"rows per rank, SGD with momentum; {rounds} interleaved rounds: median, range.",
+        "Peak: live tensor bytes of one rank, from the first tensor to the second step; "
+        "one engine and one process share their model.",
+        "Loss: of the last step. All start alike and read the same rows; dropout draws other "
+        "masks in each system, and independent trainers learn from their own rows alone.",
+        "DTensor has no fused update: FSDP2 and TP update their cut weights with foreach.",
     )

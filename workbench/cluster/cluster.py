@@ -196,13 +196,21 @@ class Cluster:
                 print(flush=True)
         return verifying.merge(experiment, found)
 
-    def call(self, task: str, experiment: Experiment, **keywords: Any) -> list[Any]:
+    def call(
+        self,
+        task: str,
+        experiment: Experiment,
+        *,
+        module: nn.Module | None = None,
+        **keywords: Any,
+    ) -> list[Any]:
         """Calls a function on every rank of an experiment's plan, and waits for all.
 
         Args:
             task: "module:function"; each rank gets `seat`, `experiment`, `weights` (the file of
                 the initial weights) and the keywords.
-            experiment: what the function is about; its model is one of torchvision's.
+            experiment: what the function is about.
+            module: as in `train`.
             keywords: small further arguments.
 
         Returns:
@@ -214,7 +222,8 @@ class Cluster:
         """
         packed = message.pack(experiment)
         with self._taken(experiment.plan, f"a call of {task}") as places:
-            shared = {"weights": self._assistant.weights(packed), **keywords}
+            own = self._assistant.values_of(experiment, module)
+            shared = {"weights": own or self._assistant.weights(packed), **keywords}
             return complete(self._dispatch.start(task, packed, places, shared))
 
     def stop(self) -> None:

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from workbench.layers.context import BatchContext
 from workbench.layers.dropout import PlacedDropout
-from workbench.model.build import build_fake
-from workbench.model.slices import WeightsFile
 from workbench.plan.experiment import Experiment
 from workbench.plan.layout import ROWS
 from workbench.plan.placement import apportion
@@ -25,6 +23,7 @@ from workbench.train.data import open_data, rows_of_step
 from workbench.train.objective import AUXILIARY_WEIGHT
 from workbench.train.optimizer import build_optimizer
 from workbench.train.vary import vary
+from workbench.train.whole import whole_model
 
 
 class VerifyError(ValueError):
@@ -63,7 +62,7 @@ def write_reference(experiment: Experiment, weights: Path, start: Path, path: Pa
 def _trained(experiment: Experiment, weights: Path, dtype: torch.dtype) -> dict[str, Tensor]:
     """What the whole model gives in the first step, and holds after the last."""
     plan = experiment.plan
-    model = _whole_model(plan, weights, dtype)
+    model = whole_model(plan.graph, weights, dtype)
     context = BatchContext(0, (0,), seed=experiment.seed)
     _place_dropout(model, plan, context)
     if plan.batch_norm == "local":
@@ -96,22 +95,6 @@ def _trained(experiment: Experiment, weights: Path, dtype: torch.dtype) -> dict[
 
 def _largest(tensor: Tensor) -> Tensor:
     return tensor.abs().max().double() if tensor.numel() else torch.zeros((), dtype=torch.float64)
-
-
-def _whole_model(plan: Plan, weights: Path, dtype: torch.dtype) -> nn.Module:
-    """The original module, with every tensor under all its names."""
-    model = build_fake(plan.graph.source)
-    reader = WeightsFile(weights)
-    for weight in (weight for layer in plan.graph.layers for weight in layer.weights):
-        tensor = reader.read(weight.name)
-        tensor = tensor.to(dtype) if tensor.is_floating_point() else tensor
-        value = nn.Parameter(tensor) if weight.trainable else tensor
-        for name in (weight.name, *weight.aliases):
-            path, _, leaf = name.rpartition(".")
-            owner = model.get_submodule(path)
-            table = owner._parameters if weight.trainable else owner._buffers
-            table[leaf] = value  # type: ignore[assignment]
-    return model.train()
 
 
 def _as_tuple(outputs: object) -> tuple[Tensor, ...]:
