@@ -1,6 +1,7 @@
 """The benchmark runs, quickly, and gives every figure."""
 
 import json
+from xml.etree import ElementTree
 
 import pytest
 
@@ -22,7 +23,9 @@ FIGURES = {
 @pytest.mark.slow
 def test_quick(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["splitbrain", "--quick", "--json", "found.json"]) == 0
+    assert main(["splitbrain", "--quick", "--json", "found.json", "--plot", "found.svg"]) == 0
+    picture = ElementTree.fromstring((tmp_path / "found.svg").read_text())
+    assert len(picture.findall(".//{*}rect")) == 1 + 2 * (7 + 7)
     content = json.loads((tmp_path / "found.json").read_text())
     assert set(content["figures"]) == FIGURES
     assert all(f["min"] <= f["median"] <= f["max"] for f in content["figures"].values())

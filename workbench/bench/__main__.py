@@ -1,10 +1,11 @@
-"""`python -m workbench.bench NAME [--quick] [--json FILE]`: the one way to measure."""
+"""The one way to measure: `python -m workbench.bench NAME [--quick] [--json FILE] [--plot FILE]`."""
 
 import argparse
 import sys
 from importlib import import_module
 from pathlib import Path
 
+from workbench.bench.plot import svg
 from workbench.bench.report import Report
 
 # Each module has `run(quick: bool) -> Report`.
@@ -23,11 +24,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("name", choices=sorted(BENCHES), metavar="NAME")
     parser.add_argument("--quick", action="store_true", help="fewer rounds and a smaller model")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw it here, as SVG")
     options = parser.parse_args(arguments)
     report: Report = import_module(f"workbench.bench.{options.name}").run(quick=options.quick)
     print(report.as_text())
     if options.json is not None:
         report.write(options.json)
+    if options.plot is not None:
+        options.plot.write_text(svg(report.charts))
     return 0
 
 

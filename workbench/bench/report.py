@@ -10,6 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from workbench.bench.plot import Chart
+
 Cell = str | int | float
 
 
@@ -39,12 +41,14 @@ class Report:
         rows: one mapping for each line of the table.
         figures: the named ratios.
         notes: what a reader must know to judge them.
+        charts: the same as a picture.
     """
 
     bench: str
     rows: tuple[Mapping[str, Cell], ...]
     figures: Mapping[str, Figure]
     notes: tuple[str, ...] = ()
+    charts: tuple[Chart, ...] = ()
 
     def as_text(self) -> str:
         """The table, the figures, the notes, and the machine."""

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from workbench.bench.interleaved import Measured
+from workbench.bench.plot import Bar, Chart
 from workbench.bench.report import Cell, Figure, Report
 from workbench.bench.small_vgg import INPUT_SHAPE, SmallVGG
 from workbench.cluster.cluster import Cluster
@@ -59,7 +60,8 @@ def run(*, quick: bool) -> Report:
     peers = [figure for name, figure in figures.items() if name.startswith("throughput_vs_torch")]
     best = min([figures["throughput_vs_ddp"], *peers], key=lambda figure: figure.median)
     figures["throughput_vs_best_peer"] = best
-    return Report("splitbrain", tuple(rows), figures, _notes(graph, rounds))
+    notes = _notes(graph, rounds)
+    return Report("splitbrain", tuple(rows), figures, notes, _charts(rows, figures))
 
 
 def _measure(
@@ -156,6 +158,21 @@ def _figure(rival: str) -> str:
         "torch DDP": "throughput_vs_ddp",
     }
     return next(figure for name, figure in named.items() if rival.startswith(name))
+
+
+def _charts(rows: Sequence[dict[str, Cell]], figures: dict[str, Figure]) -> tuple[Chart, Chart]:
+    speeds = tuple(
+        Bar(
+            f"{row['system']}, {row['model']}, {row['engines']} engines",
+            float(row["samples/s"]),
+            float(row["min"]),
+            float(row["max"]),
+            row["system"] == "workbench",
+        )
+        for row in rows
+    )
+    ratios = tuple(Bar(name, f.median, f.min, f.max, True) for name, f in figures.items())
+    return Chart("samples/s", speeds), Chart("the workbench's share", ratios, target=1.0)
 
 
 def _notes(graph: Graph, rounds: int) -> tuple[str, ...]:
