@@ -1,4 +1,4 @@
-"""The one way to measure: `python -m workbench.bench NAME [--quick] [--json FILE] [--plot FILE]`."""
+"""`python -m workbench.bench NAME [--quick] [--json FILE] [--plot FILE]`: the way to measure."""
 
 import argparse
 import sys
