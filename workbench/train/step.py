@@ -1,8 +1,9 @@
 """One synchronous step on one rank."""
 
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,26 +12,10 @@ from workbench.comm.world import World
 from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment import Experiment
 from workbench.plan.placement import apportion
+from workbench.train.batch import MicroBatch
 from workbench.train.data import Dataset, rows_of_step
 from workbench.train.gradients import GradientSum
-from workbench.train.objective import step_loss
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """This rank's rows of one micro-batch.
-
-    Attributes:
-        rows: rows of every rank.
-        first_row: index of rank 0's first row in the step's global batch.
-        images: [own rows, *input_shape].
-        labels: [own rows].
-    """
-
-    rows: tuple[int, ...]
-    first_row: int
-    images: Tensor
-    labels: Tensor
+from workbench.train.passes import Precision, pass_of
 
 
 @dataclass(frozen=True)
@@ -77,6 +62,7 @@ class Stepper:
     ) -> None:
         self.experiment, self.model, self.gradients = experiment, model, gradients
         self.data, self.world, self.dtype = data, world, dtype
+        self.passing = pass_of(model, _precision(experiment, world.device))
 
     def run(self, step: int) -> StepResult:
         """Leaves in every `grad` the gradient of the mean loss over the step's global batch."""
@@ -87,19 +73,15 @@ class Stepper:
         total = 0.0
         outputs: tuple[Tensor, ...] = ()
         for index, batch in enumerate(batches):
-            self.model.context.set(batch.rows, first_row=batch.first_row, step=step)
-            with self._precision():
-                outputs = self.model(batch.images)
-            loss, reported = step_loss(self.model, outputs, batch.labels, samples)
-            if index == len(batches) - 1:
-                self.gradients.last()
-            loss.backward()
+            last = index == len(batches) - 1
+            outputs, reported = self.passing.run(
+                batch, step, samples, self.gradients.last if last else _not_yet
+            )
             total += reported
         self.gradients.finish()
         seconds = time.perf_counter() - started
         blocked_s = self.world.recorder.blocked_s - blocked
-        given = tuple(output.detach() for output in outputs)
-        return StepResult(total, samples, seconds, blocked_s, batches, given)
+        return StepResult(total, samples, seconds, blocked_s, batches, outputs)
 
     def _load(self, step: int) -> tuple[MicroBatch, ...]:
         """This rank's part of the step's global batch, cut into micro-batches."""
@@ -118,7 +100,13 @@ class Stepper:
             first += count
         return tuple(batches)
 
-    def _precision(self) -> AbstractContextManager[object]:
-        if self.experiment.precision == "bf16":
-            return torch.autocast(self.world.device.type, torch.bfloat16)
-        return nullcontext()
+
+def _precision(experiment: Experiment, device: torch.device) -> Precision:
+    """Makes the context in which forward passes run."""
+    if experiment.precision == "bf16":
+        return partial(torch.autocast, device.type, torch.bfloat16)
+    return nullcontext
+
+
+def _not_yet() -> None:
+    """More micro-batches follow."""
