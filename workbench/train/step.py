@@ -1,4 +1,4 @@
-"""One synchronous step on one rank."""
+"""The gradients of one step on one rank."""
 
 import time
 from contextlib import nullcontext
@@ -14,8 +14,8 @@ from workbench.plan.experiment import Experiment
 from workbench.plan.placement import apportion
 from workbench.train.batch import MicroBatch
 from workbench.train.data import Dataset, rows_of_step
-from workbench.train.gradients import GradientSum
 from workbench.train.passes import Precision, pass_of
+from workbench.train.strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Stepper:
     Args:
         experiment: what to run.
         model: this rank's part.
-        gradients: sums them over replicas.
+        strategy: makes of them what the optimizer is to see.
         data: the training split.
         world: this rank's place.
         dtype: of images.
@@ -55,30 +55,34 @@ class Stepper:
         self,
         experiment: Experiment,
         model: CutModel,
-        gradients: GradientSum,
+        strategy: Strategy,
         data: Dataset,
         world: World,
         dtype: torch.dtype,
     ) -> None:
-        self.experiment, self.model, self.gradients = experiment, model, gradients
+        self.experiment, self.model, self.strategy = experiment, model, strategy
         self.data, self.world, self.dtype = data, world, dtype
         self.passing = pass_of(model, _precision(experiment, world.device))
 
     def run(self, step: int) -> StepResult:
-        """Leaves in every `grad` the gradient of the mean loss over the step's global batch."""
+        """Leaves in every `grad` what the strategy's next update is to see.
+
+        That is, for synchronous steps, the gradient of the mean loss over the global batch.
+        """
         started, blocked = time.perf_counter(), self.world.recorder.blocked_s
         batches = self._load(step)
-        samples = sum(sum(batch.rows) for batch in batches)
-        self.gradients.begin()
+        rows = tuple(map(sum, zip(*(batch.rows for batch in batches), strict=True)))
+        samples = sum(rows)
+        self.strategy.begin()
         total = 0.0
         outputs: tuple[Tensor, ...] = ()
         for index, batch in enumerate(batches):
             last = index == len(batches) - 1
             outputs, reported = self.passing.run(
-                batch, step, samples, self.gradients.last if last else _not_yet
+                batch, step, samples, self.strategy.last if last else _not_yet
             )
             total += reported
-        self.gradients.finish()
+        self.strategy.finish(rows)
         seconds = time.perf_counter() - started
         blocked_s = self.world.recorder.blocked_s - blocked
         return StepResult(total, samples, seconds, blocked_s, batches, outputs)
