@@ -2,7 +2,8 @@
 
     head      images -> boundary            own rows, once
     for each round
-      tail    boundary[round] -> outputs    gathers the round's rows, then computes
+      start   boundary[next round]          gathers the next round's rows meanwhile
+      tail    boundary[round] -> outputs    takes the round's rows, then computes
               loss, backward                the gather's dual returns each row's gradient
                                             to its owner
     head's backward, once, with the gradients of all rounds in their places
@@ -22,6 +23,7 @@ import torch.fx
 from torch import Tensor
 
 from workbench.layers.context import BatchContext
+from workbench.layers.convert import Convert
 from workbench.layers.cut_model import CutModel
 from workbench.plan.placement import Shard
 from workbench.plan.tail import Rounds, Tail, round_rows
@@ -83,6 +85,16 @@ class PartedModel:
         self.compute_head = torch.fx.GraphModule(traced, _head(traced.graph, boundary), "Head")
         self.compute_tail = torch.fx.GraphModule(traced, _tail(traced.graph, boundary), "Tail")
 
+        readers = [
+            self.compute_tail.get_submodule(str(node.target)) for node in _first(self.compute_tail)
+        ]
+        self._gathers = [reader for reader in readers if isinstance(reader, Convert)]
+
+    def start(self, part: Tensor, brought: Round) -> None:
+        """Starts to gather the rows of a round to come."""
+        for gather in self._gathers:
+            gather.start(part, brought.rows)
+
     def part(self, x: Tensor, brought: Round, context: BatchContext) -> Tensor:
         """This rank's rows of the round, apart from the head's backward; x is the boundary."""
         c = self.per_sample
@@ -140,6 +152,12 @@ def _tail(nodes: torch.fx.Graph, boundary: torch.fx.Node) -> torch.fx.Graph:
             copies[node] = part.node_copy(node, copies.__getitem__)
     part.lint()
     return part
+
+
+def _first(part: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    """The modules that read the input."""
+    given = next(node for node in part.graph.nodes if node.op == "placeholder")
+    return [node for node in given.users if node.op == "call_module"]
 
 
 def _above(node: torch.fx.Node, until: torch.fx.Node | None = None) -> set[torch.fx.Node]:

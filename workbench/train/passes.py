@@ -98,12 +98,16 @@ class RoundsPass:
                 plan.rounds, batch.rows, batch.first_row, self.parted.tail.group_size, context.rank
             )
         )
+        parts = [self.parted.part(boundary, brought, context) for brought in every]
+        self.parted.start(parts[0], every[0])
         given: list[tuple[Tensor, ...]] = []
         total = 0.0
-        for brought in every:
+        for index, brought in enumerate(every):
+            if not brought.last:
+                self.parted.start(parts[index + 1], every[index + 1])
             context.set(brought.rows, step=step, starts=brought.starts)
             outputs, reported = self._round(
-                boundary, gradient, brought, batch.labels, samples, before_last
+                parts[index], gradient, brought, batch.labels, samples, before_last
             )
             given.append(outputs)
             total += reported
@@ -115,7 +119,7 @@ class RoundsPass:
 
     def _round(
         self,
-        boundary: Tensor,
+        own: Tensor,
         gradient: Tensor | None,
         brought: Round,
         labels: Tensor,
@@ -123,7 +127,6 @@ class RoundsPass:
         before_last: Callable[[], None],
     ) -> tuple[tuple[Tensor, ...], float]:
         """One round; what it keeps for its backward is gone when it returns."""
-        own = self.parted.part(boundary, brought, self.model.context)
         with self.precision():
             outputs = self.parted.compute_tail(own)
         rows = brought.rows[self.model.context.rank]
@@ -137,6 +140,7 @@ class RoundsPass:
             assert own.grad is not None
             c = self.parted.per_sample
             gradient.narrow(0, brought.begin * c, rows * c).copy_(own.grad)
+            own.grad = None
         return tuple(output.detach() for output in outputs), reported
 
     def _joined(self, given: list[tuple[Tensor, ...]], every: list[Round]) -> tuple[Tensor, ...]:
