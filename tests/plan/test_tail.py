@@ -1,6 +1,7 @@
 """Where a plan's tail begins, what runs in rounds, and what cannot."""
 
 import pickle
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.plan.graphs import Builder, mlp, vgg
 from workbench.plan.errors import PlanError
+from workbench.plan.graph import Weight
 from workbench.plan.plan import Plan
 from workbench.plan.tail import ROUNDS, RoundsError, round_rows
 
@@ -72,6 +74,28 @@ def normed():
 def skipping():
     builder = Builder((8,)).linear("a", 8).linear("b", 8).linear("c", 8)
     return builder.same("sum", "add", "c", "a").linear("d", 5).graph()
+
+
+def scaled(*readers):
+    """A parameter that multiplies what `readers` read."""
+    builder = Builder((8,)).linear("a", 8)
+    weights = (Weight("scale", (8,)),)
+    builder.add("scale", "parameter", (8,), weights=weights, rows=0)
+    layers = [replace(x, inputs=()) if x.name == "scale" else x for x in builder.layers]
+    builder.layers[:] = layers
+    builder.same("m1", "mul", "a", *(["scale"] if "m1" in readers else ["a"]))
+    builder.linear("b", 8, "m1")
+    builder.same("m2", "op", "b", *(["scale"] if "m2" in readers else ["b"]))
+    return split(builder.linear("c", 8).graph(), b=2)
+
+
+def test_a_parameter_that_the_tail_reads_is_its_own():
+    assert scaled("m2").tail.layers == {"b", "m2", "c", "scale"}
+    assert scaled("m1").tail.layers == {"b", "m2", "c"}
+    with pytest.raises(
+        RoundsError, match=r"layer 'scale' is read by 'm2' behind .* by 'm1' before"
+    ):
+        scaled("m1", "m2").with_rounds("B")
 
 
 @pytest.mark.parametrize(

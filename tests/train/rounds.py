@@ -65,6 +65,10 @@ class Wide(nn.Module):
         return self.tail(self.head(x))
 
 
+def nothing(*_: int) -> None:
+    """Gradients of rounds add up."""
+
+
 def one_step(
     world: World, plan: Plan, net: type[nn.Module], rows: tuple[int, ...]
 ) -> tuple[Tensor, float, dict[str, Tensor], list[tuple[object, ...]]]:
@@ -76,7 +80,9 @@ def one_step(
     batch = MicroBatch(rows, 0, images.narrow(0, *span), labels.narrow(0, *span))
     model.context.set((0,) * world.size)
     gradients.begin()
-    outputs, reported = pass_of(model, nullcontext).run(batch, 0, sum(rows), gradients.last)
+    outputs, reported = pass_of(model, nullcontext, nothing).run(
+        batch, 0, sum(rows), gradients.last
+    )
     gradients.finish()
     traffic = [(r.op, r.layer, r.phase, r.messages, r.bytes) for r in world.recorder.rows()]
     with torch.no_grad():
@@ -94,7 +100,7 @@ def peak_of_a_step(world: World, plan: Plan, net: type[nn.Module], rows: tuple[i
         images, labels = nets.batch(net, sum(rows))
         span = Shard(0, rows).span(world.rank)
         batch = MicroBatch(rows, 0, images.narrow(0, *span), labels.narrow(0, *span))
-        passing = pass_of(model, nullcontext)
+        passing = pass_of(model, nullcontext, nothing)
         peaks = []
         for step in range(5):
             kept = [*model.pieces().values(), images, labels]
@@ -126,7 +132,7 @@ def sent_in_rounds(
     batch = MicroBatch(rows, 0, images.narrow(0, *span), labels.narrow(0, *span))
     assert plan.tail is not None
     parted = Counting(model, plan.tail)
-    RoundsPass(parted, nullcontext).run(batch, 0, sum(rows), lambda: None)
+    RoundsPass(parted, nullcontext, nothing).run(batch, 0, sum(rows), lambda: None)
     return [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise([(0, 0), *parted.seen])]
 
 

@@ -17,7 +17,6 @@ from workbench.plan.placement import apportion
 from workbench.plan.plan import Plan
 from workbench.train import checkpoint
 from workbench.train.data import open_data, rows_of_step
-from workbench.train.reference import VerifyError, write_reference
 
 SHAPE = (3, 6, 6)
 MOMENTUM = SGD(lr=0.05, momentum=0.9)
@@ -195,11 +194,3 @@ def test_traffic_is_that_of_the_formula(run, k, every):
     assert sum(row[5] for row in found) == messages * times
     assert sum(row[6] for row in found) == pytest.approx(once * times, rel=0.01)
     assert not any(row[2] == "gradients" for row in outcome.traffic)
-
-
-def test_verify_refuses_it(weights, tmp_path):
-    run = Experiment(
-        plan=plan(2, 2), data="synthetic", optimizer=MOMENTUM, steps=1, sync=LocalSGD(every=4)
-    )
-    with pytest.raises(VerifyError, match=r"inexact by design.*every 4 steps.*Synchronous"):
-        write_reference(run, weights, tmp_path / "start", tmp_path / "reference")

@@ -155,6 +155,21 @@ class Experiment(Value):
             )
         return self
 
+    @model_validator(mode="after")
+    def _rounds_are_there(self) -> Self:
+        if isinstance(self.sync, Synchronous) and self.sync.per_round:
+            if self.plan.rounds == "BK" or self.plan.tail is None:
+                raise ValueError(
+                    f"sync: per_round needs a plan that gathers rows in rounds 'B' or 'B/K', "
+                    f"this one has rounds {self.plan.rounds!r}; see plan.with_rounds"
+                )
+            if self.accumulate > 1:
+                raise ValueError(
+                    f"sync: per_round steps within a batch, which cannot be accumulated over "
+                    f"{self.accumulate} micro-batches; accumulate=1 is valid"
+                )
+        return self
+
     def replace(self, **fields: Any) -> "Experiment":
         """A copy with other values in some fields, validated."""
         current = {name: getattr(self, name) for name in type(self).model_fields}

@@ -8,16 +8,25 @@ from workbench.plan.value import Value
 
 
 class Synchronous(Value):
-    """Every step averages all gradients before the optimizer moves: exact at any world size."""
+    """Every step averages all gradients before the optimizer moves: exact at any world size.
+
+    Only `per_round` makes it inexact.
+    """
 
     kind: Literal["synchronous"] = "synchronous"
     bucket_bytes: int = Field(default=8 << 20, ge=1)
     """Gradients travel in buckets of about this many bytes, while backward goes on."""
+    per_round: bool = False
+    """Step the weights behind the gather after every round, with the mean gradient of its rows,
+    and the others once: inexact, for plans with rounds "B" or "B/K". A loss that is no number
+    ends a run after such updates, not before.
+
+    Source: the variable batch of One Weird Trick (arXiv:1404.5997, sec. 4.2)."""
 
     @property
     def inexact(self) -> str:
         """Why it computes something else than one process does; empty: it computes the same."""
-        return ""
+        return "weights behind the gather step after every round" if self.per_round else ""
 
 
 class LocalSGD(Value):

@@ -13,7 +13,8 @@ Source: schemes (a), (b), (c) of One Weird Trick (arXiv:1404.5997, sec. 4); the 
 of SplitBrain (arXiv:2112.15317).
 """
 
-from dataclasses import dataclass
+from collections.abc import Set
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from workbench.plan.errors import PlanError
@@ -39,7 +40,7 @@ class Tail:
     Attributes:
         boundary: the layer (or "input") whose rows the group gathers; the head's last.
         group_size: ranks that gather together.
-        layers: names of all layers behind the boundary.
+        layers: names of all layers behind the boundary, and of parameters that these read.
     """
 
     boundary: str
@@ -72,8 +73,9 @@ def tail_of(graph: Graph, flow: Flow) -> Tail | None:
             f"gathered those of {boundary!r} over {gather.group_size}"
         )
     tail = Tail(boundary, gather.group_size, _behind(graph, boundary))
-    _check(graph, tail)
-    return tail
+    before = {"input"} if boundary == "input" else _behind(graph, "input") | {"input"}
+    _check(graph, tail, before)
+    return replace(tail, layers=tail.layers | _read_by(graph, tail, before))
 
 
 def round_rows(rounds: Rounds, rows: tuple[int, ...], group_size: int) -> list[tuple[int, ...]]:
@@ -111,9 +113,26 @@ def _behind(graph: Graph, boundary: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def _check(graph: Graph, tail: Tail) -> None:
+def _read_by(graph: Graph, tail: Tail, before: Set[str]) -> frozenset[str]:
+    """Parameters, and what is computed from them alone, that the tail reads; nobody else may."""
+    found: set[str] = set()
+    for layer in reversed(graph.layers):
+        readers = set(graph.consumers[layer.name])
+        if layer.name in before or layer.name in tail.layers:
+            continue
+        behind = readers & (tail.layers | found)
+        if behind and readers - behind:
+            raise _refusal(
+                f"layer {layer.name!r} is read by {min(behind)!r} behind the gather of "
+                f"{tail.boundary!r} and by {min(readers - behind)!r} before it"
+            )
+        if behind:
+            found.add(layer.name)
+    return frozenset(found)
+
+
+def _check(graph: Graph, tail: Tail, before: Set[str]) -> None:
     """Refuses what joins head and tail other than through the gather, or mixes rows."""
-    before = _behind(graph, "input") | {"input"} if tail.boundary != "input" else {"input"}
     gathered = f"behind the gather of {tail.boundary!r}"
     for layer in graph.layers:
         behind = layer.name in tail.layers

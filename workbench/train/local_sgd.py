@@ -50,6 +50,9 @@ class LocalUpdates:
     def last(self) -> None:
         """Nothing travels."""
 
+    def after_round(self, rows: int, samples: int) -> None:
+        """Gradients of all rounds add up."""
+
     def finish(self, rows: tuple[int, ...]) -> None:
         for name, parameter in self._parameters.items():
             if parameter.grad is None:

@@ -14,6 +14,7 @@ from workbench.train.batch import MicroBatch
 from workbench.train.objective import step_loss
 
 Precision = Callable[[], AbstractContextManager[object]]
+AfterRound = Callable[[int, int], None]
 
 
 class Pass(Protocol):
@@ -37,12 +38,19 @@ class Pass(Protocol):
         ...
 
 
-def pass_of(model: CutModel, precision: Precision) -> Pass:
-    """The pass that the model's plan asks for."""
+def pass_of(model: CutModel, precision: Precision, after_round: AfterRound) -> Pass:
+    """The pass that the model's plan asks for.
+
+    Args:
+        model: this rank's part.
+        precision: of forward passes.
+        after_round: called after each round's backward pass, where there are rounds, with its
+            rows and the step's, both over all ranks.
+    """
     plan = model.plan
     if plan.rounds == "BK" or plan.tail is None:
         return WholePass(model, precision)
-    return RoundsPass(PartedModel(model, plan.tail), precision)
+    return RoundsPass(PartedModel(model, plan.tail), precision, after_round)
 
 
 class WholePass:
@@ -72,16 +80,10 @@ class RoundsPass:
     Args:
         parted: the model.
         precision: of forward passes.
-        after_round: called after each round's backward pass with the rows that it had in the
-            whole world.
+        after_round: called after each round's backward pass.
     """
 
-    def __init__(
-        self,
-        parted: PartedModel,
-        precision: Precision,
-        after_round: Callable[[int], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, parted: PartedModel, precision: Precision, after_round: AfterRound) -> None:
         self.parted, self.model, self.precision = parted, parted.model, precision
         self.after_round = after_round
 
@@ -111,7 +113,7 @@ class RoundsPass:
             )
             given.append(outputs)
             total += reported
-            self.after_round(sum(brought.rows))
+            self.after_round(sum(brought.rows), samples)
         context.set(batch.rows, first_row=batch.first_row, step=step)
         if gradient is not None:
             boundary.backward(gradient)

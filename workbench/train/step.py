@@ -62,7 +62,7 @@ class Stepper:
     ) -> None:
         self.experiment, self.model, self.strategy = experiment, model, strategy
         self.data, self.world, self.dtype = data, world, dtype
-        self.passing = pass_of(model, _precision(experiment, world.device))
+        self.passing = pass_of(model, _precision(experiment, world.device), strategy.after_round)
 
     def run(self, step: int) -> StepResult:
         """Leaves in every `grad` what the strategy's next update is to see.

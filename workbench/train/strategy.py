@@ -8,6 +8,7 @@ from torch import Tensor
 from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment import Experiment, LocalSGD, Synchronous
 from workbench.train.local_sgd import LocalUpdates
+from workbench.train.per_round import PerRoundUpdates
 from workbench.train.synchronous import SynchronousUpdates
 
 
@@ -24,6 +25,15 @@ class Strategy(Protocol):
 
     def last(self) -> None:
         """No parameter gets more gradients than from the passes under way."""
+        ...
+
+    def after_round(self, rows: int, samples: int) -> None:
+        """The tail's backward pass of one round is done.
+
+        Args:
+            rows: of the round over all ranks.
+            samples: of the step over all ranks.
+        """
         ...
 
     def finish(self, rows: tuple[int, ...]) -> None:
@@ -57,6 +67,8 @@ def strategy_of(
 ) -> Strategy:
     """The strategy that an experiment's `sync` names."""
     match experiment.sync:
+        case Synchronous(per_round=True) as sync:
+            return PerRoundUpdates(sync, model, optimizer)
         case Synchronous() as sync:
             return SynchronousUpdates(sync, model, optimizer)
         case LocalSGD() as sync:

@@ -29,6 +29,9 @@ class SynchronousUpdates:
     def last(self) -> None:
         self._sums.last()
 
+    def after_round(self, rows: int, samples: int) -> None:
+        """Gradients of all rounds add up."""
+
     def finish(self, rows: tuple[int, ...]) -> None:
         self._sums.finish()
 
