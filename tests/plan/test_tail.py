@@ -92,9 +92,7 @@ def scaled(*readers):
 def test_a_parameter_that_the_tail_reads_is_its_own():
     assert scaled("m2").tail.layers == {"b", "m2", "c", "scale"}
     assert scaled("m1").tail.layers == {"b", "m2", "c"}
-    with pytest.raises(
-        RoundsError, match=r"layer 'scale' is read by 'm2' .* and by 'm1' before"
-    ):
+    with pytest.raises(RoundsError, match=r"layer 'scale' is read by 'm2' .* and by 'm1' before"):
         scaled("m1", "m2").with_rounds("B")
 
 

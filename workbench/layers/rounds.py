@@ -84,7 +84,6 @@ class PartedModel:
         )
         self.compute_head = torch.fx.GraphModule(traced, _head(traced.graph, boundary), "Head")
         self.compute_tail = torch.fx.GraphModule(traced, _tail(traced.graph, boundary), "Tail")
-
         readers = [
             self.compute_tail.get_submodule(str(node.target)) for node in _first(self.compute_tail)
         ]
