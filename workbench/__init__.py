@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from workbench.plan import Graph as Graph
     from workbench.plan import ImageFolder as ImageFolder
     from workbench.plan import LayerPlan as LayerPlan
+    from workbench.plan import LocalSGD as LocalSGD
     from workbench.plan import Partial as Partial
     from workbench.plan import Plan as Plan
     from workbench.plan import PlanError as PlanError
@@ -38,7 +39,8 @@ _HOME = {
         "model": "TraceError trace",
         "plan": (
             "CIFAR10 SGD Adam AdamW Digits Experiment ExperimentError Graph ImageFolder "
-            "LayerPlan Partial Plan PlanError Replicate Shard Synchronous Synthetic apportion"
+            "LayerPlan LocalSGD Partial Plan PlanError Replicate Shard Synchronous Synthetic "
+            "apportion"
         ),
         "widgets": "Dashboard",
     }.items()

@@ -11,6 +11,7 @@ from workbench.plan import (
     Experiment,
     ExperimentError,
     ImageFolder,
+    LocalSGD,
     Plan,
     Synchronous,
     Synthetic,
@@ -55,6 +56,9 @@ def test_text_and_back(data, optimizer, tmp_path):
         (dict(precision="fp8"), "precision: .*'fp32', 'bf16' or 'fp64'.*got 'fp8'"),
         (dict(epochs=3), "epochs: Extra inputs are not permitted"),
         (dict(plan="vgg"), "plan must be a Plan, got str"),
+        (dict(sync="local"), "sync: .*got 'local'"),
+        (dict(sync={"kind": "local"}), "sync: .*'local'.*'synchronous', 'local_sgd'"),
+        (dict(sync={"kind": "local_sgd", "every": 0}), "every: .*got 0"),
     ],
 )
 def test_wrong_fields_get_one_clear_error(wrong, says):
@@ -68,6 +72,27 @@ def test_wrong_fields_get_one_clear_error(wrong, says):
 def test_wrong_optimizers(wrong):
     with pytest.raises(ExperimentError, match=r"^SGD: "):
         SGD(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (dict(every=0), "every: .*greater than or equal to 1 .got 0"),
+        (dict(every=1.5), "every: .*got 1.5"),
+        (dict(momentum="drop"), "momentum: .*'keep', 'average' or 'reset'.*got 'drop'"),
+        (dict(period=3), "period: Extra inputs"),
+    ],
+)
+def test_wrong_local_sgd(wrong, says):
+    with pytest.raises(ExperimentError, match=f"^LocalSGD: {says}"):
+        LocalSGD(**wrong)
+
+
+@pytest.mark.parametrize("sync", [Synchronous(), LocalSGD(every=7, momentum="average")])
+def test_strategies_survive_their_text(sync):
+    experiment = Experiment(**FIELDS, sync=sync)
+    assert Experiment.from_toml(experiment.to_toml()) == experiment
+    assert ("every 7 steps" in repr(experiment)) == isinstance(sync, LocalSGD)
 
 
 def test_wrong_text():

@@ -94,7 +94,7 @@ def losses(rows):
 
 def test_every_split_trains_like_one_process(run):
     alone, ended = run(ALONE)
-    for plan in (HYBRID, UNEQUAL):
+    for plan in (HYBRID, UNEQUAL, HYBRID.with_rounds("B"), UNEQUAL.with_rounds("B/K")):
         rows, outcomes = run(plan)
         assert all(losses([r]) == losses(rows) for r in rows)
         assert losses(rows) == pytest.approx(losses(alone), rel=1e-9)
@@ -109,8 +109,9 @@ def test_micro_batches_do_not_change_a_step(run, tmp_path_factory):
     weights = initialize(graph, 0, tmp_path_factory.mktemp("weights"), module=module)
     plan = Plan.hybrid(graph, 2)
     whole, _ = run(plan, weights=weights)
-    parts, _ = run(plan, weights=weights, accumulate=3)
-    assert losses(parts) == pytest.approx(losses(whole), rel=1e-9)
+    for rounds in ("BK", "B", "B/K"):
+        parts, _ = run(plan.with_rounds(rounds), weights=weights, accumulate=3)
+        assert losses(parts) == pytest.approx(losses(whole), rel=1e-9)
 
 
 def test_a_run_goes_on_from_a_checkpoint_under_any_plan(run):
@@ -152,9 +153,10 @@ def test_a_loss_that_is_no_number_ends_the_run_and_names_the_layer(run):
 
 def test_half_precision_follows_single(run):
     single, _ = run(HYBRID, precision="fp32")
-    half, _ = run(HYBRID, precision="bf16")
-    assert losses(half) != losses(single)
-    assert losses(half) == pytest.approx(losses(single), rel=0.02)
+    for plan in (HYBRID, HYBRID.with_rounds("B/K")):
+        half, _ = run(plan, precision="bf16")
+        assert losses(half) != losses(single)
+        assert losses(half) == pytest.approx(losses(single), rel=0.02)
 
 
 def test_memory_and_time_are_told(run):

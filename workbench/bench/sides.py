@@ -48,7 +48,7 @@ def workbench_side(experiment: Experiment, world: World, groups: Groups, weights
     def step(index: int) -> float:
         result = state.stepper.run(index)
         agree(state.everyone, result.loss, False, result.blocked_s)
-        state.optimizer.step()
+        state.strategy.update(index)
         return result.loss
 
     return Side("workbench", step, experiment.batch_size)

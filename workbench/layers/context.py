@@ -2,13 +2,20 @@
 
 import hashlib
 from dataclasses import dataclass, field
+from itertools import accumulate
+
+import torch
+from torch import Tensor
 
 from workbench.plan.placement import Shard
 
 
 @dataclass
 class BatchContext:
-    """The rows that each rank of the world holds now; set once before each forward pass.
+    """The rows that each rank of the world holds now; set before each forward pass.
+
+    In a step that runs its tail in rounds, that is the whole batch for the head, and then one
+    round's rows after the other.
 
     The one mutable thing that a cut model's layers share.
 
@@ -18,6 +25,7 @@ class BatchContext:
         first_row: index of rank 0's first row in the global batch of the step.
         seed: of the experiment.
         step: the optimizer step that this batch is for.
+        starts: index of each rank's first row; None: rows lie in the order of the ranks.
     """
 
     rank: int
@@ -25,13 +33,21 @@ class BatchContext:
     first_row: int = 0
     seed: int = 0
     step: int = 0
+    starts: tuple[int, ...] | None = None
     _groups: dict[tuple[int, int], Shard] = field(default_factory=dict, repr=False)
 
-    def set(self, rows: tuple[int, ...], *, first_row: int = 0, step: int = 0) -> None:
+    def set(
+        self,
+        rows: tuple[int, ...],
+        *,
+        first_row: int = 0,
+        step: int = 0,
+        starts: tuple[int, ...] | None = None,
+    ) -> None:
         """Announces the batch that the next forward pass is for."""
-        if len(rows) != len(self.rows):
+        if len(rows) != len(self.rows) or (starts is not None and len(starts) != len(rows)):
             raise ValueError(f"rows of {len(rows)} ranks for a world of {len(self.rows)}")
-        self.rows, self.first_row, self.step = rows, first_row, step
+        self.rows, self.first_row, self.step, self.starts = rows, first_row, step, starts
         self._groups.clear()
 
     @property
@@ -49,11 +65,25 @@ class BatchContext:
             self._groups[group_size, per_sample] = known
         return known
 
-    def span(self, group_size: int) -> tuple[int, int]:
-        """(first, count) in the global batch, of the rows that this rank's group holds."""
+    def indices(
+        self, group_size: int, per_sample: int = 1, device: torch.device | None = None
+    ) -> Tensor:
+        """Where the rows that this rank's group holds stand in the global batch, int64.
+
+        Args:
+            group_size: of the group.
+            per_sample: rows of the tensor for each row of the batch.
+            device: where the indices go.
+        """
         first = self.rank - self.rank % group_size
-        count = sum(self.rows[first : first + group_size])
-        return self.first_row + sum(self.rows[:first]), count
+        starts = self.starts or tuple(accumulate(self.rows, initial=self.first_row))
+        parts = [
+            torch.arange(start * per_sample, (start + rows) * per_sample, device=device)
+            for start, rows in list(zip(starts, self.rows, strict=False))[
+                first : first + group_size
+            ]
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def key(self, name: str) -> int:
         """64 bits that depend on the seed, the step and a layer's name, and on no split."""

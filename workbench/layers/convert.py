@@ -1,7 +1,10 @@
 """A plan's conversion as a module, so that the rewritten model shows each collective by name."""
 
+from collections import deque
+
 from torch import Tensor, nn
 
+from workbench.comm.gathering import PendingGather, start_all_gather, take_gathered
 from workbench.comm.group import Group
 from workbench.comm.regions import (
     Gradient,
@@ -32,6 +35,22 @@ class Convert(nn.Module):
     ) -> None:
         super().__init__()
         self.conversion, self.group, self.context, self.layer = conversion, group, context, layer
+        self._ahead: deque[PendingGather] = deque()
+
+    def start(self, x: Tensor, rows: tuple[int, ...]) -> None:
+        """Starts to gather rows for a forward pass to come; passes take them in this order.
+
+        Other conversions than a gather of rows do nothing here.
+
+        Args:
+            x: what `forward` will be given.
+            rows: of the batch of that pass, on each rank of the world.
+        """
+        source, target = self.conversion.source, self.conversion.target
+        if source == ROWS and target.placement == Replicate():
+            members = (rows[rank] * self.conversion.rows for rank in self.group.ranks)
+            started = start_all_gather(x, Shard(0, tuple(members)), self.group, layer=self.layer)
+            self._ahead.append(started)
 
     def forward(self, x: Tensor) -> Tensor:
         group, layer = self.group, self.layer
@@ -47,6 +66,8 @@ class Convert(nn.Module):
                 return reduce_scatter_to(x, cut, group, layer=layer)
             case Replicate(), Shard() as cut:
                 return scatter_to(x, cut, group, layer=layer)
+            case Shard(), Replicate() if self._ahead:
+                return take_gathered(x, self._ahead.popleft(), gradient)
             case Shard() as cut, Replicate():
                 return gather_from(x, cut, group, gradient=gradient, layer=layer)
             case Shard() as cut, Shard() as other:

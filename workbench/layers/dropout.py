@@ -77,9 +77,8 @@ class PlacedDropout(nn.Module):
             return x
         if self.p == 1.0:
             return x * 0.0
-        first, count = self.context.span(self.layout.group_size)
         ones = (1,) * len(self.shape)
-        rows = torch.arange(first * self.rows, (first + count) * self.rows, device=x.device)
+        rows = self.context.indices(self.layout.group_size, self.rows, x.device)
         rows = torch.zeros_like(rows) if self.mode == "batch" else rows
         features = self._features(x.device) if self.mode == "element" else rows.new_zeros(ones)
         keep = keep_mask(self.context.key(self.name), rows.view(-1, *ones), features, self.p)

@@ -10,6 +10,7 @@ from workbench.plan.experiment import (
     Digits,
     Experiment,
     ImageFolder,
+    LocalSGD,
     Synchronous,
     Synthetic,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "ImageFolder",
     "Layer",
     "LayerPlan",
+    "LocalSGD",
     "Partial",
     "Plan",
     "PlanError",

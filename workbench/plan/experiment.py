@@ -5,23 +5,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic import BaseModel as PydanticModel
 
-from workbench.plan.errors import ExperimentError, readable
+from workbench.plan.errors import ExperimentError
 from workbench.plan.plan import Plan
+from workbench.plan.sync import LocalSGD as LocalSGD
+from workbench.plan.sync import Sync as Sync
+from workbench.plan.sync import Synchronous as Synchronous
 from workbench.plan.text import dump
-
-
-class Value(PydanticModel):
-    """A frozen value that refuses unknown fields and wrong types, with one readable error."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=False, use_attribute_docstrings=True
-    )
-
-    def __init__(self, **fields: Any) -> None:
-        with readable(ExperimentError, type(self).__name__):
-            super().__init__(**fields)
+from workbench.plan.value import Value
 
 
 class Digits(Value):
@@ -118,14 +109,6 @@ class AdamW(Value):
 Optimizer = Annotated[SGD | Adam | AdamW, Field(discriminator="kind")]
 
 
-class Synchronous(Value):
-    """Every step averages all gradients before the optimizer moves: exact at any world size."""
-
-    kind: Literal["synchronous"] = "synchronous"
-    bucket_bytes: int = Field(default=8 << 20, ge=1)
-    """Gradients travel in buckets of about this many bytes, while backward goes on."""
-
-
 def _is_plan(value: object) -> Plan:
     if not isinstance(value, Plan):
         raise ValueError(f"plan must be a Plan, got {type(value).__name__}")
@@ -151,7 +134,7 @@ class Experiment(Value):
     optimizer: Optimizer
     steps: int = Field(ge=1)
     """Optimizer updates."""
-    sync: Synchronous = Synchronous()
+    sync: Sync = Synchronous()
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
     """"bf16" is autocast: weights and reductions stay in fp32."""
     accumulate: int = Field(default=1, ge=1)
@@ -170,6 +153,21 @@ class Experiment(Value):
                 f"batch_size {self.batch_size} cannot be computed "
                 f"in {self.accumulate} micro-batches"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _rounds_are_there(self) -> Self:
+        if isinstance(self.sync, Synchronous) and self.sync.per_round:
+            if self.plan.rounds == "BK" or self.plan.tail is None:
+                raise ValueError(
+                    f"sync: per_round needs a plan that gathers rows in rounds 'B' or 'B/K', "
+                    f"this one has rounds {self.plan.rounds!r}; see plan.with_rounds"
+                )
+            if self.accumulate > 1:
+                raise ValueError(
+                    f"sync: per_round steps within a batch, which cannot be accumulated over "
+                    f"{self.accumulate} micro-batches; accumulate=1 is valid"
+                )
         return self
 
     def replace(self, **fields: Any) -> "Experiment":
@@ -213,7 +211,12 @@ class Experiment(Value):
         return (
             f"<Experiment {source} on {self.plan.world_size} ranks: {self.data.kind}, "
             f"{self.steps} steps of {self.batch_size}, "
-            f"{self.optimizer.kind} lr={self.optimizer.lr:g}, {self.precision}, seed {self.seed}>"
+            f"{self.optimizer.kind} lr={self.optimizer.lr:g}{self._strategy()}, "
+            f"{self.precision}, seed {self.seed}>"
         )
 
     __str__ = __repr__
+
+    def _strategy(self) -> str:
+        """What is said of a strategy that is no plain synchronous step."""
+        return f" ({self.sync.inexact})" if self.sync.inexact else ""

@@ -1,6 +1,7 @@
 """The plan: which layer of a model is split how, over how many ranks. A value."""
 
 import tomllib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,6 +16,7 @@ from workbench.plan.flow import Flow, flow_of
 from workbench.plan.graph import Graph, unknown
 from workbench.plan.mesh import group_sizes
 from workbench.plan.rules import SPLITTABLE
+from workbench.plan.tail import ROUNDS, Rounds, RoundsError, Tail, tail_of
 
 BatchNorm = Literal["local", "synchronized"]
 BATCH_NORMS: tuple[BatchNorm, ...] = ("local", "synchronized")
@@ -33,6 +35,9 @@ class Plan:
             normalizes with the statistics of its own rows, as torch's DDP does, so that the
             result depends on the split by nature; "synchronized": with those of the whole
             batch, exact at any split.
+        rounds: how much of a group's rows the sharded tail sees at a time: "BK" all at once,
+            "B" one member's, "B/K" a part of every member's (`plan/tail.py`). All three give
+            the same gradients; the tail's activations shrink by the group's size.
 
     Raises:
         PlanError: a choice that cannot be; the text names the layer and what is valid.
@@ -42,6 +47,7 @@ class Plan:
     world_size: int
     layers: Mapping[str, LayerPlan] = field(default_factory=dict)
     batch_norm: BatchNorm = "local"
+    rounds: Rounds = "BK"
 
     def __post_init__(self) -> None:
         size = self.world_size
@@ -49,6 +55,8 @@ class Plan:
             raise PlanError(f"world_size must be a positive integer, got {size!r}")
         if self.batch_norm not in BATCH_NORMS:
             raise PlanError(unknown("batch_norm mode", str(self.batch_norm), BATCH_NORMS))
+        if self.rounds not in ROUNDS:
+            raise PlanError(unknown("rounds", str(self.rounds), ROUNDS))
         chosen = {}
         for layer in self.graph.layers:  # in the model's order, so that equal plans print alike
             choice = self.layers.get(layer.name)
@@ -60,13 +68,16 @@ class Plan:
         for name in self.layers:
             self._require(name)
         object.__setattr__(self, "layers", MappingProxyType(chosen))
+        if self.rounds != "BK":
+            _ = self.tail  # refuses what cannot be
 
     def __hash__(self) -> int:
-        return hash((self.graph, self.world_size, tuple(self.layers.items()), self.batch_norm))
+        choices = tuple(self.layers.items())
+        return hash((self.graph, self.world_size, choices, self.batch_norm, self.rounds))
 
     def __getstate__(self) -> dict[str, Any]:
-        fields = {name: getattr(self, name) for name in ("graph", "world_size", "batch_norm")}
-        return {**fields, "layers": dict(self.layers)}
+        names = ("graph", "world_size", "batch_norm", "rounds")
+        return {**{name: getattr(self, name) for name in names}, "layers": dict(self.layers)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in {**state, "layers": MappingProxyType(state["layers"])}.items():
@@ -85,7 +96,14 @@ class Plan:
         return cls(graph, world_size)
 
     @classmethod
-    def hybrid(cls, graph: Graph, world_size: int, group_size: int | None = None) -> "Plan":
+    def hybrid(
+        cls,
+        graph: Graph,
+        world_size: int,
+        group_size: int | None = None,
+        *,
+        rounds: Rounds = "BK",
+    ) -> "Plan":
         """SplitBrain: convolutions replicated, linear layers sharded inside groups.
 
         A linear layer that reads the cut output of another through element-wise layers is
@@ -97,9 +115,11 @@ class Plan:
             graph: the model.
             world_size: number of ranks.
             group_size: ranks that share one copy of the linear layers; None: all.
+            rounds: "BK", "B" or "B/K".
 
         Raises:
-            PlanError: `group_size` does not divide `world_size`.
+            PlanError: `group_size` does not divide `world_size`, or the model's linear layers
+                cannot run in these rounds.
         """
         k = world_size if group_size is None else group_size
         if k not in group_sizes(world_size):
@@ -107,7 +127,7 @@ class Plan:
             raise PlanError(
                 f"group_size {k!r} does not divide world_size {world_size}; valid are {valid}"
             )
-        return cls(graph, world_size, presets.hybrid(graph, k))
+        return cls(graph, world_size, presets.hybrid(graph, k), rounds=rounds)
 
     def with_layer(
         self,
@@ -118,6 +138,9 @@ class Plan:
         shares: Sequence[float] | None = None,
     ) -> "Plan":
         """The plan with another choice for one layer.
+
+        Where the sharded layers could then no longer run in the plan's rounds, the new plan
+        falls back to "BK", with a warning that names the layer in the way.
 
         Args:
             name: the layer.
@@ -135,12 +158,34 @@ class Plan:
             apart = now.group_size if now.group_size > 1 else self.world_size
             group_size = 1 if scheme == "replicate" else apart
         kept = None if shares is None else tuple(shares)
-        choice = LayerPlan(scheme, group_size, kept)
-        return replace(self, layers={**self.layers, name: choice})
+        layers = {**self.layers, name: LayerPlan(scheme, group_size, kept)}
+        try:
+            return replace(self, layers=layers)
+        except RoundsError as error:
+            warnings.warn(f"rounds {self.rounds!r} became 'BK': {error}", stacklevel=2)
+            return replace(self, layers=layers, rounds="BK")
 
     def with_batch_norm(self, mode: BatchNorm) -> "Plan":
         """The plan with "local" or "synchronized" statistics of batch norm."""
         return replace(self, batch_norm=mode)
+
+    def with_rounds(self, rounds: Rounds) -> "Plan":
+        """The plan with "BK", "B" or "B/K" rounds of its sharded tail.
+
+        Raises:
+            PlanError: no such rounds, or the layers behind the gather cannot run in them; the
+                text names the layer in the way.
+        """
+        return replace(self, rounds=rounds)
+
+    @cached_property
+    def tail(self) -> Tail | None:
+        """What runs in rounds; None where nothing is gathered, and a step is one round.
+
+        Raises:
+            PlanError: the sharded layers are no tail, so that only rounds "BK" are possible.
+        """
+        return tail_of(self.graph, self.flow)
 
     @cached_property
     def flow(self) -> Flow:
@@ -191,7 +236,7 @@ class Plan:
         shown = ", ".join(split[:4]) + (f", ... {len(split) - 4} more" if len(split) > 4 else "")
         return (
             f"<Plan {self.graph.source.name} on {self.world_size} ranks: "
-            f"{shown or 'data parallel'}>"
+            f"{shown or 'data parallel'}{show.rounds_of(self)}>"
         )
 
     def __str__(self) -> str:

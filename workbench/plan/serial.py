@@ -15,7 +15,7 @@ from workbench.plan.text import dump
 if TYPE_CHECKING:
     from workbench.plan.plan import Plan
 
-_PLAN_KEYS = ("world_size", "batch_norm", "model")
+_PLAN_KEYS = ("world_size", "batch_norm", "rounds", "model")
 
 
 def to_toml(plan: "Plan") -> str:
@@ -24,6 +24,7 @@ def to_toml(plan: "Plan") -> str:
         "model": plan.graph.source.name,
         "world_size": plan.world_size,
         "batch_norm": plan.batch_norm,
+        "rounds": plan.rounds,
     }
     choices = {name: _without_defaults(choice, LayerPlan()) for name, choice in plan.layers.items()}
     return (
@@ -66,6 +67,7 @@ def read(content: Mapping[str, Any], graph: Graph | None) -> dict[str, Any]:
         "graph": graph,
         "world_size": head.get("world_size"),
         "batch_norm": head.get("batch_norm", "local"),
+        "rounds": head.get("rounds", "BK"),
         "layers": {
             name: LayerPlan(choice.scheme, choice.group_size, choice.shares)
             for name, choice in layers.items()

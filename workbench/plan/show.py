@@ -43,11 +43,17 @@ def as_html(plan: "Plan") -> str:
     picture = base64.b64encode(pieces_svg(plan).encode()).decode()
     label = escape(f"parameters that each of {plan.world_size} ranks holds")
     return (
-        f"<div><p><b>{escape(plan.graph.source.name)}</b> on {plan.world_size} ranks. "
+        f"<div><p><b>{escape(plan.graph.source.name)}</b> on {plan.world_size} ranks"
+        f"{escape(rounds_of(plan))}. "
         f"{escape(_totals(plan))}</p>"
         f'<img alt="{label}" src="data:image/svg+xml;base64,{picture}">'
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
+
+
+def rounds_of(plan: "Plan") -> str:
+    """What a plan's line says of its rounds: nothing where the tail runs at once."""
+    return "" if plan.rounds == "BK" else f", in rounds {plan.rounds}"
 
 
 def pieces_svg(plan: "Plan", width: int = 860, lane: int = 24) -> str:

@@ -1,7 +1,7 @@
 """Sums gradients over replica groups, in buckets, while backward goes on."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -34,10 +34,14 @@ class GradientSum:
     Args:
         model: the cut model.
         bucket_bytes: a bucket is closed once it holds this much.
+        names: the parameters to look after; None: all.
     """
 
-    def __init__(self, model: CutModel, bucket_bytes: int) -> None:
-        self.parameters = model.trainable()
+    def __init__(
+        self, model: CutModel, bucket_bytes: int, names: Collection[str] | None = None
+    ) -> None:
+        every = model.trainable()
+        self.parameters = {n: p for n, p in every.items() if names is None or n in names}
         self._buckets: list[_Bucket] = []
         self._home: dict[str, _Bucket] = {}
         self._spares = _spares(model)

@@ -55,7 +55,7 @@ class Loop:
             loss, stop, blocked_s = agree(self.state.everyone, result.loss, wish, result.blocked_s)
             if not math.isfinite(loss):
                 return self._diverged(step, result)
-            self.state.optimizer.step()
+            self.state.strategy.update(step)
             row = step_row(
                 step=step,
                 rank=self.state.world.rank,
@@ -69,6 +69,8 @@ class Loop:
             )
             done = step + 1
             last = done == experiment.steps
+            if last:
+                self.state.strategy.settle()
             if last or _due(done, experiment.evaluate_every):
                 self.evaluation = self._evaluate()
                 row["accuracy"] = self.evaluation["accuracy"]
@@ -102,6 +104,7 @@ class Loop:
 
     def _save(self, done: int) -> None:
         state = self.state
+        state.strategy.settle()
         average_statistics(state.model)
         self.checkpoint = checkpoint.save(
             self.directory,

@@ -43,7 +43,16 @@ def write_reference(experiment: Experiment, weights: Path, start: Path, path: Pa
         weights: the initial weights.
         start: where to write the weights that both models start from, which `vary` makes.
         path: where to write the entries.
+
+    Raises:
+        VerifyError: the experiment computes something else by design, or drops elements in a
+            way that cannot be repeated.
     """
+    if experiment.sync.inexact:
+        raise VerifyError(
+            f"{experiment.sync!r} is inexact by design ({experiment.sync.inexact}): one process "
+            f"cannot confirm it; verify the plan under Synchronous()"
+        )
     vary(experiment.plan.graph, weights, start)
     if experiment.precision == "fp64":
         found = _trained(experiment, start, torch.float64)

@@ -17,9 +17,9 @@ from workbench.plan.experiment import Experiment
 from workbench.plan.plan import Plan
 from workbench.train.checkpoint import load, restore
 from workbench.train.data import Dataset, open_data
-from workbench.train.gradients import GradientSum
 from workbench.train.optimizer import build_optimizer
 from workbench.train.step import Stepper
+from workbench.train.strategy import Strategy, strategy_of
 
 CONTROL = "control"
 
@@ -44,6 +44,7 @@ class RankState:
         everyone: the group of all ranks.
         model: this rank's part of the model.
         optimizer: of this rank's pieces.
+        strategy: moves the weights.
         stepper: computes gradients.
         test_data: the split to evaluate on.
         first_step: updates made before this session.
@@ -54,6 +55,7 @@ class RankState:
     everyone: Group
     model: CutModel
     optimizer: torch.optim.Optimizer
+    strategy: Strategy
     stepper: Stepper
     test_data: Dataset
     first_step: int
@@ -79,14 +81,15 @@ class RankState:
             restore(saved, model, optimizer, experiment.optimizer)
         shape, classes = plan.graph.input_shape, plan.graph.num_classes
         train_data = open_data(experiment.data, shape, classes, "train")
-        gradients = GradientSum(model, experiment.sync.bucket_bytes)
+        strategy = strategy_of(experiment, model, optimizer)
         return cls(
             experiment=experiment,
             world=world,
             everyone=everyone(groups, plan),
             model=model,
             optimizer=optimizer,
-            stepper=Stepper(experiment, model, gradients, train_data, world, dtype),
+            strategy=strategy,
+            stepper=Stepper(experiment, model, strategy, train_data, world, dtype),
             test_data=open_data(experiment.data, shape, classes, "test"),
             first_step=0 if saved is None else saved.step,
         )
@@ -96,6 +99,6 @@ class RankState:
         parameters = self.model.trainable().values()
         yield from self.model.pieces().values()
         yield from (p.grad for p in parameters if p.grad is not None)
-        yield from self.stepper.gradients.buffers
+        yield from self.strategy.buffers
         for held in self.optimizer.state.values():
             yield from (value for value in held.values() if isinstance(value, Tensor))

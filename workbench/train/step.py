@@ -1,8 +1,9 @@
-"""One synchronous step on one rank."""
+"""The gradients of one step on one rank."""
 
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,26 +12,10 @@ from workbench.comm.world import World
 from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment import Experiment
 from workbench.plan.placement import apportion
+from workbench.train.batch import MicroBatch
 from workbench.train.data import Dataset, rows_of_step
-from workbench.train.gradients import GradientSum
-from workbench.train.objective import step_loss
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """This rank's rows of one micro-batch.
-
-    Attributes:
-        rows: rows of every rank.
-        first_row: index of rank 0's first row in the step's global batch.
-        images: [own rows, *input_shape].
-        labels: [own rows].
-    """
-
-    rows: tuple[int, ...]
-    first_row: int
-    images: Tensor
-    labels: Tensor
+from workbench.train.passes import Precision, pass_of
+from workbench.train.strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -60,7 +45,7 @@ class Stepper:
     Args:
         experiment: what to run.
         model: this rank's part.
-        gradients: sums them over replicas.
+        strategy: makes of them what the optimizer is to see.
         data: the training split.
         world: this rank's place.
         dtype: of images.
@@ -70,36 +55,37 @@ class Stepper:
         self,
         experiment: Experiment,
         model: CutModel,
-        gradients: GradientSum,
+        strategy: Strategy,
         data: Dataset,
         world: World,
         dtype: torch.dtype,
     ) -> None:
-        self.experiment, self.model, self.gradients = experiment, model, gradients
+        self.experiment, self.model, self.strategy = experiment, model, strategy
         self.data, self.world, self.dtype = data, world, dtype
+        self.passing = pass_of(model, _precision(experiment, world.device), strategy.after_round)
 
     def run(self, step: int) -> StepResult:
-        """Leaves in every `grad` the gradient of the mean loss over the step's global batch."""
+        """Leaves in every `grad` what the strategy's next update is to see.
+
+        That is, for synchronous steps, the gradient of the mean loss over the global batch.
+        """
         started, blocked = time.perf_counter(), self.world.recorder.blocked_s
         batches = self._load(step)
-        samples = sum(sum(batch.rows) for batch in batches)
-        self.gradients.begin()
+        rows = tuple(map(sum, zip(*(batch.rows for batch in batches), strict=True)))
+        samples = sum(rows)
+        self.strategy.begin()
         total = 0.0
         outputs: tuple[Tensor, ...] = ()
         for index, batch in enumerate(batches):
-            self.model.context.set(batch.rows, first_row=batch.first_row, step=step)
-            with self._precision():
-                outputs = self.model(batch.images)
-            loss, reported = step_loss(self.model, outputs, batch.labels, samples)
-            if index == len(batches) - 1:
-                self.gradients.last()
-            loss.backward()
+            last = index == len(batches) - 1
+            outputs, reported = self.passing.run(
+                batch, step, samples, self.strategy.last if last else _not_yet
+            )
             total += reported
-        self.gradients.finish()
+        self.strategy.finish(rows)
         seconds = time.perf_counter() - started
         blocked_s = self.world.recorder.blocked_s - blocked
-        given = tuple(output.detach() for output in outputs)
-        return StepResult(total, samples, seconds, blocked_s, batches, given)
+        return StepResult(total, samples, seconds, blocked_s, batches, outputs)
 
     def _load(self, step: int) -> tuple[MicroBatch, ...]:
         """This rank's part of the step's global batch, cut into micro-batches."""
@@ -118,7 +104,13 @@ class Stepper:
             first += count
         return tuple(batches)
 
-    def _precision(self) -> AbstractContextManager[object]:
-        if self.experiment.precision == "bf16":
-            return torch.autocast(self.world.device.type, torch.bfloat16)
-        return nullcontext()
+
+def _precision(experiment: Experiment, device: torch.device) -> Precision:
+    """Makes the context in which forward passes run."""
+    if experiment.precision == "bf16":
+        return partial(torch.autocast, device.type, torch.bfloat16)
+    return nullcontext
+
+
+def _not_yet() -> None:
+    """More micro-batches follow."""

@@ -47,7 +47,7 @@ def compare(
             if step == 0:
                 found += _outputs(state, result.outputs, whole)
                 found += _gradients(state, whole)
-            state.optimizer.step()
+            state.strategy.update(step)
         return found + _values(state, whole)
 
 

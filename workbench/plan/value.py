@@ -1,0 +1,20 @@
+"""The base of the values that an experiment is made of."""
+
+from typing import Any
+
+from pydantic import BaseModel as PydanticModel
+from pydantic import ConfigDict
+
+from workbench.plan.errors import ExperimentError, readable
+
+
+class Value(PydanticModel):
+    """A frozen value that refuses unknown fields and wrong types, with one readable error."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=False, use_attribute_docstrings=True
+    )
+
+    def __init__(self, **fields: Any) -> None:
+        with readable(ExperimentError, type(self).__name__):
+            super().__init__(**fields)

@@ -1,0 +1,75 @@
+"""When ranks exchange gradients or parameters, and when their optimizers move."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from workbench.layers.cut_model import CutModel
+from workbench.plan.experiment import Experiment, LocalSGD, Synchronous
+from workbench.train.local_sgd import LocalUpdates
+from workbench.train.per_round import PerRoundUpdates
+from workbench.train.synchronous import SynchronousUpdates
+
+
+class Strategy(Protocol):
+    """One way to turn backward passes into updates.
+
+    A step is `begin`, any number of backward passes with `last` before the last of them,
+    `finish`, and `update`, unless the loss was no number.
+    """
+
+    def begin(self) -> None:
+        """Forgets the last step's gradients."""
+        ...
+
+    def last(self) -> None:
+        """No parameter gets more gradients than from the passes under way."""
+        ...
+
+    def after_round(self, rows: int, samples: int) -> None:
+        """The tail's backward pass of one round is done.
+
+        Args:
+            rows: of the round over all ranks.
+            samples: of the step over all ranks.
+        """
+        ...
+
+    def finish(self, rows: tuple[int, ...]) -> None:
+        """Makes every gradient what the optimizer is to see.
+
+        Args:
+            rows: of the whole step on each rank of the world.
+        """
+        ...
+
+    def update(self, step: int) -> None:
+        """Moves the weights.
+
+        Args:
+            step: index of the step.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Makes weights and optimizer state equal on all ranks that hold the same piece."""
+        ...
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """What it keeps from step to step, for the account of memory."""
+        ...
+
+
+def strategy_of(
+    experiment: Experiment, model: CutModel, optimizer: torch.optim.Optimizer
+) -> Strategy:
+    """The strategy that an experiment's `sync` names."""
+    match experiment.sync:
+        case Synchronous(per_round=True) as sync:
+            return PerRoundUpdates(sync, model, optimizer)
+        case Synchronous() as sync:
+            return SynchronousUpdates(sync, model, optimizer)
+        case LocalSGD() as sync:
+            return LocalUpdates(sync, experiment.optimizer, model, optimizer)

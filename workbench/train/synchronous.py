@@ -1,0 +1,46 @@
+"""Every gradient is summed over its replicas before the optimizer moves."""
+
+import torch
+from torch import Tensor
+
+from workbench.layers.cut_model import CutModel
+from workbench.plan.experiment import Synchronous
+from workbench.train.gradients import GradientSum
+
+
+class SynchronousUpdates:
+    """One process's step at any world size, to rounding.
+
+    Args:
+        sync: the value.
+        model: this rank's part.
+        optimizer: of its pieces.
+    """
+
+    def __init__(
+        self, sync: Synchronous, model: CutModel, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self.optimizer = optimizer
+        self._sums = GradientSum(model, sync.bucket_bytes)
+
+    def begin(self) -> None:
+        self._sums.begin()
+
+    def last(self) -> None:
+        self._sums.last()
+
+    def after_round(self, rows: int, samples: int) -> None:
+        """Gradients of all rounds add up."""
+
+    def finish(self, rows: tuple[int, ...]) -> None:
+        self._sums.finish()
+
+    def update(self, step: int) -> None:
+        self.optimizer.step()
+
+    def settle(self) -> None:
+        """Replicas are always equal."""
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        return self._sums.buffers
