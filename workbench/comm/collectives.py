@@ -22,6 +22,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from workbench.comm import shared
 from workbench.comm.group import Group
 from workbench.comm.pending import Pending as Pending
 from workbench.comm.pending import start_all_reduce as start_all_reduce
@@ -41,6 +42,9 @@ def all_gather(
     owned = lengths(shape, shard.dim, shard.sizes)
     call = group.call("all_gather", layer, phase)
     with call.timed():
+        if group.rounds is not None:
+            call.count(owned, x.itemsize)
+            return shared.all_gather(x, shard, group.rounds, call)
         flat = x.new_empty(sum(owned))
         cut(flat, owned)[group.rank].view(x.shape).copy_(x)
         spread(flat, owned, call)
@@ -57,6 +61,9 @@ def reduce_scatter(
     sent = lengths(x.shape, shard.dim, shard.sizes)
     call = group.call("reduce_scatter", layer, phase)
     with call.timed():
+        if group.rounds is not None:
+            call.count([sent[group.rank]] * group.size, x.itemsize)
+            return shared.reduce_scatter(x, shard, group.rounds, call)
         flat = pack(x, shard.dim, shard.sizes)
         parts = swap(flat, sent, [sent[group.rank]] * group.size, call)
         return shaped(_sum(parts, group.size), shape)
@@ -87,6 +94,9 @@ def all_to_all(
     received = lengths(shape, source.dim, taken)
     call = group.call("all_to_all", layer, phase)
     with call.timed():
+        if group.rounds is not None:
+            call.count(received, x.itemsize)
+            return shared.all_to_all(x, source, target, group.rounds, call)
         flat = swap(pack(x, target.dim, given), sent, received, call)
         return unpack(flat, shape, source.dim, taken)
 
@@ -97,6 +107,10 @@ def all_reduce(x: Tensor, group: Group, *, layer: str = "", phase: Phase = "step
     segments = apportion(x.numel(), (1,) * group.size)
     call = group.call("all_reduce", layer, phase)
     with call.timed():
+        if group.rounds is not None:
+            call.count([segments[group.rank]] * group.size, x.itemsize)
+            call.count(segments, x.itemsize)
+            return shared.all_reduce(x, group.rounds, call)
         flat = x.reshape(-1)
         parts = swap(flat, segments, [segments[group.rank]] * group.size, call)
         result = torch.empty_like(flat)
@@ -114,6 +128,10 @@ def broadcast(
         raise ValueError(f"root must be one of 0..{group.size - 1}, got {root}")
     call = group.call("broadcast", layer, phase)
     with call.timed():
+        if group.rounds is not None:
+            owned = [x.numel() if rank == root else 0 for rank in range(group.size)]
+            call.count(owned, x.itemsize)
+            return shared.broadcast(x, root, group.rounds, call)
         flat = x.reshape(-1).clone() if group.rank == root else x.new_empty(x.numel())
         spread(flat, [len(flat) if rank == root else 0 for rank in range(group.size)], call)
         return shaped(flat, x.shape)
