@@ -8,7 +8,10 @@ from pathlib import Path
 from workbench.bench.report import Report
 
 # Each module has `run(quick: bool) -> Report`.
-BENCHES = {"splitbrain": "convolutions replicated, linear layers sharded, against torch's DDP"}
+BENCHES = {
+    "collectives": "all-reduce through shared memory, against gloo's",
+    "splitbrain": "convolutions replicated, linear layers sharded, against torch's DDP",
+}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -87,6 +87,15 @@ class Group:
         """The memory that the ranks share; None where they do not, or there is but one."""
         return None if self.link is None else self.link.rounds
 
+    @property
+    def transport(self) -> str:
+        """What tensors travel through, for people to read."""
+        if self.link is None:
+            return "nothing"
+        if self.link.rounds is not None:
+            return "shared memory"
+        return "gloo" if self.link.device.type == "cpu" else "nccl"
+
     def buffer(self, numel: int, like: Tensor) -> Tensor:
         """Makes a flat buffer of zeros that `start_all_reduce` sums without a copy.
 

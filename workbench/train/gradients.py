@@ -41,6 +41,7 @@ class GradientSum:
         self._home: dict[str, _Bucket] = {}
         self._sending = False
         self._next = 0
+        self._under_way: list[Pending] = []
         for names, group in _bucketed(model, self.parameters, bucket_bytes):
             self._add(names, group)
         for name, bucket in self._home.items():
@@ -48,7 +49,7 @@ class GradientSum:
 
     def begin(self) -> None:
         """Forgets the last step's gradients."""
-        self._sending, self._next = False, 0
+        self._sending, self._next, self._under_way = False, 0, []
         for parameter in self.parameters.values():
             parameter.grad = None
         for bucket in self._buckets:
@@ -78,7 +79,8 @@ class GradientSum:
 
     def _add(self, names: list[str], group: Group) -> None:
         first = self.parameters[names[0]]
-        flat = first.new_zeros(sum(self.parameters[name].numel() for name in names))
+        # The same order on all ranks of a group: that in which backward reaches first names.
+        flat = group.buffer(sum(self.parameters[name].numel() for name in names), first)
         views, start = {}, 0
         for name in names:
             parameter = self.parameters[name]
@@ -103,6 +105,7 @@ class GradientSum:
             if gradients is not None and gradients._sending:
                 bucket.waiting.discard(name)
                 gradients._send_ready()
+                gradients._advance()
 
         return gather
 
@@ -110,7 +113,12 @@ class GradientSum:
         while self._next < len(self._buckets) and not self._buckets[self._next].waiting:
             bucket = self._buckets[self._next]
             bucket.pending = start_all_reduce(bucket.flat, bucket.group, layer="gradients")
+            self._under_way.append(bucket.pending)
             self._next += 1
+
+    def _advance(self) -> None:
+        """Adds up what has arrived, which no thread does meanwhile."""
+        self._under_way = [pending for pending in self._under_way if not pending.poll()]
 
 
 def _bucketed(
