@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from workbench.comm.futex import MASK, Count
+from workbench.comm.pieces import even
 from workbench.comm.rounds import Rounds
 from workbench.comm.segment import PAGE, Offer, attach, create
 from workbench.comm.shared import added
-from workbench.plan.placement import apportion
 
 _SUMMED_AT = 64
 # Sums are taken so many bytes at a time, which stay in a core's cache meanwhile.
@@ -51,7 +51,7 @@ class SharedBuffer:
         self, rounds: Rounds, maps: Sequence[mmap.mmap], numel: int, dtype: torch.dtype
     ) -> None:
         self.rounds = rounds
-        segments = apportion(numel, (1,) * rounds.size)
+        segments = even(numel, rounds.size)
         self._flats: list[tuple[Tensor, ...]] = []  # of each rank, cut into segments
         self._sums: list[Tensor] = []  # of each segment, in the memory of the rank that adds it up
         for memory, segment in zip(maps, segments, strict=True):
@@ -137,7 +137,8 @@ def allocate(
     """
     offer = None
     with suppress(OSError):
-        offer = create(_sums_at(numel, dtype) + -(-numel // rounds.size) * dtype.itemsize)
+        most = even(numel, rounds.size)[0]
+        offer = create(_sums_at(numel, dtype) + most * dtype.itemsize, reserved=True)
     try:
         mine = astuple(offer) if offer is not None else (0, 0, 0, 0, 0)
         offers = [Offer(*words) for words in rounds.exchange(mine, what)]

@@ -26,10 +26,10 @@ from workbench.comm import shared
 from workbench.comm.group import Group
 from workbench.comm.pending import Pending as Pending
 from workbench.comm.pending import start_all_reduce as start_all_reduce
-from workbench.comm.pieces import accumulator, cut, lengths, pack, resized, shaped, unpack
+from workbench.comm.pieces import accumulator, cut, even, lengths, pack, resized, shaped, unpack
 from workbench.comm.record import Phase
 from workbench.comm.transfer import spread, swap
-from workbench.plan.placement import Shard, apportion
+from workbench.plan.placement import Shard
 
 
 @torch.no_grad()
@@ -104,7 +104,7 @@ def all_to_all(
 @torch.no_grad()
 def all_reduce(x: Tensor, group: Group, *, layer: str = "", phase: Phase = "step") -> Tensor:
     """Sums all ranks' x on every rank."""
-    segments = apportion(x.numel(), (1,) * group.size)
+    segments = even(x.numel(), group.size)
     call = group.call("all_reduce", layer, phase)
     with call.timed():
         if group.rounds is not None:

@@ -107,7 +107,7 @@ class Host:
             offer = None
             if self._name and self._watch.rank in ranks and len(ranks) > 1:
                 try:
-                    offer = create(SEGMENT_BYTES)
+                    offer = create(SEGMENT_BYTES, reserved=False)
                 except OSError as error:
                     trouble.append(f"no shared memory for ranks {ranks}: {error}")
             offers.append(offer)

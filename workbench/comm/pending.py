@@ -7,8 +7,7 @@ from torch import Tensor
 
 from workbench.comm.buffer import SharedBuffer
 from workbench.comm.group import Call, Group
-from workbench.comm.pieces import accumulator
-from workbench.plan.placement import apportion
+from workbench.comm.pieces import accumulator, even
 
 
 class Pending(ABC):
@@ -99,7 +98,7 @@ def start_all_reduce(flat: Tensor, group: Group, *, layer: str = "") -> Pending:
     call, link = group.call("all_reduce", layer, "step"), group.link
     if link is None:
         return _Over()
-    segments, wide = apportion(len(flat), (1,) * group.size), accumulator(flat.dtype)
+    segments, wide = even(len(flat), group.size), accumulator(flat.dtype)
     call.count([segments[group.rank]] * group.size, wide.itemsize)
     call.count(segments, wide.itemsize)
     buffer = group.shared(flat)

@@ -16,14 +16,18 @@ import torch
 from torch import Tensor
 
 from workbench.comm.errors import PeerLost
-from workbench.comm.futex import MASK, Count, Futex
+from workbench.comm.futex import Count, Futex
 from workbench.comm.peers import Peers
+from workbench.comm.pieces import cut, even
 from workbench.comm.segment import PAGE
 from workbench.comm.watch import TICK, Watch
 
 SLOTS = 3
-# Of all ranks the slots that are in use together fit into the last-level cache of most hosts.
-SLOT_BYTES = 2**20
+# The slots in use at one time, of four ranks, fit into the last-level cache of a server's core
+# complex (32 MB); with smaller ones, large tensors take more meetings.
+SLOT_BYTES = 2**21
+# Rounds are counted up to here and then from 0 again, so that slots follow each other all the same.
+TURN = SLOTS * 2**30
 SEGMENT_BYTES = PAGE + SLOTS * SLOT_BYTES
 # Falling asleep and being woken take some 50 µs; whoever comes within this needs neither.
 SPIN_S = 0.0002
@@ -69,6 +73,7 @@ class Rounds:
         ]
         self._round = 0
         self._views: dict[tuple[torch.dtype, tuple[int, ...]], list[list[Tensor]]] = {}
+        self._cuts: dict[tuple[torch.dtype, int], list[list[tuple[Tensor, ...]]]] = {}
 
     def staged(self, dtype: torch.dtype, shape: tuple[int, ...], ago: int = 0) -> list[Tensor]:
         """Each rank's slot as a tensor: of the coming round, or of the one `ago` before it.
@@ -84,6 +89,20 @@ class Rounds:
             self._views[dtype, shape] = views
         return views[(self._round + 1 - ago) % SLOTS]
 
+    def segments(self, dtype: torch.dtype, length: int, ago: int) -> list[tuple[Tensor, ...]]:
+        """The same for flat tensors, each cut into the near-equal segments that the ranks sum."""
+        cuts = self._cuts.get((dtype, length))
+        if cuts is None:
+            if len(self._cuts) > 50:
+                self._cuts.clear()
+            sizes = even(length, self.size)
+            cuts = [
+                [cut(flat[: length * dtype.itemsize].view(dtype), sizes) for flat in row]
+                for row in self._slots
+            ]
+            self._cuts[dtype, length] = cuts
+        return cuts[(self._round + 1 - ago) % SLOTS]
+
     def meet(self, what: object) -> None:
         """Returns when all ranks have come to this round.
 
@@ -95,7 +114,7 @@ class Rounds:
             PeerLost: a rank's process has ended, or it has left the world or given up.
         """
         stale = self._round
-        self._round = (stale + 1) & MASK
+        self._round = (stale + 1) % TURN
         self._came[self.rank].post(self._round)
         for index, came, cell in self._others:
             # A rank can be one round ahead but never more than one behind.

@@ -31,18 +31,25 @@ class Offer:
     size: int
 
 
-def create(size: int) -> Offer:
-    """Makes a segment of `size` bytes, all of them reserved; whoever calls closes the `fd`.
+def create(size: int, *, reserved: bool) -> Offer:
+    """Makes a segment of `size` bytes, all zero; whoever calls closes the `fd`.
+
+    Args:
+        size: in bytes.
+        reserved: takes all of its memory now; otherwise pages come when they are touched, as they
+            do for any tensor.
 
     Raises:
-        OSError: this host has no anonymous files, or no memory left.
+        OSError: this system has no anonymous files, or not enough memory.
     """
     if not hasattr(os, "memfd_create"):
         raise OSError("this system has no memfd_create")
     fd = os.memfd_create("workbench", os.MFD_CLOEXEC)
     try:
-        # Reserved now: a page that could not be had later would be a SIGBUS.
-        os.posix_fallocate(fd, 0, size)
+        if reserved:
+            os.posix_fallocate(fd, 0, size)
+        else:
+            os.ftruncate(fd, size)
         found = os.fstat(fd)
     except BaseException:
         os.close(fd)

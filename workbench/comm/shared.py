@@ -13,14 +13,14 @@ from math import prod
 import torch
 from torch import Tensor
 
-from workbench.comm.pieces import accumulator, cut, pack, resized, shaped, unpack
+from workbench.comm.pieces import accumulator, cut, new_like, pack, resized, shaped, unpack
 from workbench.comm.portions import portions_of
 from workbench.comm.rounds import SLOT_BYTES, Rounds
-from workbench.plan.placement import Shard, apportion
+from workbench.plan.placement import Shard
 
 # Up to here every rank sums everything, after one meeting; beyond, each sums its segment, and a
 # second meeting follows. Measured on four cores, where both take the same time here.
-ONE_MEETING_BYTES = 2**15
+ONE_MEETING_BYTES = 2**16
 
 
 def all_gather(x: Tensor, shard: Shard, rounds: Rounds, what: object) -> Tensor:
@@ -40,7 +40,7 @@ def all_gather(x: Tensor, shard: Shard, rounds: Rounds, what: object) -> Tensor:
             ],
             dim,
         )
-    result = x.new_empty(shape)
+    result = new_like(x, shape)
     mine, places = x.reshape(rows, -1), cut(result.view(rows, -1), widths, 1)
     portions = portions_of(rows, max(widths), SLOT_BYTES // x.itemsize)
 
@@ -72,7 +72,7 @@ def reduce_scatter(x: Tensor, shard: Shard, rounds: Rounds, what: object) -> Ten
         staged = rounds.staged(x.dtype, tuple(x.shape), 1)
         return added([whole.narrow(dim, *span) for whole in staged])
     rows, size = prod(x.shape[:dim]), prod(x.shape[dim + 1 :])
-    result = x.new_empty(shape)
+    result = new_like(x, shape)
     pieces = cut(x.reshape(rows, -1), [n * size for n in shard.sizes], 1)
     place = result.view(rows, shard.sizes[rounds.rank] * size)
     # One element more for each piece: portions of pieces are rounded.
@@ -120,7 +120,9 @@ def all_to_all(x: Tensor, source: Shard, target: Shard, rounds: Rounds, what: ob
         for shape, row in zip(shapes, given, strict=True)
     ]
     flat = pack(x, target.dim, given[rounds.rank])
-    taken = [row[rounds.rank] for row in given]
+    taken: Sequence[int] = source.sizes
+    if source.dim == target.dim:
+        taken = [row[rounds.rank] for row in given]
     shape = resized(x.shape, target.dim, target.sizes[rounds.rank])
     shape = resized(shape, source.dim, sum(taken))
     return unpack(_swap(flat, lengths, rounds, what), shape, source.dim, taken)
@@ -135,7 +137,7 @@ def all_reduce(x: Tensor, rounds: Rounds, what: object) -> Tensor:
         rounds.staged(x.dtype, shape)[rounds.rank].copy_(x)
         rounds.meet(what)
         return added(rounds.staged(x.dtype, shape, 1))
-    flat, result = x.reshape(-1), x.new_empty(x.numel())
+    flat, result = x.reshape(-1), new_like(x, (x.numel(),))
     portions = flat.split(SLOT_BYTES // x.itemsize)
     places = result.split(SLOT_BYTES // x.itemsize)
     # While one portion is staged, the one before is summed, and the one before that fetched.
@@ -144,12 +146,12 @@ def all_reduce(x: Tensor, rounds: Rounds, what: object) -> Tensor:
             portion = portions[step]
             rounds.staged(x.dtype, tuple(portion.shape))[rounds.rank].copy_(portion)
         if 1 <= step <= len(portions):
-            slots = _segments(rounds, len(portions[step - 1]), x.dtype, 1)
+            slots = rounds.segments(x.dtype, len(portions[step - 1]), 1)
             mine = cut(places[step - 1], [len(part) for part in slots[0]])[rounds.rank]
             added([slot[rounds.rank] for slot in slots], mine)
             slots[rounds.rank][rounds.rank].copy_(mine)
         if step >= 2:
-            slots = _segments(rounds, len(portions[step - 2]), x.dtype, 2)
+            slots = rounds.segments(x.dtype, len(portions[step - 2]), 2)
             places_of = cut(places[step - 2], [len(part) for part in slots[0]])
             for rank, place in enumerate(places_of):
                 if rank != rounds.rank:
@@ -163,7 +165,7 @@ def broadcast(x: Tensor, root: int, rounds: Rounds, what: object) -> Tensor:
     """What the rank at index `root` has as x."""
     if x.numel() == 0:
         return x.new_empty(x.shape)
-    flat, result = x.reshape(-1), x.new_empty(x.numel())
+    flat, result = x.reshape(-1), new_like(x, (x.numel(),))
     portions = flat.split(SLOT_BYTES // x.itemsize)
     places = result.split(SLOT_BYTES // x.itemsize)
 
@@ -199,14 +201,6 @@ def added(parts: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
     return total.to(first.dtype) if out is None else out.copy_(total)
 
 
-def _segments(
-    rounds: Rounds, length: int, dtype: torch.dtype, ago: int
-) -> list[tuple[Tensor, ...]]:
-    """Each rank's slot, cut into the segments that the ranks sum."""
-    sizes = apportion(length, (1,) * rounds.size)
-    return [cut(slot, sizes) for slot in rounds.staged(dtype, (length,), ago)]
-
-
 def _given(source: Shard, target: Shard, giver: int, taker: int) -> tuple[int, int]:
     """(start, length) along `target.dim`, in the giver's piece, of what the taker gets of it."""
     start, length = target.span(taker)
@@ -223,7 +217,7 @@ def _swap(flat: Tensor, lengths: list[list[int]], rounds: Rounds, what: object) 
     `flat` holds what this rank sends, in rank order.
     """
     me, size = rounds.rank, rounds.size
-    result = flat.new_empty(sum(row[me] for row in lengths))
+    result = new_like(flat, (sum(row[me] for row in lengths),))
     sources, places = cut(flat, lengths[me]), cut(result, [row[me] for row in lengths])
     # One element more for each piece: portions of pieces are rounded.
     parts = -(-max(map(sum, lengths)) // (SLOT_BYTES // flat.itemsize - size))
