@@ -59,7 +59,13 @@ def measure(
     with PeakMeter(torch.device(seat.device)) as meter, World.open(seat) as world:
         groups = world.groups(group_specs_of(experiment.plan))
         bench = _Bench(meter, everyone(groups, experiment.plan))
-        ours = bench.built(lambda: [workbench_side(experiment, world, groups, weights)])
+
+        def build_ours() -> list[Side]:
+            side = workbench_side(experiment, world, groups, weights)
+            meter.add(world.shared_bytes)
+            return [side]
+
+        ours = bench.built(build_ours)
         best = min(buckets, key=lambda mib: bench.tried(ddp_side(experiment, world, weights, mib)))
         gc.collect()
         theirs = bench.built(lambda: [ddp_side(experiment, world, weights, best)])

@@ -45,12 +45,15 @@ class SharedBuffer:
         maps: all ranks' memory.
         numel: elements of each buffer.
         dtype: of them.
+
+    Attributes:
+        nbytes: of this rank's buffer; its sums take a k-th more.
     """
 
     def __init__(
         self, rounds: Rounds, maps: Sequence[mmap.mmap], numel: int, dtype: torch.dtype
     ) -> None:
-        self.rounds = rounds
+        self.rounds, self.nbytes = rounds, numel * dtype.itemsize
         segments = even(numel, rounds.size)
         self._flats: list[tuple[Tensor, ...]] = []  # of each rank, cut into segments
         self._sums: list[Tensor] = []  # of each segment, in the memory of the rank that adds it up

@@ -100,7 +100,8 @@ class Group:
         """Makes a flat buffer of zeros that `start_all_reduce` sums without a copy.
 
         It lies in memory that the ranks share, where they do, and is an ordinary tensor where
-        they do not. All ranks of the group call this, in one order and with one size.
+        they do not. All ranks of the group call this, in one order and with one size. Torch's
+        allocator does not see shared memory; of a group of k it is the buffer and a k-th more.
 
         Args:
             numel: its elements.
@@ -119,7 +120,8 @@ class Group:
 
     def shared(self, flat: Tensor) -> SharedBuffer | None:
         """What is behind a tensor that `buffer` made; None behind any other."""
-        return None if self.link is None else self.link.buffers.get(flat.data_ptr())
+        buffer = None if self.link is None else self.link.buffers.get(flat.data_ptr())
+        return buffer if buffer is not None and buffer.nbytes == flat.nbytes else None
 
     def __repr__(self) -> str:
         return f"<Group {self.name}, rank {self.rank} of {self.size}>"

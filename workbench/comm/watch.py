@@ -139,6 +139,7 @@ class Watch:
 
         Another rank may wait for what this one has begun, before it comes to where this one is.
         """
+        self.tend()  # so that what is over is forgotten
         self._tended.append(task)
 
     def said(self) -> str:

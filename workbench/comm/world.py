@@ -84,6 +84,7 @@ class World:
             dist.distributed_c10d._world.group_count = 0
             raise
         self._process_groups = [dist.group.WORLD]
+        self._links: list[Link] = []
         self._host = Host(self._watch, seat.shared_memory and self.device.type == "cpu")
 
     @classmethod
@@ -154,6 +155,7 @@ class World:
             for index, spec in enumerate(specs)
             if spec in process_groups
         }
+        self._links += links.values()
         return {
             (purpose, ranks): Group(
                 purpose, ranks, ranks.index(self.rank), self.recorder, links.get((purpose, ranks))
@@ -161,6 +163,11 @@ class World:
             for purpose, ranks in specs
             if self.rank in ranks
         }
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of this rank's buffers in shared memory, which torch's allocator does not see."""
+        return sum(buffer.nbytes for link in self._links for buffer in link.buffers.values())
 
     def _connect(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
         # Every rank creates every group, its own or not. torch's default timeout is half an
