@@ -18,6 +18,7 @@ from workbench.comm.collectives import (
     broadcast,
     reduce_scatter,
 )
+from workbench.comm.errors import CommError
 from workbench.comm.rounds import SLOT_BYTES, TURN
 from workbench.plan.placement import Shard
 
@@ -140,6 +141,26 @@ def over_the_top(world):
 
 def test_counts_may_overflow(on_ranks):
     assert on_ranks(3, over_the_top) == [[3 * i + 3 for i in range(10)]] * 3
+
+
+def at_odds(world, sizes_differ):
+    group, x = all_ranks(world), torch.ones(4)
+    calls = [lambda: all_reduce(x, group, layer="fc"), lambda: broadcast(x, 0, group, layer="fc")]
+    if sizes_differ:
+        calls = [lambda: all_reduce(x[: 3 + world.rank], group, layer="fc")] * 2
+    with pytest.raises(CommError) as caught:
+        calls[world.rank]()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("sizes_differ", [True, False])
+def test_different_collectives_do_not_take_each_other_s_bytes(on_ranks, sizes_differ):
+    answers = on_ranks(2, at_odds, sizes_differ)
+    assert answers[0] == (
+        "rank 0 came for all_reduce of layer 'fc' (call 1 of group world(0,1)), "
+        "rank 1 for something else or with another size"
+    )
+    assert answers[1].endswith("rank 0 for something else or with another size")
 
 
 def without(world, what):

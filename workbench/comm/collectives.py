@@ -13,6 +13,10 @@ in equal pieces,
 and exactly its part for unequal ones. (gloo's own all-gather refuses unequal pieces, and its
 reduce-scatter is one all-reduce for each rank.)
 
+Ranks of one host that share memory (`Group.rounds`) stage every piece once instead, where the
+others read it; sums, counts and results are the same. What these functions do themselves is the
+way through torch's communicators.
+
 In all of them x is this rank's tensor, of the dtype and rank of the result on every rank, and
 `layer` and `phase` label the record.
 """

@@ -7,15 +7,17 @@ reaches before all have come to t+2, and so have done what they do between the r
 One meeting a round is thus all that is needed, also from one collective to the next.
 """
 
+import ctypes
 import mmap
 import os
 import time
+import zlib
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from workbench.comm.errors import PeerLost
+from workbench.comm.errors import CommError, PeerLost
 from workbench.comm.futex import Count, Futex
 from workbench.comm.peers import Peers
 from workbench.comm.pieces import cut, even
@@ -34,6 +36,7 @@ SPIN_S = 0.0002
 # A rank that sleeps while its own sums are under way looks after them this often.
 RESTLESS_S = 0.001
 _LEFT_AT = 64
+_SIGN_AT = 128
 
 
 class Rounds:
@@ -66,6 +69,11 @@ class Rounds:
         self._came = [Count(segment, 0, futex) for segment in segments]
         self._left = [Count(segment, _LEFT_AT, futex) for segment in segments]
         self._others = [(i, came, came.cell) for i, came in enumerate(self._came) if i != rank]
+        self._signs = [
+            [ctypes.c_uint32.from_buffer(memory, _SIGN_AT + 4 * slot) for memory in segments]
+            for slot in range(SLOTS)
+        ]
+        self._sign = 0
         whole = [torch.frombuffer(segment, dtype=torch.uint8) for segment in segments]
         self._slots = [
             [flat[PAGE + slot * SLOT_BYTES : PAGE + (slot + 1) * SLOT_BYTES] for flat in whole]
@@ -103,6 +111,13 @@ class Rounds:
             self._cuts[dtype, length] = cuts
         return cuts[(self._round + 1 - ago) % SLOTS]
 
+    def begin(self, what: object, size: int) -> None:
+        """The next rounds are for `what`, whose words and size are the same on all ranks.
+
+        Ranks that come with different ones would read each other's bytes as something else.
+        """
+        self._sign = zlib.crc32(f"{what} {size}".encode())
+
     def meet(self, what: object) -> None:
         """Returns when all ranks have come to this round.
 
@@ -112,18 +127,28 @@ class Rounds:
         Raises:
             CommTimeout: not all came; it names them.
             PeerLost: a rank's process has ended, or it has left the world or given up.
+            CommError: a rank came for something else.
         """
         stale = self._round
         self._round = (stale + 1) % TURN
+        signs = self._signs[self._round % SLOTS]
+        signs[self.rank].value = self._sign
         self._came[self.rank].post(self._round)
         for index, came, cell in self._others:
             # A rank can be one round ahead but never more than one behind.
             if cell.value == stale:
                 self.wait(index, came, stale, what)
         self.futex.fence()
+        for index, sign in enumerate(signs):
+            if sign.value != self._sign:
+                raise CommError(
+                    f"rank {self._watch.rank} came for {what}, "
+                    f"rank {self.ranks[index]} for something else or with another size"
+                )
 
     def exchange(self, words: Sequence[int], what: object) -> list[list[int]]:
         """What each rank says, in rank order: as many whole numbers on every rank."""
+        self.begin(what, len(words))
         self.staged(torch.int64, (len(words),))[self.rank].copy_(torch.tensor(words))
         self.meet(what)
         return [said.tolist() for said in self.staged(torch.int64, (len(words),), 1)]

@@ -19,7 +19,7 @@ from workbench.comm.rounds import SLOT_BYTES, Rounds
 from workbench.plan.placement import Shard
 
 # Up to here every rank sums everything, after one meeting; beyond, each sums its segment, and a
-# second meeting follows. Measured on four cores, where both take the same time here.
+# second meeting follows. On four busy cores a meeting takes longer than reading this much.
 ONE_MEETING_BYTES = 2**16
 
 
@@ -30,6 +30,7 @@ def all_gather(x: Tensor, shard: Shard, rounds: Rounds, what: object) -> Tensor:
     widths = [size * prod(shape[dim + 1 :]) for size in shard.sizes]
     if prod(shape) == 0:
         return x.new_empty(shape)
+    rounds.begin(what, prod(shape) * x.itemsize)
     if rows * max(widths) * x.itemsize <= SLOT_BYTES:
         rounds.staged(x.dtype, tuple(x.shape))[rounds.rank].copy_(x)
         rounds.meet(what)
@@ -65,6 +66,7 @@ def reduce_scatter(x: Tensor, shard: Shard, rounds: Rounds, what: object) -> Ten
     dim, shape = shard.dim, resized(x.shape, shard.dim, shard.sizes[rounds.rank])
     if x.numel() == 0:
         return x.new_empty(shape)
+    rounds.begin(what, x.nbytes)
     span = shard.span(rounds.rank)
     if x.nbytes <= SLOT_BYTES:
         rounds.staged(x.dtype, tuple(x.shape))[rounds.rank].copy_(x)
@@ -99,9 +101,10 @@ def reduce_scatter(x: Tensor, shard: Shard, rounds: Rounds, what: object) -> Ten
 
 def all_to_all(x: Tensor, source: Shard, target: Shard, rounds: Rounds, what: object) -> Tensor:
     """Turns x, this rank's piece of a tensor cut by `source`, into its piece by `target`."""
-    if prod(resized(x.shape, source.dim, source.extent)) == 0:
-        shape = resized(x.shape, source.dim, source.extent)
-        return x.new_empty(resized(shape, target.dim, target.sizes[rounds.rank]))
+    whole = resized(resized(x.shape, source.dim, source.extent), target.dim, target.extent)
+    if prod(whole) == 0:
+        return x.new_empty(resized(whole, target.dim, target.sizes[rounds.rank]))
+    rounds.begin(what, prod(whole) * x.itemsize)
     shapes = [resized(x.shape, source.dim, size) for size in source.sizes]
     if max(map(prod, shapes)) * x.itemsize <= SLOT_BYTES:
         rounds.staged(x.dtype, tuple(x.shape))[rounds.rank].copy_(x)
@@ -132,6 +135,7 @@ def all_reduce(x: Tensor, rounds: Rounds, what: object) -> Tensor:
     """The sum of all ranks' x."""
     if x.numel() == 0:
         return x.new_empty(x.shape)
+    rounds.begin(what, x.nbytes)
     if x.nbytes <= ONE_MEETING_BYTES:
         shape = tuple(x.shape)
         rounds.staged(x.dtype, shape)[rounds.rank].copy_(x)
@@ -165,6 +169,7 @@ def broadcast(x: Tensor, root: int, rounds: Rounds, what: object) -> Tensor:
     """What the rank at index `root` has as x."""
     if x.numel() == 0:
         return x.new_empty(x.shape)
+    rounds.begin(what, x.nbytes)
     flat, result = x.reshape(-1), new_like(x, (x.numel(),))
     portions = flat.split(SLOT_BYTES // x.itemsize)
     places = result.split(SLOT_BYTES // x.itemsize)
