@@ -1,6 +1,7 @@
 """Buffers in shared memory, summed in place."""
 
 import gc
+import sys
 
 import pytest
 import torch
@@ -123,3 +124,18 @@ def kept(world):
 
 def test_a_buffer_lives_as_long_as_its_memory(on_ranks):
     assert on_ranks(2, kept) == [([1, 1, 1], 0)] * 2
+
+
+def mapped(_world):
+    gc.collect()
+    with open("/proc/self/maps") as maps:
+        return maps.read().count("memfd:workbench")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_nothing_stays_mapped_when_a_world_is_over(on_ranks):
+    before = on_ranks(2, mapped)
+    for _ in range(3):
+        on_ranks(2, steps, True)
+    after = on_ranks(2, mapped)
+    assert all(now <= then for now, then in zip(after, before, strict=True))

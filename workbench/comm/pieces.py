@@ -12,8 +12,9 @@ from torch import Tensor
 
 from workbench.plan.placement import apportion
 
-# Below, memory mostly comes from what was given back before.
-_LARGE_BYTES = 2**22
+# Below the first, memory mostly comes from what was given back before. Above the second a host
+# whose memory is in small pieces may search for seconds (seen in a virtual machine, at 256 MB).
+_LARGE_BYTES, _VAST_BYTES = 2**22, 2**26
 
 
 def resized(shape: Sequence[int], dim: int, size: int) -> tuple[int, ...]:
@@ -45,7 +46,8 @@ def new_like(x: Tensor, shape: Sequence[int]) -> Tensor:
     take four times as long as a copy. Linux gives pages of 2 MiB to those who ask.
     """
     result = x.new_empty(tuple(shape))
-    if result.nbytes >= _LARGE_BYTES and x.device.type == "cpu" and sys.platform == "linux":
+    on_linux = sys.platform == "linux" and x.device.type == "cpu"
+    if on_linux and _LARGE_BYTES <= result.nbytes <= _VAST_BYTES:
         start = -(-result.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         length = (result.data_ptr() + result.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
         _madvise()(start, length, mmap.MADV_HUGEPAGE)  # a hint: whether it is taken is no matter
