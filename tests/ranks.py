@@ -40,9 +40,14 @@ class Ranks:
         self._pids: list[int] = [answer.get(timeout=120) for answer in settled]
 
     def __call__(
-        self, size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 20.0
+        self,
+        size: int,
+        function: Callable[..., Any],
+        *args: Any,
+        timeout_s: float = 20.0,
+        shared_memory: bool = True,
     ) -> list[Any]:
-        return self._run(size, _in_a_world, function, args, timeout_s)
+        return self._run(size, _in_a_world, function, args, timeout_s, shared_memory)
 
     def seated(
         self, size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 20.0
@@ -57,13 +62,16 @@ class Ranks:
         function: Callable[..., Any],
         args: tuple[Any, ...],
         timeout_s: float,
+        shared_memory: bool = True,
     ) -> list[Any]:
         prefix, port = f"call{next(self._numbers)}", self._store.port
+        seats = [
+            Seat(rank, size, "127.0.0.1", port, prefix, timeout_s, shared_memory=shared_memory)
+            for rank in range(size)
+        ]
         answers = [
-            view.apply_async(
-                task, Seat(rank, size, "127.0.0.1", port, prefix, timeout_s), function, args
-            )
-            for rank, view in enumerate(self._views[:size])
+            view.apply_async(task, seat, function, args)
+            for view, seat in zip(self._views, seats, strict=False)
         ]
         failed = _first_failure(answers)
         if failed is not None:

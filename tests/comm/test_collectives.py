@@ -79,8 +79,8 @@ def gathers_and_scatters(world, sizes):
 
 
 @pytest.mark.parametrize("sizes", CUTS)
-def test_equal_plain_torch(on_ranks, sizes):
-    on_ranks(len(sizes), gathers_and_scatters, sizes)
+def test_equal_plain_torch(on_either, sizes):
+    on_either(len(sizes), gathers_and_scatters, sizes)
 
 
 def cuts_anew(world, sizes, others):
@@ -111,8 +111,8 @@ def cuts_anew(world, sizes, others):
         pytest.param((0, 0), (0, 0), id="nothing"),
     ],
 )
-def test_cut_anew_along_the_same_or_another_dimension(on_ranks, sizes, others):
-    on_ranks(len(sizes), cuts_anew, sizes, others)
+def test_cut_anew_along_the_same_or_another_dimension(on_either, sizes, others):
+    on_either(len(sizes), cuts_anew, sizes, others)
 
 
 def small_shapes(world):
@@ -126,8 +126,8 @@ def small_shapes(world):
 
 
 @pytest.mark.parametrize("size", [1, 3, 4])
-def test_all_reduce_of_fewer_elements_than_ranks(on_ranks, size):
-    on_ranks(size, small_shapes)
+def test_all_reduce_of_fewer_elements_than_ranks(on_either, size):
+    on_either(size, small_shapes)
 
 
 def aliases(world):
@@ -143,8 +143,8 @@ def aliases(world):
     return [result.data_ptr() == x.data_ptr() for result in results]
 
 
-def test_a_group_of_one_copies(on_ranks):
-    assert on_ranks(1, aliases) == [[False] * 5]
+def test_a_group_of_one_copies(on_either):
+    assert on_either(1, aliases) == [[False] * 5]
 
 
 def with_gradients(world):
@@ -161,8 +161,8 @@ def with_gradients(world):
     return [result.requires_grad for result in results]
 
 
-def test_collectives_are_not_differentiated(on_ranks):
-    assert on_ranks(2, with_gradients) == [[False] * 5] * 2
+def test_collectives_are_not_differentiated(on_either):
+    assert on_either(2, with_gradients) == [[False] * 5] * 2
 
 
 def refusals(world):
@@ -185,8 +185,8 @@ def refusals(world):
     return messages
 
 
-def test_refuses_what_does_not_fit_and_says_why(on_ranks):
-    messages = on_ranks(2, refusals)[1]
+def test_refuses_what_does_not_fit_and_says_why(on_either):
+    messages = on_either(2, refusals)[1]
     group = "<Group world(0,1), rank 1 of 2>"
     assert messages == [
         f"S(1: 3) has 1 sizes, {group} has 2 ranks",

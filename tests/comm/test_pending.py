@@ -30,8 +30,8 @@ def many_at_once(world):
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_sums_in_place_beside_other_collectives(on_ranks, size):
-    answers = on_ranks(size, many_at_once)
+def test_sums_in_place_beside_other_collectives(on_either, size):
+    answers = on_either(size, many_at_once)
     for i, length in enumerate(LENGTHS):
         expected = sum(sample(length, rank).double() for rank in range(size))
         results = [flats[i] for flats, _ in answers]
@@ -56,8 +56,8 @@ def beside_a_computation(world):
     return [flat.unique().tolist() for flat in flats], [(row.calls, row.phase) for row in rows]
 
 
-def test_runs_beside_a_computation(on_ranks):
-    for values, rows in on_ranks(3, beside_a_computation):
+def test_runs_beside_a_computation(on_either):
+    for values, rows in on_either(3, beside_a_computation):
         assert values == [[3.0 * i + 3.0] for i in range(8)]
         assert rows == [(8, "step")]
 
@@ -71,8 +71,8 @@ def half_types(world):
     return results
 
 
-def test_half_types_are_summed_in_fp32(on_ranks):
-    answers = on_ranks(4, half_types)
+def test_half_types_are_summed_in_fp32(on_either):
+    answers = on_either(4, half_types)
     for i, dtype in enumerate((torch.bfloat16, torch.float16, torch.float64, torch.int64)):
         wide = torch.float32 if dtype.itemsize == 2 else dtype
         expected = sum(sample(50, rank, dtype).to(wide) for rank in range(4)).to(dtype)
@@ -90,8 +90,8 @@ def refused(world):
     return messages
 
 
-def test_refuses_what_is_not_flat(on_ranks):
-    assert on_ranks(1, refused)[0] == [
+def test_refuses_what_is_not_flat(on_either):
+    assert on_either(1, refused)[0] == [
         "needs one contiguous dimension, got shape (2, 3), stride (3, 1)",
         "needs one contiguous dimension, got shape (3,), stride (2,)",
     ]

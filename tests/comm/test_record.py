@@ -46,11 +46,11 @@ def received(pieces, rank):
 
 
 @pytest.mark.parametrize("sizes", [(5,), (3, 2), (1, 4, 2), (5, 0, 1), (0, 0, 4, 0)], ids=str)
-def test_counts_what_the_formulas_say(on_ranks, sizes):
+def test_counts_what_the_formulas_say(on_either, sizes):
     k, extent = len(sizes), sum(sizes)
     rows = apportion(ROWS, (1,) * k)
     segments = apportion(ROWS * extent, (1,) * k)
-    for rank, got in enumerate(on_ranks(k, one_of_each, sizes)):
+    for rank, got in enumerate(on_either(k, one_of_each, sizes)):
         gather = received([ROWS * n for n in sizes], rank)
         scatter = received([ROWS * sizes[rank]] * k, rank)
         swap = received([rows[rank] * n for n in sizes], rank)
@@ -73,8 +73,8 @@ def a_layer(world):
     return [(r.group, r.op, r.layer, r.phase) for r in world.recorder.rows()]
 
 
-def test_crossings_say_their_layer_and_phase(on_ranks):
-    for rows in on_ranks(2, a_layer):
+def test_crossings_say_their_layer_and_phase(on_either):
+    for rows in on_either(2, a_layer):
         assert rows == [
             ("shard(0,1)", "all_gather", "fc", "forward"),
             ("shard(0,1)", "all_reduce", "fc", "backward"),

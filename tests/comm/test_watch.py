@@ -33,10 +33,10 @@ def sum_of_ones(world):
     return all_reduce(torch.ones(3), all_ranks(world)).tolist()
 
 
-def test_a_timeout_names_who_did_not_come_and_the_next_world_works(on_ranks):
+def test_a_timeout_names_who_did_not_come_and_the_next_world_works(on_either):
     began = time.monotonic()
-    answers = on_ranks(3, one_does_not_come, timeout_s=2.0)
-    assert on_ranks(3, sum_of_ones) == [[3.0] * 3] * 3
+    answers = on_either(3, one_does_not_come, timeout_s=2.0)
+    assert on_either(3, sum_of_ones) == [[3.0] * 3] * 3
     # Closing a world with a collective under way waits for nobody.
     assert time.monotonic() - began < 8.0
     for rank in (0, 2):
@@ -57,8 +57,8 @@ def at_different_collectives(world):
     return str(caught.value)
 
 
-def test_a_timeout_says_where_the_others_wait(on_ranks):
-    answers = on_ranks(2, at_different_collectives, timeout_s=3.0)
+def test_a_timeout_says_where_the_others_wait(on_either):
+    answers = on_either(2, at_different_collectives, timeout_s=3.0)
     assert answers[0].endswith(
         "did not arrive: rank 1 (waits for all_reduce of layer 'bucket 0' (call 1 of group "
         "replica(0,1)))"
@@ -77,8 +77,8 @@ def one_comes_late(world):
     return total.tolist(), world.store.get("waits/0").decode()
 
 
-def test_a_late_rank_is_waited_for_and_the_post_withdrawn(on_ranks):
-    assert on_ranks(2, one_comes_late) == [([2.0, 2.0], "")] * 2
+def test_a_late_rank_is_waited_for_and_the_post_withdrawn(on_either):
+    assert on_either(2, one_comes_late) == [([2.0, 2.0], "")] * 2
 
 
 def blocking(group):
@@ -89,9 +89,15 @@ def background(group):
     start_all_reduce(torch.ones(1), group).wait()
 
 
+def bucket(group):
+    start_all_reduce(group.buffer(1, torch.ones(1)), group).wait()
+
+
 def interrupted(world, collective):
     group = all_ranks(world)
     if world.rank == 1:
+        if collective is bucket:
+            group.buffer(1, torch.ones(1))
         world.store.wait(["pid", "waits/0"])  # rank 0 has been blocked for a second
         began = time.monotonic()
         os.kill(int(world.store.get("pid")), signal.SIGINT)
@@ -104,11 +110,11 @@ def interrupted(world, collective):
     return 0.0
 
 
-@pytest.mark.parametrize("collective", [blocking, background])
-def test_a_blocked_collective_can_be_interrupted(on_ranks, collective):
+@pytest.mark.parametrize("collective", [blocking, background, bucket])
+def test_a_blocked_collective_can_be_interrupted(on_either, collective):
     began = time.monotonic()
-    assert max(on_ranks(2, interrupted, collective)) < 1.0
-    assert on_ranks(2, sum_of_ones) == [[2.0] * 3] * 2
+    assert max(on_either(2, interrupted, collective)) < 1.0
+    assert on_either(2, sum_of_ones) == [[2.0] * 3] * 2
     assert time.monotonic() - began < 8.0
 
 
@@ -125,9 +131,9 @@ def one_leaves(world, raises):
     return str(caught.value)
 
 
-def test_a_lost_peer_is_reported_at_once_with_layer_and_group(on_ranks):
+def test_a_lost_peer_is_reported_at_once_with_layer_and_group(on_either):
     began = time.monotonic()
-    answers = on_ranks(3, one_leaves, False)
+    answers = on_either(3, one_leaves, False)
     assert time.monotonic() - began < 8.0
     for rank in (0, 2):
         assert answers[rank].startswith(
@@ -135,10 +141,10 @@ def test_a_lost_peer_is_reported_at_once_with_layer_and_group(on_ranks):
         )
 
 
-def test_the_first_failure_is_shown_and_the_next_world_works(on_ranks):
+def test_the_first_failure_is_shown_and_the_next_world_works(on_either):
     with pytest.raises(Exception, match="had enough"):
-        on_ranks(3, one_leaves, True)
-    assert on_ranks(3, sum_of_ones) == [[3.0] * 3] * 3
+        on_either(3, one_leaves, True)
+    assert on_either(3, sum_of_ones) == [[3.0] * 3] * 3
 
 
 class Never:

@@ -9,7 +9,10 @@ from workbench.bench.plot import svg
 from workbench.bench.report import Report
 
 # Each module has `run(quick: bool) -> Report`.
-BENCHES = {"splitbrain": "convolutions replicated, linear layers sharded, against torch's DDP"}
+BENCHES = {
+    "collectives": "all-reduce through shared memory, against gloo's",
+    "splitbrain": "convolutions replicated, linear layers sharded, against torch's DDP",
+}
 
 
 def main(arguments: list[str] | None = None) -> int:

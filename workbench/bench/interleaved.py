@@ -62,7 +62,13 @@ def measure(
     with PeakMeter(torch.device(seat.device)) as meter, World.open(seat) as world:
         groups = world.groups(group_specs_of(experiment.plan))
         bench = _Bench(meter, everyone(groups, experiment.plan))
-        sides = bench.built(lambda: [workbench_side(experiment, world, groups, weights)])
+
+        def build_ours() -> list[Side]:
+            side = workbench_side(experiment, world, groups, weights)
+            meter.add(world.shared_bytes)
+            return [side]
+
+        sides = bench.built(build_ours)
         sides_of = partial(build_rival, experiment=experiment, world=world, weights=weights)
         for choices in rivals:
             best = choices[0]

@@ -13,6 +13,10 @@ in equal pieces,
 and exactly its part for unequal ones. (gloo's own all-gather refuses unequal pieces, and its
 reduce-scatter is one all-reduce for each rank.)
 
+Ranks of one host that share memory (`Group.rounds`) stage every piece once instead, where the
+others read it; sums, counts and results are the same. What these functions do themselves is the
+way through torch's communicators.
+
 In all of them x is this rank's tensor, of the dtype and rank of the result on every rank, and
 `layer` and `phase` label the record.
 """
@@ -22,13 +26,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from workbench.comm import shared
 from workbench.comm.group import Group
 from workbench.comm.pending import Pending as Pending
 from workbench.comm.pending import start_all_reduce as start_all_reduce
-from workbench.comm.pieces import accumulator, cut, lengths, pack, resized, shaped, unpack
+from workbench.comm.pieces import accumulator, cut, even, lengths, pack, resized, shaped, unpack
 from workbench.comm.record import Phase
 from workbench.comm.transfer import spread, swap
-from workbench.plan.placement import Shard, apportion
+from workbench.plan.placement import Shard
 
 
 @torch.no_grad()
@@ -41,6 +46,9 @@ def all_gather(
     owned = lengths(shape, shard.dim, shard.sizes)
     call = group.call("all_gather", layer, phase)
     with call.timed():
+        if group.rounds is not None:
+            call.count(owned, x.itemsize)
+            return shared.all_gather(x, shard, group.rounds, call)
         flat = x.new_empty(sum(owned))
         cut(flat, owned)[group.rank].view(x.shape).copy_(x)
         spread(flat, owned, call)
@@ -57,6 +65,9 @@ def reduce_scatter(
     sent = lengths(x.shape, shard.dim, shard.sizes)
     call = group.call("reduce_scatter", layer, phase)
     with call.timed():
+        if group.rounds is not None:
+            call.count([sent[group.rank]] * group.size, x.itemsize)
+            return shared.reduce_scatter(x, shard, group.rounds, call)
         flat = pack(x, shard.dim, shard.sizes)
         parts = swap(flat, sent, [sent[group.rank]] * group.size, call)
         return shaped(_sum(parts, group.size), shape)
@@ -87,6 +98,9 @@ def all_to_all(
     received = lengths(shape, source.dim, taken)
     call = group.call("all_to_all", layer, phase)
     with call.timed():
+        if group.rounds is not None:
+            call.count(received, x.itemsize)
+            return shared.all_to_all(x, source, target, group.rounds, call)
         flat = swap(pack(x, target.dim, given), sent, received, call)
         return unpack(flat, shape, source.dim, taken)
 
@@ -94,9 +108,13 @@ def all_to_all(
 @torch.no_grad()
 def all_reduce(x: Tensor, group: Group, *, layer: str = "", phase: Phase = "step") -> Tensor:
     """Sums all ranks' x on every rank."""
-    segments = apportion(x.numel(), (1,) * group.size)
+    segments = even(x.numel(), group.size)
     call = group.call("all_reduce", layer, phase)
     with call.timed():
+        if group.rounds is not None:
+            call.count([segments[group.rank]] * group.size, x.itemsize)
+            call.count(segments, x.itemsize)
+            return shared.all_reduce(x, group.rounds, call)
         flat = x.reshape(-1)
         parts = swap(flat, segments, [segments[group.rank]] * group.size, call)
         result = torch.empty_like(flat)
@@ -114,6 +132,10 @@ def broadcast(
         raise ValueError(f"root must be one of 0..{group.size - 1}, got {root}")
     call = group.call("broadcast", layer, phase)
     with call.timed():
+        if group.rounds is not None:
+            owned = [x.numel() if rank == root else 0 for rank in range(group.size)]
+            call.count(owned, x.itemsize)
+            return shared.broadcast(x, root, group.rounds, call)
         flat = x.reshape(-1).clone() if group.rank == root else x.new_empty(x.numel())
         spread(flat, [len(flat) if rank == root else 0 for rank in range(group.size)], call)
         return shaped(flat, x.shape)

@@ -3,12 +3,16 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from workbench.comm.buffer import SharedBuffer, allocate
 from workbench.comm.record import Key, Phase, Recorder
+from workbench.comm.rounds import Rounds
 from workbench.comm.watch import Watch
 
 
@@ -20,11 +24,15 @@ class Link:
         process_group: torch's communicator.
         device: where tensors must lie to travel: the GPU under nccl, the host under gloo.
         watch: waits for works.
+        rounds: the memory that the ranks share, where they do; it goes before the communicator.
+        buffers: those that `Group.buffer` made, by the address of their memory.
     """
 
     process_group: dist.ProcessGroup
     device: torch.device
     watch: Watch
+    rounds: Rounds | None = None
+    buffers: WeakValueDictionary[int, SharedBuffer] = field(default_factory=WeakValueDictionary)
 
     def begin(self, work: dist.Work) -> dist.Work:
         """Takes note of `work`, which is under way from now on."""
@@ -73,6 +81,47 @@ class Group:
     def size(self) -> int:
         """The number of ranks."""
         return len(self.ranks)
+
+    @property
+    def rounds(self) -> Rounds | None:
+        """The memory that the ranks share; None where they do not, or there is but one."""
+        return None if self.link is None else self.link.rounds
+
+    @property
+    def transport(self) -> str:
+        """What tensors travel through, for people to read."""
+        if self.link is None:
+            return "nothing"
+        if self.link.rounds is not None:
+            return "shared memory"
+        return "gloo" if self.link.device.type == "cpu" else "nccl"
+
+    def buffer(self, numel: int, like: Tensor) -> Tensor:
+        """Makes a flat buffer of zeros that `start_all_reduce` sums without a copy.
+
+        It lies in memory that the ranks share, where they do, and is an ordinary tensor where
+        they do not. All ranks of the group call this, in one order and with one size. Torch's
+        allocator does not see shared memory; of a group of k it is the buffer and a k-th more.
+
+        Args:
+            numel: its elements.
+            like: has its dtype and device.
+
+        Raises:
+            CommError: not all ranks came.
+        """
+        if self.link is not None and self.rounds is not None and numel > 0:
+            what = f"a shared buffer of {numel} elements for group {self.name}"
+            made = allocate(self.rounds, numel, like.dtype, what)
+            if made is not None:
+                flat, self.link.buffers[made[0].data_ptr()] = made
+                return flat
+        return like.new_zeros(numel)
+
+    def shared(self, flat: Tensor) -> SharedBuffer | None:
+        """What is behind a tensor that `buffer` made; None behind any other."""
+        buffer = None if self.link is None else self.link.buffers.get(flat.data_ptr())
+        return buffer if buffer is not None and buffer.nbytes == flat.nbytes else None
 
     def __repr__(self) -> str:
         return f"<Group {self.name}, rank {self.rank} of {self.size}>"

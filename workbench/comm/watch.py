@@ -13,6 +13,8 @@ from workbench.comm.errors import CommTimeout, PeerLost
 # A wait sleeps inside torch and wakes the moment the work is done; it comes up this often to
 # let Python handle signals (a kernel's interrupt).
 TICK = timedelta(milliseconds=50)
+# The same for a rank for whose help with something else the others may be waiting.
+RESTLESS = timedelta(milliseconds=1)
 # Longer waits are posted for the others to read, and look what others have posted, this often.
 LOOK_EVERY_S = 1.0
 GIVEN_UP = "given up"
@@ -32,6 +34,7 @@ class Watch:
         self.rank, self.size, self.timeout_s = rank, size, timeout_s
         self._store = store
         self._begun: dict[dist.Work, float] = {}  # when, for works not yet waited for
+        self._tended: list[Callable[[], bool]] = []
 
     @property
     def unfinished(self) -> bool:
@@ -82,19 +85,69 @@ class Watch:
             CommTimeout: other ranks did not come; it names them.
             PeerLost: a connection broke, or a rank has given up.
         """
+
+        def waiting() -> list[dist.Work]:
+            return [work for work in works if not self._is_done(work, ranks, collective)]
+
+        def pause() -> None:
+            tick = RESTLESS if self.tend() else TICK
+            for work in waiting()[:1]:
+                with suppress(RuntimeError):  # not done within a tick
+                    work.wait(tick)
+
+        self.until(lambda: not waiting(), pause, ranks, collective)
+
+    def until(
+        self,
+        done: Callable[[], bool],
+        pause: Callable[[], None],
+        ranks: tuple[int, ...],
+        collective: str,
+    ) -> None:
+        """Returns when `done` says so; `pause` waits for it, about a tick long.
+
+        Args:
+            done: whether the wait is over; may raise what went wrong.
+            pause: lets Python handle signals when it returns.
+            ranks: the global ranks that take part.
+            collective: what is waited for, in the same words on every rank.
+
+        Raises:
+            CommTimeout: other ranks did not come; it names them.
+            PeerLost: a rank has given up.
+        """
         began, look_after_s = time.monotonic(), LOOK_EVERY_S
-        while waiting := [work for work in works if not self._is_done(work, ranks, collective)]:
-            with suppress(RuntimeError):  # not done within a tick
-                waiting[0].wait(TICK)
+        while not done():
+            pause()
             waited = time.monotonic() - began
-            if waited > self.timeout_s and not waiting[0].is_completed():
+            if waited > self.timeout_s and not done():
                 raise self._absence(ranks, collective)
             if waited > look_after_s:
                 self._store.set(_place(self.rank), collective)
-                self._look(collective, unless=waiting[0].is_completed)
+                self._look(collective, unless=done)
                 look_after_s += LOOK_EVERY_S
         if look_after_s > LOOK_EVERY_S:
             self._store.set(_place(self.rank), "")
+
+    def tend(self) -> bool:
+        """Advances what needs this rank to go on; whether any of it is still under way."""
+        self._tended = [task for task in self._tended if not task()]
+        return bool(self._tended)
+
+    def also(self, task: Callable[[], bool]) -> None:
+        """Has `task` called while this rank waits for anything, until it returns True.
+
+        Another rank may wait for what this one has begun, before it comes to where this one is.
+        """
+        self.tend()  # so that what is over is forgotten
+        self._tended.append(task)
+
+    def said(self) -> str:
+        """Why a rank has given up; empty if none has."""
+        with suppress(RuntimeError):
+            if self._store.check([GIVEN_UP]):
+                return self._store.get(GIVEN_UP).decode()
+        return ""
 
     def _is_done(self, work: dist.Work, ranks: tuple[int, ...], collective: str) -> bool:
         if not work.is_completed():

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from workbench.comm.group import Group, Link
+from workbench.comm.host import Host
 from workbench.comm.record import Recorder
 from workbench.comm.watch import Watch
 
@@ -30,6 +31,8 @@ class Seat:
         timeout_s: how long a rank waits for the others, to open and in every collective.
         device: where this rank computes: "cpu", "cuda:0", ...
         threads: the threads that torch may use on this rank.
+        shared_memory: whether groups whose ranks are on one host communicate through its memory,
+            and not through gloo.
     """
 
     rank: int
@@ -40,6 +43,7 @@ class Seat:
     timeout_s: float = 30.0
     device: str = "cpu"
     threads: int = 1
+    shared_memory: bool = True
 
 
 class World:
@@ -80,6 +84,8 @@ class World:
             dist.distributed_c10d._world.group_count = 0
             raise
         self._process_groups = [dist.group.WORLD]
+        self._links: list[Link] = []
+        self._host = Host(self._watch, seat.shared_memory and self.device.type == "cpu")
 
     @classmethod
     @contextmanager
@@ -141,8 +147,15 @@ class World:
         for other, another in enumerate(wishes):
             if another != wish:
                 raise ValueError(f"rank {self.rank} wants {wish}, rank {other} {another}")
-        links = {spec: self._link(spec[1]) for spec in specs if len(spec[1]) > 1}
-        self._watch.meet(f"groups to be connected (call {self._times_grouped})", "")
+        process_groups = {spec: self._connect(spec[1]) for spec in specs if len(spec[1]) > 1}
+        occasion = f"groups to be connected (call {self._times_grouped})"
+        shared = self._host.share(occasion, [ranks for _, ranks in specs])
+        links = {
+            spec: Link(process_groups[spec], self._travel_device, self._watch, shared.get(index))
+            for index, spec in enumerate(specs)
+            if spec in process_groups
+        }
+        self._links += links.values()
         return {
             (purpose, ranks): Group(
                 purpose, ranks, ranks.index(self.rank), self.recorder, links.get((purpose, ranks))
@@ -151,14 +164,20 @@ class World:
             if self.rank in ranks
         }
 
-    def _link(self, ranks: tuple[int, ...]) -> Link:
+    @property
+    def shared_bytes(self) -> int:
+        """Of this rank's buffers in shared memory, which torch's allocator does not see."""
+        return sum(buffer.nbytes for link in self._links for buffer in link.buffers.values())
+
+    def _connect(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
         # Every rank creates every group, its own or not. torch's default timeout is half an
         # hour, and ranks in ascending order need not be in the order of the pieces.
         process_group = dist.new_group(list(ranks), timeout=self._patience, sort_ranks=False)
         self._process_groups.append(process_group)
-        return Link(process_group, self._travel_device, self._watch)
+        return process_group
 
     def _close(self) -> None:
+        self._host.leave()
         if self._watch.unfinished:
             # The destructor of a gloo group joins its threads, and those wait for the lost
             # rank until their timeout; `abort` does not end them. So the groups are never

@@ -47,18 +47,20 @@ class GradientSum:
         self._spares = _spares(model)
         self._sending = False
         self._next = 0
-        for names, group in _bucketed(model, self.parameters, bucket_bytes):
-            self._add(names, group)
+        self._under_way: list[Pending] = []
+        for together, group in _bucketed(model, self.parameters, bucket_bytes):
+            self._add(together, group)
         for name, bucket in self._home.items():
             self.parameters[name].register_post_accumulate_grad_hook(self._hook(name, bucket))
 
     def begin(self) -> None:
         """Forgets the last step's gradients; their memory is for this step's."""
-        self._sending, self._next = False, 0
-        for parameter in self.parameters.values():
-            spare = self._spares.get(parameter)
-            if spare is not None and parameter.grad is not None:
-                spare.give(parameter.grad)
+        self._sending, self._next, self._under_way = False, 0, []
+        for name, parameter in self.parameters.items():
+            home = self._home.get(name)
+            memory = parameter.grad if home is None else home.views[name]
+            if parameter in self._spares and memory is not None:
+                self._spares[parameter].give(memory)
             parameter.grad = None
         for bucket in self._buckets:
             bucket.waiting = set(bucket.views)
@@ -87,7 +89,8 @@ class GradientSum:
 
     def _add(self, names: list[str], group: Group) -> None:
         first = self.parameters[names[0]]
-        flat = first.new_zeros(sum(self.parameters[name].numel() for name in names))
+        # The same order on all ranks of a group: that in which backward reaches first names.
+        flat = group.buffer(sum(self.parameters[name].numel() for name in names), first)
         views, start = {}, 0
         for name in names:
             parameter = self.parameters[name]
@@ -112,6 +115,7 @@ class GradientSum:
             if gradients is not None and gradients._sending:
                 bucket.waiting.discard(name)
                 gradients._send_ready()
+                gradients._advance()
 
         return gather
 
@@ -119,7 +123,12 @@ class GradientSum:
         while self._next < len(self._buckets) and not self._buckets[self._next].waiting:
             bucket = self._buckets[self._next]
             bucket.pending = start_all_reduce(bucket.flat, bucket.group, layer="gradients")
+            self._under_way.append(bucket.pending)
             self._next += 1
+
+    def _advance(self) -> None:
+        """Adds up what has arrived, which no thread does meanwhile."""
+        self._under_way = [pending for pending in self._under_way if not pending.poll()]
 
 
 def _spares(model: CutModel) -> dict[Tensor, Spare]:

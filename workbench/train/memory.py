@@ -39,7 +39,8 @@ class PeakMeter:
     On CPU it records torch's allocator events: those of the thread that starts it and of the
     threads of torch that work for it (autograd's, gloo's), not those of other Python threads.
     That costs 2 to 4 µs for each event (VGG-11 has some 300 a step), so it can stay on. Memory
-    that is no tensor's own (memory-mapped files, numpy arrays, gloo's buffers) is not counted.
+    that is no tensor's own (memory-mapped files, numpy arrays, gloo's buffers, memory that ranks
+    share) is not counted, unless `add` says how much.
     On a GPU the caching allocator's own counter is read.
 
     The allocator knows only sizes of what was allocated under a meter; hence
@@ -99,6 +100,10 @@ class PeakMeter:
         self._level_bytes = level
         self.reading = Reading(peak, level)
         return self.reading
+
+    def add(self, held_bytes: int) -> None:
+        """Counts, from this window on, memory of tensors that no allocator sees (CPU only)."""
+        self._level_bytes += held_bytes
 
     def lap(self, *, live_bytes: int | None = None) -> Reading:
         """Closes the window and opens the next.

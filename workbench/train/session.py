@@ -46,4 +46,5 @@ def train(
     with PeakMeter(torch.device(seat.device)) as meter, World.open(seat) as world:
         groups = world.groups(group_specs_of(experiment.plan))
         state = RankState.start(experiment, world, groups, weights, resume)
+        meter.add(world.shared_bytes)
         return Loop(state, meter, directory, control, emit).run()

@@ -1,0 +1,143 @@
+"""The all-reduce through shared memory, against gloo's own and against ours over gloo.
+
+    gloo            torch.distributed.all_reduce, in place
+    workbench       all_reduce through shared memory, out of place
+    bucket          start_all_reduce and wait on a shared buffer, in place
+    over gloo       all_reduce as it is where ranks share no memory, out of place
+
+Four engines of one thread each, all in one run, interleaved: in every round each system takes its
+turn at each size. A round's figure is a ratio of two times of that round.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from workbench.bench.report import Cell, Figure, Report
+from workbench.cluster.cluster import Cluster
+from workbench.comm.collectives import all_gather, all_reduce, start_all_reduce
+from workbench.comm.group import Group
+from workbench.comm.world import Seat, World
+from workbench.model.trace import trace
+from workbench.plan.experiment import SGD, Experiment, Synthetic
+from workbench.plan.placement import Shard
+from workbench.plan.plan import Plan
+
+ENGINES = 4
+KIB, MIB = 2**10, 2**20
+SYSTEMS = ("gloo", "workbench", "bucket", "over gloo")
+# size in bytes: how often a system sums in one turn
+QUICK = {KIB: 50, 4 * KIB: 50, 64 * KIB: 50, MIB: 10, 4 * MIB: 4, 64 * MIB: 1}
+FULL = {KIB: 200, 4 * KIB: 200, 64 * KIB: 100, MIB: 20, 4 * MIB: 10, 64 * MIB: 2, 256 * MIB: 1}
+
+Seconds = dict[int, dict[str, list[float]]]
+
+
+def run(*, quick: bool) -> Report:
+    """Measures seconds of one all-reduce; `quick` leaves out 256 MB and takes fewer rounds."""
+    turns, rounds = (QUICK, 3) if quick else (FULL, 7)
+    # The engines want to know what they run; only its world size matters here.
+    graph = trace("squeezenet1_1", input_shape=(3, 64, 64), num_classes=10)
+    experiment = Experiment(
+        plan=Plan.data_parallel(graph, ENGINES),
+        data=Synthetic(samples=64),
+        batch_size=ENGINES,
+        optimizer=SGD(lr=0.01),
+        steps=1,
+    )
+    with Cluster(ENGINES, timeout=120.0) as cluster:
+        ranks: list[tuple[Seconds, str]] = cluster.call(
+            "workbench.bench.collectives:measure", experiment, turns=turns, rounds=rounds
+        )
+    return _report(*ranks[0], rounds)
+
+
+def measure(
+    seat: Seat, experiment: Experiment, *, weights: Path, turns: dict[int, int], rounds: int
+) -> tuple[Seconds, str]:
+    """Seconds of one all-reduce on the slowest rank, for each size, system and round.
+
+    Returns:
+        The seconds, and what the ranks communicate through.
+    """
+    with World.open(seat) as world:
+        spec = ("bench", tuple(range(world.size)))
+        group = world.groups([spec])[spec]
+        found: Seconds = {}
+        for size, times in turns.items():
+            systems = _systems(group, size // 4)
+            found[size] = {name: [] for name in SYSTEMS}
+            for index in range(-1, rounds):
+                for name in SYSTEMS:
+                    seconds = _timed(systems[name], times, group)
+                    if index >= 0:  # the first round warms up
+                        found[size][name].append(seconds)
+        return found, group.transport
+
+
+def _systems(group: Group, numel: int) -> dict[str, Callable[[], object]]:
+    assert group.link is not None
+    link = replace(group.link, rounds=None)
+    gloo = Group("over gloo", group.ranks, group.rank, group.recorder, link)
+    x = torch.zeros(numel)  # sums of zeros stay small, however often they are taken
+    flat = group.buffer(numel, x)
+    return {
+        "gloo": lambda: dist.all_reduce(x, group=link.process_group),
+        "workbench": lambda: all_reduce(x, group),
+        "bucket": lambda: start_all_reduce(flat, group).wait(),
+        "over gloo": lambda: all_reduce(x, gloo),
+    }
+
+
+def _timed(system: Callable[[], object], times: int, group: Group) -> float:
+    """Seconds of one of `times` calls on the slowest rank; all ranks start together."""
+    each = Shard(0, (1,) * group.size)
+    all_gather(torch.zeros(1), each, group)
+    began = time.perf_counter()
+    for _ in range(times):
+        system()
+    seconds = torch.tensor([(time.perf_counter() - began) / times])
+    return float(all_gather(seconds, each, group).max())
+
+
+def _report(found: Seconds, transport: str, rounds: int) -> Report:
+    rows: list[dict[str, Cell]] = [
+        {
+            "size": _named(size),
+            "system": name,
+            "ms": 1e3 * statistics.median(seconds),
+            "min": 1e3 * min(seconds),
+            "max": 1e3 * max(seconds),
+        }
+        for size, systems in found.items()
+        for name, seconds in systems.items()
+    ]
+    figures = {}
+    for size, systems in found.items():
+        for figure, ours, theirs in (
+            ("all_reduce_vs_gloo", "workbench", "gloo"),
+            ("bucket_vs_gloo", "bucket", "gloo"),
+            ("all_reduce_vs_over_gloo", "workbench", "over gloo"),
+        ):
+            pairs = zip(systems[theirs], systems[ours], strict=True)
+            figures[f"{figure}_{_named(size)}"] = Figure.of([a / b for a, b in pairs])
+    return Report(
+        "collectives",
+        tuple(rows),
+        figures,
+        (
+            f"float32, {ENGINES} engines x 1 thread, through {transport}; milliseconds of the "
+            f"slowest rank; {rounds} interleaved rounds: median, range. Figures: how many times "
+            "as fast, a ratio for each round.",
+            "gloo and bucket sum in place; the others return new memory, which has to be had.",
+        ),
+    )
+
+
+def _named(size: int) -> str:
+    return f"{size // MIB}MB" if size >= MIB else f"{size // KIB}KB"

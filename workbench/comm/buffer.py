@@ -1,0 +1,166 @@
+"""Buffers that the ranks of a group share, and their sum in place with two synchronisations.
+
+Each rank fills its own buffer. When all have (1), every rank adds up its segment of all buffers,
+in rank order, and puts the sum where all can read it; when all have done that (2), each copies
+the sums into its buffer. Nothing is staged, and nobody writes what another may still read:
+buffers are read by others only between (1) and (2), and sums from (2) until their reader fills
+its buffer again; they are written again only after all have.
+
+Source: Chen et al. 2018, arXiv:1802.02326 (GDRAA; their body was not available to us, the two
+synchronisations are from the abstract). Shared memory needs no messages for it.
+"""
+
+import mmap
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import astuple
+from enum import Enum, auto
+
+import torch
+from torch import Tensor
+
+from workbench.comm.futex import MASK, Count
+from workbench.comm.pieces import even
+from workbench.comm.rounds import Rounds
+from workbench.comm.segment import PAGE, Offer, attach, create
+from workbench.comm.shared import added
+
+_SUMMED_AT = 64
+# Sums are taken so many bytes at a time, which stay in a core's cache meanwhile.
+_BLOCK_BYTES = 2**17
+
+
+class _Stage(Enum):
+    FILLING = auto()  # until all ranks' buffers are filled
+    SUMMING = auto()  # until all ranks' sums are there
+    DONE = auto()
+
+
+class SharedBuffer:
+    """One rank's view of its group's buffers.
+
+    Args:
+        rounds: the group.
+        maps: all ranks' memory.
+        numel: elements of each buffer.
+        dtype: of them.
+
+    Attributes:
+        nbytes: of this rank's buffer; its sums take a k-th more.
+    """
+
+    def __init__(
+        self, rounds: Rounds, maps: Sequence[mmap.mmap], numel: int, dtype: torch.dtype
+    ) -> None:
+        self.rounds, self.nbytes = rounds, numel * dtype.itemsize
+        segments = even(numel, rounds.size)
+        self._flats: list[tuple[Tensor, ...]] = []  # of each rank, cut into segments
+        self._sums: list[Tensor] = []  # of each segment, in the memory of the rank that adds it up
+        for memory, segment in zip(maps, segments, strict=True):
+            whole = torch.frombuffer(memory, dtype=torch.uint8)
+            flat, start = whole[PAGE : PAGE + numel * dtype.itemsize], _sums_at(numel, dtype)
+            self._flats.append(torch.split_with_sizes(flat.view(dtype), list(segments)))
+            self._sums.append(whole[start : start + segment * dtype.itemsize].view(dtype))
+        self._filled = [Count(memory, 0, rounds.futex) for memory in maps]
+        self._summed = [Count(memory, _SUMMED_AT, rounds.futex) for memory in maps]
+        self._turn, self._stage = 0, _Stage.DONE
+
+    def start(self) -> None:
+        """Says that this rank's buffer is filled.
+
+        Raises:
+            RuntimeError: its last sum is still under way.
+        """
+        if self._stage is not _Stage.DONE:
+            raise RuntimeError("a buffer's sum must be waited for before the next one starts")
+        self._turn, self._stage = (self._turn + 1) & MASK, _Stage.FILLING
+        self._filled[self.rounds.rank].post(self._turn)
+
+    def advance(self) -> bool:
+        """Does what has become possible, and waits for nothing; whether the sum is there."""
+        if self._stage is _Stage.FILLING and self._missing() is None:
+            self.rounds.futex.fence()
+            self._add_up()
+            self._summed[self.rounds.rank].post(self._turn)
+            self._stage = _Stage.SUMMING
+        if self._stage is _Stage.SUMMING and self._missing() is None:
+            self.rounds.futex.fence()
+            for mine, total in zip(self._flats[self.rounds.rank], self._sums, strict=True):
+                mine.copy_(total)
+            self._stage = _Stage.DONE
+        return self._stage is _Stage.DONE
+
+    def wait(self, what: object) -> None:
+        """Returns when the sum is there.
+
+        Raises:
+            CommError: as for `Rounds.meet`.
+        """
+        while not self.advance():
+            missing = self._missing()
+            if missing is not None:
+                self.rounds.wait(*missing, what)
+
+    def _missing(self) -> tuple[int, Count, int] | None:
+        """The first rank that has not come as far as this one: index, count, and its value."""
+        counts = self._filled if self._stage is _Stage.FILLING else self._summed
+        stale = (self._turn - 1) & MASK
+        for index, count in enumerate(counts):
+            if count.cell.value == stale:
+                return index, count, stale
+        return None
+
+    def _add_up(self) -> None:
+        rank = self.rounds.rank
+        total, parts = self._sums[rank], [flat[rank] for flat in self._flats]
+        step = _BLOCK_BYTES // total.itemsize
+        for start in range(0, len(total), step):
+            block = slice(start, start + step)
+            added([part[block] for part in parts], total[block])
+
+
+class _Memory(mmap.mmap):
+    """What a buffer's tensor is a view of: it lives as long, and with it the buffer."""
+
+    buffer: SharedBuffer
+
+
+def allocate(
+    rounds: Rounds, numel: int, dtype: torch.dtype, what: object
+) -> tuple[Tensor, SharedBuffer] | None:
+    """Makes this rank's buffer, of zeros; all ranks of the group call it, with the same sizes.
+
+    Returns:
+        The tensor, and the buffer behind it, which lives as long as the tensor's memory; None, on
+        all ranks, if one of them has no memory to share.
+
+    Raises:
+        CommError: not all ranks came.
+    """
+    offer = None
+    with suppress(OSError):
+        most = even(numel, rounds.size)[0]
+        offer = create(_sums_at(numel, dtype) + most * dtype.itemsize, reserved=True)
+    try:
+        mine = astuple(offer) if offer is not None else (0, 0, 0, 0, 0)
+        offers = [Offer(*words) for words in rounds.exchange(mine, what)]
+        maps: list[mmap.mmap] = []
+        if all(offer.size for offer in offers):
+            with suppress(OSError):
+                maps = [attach(offer) for offer in offers]
+        if not all(opened for (opened,) in rounds.exchange((len(maps),), what)):
+            return None
+        assert offer is not None
+        # A second mapping of its own: the tensor keeps the buffer alive, and not the reverse.
+        memory = _Memory(offer.fd, offer.size)
+    finally:
+        if offer is not None:
+            os.close(offer.fd)
+    memory.buffer = SharedBuffer(rounds, maps, numel, dtype)
+    return torch.frombuffer(memory, dtype=dtype, count=numel, offset=PAGE), memory.buffer
+
+
+def _sums_at(numel: int, dtype: torch.dtype) -> int:
+    """Where in a rank's memory its sums begin."""
+    return PAGE + -(-numel * dtype.itemsize // 64) * 64

@@ -1,0 +1,154 @@
+"""Which groups can share memory: ranks find out together, and all of a group decide alike."""
+
+import json
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from workbench.comm.futex import Futex
+from workbench.comm.peers import Peers
+from workbench.comm.rounds import SEGMENT_BYTES, Rounds
+from workbench.comm.segment import Offer, attach, create, this_host
+from workbench.comm.watch import Watch
+
+
+@dataclass(frozen=True)
+class _Note:
+    """What a rank tells the others before groups are connected.
+
+    Attributes:
+        host: as `this_host` says; empty if the rank shares nothing.
+        pid: its process.
+        cores: on which it may run.
+        offers: of a segment, for each group; None where it is no member, or had no memory.
+    """
+
+    host: str
+    pid: int
+    cores: tuple[int, ...]
+    offers: tuple[Offer | None, ...]
+
+    @classmethod
+    def read(cls, text: str) -> "_Note":
+        raw = json.loads(text)
+        offers = tuple(None if offer is None else Offer(**offer) for offer in raw["offers"])
+        return cls(raw["host"], raw["pid"], tuple(raw["cores"]), offers)
+
+
+class Host:
+    """What a rank shares with the other ranks of its host, in one world.
+
+    Args:
+        watch: meets and waits.
+        wanted: whether to share memory at all.
+    """
+
+    def __init__(self, watch: Watch, wanted: bool) -> None:
+        self._watch = watch
+        self._name, self._futex = "", Futex()
+        self._rounds: list[Rounds] = []
+        self._peers: list[Peers] = []
+        if wanted:
+            try:
+                self._name = this_host()
+            except OSError:  # not Linux: there gloo is the way
+                self._name = ""
+
+    def share(self, occasion: str, groups: Sequence[tuple[int, ...]]) -> dict[int, Rounds]:
+        """Connects groups through shared memory where all their ranks can; all ranks call it.
+
+        Args:
+            occasion: what the ranks meet for, new for each call.
+            groups: global ranks, this one's groups or not.
+
+        Returns:
+            Of this rank's groups those that share memory, by their index. Where it should have
+            been possible and was not, a warning says why.
+
+        Raises:
+            CommError: not all ranks came.
+        """
+        trouble: list[str] = []
+        offers = self._offers(groups, trouble)
+        try:
+            mine = _Note(self._name, os.getpid(), _cores(), offers)
+            noted = self._watch.meet(f"{occasion}: memory", json.dumps(asdict(mine)))
+            notes = [_Note.read(note) for note in noted]
+            opened = self._opened(groups, notes, trouble)
+            verdicts = self._watch.meet(occasion, json.dumps([*opened]))
+        finally:
+            for offer in offers:
+                if offer is not None:
+                    os.close(offer.fd)
+        agreed = [set(json.loads(verdict)) for verdict in verdicts]
+        shared = {
+            index: rounds
+            for index, rounds in opened.items()
+            if all(index in agreed[rank] for rank in groups[index])
+        }
+        self._rounds += shared.values()
+        if trouble:
+            warnings.warn(f"slower, through gloo: {'; '.join(trouble)}", stacklevel=3)
+        return shared
+
+    def leave(self) -> None:
+        """Tells whoever still waits that this rank does not come any more."""
+        for rounds in self._rounds:
+            rounds.leave()
+        for peers in self._peers:
+            peers.close()
+
+    def _offers(
+        self, groups: Sequence[tuple[int, ...]], trouble: list[str]
+    ) -> tuple[Offer | None, ...]:
+        offers: list[Offer | None] = []
+        for ranks in groups:
+            offer = None
+            if self._name and self._watch.rank in ranks and len(ranks) > 1:
+                try:
+                    offer = create(SEGMENT_BYTES, reserved=False)
+                except OSError as error:
+                    trouble.append(f"no shared memory for ranks {ranks}: {error}")
+            offers.append(offer)
+        return tuple(offers)
+
+    def _opened(
+        self, groups: Sequence[tuple[int, ...]], notes: list[_Note], trouble: list[str]
+    ) -> dict[int, Rounds]:
+        together = {
+            rank: note.pid for rank, note in enumerate(notes) if note.host == self._name != ""
+        }
+        others = {rank: pid for rank, pid in together.items() if rank != self._watch.rank}
+        peers = Peers(others)
+        self._peers.append(peers)
+        cores = set().union(*(notes[rank].cores for rank in together))
+        opened = {}
+        for index, ranks in enumerate(groups):
+            offers = [notes[rank].offers[index] for rank in ranks if rank in together]
+            present = [offer for offer in offers if offer is not None]
+            if self._watch.rank not in ranks or len(ranks) == 1 or len(present) < len(ranks):
+                continue
+            try:
+                segments = [attach(offer) for offer in present]
+            except OSError as error:
+                trouble.append(f"memory of ranks {ranks} could not be shared: {error}")
+                continue
+            spins = len(cores) >= len(together)
+            opened[index] = Rounds(
+                ranks,
+                ranks.index(self._watch.rank),
+                segments,
+                peers,
+                self._watch,
+                self._futex,
+                spins,
+            )
+        return opened
+
+
+def _cores() -> tuple[int, ...]:
+    """On which this process may run."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
