@@ -48,6 +48,9 @@ class Nothing(Pending):
     def __init__(self, *_args, **_options):
         pass
 
+    def poll(self):
+        return True
+
     def wait(self):
         pass
 
