@@ -13,7 +13,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from workbench.comm.pieces import accumulator, cut, new_like, pack, resized, shaped, unpack
+from workbench.comm.pieces import accumulator, cut, pack, resized, shaped, unpack
 from workbench.comm.portions import portions_of
 from workbench.comm.rounds import SLOT_BYTES, Rounds
 from workbench.plan.placement import Shard
@@ -41,7 +41,7 @@ def all_gather(x: Tensor, shard: Shard, rounds: Rounds, what: object) -> Tensor:
             ],
             dim,
         )
-    result = new_like(x, shape)
+    result = x.new_empty(shape)
     mine, places = x.reshape(rows, -1), cut(result.view(rows, -1), widths, 1)
     portions = portions_of(rows, max(widths), SLOT_BYTES // x.itemsize)
 
@@ -74,7 +74,7 @@ def reduce_scatter(x: Tensor, shard: Shard, rounds: Rounds, what: object) -> Ten
         staged = rounds.staged(x.dtype, tuple(x.shape), 1)
         return added([whole.narrow(dim, *span) for whole in staged])
     rows, size = prod(x.shape[:dim]), prod(x.shape[dim + 1 :])
-    result = new_like(x, shape)
+    result = x.new_empty(shape)
     pieces = cut(x.reshape(rows, -1), [n * size for n in shard.sizes], 1)
     place = result.view(rows, shard.sizes[rounds.rank] * size)
     # One element more for each piece: portions of pieces are rounded.
@@ -141,7 +141,7 @@ def all_reduce(x: Tensor, rounds: Rounds, what: object) -> Tensor:
         rounds.staged(x.dtype, shape)[rounds.rank].copy_(x)
         rounds.meet(what)
         return added(rounds.staged(x.dtype, shape, 1))
-    flat, result = x.reshape(-1), new_like(x, (x.numel(),))
+    flat, result = x.reshape(-1), x.new_empty((x.numel(),))
     portions = flat.split(SLOT_BYTES // x.itemsize)
     places = result.split(SLOT_BYTES // x.itemsize)
     # While one portion is staged, the one before is summed, and the one before that fetched.
@@ -170,7 +170,7 @@ def broadcast(x: Tensor, root: int, rounds: Rounds, what: object) -> Tensor:
     if x.numel() == 0:
         return x.new_empty(x.shape)
     rounds.begin(what, x.nbytes)
-    flat, result = x.reshape(-1), new_like(x, (x.numel(),))
+    flat, result = x.reshape(-1), x.new_empty((x.numel(),))
     portions = flat.split(SLOT_BYTES // x.itemsize)
     places = result.split(SLOT_BYTES // x.itemsize)
 
@@ -222,7 +222,7 @@ def _swap(flat: Tensor, lengths: list[list[int]], rounds: Rounds, what: object) 
     `flat` holds what this rank sends, in rank order.
     """
     me, size = rounds.rank, rounds.size
-    result = new_like(flat, (sum(row[me] for row in lengths),))
+    result = flat.new_empty((sum(row[me] for row in lengths),))
     sources, places = cut(flat, lengths[me]), cut(result, [row[me] for row in lengths])
     # One element more for each piece: portions of pieces are rounded.
     parts = -(-max(map(sum, lengths)) // (SLOT_BYTES // flat.itemsize - size))
