@@ -25,12 +25,12 @@ def test_quick(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["splitbrain", "--quick", "--json", "found.json", "--plot", "found.svg"]) == 0
     picture = ElementTree.fromstring((tmp_path / "found.svg").read_text())
-    assert len(picture.findall(".//{*}rect")) == 1 + 2 * (7 + 7)
+    assert len(picture.findall(".//{*}rect")) == 1 + 2 * (6 + 7)
     content = json.loads((tmp_path / "found.json").read_text())
     assert set(content["figures"]) == FIGURES
     assert all(f["min"] <= f["median"] <= f["max"] for f in content["figures"].values())
-    # Memory is exact, unlike time: AlexNet's classifier is cut in four.
-    assert content["figures"]["peak_bytes_vs_ddp"]["median"] < 0.5
+    # Memory is exact, unlike time: a classifier of two thirds of the weights is cut in four.
+    assert content["figures"]["peak_bytes_vs_ddp"]["median"] < 0.75
     assert content["rows"][0]["system"] == "workbench"
     # All train the same model on the same rows: only dropout's masks are their own.
     losses = {

@@ -3,8 +3,9 @@
 import pytest
 
 import workbench as wb
+from workbench.bench.small_vgg import INPUT_SHAPE, SmallVGG
 
-MODELS = {"mobilenet_v3_small": 32, "resnet18": 32, "alexnet": 64, "googlenet": 32}
+MODELS = ("mobilenet_v3_small", "resnet18", "googlenet")
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +17,7 @@ def four(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_hybrid_plans_are_exact(four, name):
-    graph = wb.trace(name, input_shape=(3, MODELS[name], MODELS[name]))
+    graph = wb.trace(name, input_shape=(3, 32, 32))
     groups = wb.Plan.hybrid(graph, world_size=4, group_size=2)
     whole = wb.Plan.hybrid(graph, world_size=4, group_size=4).with_batch_norm("synchronized")
     assert groups.layers
@@ -29,3 +30,12 @@ def test_hybrid_plans_are_exact(four, name):
         compared = {d.name for d in found.differences if d.what in ("weight", "buffer")}
         statistics = ("running_mean", "running_var", "num_batches_tracked")
         assert names - compared <= {n for n in names if n.endswith(statistics)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", ["BK", "B/K"])
+def test_a_vgg_is_exact(four, rounds):
+    graph = wb.trace(SmallVGG(), input_shape=INPUT_SHAPE)
+    plan = wb.Plan.hybrid(graph, world_size=4, group_size=4, rounds=rounds)
+    found = four.verify(plan, module=SmallVGG())
+    assert found.exact, found

@@ -19,7 +19,7 @@ from workbench.comm.collectives import (
     reduce_scatter,
 )
 from workbench.comm.errors import CommError
-from workbench.comm.rounds import SLOT_BYTES, TURN
+from workbench.comm.staging import SLOT_BYTES, TURN
 from workbench.plan.placement import Shard
 
 
@@ -132,9 +132,9 @@ def test_more_ranks_than_cores(on_ranks):
 
 def over_the_top(world):
     group = all_ranks(world)
-    rounds = group.rounds
-    rounds._round = TURN - 4
-    rounds._came[group.rank].post(rounds._round)
+    staging = group.staging
+    staging._round = TURN - 4
+    staging._came[group.rank].post(staging._round)
     world._watch.meet("all counts to be set", "")
     return [all_reduce(torch.tensor([i + world.rank]), group).item() for i in range(10)]
 

@@ -10,6 +10,8 @@ from workbench.bench.report import Report
 
 # Each module has `run(quick: bool) -> Report`.
 BENCHES = {
+    "accuracy": "a hybrid VGG-11 on scikit-learn's digits, against one process",
+    "exactness": "every kind of model and plan, against the unsplit model",
     "collectives": "all-reduce through shared memory, against gloo's",
     "splitbrain": "convolutions replicated, linear layers sharded, against torch's DDP",
 }

@@ -11,13 +11,14 @@ turn at each size. A round's figure is a ratio of two times of that round.
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from workbench.bench.plot import Bar, Chart
 from workbench.bench.report import Cell, Figure, Report
 from workbench.cluster.cluster import Cluster
 from workbench.comm.collectives import all_gather, all_reduce, start_all_reduce
@@ -82,7 +83,7 @@ def measure(
 
 def _systems(group: Group, numel: int) -> dict[str, Callable[[], object]]:
     assert group.link is not None
-    link = replace(group.link, rounds=None)
+    link = replace(group.link, staging=None)
     gloo = Group("over gloo", group.ranks, group.rank, group.recorder, link)
     x = torch.zeros(numel)  # sums of zeros stay small, however often they are taken
     flat = group.buffer(numel, x)
@@ -136,7 +137,17 @@ def _report(found: Seconds, transport: str, rounds: int) -> Report:
             "as fast, a ratio for each round.",
             "gloo and bucket sum in place; the others return new memory, which has to be had.",
         ),
+        (_chart(figures),),
     )
+
+
+def _chart(figures: Mapping[str, Figure]) -> Chart:
+    bars = tuple(
+        Bar(name, figure.median, figure.min, figure.max, name.startswith("bucket"))
+        for name, figure in figures.items()
+        if "_vs_gloo_" in name
+    )
+    return Chart("times as fast as gloo's all-reduce", bars, target=1.0)
 
 
 def _named(size: int) -> str:

@@ -15,6 +15,7 @@ workbench is in each. A second part has the workbench alone on fewer engines and
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -36,46 +37,59 @@ RIVALS = (
     (("fsdp keep", "fsdp reshard"), ("tensor-parallel 2", "tensor-parallel 4")),
     (("independent",),),
 )
+QUICK_RIVALS = ((("ddp 25",), ("alone",), ("fsdp keep",), ("tensor-parallel 2",)),)
 GRID = ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (4, 4))
 
 Samples = dict[str, list[float]]
 
 
+@dataclass(frozen=True)
+class Model:
+    """What is trained: a graph, and its module where it is none of torchvision's."""
+
+    graph: Graph
+    module: nn.Module | None = None
+
+
 def run(*, quick: bool) -> Report:
-    """Measures throughput and peak memory; `quick` takes AlexNet, fewer rounds and no grid."""
-    model, shape = ("alexnet", (3, 64, 64)) if quick else ("vgg11", (3, 32, 32))
+    """Measures throughput and peak memory; `quick` takes a small VGG and no grid."""
     rounds, steps = (2, 2) if quick else (7, 3)
-    graph = trace(model, input_shape=shape, num_classes=10)
-    rivals = ((("ddp 25",), ("alone",)), (("fsdp keep",), ("tensor-parallel 2",)))
+    model = _model("small" if quick else "vgg11")
     rows: list[dict[str, Cell]] = []
     figures: dict[str, Figure] = {}
     with Cluster(ENGINES, timeout=300.0) as cluster:
-        for together in rivals if quick else RIVALS:
-            found = _measure(cluster, graph, ENGINES, ENGINES, together, rounds, steps)
-            rows += _rows(graph, ENGINES, ENGINES, found)
+        for rivals in QUICK_RIVALS if quick else RIVALS:
+            found = _measure(cluster, model, ENGINES, ENGINES, rivals, rounds, steps)
+            rows += _rows(model.graph, ENGINES, ENGINES, found)
             figures |= _figures(found)
         if not quick:
             for name in ("vgg11", "vgg16", "small"):
-                rows += _grid(cluster, name)
+                rows += _grid(cluster, _model(name))
     peers = [figure for name, figure in figures.items() if name.startswith("throughput_vs_torch")]
     best = min([figures["throughput_vs_ddp"], *peers], key=lambda figure: figure.median)
     figures["throughput_vs_best_peer"] = best
-    notes = _notes(graph, rounds)
+    notes = _notes(model.graph, rounds)
     return Report("splitbrain", tuple(rows), figures, notes, _charts(rows, figures))
+
+
+def _model(name: str) -> Model:
+    if name == "small":
+        module = SmallVGG()
+        return Model(trace(module, input_shape=INPUT_SHAPE), module)
+    return Model(trace(name, input_shape=INPUT_SHAPE, num_classes=10))
 
 
 def _measure(
     cluster: Cluster,
-    graph: Graph,
+    model: Model,
     ranks: int,
     group_size: int,
     rivals: Sequence[Sequence[str]],
     rounds: int,
     steps: int,
-    module: nn.Module | None = None,
 ) -> list[Measured]:
     experiment = Experiment(
-        plan=Plan.hybrid(graph, ranks, group_size),
+        plan=Plan.hybrid(model.graph, ranks, group_size),
         data=Synthetic(samples=2048),
         batch_size=ROWS * ranks,
         optimizer=SGD(lr=0.01, momentum=0.9),
@@ -84,7 +98,7 @@ def _measure(
     found: list[Measured] = cluster.call(
         "workbench.bench.interleaved:measure",
         experiment,
-        module=module,
+        module=model.module,
         rounds=rounds,
         steps=steps,
         rivals=rivals,
@@ -92,15 +106,11 @@ def _measure(
     return found
 
 
-def _grid(cluster: Cluster, name: str) -> list[dict[str, Cell]]:
-    module = SmallVGG() if name == "small" else None
-    graph = trace(
-        module or name, input_shape=INPUT_SHAPE, **({} if module else {"num_classes": 10})
-    )
+def _grid(cluster: Cluster, model: Model) -> list[dict[str, Cell]]:
     rows = []
     for ranks, group_size in GRID:
-        found = _measure(cluster, graph, ranks, group_size, (), 3, 3, module)
-        rows += _rows(graph, ranks, group_size, found)
+        found = _measure(cluster, model, ranks, group_size, (), 3, 3)
+        rows += _rows(model.graph, ranks, group_size, found)
     return rows
 
 

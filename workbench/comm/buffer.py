@@ -22,9 +22,9 @@ from torch import Tensor
 
 from workbench.comm.futex import MASK, Count
 from workbench.comm.pieces import even
-from workbench.comm.rounds import Rounds
 from workbench.comm.segment import PAGE, Offer, attach, create
 from workbench.comm.shared import added
+from workbench.comm.staging import Staging
 
 _SUMMED_AT = 64
 # Sums are taken so many bytes at a time, which stay in a core's cache meanwhile.
@@ -41,7 +41,7 @@ class SharedBuffer:
     """One rank's view of its group's buffers.
 
     Args:
-        rounds: the group.
+        staging: the group.
         maps: all ranks' memory.
         numel: elements of each buffer.
         dtype: of them.
@@ -51,10 +51,10 @@ class SharedBuffer:
     """
 
     def __init__(
-        self, rounds: Rounds, maps: Sequence[mmap.mmap], numel: int, dtype: torch.dtype
+        self, staging: Staging, maps: Sequence[mmap.mmap], numel: int, dtype: torch.dtype
     ) -> None:
-        self.rounds, self.nbytes = rounds, numel * dtype.itemsize
-        segments = even(numel, rounds.size)
+        self.staging, self.nbytes = staging, numel * dtype.itemsize
+        segments = even(numel, staging.size)
         self._flats: list[tuple[Tensor, ...]] = []  # of each rank, cut into segments
         self._sums: list[Tensor] = []  # of each segment, in the memory of the rank that adds it up
         for memory, segment in zip(maps, segments, strict=True):
@@ -62,8 +62,8 @@ class SharedBuffer:
             flat, start = whole[PAGE : PAGE + numel * dtype.itemsize], _sums_at(numel, dtype)
             self._flats.append(torch.split_with_sizes(flat.view(dtype), list(segments)))
             self._sums.append(whole[start : start + segment * dtype.itemsize].view(dtype))
-        self._filled = [Count(memory, 0, rounds.futex) for memory in maps]
-        self._summed = [Count(memory, _SUMMED_AT, rounds.futex) for memory in maps]
+        self._filled = [Count(memory, 0, staging.futex) for memory in maps]
+        self._summed = [Count(memory, _SUMMED_AT, staging.futex) for memory in maps]
         self._turn, self._stage = 0, _Stage.DONE
 
     def start(self) -> None:
@@ -75,18 +75,18 @@ class SharedBuffer:
         if self._stage is not _Stage.DONE:
             raise RuntimeError("a buffer's sum must be waited for before the next one starts")
         self._turn, self._stage = (self._turn + 1) & MASK, _Stage.FILLING
-        self._filled[self.rounds.rank].post(self._turn)
+        self._filled[self.staging.rank].post(self._turn)
 
     def advance(self) -> bool:
         """Does what has become possible, and waits for nothing; whether the sum is there."""
         if self._stage is _Stage.FILLING and self._missing() is None:
-            self.rounds.futex.fence()
+            self.staging.futex.fence()
             self._add_up()
-            self._summed[self.rounds.rank].post(self._turn)
+            self._summed[self.staging.rank].post(self._turn)
             self._stage = _Stage.SUMMING
         if self._stage is _Stage.SUMMING and self._missing() is None:
-            self.rounds.futex.fence()
-            for mine, total in zip(self._flats[self.rounds.rank], self._sums, strict=True):
+            self.staging.futex.fence()
+            for mine, total in zip(self._flats[self.staging.rank], self._sums, strict=True):
                 mine.copy_(total)
             self._stage = _Stage.DONE
         return self._stage is _Stage.DONE
@@ -95,12 +95,12 @@ class SharedBuffer:
         """Returns when the sum is there.
 
         Raises:
-            CommError: as for `Rounds.meet`.
+            CommError: as for `Staging.meet`.
         """
         while not self.advance():
             missing = self._missing()
             if missing is not None:
-                self.rounds.wait(*missing, what)
+                self.staging.wait(*missing, what)
 
     def _missing(self) -> tuple[int, Count, int] | None:
         """The first rank that has not come as far as this one: index, count, and its value."""
@@ -112,7 +112,7 @@ class SharedBuffer:
         return None
 
     def _add_up(self) -> None:
-        rank = self.rounds.rank
+        rank = self.staging.rank
         total, parts = self._sums[rank], [flat[rank] for flat in self._flats]
         step = _BLOCK_BYTES // total.itemsize
         for start in range(0, len(total), step):
@@ -127,7 +127,7 @@ class _Memory(mmap.mmap):
 
 
 def allocate(
-    rounds: Rounds, numel: int, dtype: torch.dtype, what: object
+    staging: Staging, numel: int, dtype: torch.dtype, what: object
 ) -> tuple[Tensor, SharedBuffer] | None:
     """Makes this rank's buffer, of zeros; all ranks of the group call it, with the same sizes.
 
@@ -140,16 +140,16 @@ def allocate(
     """
     offer = None
     with suppress(OSError):
-        most = even(numel, rounds.size)[0]
+        most = even(numel, staging.size)[0]
         offer = create(_sums_at(numel, dtype) + most * dtype.itemsize, reserved=True)
     try:
         mine = astuple(offer) if offer is not None else (0, 0, 0, 0, 0)
-        offers = [Offer(*words) for words in rounds.exchange(mine, what)]
+        offers = [Offer(*words) for words in staging.exchange(mine, what)]
         maps: list[mmap.mmap] = []
         if all(offer.size for offer in offers):
             with suppress(OSError):
                 maps = [attach(offer) for offer in offers]
-        if not all(opened for (opened,) in rounds.exchange((len(maps),), what)):
+        if not all(opened for (opened,) in staging.exchange((len(maps),), what)):
             return None
         assert offer is not None
         # A second mapping of its own: the tensor keeps the buffer alive, and not the reverse.
@@ -157,7 +157,7 @@ def allocate(
     finally:
         if offer is not None:
             os.close(offer.fd)
-    memory.buffer = SharedBuffer(rounds, maps, numel, dtype)
+    memory.buffer = SharedBuffer(staging, maps, numel, dtype)
     return torch.frombuffer(memory, dtype=dtype, count=numel, offset=PAGE), memory.buffer
 
 

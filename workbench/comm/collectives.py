@@ -13,7 +13,7 @@ in equal pieces,
 and exactly its part for unequal ones. (gloo's own all-gather refuses unequal pieces, and its
 reduce-scatter is one all-reduce for each rank.)
 
-Ranks of one host that share memory (`Group.rounds`) stage every piece once instead, where the
+Ranks of one host that share memory (`Group.staging`) stage every piece once instead, where the
 others read it; sums, counts and results are the same. What these functions do themselves is the
 way through torch's communicators.
 
@@ -46,9 +46,9 @@ def all_gather(
     owned = lengths(shape, shard.dim, shard.sizes)
     call = group.call("all_gather", layer, phase)
     with call.timed():
-        if group.rounds is not None:
+        if group.staging is not None:
             call.count(owned, x.itemsize)
-            return shared.all_gather(x, shard, group.rounds, call)
+            return shared.all_gather(x, shard, group.staging, call)
         flat = x.new_empty(sum(owned))
         cut(flat, owned)[group.rank].view(x.shape).copy_(x)
         spread(flat, owned, call)
@@ -65,9 +65,9 @@ def reduce_scatter(
     sent = lengths(x.shape, shard.dim, shard.sizes)
     call = group.call("reduce_scatter", layer, phase)
     with call.timed():
-        if group.rounds is not None:
+        if group.staging is not None:
             call.count([sent[group.rank]] * group.size, x.itemsize)
-            return shared.reduce_scatter(x, shard, group.rounds, call)
+            return shared.reduce_scatter(x, shard, group.staging, call)
         flat = pack(x, shard.dim, shard.sizes)
         parts = swap(flat, sent, [sent[group.rank]] * group.size, call)
         return shaped(_sum(parts, group.size), shape)
@@ -98,9 +98,9 @@ def all_to_all(
     received = lengths(shape, source.dim, taken)
     call = group.call("all_to_all", layer, phase)
     with call.timed():
-        if group.rounds is not None:
+        if group.staging is not None:
             call.count(received, x.itemsize)
-            return shared.all_to_all(x, source, target, group.rounds, call)
+            return shared.all_to_all(x, source, target, group.staging, call)
         flat = swap(pack(x, target.dim, given), sent, received, call)
         return unpack(flat, shape, source.dim, taken)
 
@@ -111,10 +111,10 @@ def all_reduce(x: Tensor, group: Group, *, layer: str = "", phase: Phase = "step
     segments = even(x.numel(), group.size)
     call = group.call("all_reduce", layer, phase)
     with call.timed():
-        if group.rounds is not None:
+        if group.staging is not None:
             call.count([segments[group.rank]] * group.size, x.itemsize)
             call.count(segments, x.itemsize)
-            return shared.all_reduce(x, group.rounds, call)
+            return shared.all_reduce(x, group.staging, call)
         flat = x.reshape(-1)
         parts = swap(flat, segments, [segments[group.rank]] * group.size, call)
         result = torch.empty_like(flat)
@@ -132,10 +132,10 @@ def broadcast(
         raise ValueError(f"root must be one of 0..{group.size - 1}, got {root}")
     call = group.call("broadcast", layer, phase)
     with call.timed():
-        if group.rounds is not None:
+        if group.staging is not None:
             owned = [x.numel() if rank == root else 0 for rank in range(group.size)]
             call.count(owned, x.itemsize)
-            return shared.broadcast(x, root, group.rounds, call)
+            return shared.broadcast(x, root, group.staging, call)
         flat = x.reshape(-1).clone() if group.rank == root else x.new_empty(x.numel())
         spread(flat, [len(flat) if rank == root else 0 for rank in range(group.size)], call)
         return shaped(flat, x.shape)

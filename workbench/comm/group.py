@@ -12,7 +12,7 @@ from torch import Tensor
 
 from workbench.comm.buffer import SharedBuffer, allocate
 from workbench.comm.record import Key, Phase, Recorder
-from workbench.comm.rounds import Rounds
+from workbench.comm.staging import Staging
 from workbench.comm.watch import Watch
 
 
@@ -24,14 +24,14 @@ class Link:
         process_group: torch's communicator.
         device: where tensors must lie to travel: the GPU under nccl, the host under gloo.
         watch: waits for works.
-        rounds: the memory that the ranks share, where they do; it goes before the communicator.
+        staging: the memory that the ranks share, where they do; it goes before the communicator.
         buffers: those that `Group.buffer` made, by the address of their memory.
     """
 
     process_group: dist.ProcessGroup
     device: torch.device
     watch: Watch
-    rounds: Rounds | None = None
+    staging: Staging | None = None
     buffers: WeakValueDictionary[int, SharedBuffer] = field(default_factory=WeakValueDictionary)
 
     def begin(self, work: dist.Work) -> dist.Work:
@@ -83,16 +83,16 @@ class Group:
         return len(self.ranks)
 
     @property
-    def rounds(self) -> Rounds | None:
+    def staging(self) -> Staging | None:
         """The memory that the ranks share; None where they do not, or there is but one."""
-        return None if self.link is None else self.link.rounds
+        return None if self.link is None else self.link.staging
 
     @property
     def transport(self) -> str:
         """What tensors travel through, for people to read."""
         if self.link is None:
             return "nothing"
-        if self.link.rounds is not None:
+        if self.link.staging is not None:
             return "shared memory"
         return "gloo" if self.link.device.type == "cpu" else "nccl"
 
@@ -110,9 +110,9 @@ class Group:
         Raises:
             CommError: not all ranks came.
         """
-        if self.link is not None and self.rounds is not None and numel > 0:
+        if self.link is not None and self.staging is not None and numel > 0:
             what = f"a shared buffer of {numel} elements for group {self.name}"
-            made = allocate(self.rounds, numel, like.dtype, what)
+            made = allocate(self.staging, numel, like.dtype, what)
             if made is not None:
                 flat, self.link.buffers[made[0].data_ptr()] = made
                 return flat

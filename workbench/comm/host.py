@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 
 from workbench.comm.futex import Futex
 from workbench.comm.peers import Peers
-from workbench.comm.rounds import SEGMENT_BYTES, Rounds
 from workbench.comm.segment import Offer, attach, create, this_host
+from workbench.comm.staging import SEGMENT_BYTES, Staging
 from workbench.comm.watch import Watch
 
 
@@ -47,7 +47,7 @@ class Host:
     def __init__(self, watch: Watch, wanted: bool) -> None:
         self._watch = watch
         self._name, self._futex = "", Futex()
-        self._rounds: list[Rounds] = []
+        self._stagings: list[Staging] = []
         self._peers: list[Peers] = []
         if wanted:
             try:
@@ -55,7 +55,7 @@ class Host:
             except OSError:  # not Linux: there gloo is the way
                 self._name = ""
 
-    def share(self, occasion: str, groups: Sequence[tuple[int, ...]]) -> dict[int, Rounds]:
+    def share(self, occasion: str, groups: Sequence[tuple[int, ...]]) -> dict[int, Staging]:
         """Connects groups through shared memory where all their ranks can; all ranks call it.
 
         Args:
@@ -83,19 +83,19 @@ class Host:
                     os.close(offer.fd)
         agreed = [set(json.loads(verdict)) for verdict in verdicts]
         shared = {
-            index: rounds
-            for index, rounds in opened.items()
+            index: staging
+            for index, staging in opened.items()
             if all(index in agreed[rank] for rank in groups[index])
         }
-        self._rounds += shared.values()
+        self._stagings += shared.values()
         if trouble:
             warnings.warn(f"slower, through gloo: {'; '.join(trouble)}", stacklevel=3)
         return shared
 
     def leave(self) -> None:
         """Tells whoever still waits that this rank does not come any more."""
-        for rounds in self._rounds:
-            rounds.leave()
+        for staging in self._stagings:
+            staging.leave()
         for peers in self._peers:
             peers.close()
 
@@ -115,7 +115,7 @@ class Host:
 
     def _opened(
         self, groups: Sequence[tuple[int, ...]], notes: list[_Note], trouble: list[str]
-    ) -> dict[int, Rounds]:
+    ) -> dict[int, Staging]:
         together = {
             rank: note.pid for rank, note in enumerate(notes) if note.host == self._name != ""
         }
@@ -135,7 +135,7 @@ class Host:
                 trouble.append(f"memory of ranks {ranks} could not be shared: {error}")
                 continue
             spins = len(cores) >= len(together)
-            opened[index] = Rounds(
+            opened[index] = Staging(
                 ranks,
                 ranks.index(self._watch.rank),
                 segments,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from workbench.comm.pieces import accumulator, cut, pack, resized, shaped, unpack
 from workbench.comm.portions import portions_of
-from workbench.comm.rounds import SLOT_BYTES, Rounds
+from workbench.comm.staging import SLOT_BYTES, Staging
 from workbench.plan.placement import Shard
 
 # Up to here every rank sums everything, after one meeting; beyond, each sums its segment, and a
@@ -23,20 +23,20 @@ from workbench.plan.placement import Shard
 ONE_MEETING_BYTES = 2**16
 
 
-def all_gather(x: Tensor, shard: Shard, rounds: Rounds, what: object) -> Tensor:
+def all_gather(x: Tensor, shard: Shard, staging: Staging, what: object) -> Tensor:
     """The tensor of which x is this rank's piece."""
     dim, shape = shard.dim, resized(x.shape, shard.dim, shard.extent)
     rows = prod(shape[:dim])
     widths = [size * prod(shape[dim + 1 :]) for size in shard.sizes]
     if prod(shape) == 0:
         return x.new_empty(shape)
-    rounds.begin(what, prod(shape) * x.itemsize)
+    staging.begin(what, prod(shape) * x.itemsize)
     if rows * max(widths) * x.itemsize <= SLOT_BYTES:
-        rounds.staged(x.dtype, tuple(x.shape))[rounds.rank].copy_(x)
-        rounds.meet(what)
+        staging.staged(x.dtype, tuple(x.shape))[staging.rank].copy_(x)
+        staging.meet(what)
         return torch.cat(
             [
-                rounds.staged(x.dtype, resized(shape, dim, size), 1)[rank]
+                staging.staged(x.dtype, resized(shape, dim, size), 1)[rank]
                 for rank, size in enumerate(shard.sizes)
             ],
             dim,
@@ -47,100 +47,100 @@ def all_gather(x: Tensor, shard: Shard, rounds: Rounds, what: object) -> Tensor:
 
     def put(index: int) -> None:
         block = portions[index].of(mine)
-        rounds.staged(x.dtype, tuple(block.shape))[rounds.rank].copy_(block)
+        staging.staged(x.dtype, tuple(block.shape))[staging.rank].copy_(block)
 
     def take(index: int) -> None:
         for rank, place in enumerate(places):
             block = portions[index].of(place)
-            if rank == rounds.rank:
+            if rank == staging.rank:
                 block.copy_(portions[index].of(mine))
             else:
-                block.copy_(rounds.staged(x.dtype, tuple(block.shape), 1)[rank])
+                block.copy_(staging.staged(x.dtype, tuple(block.shape), 1)[rank])
 
-    rounds.stream(len(portions), put, take, what)
+    staging.stream(len(portions), put, take, what)
     return result
 
 
-def reduce_scatter(x: Tensor, shard: Shard, rounds: Rounds, what: object) -> Tensor:
+def reduce_scatter(x: Tensor, shard: Shard, staging: Staging, what: object) -> Tensor:
     """This rank's piece of the sum of all ranks' x."""
-    dim, shape = shard.dim, resized(x.shape, shard.dim, shard.sizes[rounds.rank])
+    dim, shape = shard.dim, resized(x.shape, shard.dim, shard.sizes[staging.rank])
     if x.numel() == 0:
         return x.new_empty(shape)
-    rounds.begin(what, x.nbytes)
-    span = shard.span(rounds.rank)
+    staging.begin(what, x.nbytes)
+    span = shard.span(staging.rank)
     if x.nbytes <= SLOT_BYTES:
-        rounds.staged(x.dtype, tuple(x.shape))[rounds.rank].copy_(x)
-        rounds.meet(what)
-        staged = rounds.staged(x.dtype, tuple(x.shape), 1)
+        staging.staged(x.dtype, tuple(x.shape))[staging.rank].copy_(x)
+        staging.meet(what)
+        staged = staging.staged(x.dtype, tuple(x.shape), 1)
         return added([whole.narrow(dim, *span) for whole in staged])
     rows, size = prod(x.shape[:dim]), prod(x.shape[dim + 1 :])
     result = x.new_empty(shape)
     pieces = cut(x.reshape(rows, -1), [n * size for n in shard.sizes], 1)
-    place = result.view(rows, shard.sizes[rounds.rank] * size)
+    place = result.view(rows, shard.sizes[staging.rank] * size)
     # One element more for each piece: portions of pieces are rounded.
-    portions = portions_of(rows, shard.extent * size, SLOT_BYTES // x.itemsize - rounds.size)
+    portions = portions_of(rows, shard.extent * size, SLOT_BYTES // x.itemsize - staging.size)
 
     def blocks(index: int, ago: int) -> list[tuple[Tensor, ...]]:
         own = tuple(portions[index].of(piece) for piece in pieces)
         widths = [block.shape[1] for block in own]
         whole = (own[0].shape[0], sum(widths))
-        return [own, *(cut(slot, widths, 1) for slot in rounds.staged(x.dtype, whole, ago))]
+        return [own, *(cut(slot, widths, 1) for slot in staging.staged(x.dtype, whole, ago))]
 
     def put(index: int) -> None:
         own, *slots = blocks(index, 0)
-        for block, slot in zip(own, slots[rounds.rank], strict=True):
+        for block, slot in zip(own, slots[staging.rank], strict=True):
             slot.copy_(block)
 
     def take(index: int) -> None:
         _, *slots = blocks(index, 1)
-        added([slot[rounds.rank] for slot in slots], portions[index].of(place))
+        added([slot[staging.rank] for slot in slots], portions[index].of(place))
 
-    rounds.stream(len(portions), put, take, what)
+    staging.stream(len(portions), put, take, what)
     return result
 
 
-def all_to_all(x: Tensor, source: Shard, target: Shard, rounds: Rounds, what: object) -> Tensor:
+def all_to_all(x: Tensor, source: Shard, target: Shard, staging: Staging, what: object) -> Tensor:
     """Turns x, this rank's piece of a tensor cut by `source`, into its piece by `target`."""
     whole = resized(resized(x.shape, source.dim, source.extent), target.dim, target.extent)
     if prod(whole) == 0:
-        return x.new_empty(resized(whole, target.dim, target.sizes[rounds.rank]))
-    rounds.begin(what, prod(whole) * x.itemsize)
+        return x.new_empty(resized(whole, target.dim, target.sizes[staging.rank]))
+    staging.begin(what, prod(whole) * x.itemsize)
     shapes = [resized(x.shape, source.dim, size) for size in source.sizes]
     if max(map(prod, shapes)) * x.itemsize <= SLOT_BYTES:
-        rounds.staged(x.dtype, tuple(x.shape))[rounds.rank].copy_(x)
-        rounds.meet(what)
+        staging.staged(x.dtype, tuple(x.shape))[staging.rank].copy_(x)
+        staging.meet(what)
         parts = [
-            rounds.staged(x.dtype, shape, 1)[rank].narrow(
-                target.dim, *_given(source, target, rank, rounds.rank)
+            staging.staged(x.dtype, shape, 1)[rank].narrow(
+                target.dim, *_given(source, target, rank, staging.rank)
             )
             for rank, shape in enumerate(shapes)
         ]
         return torch.cat(parts, source.dim)
-    ranks = range(rounds.size)
+    ranks = range(staging.size)
     given = [[_given(source, target, a, b)[1] for b in ranks] for a in ranks]
     lengths = [
         [prod(resized(shape, target.dim, n)) for n in row]
         for shape, row in zip(shapes, given, strict=True)
     ]
-    flat = pack(x, target.dim, given[rounds.rank])
+    flat = pack(x, target.dim, given[staging.rank])
     taken: Sequence[int] = source.sizes
     if source.dim == target.dim:
-        taken = [row[rounds.rank] for row in given]
-    shape = resized(x.shape, target.dim, target.sizes[rounds.rank])
+        taken = [row[staging.rank] for row in given]
+    shape = resized(x.shape, target.dim, target.sizes[staging.rank])
     shape = resized(shape, source.dim, sum(taken))
-    return unpack(_swap(flat, lengths, rounds, what), shape, source.dim, taken)
+    return unpack(_swap(flat, lengths, staging, what), shape, source.dim, taken)
 
 
-def all_reduce(x: Tensor, rounds: Rounds, what: object) -> Tensor:
+def all_reduce(x: Tensor, staging: Staging, what: object) -> Tensor:
     """The sum of all ranks' x."""
     if x.numel() == 0:
         return x.new_empty(x.shape)
-    rounds.begin(what, x.nbytes)
+    staging.begin(what, x.nbytes)
     if x.nbytes <= ONE_MEETING_BYTES:
         shape = tuple(x.shape)
-        rounds.staged(x.dtype, shape)[rounds.rank].copy_(x)
-        rounds.meet(what)
-        return added(rounds.staged(x.dtype, shape, 1))
+        staging.staged(x.dtype, shape)[staging.rank].copy_(x)
+        staging.meet(what)
+        return added(staging.staged(x.dtype, shape, 1))
     flat, result = x.reshape(-1), x.new_empty((x.numel(),))
     portions = flat.split(SLOT_BYTES // x.itemsize)
     places = result.split(SLOT_BYTES // x.itemsize)
@@ -148,42 +148,42 @@ def all_reduce(x: Tensor, rounds: Rounds, what: object) -> Tensor:
     for step in range(len(portions) + 2):
         if step < len(portions):
             portion = portions[step]
-            rounds.staged(x.dtype, tuple(portion.shape))[rounds.rank].copy_(portion)
+            staging.staged(x.dtype, tuple(portion.shape))[staging.rank].copy_(portion)
         if 1 <= step <= len(portions):
-            slots = rounds.segments(x.dtype, len(portions[step - 1]), 1)
-            mine = cut(places[step - 1], [len(part) for part in slots[0]])[rounds.rank]
-            added([slot[rounds.rank] for slot in slots], mine)
-            slots[rounds.rank][rounds.rank].copy_(mine)
+            slots = staging.segments(x.dtype, len(portions[step - 1]), 1)
+            mine = cut(places[step - 1], [len(part) for part in slots[0]])[staging.rank]
+            added([slot[staging.rank] for slot in slots], mine)
+            slots[staging.rank][staging.rank].copy_(mine)
         if step >= 2:
-            slots = rounds.segments(x.dtype, len(portions[step - 2]), 2)
+            slots = staging.segments(x.dtype, len(portions[step - 2]), 2)
             places_of = cut(places[step - 2], [len(part) for part in slots[0]])
             for rank, place in enumerate(places_of):
-                if rank != rounds.rank:
+                if rank != staging.rank:
                     place.copy_(slots[rank][rank])
         if step <= len(portions):
-            rounds.meet(what)
+            staging.meet(what)
     return shaped(result, x.shape)
 
 
-def broadcast(x: Tensor, root: int, rounds: Rounds, what: object) -> Tensor:
+def broadcast(x: Tensor, root: int, staging: Staging, what: object) -> Tensor:
     """What the rank at index `root` has as x."""
     if x.numel() == 0:
         return x.new_empty(x.shape)
-    rounds.begin(what, x.nbytes)
+    staging.begin(what, x.nbytes)
     flat, result = x.reshape(-1), x.new_empty((x.numel(),))
     portions = flat.split(SLOT_BYTES // x.itemsize)
     places = result.split(SLOT_BYTES // x.itemsize)
 
     def put(index: int) -> None:
-        if rounds.rank == root:
+        if staging.rank == root:
             portion = portions[index]
-            rounds.staged(x.dtype, tuple(portion.shape))[root].copy_(portion)
+            staging.staged(x.dtype, tuple(portion.shape))[root].copy_(portion)
 
     def take(index: int) -> None:
         place = places[index]
-        place.copy_(rounds.staged(x.dtype, tuple(place.shape), 1)[root])
+        place.copy_(staging.staged(x.dtype, tuple(place.shape), 1)[root])
 
-    rounds.stream(len(portions), put, take, what)
+    staging.stream(len(portions), put, take, what)
     return shaped(result, x.shape)
 
 
@@ -216,12 +216,12 @@ def _given(source: Shard, target: Shard, giver: int, taker: int) -> tuple[int, i
     return (begin - own, end - begin) if begin < end else (0, 0)
 
 
-def _swap(flat: Tensor, lengths: list[list[int]], rounds: Rounds, what: object) -> Tensor:
+def _swap(flat: Tensor, lengths: list[list[int]], staging: Staging, what: object) -> Tensor:
     """What came for this rank, in rank order; `lengths[a][b]` elements go from a to b.
 
     `flat` holds what this rank sends, in rank order.
     """
-    me, size = rounds.rank, rounds.size
+    me, size = staging.rank, staging.size
     result = flat.new_empty((sum(row[me] for row in lengths),))
     sources, places = cut(flat, lengths[me]), cut(result, [row[me] for row in lengths])
     # One element more for each piece: portions of pieces are rounded.
@@ -233,7 +233,7 @@ def _swap(flat: Tensor, lengths: list[list[int]], rounds: Rounds, what: object) 
     def slot(rank: int, part: int, ago: int) -> tuple[Tensor, ...]:
         cuts = [span(n, part) for n in lengths[rank]]
         sizes = [piece.stop - piece.start for piece in cuts]
-        return cut(rounds.staged(flat.dtype, (sum(sizes),), ago)[rank], sizes)
+        return cut(staging.staged(flat.dtype, (sum(sizes),), ago)[rank], sizes)
 
     def put(part: int) -> None:
         for source, place in zip(sources, slot(me, part, 0), strict=True):
@@ -243,5 +243,5 @@ def _swap(flat: Tensor, lengths: list[list[int]], rounds: Rounds, what: object) 
         for rank, place in enumerate(places):
             place[span(len(place), part)] = slot(rank, part, 1)[me]
 
-    rounds.stream(parts, put, take, what)
+    staging.stream(parts, put, take, what)
     return result

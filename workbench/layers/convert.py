@@ -40,14 +40,16 @@ class Convert(nn.Module):
     def start(self, x: Tensor, rows: tuple[int, ...]) -> None:
         """Starts to gather rows for a forward pass to come; passes take them in this order.
 
-        Other conversions than a gather of rows do nothing here.
+        Other conversions than a gather of rows do nothing here, nor do ranks that share memory:
+        there a gather takes no longer than what would start it.
 
         Args:
             x: what `forward` will be given.
             rows: of the batch of that pass, on each rank of the world.
         """
         source, target = self.conversion.source, self.conversion.target
-        if source == ROWS and target.placement == Replicate():
+        gathers = source == ROWS and target.placement == Replicate()
+        if gathers and self.group.staging is None:
             members = (rows[rank] * self.conversion.rows for rank in self.group.ranks)
             started = start_all_gather(x, Shard(0, tuple(members)), self.group, layer=self.layer)
             self._ahead.append(started)

@@ -8,7 +8,6 @@ and only what depends on the batch stays symbolic. A wrong shape fails at the us
 
 import inspect
 import logging
-import math
 import operator
 import sys
 from collections.abc import Callable, Iterator
@@ -37,6 +36,7 @@ from workbench.model.flops import FlopCounter
 from workbench.model.inplace import drop_unused, read_what_was_changed
 from workbench.model.mixing import refuse_mixing
 from workbench.model.proxy import ValueProxy
+from workbench.model.reshape import is_reshape, stated
 from workbench.model.structure import with_tensors
 
 _KNOWN = (bool, int, float, complex, str, type(None))
@@ -88,7 +88,9 @@ class ValueTracer(torch.fx.Tracer):
     ) -> Any:
         """Runs an operation; records it, unless what it gives is already known."""
         args, kwargs = self.create_arg(args), self.create_arg(kwargs)
-        kind, target, args, kwargs = self._explicit(kind, target, args, kwargs)
+        if is_reshape(target, args, kwargs):
+            after = self._run("call_method", "reshape", args, {})[0][0]
+            kind, target, args = stated(target, args, after)
         if kind == "get_attr" and target in self.read:
             return self.read[target]
         values, flops = self._run(kind, target, args, kwargs)
@@ -230,31 +232,6 @@ class ValueTracer(torch.fx.Tracer):
         if kind == "call_method":
             return getattr(args[0], target)(*args[1:], **kwargs)
         return target(*args, **kwargs)
-
-    def _explicit(
-        self, kind: str, target: Any, args: Any, kwargs: Any
-    ) -> tuple[str, Any, Any, Any]:
-        """States the sizes of a reshape, so that it also works on a batch without rows.
-
-        `x.view(-1, 512)` and its like after a convolution become `torch.flatten(x, 1)`, which
-        says the same for a tensor whose channels are cut.
-        """
-        same = kind, target, args, kwargs
-        if target not in ("view", "reshape", torch.reshape) or kwargs or len(args) < 2:
-            return same
-        source, sizes = args[0], args[1] if isinstance(args[1], list | tuple) else args[1:]
-        if not isinstance(source, Node) or isinstance(sizes[0], torch.dtype):
-            return same
-        before = source.meta["values"][0]
-        after = self._run("call_method", "reshape", (source, *sizes), {})[0][0]
-        features = math.prod(before.shape[1:])
-        if source.meta["depends"] and before.ndim > 2 and after.shape == (len(before), features):
-            return "call_function", torch.flatten, (source, 1), {}
-        stated = [
-            length if size == -1 and dim > 0 else size
-            for dim, (size, length) in enumerate(zip(sizes, after.shape, strict=True))
-        ]
-        return "call_method", "view" if target == "view" else "reshape", (source, *stated), {}
 
 
 class _RecordFactories(TorchFunctionMode):

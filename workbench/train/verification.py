@@ -5,12 +5,11 @@ from html import escape
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-4}
 # Where rounding alone moves the unsplit model by more than the tolerance: by how many times this
-# much the split one may differ. Both round, in different orders, and a ReLU that flips in one of
-# them may flip another or none in the other.
-MARGIN = 4.0
+# much the split one may differ. Both round, in different orders, and other ReLUs flip in each.
+MARGIN = 10.0
 ROUNDED = (
     "rounding alone moves the unsplit model by more than 1e-4 (ReLUs flip, small variances "
-    "divide): the tolerance is 4 times that; verify in fp64 tells a mistake from rounding"
+    "divide): the tolerance is 10 times that; verify in fp64 tells a mistake from rounding"
 )
 
 

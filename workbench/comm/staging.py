@@ -39,7 +39,7 @@ _LEFT_AT = 64
 _SIGN_AT = 128
 
 
-class Rounds:
+class Staging:
     """One group's shared memory, seen from one of its ranks.
 
     Args:

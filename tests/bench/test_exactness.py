@@ -1,0 +1,33 @@
+"""The benchmarks of what is computed, not how fast, run quickly and give every figure."""
+
+import json
+
+import pytest
+
+from workbench.bench.__main__ import main
+
+
+def content_of(tmp_path, name):
+    assert main([name, "--quick", "--json", "found.json", "--plot", "found.svg"]) == 0
+    assert (tmp_path / "found.svg").read_text().startswith("<svg")
+    return json.loads((tmp_path / "found.json").read_text())
+
+
+@pytest.mark.slow
+def test_exactness(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    content = content_of(tmp_path, "exactness")
+    assert content["figures"].keys() == {"worst_fp64", "worst_fp32", "exact"}
+    assert content["figures"]["worst_fp64"]["max"] <= 1e-10
+    assert content["figures"]["exact"]["min"] == 1.0
+    assert len(content["rows"]) == 8
+
+
+@pytest.mark.slow
+def test_accuracy(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    content = content_of(tmp_path, "accuracy")
+    names = {"accuracy", "accuracy_of_one_process", "accuracy_difference"}
+    assert content["figures"].keys() == names
+    assert [row["system"] for row in content["rows"]] == ["hybrid, 4 engines", "one process"]
+    assert all(0 <= row["accuracy"] <= 1 for row in content["rows"])

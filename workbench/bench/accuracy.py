@@ -1,0 +1,72 @@
+"""A hybrid VGG-11 on the digits, against one process: accuracy over seeds.
+
+Both train torchvision's VGG-11 for the same steps on the same rows; they differ in their initial
+weights' seed, and dropout draws other masks in each.
+"""
+
+from workbench.bench.plot import Bar, Chart
+from workbench.bench.report import Cell, Figure, Report
+from workbench.cluster.cluster import Cluster
+from workbench.model.trace import trace
+from workbench.plan.experiment import AdamW, Digits, Experiment
+from workbench.plan.plan import Plan
+
+ENGINES = 4
+
+
+def run(*, quick: bool) -> Report:
+    """Trains with three seeds each; `quick` with one, for three steps."""
+    graph = trace("vgg11", input_shape=(3, 32, 32), num_classes=10)
+    plans = {
+        "hybrid, 4 engines": Plan.hybrid(graph, ENGINES, ENGINES),
+        "one process": Plan.data_parallel(graph, 1),
+    }
+    rows: list[dict[str, Cell]] = []
+    found: dict[str, list[float]] = {name: [] for name in plans}
+    for name, plan in plans.items():
+        # One engine has all cores.
+        with Cluster(plan.world_size, timeout=300.0) as cluster:
+            for seed in range(1 if quick else 3):
+                experiment = Experiment(
+                    plan=plan,
+                    data=Digits(),
+                    batch_size=128,
+                    optimizer=AdamW(lr=1e-4),
+                    steps=3 if quick else 110,
+                    seed=seed,
+                )
+                ended = cluster.train(experiment).wait()
+                found[name].append(ended.evaluation["accuracy"])
+                times = ended.metrics["time"]
+                rows.append(
+                    {
+                        "system": name,
+                        "seed": seed,
+                        "steps": experiment.steps,
+                        "accuracy": found[name][-1],
+                        "last loss": float(ended.metrics["loss"].iloc[-1]),
+                        "seconds": float(times.max() - times.min()),
+                    }
+                )
+    ours, theirs = found.values()
+    figures = {
+        "accuracy": Figure.of(ours),
+        "accuracy_of_one_process": Figure.of(theirs),
+        "accuracy_difference": Figure.of([a - b for a, b in zip(ours, theirs, strict=True)]),
+    }
+    bars = tuple(
+        Bar(name, *_figure(values), ours=name.startswith("hybrid"))
+        for name, values in found.items()
+    )
+    return Report(
+        "accuracy",
+        tuple(rows),
+        figures,
+        ("VGG-11, scikit-learn's digits at 32 x 32, batches of 128, AdamW at 1e-4.",),
+        (Chart("accuracy on images that were not trained on", bars, target=0.97),),
+    )
+
+
+def _figure(values: list[float]) -> tuple[float, float, float]:
+    figure = Figure.of(values)
+    return figure.median, figure.min, figure.max

@@ -1,0 +1,93 @@
+"""Split models against unsplit ones: `cluster.verify` over models, plans and precisions."""
+
+from workbench.bench.plot import Bar, Chart
+from workbench.bench.report import Cell, Figure, Report
+from workbench.cluster.cluster import Cluster
+from workbench.model.trace import trace
+from workbench.plan.plan import Plan
+from workbench.train.verification import Verification
+
+MODELS = (
+    "mobilenet_v3_small",
+    "resnet18",
+    "googlenet",
+    "densenet121",
+    "alexnet",
+    "vit_b_16",
+    "vgg11",
+)
+# AlexNet's strides leave nothing of smaller images.
+SIZES = {"alexnet": 64}
+KINDS = ("output", "gradient", "weight", "buffer")
+
+
+def run(*, quick: bool) -> Report:
+    """Verifies every model under four plans in fp64 and fp32; `quick` takes the smallest."""
+    rows: list[dict[str, Cell]] = []
+    found: list[Verification] = []
+    with Cluster(4, timeout=300.0) as cluster:
+        for name in ("mobilenet_v3_small",) if quick else MODELS:
+            size = SIZES.get(name, 32)
+            graph = trace(name, input_shape=(3, size, size), num_classes=10)
+            plans = {
+                "data parallel, 4": Plan.data_parallel(graph, 4),
+                "data parallel, 2": Plan.data_parallel(graph, 2),
+                "hybrid, 4": Plan.hybrid(graph, 4, 4),
+                "hybrid, 2 x 2": Plan.hybrid(graph, 4, 2),
+            }
+            for label, plan in plans.items():
+                whole = plan.with_batch_norm("synchronized")
+                for verification in (
+                    cluster.verify(whole),
+                    cluster.verify(whole, precision="fp32"),
+                ):
+                    found.append(verification)
+                    rows.append(_row(name, label, verification))
+    figures = {
+        f"worst_{precision}": _worst([v for v in found if v.precision == precision])
+        for precision in ("fp64", "fp32")
+    }
+    exact = sum(v.exact for v in found)
+    figures["exact"] = Figure.of([v.exact * 1.0 for v in found])
+    return Report(
+        "exactness",
+        tuple(rows),
+        figures,
+        (
+            f"{exact} of {len(found)} verifications are exact. Relative errors of outputs, every "
+            "gradient of the first step, and all weights and buffers after two steps; batch norm "
+            "is synchronized.",
+            "Rounding: how far the unsplit model in fp32 is from itself in fp64, where that is "
+            "more than the tolerance of 1e-4; ten times as much counts as exact.",
+        ),
+        (_chart(rows),),
+    )
+
+
+def _row(name: str, plan: str, verification: Verification) -> dict[str, Cell]:
+    errors: dict[str, Cell] = {
+        kind: f"{verification.of(kind).error:.1e}" if kind in verification.kinds else "-"
+        for kind in KINDS
+    }
+    rounding = max(difference.rounding for difference in verification.differences)
+    return {
+        "model": name,
+        "plan": plan,
+        "precision": verification.precision,
+        **errors,
+        "rounding": f"{rounding:.1e}",
+        "exact": "yes" if verification.exact else "NO",
+    }
+
+
+def _worst(found: list[Verification]) -> Figure:
+    return Figure.of([max(d.error for d in v.differences) for v in found])
+
+
+def _chart(rows: list[dict[str, Cell]]) -> Chart:
+    bars = []
+    for row in rows:
+        if row["precision"] == "fp64":
+            error = float(row["gradient"])
+            bars.append(Bar(f"{row['model']}, {row['plan']}", error, error, error, ours=True))
+    return Chart("worst relative error of a gradient, fp64", tuple(bars), target=1e-10)
