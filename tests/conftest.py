@@ -2,8 +2,9 @@
 
 import os
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import ipyparallel as ipp
 import pytest
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
     from tests.ranks import Ranks
 
 ENGINES = 4
+BOTH = [
+    pytest.param(True, id="shared"),
+    pytest.param(False, id="gloo", marks=pytest.mark.slow),
+]
 
 
 @pytest.fixture(scope="session")
@@ -47,3 +52,9 @@ def on_ranks(engines: ipp.Client) -> "Ranks":
     from tests.ranks import Ranks
 
     return Ranks(engines)
+
+
+@pytest.fixture(scope="session", params=BOTH)
+def on_either(request: pytest.FixtureRequest, on_ranks: "Ranks") -> Callable[..., list[Any]]:
+    """`on_ranks`, once through shared memory and once through gloo."""
+    return partial(on_ranks, shared_memory=request.param)

@@ -47,6 +47,7 @@ def execute(client: BlockingKernelClient, code: str) -> str:
     return "".join(shown)
 
 
+@pytest.mark.slow
 def test_a_cluster_in_a_notebook(kernel, tmp_path):
     manager, client = kernel
     pid = manager.provisioner.pid

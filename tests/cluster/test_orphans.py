@@ -54,6 +54,7 @@ def own(tmp_path: Path) -> Iterator:
         assert leftovers.gone_within(owner.pid, 20.0)
 
 
+@pytest.mark.slow
 def test_an_exception_leaves_nothing(own, tmp_path):
     owner = own("raise")
     owner.read_until_busy()
@@ -64,6 +65,7 @@ def test_an_exception_leaves_nothing(own, tmp_path):
     assert list(tmp_path.glob(".cluster-*")) == []
 
 
+@pytest.mark.slow
 def test_a_cluster_that_nobody_refers_to_ends_after_its_run(own, tmp_path):
     owner = own("drop")
     owner.read_until_busy()
@@ -72,6 +74,7 @@ def test_a_cluster_that_nobody_refers_to_ends_after_its_run(own, tmp_path):
     assert list(tmp_path.glob(".cluster-*")) == []
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_engines_start_leaves_nothing(own, tmp_path):
     owner = own("start")
     deadline = time.monotonic() + 60

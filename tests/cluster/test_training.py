@@ -65,6 +65,7 @@ def test_a_user_s_own_module_has_to_be_given(cluster, experiment):
     assert cluster.occupied == {}
 
 
+@pytest.mark.slow
 def test_a_split_is_proved_exact(cluster, plan, capsys):
     found = cluster.verify(plan, steps=1)
     assert found.of("output").error < found.tolerance("output")
@@ -82,6 +83,7 @@ def test_an_interrupted_verification_leaves_the_cluster_usable(cluster, plan):
     assert cluster.verify(plan, steps=1, precision="fp32").precision == "fp32"
 
 
+@pytest.mark.slow
 def test_the_model_is_made_once_and_by_no_rank(cluster, plan):
     run = wb.Experiment(plan=plan, batch_size=8, optimizer=wb.SGD(lr=0.1), steps=1, seed=3)
     before = cluster.sent.messages

@@ -17,6 +17,7 @@ def test_twice_gives_the_same_module():
     assert vision.torchvision() is vision.torchvision()
 
 
+@pytest.mark.slow
 def test_declares_schemas_where_the_operators_do_not_load(tmp_path):
     """In a fresh process, with a library that cannot be loaded."""
     (tmp_path / "_C.so").write_bytes(b"not a library")

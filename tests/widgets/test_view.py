@@ -9,7 +9,10 @@ from tests.widgets.fake import FakeRun
 from tests.widgets.stage import Stage
 from workbench.widgets.dashboard import Dashboard
 
-pytestmark = pytest.mark.skipif(chromium() is None, reason="no Chromium is installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(chromium() is None, reason="no Chromium is installed"),
+]
 
 
 OUT_OF_SIGHT = """new Promise((done) => new IntersectionObserver((entries) => {
