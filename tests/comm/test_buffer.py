@@ -8,6 +8,7 @@ import torch
 
 from tests.ranks import all_ranks
 from workbench.comm.collectives import all_gather, start_all_reduce
+from workbench.comm.staging import SEGMENT_BYTES
 from workbench.plan.placement import Shard
 
 LENGTHS = (1, 3, 1000, 70_001)
@@ -139,3 +140,15 @@ def test_nothing_stays_mapped_when_a_world_is_over(on_ranks):
         on_ranks(2, steps, True)
     after = on_ranks(2, mapped)
     assert all(now <= then for now, then in zip(after, before, strict=True))
+
+
+def held(world):
+    group = all_ranks(world)
+    before = world.shared_bytes
+    flat = group.buffer(1000, torch.zeros(0))
+    return before, world.shared_bytes - before, flat.nbytes
+
+
+def test_the_account_of_memory_has_slots_buffers_and_sums(on_ranks):
+    assert on_ranks(2, held) == [(SEGMENT_BYTES, 4000 + 2000, 4000)] * 2
+    assert on_ranks(1, held) == [(0, 0, 4000)]

@@ -47,7 +47,8 @@ class SharedBuffer:
         dtype: of them.
 
     Attributes:
-        nbytes: of this rank's buffer; its sums take a k-th more.
+        nbytes: of this rank's buffer.
+        held_bytes: of that and of the sums that this rank takes, a k-th more.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class SharedBuffer:
             flat, start = whole[PAGE : PAGE + numel * dtype.itemsize], _sums_at(numel, dtype)
             self._flats.append(torch.split_with_sizes(flat.view(dtype), list(segments)))
             self._sums.append(whole[start : start + segment * dtype.itemsize].view(dtype))
+        self.held_bytes = self.nbytes + self._sums[staging.rank].nbytes
         self._filled = [Count(memory, 0, staging.futex) for memory in maps]
         self._summed = [Count(memory, _SUMMED_AT, staging.futex) for memory in maps]
         self._turn, self._stage = 0, _Stage.DONE

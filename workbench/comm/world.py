@@ -15,6 +15,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from workbench.comm.group import Group, Link
 from workbench.comm.host import Host
 from workbench.comm.record import Recorder
+from workbench.comm.staging import SEGMENT_BYTES
 from workbench.comm.watch import Watch
 
 
@@ -166,8 +167,10 @@ class World:
 
     @property
     def shared_bytes(self) -> int:
-        """Of this rank's buffers in shared memory, which torch's allocator does not see."""
-        return sum(buffer.nbytes for link in self._links for buffer in link.buffers.values())
+        """Of this rank's part of shared memory, which torch's allocator does not see."""
+        staged = sum(SEGMENT_BYTES for link in self._links if link.staging is not None)
+        buffers = (buffer for link in self._links for buffer in link.buffers.values())
+        return staged + sum(buffer.held_bytes for buffer in buffers)
 
     def _connect(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
         # Every rank creates every group, its own or not. torch's default timeout is half an
