@@ -32,7 +32,7 @@ def run(*, quick: bool) -> Report:
                     data=Digits(),
                     batch_size=128,
                     optimizer=AdamW(lr=1e-4),
-                    steps=3 if quick else 110,
+                    steps=3 if quick else 200,
                     seed=seed,
                 )
                 ended = cluster.train(experiment).wait()
