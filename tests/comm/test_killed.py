@@ -37,7 +37,7 @@ def one_is_killed(rank, port, in_buffer, said):
 
 
 @pytest.mark.parametrize("in_buffer", [False, True])
-def test_the_others_are_told_who_died_and_nothing_is_left(in_buffer):
+def test_the_others_are_told_who_died(in_buffer):
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("spawn")
     said = context.SimpleQueue()
@@ -56,9 +56,3 @@ def test_the_others_are_told_who_died_and_nothing_is_left(in_buffer):
     for rank, message in messages.items():
         assert message.startswith(f"rank {rank} ")
         assert "rank 1 has died" in message
-    # There is no name to be left over; memory is gone with the last process that maps it.
-    assert not [name for name in _listed("/dev/shm") if "workbench" in name]
-
-
-def _listed(folder):
-    return os.listdir(folder) if os.path.isdir(folder) else []

@@ -186,3 +186,11 @@ def split(
     buffers = {n: b.clone() for n, b in model.pieces().items() if n not in trainable}
     traffic = [(r.op, r.layer, r.phase, r.bytes) for r in world.recorder.rows()]
     return mine, reported, found, buffers, traffic
+
+
+def piece_of(plan: Plan, name: str, whole: Tensor, rank: int) -> Tensor:
+    """What a rank holds of a whole tensor that lies as the weight of this name."""
+    placed = plan.flow.weights[name]
+    if not isinstance(placed.placement, Shard):
+        return whole
+    return whole.narrow(placed.placement.dim, *placed.placement.span(rank % placed.group_size))

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from tests.layers import nets
+from tests.layers.drawn import shares
 from workbench.layers.context import BatchContext
 from workbench.layers.dropout import PlacedDropout
 from workbench.model.trace import trace
@@ -45,20 +46,9 @@ def check(on_ranks, net, plan, rows):
     for rank, (mine, _, grads, stats, _) in enumerate(answers):
         assert_close(mine, outputs.narrow(0, *Shard(0, rows).span(rank)), rtol=1e-9, atol=1e-11)
         for name, got in {**grads, **stats}.items():
-            placed = plan.flow.weights[name]
-            expected = gradients.get(name, buffers.get(name))
-            if isinstance(placed.placement, Shard):
-                span = placed.placement.span(rank % placed.group_size)
-                expected = expected.narrow(placed.placement.dim, *span)
+            expected = nets.piece_of(plan, name, {**gradients, **buffers}[name], rank)
             assert_close(got, expected, rtol=1e-9, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
     return answers
-
-
-@st.composite
-def shares(draw, count):
-    """Relative sizes for `count` ranks: zeros welcome, but not everywhere."""
-    drawn = [draw(st.integers(0, 3)) for _ in range(count)]
-    return tuple(drawn) if any(drawn) else (1, *drawn[1:])
 
 
 @st.composite

@@ -1,32 +1,13 @@
 """`verify` on ranks: rounds are exact."""
 
 import pytest
-import torch
-from torch import nn
 
+from tests.train.small import net
 from workbench.model.trace import trace
 from workbench.model.weights import initialize
 from workbench.plan.experiment import SGD, Experiment, Synthetic
 from workbench.plan.plan import Plan
 from workbench.train.verify import compare, write_reference
-
-
-def net() -> nn.Module:
-    torch.manual_seed(2)
-    return nn.Sequential(
-        nn.Conv2d(3, 6, 3, padding=1),
-        nn.BatchNorm2d(6),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(96, 16),
-        nn.ReLU(),
-        nn.Dropout(0.2),
-        nn.Linear(16, 12),
-        nn.ReLU(),
-        nn.Linear(12, 10),
-    )
-
 
 GRAPH = trace(net(), input_shape=(3, 8, 8))
 

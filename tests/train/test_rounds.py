@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from tests.layers import nets
+from tests.layers.drawn import shares
 from tests.train import rounds
 from workbench.model.trace import trace
 from workbench.plan.placement import Shard, apportion
@@ -40,19 +41,10 @@ def check(on_ranks, net, plan, rows):
     for rank, (mine, _, found, _) in enumerate(answers):
         assert_close(mine, outputs.narrow(0, *Shard(0, rows).span(rank)), rtol=1e-10, atol=1e-12)
         for name, got in found.items():
-            placed, expected = plan.flow.weights[name], gradients[name]
-            if isinstance(placed.placement, Shard):
-                span = placed.placement.span(rank % placed.group_size)
-                expected = expected.narrow(placed.placement.dim, *span)
+            expected = nets.piece_of(plan, name, gradients[name], rank)
             assert_close(got, expected, rtol=1e-10, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
         assert set(found) == set(gradients)
     return answers
-
-
-@st.composite
-def shares(draw, count):
-    drawn = [draw(st.integers(0, 3)) for _ in range(count)]
-    return tuple(drawn) if any(drawn) else (1, *drawn[1:])
 
 
 @st.composite

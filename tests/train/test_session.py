@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.train.small import net
 from workbench.comm.world import Seat
 from workbench.model.trace import trace
 from workbench.model.weights import initialize
@@ -14,24 +15,6 @@ from workbench.plan.experiment import SGD, AdamW, Experiment, Synthetic
 from workbench.plan.plan import Plan
 from workbench.train import checkpoint
 from workbench.train.session import Control, train
-
-
-def net() -> nn.Module:
-    torch.manual_seed(2)
-    return nn.Sequential(
-        nn.Conv2d(3, 6, 3, padding=1),
-        nn.BatchNorm2d(6),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(96, 16),
-        nn.ReLU(),
-        nn.Dropout(0.2),
-        nn.Linear(16, 12),
-        nn.ReLU(),
-        nn.Linear(12, 10),
-    )
-
 
 GRAPH = trace(net(), input_shape=(3, 8, 8))
 ALONE = Plan.data_parallel(GRAPH, 1).with_batch_norm("synchronized")
