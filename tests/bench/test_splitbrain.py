@@ -29,8 +29,9 @@ def test_quick(tmp_path, monkeypatch):
     content = json.loads((tmp_path / "found.json").read_text())
     assert set(content["figures"]) == FIGURES
     assert all(f["min"] <= f["median"] <= f["max"] for f in content["figures"].values())
-    # Memory is exact, unlike time: a classifier of two thirds of the weights is cut in four.
-    assert content["figures"]["peak_bytes_vs_ddp"]["median"] < 0.75
+    # A classifier of two thirds of the weights is cut in four. DDP's own peak holds, by the timing
+    # of its threads, one more copy of the gradients or not: the ratio is 0.64 or 0.76.
+    assert content["figures"]["peak_bytes_vs_ddp"]["median"] < 0.8
     assert content["rows"][0]["system"] == "workbench"
     # All train the same model on the same rows: only dropout's masks are their own.
     losses = {
