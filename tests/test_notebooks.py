@@ -18,8 +18,9 @@ ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 # What takes the place of the cell tagged "parameters", so that a test is short.
+SMALL = {"MODEL": "mobilenet_v3_small", "ENGINES": 2, "TARGET": 0.0}
 SHORT: dict[str, dict[str, Any]] = {
-    "01-first-light.ipynb": {"ENGINES": 2, "STEPS": 3, "TARGET": 0.0},
+    "01-first-light.ipynb": {**SMALL, "STEPS": 3},
 }
 
 
@@ -170,10 +171,10 @@ def live(visit: Visit) -> None:
 
 @pytest.mark.slow
 def test_first_light_in_jupyterlab(visit: Callable[[nbformat.NotebookNode], Visit]) -> None:
-    opened = visit(read(NOTEBOOKS[0], ENGINES=2, STEPS=20, TARGET=0.0))
+    opened = visit(read(NOTEBOOKS[0], **SMALL, STEPS=60))
     live(opened)
     # In one condition: at the run's end the notebook shows its output, and so the view, anew.
-    opened.wait_for("d.state === 'finished' && +d.done === 20 && +d.points === 20", 120)
+    opened.wait_for("d.state === 'finished' && +d.done === 60 && +d.points === 60", 120)
     assert opened.stop_button.is_disabled()
     wait_until_all_ran(opened.page, 240)
     assert opened.num_errors == 0
