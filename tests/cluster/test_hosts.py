@@ -11,6 +11,7 @@ import pytest
 
 import workbench as wb
 from tests.cluster.emulated import needs_hosts, traces
+from tests.cluster.test_devices import FOUR
 from workbench.cluster import HostsError, network, tags
 from workbench.cluster.link import Link
 from workbench.cluster.quota import Controller
@@ -109,6 +110,8 @@ def test_engines_are_divided_in_blocks():
     assert hosts.seating(3) == (0, 0, 1)
     with pytest.raises(ValueError, match="2 hosts need as many engines at least, got 1"):
         wb.Cluster(1, hosts=hosts)
+    with pytest.raises(TypeError, match=r"made by wb.Hosts\(...\), got int"):
+        wb.Cluster(4, hosts=2)
 
 
 @pytest.fixture
@@ -139,6 +142,7 @@ def test_a_tool_that_is_missing_is_named_with_its_package(monkeypatch):
 @needs_hosts
 def test_hosts_see_each_other_and_this_one_on_a_network_of_their_own(hosts):
     assert repr(hosts) == "<Hosts(3, bandwidth='20mbit', speeds=(1.0, 1.0, 0.25))>"
+    assert all(address in hosts._repr_html_() for address in hosts.addresses)
     receiver = python(hosts, 1, RECEIVE, 2)
     port = receiver.stdout.readline().split()[1]
     for sender in (0, 2):
@@ -152,6 +156,15 @@ def test_hosts_see_each_other_and_this_one_on_a_network_of_their_own(hosts):
             assert connection.recv(10) == bytes(10)
     with socket.create_server(("127.0.0.1", 0)) as server:  # which is not a host's own
         assert said(python(hosts, 0, REFUSED, server.getsockname()[1])) == "refused\n"
+
+
+@needs_hosts
+def test_hosts_that_share_a_core_say_so(monkeypatch):
+    monkeypatch.setattr("workbench.cluster.emulation.probe", lambda: FOUR)
+    with wb.Hosts(5) as hosts:
+        assert [device.cores for device in hosts.devices(5)] == [(0,), (1,), (2,), (3,), (0,)]
+        assert [device.sharers for device in hosts.devices(5)] == [2, 1, 1, 1, 2]
+        assert [device.sharers for device in hosts.devices(6)] == [3, 3, 1, 1, 1, 3]
 
 
 @needs_hosts

@@ -69,6 +69,8 @@ class Cluster:
         if not timeout > 0:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
         if hosts is not None:
+            if not isinstance(hosts, Hosts):
+                raise TypeError(f"hosts are made by wb.Hosts(...), got {type(hosts).__name__}")
             hosts.seating(n)  # raises if there are too few engines
         self._n, self.hosts = n, hosts
         self.directory = Path(directory).resolve()

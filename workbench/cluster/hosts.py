@@ -4,16 +4,16 @@ import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Protocol, Self
 
-from workbench.cluster import network, quota, tags, tools
-from workbench.cluster.devices import Device, assign, divide
+from workbench.cluster import network, tools
+from workbench.cluster.devices import Device, assign
+from workbench.cluster.emulation import Emulation
 from workbench.cluster.errors import HostsError
-from workbench.cluster.host import Host, probe
 from workbench.cluster.launch import Site, of_interface
 from workbench.cluster.link import Link
 from workbench.cluster.measuring import Measured, measure
+from workbench.cluster.report import hosts_html
 from workbench.plan.placement import apportion
 
 LEAST_SPEED = 0.01
@@ -79,7 +79,7 @@ class Hosts:
             )
         self.names = tuple(f"host{index}" for index in range(count))
         self._users: weakref.WeakSet[User] = weakref.WeakSet()
-        self._up: _Up | None = None
+        self._up: Emulation | None = None
 
     def start(self) -> None:
         """Makes the hosts.
@@ -90,7 +90,7 @@ class Hosts:
         if self._up is not None:
             raise HostsError(f"{self} are there already")
         tools.require()
-        self._up = _Up(self)
+        self._up = Emulation(self.names, self.speeds, self.link)
 
     def stop(self) -> None:
         """Stops the clusters that run on the hosts, ends all that is left, removes the hosts.
@@ -133,7 +133,7 @@ class Hosts:
     @property
     def cores(self) -> tuple[tuple[int, ...], ...]:
         """Logical cores of each host."""
-        return tuple(_logical(part) for part in self._there().parts)
+        return tuple(device.cores for device in self._there().devices)
 
     def command(self, index: int, argv: Sequence[str]) -> list[str]:
         """A command line that runs another one on a host: on its network, cores and quota.
@@ -150,7 +150,7 @@ class Hosts:
             HostsError: the hosts are not there.
         """
         site, up = self.site(index), self._there()
-        cores = ",".join(map(str, _logical(up.parts[index])))
+        cores = ",".join(map(str, up.devices[index].cores))
         join = ["sh", "-c", JOIN, "sh", str(up.groups[index])]
         environment = [f"{name}={value}" for name, value in INTERFACE.items()]
         return [*join, *site.enter, "taskset", "-c", cores, "env", *environment, *argv]
@@ -204,8 +204,8 @@ class Hosts:
         """
         if not 0 < seconds < float("inf"):
             raise ValueError(f"measuring takes a positive number of seconds, got {seconds}")
-        cores = [_num_cores(part) for part in self._there().parts]
-        return measure(self.command, self.addresses, cores, seconds)
+        threads = [device.threads for device in self._there().devices]
+        return measure(self.command, self.addresses, threads, seconds)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -215,53 +215,13 @@ class Hosts:
         state = "" if self.is_up else ": not started"
         return f"<Hosts({len(self)}, bandwidth='{self.link}'{speeds}){state}>"
 
-    def _there(self) -> "_Up":
+    def _repr_html_(self) -> str:
+        return hosts_html(self)
+
+    def _there(self) -> Emulation:
         if self._up is None:
             raise HostsError(
                 f"{self} are not there: use them in `with wb.Hosts(...) as hosts:`, or between "
                 "start() and stop()"
             )
         return self._up
-
-
-class _Up:
-    """What there is in the system while hosts are up."""
-
-    def __init__(self, hosts: Hosts) -> None:
-        self.parts: tuple[Host, ...] = divide(probe(), hosts.names)
-        controller = quota.Controller.find()
-        with tags.alone():
-            network.recover()
-            controller.recover()
-            tag = tags.new([*network.names(), *controller.names()])
-            # Also when the last reference goes, and before the interpreter does.
-            self.end = weakref.finalize(self, _remove, tag, controller)
-            try:
-                self.network = network.make(tag, len(hosts), hosts.link)
-                quotas = map(_quota, hosts.speeds, self.parts)
-                self.groups: tuple[Path, ...] = tuple(
-                    controller.make(tag, index, cpus) for index, cpus in enumerate(quotas)
-                )
-            except BaseException:
-                self.end()
-                raise
-
-
-def _remove(tag: str, controller: quota.Controller) -> None:
-    with ExitStack() as stack:
-        stack.callback(network.remove, tag)
-        controller.remove(tag)
-
-
-def _logical(part: Host) -> tuple[int, ...]:
-    return assign(1, part)[0].cores
-
-
-def _quota(speed: float, part: Host) -> float | None:
-    """Processors' worth of time; None: all that there is."""
-    return None if speed == 1 else speed * _num_cores(part)
-
-
-def _num_cores(part: Host) -> int:
-    """Cores' worth of time at full speed: one thread keeps a core busy."""
-    return assign(1, part)[0].threads

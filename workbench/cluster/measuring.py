@@ -28,23 +28,25 @@ class Measured:
     speeds: tuple[float, ...]
 
 
-def measure(command: Command, addresses: Sequence[str], cores: Sequence[int], s: float) -> Measured:
+def measure(
+    command: Command, addresses: Sequence[str], threads: Sequence[int], s: float
+) -> Measured:
     """Keeps every core, then every link, busy for some seconds.
 
     Args:
         command: makes a command line run on a host.
         addresses: of each host.
-        cores: of each host.
+        threads: that keep a host's cores busy.
         s: seconds.
 
     Raises:
         HostsError: a host did not measure anything.
     """
     hosts = range(len(addresses))
-    with _gauges(command, "compute", [i for i in hosts for _ in range(cores[i])], s) as gauges:
+    with _gauges(command, "compute", [i for i in hosts for _ in range(threads[i])], s) as gauges:
         _start(gauges)
         found = [(host, _result(process)) for host, process, _ in gauges]
-    shares = [sum(share for host, share in found if host == i) / cores[i] for i in hosts]
+    shares = [sum(share for host, share in found if host == i) / threads[i] for i in hosts]
     if len(hosts) == 1:
         return Measured((), tuple(shares))
     receivers = [(i + 1) % len(hosts) for i in hosts]

@@ -1,4 +1,4 @@
-"""Clusters and runs for people: one line of text, and HTML that reads well without a kernel."""
+"""What people see of clusters, runs and hosts: text, and HTML that reads well without a kernel."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -11,6 +11,7 @@ from workbench.train.metrics import Row
 
 if TYPE_CHECKING:
     from workbench.cluster.cluster import Cluster
+    from workbench.cluster.hosts import Hosts
     from workbench.cluster.run import Run
 
 
@@ -80,6 +81,20 @@ def cluster_html(cluster: "Cluster") -> str:
     head = ("engine", "host", "pid", "device", "threads", "memory", "state")
     hosts = f"<br>{escape(repr(cluster.hosts))}" if cluster.hosts is not None else ""
     return f"<div><p>{escape(cluster_line(cluster))}{hosts}</p>{_table(head, rows)}</div>"
+
+
+def hosts_html(hosts: "Hosts") -> str:
+    """One line for each emulated host."""
+    line = f"<p>{escape(repr(hosts))}</p>"
+    if not hosts.is_up:
+        return f"<div>{line}</div>"
+    rows = [
+        (name, address, ", ".join(map(str, cores)), f"{speed:g}", str(hosts.link))
+        for name, address, cores, speed in zip(
+            hosts.names, hosts.addresses, hosts.cores, hosts.speeds, strict=True
+        )
+    ]
+    return f"<div>{line}{_table(('host', 'address', 'cores', 'speed', 'link'), rows)}</div>"
 
 
 def size(num_bytes: float) -> str:
