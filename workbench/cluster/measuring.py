@@ -20,7 +20,7 @@ class Measured:
 
     Attributes:
         bandwidths: bits per second of payload from each host to the next one, from the last to
-            the first; all at once, as in a ring. None for a single host.
+            the first; all at once, as in a ring. Empty for a single host.
         speeds: of each host, the share of its cores' time that it gets while all hosts compute.
     """
 
@@ -69,7 +69,7 @@ def _gauges(
 ) -> Iterator[list[Gauge]]:
     """One measuring process on each of these hosts, ready; none is left."""
     processes: list[subprocess.Popen[str]] = []
-    argv = [sys.executable, "-ISE", str(GAUGE), mode, str(seconds)]
+    argv = [sys.executable, "-IS", str(GAUGE), mode, str(seconds)]
     try:
         for host in hosts:
             processes.append(

@@ -38,9 +38,10 @@ class Controller:
 
     @classmethod
     def find(cls, root: Path = Path("/")) -> "Controller":
-        """This process' own, in version 1; the uppermost in version 2.
+        """In this process' own group with version 1, in the uppermost one with version 2.
 
-        Version 2 has processes only in groups without groups below, which ours is not.
+        Version 2 wants no processes in a group that hands its controllers down; this process' own
+        has some. The uppermost one is exempt.
 
         Raises:
             HostsError: there is none.
