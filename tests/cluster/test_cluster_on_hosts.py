@@ -62,6 +62,7 @@ def test_engines_are_on_their_hosts(cluster, experiment):
         }
 
 
+@pytest.mark.slow
 def test_a_split_over_hosts_is_proved_exact(cluster, experiment):
     found = cluster.verify(experiment.plan, module=NET)
     assert found.exact, found
