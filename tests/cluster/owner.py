@@ -3,6 +3,7 @@
 Called with a directory and one of:
 
     raise     says "busy" once its engines compute; raises at a line of input
+    hosts     as raise, with one engine on each of two emulated hosts
     drop      drops its cluster and says "busy"; at a line of input ends its run
     start     starts a cluster, and may be interrupted at that
 """
@@ -17,13 +18,13 @@ from pathlib import Path
 from tests.cluster import leftovers
 from tests.cluster.test_message import experiment
 from tests.plan.graphs import mlp
-from workbench.cluster import Cluster, Run
+from workbench.cluster import Cluster, Hosts, Run
 from workbench.plan import Plan
 
 
-def busy(directory: str) -> tuple[Cluster, Run]:
+def busy(directory: str, hosts: Hosts | None = None) -> tuple[Cluster, Run]:
     """A cluster whose two engines are in the middle of a run."""
-    cluster = Cluster(2, directory=directory)
+    cluster = Cluster(2, hosts=hosts, directory=directory)
     cluster.task = "tests.cluster.fake_session:slowly"
     cluster._assistant.values_of = lambda _experiment, _module: Path("nowhere")
     plan = Plan.data_parallel(mlp(4, 4), 2)
@@ -35,8 +36,8 @@ def busy(directory: str) -> tuple[Cluster, Run]:
     return cluster, run
 
 
-async def within_a_running_loop(directory: str) -> tuple[Cluster, Run]:
-    return busy(directory)
+async def within_a_running_loop(directory: str, hosts: Hosts | None) -> tuple[Cluster, Run]:
+    return busy(directory, hosts)
 
 
 if __name__ == "__main__":
@@ -53,7 +54,8 @@ if __name__ == "__main__":
         run.wait()
         print("gone" if leftovers.gone_within(os.getpid(), 5.0) else "here", flush=True)
     else:
-        owned = asyncio.run(within_a_running_loop(sys.argv[1]))
+        hosts = Hosts(2) if how == "hosts" else None
+        owned = asyncio.run(within_a_running_loop(sys.argv[1], hosts))
         print("busy", flush=True)
         sys.stdin.readline()
         raise ValueError("a notebook's mistake")

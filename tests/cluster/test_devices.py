@@ -2,7 +2,7 @@
 
 import pytest
 
-from workbench.cluster.devices import assign, whole_host
+from workbench.cluster.devices import assign, divide, whole_host
 from workbench.cluster.host import Gpu, Host
 
 FOUR = Host("here", ((0,), (1,), (2,), (3,)), memory_bytes=8 << 30)
@@ -66,6 +66,26 @@ def test_the_assistant_has_all_cores_and_no_gpu():
     device = whole_host(Host("here", TWO_WAY.cores, gpus=GPUS))
     assert (device.kind, device.gpu, device.threads) == ("cpu", "", 4)
     assert device.cores == (0, 1, 2, 3, 4, 5, 6, 7)
+
+
+def test_a_host_is_divided_into_hosts_with_cores_of_their_own():
+    one, other = divide(Host("here", TWO_WAY.cores, memory_bytes=8 << 30, gpus=GPUS), ("a", "b"))
+    assert one == Host("a", ((0, 4), (1, 5)), memory_bytes=8 << 30)
+    assert other == Host("b", ((2, 6), (3, 7)), memory_bytes=8 << 30)
+    assert [part.cores for part in divide(FOUR, "abc")] == [((0,), (1,)), ((2,),), ((3,),)]
+
+
+def test_more_hosts_than_cores_share_them():
+    assert [part.cores for part in divide(FOUR, "abcdef")] == [
+        ((core,),) for core in (0, 1, 2, 3, 0, 1)
+    ]
+
+
+def test_a_container_s_quota_is_divided_and_its_cores_are_not():
+    assert divide(Host("here", FOUR.cores, quota=3.0), "ab") == (
+        Host("a", FOUR.cores, quota=1.5),
+        Host("b", FOUR.cores, quota=1.5),
+    )
 
 
 def test_no_engines_is_an_error():

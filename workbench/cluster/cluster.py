@@ -1,4 +1,4 @@
-"""The engines of this host, as one object in a notebook."""
+"""The engines of this host, or of emulated ones, as one object in a notebook."""
 
 import threading
 import weakref
@@ -12,11 +12,12 @@ from torch import nn
 
 from workbench.cluster import files, message, report, verifying
 from workbench.cluster.assistant import Assistant, complete
-from workbench.cluster.devices import Device, assign, whole_host
+from workbench.cluster.devices import Device
 from workbench.cluster.dispatch import Dispatch
 from workbench.cluster.engines import Engines, Ledger
 from workbench.cluster.errors import ClusterError
-from workbench.cluster.host import probe
+from workbench.cluster.ground import Ground, ground_of
+from workbench.cluster.hosts import Hosts
 from workbench.cluster.job import Job
 from workbench.cluster.resume import again, checkpoint_of
 from workbench.cluster.run import Launch, Release, Run
@@ -35,30 +36,44 @@ class Cluster:
 
     Args:
         n: number of engines.
+        hosts: emulated hosts to run on, each with as many engines as the others, give or take
+            one: with 4 engines on 2 hosts, 0 and 1 are on the first. Where they are not there
+            yet, they are started now and end with the cluster.
         directory: where runs keep their files, each in a folder of its own.
         timeout: seconds that a rank waits for the others before it reports who is missing.
 
     Attributes:
         devices: what each engine computes on.
+        hosts: as given.
         directory: as given, absolute.
         task: "module:function" that each rank of a run calls.
 
     Raises:
-        ValueError: `n` is no positive integer.
+        ValueError: `n` is no positive integer, or less than there are emulated hosts.
+        HostsError: the emulated hosts could not be made.
         ClusterError: the engines did not start; the text holds what they wrote.
     """
 
     task = "workbench.train.session:train"
 
-    def __init__(self, n: int, *, directory: str | Path = "runs", timeout: float = 30.0) -> None:
+    def __init__(
+        self,
+        n: int,
+        *,
+        hosts: Hosts | None = None,
+        directory: str | Path = "runs",
+        timeout: float = 30.0,
+    ) -> None:
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise ValueError(f"a cluster has a positive number of engines, got {n!r}")
         if not timeout > 0:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
-        host = probe()
-        self.devices: tuple[Device, ...] = assign(n, host)
+        if hosts is not None:
+            if not isinstance(hosts, Hosts):
+                raise TypeError(f"hosts are made by wb.Hosts(...), got {type(hosts).__name__}")
+            hosts.seating(n)  # raises if there are too few engines
+        self._n, self.hosts = n, hosts
         self.directory = Path(directory).resolve()
-        self._spare = whole_host(host)
         self._timeout = timeout
         self._lock = threading.RLock()
         self._runs: list[Run] = []
@@ -67,14 +82,20 @@ class Cluster:
     def _start(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         files.sweep(self.directory)
-        n = len(self.devices)
-        engines = Engines(
-            (*self.devices, self._spare), files.new_scratch(self.directory), at_once=range(n)
-        )
-        self._engines, self._assistant = engines, Assistant(engines, n)
+        ground = ground_of(self._n, self.hosts)
+        self.devices: tuple[Device, ...] = ground.devices[: self._n]
+        scratch = files.new_scratch(self.directory)
+        try:
+            engines = Engines(ground, scratch, at_once=range(self._n))
+        except BaseException:
+            ground.leave()
+            raise
+        self._engines, self._assistant = engines, Assistant(engines, self._n)
         self._dispatch = Dispatch(engines, self.devices, self._timeout)
         # Also when the last reference goes, and before the interpreter does.
-        self._end = weakref.finalize(self, engines.stop)
+        self._end = weakref.finalize(self, _end, engines, ground)
+        if self.hosts is not None:
+            self.hosts.attach(self)
 
     def train(
         self,
@@ -315,3 +336,10 @@ class Cluster:
         self._require(plan)
         with self._dispatch.taken(plan, holder) as places:
             yield places
+
+
+def _end(engines: Engines, ground: Ground) -> None:
+    try:
+        engines.stop()
+    finally:
+        ground.leave()

@@ -1,5 +1,6 @@
 """Which engine gets which cores or GPU."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workbench.cluster.host import Host
@@ -53,9 +54,9 @@ def assign(num_engines: int, host: Host) -> tuple[Device, ...]:
     """
     if num_engines < 1:
         raise ValueError(f"a cluster has at least one engine, got {num_engines}")
-    cores = _cores_of(num_engines, host)
     devices = []
-    for engine, (own, threads, core_sharers) in enumerate(cores):
+    for engine, (cores, threads, core_sharers) in enumerate(_parts(num_engines, host)):
+        own = tuple(core for group in cores for core in group)
         if host.gpus:
             gpu = host.gpus[engine % len(host.gpus)]
             sharers = len(range(engine % len(host.gpus), num_engines, len(host.gpus)))
@@ -66,6 +67,19 @@ def assign(num_engines: int, host: Host) -> tuple[Device, ...]:
     return tuple(devices)
 
 
+def divide(host: Host, names: Sequence[str]) -> tuple[Host, ...]:
+    """Equal parts of a host's cores as hosts of these names, without GPUs.
+
+    Where there are fewer cores than parts, and under a container's quota, parts have the same.
+    """
+    parts = _parts(len(names), host)
+    limited = host.quota if host.quota is None else host.quota / len(names)
+    return tuple(
+        Host(name, cores, None if len(cores) < len(host.cores) else limited, host.memory_bytes)
+        for name, (cores, _threads, _sharers) in zip(names, parts, strict=True)
+    )
+
+
 def whole_host(host: Host) -> Device:
     """All cores and no GPU: for what is done once, for all ranks."""
     cores = tuple(sorted(core for group in host.cores for core in group))
@@ -73,19 +87,16 @@ def whole_host(host: Host) -> Device:
     return Device("cpu", host.name, "cpu", cores, max(1, threads), host.memory_bytes)
 
 
-def _cores_of(num_engines: int, host: Host) -> list[tuple[tuple[int, ...], int, int]]:
-    """(logical cores, threads, engines on them) for each engine."""
+def _parts(count: int, host: Host) -> list[tuple[tuple[tuple[int, ...], ...], int, int]]:
+    """(physical cores, threads, parts that have the same) for each of `count` parts."""
     cores = host.cores
     if host.quota is not None and host.quota < sum(map(len, cores)):
-        everywhere = tuple(sorted(core for group in cores for core in group))
-        threads = max(1, int(host.quota) // num_engines)
-        return [(everywhere, threads, num_engines)] * num_engines
-    if num_engines > len(cores):
-        on = [engine % len(cores) for engine in range(num_engines)]
-        return [(cores[core], 1, on.count(core)) for core in on]
+        return [(cores, max(1, int(host.quota) // count), count)] * count
+    if count > len(cores):
+        on = [part % len(cores) for part in range(count)]
+        return [((cores[core],), 1, on.count(core)) for core in on]
     parts, start = [], 0
-    for count in apportion(len(cores), (1,) * num_engines):
-        own = tuple(core for group in cores[start : start + count] for core in group)
-        parts.append((own, count, 1))
-        start += count
+    for size in apportion(len(cores), (1,) * count):
+        parts.append((cores[start : start + size], size, 1))
+        start += size
     return parts

@@ -28,7 +28,7 @@ class Dispatch:
     def __init__(self, engines: Engines, devices: Sequence[Device], timeout_s: float) -> None:
         self.leases = Leases(len(devices))
         self._engines, self._devices = engines, devices
-        self._rendezvous = Rendezvous(timeout_s)
+        self._rendezvous = Rendezvous(engines.ground.address, timeout_s)
 
     def require(self, plan: Plan) -> None:
         """Raises ClusterError unless these engines could run the plan."""

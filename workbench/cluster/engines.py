@@ -6,7 +6,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from workbench.cluster.background import Background
 from workbench.cluster.devices import Device
 from workbench.cluster.engine import introduce
 from workbench.cluster.errors import ClusterError, ControlMessageTooLarge
+from workbench.cluster.ground import Ground
 from workbench.cluster.launch import GuardedController, GuardedEngines, engine_environment
 from workbench.cluster.processes import is_alive, reap
 
@@ -62,7 +63,7 @@ class Engines:
     """One engine for each device, under a controller of their own.
 
     Args:
-        devices: what each engine computes on.
+        ground: what each engine computes on, and where it runs.
         scratch: a folder for connection files and logs; made here, removed by `stop`. Its name
             is the cluster's id, which no other cluster may have.
         at_once: the engines to start now; the others start when `ensure` asks for them.
@@ -71,8 +72,8 @@ class Engines:
         ClusterError: they did not come up; the text holds what they wrote.
     """
 
-    def __init__(self, devices: Sequence[Device], scratch: Path, at_once: Collection[int]) -> None:
-        self.devices, self.scratch, self.id = tuple(devices), scratch, scratch.name
+    def __init__(self, ground: Ground, scratch: Path, at_once: Collection[int]) -> None:
+        self.ground, self.scratch, self.id = ground, scratch, scratch.name
         self.sent, self.received = Ledger(), Ledger()
         self._engines: dict[int, Engine] = {}
         self._seen: set[int] = set()  # ids of engines that ever registered
@@ -84,6 +85,7 @@ class Engines:
         self._ipp = ipyparallel.Cluster(
             engines=GuardedEngines,
             controller=GuardedController,
+            controller_ip=ground.address,
             cluster_id=self.id,
             profile_dir=str(scratch / "profile"),
             load_profile=False,
@@ -193,9 +195,11 @@ class Engines:
             await self._ipp.start_engines(
                 n=1,
                 engine_set_id=_set(index),
+                enter=list(self.ground.sites[index].enter),
                 environment=engine_environment(
                     index,
-                    self.devices[index],
+                    self.ground.devices[index],
+                    self.ground.sites[index],
                     self.scratch,
                     security / f"ipcontroller-{self.id}-engine.json",
                 ),
@@ -212,7 +216,7 @@ class Engines:
                     index, pid = await asyncio.wait_for(asyncio.wrap_future(answer), START_WITHIN_S)
                 except ipyparallel.RemoteError as error:
                     raise ClusterError(f"an engine came up and cannot work: {error}") from error
-                self._engines[index] = Engine(index, engine_id, pid, self.devices[index])
+                self._engines[index] = Engine(index, engine_id, pid, self.ground.devices[index])
                 missing.discard(index)
             for index in missing:
                 processes = self._ipp.engines[_set(index)]

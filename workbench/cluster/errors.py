@@ -9,6 +9,10 @@ class ControlMessageTooLarge(ClusterError):
     """A message to an engine is larger than control messages may be."""
 
 
+class HostsError(ClusterError):
+    """Emulated hosts cannot be made, or removed; the text says why, and what works without."""
+
+
 class RunError(RuntimeError):
     """A run, or a verification, ended before its time."""
 

@@ -87,7 +87,7 @@ def physical_cores(
 def cpu_quota(root: Path = Path("/")) -> float | None:
     """Processors' worth of time that control groups grant this process; None: no limit."""
     limits = []
-    for folder in _control_groups(root, "cpu"):
+    for folder in control_groups(root, "cpu"):
         v2, v1 = _words(folder / "cpu.max"), _words(folder / "cpu.cfs_quota_us")
         if len(v2) == 2 and v2[0] != "max":
             limits.append(int(v2[0]) / int(v2[1]))
@@ -99,14 +99,14 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 def memory_limit(root: Path = Path("/")) -> int | None:
     """Bytes that control groups grant this process; None: no limit."""
     limits = []
-    for folder in _control_groups(root, "memory"):
+    for folder in control_groups(root, "memory"):
         words = _words(folder / "memory.max") or _words(folder / "memory.limit_in_bytes")
         if words and words[0] != "max":
             limits.append(int(words[0]))
     return min(limits, default=None)
 
 
-def _control_groups(root: Path, controller: str) -> Iterator[Path]:
+def control_groups(root: Path, controller: str) -> Iterator[Path]:
     """The folders of this process' control groups (v1 and v2), and all folders above them."""
     mount = root / "sys/fs/cgroup"
     for line in _lines(root / "proc/self/cgroup"):

@@ -12,6 +12,7 @@ of 7.5 s, in 6 processes instead of 17, because
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from ipyparallel.cluster.launcher import (
@@ -19,6 +20,7 @@ from ipyparallel.cluster.launcher import (
     LocalEngineLauncher,
     LocalEngineSetLauncher,
 )
+from traitlets import List, Unicode
 
 from workbench.cluster.devices import Device
 
@@ -31,6 +33,27 @@ CONTROLLER_OPTIONS = (
     # Whether an engine is alive we see ourselves; the hub's opinion must not come in between.
     "--HeartMonitor.max_heartmonitor_misses=1000000",
 )
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a process runs.
+
+    Attributes:
+        enter: what its command line begins with, to get there; keeps the process' id.
+        environment: what it has to know there.
+    """
+
+    enter: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+def of_interface(name: str) -> dict[str, str]:
+    """What makes gloo and nccl talk through an interface."""
+    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
+
+
+HERE = Site((), of_interface("lo0" if sys.platform == "darwin" else "lo"))
 
 
 def command(module: str, *options: str) -> list[str]:
@@ -49,12 +72,12 @@ def guarded(scratch: Path) -> dict[str, str]:
 
 
 def engine_environment(
-    index: int, device: Device, scratch: Path, connection: Path
+    index: int, device: Device, site: Site, scratch: Path, connection: Path
 ) -> Mapping[str, str]:
     """What makes one engine itself; set before it imports anything."""
-    loopback = "lo0" if sys.platform == "darwin" else "lo"
     return {
         **guarded(scratch),
+        **site.environment,
         "WORKBENCH_ENGINE": str(index),
         "WORKBENCH_CORES": ",".join(map(str, device.cores)),
         "WORKBENCH_PRELOAD": ",".join(PRELOAD),
@@ -64,8 +87,6 @@ def engine_environment(
         # Threads that spin while they wait for each other are up to 400 times slower when
         # anything else wants one of their cores (measured: small convolutions, 4 threads).
         "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive"),
-        "GLOO_SOCKET_IFNAME": loopback,
-        "NCCL_SOCKET_IFNAME": loopback,
         # torch looks up the name of everybody who connects to a store, and a lost query would
         # take five seconds each time.
         "RES_OPTIONS": os.environ.get("RES_OPTIONS", "timeout:1 attempts:1"),
@@ -91,10 +112,12 @@ class GuardedEngine(LocalEngineLauncher):  # type: ignore[misc]
 
     def find_args(self) -> list[str]:
         """The command line."""
-        return command("ipyparallel.engine", "--IPEngine.enable_nanny=False", *self.engine_args)
+        options = ("--IPEngine.enable_nanny=False", *self.engine_args)
+        return [*self.parent.enter, *command("ipyparallel.engine", *options)]
 
 
 class GuardedEngines(LocalEngineSetLauncher):  # type: ignore[misc]
     """A set of one guarded engine, because only sets can be given an environment of their own."""
 
     launcher_class = GuardedEngine
+    enter = List(Unicode(), help="what the engine's command line begins with; see `Site`")

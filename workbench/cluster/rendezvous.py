@@ -10,24 +10,23 @@ import torch.distributed as dist
 from workbench.cluster.devices import Device
 from workbench.train.session import Seat
 
-ADDRESS = "127.0.0.1"
-
 
 class Rendezvous:
-    """A store on a free port of the loopback interface, and a new room in it for every job.
+    """A store on a free port, and a new room in it for every job.
 
     Args:
+        address: of the interface on which the store listens.
         timeout_s: how long a rank waits for the others.
     """
 
-    def __init__(self, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
+    def __init__(self, address: str, timeout_s: float) -> None:
+        self.address, self.timeout_s = address, timeout_s
         # The port is bound here and handed over open, so nobody can take it in between; and
         # left to itself the store would listen on all interfaces.
-        listener = socket.create_server((ADDRESS, 0))
+        listener = socket.create_server((address, 0))
         self.port: int = listener.getsockname()[1]
         self._store = dist.TCPStore(  # type: ignore[attr-defined]  # torch's stubs lack it
-            ADDRESS,
+            address,
             self.port,
             is_master=True,
             wait_for_workers=False,
@@ -43,7 +42,7 @@ class Rendezvous:
             Seat(
                 rank=rank,
                 world_size=len(devices),
-                address=ADDRESS,
+                address=self.address,
                 port=self.port,
                 prefix=prefix,
                 timeout_s=self.timeout_s,

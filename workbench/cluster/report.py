@@ -1,4 +1,4 @@
-"""Clusters and runs for people: one line of text, and HTML that reads well without a kernel."""
+"""What people see of clusters, runs and hosts: text, and HTML that reads well without a kernel."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -11,6 +11,7 @@ from workbench.train.metrics import Row
 
 if TYPE_CHECKING:
     from workbench.cluster.cluster import Cluster
+    from workbench.cluster.hosts import Hosts
     from workbench.cluster.run import Run
 
 
@@ -54,7 +55,7 @@ def cluster_line(cluster: "Cluster") -> str:
     crowded = f", up to {shared} engines on one" if shared > 1 else ""
     busy, dead = len(cluster.occupied), len(cluster.dead)
     return (
-        f"<Cluster of {len(cluster)} engines on {cluster.devices[0].host} "
+        f"<Cluster of {len(cluster)} engines on {_hosts(cluster)} "
         f"({', '.join(kinds)}{crowded}): {busy} busy" + (f", {dead} dead" if dead else "") + ">"
     )
 
@@ -78,7 +79,22 @@ def cluster_html(cluster: "Cluster") -> str:
             )
         )
     head = ("engine", "host", "pid", "device", "threads", "memory", "state")
-    return f"<div><p>{escape(cluster_line(cluster))}</p>{_table(head, rows)}</div>"
+    hosts = f"<br>{escape(repr(cluster.hosts))}" if cluster.hosts is not None else ""
+    return f"<div><p>{escape(cluster_line(cluster))}{hosts}</p>{_table(head, rows)}</div>"
+
+
+def hosts_html(hosts: "Hosts") -> str:
+    """One line for each emulated host."""
+    line = f"<p>{escape(repr(hosts))}</p>"
+    if not hosts.is_up:
+        return f"<div>{line}</div>"
+    rows = [
+        (name, address, ", ".join(map(str, cores)), f"{speed:g}", str(hosts.link))
+        for name, address, cores, speed in zip(
+            hosts.names, hosts.addresses, hosts.cores, hosts.speeds, strict=True
+        )
+    ]
+    return f"<div>{line}{_table(('host', 'address', 'cores', 'speed', 'link'), rows)}</div>"
 
 
 def size(num_bytes: float) -> str:
@@ -95,6 +111,16 @@ def _resident(pid: int) -> str:
         return size(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
         return "-"
+
+
+def _hosts(cluster: "Cluster") -> str:
+    """Which host, or which engines are on which."""
+    engines: dict[str, list[str]] = {}
+    for index, device in enumerate(cluster.devices):
+        engines.setdefault(device.host, []).append(str(index))
+    if len(engines) == 1:
+        return cluster.devices[0].host
+    return "; ".join(f"{host}: {', '.join(those)}" for host, those in engines.items())
 
 
 def _standing(run: "Run") -> list[str]:

@@ -8,6 +8,7 @@ after preparing the process as its environment says:
     WORKBENCH_CORES     logical cores to run on, "0,1"; absent: all
     WORKBENCH_PRELOAD   modules to import first, "torch,numpy"; they are imported before
                         an engine registers, so that an engine that is there is ready to work
+    WORKBENCH_GROUP     the file of a control group that takes processes in; absent: none does
     WORKBENCH_CONNECT   the file in which the controller says how to reach it; it is waited
                         for here, so that engines can start together with their controller
 """
@@ -60,6 +61,8 @@ def prepare(environment: dict[str, str]) -> None:
     if cores and hasattr(os, "sched_setaffinity"):
         with suppress(OSError):  # cores went away since the host was probed: run where we are
             os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+    if "WORKBENCH_GROUP" in environment:
+        Path(environment["WORKBENCH_GROUP"]).write_text(str(os.getpid()))
     if "WORKBENCH_CONNECT" in environment:
         os.environ["IPP_CONNECTION_INFO"] = connection(Path(environment["WORKBENCH_CONNECT"]))
 

@@ -1,0 +1,51 @@
+"""Where a cluster's engines run: on this host, or on emulated ones."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from workbench.cluster.devices import Device, assign, whole_host
+from workbench.cluster.host import probe
+from workbench.cluster.hosts import Hosts
+from workbench.cluster.launch import HERE, Site
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Where engines run.
+
+    Attributes:
+        devices: what each engine computes on; the last one has all of this host, for what is
+            done once, for all ranks.
+        sites: where each engine runs.
+        address: of this process, at which all engines can reach it.
+        leave: ends what was made for these engines only.
+    """
+
+    devices: tuple[Device, ...]
+    sites: tuple[Site, ...]
+    address: str
+    leave: Callable[[], None]
+
+
+def ground_of(num_engines: int, hosts: Hosts | None) -> Ground:
+    """Room for engines; hosts that are not there yet are started, and stopped by `leave`.
+
+    Raises:
+        HostsError: the hosts could not be made.
+    """
+    host = probe()
+    if hosts is None:
+        devices = (*assign(num_engines, host), whole_host(host))
+        return Ground(devices, (HERE,) * len(devices), LOOPBACK, _nothing)
+    leave = _nothing
+    if not hosts.is_up:
+        hosts.start()
+        leave = hosts.stop
+    sites = (*(hosts.site(index) for index in hosts.seating(num_engines)), HERE)
+    return Ground((*hosts.devices(num_engines), whole_host(host)), sites, hosts.address, leave)
+
+
+def _nothing() -> None:
+    pass

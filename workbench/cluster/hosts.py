@@ -1,0 +1,227 @@
+"""Several hosts on this one: their own network, shaped links, processors of unequal speed."""
+
+import weakref
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Protocol, Self
+
+from workbench.cluster import network, tools
+from workbench.cluster.devices import Device, assign
+from workbench.cluster.emulation import Emulation
+from workbench.cluster.errors import HostsError
+from workbench.cluster.launch import Site, of_interface
+from workbench.cluster.link import Link
+from workbench.cluster.measuring import Measured, measure
+from workbench.cluster.report import hosts_html
+from workbench.plan.placement import apportion
+
+LEAST_SPEED = 0.01
+INTERFACE = of_interface(network.INTERFACE)
+# Each program replaces the one before, so that signals to the first one reach the last.
+JOIN = 'echo $$ >"$1" && shift && exec "$@"'
+
+
+class User(Protocol):
+    """What runs on hosts and has to end before them."""
+
+    def stop(self) -> None: ...
+
+
+class Hosts:
+    """Emulated hosts: network namespaces on a switch, with shaped links and processor quotas.
+
+    They are there from `start()`, or the beginning of a `with` block, to `stop()`, or its end,
+    and never longer than this process; what one that was killed has left, the next start removes.
+    All that runs on them is shaped alike: the engines of a `Cluster(n, hosts=hosts)`, ours and a
+    peer's code on them, and any program that `command` starts.
+
+    A host has an equal part of this host's cores, and no GPU: no quota slows one down. Traffic
+    between ranks of one emulated host does not pass its link, and may use shared memory.
+
+    Args:
+        count: number of hosts.
+        bandwidth: of each host's link, each way: "1gbit", "100mbit", or bits per second.
+        speeds: of each host, the part of its cores' time that it gets, from 0.01 to 1; None: 1.
+        burst: bytes that pass a link at once after a pause; None: one millisecond's.
+        latency: seconds that a packet waits for its turn on a link before it is dropped.
+
+    Attributes:
+        link: the links' rate, burst and latency.
+        speeds: as given.
+        names: of the hosts.
+
+    Raises:
+        ValueError: an argument that cannot be.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        bandwidth: str | float = "1gbit",
+        speeds: Sequence[float] | None = None,
+        burst: int | None = None,
+        latency: float = 0.05,
+    ) -> None:
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise ValueError(f"the number of hosts is an integer, got {count!r}")
+        if not 1 <= count <= network.MOST_HOSTS:
+            raise ValueError(f"there are from 1 to {network.MOST_HOSTS} hosts, got {count}")
+        self.link = Link.of(bandwidth, burst, latency)
+        self.speeds = (1.0,) * count if speeds is None else tuple(map(float, speeds))
+        if len(self.speeds) != count:
+            raise ValueError(f"{len(self.speeds)} speeds for {count} hosts")
+        if not all(LEAST_SPEED <= speed <= 1 for speed in self.speeds):
+            raise ValueError(
+                f"speeds are relative to this host's own, from {LEAST_SPEED} to 1, got "
+                f"{self.speeds}"
+            )
+        self.names = tuple(f"host{index}" for index in range(count))
+        self._users: weakref.WeakSet[User] = weakref.WeakSet()
+        self._up: Emulation | None = None
+
+    def start(self) -> None:
+        """Makes the hosts.
+
+        Raises:
+            HostsError: this process may not, or the system cannot; or they are there already.
+        """
+        if self._up is not None:
+            raise HostsError(f"{self} are there already")
+        tools.require()
+        self._up = Emulation(self.names, self.speeds, self.link)
+
+    def stop(self) -> None:
+        """Stops the clusters that run on the hosts, ends all that is left, removes the hosts.
+
+        May be called again.
+
+        Raises:
+            HostsError: something of them could not be removed.
+        """
+        up, self._up = self._up, None
+        if up is not None:
+            with ExitStack() as stack:  # one that fails shall not keep the others
+                stack.callback(up.end)
+                for user in self._users:
+                    stack.callback(user.stop)
+            self._users.clear()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the hosts are there."""
+        return self._up is not None
+
+    @property
+    def address(self) -> str:
+        """This process' own, at which the hosts can reach it."""
+        return self._there().network.address
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of each host."""
+        return self._there().network.addresses
+
+    @property
+    def cores(self) -> tuple[tuple[int, ...], ...]:
+        """Logical cores of each host."""
+        return tuple(device.cores for device in self._there().devices)
+
+    def command(self, index: int, argv: Sequence[str]) -> list[str]:
+        """A command line that runs another one on a host: on its network, cores and quota.
+
+        It is for `subprocess` and the like. gloo and nccl are told the host's interface; a
+        program that gives them addresses by itself takes them from `addresses`. A host has no
+        way to the outside of its switch.
+
+        Args:
+            index: of the host.
+            argv: the program and its arguments.
+
+        Raises:
+            HostsError: the hosts are not there.
+        """
+        site, up = self.site(index), self._there()
+        cores = ",".join(map(str, up.devices[index].cores))
+        join = ["sh", "-c", JOIN, "sh", str(up.groups[index])]
+        environment = [f"{name}={value}" for name, value in INTERFACE.items()]
+        return [*join, *site.enter, "taskset", "-c", cores, "env", *environment, *argv]
+
+    def site(self, index: int) -> Site:
+        """What an engine needs to run on a host."""
+        up = self._there()
+        # It joins when it is ready to work: a slow host's imports would take long.
+        joins = {"WORKBENCH_GROUP": str(up.groups[index])}
+        namespace = up.network.namespace(index)
+        return Site(("nsenter", f"--net={namespace}", "--"), {**INTERFACE, **joins})
+
+    def seating(self, num_engines: int) -> tuple[int, ...]:
+        """The host of each engine: the first ones on the first host, and so on.
+
+        Raises:
+            ValueError: fewer engines than hosts.
+        """
+        count = len(self.names)
+        if num_engines < count:
+            raise ValueError(f"{count} hosts need as many engines at least, got {num_engines}")
+        shares = apportion(num_engines, (1,) * count)
+        return tuple(index for index, share in enumerate(shares) for _ in range(share))
+
+    def devices(self, num_engines: int) -> tuple[Device, ...]:
+        """What each engine computes on."""
+        seating = self.seating(num_engines)
+        devices = [
+            device
+            for index, part in enumerate(self._there().parts)
+            for device in assign(seating.count(index), part)
+        ]
+        return tuple(
+            replace(own, sharers=sum(not {*own.cores}.isdisjoint(other.cores) for other in devices))
+            for own in devices
+        )
+
+    def attach(self, user: User) -> None:
+        """Has `user` stopped before the hosts are removed; it is not kept alive."""
+        self._users.add(user)
+
+    def measure(self, seconds: float = 0.5) -> Measured:
+        """Keeps all cores busy, then all links, and says what each host got.
+
+        Args:
+            seconds: for each of both.
+
+        Raises:
+            ValueError: no positive time.
+            HostsError: the hosts are not there, or one did not answer.
+        """
+        if not 0 < seconds < float("inf"):
+            raise ValueError(f"measuring takes a positive number of seconds, got {seconds}")
+        threads = [device.threads for device in self._there().devices]
+        return measure(self.command, self.addresses, threads, seconds)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __repr__(self) -> str:
+        speeds = "" if set(self.speeds) == {1.0} else f", speeds={self.speeds}"
+        state = "" if self.is_up else ": not started"
+        return f"<Hosts({len(self)}, bandwidth='{self.link}'{speeds}){state}>"
+
+    def _repr_html_(self) -> str:
+        return hosts_html(self)
+
+    def _there(self) -> Emulation:
+        if self._up is None:
+            raise HostsError(
+                f"{self} are not there: use them in `with wb.Hosts(...) as hosts:`, or between "
+                "start() and stop()"
+            )
+        return self._up
