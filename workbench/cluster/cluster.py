@@ -12,13 +12,13 @@ from torch import nn
 
 from workbench.cluster import files, message, report, verifying
 from workbench.cluster.assistant import Assistant, complete
+from workbench.cluster.beginning import Beginning
 from workbench.cluster.devices import Device
 from workbench.cluster.dispatch import Dispatch
+from workbench.cluster.emulated.hosts import Hosts
 from workbench.cluster.engines import Engines, Ledger
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.ground import Ground, ground_of
-from workbench.cluster.hosts import Hosts
-from workbench.cluster.job import Job
 from workbench.cluster.resume import again, checkpoint_of
 from workbench.cluster.run import Launch, Release, Run
 from workbench.plan.experiment import SGD, Adam, AdamW, Experiment
@@ -143,9 +143,8 @@ class Cluster:
         """Engines for a run: what starts it on them, and what gives them back."""
         holder = f"a run of {experiment.plan.graph.source.name}"
         lease = self._dispatch.take(experiment.plan, holder)
-        launch = partial(
-            self._launch, places=lease.places, packed=packed, weights=weights, resume=resume
-        )
+        begin = Beginning(self.task, lease.places, packed, weights, resume)
+        launch = partial(begin, self._engines, self._assistant, self._dispatch)
         return launch, partial(self._dispatch.leases.give_back, lease)
 
     def resuming(self, run: Run, packed: bytes) -> tuple[Launch, Release]:
@@ -199,23 +198,8 @@ class Cluster:
             data=data,
             seed=seed,
         )
-        packed = message.pack(experiment)
         with self._taken(plan, f"a verification of {plan.graph.source.name}") as places:
-            print(f"verifying {plan.graph.source.name}: initial weights", end="", flush=True)
-            own = self._assistant.values_of(experiment, module)
-            weights = own or self._assistant.weights(packed)
-            print(", unsplit model", end="", flush=True)
-            start, reference = self._assistant.reference(packed, weights)
-            try:
-                print(f", {plan.world_size} ranks", end="", flush=True)
-                shared = {"weights": start, "reference": reference}
-                task = "workbench.train.verify:compare"
-                found = complete(self._dispatch.start(task, packed, places, shared))
-            finally:
-                start.unlink(missing_ok=True)
-                reference.unlink(missing_ok=True)
-                print(flush=True)
-        return verifying.merge(experiment, found)
+            return verifying.carry_out(experiment, module, places, self._assistant, self._dispatch)
 
     def call(
         self,
@@ -304,26 +288,6 @@ class Cluster:
 
     def _repr_html_(self) -> str:
         return report.cluster_html(self)
-
-    def _launch(
-        self,
-        run: Run,
-        *,
-        places: tuple[int, ...],
-        packed: bytes,
-        weights: Path | None,
-        resume: Path | None,
-    ) -> Job | None:
-        """Starts a run's ranks; None where it was stopped before. On the run's thread."""
-        if dead := [place for place in places if self._engines.death(place)]:
-            print(f"new engines are started in the place of {dead}, which had died")
-            self._engines.ensure(dead)
-            run.notes.append(f"engines {dead} had died before and were replaced")
-        weights = weights or self._assistant.weights(packed)
-        if run.is_stopping:
-            return None
-        shared = {"weights": weights, "directory": run.directory, "resume": resume}
-        return self._dispatch.start(self.task, packed, places, shared, streams=True)
 
     def _require(self, plan: Plan) -> None:
         """Raises ClusterError unless this cluster could run the plan."""

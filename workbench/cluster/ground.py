@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from workbench.cluster.devices import Device, assign, whole_host
+from workbench.cluster.emulated.hosts import Hosts
 from workbench.cluster.host import probe
-from workbench.cluster.hosts import Hosts
 from workbench.cluster.launch import HERE, Site
 
 LOOPBACK = "127.0.0.1"

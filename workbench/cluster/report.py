@@ -11,7 +11,7 @@ from workbench.train.metrics import Row
 
 if TYPE_CHECKING:
     from workbench.cluster.cluster import Cluster
-    from workbench.cluster.hosts import Hosts
+    from workbench.cluster.emulated.hosts import Hosts
     from workbench.cluster.run import Run
 
 

@@ -3,6 +3,11 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+from torch import nn
+
+from workbench.cluster import message
+from workbench.cluster.assistant import Assistant, complete
+from workbench.cluster.dispatch import Dispatch
 from workbench.plan.experiment import SGD, Adam, AdamW, Experiment, Synthetic
 from workbench.plan.plan import Plan
 from workbench.train.verification import TOLERANCE, Difference, Verification
@@ -43,7 +48,43 @@ def experiment_for(
     )
 
 
-def merge(experiment: Experiment, found: Sequence[Iterable[Difference]]) -> Verification:
+def carry_out(
+    experiment: Experiment,
+    module: nn.Module | None,
+    places: Sequence[int],
+    assistant: Assistant,
+    dispatch: Dispatch,
+) -> Verification:
+    """Lets the assistant compute the unsplit model, then the ranks compare theirs; says so.
+
+    Args:
+        experiment: made by `experiment_for`.
+        module: the user's own, where the model was traced from one.
+        places: the engine of each rank, taken for this.
+        assistant: makes what the ranks compare with.
+        dispatch: starts the ranks.
+
+    Raises:
+        ModelError: `module` is missing, or is another one than was traced.
+        RunError: a rank failed.
+    """
+    packed = message.pack(experiment)
+    print(f"verifying {experiment.plan.graph.source.name}: initial weights", end="", flush=True)
+    weights = assistant.values_of(experiment, module) or assistant.weights(packed)
+    print(", unsplit model", end="", flush=True)
+    start, reference = assistant.reference(packed, weights)
+    try:
+        print(f", {experiment.plan.world_size} ranks", end="", flush=True)
+        shared = {"weights": start, "reference": reference}
+        found = complete(dispatch.start("workbench.train.verify:compare", packed, places, shared))
+    finally:
+        start.unlink(missing_ok=True)
+        reference.unlink(missing_ok=True)
+        print(flush=True)
+    return _merge(experiment, found)
+
+
+def _merge(experiment: Experiment, found: Sequence[Iterable[Difference]]) -> Verification:
     """One verification from what each rank found: for each tensor its worst rank."""
     worst: dict[tuple[str, str], Difference] = {}
     for difference in (difference for rank in found for difference in rank):

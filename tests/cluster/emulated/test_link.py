@@ -2,7 +2,7 @@
 
 import pytest
 
-from workbench.cluster.link import Link, rate
+from workbench.cluster.emulated.link import Link, rate
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from workbench.cluster import network, tags
 from workbench.cluster.devices import Device, assign, divide
+from workbench.cluster.emulated import network, tags
+from workbench.cluster.emulated.link import Link
+from workbench.cluster.emulated.quota import Controller
 from workbench.cluster.host import Host, probe
-from workbench.cluster.link import Link
-from workbench.cluster.quota import Controller
 
 
 class Emulation:

@@ -15,10 +15,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from workbench.cluster.emulated.link import Link
+from workbench.cluster.emulated.tags import abandoned, belongs
+from workbench.cluster.emulated.tools import call
 from workbench.cluster.errors import HostsError
-from workbench.cluster.link import Link
-from workbench.cluster.tags import abandoned, belongs
-from workbench.cluster.tools import call
 
 INTERFACE = "eth0"  # in each host's namespace
 NAMESPACES = Path("/run/netns")

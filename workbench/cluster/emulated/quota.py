@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from workbench.cluster.emulated.tags import abandoned, belongs
 from workbench.cluster.errors import HostsError
 from workbench.cluster.host import control_groups
-from workbench.cluster.tags import abandoned, belongs
 
 # Short against a step, long against the scheduler's slice of 5 ms and its tick of 4 ms.
 PERIOD_US = 20_000

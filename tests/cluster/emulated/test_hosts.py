@@ -10,11 +10,12 @@ from contextlib import ExitStack
 import pytest
 
 import workbench as wb
-from tests.cluster.emulated import needs_hosts, traces
+from tests.cluster.emulated.needs import needs_hosts, traces
 from tests.cluster.test_devices import FOUR
-from workbench.cluster import HostsError, network, tags
-from workbench.cluster.link import Link
-from workbench.cluster.quota import Controller
+from workbench.cluster import HostsError
+from workbench.cluster.emulated import network, tags
+from workbench.cluster.emulated.link import Link
+from workbench.cluster.emulated.quota import Controller
 
 RATE, BURST = 20e6, 16 << 10
 SPEED = 0.25
@@ -160,7 +161,7 @@ def test_hosts_see_each_other_and_this_one_on_a_network_of_their_own(hosts):
 
 @needs_hosts
 def test_hosts_that_share_a_core_say_so(monkeypatch):
-    monkeypatch.setattr("workbench.cluster.emulation.probe", lambda: FOUR)
+    monkeypatch.setattr("workbench.cluster.emulated.emulation.probe", lambda: FOUR)
     with wb.Hosts(5) as hosts:
         assert [device.cores for device in hosts.devices(5)] == [(0,), (1,), (2,), (3,), (0,)]
         assert [device.sharers for device in hosts.devices(5)] == [2, 1, 1, 1, 2]
@@ -216,7 +217,7 @@ def test_what_hosts_get_is_measured(hosts):
 
 @needs_hosts
 def test_a_host_that_cannot_be_measured_is_told(hosts, monkeypatch):
-    monkeypatch.setattr("workbench.cluster.measuring.GAUGE", "/nowhere/gauge.py")
+    monkeypatch.setattr("workbench.cluster.emulated.measuring.GAUGE", "/nowhere/gauge.py")
     with pytest.raises(HostsError, match=r"could not be measured:\n.*No such file"):
         hosts.measure(0.2)
 
@@ -253,7 +254,9 @@ def test_hosts_that_nobody_refers_to_are_removed():
 @needs_hosts
 def test_a_failure_while_they_are_made_leaves_nothing(monkeypatch):
     before = traces(os.getpid())
-    monkeypatch.setattr("workbench.cluster.network.INTERFACE", "a name that is no interface's")
+    monkeypatch.setattr(
+        "workbench.cluster.emulated.network.INTERFACE", "a name that is no interface's"
+    )
     with pytest.raises(HostsError, match=r"`ip -n .*` failed: .*interface"):
         wb.Hosts(2).start()
     assert traces(os.getpid()) == before

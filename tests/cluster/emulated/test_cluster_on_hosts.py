@@ -10,7 +10,7 @@ from torch import nn
 
 import workbench as wb
 from tests.cluster import leftovers
-from tests.cluster.emulated import needs_hosts, traces
+from tests.cluster.emulated.needs import needs_hosts, traces
 from tests.cluster.test_orphans import Owner
 
 pytestmark = needs_hosts
@@ -45,7 +45,9 @@ def test_engines_are_on_their_hosts(cluster, experiment):
         "&lt;Hosts(2, bandwidth=&#x27;1gbit&#x27;, speeds=(1.0, 0.5))&gt;" in cluster._repr_html_()
     )
     groups = [EVERYBODY, *BESIDE, *ACROSS]
-    ranks = cluster.call("tests.cluster.on_hosts:look", experiment, module=NET, groups=groups)
+    ranks = cluster.call(
+        "tests.cluster.emulated.on_hosts:look", experiment, module=NET, groups=groups
+    )
     first, second, third, fourth = (rank["network"] for rank in ranks)
     here = os.stat("/proc/self/ns/net").st_ino
     assert first == second != third == fourth

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.test_host import lay_out
+from workbench.cluster.emulated.quota import Controller
 from workbench.cluster.errors import HostsError
-from workbench.cluster.quota import Controller
 
 
 @pytest.fixture

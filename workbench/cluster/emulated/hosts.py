@@ -6,13 +6,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Protocol, Self
 
-from workbench.cluster import network, tools
 from workbench.cluster.devices import Device, assign
-from workbench.cluster.emulation import Emulation
+from workbench.cluster.emulated import network, tools
+from workbench.cluster.emulated.emulation import Emulation
+from workbench.cluster.emulated.link import Link
+from workbench.cluster.emulated.measuring import Measured, measure
 from workbench.cluster.errors import HostsError
 from workbench.cluster.launch import Site, of_interface
-from workbench.cluster.link import Link
-from workbench.cluster.measuring import Measured, measure
 from workbench.cluster.report import hosts_html
 from workbench.plan.placement import apportion
 

@@ -1,0 +1,1 @@
+"""Emulated hosts: namespaces with shaped links and shares of the processors."""
