@@ -19,6 +19,8 @@ from workbench.comm.world import World
 from workbench.plan.experiment import Experiment
 from workbench.train.optimizer import build_optimizer
 
+# 25 MiB, as DDP's; its own default is a buffer of 2 GB.
+BUCKET_ELEMENTS = 25 * 2**20 // 4
 MISSING = (
     "DeepSpeed is not installed, so that ZeRO is missing: pip install 'parallel-workbench[bench]'."
 )
@@ -51,7 +53,11 @@ def zero_side(
         dist_init_required=False,
         config={
             "train_micro_batch_size_per_gpu": count,
-            "zero_optimization": {"stage": stage},
+            "zero_optimization": {
+                "stage": stage,
+                "reduce_bucket_size": BUCKET_ELEMENTS,
+                "allgather_bucket_size": BUCKET_ELEMENTS,
+            },
             "zero_allow_untested_optimizer": True,
         },
     )
