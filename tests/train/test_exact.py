@@ -15,7 +15,7 @@ from workbench.plan.rules import schemes_of
 from workbench.plan.tail import ROUNDS, RoundsError
 
 GRAPHS = {net: trace(net(), input_shape=net.shape) for net in nets.NETS}
-TOGETHER = 16  # cases for which the ranks meet once
+TOGETHER = 18  # cases for which the ranks meet once: 216 in all
 
 
 @st.composite
@@ -51,7 +51,7 @@ def cases(draw, world):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("world", [2, 3, 4])
 @settings(
     max_examples=2,
     phases=[Phase.generate],  # a case whose ranks wait for each other would do so many times
