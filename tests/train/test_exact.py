@@ -97,7 +97,12 @@ def test_a_module_may_idle_in_one_of_its_calls(on_ranks):
 
 def test_what_idles_stays_tied_to_all_that_it_reads(on_ranks):
     """Ranks 0 and 2 have no features of a sum, both of whose terms crossed the group."""
-    choices = {"b": ("shard_out", 3, (0, 3, 0)), "excite": ("shard_out", 3, None)}
+    choices = {
+        "a": ("shard_out", 3, None),
+        "b": ("shard_out", 3, (0, 3, 0)),
+        "squeeze": ("shard_in", 3, None),
+        "excite": ("shard_out", 3, None),
+    }
     check(on_ranks, [case(nets.Residual, 3, choices, (1, 0, 1))])
 
 
