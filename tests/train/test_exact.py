@@ -102,8 +102,9 @@ def test_what_idles_stays_tied_to_all_that_it_reads(on_ranks):
         "b": ("shard_out", 3, (0, 3, 0)),
         "squeeze": ("shard_in", 3, None),
         "excite": ("shard_out", 3, None),
+        "fc": ("duplicate", 3, None),
     }
-    check(on_ranks, [case(nets.Residual, 3, choices, (1, 0, 1))])
+    check(on_ranks, [case(nets.Residual, 3, choices, (0, 4, 2), (1, 0, 1))])
 
 
 def test_shared_weights_cannot_be_cut():
