@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import ipyparallel as ipp
 import pytest
+import torch
 
 if TYPE_CHECKING:
     from tests.ranks import Ranks
@@ -17,6 +18,12 @@ BOTH = [
     pytest.param(True, id="shared"),
     pytest.param(False, id="gloo", marks=pytest.mark.slow),
 ]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Threads that share small tensors mostly wait for each other, on a busy host for long."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -31,6 +31,11 @@ def test_the_table_is_for_people():
     assert "a note" in lines
 
 
+def test_rows_with_other_columns_are_a_table_of_their_own():
+    lines = Report("demo", (*REPORT.rows, {"k": 2}), {}).as_text().splitlines()
+    assert lines[3:7] == ["theirs         61", "", "k", "2"]
+
+
 def test_the_file_is_for_programs(tmp_path):
     REPORT.write(tmp_path / "demo.json")
     content = json.loads((tmp_path / "demo.json").read_text())

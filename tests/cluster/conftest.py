@@ -1,12 +1,14 @@
 """A cluster for the tests that need one, and a look at what it leaves behind."""
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cluster import leftovers
+from tests.cluster.fake_job import Job
 from tests.cluster.test_message import experiment
 from tests.plan.graphs import mlp
 from workbench.cluster import Cluster, Run
@@ -37,3 +39,22 @@ def train(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ru
         return cluster.train(experiment(plan).replace(steps=steps))
 
     return train
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[..., Run]:
+    """`start(job)` -> the run; `start.released` is set when its engines are given back."""
+
+    def start(job: Job, launch=None) -> Run:
+        plan = Plan.data_parallel(mlp(4, 4), 2)
+        launch = launch or (lambda _run: job)
+        return Run(experiment(plan), tmp_path, launch, start.released.set, start.again)
+
+    def again(_run: Run):
+        start.released.clear()
+        return (lambda _run: start.next_job), start.released.set
+
+    start.again = again
+
+    start.released = threading.Event()
+    return start

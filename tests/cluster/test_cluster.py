@@ -105,6 +105,7 @@ def test_a_loss_that_is_no_number_stops_the_run(train):
     assert run.state == "failed"
 
 
+@pytest.mark.slow
 def test_a_dead_engine_is_told_at_once_and_replaced(cluster, train, capsys):
     before = cluster.pids
     run = train("slowly", steps=FOREVER)
@@ -127,6 +128,7 @@ def test_a_dead_engine_is_told_at_once_and_replaced(cluster, train, capsys):
     assert cluster.pids[1] != before[1]
 
 
+@pytest.mark.slow
 def test_a_rank_that_cannot_be_interrupted_is_ended(cluster, train, monkeypatch):
     monkeypatch.setattr("workbench.cluster.job.INTERRUPT_AGAIN_S", 0.2)
     monkeypatch.setattr("workbench.cluster.job.KILL_AFTER_S", 0.5)
@@ -220,6 +222,7 @@ def test_a_cluster_shows_its_engines(cluster):
     assert "idle" in html
 
 
+@pytest.mark.slow
 def test_a_dead_controller_is_told_and_a_restart_helps(cluster, train):
     run = train("slowly", steps=FOREVER)
     running(run)

@@ -75,6 +75,7 @@ def test_a_split_is_proved_exact(cluster, plan, capsys):
     assert not list(cluster._engines.scratch.glob("reference-*"))
 
 
+@pytest.mark.slow
 def test_an_interrupted_verification_leaves_the_cluster_usable(cluster, plan):
     interrupt_inside(Job.watch)
     with pytest.raises(KeyboardInterrupt):

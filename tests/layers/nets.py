@@ -9,11 +9,9 @@ from torch import Tensor, nn
 from workbench.comm.world import World
 from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
-from workbench.layers.cut_model import CutModel, group_specs
+from workbench.layers.cut_model import CutModel, Groups, group_specs
 from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
-from workbench.train.gradients import GradientSum
-from workbench.train.objective import own_rows, step_loss
 
 SEED = 5
 
@@ -48,6 +46,32 @@ class Images(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(torch.flatten(self.pool(self.features(x)), 1))
+
+
+class Picture(nn.Module):
+    """Convolutions and batch norm before a pool that repeats, dropout behind it."""
+
+    shape = (3, 6, 6)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.MaxPool2d(2)
+        )
+        self.pool = nn.AdaptiveAvgPool2d(4)
+        self.head = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(64, 11),
+            nn.ReLU(inplace=True),
+            nn.Dropout(0.3),
+            nn.Linear(11, 9),
+            nn.Dropout(0.4),
+            nn.GELU(),
+            nn.Linear(9, 5),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.pool(self.features(x)))
 
 
 class Residual(nn.Module):
@@ -121,7 +145,7 @@ class Tied(nn.Module):
         return self.last(torch.relu(self.encode(x) + self.decode(x)))
 
 
-NETS = (Images, Residual, Tokens, Tied)
+NETS = (Images, Picture, Residual, Tokens, Tied)
 
 
 class Memory:
@@ -146,46 +170,26 @@ def made(net: type[nn.Module]) -> nn.Module:
     return net().double()
 
 
-def batch(net: type[nn.Module], count: int) -> tuple[Tensor, Tensor]:
-    """Inputs and labels, the same every time."""
-    generator = torch.Generator().manual_seed(SEED)
+def batch(net: type[nn.Module], count: int, step: int = 0) -> tuple[Tensor, Tensor]:
+    """Inputs and labels of a step, the same every time."""
+    generator = torch.Generator().manual_seed(SEED + step)
     shape = (count, *net.shape)  # type: ignore[attr-defined]
     images = torch.randn(shape, generator=generator, dtype=torch.float64)
     return images, torch.randint(5, (count,), generator=generator)
 
 
-def cut_net(world: World, plan: Plan, net: type[nn.Module], rows: Sequence[int]) -> CutModel:
-    """This rank's part of the net, told of its rows."""
-    groups = world.groups(group_specs(plan))
+def cut_net(
+    world: World,
+    plan: Plan,
+    net: type[nn.Module],
+    rows: Sequence[int],
+    groups: Groups | None = None,
+) -> CutModel:
+    """This rank's part of the net, told of its rows; in new groups, if none are given."""
+    groups = world.groups(group_specs(plan)) if groups is None else groups
     context = BatchContext(world.rank, tuple(rows), seed=SEED)
     reader = Memory(made(net).state_dict())
     return cut(plan, context, groups, reader, device=world.device)
-
-
-def split(
-    world: World, plan: Plan, net: type[nn.Module], rows: tuple[int, ...]
-) -> tuple[Tensor, float, dict[str, Tensor], dict[str, Tensor], list[tuple[object, ...]]]:
-    """One step on this rank: own outputs, loss, gradients, buffers, traffic."""
-    model = cut_net(world, plan, net, rows)
-    gradients = GradientSum(model, bucket_bytes=600)
-    images, labels = batch(net, sum(rows))
-    span = Shard(0, rows).span(world.rank)
-    gradients.begin()
-    outputs = model(images.narrow(0, *span))
-    loss, reported = step_loss(model, outputs, labels.narrow(0, *span), sum(rows))
-    gradients.last()
-    loss.backward()
-    gradients.finish()
-    with torch.no_grad():
-        mine = own_rows(model, plan.graph.outputs[0], outputs[0])
-    found = {
-        name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
-        for name, p in model.trainable().items()
-    }
-    trainable = set(found)
-    buffers = {n: b.clone() for n, b in model.pieces().items() if n not in trainable}
-    traffic = [(r.op, r.layer, r.phase, r.bytes) for r in world.recorder.rows()]
-    return mine, reported, found, buffers, traffic
 
 
 def piece_of(plan: Plan, name: str, whole: Tensor, rank: int) -> Tensor:

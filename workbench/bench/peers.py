@@ -3,6 +3,7 @@
 ddp M               torch's DistributedDataParallel with buckets of M MiB
 fsdp keep|reshard   torch's fully_shard (FSDP2), a unit for each linear layer; whole weights
                     kept from forward to backward, or gathered again
+deepspeed STAGE     DeepSpeed's ZeRO
 tensor-parallel K   torch's DTensor tensor parallelism over K ranks for the layers that the
                     plan cuts, and DDP over the others: a 2-D mesh
 alone               one engine with its part of the batch, and one process with all of it
@@ -27,6 +28,7 @@ from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
 from torch.nn.parallel import DistributedDataParallel
 
 from workbench.bench.sides import Side, Trainer
+from workbench.bench.zero import zero_side
 from workbench.comm.world import World
 from workbench.plan.experiment import Experiment
 from workbench.plan.placement import apportion
@@ -42,6 +44,9 @@ def build_rival(name: str, experiment: Experiment, world: World, weights: Path) 
             return [_ddp(experiment, world, module, float(mib))]
         case ["fsdp", when]:
             return [_fsdp(experiment, world, module, when)]
+        case ["deepspeed", stage]:
+            start, count = _rows(experiment, world)
+            return [zero_side(experiment, world, module, int(stage), start, count)]
         case ["tensor-parallel", ranks]:
             return [_tensor_parallel(experiment, world, module, int(ranks))]
         case ["alone"]:

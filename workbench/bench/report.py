@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class Report:
 
     Attributes:
         bench: its name.
-        rows: one mapping for each line of the table.
+        rows: one mapping for each line of the table; neighbours with the same columns share one.
         figures: the named ratios.
         notes: what a reader must know to judge them.
         charts: the same as a picture.
@@ -52,7 +53,9 @@ class Report:
 
     def as_text(self) -> str:
         """The table, the figures, the notes, and the machine."""
-        lines = [f"bench {self.bench}", *_table(self.rows), ""]
+        lines = [f"bench {self.bench}"]
+        for _, rows in groupby(self.rows, key=tuple):
+            lines += [*_table(list(rows)), ""]
         width = max((len(name) for name in self.figures), default=0)
         lines += [f"{name.ljust(width)}  {figure}" for name, figure in self.figures.items()]
         lines += ["", *self.notes, ", ".join(f"{k}: {v}" for k, v in machine().items())]
@@ -105,8 +108,6 @@ def _cpu() -> str:
 
 
 def _table(rows: Sequence[Mapping[str, Cell]]) -> list[str]:
-    if not rows:
-        return []
     names = list(rows[0])
     cells = [names, *([_shown(row[name]) for name in names] for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(names))]

@@ -83,10 +83,14 @@ class Trainer:
         order = rows_of_step(len(self.data), experiment.batch_size, experiment.seed, index)
         images, labels = self.data.batch(order[self.start : self.start + self.count])
         loss: Tensor = F.cross_entropy(self.model(images), labels)
+        self.learn(loss)
+        return loss.item()
+
+    def learn(self, loss: Tensor) -> None:
+        """Goes backward, and updates."""
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()
-        return loss.item()
 
 
 def whole_machine(threads: int) -> Callable[[], None]:

@@ -3,6 +3,7 @@
     workbench             convolutions replicated, linear layers cut over the group
     torch DDP             the best of several bucket sizes
     torch FSDP2           the better of keeping and gathering again
+    DeepSpeed             ZeRO, the best of stages 1, 2 and 3, where it is installed
     torch DDP x TP        DTensor's tensor parallelism for the same linear layers, the best mesh
     one process           as many threads as there are engines, the same global batch
     one engine            one thread, a rank's part of the batch
@@ -10,7 +11,8 @@
 
 Sides that are compared run interleaved on the same engines: each round has some steps of every
 side. Not all of them fit into memory at once, so that there are several such runs, and the
-workbench is in each. A second part has the workbench alone on fewer engines and other groups.
+workbench is in each. A second part has the workbench alone on fewer engines and other groups. A
+third says, from plans alone, what cutting saves in groups of up to 32.
 """
 
 import statistics
@@ -19,9 +21,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from workbench.bench import zero
 from workbench.bench.interleaved import Measured
 from workbench.bench.plot import Bar, Chart
 from workbench.bench.report import Cell, Figure, Report
+from workbench.bench.savings import figures_of, savings
 from workbench.bench.small_vgg import INPUT_SHAPE, SmallVGG
 from workbench.cluster.cluster import Cluster
 from workbench.model.trace import trace
@@ -30,17 +34,35 @@ from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
 
 ENGINES = 4
-ROWS = 32  # of a rank
 MIB = 2**20
 RIVALS = (
     (("ddp 1", "ddp 5", "ddp 25", "ddp 100"), ("alone",)),
     (("fsdp keep", "fsdp reshard"), ("tensor-parallel 2", "tensor-parallel 4")),
     (("independent",),),
 )
+ZERO = ("deepspeed 1", "deepspeed 2", "deepspeed 3")
 QUICK_RIVALS = ((("ddp 25",), ("alone",), ("fsdp keep",), ("tensor-parallel 2",)),)
+PEERS = (
+    "throughput_vs_ddp",
+    "throughput_vs_torch_fsdp2",
+    "throughput_vs_torch_ddp_tp",
+    "throughput_vs_deepspeed",
+)
 GRID = ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (4, 4))
 
 Samples = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Turns:
+    """How much every side computes: rounds, steps of a round, and rows of a rank."""
+
+    rounds: int
+    steps: int
+    rows: int
+
+
+FULL, OF_THE_GRID, QUICK = Turns(7, 3, 32), Turns(3, 3, 32), Turns(2, 1, 8)
 
 
 @dataclass(frozen=True)
@@ -52,24 +74,31 @@ class Model:
 
 
 def run(*, quick: bool) -> Report:
-    """Measures throughput and peak memory; `quick` takes a small VGG and no grid."""
-    rounds, steps = (2, 2) if quick else (7, 3)
+    """Measures throughput and peak memory; `quick` takes a small VGG, few rows, and no grid."""
+    turns = QUICK if quick else FULL
     model = _model("small" if quick else "vgg11")
     rows: list[dict[str, Cell]] = []
     figures: dict[str, Figure] = {}
     with Cluster(ENGINES, timeout=300.0) as cluster:
-        for rivals in QUICK_RIVALS if quick else RIVALS:
-            found = _measure(cluster, model, ENGINES, ENGINES, rivals, rounds, steps)
+        for rivals in _rivals(quick):
+            found = _measure(cluster, model, ENGINES, ENGINES, rivals, turns)
             rows += _rows(model.graph, ENGINES, ENGINES, found)
             figures |= _figures(found)
         if not quick:
             for name in ("vgg11", "vgg16", "small"):
                 rows += _grid(cluster, _model(name))
-    peers = [figure for name, figure in figures.items() if name.startswith("throughput_vs_torch")]
-    best = min([figures["throughput_vs_ddp"], *peers], key=lambda figure: figure.median)
-    figures["throughput_vs_best_peer"] = best
-    notes = _notes(model.graph, rounds)
-    return Report("splitbrain", tuple(rows), figures, notes, _charts(rows, figures))
+    peers = [figures[name] for name in PEERS if name in figures]
+    figures["throughput_vs_best_peer"] = min(peers, key=lambda figure: figure.median)
+    charts, notes = _charts(rows, figures), _notes(model.graph, turns)
+    if not zero.is_installed():
+        notes = (*notes, zero.MISSING)
+    saved = savings(quick=quick)
+    return Report("splitbrain", (*rows, *saved), figures | figures_of(saved), notes, charts)
+
+
+def _rivals(quick: bool) -> tuple[tuple[tuple[str, ...], ...], ...]:
+    every: tuple[tuple[tuple[str, ...], ...], ...] = QUICK_RIVALS if quick else RIVALS
+    return (*every, (ZERO,)) if zero.is_installed() else every
 
 
 def _model(name: str) -> Model:
@@ -85,13 +114,12 @@ def _measure(
     ranks: int,
     group_size: int,
     rivals: Sequence[Sequence[str]],
-    rounds: int,
-    steps: int,
+    turns: Turns,
 ) -> list[Measured]:
     experiment = Experiment(
         plan=Plan.hybrid(model.graph, ranks, group_size),
         data=Synthetic(samples=2048),
-        batch_size=ROWS * ranks,
+        batch_size=turns.rows * ranks,
         optimizer=SGD(lr=0.01, momentum=0.9),
         steps=1,
     )
@@ -99,8 +127,8 @@ def _measure(
         "workbench.bench.interleaved:measure",
         experiment,
         module=model.module,
-        rounds=rounds,
-        steps=steps,
+        rounds=turns.rounds,
+        steps=turns.steps,
         rivals=rivals,
     )
     return found
@@ -109,7 +137,7 @@ def _measure(
 def _grid(cluster: Cluster, model: Model) -> list[dict[str, Cell]]:
     rows = []
     for ranks, group_size in GRID:
-        found = _measure(cluster, model, ranks, group_size, (), 3, 3)
+        found = _measure(cluster, model, ranks, group_size, (), OF_THE_GRID)
         rows += _rows(model.graph, ranks, group_size, found)
     return rows
 
@@ -163,6 +191,7 @@ def _figure(rival: str) -> str:
         "one engine": "speedup_over_one_engine",
         "one process": "throughput_vs_one_process",
         "independent trainers": "throughput_vs_independent",
+        "DeepSpeed": "throughput_vs_deepspeed",
         "torch FSDP2": "throughput_vs_torch_fsdp2",
         "torch DDP x TP": "throughput_vs_torch_ddp_tp",
         "torch DDP": "throughput_vs_ddp",
@@ -185,14 +214,16 @@ def _charts(rows: Sequence[dict[str, Cell]], figures: dict[str, Figure]) -> tupl
     return Chart("samples/s", speeds), Chart("the workbench's share", ratios, target=1.0)
 
 
-def _notes(graph: Graph, rounds: int) -> tuple[str, ...]:
+def _notes(graph: Graph, turns: Turns) -> tuple[str, ...]:
     return (
         f"Ratios: {graph.source.name}, {graph.parameters:,} parameters, "
-        f"{'x'.join(map(str, graph.input_shape))} input, {ENGINES} engines x 1 thread, {ROWS} "
-        f"rows per rank, SGD with momentum; {rounds} interleaved rounds: median, range.",
+        f"{'x'.join(map(str, graph.input_shape))} input, {ENGINES} engines x 1 thread, "
+        f"{turns.rows} rows per rank, SGD with momentum; {turns.rounds} interleaved rounds: "
+        "median, range.",
         "Peak: live tensor bytes of one rank, from the first tensor to the second step; "
         "one engine and one process share their model.",
         "Loss: of the last step. All start alike and read the same rows; dropout draws other "
         "masks in each system, and independent trainers learn from their own rows alone.",
+        "Saved: of the parameters that one process holds, by plan; no run is needed for that.",
         "DTensor has no fused update: FSDP2 and TP update their cut weights with foreach.",
     )

@@ -1,6 +1,7 @@
 """Applies a plan to a whole model: one rank's part of it, and the way back to the whole."""
 
 import operator
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -87,7 +88,8 @@ class _Cutting:
         node = self.nodes[layer.node]
         module = self._module(node)
         if layer.kind in ("dropout", "stochastic_depth"):
-            self._call(node, f"{layer.node}_placed", self._dropout(layer, node, module))
+            placed = self._dropout(layer, node, module)
+            self._call(node, f"{layer.node}_placed", placed, node.all_input_nodes[:1])
         elif module is not None and not self._placed_before(layer):
             local = local_module(module, layer, self.flow, self.rank, pieces)
             if layer.kind == "batch_norm":
@@ -96,9 +98,20 @@ class _Cutting:
                 cast(Any, local).inplace = False
             if idles(layer, self.flow, self.rank):
                 local = idle_module(local, layer, self.flow, self.rank)
+            node.target = self._own_path(layer, node)
             self.traced.set_submodule(str(node.target), local)
         elif node.op in ("call_function", "call_method"):
             self._function(layer, node)
+
+    def _own_path(self, layer: Layer, node: torch.fx.Node) -> str:
+        """Where the module of this call stands.
+
+        A module without weights that is called several times need not be the same in all calls:
+        in one of them its input may be whole, in another this rank may have nothing of it.
+        """
+        path = str(node.target)
+        callers = [n for n in self.nodes.values() if n.op == "call_module" and n.target == path]
+        return path if layer.weights or len(callers) == 1 else f"{layer.node}_call"
 
     def _placed_before(self, layer: Layer) -> bool:
         """Whether it is a further call of a module that stands in its place already."""
@@ -116,7 +129,8 @@ class _Cutting:
 
     def _function(self, layer: Layer, node: torch.fx.Node) -> None:
         if layer.rows > 0 and idles(layer, self.flow, self.rank):
-            self._call(node, f"{layer.node}_idle", idle_module(None, layer, self.flow, self.rank))
+            idle = idle_module(None, layer, self.flow, self.rank)
+            self._call(node, f"{layer.node}_idle", idle, node.all_input_nodes)
             return
         if node.target in _OUT_OF_PLACE:
             node.target = _OUT_OF_PLACE[node.target]
@@ -160,11 +174,13 @@ class _Cutting:
         )
         return SynchronizedBatchNorm(norm, self.groups["norm", ranks], layer=layer.name)
 
-    def _call(self, node: torch.fx.Node, path: str, module: nn.Module) -> None:
-        """Replaces a node's operation by a call of `module` on its first input."""
+    def _call(
+        self, node: torch.fx.Node, path: str, module: nn.Module, inputs: Sequence[torch.fx.Node]
+    ) -> None:
+        """Replaces a node's operation by a call of `module` on `inputs`."""
         self.traced.add_submodule(path, module)
         node.op, node.target = "call_module", path
-        node.args, node.kwargs = (node.all_input_nodes[0],), {}
+        node.args, node.kwargs = tuple(inputs), {}
 
     def _connect(self, layer: Layer) -> None:
         """Puts the conversions between a layer and what it reads."""

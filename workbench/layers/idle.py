@@ -1,6 +1,6 @@
 """The part of a rank that owns nothing of a layer, and yet must stay in its backward pass.
 
-Without the tie to its input and weights, autograd would not call the crossings above this
+Without the tie to its inputs and weights, autograd would not call the crossings above this
 layer on this rank, and the other ranks would wait for it for ever.
 """
 
@@ -45,5 +45,7 @@ class Idle(nn.Module):
             for name, buffer in layer.named_buffers(recurse=False):
                 self.register_buffer(name, buffer)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return nothing((x.shape[0], *self.shape), x, *self.parameters())
+    def forward(self, x: Tensor, *others: object) -> Tensor:
+        """Zeros for as many rows as `x` has; of the other inputs some may be numbers."""
+        tied = (other for other in others if isinstance(other, Tensor))
+        return nothing((x.shape[0], *self.shape), x, *tied, *self.parameters())

@@ -68,6 +68,7 @@ class PeakMeter:
     def start(self) -> None:
         """Opens the first window."""
         if self.device.type == "cuda":
+            torch.cuda.init()  # the allocator refuses to be asked before
             torch.cuda.reset_peak_memory_stats(self.device)
             return
         # Not `torch.profiler`: kineto writes two lines to stderr for each window, and takes ten

@@ -1,0 +1,81 @@
+"""Engines on GPUs: one alone over NCCL, several that share one over gloo."""
+
+import pytest
+import torch
+
+import workbench as wb
+from tests.train.small import net
+from workbench.cluster.host import probe
+from workbench.plan.experiment import Synthetic
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+]
+
+GRAPH = wb.trace(net(), input_shape=(3, 8, 8))
+
+
+@pytest.fixture(scope="module")
+def one_gpu():
+    """All engines see the first GPU alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", probe().gpus[0].token)
+        yield
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def cluster(request, one_gpu, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("runs")
+    with wb.Cluster(request.param, directory=directory, timeout=60.0) as cluster:
+        yield cluster
+
+
+def hybrid(cluster) -> wb.Plan:
+    return wb.Plan.hybrid(GRAPH, len(cluster)).with_batch_norm("synchronized")
+
+
+def experiment(cluster, **fields) -> wb.Experiment:
+    return wb.Experiment(
+        plan=hybrid(cluster),
+        data=Synthetic(samples=64),
+        batch_size=16,
+        optimizer=wb.SGD(lr=0.05, momentum=0.9),
+        steps=3,
+        **fields,
+    )
+
+
+def test_one_engine_has_nccl_and_two_on_one_gpu_have_gloo(cluster):
+    found = cluster.call("tests.gpu.probe:place", experiment(cluster), module=net())
+    backend = "nccl" if len(cluster) == 1 else "gloo"
+    assert found == [("cuda", backend)] * len(cluster)
+    assert {device.backend for device in cluster.devices} == {backend}
+
+
+@pytest.mark.parametrize("plan", [wb.Plan.data_parallel, wb.Plan.hybrid])
+def test_a_split_model_is_exact(cluster, plan):
+    whole = plan(GRAPH, len(cluster)).with_batch_norm("synchronized")
+    found = cluster.verify(whole, module=net())
+    assert found.exact, found
+
+
+@pytest.mark.parametrize("rounds", ["B", "B/K"])
+def test_rounds_are_exact(cluster, rounds):
+    found = cluster.verify(hybrid(cluster).with_rounds(rounds), module=net())
+    assert found.exact, found
+
+
+def test_a_run_trains_and_says_what_it_holds(cluster):
+    run = cluster.train(experiment(cluster, precision="bf16"), module=net()).wait()
+    assert run.state == "finished"
+    assert (run.metrics["gpu_bytes"] > 0).all()
+    assert (run.metrics["peak_bytes"] >= run.metrics["tensor_bytes"]).all()
+
+
+def test_memory_is_what_the_allocator_says(cluster):
+    found = cluster.call("tests.gpu.probe:memory", experiment(cluster), module=net())
+    for metered, allocated in found:
+        assert metered == allocated
+        assert 0 < metered[1] <= metered[0]

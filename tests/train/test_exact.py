@@ -1,0 +1,114 @@
+"""Any net under any plan, in any rounds, with any rows: what one process computes."""
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.layers import nets
+from tests.layers.drawn import shares
+from tests.train.exact import Case, check
+from workbench.model.trace import trace
+from workbench.plan.errors import PlanError
+from workbench.plan.placement import apportion
+from workbench.plan.plan import Plan
+from workbench.plan.rules import schemes_of
+from workbench.plan.tail import ROUNDS, RoundsError
+
+GRAPHS = {net: trace(net(), input_shape=net.shape) for net in nets.NETS}
+TOGETHER = 18  # cases for which the ranks meet once: 216 in all
+
+
+@st.composite
+def cases(draw, world):
+    """Schemes, group sizes, shares and rounds for a net on `world` ranks, and their rows.
+
+    Layers are either cut anywhere, each over ranks of its own, or from one layer on over the
+    same ranks, so that many a plan has a tail that can run in rounds.
+    """
+    net = draw(st.sampled_from(nets.NETS))
+    graph = GRAPHS[net]
+    plan = Plan.data_parallel(graph, world).with_batch_norm("synchronized")
+    sizes = [k for k in range(1, world + 1) if world % k == 0]
+    splittable = [
+        layer
+        for layer in graph.layers
+        if schemes_of(layer) and layer.name not in graph.shares_weights
+    ]
+    first = draw(st.none() | st.integers(0, len(splittable) - 1))
+    together = draw(st.sampled_from(sizes))
+    for layer in splittable[first or 0 :]:
+        scheme = draw(st.sampled_from(schemes_of(layer)))
+        k = together if first is not None else draw(st.sampled_from(sizes))
+        k = 1 if scheme == "replicate" else k
+        cut_by = draw(st.none() | shares(k)) if scheme.startswith("shard") else None
+        plan = plan.with_layer(layer.name, scheme=scheme, group_size=k, shares=cut_by)
+    try:
+        plan = plan.with_rounds(draw(st.sampled_from(ROUNDS)))
+    except RoundsError:
+        pass
+    rows = [apportion(draw(st.integers(1, 9)), draw(shares(world))) for _ in range(2)]
+    return Case(net, plan, tuple(rows))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 3, 4])
+@settings(
+    max_examples=2,
+    phases=[Phase.generate],  # a case whose ranks wait for each other would do so many times
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(st.data())
+def test_any_case_is_what_one_process_computes(on_either, world, data):
+    """Two steps with momentum: outputs, loss, gradients, then weights and statistics."""
+    drawn = st.lists(cases(world), min_size=TOGETHER, max_size=TOGETHER, unique=True)
+    check(on_either, data.draw(drawn))
+
+
+def case(net, world, choices, *steps, rounds="BK"):
+    plan = Plan.data_parallel(GRAPHS[net], world).with_batch_norm("synchronized")
+    for name, (scheme, k, cut_by) in choices.items():
+        plan = plan.with_layer(name, scheme=scheme, group_size=k, shares=cut_by)
+    return Case(net, plan.with_rounds(rounds), steps)
+
+
+def test_one_case_of_each_kind(on_ranks):
+    head = {"head.0": ("shard_out", 3, (2, 0, 1)), "head.3": ("shard_in", 3, None)}
+    mlp = {"mlp.0": ("shard_out", 3, (1, 0, 2)), "mlp.3": ("shard_in", 3, None)}
+    filters = {"stem": ("shard_out", 3, (0, 3, 1)), "a": ("shard_in", 3, None)}
+    some, none = (3, 1, 2), (0, 4, 0)
+    cases = [
+        case(nets.Images, 3, head, some, none),
+        case(nets.Images, 3, head, some, none, rounds="B"),
+        case(nets.Images, 3, head, none, some, rounds="B/K"),
+        case(nets.Tokens, 3, mlp, some, some),
+        case(nets.Tied, 3, {"between": ("duplicate", 3, None)}, some),
+        case(nets.Residual, 3, filters, some, none),
+    ]
+    check(on_ranks, cases)
+
+
+def test_a_module_may_idle_in_one_of_its_calls(on_ranks):
+    """The one ReLU reads the whole output of `a`, and on rank 0 nothing of the stem's."""
+    check(on_ranks, [case(nets.Residual, 2, {"stem": ("shard_out", 2, (0, 1))}, (1, 1))])
+
+
+def test_what_idles_stays_tied_to_all_that_it_reads(on_ranks):
+    """Ranks 0 and 2 have no features of a sum, both of whose terms crossed the group."""
+    choices = {
+        "a": ("shard_out", 3, None),
+        "b": ("shard_out", 3, (0, 3, 0)),
+        "squeeze": ("shard_in", 3, None),
+        "excite": ("shard_out", 3, None),
+        "fc": ("duplicate", 3, None),
+    }
+    check(on_ranks, [case(nets.Residual, 3, choices, (0, 4, 2), (1, 0, 1))])
+
+
+def test_shared_weights_cannot_be_cut():
+    plan = Plan.data_parallel(GRAPHS[nets.Tied], 2)
+    for name in ("twice", "encode", "decode"):
+        with pytest.raises(PlanError, match=f"layer '{name}' shares its weights"):
+            plan.with_layer(name, scheme="shard_out")
