@@ -106,3 +106,10 @@ def test_shared_weights_cannot_be_cut():
     for name in ("twice", "encode", "decode"):
         with pytest.raises(PlanError, match=f"layer '{name}' shares its weights"):
             plan.with_layer(name, scheme="shard_out")
+
+
+def test_a_module_called_again_works_where_its_first_call_idles(on_ranks):
+    plan = Plan.data_parallel(GRAPHS[nets.Residual], 2).with_batch_norm("synchronized")
+    check(
+        on_ranks, nets.Residual, plan.with_layer("stem", scheme="shard_out", shares=(1, 0)), (3, 1)
+    )

@@ -86,15 +86,18 @@ class _Cutting:
             return
         node = self.nodes[layer.node]
         module = self._module(node)
+        idle = idles(layer, self.flow, self.rank)
         if layer.kind in ("dropout", "stochastic_depth"):
             self._call(node, f"{layer.node}_placed", self._dropout(layer, node, module))
+        elif idle and not layer.weights:  # another call of the module may have work to do
+            self._call(node, f"{layer.node}_idle", idle_module(None, layer, self.flow, self.rank))
         elif module is not None and not self._placed_before(layer):
             local = local_module(module, layer, self.flow, self.rank, pieces)
             if layer.kind == "batch_norm":
                 local = self._batch_norm(layer, local)
             if getattr(local, "inplace", False) and self._converted(layer):
                 cast(Any, local).inplace = False
-            if idles(layer, self.flow, self.rank):
+            if idle:
                 local = idle_module(local, layer, self.flow, self.rank)
             self.traced.set_submodule(str(node.target), local)
         elif node.op in ("call_function", "call_method"):
@@ -115,9 +118,6 @@ class _Cutting:
                 _set_tensor(self.traced, alias, tensor)
 
     def _function(self, layer: Layer, node: torch.fx.Node) -> None:
-        if layer.rows > 0 and idles(layer, self.flow, self.rank):
-            self._call(node, f"{layer.node}_idle", idle_module(None, layer, self.flow, self.rank))
-            return
         if node.target in _OUT_OF_PLACE:
             node.target = _OUT_OF_PLACE[node.target]
         if node.kwargs.get("inplace") and self._converted(layer):
