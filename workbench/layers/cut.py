@@ -62,7 +62,6 @@ class _Cutting:
         self.steps: dict[tuple[str, tuple[Conversion, ...]], torch.fx.Node] = {}
 
     def apply(self, reader: Reader, device: torch.device, dtype: torch.dtype | None) -> CutModel:
-        model = CutModel(self.traced, self.plan, self.context, self.groups)
         for layer in self.graph.layers:
             pieces = read_pieces(layer, self.flow, self.rank, reader, device, dtype)
             self._place(layer, pieces)
@@ -74,7 +73,7 @@ class _Cutting:
         self.traced.graph.eliminate_dead_code()
         self.traced.graph.lint()
         self.traced.recompile()
-        return model
+        return CutModel(self.traced, self.plan, self.context, self.groups)
 
     def _place(self, layer: Layer, pieces: dict[str, Tensor]) -> None:
         """Puts this rank's part of one layer where the whole layer stood."""
@@ -95,7 +94,7 @@ class _Cutting:
             local = local_module(module, layer, self.flow, self.rank, pieces)
             if layer.kind == "batch_norm":
                 local = self._batch_norm(layer, local)
-            if getattr(local, "inplace", False) and self._converted(layer):
+            if getattr(local, "inplace", False) and self._leaves_input(layer):
                 cast(Any, local).inplace = False
             if idle:
                 local = idle_module(local, layer, self.flow, self.rank)
@@ -120,13 +119,17 @@ class _Cutting:
     def _function(self, layer: Layer, node: torch.fx.Node) -> None:
         if node.target in _OUT_OF_PLACE:
             node.target = _OUT_OF_PLACE[node.target]
-        if node.kwargs.get("inplace") and self._converted(layer):
+        if node.kwargs.get("inplace") and self._leaves_input(layer):
             node.update_kwarg("inplace", False)
 
-    def _converted(self, layer: Layer) -> bool:
-        """Whether anything that reads what this layer reads gets it through a conversion."""
+    def _leaves_input(self, layer: Layer) -> bool:
+        """Whether anything that reads what this layer reads gets it through a conversion.
+
+        Or whether a segment that is recomputed gives it, or reads it.
+        """
+        segments = {name for segment in self.plan.segments for name in segment}
         return any(
-            self.flow.edges[name, reader]
+            self.flow.edges[name, reader] or name in segments or reader in segments
             for name in layer.inputs
             for reader in self.graph.consumers[name]
         )
