@@ -3,24 +3,21 @@
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.train import small
+from tests.train.runs import same, trained
 from tests.train.test_local_sgd import GRAPH as TAILED
 from tests.train.test_local_sgd import net as tailed
 from tests.train.test_local_sgd import plan as tailed_plan
 from tests.train.test_session import GRAPH, session
-from workbench.comm.world import World
 from workbench.model.weights import initialize
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment import SGD, Adam, AdamW, Experiment, LocalSGD, Synchronous, Synthetic
 from workbench.plan.plan import Plan
 from workbench.train import checkpoint
-from workbench.train.memory import tensor_bytes
 from workbench.train.sharded import BLOCK, divide
-from workbench.train.state import RankState, group_specs_of
 
 NESTEROV = SGD(lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01)
 FIELDS = dict(data=Synthetic(samples=50), batch_size=20, steps=4, checkpoint_every=2)
@@ -56,29 +53,6 @@ def weights(tmp_path_factory):
         name: initialize(graph, 0, folder / name, module=module)
         for name, (graph, module) in nets.items()
     }
-
-
-def trained(world: World, experiment: Experiment, weights: Path):
-    """This rank's weights and state entries, bytes of its state, and its traffic."""
-    groups = world.groups(group_specs_of(experiment.plan))
-    state = RankState.start(experiment, world, groups, weights, None)
-    for step in range(experiment.steps):
-        state.stepper.run(step)
-        state.strategy.update(step)
-    held = tensor_bytes(state.updater.tensors())
-    traffic = [(r.op, r.layer, r.messages, r.bytes) for r in world.recorder.rows()]
-    everything = {f"optimizer/{s}/{n}" for n in state.model.trainable() for s in STATES}
-    found = state.model.pieces() | state.updater.state(everything)
-    return {name: tensor.detach().clone() for name, tensor in found.items()}, held, traffic
-
-
-STATES = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")
-
-
-def same(found, expected):
-    assert found.keys() == expected.keys()
-    for name in expected:
-        assert torch.equal(found[name], expected[name]), name
 
 
 @pytest.mark.parametrize("name", PLANS)
