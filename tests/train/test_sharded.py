@@ -154,3 +154,4 @@ def test_replicas_that_differ_cannot_share_a_state():
 def test_survives_its_text():
     run = Experiment(plan=PLANS["unequal"], optimizer=NESTEROV, shard_optimizer=True, steps=1)
     assert Experiment.from_toml(run.to_toml()) == run
+    assert "sgd lr=0.05, sharded over replicas, fp32" in repr(run)

@@ -11,7 +11,7 @@ from workbench.plan.rules import SPLITTABLE, schemes_of
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """How one layer is split, and whether it keeps what its backward pass needs.
+    """How one layer is split, and whether it keeps what backward needs.
 
     Attributes:
         scheme: one of `rules.SCHEMES`.
@@ -77,7 +77,7 @@ def _check_recompute(place: str, layer: Layer, recompute: bool) -> None:
             f"{place} is of kind {layer.kind!r} and keeps nothing of a batch: "
             f"recompute can be chosen for layers that see samples"
         )
-    if recompute and layer.target.endswith("_"):
+    if recompute and layer.target.endswith("_") and not layer.target.endswith("__"):
         raise PlanError(
             f"{place} ({layer.target}) writes over its input, so that it cannot run again; "
             f"use {layer.target.rstrip('_')} in the model"

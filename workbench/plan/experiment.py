@@ -230,5 +230,6 @@ class Experiment(Value):
     __str__ = __repr__
 
     def _strategy(self) -> str:
-        """What is said of a strategy that is no plain synchronous step."""
-        return f" ({self.sync.inexact})" if self.sync.inexact else ""
+        """What is said of a strategy that is no plain synchronous step of whole optimizers."""
+        sharded = ", sharded over replicas" if self.shard_optimizer else ""
+        return sharded + (f" ({self.sync.inexact})" if self.sync.inexact else "")
