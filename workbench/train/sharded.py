@@ -12,6 +12,9 @@ of which b is the size of the parameters with replicas; others are moved whole. 
 here work element by element, so that the weights are the same bit by bit. For that, parts begin
 where torch's kernels begin a vector, since they may round the rest of a tensor differently.
 
+A checkpoint knows nothing of parts: for it, states are gathered one after another, and each is
+kept by the rank that writes it.
+
 Source: Rajbhandari et al. 2020 (ZeRO, arXiv:1910.02054), sec. 5.1, whose traffic is b (n-1)/n
 less: they reduce-scatter the gradients. Here these are summed just as without, in whatever
 order, or the bits would differ.
