@@ -2,9 +2,34 @@
 
 from hypothesis import strategies as st
 
+from tests.layers import nets
+from workbench.model.trace import trace
+from workbench.plan.placement import apportion
+from workbench.plan.plan import Plan
+from workbench.plan.rules import schemes_of
+
+GRAPHS = {net: trace(net(), input_shape=net.shape) for net in nets.NETS}
+
 
 @st.composite
 def shares(draw, count):
     """Relative sizes for `count` ranks: zeros welcome, but not everywhere."""
     drawn = [draw(st.integers(0, 3)) for _ in range(count)]
     return tuple(drawn) if any(drawn) else (1, *drawn[1:])
+
+
+@st.composite
+def plans(draw, net):
+    """Any scheme, group size and shares for every layer that can be split, on 1 to 4 ranks."""
+    graph = GRAPHS[net]
+    world = draw(st.integers(1, 4))
+    plan = Plan.data_parallel(graph, world).with_batch_norm("synchronized")
+    sizes = [k for k in range(1, world + 1) if world % k == 0]
+    for layer in graph.layers:
+        if not schemes_of(layer) or layer.name in graph.shares_weights:
+            continue
+        scheme = draw(st.sampled_from(schemes_of(layer)))
+        k = 1 if scheme == "replicate" else draw(st.sampled_from(sizes))
+        cut_by = draw(shares(k)) if scheme.startswith("shard") and draw(st.booleans()) else None
+        plan = plan.with_layer(layer.name, scheme=scheme, group_size=k, shares=cut_by)
+    return plan, apportion(draw(st.integers(4, 7)), draw(shares(world)))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.plan.graphs import mlp, vgg
+from tests.plan.graphs import Builder, mlp, vgg
 from workbench.plan.choice import LayerPlan
 from workbench.plan.errors import PlanError
 from workbench.plan.plan import Plan
@@ -156,3 +156,73 @@ def test_people_can_read_it():
     html = PLAN._repr_html_()
     assert html.startswith("<div>")
     assert "data:image/svg+xml;base64," in html
+
+
+def test_recomputation_of_a_layer_is_a_choice_like_others():
+    plan = PLAN.with_layer("fc0", shares=(3, 1)).with_layer("fc0", recompute=True)
+    assert plan.layers["fc0"] == LayerPlan("shard_out", 2, (3, 1), recompute=True)
+    assert plan.with_layer("fc0", shares=(1, 1)).layers["fc0"].recompute
+    assert plan.with_layer("fc0", recompute=False) == PLAN.with_layer("fc0", shares=(3, 1))
+    relu = PLAN.with_layer("relu0", recompute=True)
+    assert relu.layers["relu0"] == LayerPlan(recompute=True)
+    assert relu.with_layer("relu0", recompute=False) == PLAN
+    assert relu.flow == PLAN.flow
+
+
+def test_layers_that_follow_each_other_are_one_segment():
+    plan = PLAN.with_recompute("fc*", "relu?", "pool")
+    assert plan.segments == (("pool",), ("fc0", "relu0", "fc1", "relu1"), ("fc2",))
+    assert plan.with_recompute("*", recompute=False) == PLAN
+    assert PLAN.segments == ()
+
+
+def test_rounds_part_a_segment_at_the_gather():
+    plan = PLAN.with_recompute("*")
+    assert len(plan.segments) == 1
+    head, tail = plan.with_rounds("B").segments
+    assert (head[0], tail[-1]) == ("conv", "fc2")
+    assert set(tail) == set(PLAN.tail.layers)
+
+
+def test_recomputation_survives_its_text():
+    plan = PLAN.with_recompute("fc0", "relu0")
+    assert Plan.from_toml(plan.to_toml()) == plan
+    assert "relu0 = {recompute = true}" in plan.to_toml()
+    text = plan.to_toml().replace("relu0 = {recompute = true}", "relu0 = {recompute = 'maybe'}")
+    with pytest.raises(PlanError, match=r"layer 'relu0'.*recompute.*got 'maybe'"):
+        Plan.from_toml(text)
+
+
+def test_people_can_read_what_is_recomputed():
+    plan = PLAN.with_recompute("conv", "fc0", "relu0")
+    assert repr(plan).endswith("fc2=shard_out/2, 3 layers recomputed>")
+    lines = {line.split()[0]: line for line in str(plan).splitlines()}
+    assert lines["conv"].endswith("segment 1")
+    assert lines["relu0"].endswith("segment 2")
+    assert "segment" not in lines["fc1"]
+    assert "3 layers recomputed" in plan._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (["fc00"], "no layer 'fc00' of Toy; did you mean 'fc0'"),
+        (["conv.*"], r"no layer 'conv\.\*' of Toy"),
+        (["token"], "layer 'token' is of kind 'parameter' and keeps nothing of a batch"),
+        (["clamp"], r"layer 'clamp' \(Tensor.clamp_\) writes over its input.*use Tensor.clamp "),
+    ],
+)
+def test_what_cannot_be_recomputed(names, says):
+    toy = Builder((4,)).add("token", "parameter", (4,), rows=0)
+    graph = toy.linear("fc0", 4, "input").same("conv", "elementwise")
+    graph = graph.add("clamp", "elementwise", (4,), target="Tensor.clamp_").graph()
+    with pytest.raises(PlanError, match=says):
+        Plan.data_parallel(graph, 2).with_recompute(*names)
+    if names != ["conv.*"]:
+        with pytest.raises(PlanError, match=says):
+            Plan.data_parallel(graph, 2).with_layer(names[0], recompute=True)
+
+
+def test_recompute_is_yes_or_no():
+    with pytest.raises(PlanError, match="layer 'fc0': recompute must be True or False, got 1"):
+        PLAN.with_layer("fc0", recompute=1)

@@ -22,9 +22,9 @@ from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
 from workbench.train.batch import MicroBatch
 from workbench.train.objective import own_rows
-from workbench.train.optimizer import build_optimizer
 from workbench.train.passes import pass_of
 from workbench.train.synchronous import SynchronousUpdates
+from workbench.train.updater import Updater
 
 OPTIMIZER = SGD(lr=0.1, momentum=0.9)
 
@@ -133,8 +133,8 @@ def _split(world: World, groups: Groups, case: Case) -> Found:
     world.recorder.reset()
     model = nets.cut_net(world, case.plan, case.net, (0,) * world.size, groups)
     parameters = model.trainable()
-    optimizer = build_optimizer(OPTIMIZER, parameters.values())
-    strategy = SynchronousUpdates(Synchronous(bucket_bytes=600), model, optimizer)
+    updater = Updater(OPTIMIZER, model, parameters)
+    strategy = SynchronousUpdates(Synchronous(bucket_bytes=600), model, updater)
     passing = pass_of(model, nullcontext, strategy.after_round)
     steps = []
     for index, rows in enumerate(case.steps):

@@ -16,7 +16,7 @@ from workbench.plan.experiment import SGD, Experiment, Optimizer
 from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
 from workbench.train import checkpoint
-from workbench.train.optimizer import build_optimizer, state_tensors
+from workbench.train.updater import Updater
 
 DEVICE = torch.device("cpu")
 MOMENTUM = SGD(lr=0.1, momentum=0.9)
@@ -79,9 +79,9 @@ class Part:
         reader = Memory(net().state_dict()) if saved is None else saved.reader
         context = BatchContext(world.rank, (0,) * world.size, seed=0)
         self.model: CutModel = cut(plan, context, groups, reader, device=DEVICE)
-        self.optimizer = build_optimizer(value, self.model.trainable().values())
+        self.updater = Updater(value, self.model, self.model.trainable())
         if saved is not None:
-            checkpoint.restore(saved, self.model, self.optimizer, value)
+            checkpoint.restore(saved, self.model, self.updater)
 
     def train(self, until: int) -> None:
         """Steps with gradients that depend on the weights, so that every bit of them matters."""
@@ -93,7 +93,7 @@ class Part:
                     rank = self.model.context.rank % placed.group_size
                     noise = noise.narrow(placed.placement.dim, *placed.placement.span(rank))
                 parameter.grad = (noise + 0.1 * parameter.detach()).contiguous()
-            self.optimizer.step()
+            self.updater.step()
             for name, piece in self.model.pieces().items():
                 if name.endswith("running_mean"):
                     piece.add_(1.0)
@@ -102,12 +102,12 @@ class Part:
     def save(self, directory: Path, **options) -> Path:
         run = experiment(self.plan, self.value)
         return checkpoint.save(
-            directory, self.done, self.model, self.optimizer, run, self.everyone, **options
+            directory, self.done, self.model, self.updater, run, self.everyone, **options
         )
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that a checkpoint would hold of this rank."""
-        state = state_tensors(self.optimizer, self.value, self.model.trainable())
+        state = self.updater.state(())
         return {name: t.detach().clone() for name, t in (self.model.pieces() | state).items()}
 
 

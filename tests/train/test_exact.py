@@ -5,16 +5,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.layers import nets
-from tests.layers.drawn import shares
+from tests.layers.drawn import GRAPHS, shares
 from tests.train.exact import Case, check
-from workbench.model.trace import trace
 from workbench.plan.errors import PlanError
 from workbench.plan.placement import apportion
 from workbench.plan.plan import Plan
 from workbench.plan.rules import schemes_of
 from workbench.plan.tail import ROUNDS, RoundsError
 
-GRAPHS = {net: trace(net(), input_shape=net.shape) for net in nets.NETS}
 TOGETHER = 18  # cases for which the ranks meet once: 216 in all
 
 

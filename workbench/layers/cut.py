@@ -63,7 +63,6 @@ class _Cutting:
         self.steps: dict[tuple[str, tuple[Conversion, ...]], torch.fx.Node] = {}
 
     def apply(self, reader: Reader, device: torch.device, dtype: torch.dtype | None) -> CutModel:
-        model = CutModel(self.traced, self.plan, self.context, self.groups)
         for layer in self.graph.layers:
             pieces = read_pieces(layer, self.flow, self.rank, reader, device, dtype)
             self._place(layer, pieces)
@@ -75,7 +74,7 @@ class _Cutting:
         self.traced.graph.eliminate_dead_code()
         self.traced.graph.lint()
         self.traced.recompile()
-        return model
+        return CutModel(self.traced, self.plan, self.context, self.groups)
 
     def _place(self, layer: Layer, pieces: dict[str, Tensor]) -> None:
         """Puts this rank's part of one layer where the whole layer stood."""
@@ -87,16 +86,20 @@ class _Cutting:
             return
         node = self.nodes[layer.node]
         module = self._module(node)
+        idle = idles(layer, self.flow, self.rank)
         if layer.kind in ("dropout", "stochastic_depth"):
             placed = self._dropout(layer, node, module)
             self._call(node, f"{layer.node}_placed", placed, node.all_input_nodes[:1])
+        elif idle and not layer.weights:
+            nothing = idle_module(None, layer, self.flow, self.rank)
+            self._call(node, f"{layer.node}_idle", nothing, node.all_input_nodes)
         elif module is not None and not self._placed_before(layer):
             local = local_module(module, layer, self.flow, self.rank, pieces)
             if layer.kind == "batch_norm":
                 local = self._batch_norm(layer, local)
-            if getattr(local, "inplace", False) and self._converted(layer):
+            if getattr(local, "inplace", False) and self._leaves_input(layer):
                 cast(Any, local).inplace = False
-            if idles(layer, self.flow, self.rank):
+            if idle:
                 local = idle_module(local, layer, self.flow, self.rank)
             node.target = self._own_path(layer, node)
             self.traced.set_submodule(str(node.target), local)
@@ -128,19 +131,19 @@ class _Cutting:
                 _set_tensor(self.traced, alias, tensor)
 
     def _function(self, layer: Layer, node: torch.fx.Node) -> None:
-        if layer.rows > 0 and idles(layer, self.flow, self.rank):
-            idle = idle_module(None, layer, self.flow, self.rank)
-            self._call(node, f"{layer.node}_idle", idle, node.all_input_nodes)
-            return
         if node.target in _OUT_OF_PLACE:
             node.target = _OUT_OF_PLACE[node.target]
-        if node.kwargs.get("inplace") and self._converted(layer):
+        if node.kwargs.get("inplace") and self._leaves_input(layer):
             node.update_kwarg("inplace", False)
 
-    def _converted(self, layer: Layer) -> bool:
-        """Whether anything that reads what this layer reads gets it through a conversion."""
+    def _leaves_input(self, layer: Layer) -> bool:
+        """Whether anything that reads what this layer reads gets it through a conversion.
+
+        Or whether a segment that is recomputed gives it, or reads it.
+        """
+        segments = {name for segment in self.plan.segments for name in segment}
         return any(
-            self.flow.edges[name, reader]
+            self.flow.edges[name, reader] or name in segments or reader in segments
             for name in layer.inputs
             for reader in self.graph.consumers[name]
         )

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from workbench.comm.group import Group
 from workbench.layers.context import BatchContext
+from workbench.layers.recompute import with_segments
 from workbench.plan.mesh import replica_group, replica_groups, shard_group, shard_groups
 from workbench.plan.plan import Plan
 from workbench.plan.weights import WeightPlacement
@@ -42,6 +43,8 @@ class CutModel(nn.Module):
     them. Parameters and buffers have the whole model's names and this rank's pieces.
 
     Attributes:
+        traced: the rewritten model, which owns every layer.
+        compute: the same with the plan's segments recomputed; what a forward pass calls.
         plan: the plan.
         context: what the layers know about the batch; to be set before each forward pass.
         groups: this rank's groups by (purpose, ranks).
@@ -53,9 +56,10 @@ class CutModel(nn.Module):
     ) -> None:
         super().__init__()
         self.traced, self.plan, self.context, self.groups = traced, plan, context, groups
+        self.compute = with_segments(traced, plan)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        return self.traced(x)
+        return self.compute(x)
 
     @property
     def code(self) -> str:

@@ -25,6 +25,7 @@ from torch import Tensor
 from workbench.layers.context import BatchContext
 from workbench.layers.convert import Convert
 from workbench.layers.cut_model import CutModel
+from workbench.layers.recompute import with_segments
 from workbench.plan.placement import Shard
 from workbench.plan.tail import Rounds, Tail, round_rows
 
@@ -82,12 +83,12 @@ class PartedModel:
         boundary = _boundary(
             traced.graph, "" if tail.boundary == "input" else graph[tail.boundary].node
         )
-        self.compute_head = torch.fx.GraphModule(traced, _head(traced.graph, boundary), "Head")
-        self.compute_tail = torch.fx.GraphModule(traced, _tail(traced.graph, boundary), "Tail")
-        readers = [
-            self.compute_tail.get_submodule(str(node.target)) for node in _first(self.compute_tail)
-        ]
+        head = torch.fx.GraphModule(traced, _head(traced.graph, boundary), "Head")
+        behind = torch.fx.GraphModule(traced, _tail(traced.graph, boundary), "Tail")
+        readers = [behind.get_submodule(str(node.target)) for node in _first(behind)]
         self._gathers = [reader for reader in readers if isinstance(reader, Convert)]
+        self.compute_head = with_segments(head, model.plan)
+        self.compute_tail = with_segments(behind, model.plan)
 
     def start(self, part: Tensor, brought: Round) -> None:
         """Starts to gather the rows of a round to come."""

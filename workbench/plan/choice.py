@@ -1,7 +1,7 @@
 """One layer's choice in a plan."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workbench.plan.errors import PlanError
 from workbench.plan.graph import Layer, unknown
@@ -11,18 +11,21 @@ from workbench.plan.rules import SPLITTABLE, schemes_of
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """How one layer is split.
+    """How one layer is split, and whether it keeps what backward needs.
 
     Attributes:
         scheme: one of `rules.SCHEMES`.
         group_size: ranks that form one shard group; 1 for `replicate`.
         shares: relative sizes of the pieces, one for each rank of the group; None: equal, or
             for `shard_in` the sizes in which the input already lies.
+        recompute: whether its forward pass runs again in backward, so that it keeps nothing
+            meanwhile (`plan/recompute.py`).
     """
 
     scheme: str = "replicate"
     group_size: int = 1
     shares: tuple[float, ...] | None = None
+    recompute: bool = False
 
 
 def check(layer: Layer, choice: LayerPlan, world_size: int, *, shares_weights: bool) -> None:
@@ -38,6 +41,9 @@ def check(layer: Layer, choice: LayerPlan, world_size: int, *, shares_weights: b
         PlanError: naming the layer, what was given and what is valid.
     """
     place = f"layer {layer.name!r}"
+    _check_recompute(place, layer, choice.recompute)
+    if choice.recompute and replace(choice, recompute=False) == LayerPlan():
+        return  # which every layer can have
     schemes = schemes_of(layer)
     if not schemes:
         raise PlanError(
@@ -61,6 +67,21 @@ def check(layer: Layer, choice: LayerPlan, world_size: int, *, shares_weights: b
         )
     if choice.shares is not None:
         _check_shares(place, layer, choice, choice.shares)
+
+
+def _check_recompute(place: str, layer: Layer, recompute: bool) -> None:
+    if not isinstance(recompute, bool):
+        raise PlanError(f"{place}: recompute must be True or False, got {recompute!r}")
+    if recompute and layer.rows == 0:
+        raise PlanError(
+            f"{place} is of kind {layer.kind!r} and keeps nothing of a batch: "
+            f"recompute can be chosen for layers that see samples"
+        )
+    if recompute and layer.target.endswith("_") and not layer.target.endswith("__"):
+        raise PlanError(
+            f"{place} ({layer.target}) writes over its input, so that it cannot run again; "
+            f"use {layer.target.rstrip('_')} in the model"
+        )
 
 
 def _check_shares(place: str, layer: Layer, choice: LayerPlan, shares: tuple[float, ...]) -> None:

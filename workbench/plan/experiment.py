@@ -135,6 +135,9 @@ class Experiment(Value):
     steps: int = Field(ge=1)
     """Optimizer updates."""
     sync: Sync = Synchronous()
+    shard_optimizer: bool = False
+    """Cut the optimizer's state, and its work, over the ranks that hold the same parameters: the
+    same weights bit by bit, in 1/n of the memory (`train/sharded.py`)."""
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
     """"bf16" is autocast: weights and reductions stay in fp32."""
     accumulate: int = Field(default=1, ge=1)
@@ -152,6 +155,15 @@ class Experiment(Value):
             raise ValueError(
                 f"batch_size {self.batch_size} cannot be computed "
                 f"in {self.accumulate} micro-batches"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _replicas_step_alike(self) -> Self:
+        if self.shard_optimizer and isinstance(self.sync, LocalSGD):
+            raise ValueError(
+                "shard_optimizer needs ranks that update the same weights with the same "
+                "gradients, and under LocalSGD each has its own; it is valid with Synchronous"
             )
         return self
 
@@ -218,5 +230,6 @@ class Experiment(Value):
     __str__ = __repr__
 
     def _strategy(self) -> str:
-        """What is said of a strategy that is no plain synchronous step."""
-        return f" ({self.sync.inexact})" if self.sync.inexact else ""
+        """What is said of a strategy that is no plain synchronous step of whole optimizers."""
+        sharded = ", sharded over replicas" if self.shard_optimizer else ""
+        return sharded + (f" ({self.sync.inexact})" if self.sync.inexact else "")

@@ -15,6 +15,7 @@ from workbench.plan.errors import PlanError
 from workbench.plan.flow import Flow, flow_of
 from workbench.plan.graph import Graph, unknown
 from workbench.plan.mesh import group_sizes
+from workbench.plan.recompute import matching, segments_of
 from workbench.plan.rules import SPLITTABLE
 from workbench.plan.tail import ROUNDS, Rounds, RoundsError, Tail, tail_of
 
@@ -30,7 +31,7 @@ class Plan:
         graph: the model.
         world_size: number of ranks.
         layers: the choice of each layer that has one; the others are replicated, or follow
-            their input.
+            their input, and keep what backward needs.
         batch_norm: "local": each rank (each shard group where the layer lies over groups)
             normalizes with the statistics of its own rows, as torch's DDP does, so that the
             result depends on the split by nature; "synchronized": with those of the whole
@@ -83,12 +84,13 @@ class Plan:
         for name, value in {**state, "layers": MappingProxyType(state["layers"])}.items():
             object.__setattr__(self, name, value)
 
-    def _require(self, name: str) -> None:
+    def _require(self, name: str, valid: Sequence[str] = ()) -> None:
         try:
             self.graph[name]
         except KeyError:
             names = [layer.name for layer in self.graph.layers if layer.kind in SPLITTABLE]
-            raise PlanError(unknown("layer", name, names, of=self.graph.source.name)) from None
+            of = self.graph.source.name
+            raise PlanError(unknown("layer", name, valid or names, of=of)) from None
 
     @classmethod
     def data_parallel(cls, graph: Graph, world_size: int) -> "Plan":
@@ -136,6 +138,7 @@ class Plan:
         scheme: str | None = None,
         group_size: int | None = None,
         shares: Sequence[float] | None = None,
+        recompute: bool | None = None,
     ) -> "Plan":
         """The plan with another choice for one layer.
 
@@ -146,24 +149,63 @@ class Plan:
             name: the layer.
             scheme: None: as it is.
             group_size: None: as it is, or the whole world where the layer was not in groups.
-            shares: relative sizes of the pieces; None: equal, or as the input lies.
+            shares: relative sizes of the pieces; None: equal, or as the input lies; as they are
+                where `recompute` alone is given.
+            recompute: whether its forward pass runs again in backward; None: as it is.
 
         Raises:
             PlanError: no such layer, or a choice that it cannot have.
         """
+        alone = scheme is None and group_size is None and shares is None
+        if alone and recompute is not None:
+            self._require(name, [layer.name for layer in self.graph.layers if layer.rows])
+            return self._with_recompute([name], recompute)
         self._require(name)
         now = self.layers.get(name, LayerPlan())
+        recompute = now.recompute if recompute is None else recompute
         scheme = now.scheme if scheme is None else scheme
         if group_size is None:
             apart = now.group_size if now.group_size > 1 else self.world_size
             group_size = 1 if scheme == "replicate" else apart
         kept = None if shares is None else tuple(shares)
-        layers = {**self.layers, name: LayerPlan(scheme, group_size, kept)}
+        layers = {**self.layers, name: LayerPlan(scheme, group_size, kept, recompute)}
         try:
             return replace(self, layers=layers)
         except RoundsError as error:
             warnings.warn(f"rounds {self.rounds!r} became 'BK': {error}", stacklevel=2)
             return replace(self, layers=layers, rounds="BK")
+
+    def with_recompute(self, *layers: str, recompute: bool = True) -> "Plan":
+        """The plan in which these layers' forward passes run again in backward, or do not.
+
+        Layers that follow each other form one segment, which keeps only its inputs and is then
+        computed again as a whole; a layer that is left out parts two segments, so that not all
+        of them are held at once (`plan/recompute.py` says what it costs).
+
+        Args:
+            layers: names, or patterns such as "features.*" for all layers whose name fits that
+                see samples.
+            recompute: False takes it back.
+
+        Raises:
+            PlanError: a pattern that fits no layer, or a layer that cannot be computed again.
+        """
+        return self._with_recompute(matching(layers, self.graph), recompute)
+
+    def _with_recompute(self, names: Sequence[str], recompute: bool) -> "Plan":
+        choices = dict(self.layers)
+        for name in names:
+            choices[name] = replace(choices.get(name, LayerPlan()), recompute=recompute)
+            if choices[name] == LayerPlan():
+                del choices[name]
+        return replace(self, layers=choices)
+
+    @cached_property
+    def segments(self) -> tuple[tuple[str, ...], ...]:
+        """The runs of layers that are computed again in backward, each as one."""
+        chosen = {name for name, choice in self.layers.items() if choice.recompute}
+        parted = self.tail.layers if self.rounds != "BK" and self.tail else frozenset()
+        return segments_of(self.graph, chosen, parted)
 
     def with_batch_norm(self, mode: BatchNorm) -> "Plan":
         """The plan with "local" or "synchronized" statistics of batch norm."""
@@ -231,12 +273,14 @@ class Plan:
 
     def __repr__(self) -> str:
         split = [
-            f"{name}={choice.scheme}/{choice.group_size}" for name, choice in self.layers.items()
+            f"{name}={choice.scheme}/{choice.group_size}"
+            for name, choice in self.layers.items()
+            if choice.scheme != "replicate"
         ]
         shown = ", ".join(split[:4]) + (f", ... {len(split) - 4} more" if len(split) > 4 else "")
         return (
             f"<Plan {self.graph.source.name} on {self.world_size} ranks: "
-            f"{shown or 'data parallel'}{show.rounds_of(self)}>"
+            f"{shown or 'data parallel'}{show.rounds_of(self)}{show.recomputed_of(self)}>"
         )
 
     def __str__(self) -> str:

@@ -69,7 +69,7 @@ def read(content: Mapping[str, Any], graph: Graph | None) -> dict[str, Any]:
         "batch_norm": head.get("batch_norm", "local"),
         "rounds": head.get("rounds", "BK"),
         "layers": {
-            name: LayerPlan(choice.scheme, choice.group_size, choice.shares)
+            name: LayerPlan(choice.scheme, choice.group_size, choice.shares, choice.recompute)
             for name, choice in layers.items()
         },
     }
@@ -91,6 +91,7 @@ class _Choice:
     scheme: str = "replicate"
     group_size: int = 1
     shares: tuple[float, ...] | None = None
+    recompute: bool = False
 
 
 _CHOICE = TypeAdapter(_Choice)

@@ -19,12 +19,22 @@ COLOURS = {
     "shard_in": "#56b4e9",
     "duplicate": "#e69f00",
 }
-_HEAD = ("layer", "kind", "scheme", "group", "pieces", "parameters", "per rank", "arrives by")
+_HEAD = (
+    "layer",
+    "kind",
+    "scheme",
+    "group",
+    "pieces",
+    "parameters",
+    "per rank",
+    "arrives by",
+    "recompute",
+)
 
 
 def as_text(plan: "Plan") -> str:
-    """One line for each layer that holds parameters, and the totals of each rank."""
-    rows = [_HEAD, *(_row(plan, layer) for layer in plan.graph.layers if layer.parameters)]
+    """One line for each layer that holds parameters or is recomputed, and each rank's totals."""
+    rows = [_HEAD, *(_row(plan, layer) for layer in _shown(plan))]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -38,13 +48,13 @@ def as_html(plan: "Plan") -> str:
     head = "".join(f"<th style='text-align:left'>{name}</th>" for name in _HEAD)
     body = "".join(
         "<tr>" + "".join(f"<td style='text-align:left'>{escape(c)}</td>" for c in row) + "</tr>"
-        for row in (_row(plan, layer) for layer in plan.graph.layers if layer.parameters)
+        for row in (_row(plan, layer) for layer in _shown(plan))
     )
     picture = base64.b64encode(pieces_svg(plan).encode()).decode()
     label = escape(f"parameters that each of {plan.world_size} ranks holds")
     return (
         f"<div><p><b>{escape(plan.graph.source.name)}</b> on {plan.world_size} ranks"
-        f"{escape(rounds_of(plan))}. "
+        f"{escape(rounds_of(plan))}{recomputed_of(plan)}. "
         f"{escape(_totals(plan))}</p>"
         f'<img alt="{label}" src="data:image/svg+xml;base64,{picture}">'
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
@@ -54,6 +64,12 @@ def as_html(plan: "Plan") -> str:
 def rounds_of(plan: "Plan") -> str:
     """What a plan's line says of its rounds: nothing where the tail runs at once."""
     return "" if plan.rounds == "BK" else f", in rounds {plan.rounds}"
+
+
+def recomputed_of(plan: "Plan") -> str:
+    """What a plan's line says of recomputation: nothing where all is kept for backward."""
+    count = sum(choice.recompute for choice in plan.layers.values())
+    return f", {count} layer{'s' * (count > 1)} recomputed" if count else ""
 
 
 def pieces_svg(plan: "Plan", width: int = 860, lane: int = 24) -> str:
@@ -127,24 +143,33 @@ def graph_html(graph: Graph) -> str:
     )
 
 
+def _shown(plan: "Plan") -> list[Layer]:
+    segments = {name for segment in plan.segments for name in segment}
+    return [layer for layer in plan.graph.layers if layer.parameters or layer.name in segments]
+
+
 def _row(plan: "Plan", layer: Layer) -> tuple[str, ...]:
-    choice = plan.layers.get(layer.name)
+    choice = plan.layers.get(layer.name, LayerPlan())
     read = plan.flow.inputs[layer.name]
     held = [_held(plan, layer, rank) for rank in range(plan.world_size)]
-    weight = plan.flow.weights[layer.weights[0].name].placement
-    pieces = "whole" if isinstance(weight, Replicate) else "/".join(map(str, weight.sizes))
+    pieces = ""
+    if layer.weights:
+        weight = plan.flow.weights[layer.weights[0].name].placement
+        pieces = "whole" if isinstance(weight, Replicate) else "/".join(map(str, weight.sizes))
     edges = plan.flow.edges
     steps = [step.name for producer in layer.inputs for step in edges[producer, layer.name]]
+    numbers = (index for index, names in enumerate(plan.segments, 1) if layer.name in names)
     per_rank = f"{held[0]:,}" if len(set(held)) == 1 else f"{min(held):,}-{max(held):,}"
     return (
         layer.name,
         layer.kind,
-        choice.scheme if choice else "replicate" if layer.kind in SPLITTABLE else "follows",
-        str(choice.group_size if choice else read.group_size),
+        choice.scheme if layer.kind in SPLITTABLE else "follows",
+        str(choice.group_size if layer.kind in SPLITTABLE else read.group_size),
         pieces,
         f"{layer.parameters:,}",
         per_rank,
         ", ".join(steps),
+        "".join(f"segment {number}" for number in numbers),
     )
 
 

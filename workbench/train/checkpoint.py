@@ -18,7 +18,6 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from workbench.comm.group import Group
@@ -32,8 +31,9 @@ from workbench.plan.graph import Graph
 from workbench.plan.placement import Shard
 from workbench.train import checkpoint_folder as folder
 from workbench.train.agreement import on_all_ranks
-from workbench.train.optimizer import entry, load_state, state_names, state_tensors
+from workbench.train.optimizer import entry, state_names
 from workbench.train.owners import Holding, assign, holdings
+from workbench.train.updater import Updater
 
 __all__ = ["Checkpoint", "CheckpointError", "latest", "load", "restore", "save"]
 
@@ -61,7 +61,7 @@ def save(
     directory: Path,
     step: int,
     model: CutModel,
-    optimizer: torch.optim.Optimizer,
+    updater: Updater,
     experiment: Experiment,
     everyone: Group,
     *,
@@ -74,7 +74,7 @@ def save(
         step: optimizer updates made so far.
         model: this rank's part; buffers that differ by rank (the statistics of a local batch
             norm) are to be made equal before.
-        optimizer: of its pieces.
+        updater: of its pieces.
         experiment: what is run.
         everyone: all ranks.
         keep: complete checkpoints to keep, this one among them.
@@ -91,8 +91,10 @@ def save(
     written = assign(_all_holdings(model, experiment.optimizer), everyone.size)
     files = [f"rank-{rank:05d}.safetensors" if mine else "" for rank, mine in enumerate(written)]
 
+    own = {held.name for held in written[everyone.rank]}
+    tensors = model.pieces() | updater.state(own)
+
     def write() -> None:
-        tensors = _tensors(model, optimizer, experiment.optimizer)
         pieces = {held.name: _piece(held, tensors[held.name]) for held in written[everyone.rank]}
         if pieces:
             write_pieces(part / files[everyone.rank], pieces)
@@ -145,21 +147,18 @@ def load(path: Path, graph: Graph) -> Checkpoint:
     return Checkpoint(path, meta.step, reader)
 
 
-def restore(
-    saved: Checkpoint, model: CutModel, optimizer: torch.optim.Optimizer, value: OptimizerValue
-) -> None:
+def restore(saved: Checkpoint, model: CutModel, updater: Updater) -> None:
     """Reads this rank's pieces of the optimizer's state.
 
     Args:
         saved: under any plan.
         model: this rank's part.
-        optimizer: a new one of its trainable pieces, built from `value`.
-        value: the experiment's.
+        updater: a new one of its trainable pieces.
 
     Raises:
         CheckpointError: another optimizer was saved.
     """
-    rank, names = model.context.rank, set(saved.reader.names)
+    rank, names, value = model.context.rank, set(saved.reader.names), updater.value
     missing = {
         state
         for name in model.trainable()
@@ -179,7 +178,7 @@ def restore(
         shard = placed.placement if isinstance(placed.placement, Shard) else None
         return saved.reader.read(entry(state, name), shard, rank % placed.group_size)
 
-    load_state(optimizer, value, model.trainable(), read)
+    updater.load(read)
 
 
 def _all_holdings(model: CutModel, value: OptimizerValue) -> list[Holding]:
@@ -195,12 +194,6 @@ def _all_holdings(model: CutModel, value: OptimizerValue) -> list[Holding]:
             else:
                 found += holdings(entry(state, name), model.placements[name], size)
     return found
-
-
-def _tensors(
-    model: CutModel, optimizer: torch.optim.Optimizer, value: OptimizerValue
-) -> dict[str, Tensor]:
-    return model.pieces() | state_tensors(optimizer, value, model.trainable())
 
 
 def _piece(held: Holding, tensor: Tensor) -> Piece:

@@ -48,7 +48,7 @@ class GradientSum:
         self._sending = False
         self._next = 0
         self._under_way: list[Pending] = []
-        for together, group in _bucketed(model, self.parameters, bucket_bytes):
+        for together, group in bucketed(model, self.parameters, bucket_bytes):
             self._add(together, group)
         for name, bucket in self._home.items():
             self.parameters[name].register_post_accumulate_grad_hook(self._hook(name, bucket))
@@ -136,7 +136,7 @@ def _spares(model: CutModel) -> dict[Tensor, Spare]:
     return {m.weight: m.spare for m in model.modules() if isinstance(m, Linear)}
 
 
-def _bucketed(
+def bucketed(
     model: CutModel, parameters: dict[str, nn.Parameter], bucket_bytes: int
 ) -> list[tuple[list[str], Group]]:
     """Names in the order of backward, closed into buckets by replica group and dtype."""

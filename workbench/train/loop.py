@@ -110,7 +110,7 @@ class Loop:
             self.directory,
             done,
             state.model,
-            state.optimizer,
+            state.updater,
             state.experiment,
             state.everyone,
         )

@@ -8,12 +8,20 @@ Source: One Weird Trick (arXiv:1404.5997, sec. 4.2); the factors are those of Sp
 (divided by G only, not by k).
 """
 
-import torch
 from torch import Tensor
 
 from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment import Synchronous
+from workbench.plan.plan import Plan
 from workbench.train.gradients import GradientSum
+from workbench.train.updater import Updater
+
+
+def weights_behind(plan: Plan) -> set[str]:
+    """The weights of the plan's tail."""
+    assert plan.tail is not None
+    layers = (layer for layer in plan.graph.layers if layer.name in plan.tail.layers)
+    return {weight.name for layer in layers for weight in layer.weights}
 
 
 class PerRoundUpdates:
@@ -22,21 +30,12 @@ class PerRoundUpdates:
     Args:
         sync: the value.
         model: this rank's part; its plan has a tail.
-        optimizer: of its pieces. What has no gradient does not move, so it serves both.
+        updater: of its pieces. What has no gradient does not move, so it serves both.
     """
 
-    def __init__(
-        self, sync: Synchronous, model: CutModel, optimizer: torch.optim.Optimizer
-    ) -> None:
-        plan = model.plan
-        assert plan.tail is not None
-        tail = {
-            weight.name
-            for layer in plan.graph.layers
-            if layer.name in plan.tail.layers
-            for weight in layer.weights
-        }
-        self.optimizer = optimizer
+    def __init__(self, sync: Synchronous, model: CutModel, updater: Updater) -> None:
+        tail = weights_behind(model.plan)
+        self.updater = updater
         self._head = GradientSum(model, sync.bucket_bytes, set(model.trainable()) - tail)
         self._tail = GradientSum(model, sync.bucket_bytes, tail)
 
@@ -53,14 +52,14 @@ class PerRoundUpdates:
             for parameter in self._tail.parameters.values():
                 if parameter.grad is not None:
                     parameter.grad.mul_(samples / rows)
-            self.optimizer.step()
+            self.updater.step()
         self._begin_round()
 
     def finish(self, rows: tuple[int, ...]) -> None:
         self._head.finish()
 
     def update(self, step: int) -> None:
-        self.optimizer.step()
+        self.updater.step()
 
     def settle(self) -> None:
         """Replicas are always equal."""

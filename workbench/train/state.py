@@ -17,9 +17,9 @@ from workbench.plan.experiment import Experiment
 from workbench.plan.plan import Plan
 from workbench.train.checkpoint import load, restore
 from workbench.train.data import Dataset, open_data
-from workbench.train.optimizer import build_optimizer
 from workbench.train.step import Stepper
-from workbench.train.strategy import Strategy, strategy_of
+from workbench.train.strategy import Strategy, strategy_of, updater_of
+from workbench.train.updater import Updater
 
 CONTROL = "control"
 
@@ -43,7 +43,7 @@ class RankState:
         world: this rank's place.
         everyone: the group of all ranks.
         model: this rank's part of the model.
-        optimizer: of this rank's pieces.
+        updater: of this rank's pieces.
         strategy: moves the weights.
         stepper: computes gradients.
         test_data: the split to evaluate on.
@@ -54,7 +54,7 @@ class RankState:
     world: World
     everyone: Group
     model: CutModel
-    optimizer: torch.optim.Optimizer
+    updater: Updater
     strategy: Strategy
     stepper: Stepper
     test_data: Dataset
@@ -76,18 +76,18 @@ class RankState:
         context = BatchContext(world.rank, (0,) * world.size, seed=experiment.seed)
         dtype = torch.float64 if experiment.precision == "fp64" else torch.float32
         model = cut(plan, context, groups, reader, device=world.device, dtype=dtype)
-        optimizer = build_optimizer(experiment.optimizer, model.trainable().values())
+        updater = updater_of(experiment, model)
         if saved is not None:
-            restore(saved, model, optimizer, experiment.optimizer)
+            restore(saved, model, updater)
         shape, classes = plan.graph.input_shape, plan.graph.num_classes
         train_data = open_data(experiment.data, shape, classes, "train")
-        strategy = strategy_of(experiment, model, optimizer)
+        strategy = strategy_of(experiment, model, updater)
         return cls(
             experiment=experiment,
             world=world,
             everyone=everyone(groups, plan),
             model=model,
-            optimizer=optimizer,
+            updater=updater,
             strategy=strategy,
             stepper=Stepper(experiment, model, strategy, train_data, world, dtype),
             test_data=open_data(experiment.data, shape, classes, "test"),
@@ -100,5 +100,4 @@ class RankState:
         yield from self.model.pieces().values()
         yield from (p.grad for p in parameters if p.grad is not None)
         yield from self.strategy.buffers
-        for held in self.optimizer.state.values():
-            yield from (value for value in held.values() if isinstance(value, Tensor))
+        yield from self.updater.tensors()

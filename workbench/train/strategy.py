@@ -2,14 +2,15 @@
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment import Experiment, LocalSGD, Synchronous
 from workbench.train.local_sgd import LocalUpdates
-from workbench.train.per_round import PerRoundUpdates
+from workbench.train.per_round import PerRoundUpdates, weights_behind
+from workbench.train.sharded import ShardedUpdater
 from workbench.train.synchronous import SynchronousUpdates
+from workbench.train.updater import Updater
 
 
 class Strategy(Protocol):
@@ -62,14 +63,23 @@ class Strategy(Protocol):
         ...
 
 
-def strategy_of(
-    experiment: Experiment, model: CutModel, optimizer: torch.optim.Optimizer
-) -> Strategy:
+def updater_of(experiment: Experiment, model: CutModel) -> Updater:
+    """Moves a rank's weights, as an experiment's strategy wants it."""
+    value, sync = experiment.optimizer, experiment.sync
+    if not experiment.shard_optimizer:
+        return Updater(value, model, model.trainable())
+    every = set(model.trainable())
+    behind = weights_behind(model.plan) if isinstance(sync, Synchronous) and sync.per_round else ()
+    apart = [every.difference(behind), every.intersection(behind)]
+    return ShardedUpdater.over_replicas(value, model, sync.bucket_bytes, apart)
+
+
+def strategy_of(experiment: Experiment, model: CutModel, updater: Updater) -> Strategy:
     """The strategy that an experiment's `sync` names."""
     match experiment.sync:
         case Synchronous(per_round=True) as sync:
-            return PerRoundUpdates(sync, model, optimizer)
+            return PerRoundUpdates(sync, model, updater)
         case Synchronous() as sync:
-            return SynchronousUpdates(sync, model, optimizer)
+            return SynchronousUpdates(sync, model, updater)
         case LocalSGD() as sync:
-            return LocalUpdates(sync, experiment.optimizer, model, optimizer)
+            return LocalUpdates(sync, experiment.optimizer, model, updater.optimizer)

@@ -1,11 +1,11 @@
 """Every gradient is summed over its replicas before the optimizer moves."""
 
-import torch
 from torch import Tensor
 
 from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment import Synchronous
 from workbench.train.gradients import GradientSum
+from workbench.train.updater import Updater
 
 
 class SynchronousUpdates:
@@ -14,13 +14,11 @@ class SynchronousUpdates:
     Args:
         sync: the value.
         model: this rank's part.
-        optimizer: of its pieces.
+        updater: of its pieces.
     """
 
-    def __init__(
-        self, sync: Synchronous, model: CutModel, optimizer: torch.optim.Optimizer
-    ) -> None:
-        self.optimizer = optimizer
+    def __init__(self, sync: Synchronous, model: CutModel, updater: Updater) -> None:
+        self.updater = updater
         self._sums = GradientSum(model, sync.bucket_bytes)
 
     def begin(self) -> None:
@@ -36,7 +34,7 @@ class SynchronousUpdates:
         self._sums.finish()
 
     def update(self, step: int) -> None:
-        self.optimizer.step()
+        self.updater.step()
 
     def settle(self) -> None:
         """Replicas are always equal."""

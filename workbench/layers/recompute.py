@@ -1,0 +1,136 @@
+"""Segments of a cut model that keep only their inputs, and are computed again in backward.
+
+    forward     inputs -> outputs         under torch's checkpoint: what is saved is dropped
+    backward    gradients of all outputs  the gate is reached, which saves one (empty) tensor:
+                                          the segment runs again, to its end
+                then layer by layer       each frees what it has used
+
+Without the gate a rank would run its segment again when its first layer asks for what it saved,
+and stop after the last one that saved anything: ranks that own nothing of a layer save nothing,
+and would come to the segment's collectives in another order than the others, or not at all.
+"""
+
+import copy
+import operator
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.fx
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.checkpoint import checkpoint
+
+from workbench.plan.plan import Plan
+
+
+def with_segments(part: torch.fx.GraphModule, plan: Plan) -> torch.fx.GraphModule:
+    """The same computation on the same layers, with the plan's segments recomputed.
+
+    Args:
+        part: a cut model or a part of it; it is left as it is.
+        plan: whose segments lie wholly inside the part, or outside.
+    """
+    if not plan.segments:
+        return part
+    folded = torch.fx.GraphModule(part, copy.deepcopy(part.graph), type(part).__name__)
+    nodes = {node.name: node for node in folded.graph.nodes}
+    for index, names in enumerate(plan.segments):
+        called = [plan.graph[name].node for name in names]
+        held = [nodes[node] for node in called if node in nodes]
+        if held:
+            _fold(folded, held[0], held[-1], f"recomputed_{index}")
+    folded.graph.lint()
+    folded.recompile()
+    return folded
+
+
+class Recomputed(nn.Module):
+    """One segment.
+
+    Args:
+        compute: its layers, and the conversions between them.
+    """
+
+    def __init__(self, compute: torch.fx.GraphModule) -> None:
+        super().__init__()
+        self.compute = compute
+
+    def forward(self, *inputs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self.compute(*inputs)
+        # Masks of dropout are no random numbers of torch's.
+        return checkpoint(
+            self._gated,
+            *inputs,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=self._contexts,
+        )
+
+    def _gated(self, *inputs: Any) -> Any:
+        values, structure = tree_flatten(self.compute(*inputs))
+        at = [i for i, x in enumerate(values) if isinstance(x, Tensor) and x.requires_grad]
+        if at:
+            for i, x in zip(at, _Gate.apply(*(values[i] for i in at)), strict=True):
+                values[i] = x
+        return tree_unflatten(values, structure)
+
+    def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), self._again()
+
+    @contextmanager
+    def _again(self) -> Iterator[None]:
+        """Running statistics have seen this batch already."""
+        buffers = list(self.compute.buffers())
+        seen = [buffer.clone() for buffer in buffers]
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, value in zip(buffers, seen, strict=True):
+                    buffer.copy_(value)
+
+
+class _Gate(torch.autograd.Function):
+    """The identity of a segment's outputs, whose backward has the segment computed again."""
+
+    @staticmethod
+    def forward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(outputs[0].new_empty(0))
+        return tuple(x.view_as(x) for x in outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        _ = ctx.saved_tensors
+        return grads
+
+
+def _fold(
+    module: torch.fx.GraphModule, first: torch.fx.Node, last: torch.fx.Node, path: str
+) -> None:
+    """Puts one call in the place of all that is computed from `first` to `last`."""
+    run, node = [first], first
+    while node is not last:
+        node = node.next
+        if node.op != "get_attr":  # parameters come in as inputs
+            run.append(node)
+    held = set(run)
+    inputs = dict.fromkeys(n for node in run for n in node.all_input_nodes if n not in held)
+    outputs = [node for node in run if any(user not in held for user in node.users)]
+    graph = torch.fx.Graph()
+    copies = {node: graph.placeholder(node.name) for node in inputs}
+    for node in run:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[node] for node in outputs))
+    module.add_submodule(path, Recomputed(torch.fx.GraphModule(module, graph, "Segment")))
+    with module.graph.inserting_after(last):
+        call = module.graph.call_module(path, tuple(inputs))
+    for index, node in reversed(list(enumerate(outputs))):
+        with module.graph.inserting_after(call):
+            given = module.graph.call_function(operator.getitem, (call, index))
+        node.replace_all_uses_with(given, delete_user_cb=lambda user: user not in held)
+    for node in reversed(run):
+        module.graph.erase_node(node)

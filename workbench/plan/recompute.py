@@ -1,0 +1,70 @@
+"""Which layers are computed again in backward, and as what.
+
+A layer keeps what its backward pass needs, from forward until then. Layers that are recomputed
+keep nothing: those that follow each other in the order of execution form one segment, of which
+only the inputs are kept. When the gradient of its outputs is there, the segment's forward pass
+runs once more, and then its backward pass.
+
+    memory    a segment's activations live from the start of its own backward pass to its end. At
+              any time what is kept outside of segments, every segment's inputs, and one
+              segment's activations are alive; hence layers that are left out make it smaller
+    compute   one more forward pass of the recomputed layers
+    traffic   conversions between two layers of a segment communicate once more, at that moment,
+              on all ranks alike; those at its borders do not
+
+Nothing is computed otherwise: masks of dropout follow from step, row and feature, and running
+statistics count a batch once.
+
+Source: Chen et al. 2016 (arXiv:1604.06174); whether conversions are repeated or kept is a choice,
+see Korthikanti et al. 2022 (arXiv:2205.05198, sec. 5).
+"""
+
+from collections.abc import Iterable, Set
+from fnmatch import fnmatchcase
+
+from workbench.plan.errors import PlanError
+from workbench.plan.graph import Graph, unknown
+
+
+def segments_of(graph: Graph, chosen: Set[str], apart: Set[str]) -> tuple[tuple[str, ...], ...]:
+    """The runs of chosen layers in execution order.
+
+    Parameters and sizes depend on no sample and part nothing.
+
+    Args:
+        graph: the model.
+        chosen: names of the layers to recompute.
+        apart: layers that run apart from the others, as a tail in rounds does.
+    """
+    runs: list[list[str]] = []
+    going: bool | None = None  # whether the run that goes on is one of `apart`
+    for layer in graph.layers:
+        if layer.rows == 0:
+            continue
+        if layer.name not in chosen:
+            going = None
+            continue
+        if going is not (layer.name in apart):
+            runs.append([])
+            going = layer.name in apart
+        runs[-1].append(layer.name)
+    return tuple(map(tuple, runs))
+
+
+def matching(patterns: Iterable[str], graph: Graph) -> list[str]:
+    """The layers that are named, or fit a pattern and see samples.
+
+    Raises:
+        PlanError: nothing fits; the nearest names are suggested.
+    """
+    seeing = [layer.name for layer in graph.layers if layer.rows]
+    every = {layer.name for layer in graph.layers}
+    found: list[str] = []
+    for pattern in patterns:
+        fitting = [name for name in seeing if fnmatchcase(name, pattern)]
+        if not fitting and pattern in every:
+            fitting = [pattern]  # refused later, with its reason
+        if not fitting:
+            raise PlanError(unknown("layer", pattern, seeing, of=graph.source.name))
+        found += fitting
+    return found
