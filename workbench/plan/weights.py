@@ -26,7 +26,7 @@ class WeightPlacement:
         if isinstance(self.placement, Replicate):
             return self.shape
         shape = list(self.shape)
-        shape[self.placement.dim] = self.placement.sizes[rank % self.group_size]
+        shape[self.placement.dim] = self.placement.length(rank % self.group_size)
         return tuple(shape)
 
     def piece_numel(self, rank: int) -> int:
