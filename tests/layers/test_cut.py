@@ -1,102 +1,37 @@
 """Split nets against whole ones: outputs, loss, every gradient, statistics; any plan."""
 
 import pytest
-import torch.nn.functional as F
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from torch.testing import assert_close
+from hypothesis import given
 
 from tests.layers import nets
-from tests.layers.drawn import shares
-from workbench.layers.context import BatchContext
-from workbench.layers.dropout import PlacedDropout
+from tests.layers.parity import EXAMPLES, check, plans
 from workbench.model.trace import trace
 from workbench.plan.errors import PlanError
-from workbench.plan.layout import ROWS
-from workbench.plan.placement import Shard, apportion
 from workbench.plan.plan import Plan
-from workbench.plan.rules import schemes_of
 
 GRAPHS = {net: trace(net(), input_shape=net.shape) for net in nets.NETS}
 
 
-def whole(net, graph, count):
-    """Outputs, mean loss, gradients and buffers of one process with the same masks."""
-    model = nets.made(net)
-    context = BatchContext(0, (count,), seed=nets.SEED)
-    for layer in graph.layers:
-        if layer.kind == "dropout":
-            p = model.get_submodule(layer.name).p
-            placed = PlacedDropout(p, ROWS, layer.input_shape, 1, layer.name, context)
-            model.set_submodule(layer.name, placed)
-    images, labels = nets.batch(net, count)
-    outputs = model(images)
-    loss = F.cross_entropy(outputs, labels)
-    loss.backward()
-    gradients = {name: p.grad for name, p in model.named_parameters()}
-    return outputs.detach(), loss.item(), gradients, dict(model.named_buffers())
-
-
-def check(on_ranks, net, plan, rows):
-    """Every rank's pieces equal the slices of what one process computes."""
-    count = sum(rows)
-    outputs, loss, gradients, buffers = whole(net, plan.graph, count)
-    answers = on_ranks(plan.world_size, nets.split, plan, net, rows)
-    assert sum(answer[1] for answer in answers) == pytest.approx(loss, rel=1e-12)
-    for rank, (mine, _, grads, stats, _) in enumerate(answers):
-        assert_close(mine, outputs.narrow(0, *Shard(0, rows).span(rank)), rtol=1e-9, atol=1e-11)
-        for name, got in {**grads, **stats}.items():
-            expected = nets.piece_of(plan, name, {**gradients, **buffers}[name], rank)
-            assert_close(got, expected, rtol=1e-9, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
-    return answers
-
-
-@st.composite
-def plans(draw, net):
-    """Any scheme, group size and shares for every layer that can be split, on 1 to 4 ranks."""
-    graph = GRAPHS[net]
-    world = draw(st.integers(1, 4))
-    plan = Plan.data_parallel(graph, world).with_batch_norm("synchronized")
-    sizes = [k for k in range(1, world + 1) if world % k == 0]
-    for layer in graph.layers:
-        if not schemes_of(layer) or layer.name in graph.shares_weights:
-            continue
-        scheme = draw(st.sampled_from(schemes_of(layer)))
-        k = 1 if scheme == "replicate" else draw(st.sampled_from(sizes))
-        cut_by = draw(shares(k)) if scheme.startswith("shard") and draw(st.booleans()) else None
-        plan = plan.with_layer(layer.name, scheme=scheme, group_size=k, shares=cut_by)
-    return plan, apportion(draw(st.integers(4, 7)), draw(shares(world)))
-
-
-EXAMPLES = settings(
-    max_examples=30,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-
-
 @EXAMPLES
-@given(plan_rows=plans(nets.Images))
+@given(plan_rows=plans(GRAPHS[nets.Images]))
 def test_any_plan_of_images(on_ranks, plan_rows):
     check(on_ranks, nets.Images, *plan_rows)
 
 
 @EXAMPLES
-@given(plan_rows=plans(nets.Residual))
+@given(plan_rows=plans(GRAPHS[nets.Residual]))
 def test_any_plan_of_a_residual_net(on_ranks, plan_rows):
     check(on_ranks, nets.Residual, *plan_rows)
 
 
 @EXAMPLES
-@given(plan_rows=plans(nets.Tokens))
+@given(plan_rows=plans(GRAPHS[nets.Tokens]))
 def test_any_plan_of_a_transformer(on_ranks, plan_rows):
     check(on_ranks, nets.Tokens, *plan_rows)
 
 
 @EXAMPLES
-@given(plan_rows=plans(nets.Tied))
+@given(plan_rows=plans(GRAPHS[nets.Tied]))
 def test_any_plan_of_tied_weights(on_ranks, plan_rows):
     check(on_ranks, nets.Tied, *plan_rows)
 
