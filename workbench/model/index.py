@@ -55,7 +55,7 @@ class Entry:
         if self.shape:
             extent = self.shape[dims.pop()] if dims else min(self.shape)
         end = 0
-        for span in sorted(self.spans, key=lambda span: span.start):
+        for span in sorted(self.spans, key=lambda span: (span.start, span.length)):
             if span.start != end:
                 what = "overlap" if span.start < end else "leave a hole"
                 raise CheckpointError(

@@ -1,5 +1,6 @@
 """Gives a whole model the random masks of a split one: no two random streams can be compared."""
 
+from itertools import cycle
 from typing import Any
 
 from torch import Tensor, nn
@@ -30,19 +31,33 @@ def place_dropout(model: nn.Module, graph: Graph, context: BatchContext) -> None
         VerifyError: a function drops elements, which cannot be replaced.
     """
     modules = dict(model.named_modules())
+    turns: dict[str, list[PlacedDropout]] = {}
     for layer in graph.layers:
         if layer.kind in ("dropout", "stochastic_depth"):
-            module = modules.get(layer.name)
-            if module is None:
+            path = layer.name.partition("@")[0]  # of a further call of the same module
+            if path not in modules:
                 raise VerifyError(
                     f"layer {layer.name!r} drops elements through a function, which one process "
                     f"cannot repeat; use nn.Dropout (or StochasticDepth) in the model"
                 )
-            model.set_submodule(layer.name, _placed(module, layer, context))
+            turns.setdefault(path, []).append(_placed(modules[path], layer, context))
         elif layer.kind == "attention" and not layer.shared:
             attention = modules[layer.name]
             if _drops(attention):
                 model.set_submodule(layer.name, _attention(attention, layer, context))
+    for path, placed in turns.items():
+        model.set_submodule(path, _InTurn(placed))
+
+
+class _InTurn(nn.Module):
+    """A module that is called several times in a forward pass, with other masks each time."""
+
+    def __init__(self, placed: list[PlacedDropout]) -> None:
+        super().__init__()
+        self.turns = cycle(placed)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return next(self.turns)(x)
 
 
 def _placed(module: Any, layer: Layer, context: BatchContext) -> PlacedDropout:
