@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from workbench.cluster.verifying import experiment_for, merge
 from workbench.model.trace import trace
@@ -39,6 +40,20 @@ def compared(seat, experiment, start, reference):
     return compare(seat, experiment, weights=start, reference=reference)
 
 
+def verified(on_ranks, tmp_path, plan, module):
+    experiment = experiment_for(
+        plan, batch_size=6, steps=2, precision="fp64", optimizer=None, data=None, seed=0
+    )
+    start, reference = tmp_path / "start.safetensors", tmp_path / "reference.safetensors"
+    weights = initialize(plan.graph, 0, tmp_path, module=module)
+    write_reference(experiment, weights, start, reference)
+    ranks = plan.world_size
+    found = merge(experiment, on_ranks.seated(ranks, compared, experiment, start, reference))
+    names = {weight.name for layer in plan.graph.layers for weight in layer.weights}
+    assert names == {d.name for d in found.differences if d.what in ("weight", "buffer")}
+    return found
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_transformers_are_exact(on_ranks, tmp_path, name):
     module = MODELS[name]()
@@ -47,13 +62,30 @@ def test_transformers_are_exact(on_ranks, tmp_path, name):
     for layer in attention:  # those too that the rule leaves whole
         plan = plan.with_layer(layer, scheme="shard_heads", group_size=RANKS)
     plan = plan.with_layer(attention[0], shares=(2, 0, 1))
-    experiment = experiment_for(
-        plan, batch_size=6, steps=2, precision="fp64", optimizer=None, data=None, seed=0
-    )
-    start, reference = tmp_path / "start.safetensors", tmp_path / "reference.safetensors"
-    weights = initialize(plan.graph, 0, tmp_path, module=module)
-    write_reference(experiment, weights, start, reference)
-    found = merge(experiment, on_ranks.seated(RANKS, compared, experiment, start, reference))
+    found = verified(on_ranks, tmp_path, plan, module)
     assert found.exact, found
-    names = {weight.name for layer in plan.graph.layers for weight in layer.weights}
-    assert names == {d.name for d in found.differences if d.what in ("weight", "buffer")}
+
+
+class Once(nn.Module):
+    """Attention behind the only gather of rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Linear(6, 12)
+        self.attention = nn.MultiheadAttention(12, 3, dropout=0.2, batch_first=True)
+        self.head = nn.Linear(12, 10)
+
+    def forward(self, x):
+        x = self.embed(x.flatten(2))
+        return self.head(self.attention(x, x, x, need_weights=False)[0].mean(1))
+
+
+@pytest.mark.parametrize("rounds", ["B", "B/K"])
+def test_heads_in_rounds_are_exact(on_ranks, tmp_path, rounds):
+    torch.manual_seed(0)
+    module = Once()
+    plan = Plan.data_parallel(trace(module, input_shape=(4, 3, 2)), 2)
+    plan = plan.with_layer("attention", scheme="shard_heads").with_rounds(rounds)
+    assert plan.tail is not None
+    found = verified(on_ranks, tmp_path, plan, module)
+    assert found.exact, found
