@@ -9,6 +9,13 @@
     layer_norm, op                         ROWS; R where every input is R over the same group
     parameter, size                        independent of the batch: ROWS
 
+    scheme         of               input        weight               output
+    replicate      all              ROWS         whole                ROWS
+    shard_out      conv2d, linear   R            S(0)                 S over features
+    shard_in       conv2d, linear   S features   S(1)                 P
+    shard_heads    attention        R            whole heads of all   P
+    duplicate      all              R            whole                R
+
 An unknown operation never sees a cut feature: it gets whole rows, never a guess.
 """
 
@@ -35,7 +42,7 @@ def schemes_of(layer: Layer) -> tuple[str, ...]:
         return ("replicate", "shard_heads", "duplicate")
     if layer.groups > 1:
         return ("replicate", "shard_out", "duplicate")
-    return ("replicate", "shard_out", "shard_in", "duplicate")
+    return tuple(scheme for scheme in SCHEMES if scheme != "shard_heads")
 
 
 def feature_dim(shape: tuple[int, ...], kind: str) -> int:
