@@ -4,7 +4,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from workbench.plan.choice import LayerPlan
-from workbench.plan.presets import HEAVY, LARGE, Verdict, followed, verdicts
+from workbench.plan.presets import HEAVY, LARGE, Verdict, alike, followed, verdicts
 
 if TYPE_CHECKING:
     from workbench.plan.plan import Plan
@@ -38,7 +38,7 @@ def explained(plan: "Plan") -> list[str]:
         lines.append(_line(list(group)))
     for name in dict.fromkeys((*ruled, *plan.layers)):
         rule, chosen = (of.get(name, LayerPlan()) for of in (ruled, plan.layers))
-        if rule != chosen:
+        if not alike(rule, chosen):
             lines.append(f"  otherwise: {name} is {_shown(chosen)}; by the rule {_shown(rule)}")
     return lines
 
@@ -65,7 +65,7 @@ def _percent(share: float) -> str:
 
 
 def _shown(choice: LayerPlan) -> str:
+    if choice.scheme == "replicate":
+        return choice.scheme
     shares = f" by {'/'.join(map('{:g}'.format, choice.shares))}" if choice.shares else ""
-    return (
-        choice.scheme if choice == LayerPlan() else f"{choice.scheme}/{choice.group_size}{shares}"
-    )
+    return f"{choice.scheme}/{choice.group_size}{shares}"

@@ -90,12 +90,19 @@ def verdicts(graph: Graph) -> tuple[Verdict, ...]:
 
 def followed(graph: Graph, choices: Mapping[str, LayerPlan]) -> dict[str, LayerPlan]:
     """What the rule would choose where these choices were (mostly) made by it; else nothing."""
-    sizes = [choice.group_size for choice in choices.values()]
-    if not sizes:
+    cut = {name: choice for name, choice in choices.items() if choice.scheme != "replicate"}
+    if not cut:
         return {}
+    sizes = [choice.group_size for choice in cut.values()]
     ruled = hybrid(graph, max(set(sizes), key=lambda k: (sizes.count(k), k)))
-    agreed = sum(choices.get(name) == choice for name, choice in ruled.items())
-    return ruled if 2 * agreed >= len(choices.keys() | ruled.keys()) else {}
+    agreed = sum(name in cut and alike(cut[name], choice) for name, choice in ruled.items())
+    return ruled if 2 * agreed >= len(cut.keys() | ruled.keys()) else {}
+
+
+def alike(one: LayerPlan, other: LayerPlan) -> bool:
+    """Whether two choices cut a layer in the same way."""
+    first, second = ((c.scheme, c.group_size, c.shares) for c in (one, other))
+    return first == second
 
 
 def _fed_by(graph: Graph, layer: Layer) -> str:
