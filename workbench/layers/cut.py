@@ -156,6 +156,12 @@ class _Cutting:
         shape = layer.input_shape
         return PlacedDropout(p, layout, shape, layer.rows, layer.name, self.context, mode)
 
+    def _attention(self, layer: Layer, local: nn.Module) -> nn.Module:
+        heads = heads_layout(self.plan, layer)
+        cut = isinstance(heads.placement, Shard)
+        group = self.groups["shard", shard_group(self.rank, heads.group_size)] if cut else None
+        return local_attention(local, layer, heads, self.context, group)
+
     def _batch_norm(self, layer: Layer, norm: Any) -> nn.Module:
         if self.plan.batch_norm == "local":
             return LocalBatchNorm(norm)
@@ -163,12 +169,6 @@ class _Cutting:
             self.rank, self.flow.inputs[layer.name].group_size, self.plan.world_size
         )
         return SynchronizedBatchNorm(norm, self.groups["norm", ranks], layer=layer.name)
-
-    def _attention(self, layer: Layer, local: nn.Module) -> nn.Module:
-        heads = heads_layout(self.plan, layer)
-        cut = isinstance(heads.placement, Shard)
-        group = self.groups["shard", shard_group(self.rank, heads.group_size)] if cut else None
-        return local_attention(local, layer, heads, self.context, group)
 
     def _call(self, node: torch.fx.Node, path: str, module: nn.Module) -> None:
         """Replaces a node's operation by a call of `module` on its first input."""
