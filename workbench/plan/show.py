@@ -5,9 +5,11 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from workbench.plan.choice import LayerPlan
+from workbench.plan.explain import explained
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.placement import Replicate
 from workbench.plan.rules import SPLITTABLE
+from workbench.plan.weights import heads_of
 
 if TYPE_CHECKING:
     from workbench.plan.plan import Plan
@@ -17,20 +19,31 @@ COLOURS = {
     "replicate": "#999999",
     "shard_out": "#0072b2",
     "shard_in": "#56b4e9",
+    "shard_heads": "#009e73",
     "duplicate": "#e69f00",
 }
 _HEAD = ("layer", "kind", "scheme", "group", "pieces", "parameters", "per rank", "arrives by")
 
 
+def headline(plan: "Plan") -> str:
+    """The plan in one line."""
+    split = [f"{name}={choice.scheme}/{choice.group_size}" for name, choice in plan.layers.items()]
+    shown = ", ".join(split[:4]) + (f", ... {len(split) - 4} more" if len(split) > 4 else "")
+    return (
+        f"<Plan {plan.graph.source.name} on {plan.world_size} ranks: "
+        f"{shown or 'data parallel'}{rounds_of(plan)}>"
+    )
+
+
 def as_text(plan: "Plan") -> str:
-    """One line for each layer that holds parameters, and the totals of each rank."""
+    """One line for each layer that holds parameters, the totals of each rank, and the reasons."""
     rows = [_HEAD, *(_row(plan, layer) for layer in plan.graph.layers if layer.parameters)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-    return "\n".join([repr(plan), *lines, _totals(plan)])
+    return "\n".join([headline(plan), *lines, _totals(plan), *explained(plan)])
 
 
 def as_html(plan: "Plan") -> str:
@@ -41,13 +54,16 @@ def as_html(plan: "Plan") -> str:
         for row in (_row(plan, layer) for layer in plan.graph.layers if layer.parameters)
     )
     picture = base64.b64encode(pieces_svg(plan).encode()).decode()
+    reasons = "<br>".join(map(escape, explained(plan)))
     label = escape(f"parameters that each of {plan.world_size} ranks holds")
     return (
         f"<div><p><b>{escape(plan.graph.source.name)}</b> on {plan.world_size} ranks"
         f"{escape(rounds_of(plan))}. "
         f"{escape(_totals(plan))}</p>"
         f'<img alt="{label}" src="data:image/svg+xml;base64,{picture}">'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        + (f"<p>{reasons}</p>" if reasons else "")
+        + "</div>"
     )
 
 
@@ -133,6 +149,8 @@ def _row(plan: "Plan", layer: Layer) -> tuple[str, ...]:
     held = [_held(plan, layer, rank) for rank in range(plan.world_size)]
     weight = plan.flow.weights[layer.weights[0].name].placement
     pieces = "whole" if isinstance(weight, Replicate) else "/".join(map(str, weight.sizes))
+    if choice and choice.scheme == "shard_heads":
+        pieces = f"{'/'.join(map(str, heads_of(layer, choice)))} heads"
     edges = plan.flow.edges
     steps = [step.name for producer in layer.inputs for step in edges[producer, layer.name]]
     per_rank = f"{held[0]:,}" if len(set(held)) == 1 else f"{min(held):,}-{max(held):,}"
