@@ -39,3 +39,16 @@ def test_a_vgg_is_exact(four, rounds):
     plan = wb.Plan.hybrid(graph, world_size=4, group_size=4, rounds=rounds)
     found = four.verify(plan, module=SmallVGG())
     assert found.exact, found
+
+
+@pytest.mark.slow
+def test_a_transformer_is_exact(four):
+    """Heads cut equally, unequally, and not at all on one rank of each group."""
+    graph = wb.trace("vit_b_16", input_shape=(3, 32, 32))
+    plan = wb.Plan.hybrid(graph, world_size=4, group_size=2)
+    for index, shares in enumerate(((3, 1), (0, 1))):
+        name = f"encoder.layers.encoder_layer_{index}.self_attention"
+        assert plan.layers[name].scheme == "shard_heads"
+        plan = plan.with_layer(name, shares=shares)
+    found = four.verify(plan, precision="fp64", steps=1)
+    assert found.exact, found

@@ -10,6 +10,7 @@ from workbench.comm.world import World
 from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
 from workbench.layers.cut_model import CutModel, Groups, group_specs
+from workbench.model.vision import torchvision
 from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
 
@@ -145,7 +146,61 @@ class Tied(nn.Module):
         return self.last(torch.relu(self.encode(x) + self.decode(x)))
 
 
-NETS = (Images, Picture, Residual, Tokens, Tied)
+class Attending(nn.Module):
+    """A transformer's block, three heads, attention weights that are dropped."""
+
+    shape = (4, 6)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(6, 12)
+        self.norm = nn.LayerNorm(12)
+        self.attention = nn.MultiheadAttention(12, 3, dropout=0.3, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(12, 9), nn.GELU(), nn.Linear(9, 12))
+        self.again = nn.MultiheadAttention(12, 6, bias=False, batch_first=True)
+        self.head = nn.Linear(12, 5)
+        nn.init.normal_(self.attention.in_proj_bias)
+        nn.init.normal_(self.attention.out_proj.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        y = self.norm(x)
+        x = x + self.attention(y, y, y)[0]
+        x = x + self.mlp(x)
+        y, _ = self.again(x, x, x, need_weights=False)
+        return self.head(y[:, 0])
+
+
+class Windows(nn.Module):
+    """Swin's blocks of either version: windows that do not divide the image, shifted."""
+
+    shape = (6, 5, 4)
+
+    def __init__(self, attention: str = "ShiftedWindowAttention") -> None:
+        super().__init__()
+        make = getattr(torchvision().models.swin_transformer, attention)
+        self.embed = nn.Linear(4, 6)
+        self.attend = make(6, [3, 2], [1, 1], 3, attention_dropout=0.3, dropout=0.2)
+        self.norm = nn.LayerNorm(6)
+        self.still = make(6, [2, 3], [0, 0], 2)
+        self.head = nn.Linear(6, 5)
+        for weight in (*self.attend.parameters(), *self.still.parameters()):
+            nn.init.normal_(weight, std=0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        x = x + self.norm(self.attend(x))
+        return self.head((x + self.still(x)).mean((1, 2)))
+
+
+class WindowsV2(Windows):
+    """Cosine attention, and biases that a net of their own gives."""
+
+    def __init__(self) -> None:
+        super().__init__("ShiftedWindowAttentionV2")
+
+
+NETS = (Images, Picture, Residual, Tokens, Tied, Attending, Windows, WindowsV2)
 
 
 class Memory:
@@ -160,7 +215,7 @@ class Memory:
 
     def read(self, name: str, shard: Shard | None = None, rank: int = 0) -> Tensor:
         whole = self.state[name]
-        piece = whole if shard is None else whole.narrow(shard.dim, *shard.span(rank))
+        piece = whole if shard is None else piece_under(shard, whole, rank)
         return piece.clone(memory_format=torch.contiguous_format)
 
 
@@ -197,4 +252,9 @@ def piece_of(plan: Plan, name: str, whole: Tensor, rank: int) -> Tensor:
     placed = plan.flow.weights[name]
     if not isinstance(placed.placement, Shard):
         return whole
-    return whole.narrow(placed.placement.dim, *placed.placement.span(rank % placed.group_size))
+    return piece_under(placed.placement, whole, rank % placed.group_size)
+
+
+def piece_under(shard: Shard, whole: Tensor, rank: int) -> Tensor:
+    """Rank's part of every block, one behind the other."""
+    return torch.cat([whole.narrow(shard.dim, *span) for span in shard.spans(rank)], shard.dim)

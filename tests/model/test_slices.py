@@ -30,10 +30,15 @@ def numbered(shape, dtype=torch.float32):
     return torch.arange(torch.Size(shape).numel(), dtype=dtype).reshape(shape)
 
 
+def part(tensor, shard, rank):
+    return torch.cat([tensor.narrow(shard.dim, *span) for span in shard.spans(rank)], shard.dim)
+
+
 def cut(tensor, shard):
+    shape, dim, blocks = tuple(tensor.shape), shard.dim, shard.blocks
     return [
-        Piece(tensor.narrow(shard.dim, *shard.span(rank)), tuple(tensor.shape), shard.dim, start)
-        for rank, start in ((r, shard.span(r)[0]) for r in range(len(shard.sizes)))
+        Piece(part(tensor, shard, rank), shape, dim, shard.span(rank)[0], blocks)
+        for rank in range(len(shard.sizes))
     ]
 
 
@@ -54,16 +59,18 @@ def save(directory, **cuts):
 
 @st.composite
 def cuts(draw, shape):
-    """A cut of a tensor of this shape, with pieces of any sizes, zero included."""
+    """A cut of a tensor of this shape, with pieces of any sizes, zero included, in blocks."""
     dim = draw(st.integers(0, len(shape) - 1))
-    bounds = sorted(draw(st.lists(st.integers(0, shape[dim]), max_size=4)))
-    edges = [0, *bounds, shape[dim]]
-    return Shard(dim, tuple(b - a for a, b in pairwise(edges)))
+    blocks = draw(st.sampled_from([n for n in (1, 2, 3) if shape[dim] % n == 0]))
+    length = shape[dim] // blocks
+    bounds = sorted(draw(st.lists(st.integers(0, length), max_size=4)))
+    edges = [0, *bounds, length]
+    return Shard(dim, tuple(b - a for a, b in pairwise(edges)), blocks)
 
 
 @st.composite
 def saved_and_wanted(draw):
-    shape = tuple(draw(st.lists(st.integers(0, 5), min_size=1, max_size=3)))
+    shape = tuple(draw(st.lists(st.integers(0, 6), min_size=1, max_size=3)))
     return shape, draw(cuts(shape)), draw(cuts(shape)), draw(st.sampled_from(DTYPES))
 
 
@@ -79,7 +86,7 @@ def test_any_cut_reads_what_any_other_saved(tmp_path_factory, case):
         got = pieces.read("w", wanted, rank)
         assert got.dtype == dtype
         assert got.is_contiguous()
-        assert_close(got, tensor.narrow(wanted.dim, *wanted.span(rank)), rtol=0, atol=0)
+        assert_close(got, part(tensor, wanted, rank), rtol=0, atol=0)
 
 
 @given(saved_and_wanted())
@@ -94,7 +101,7 @@ def test_slices_of_a_file_of_whole_tensors(tmp_path_factory, case):
     assert_close(reader.read("w"), tensor, rtol=0, atol=0)
     for rank in range(len(wanted.sizes)):
         got = reader.read("w", wanted, rank)
-        assert_close(got, tensor.narrow(wanted.dim, *wanted.span(rank)), rtol=0, atol=0)
+        assert_close(got, part(tensor, wanted, rank), rtol=0, atol=0)
 
 
 def test_scalars_are_one_piece(tmp_path):
@@ -131,6 +138,20 @@ def test_the_index_is_text_that_a_person_can_read(tmp_path):
         '    { file = "rank0.safetensors", dim = 0, start = 0, length = 1 },\n'
         '    { file = "rank1.safetensors", dim = 0, start = 1, length = 2 },\n]\n'
     )
+
+
+def test_a_piece_of_several_blocks_says_where_each_is(tmp_path):
+    save(tmp_path, w=(numbered((9,)), Shard(0, (2, 1), blocks=3)))
+    lines = (tmp_path / "index.toml").read_text().splitlines()
+    assert [line.strip(" {},") for line in lines if "rank1" in line] == [
+        'file = "rank1.safetensors", dim = 0, start = 2, length = 1',
+        'file = "rank1.safetensors", dim = 0, start = 5, length = 1, offset = 1',
+        'file = "rank1.safetensors", dim = 0, start = 8, length = 1, offset = 2',
+    ]
+    path = tmp_path / "index.toml"
+    path.write_text(path.read_text().replace("offset = 2", "offset = 3", 1))
+    with pytest.raises(CheckpointError, match="the offsets of 'w' in the index do not fit"):
+        PieceSet(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +192,12 @@ def test_pieces_agree_on_the_whole(tmp_path):
 def test_a_piece_is_part_of_its_whole(shape, whole, dim, start):
     with pytest.raises(ValueError, match="is no part of"):
         Piece(torch.zeros(shape), whole, dim, start)
+
+
+def test_a_piece_of_blocks_is_part_of_each():
+    for held, whole, start in ((3, 6, 2), (2, 7, 0), (2, 5, 0)):
+        with pytest.raises(ValueError, match=r"is no part of .* of each of 2 blocks"):
+            Piece(torch.zeros(held, 1), (whole, 1), 0, start, blocks=2)
 
 
 def test_a_cut_that_does_not_fit(tmp_path):

@@ -1,5 +1,7 @@
 """Small graphs, written by hand, for tests that need no torch."""
 
+import math
+
 from workbench.plan.graph import Graph, Layer, Source, Weight
 
 Shape = tuple[int, ...]
@@ -24,13 +26,26 @@ class Builder:
     def linear(self, name: str, out: int, *inputs: str) -> "Builder":
         shape = self.shapes[(inputs or (self.last,))[0]]
         weights = (Weight(f"{name}.weight", (out, shape[-1])), Weight(f"{name}.bias", (out,)))
-        return self.add(name, "linear", (*shape[:-1], out), *inputs, weights=weights)
+        flops = 2 * math.prod(shape) * out
+        return self.add(name, "linear", (*shape[:-1], out), *inputs, weights=weights, flops=flops)
 
     def conv(self, name: str, out: int, *inputs: str, groups: int = 1) -> "Builder":
         channels, *image = self.shapes[(inputs or (self.last,))[0]]
         weight = Weight(f"{name}.weight", (out, channels // groups, 3, 3))
         weights = (weight, Weight(f"{name}.bias", (out,)))
         return self.add(name, "conv2d", (out, *image), *inputs, weights=weights, groups=groups)
+
+    def attention(self, name: str, heads: int) -> "Builder":
+        """Self-attention under the names of nn.MultiheadAttention."""
+        tokens, e = shape = self.shapes[self.last]
+        weights = (
+            Weight(f"{name}.in_proj_weight", (3 * e, e)),
+            Weight(f"{name}.in_proj_bias", (3 * e,)),
+            Weight(f"{name}.out_proj.weight", (e, e)),
+            Weight(f"{name}.out_proj.bias", (e,)),
+        )
+        flops = 8 * tokens * e * e + 4 * tokens * tokens * e
+        return self.add(name, "attention", shape, weights=weights, heads=heads, flops=flops)
 
     def same(self, name: str, kind: str, *inputs: str) -> "Builder":
         return self.add(name, kind, self.shapes[(inputs or (self.last,))[0]], *inputs)
@@ -59,6 +74,14 @@ def mlp(*features: int) -> Graph:
             builder.same(f"relu{index - 1}", "elementwise")
         builder.linear(f"fc{index}", out)
     return builder.graph()
+
+
+def transformer() -> Graph:
+    """Tokens, one block without residuals, a head."""
+    builder = Builder((4, 6)).linear("embed", 12).same("norm", "layer_norm")
+    builder.attention("attention", 3).same("drop", "dropout").same("norm2", "layer_norm")
+    builder.linear("fc0", 48).same("gelu", "elementwise").linear("fc1", 12)
+    return builder.add("pick", "op", (12,)).linear("head", 2).graph()
 
 
 def vgg() -> Graph:

@@ -11,6 +11,18 @@ def test_spans_follow_one_another():
     assert shard.extent == 5
 
 
+def test_every_block_is_cut_alike():
+    shard = Shard(0, (1, 0, 2), blocks=3)
+    assert shard.extent == 9
+    assert shard.spans(0) == ((0, 1), (3, 1), (6, 1))
+    assert shard.spans(2) == ((1, 2), (4, 2), (7, 2))
+    assert [shard.length(rank) for rank in range(3)] == [3, 0, 6]
+    assert shard.scaled(4) == Shard(0, (4, 0, 8), blocks=3)
+    assert str(shard) == "S(0: 1/0/2 of 3 blocks)"
+    with pytest.raises(ValueError, match="blocks must be >= 1, got 0"):
+        Shard(0, (1,), blocks=0)
+
+
 @pytest.mark.parametrize("sizes", [(), (2, -1)])
 def test_impossible_sizes(sizes):
     with pytest.raises(ValueError, match="non-negative"):

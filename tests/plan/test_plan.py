@@ -150,7 +150,8 @@ def test_any_plan_survives_its_text(world, data):
 
 
 def test_people_can_read_it():
-    assert repr(PLAN) == ("<Plan Toy on 4 ranks: fc0=shard_out/2, fc1=shard_in/2, fc2=shard_out/2>")
+    line = "<Plan Toy on 4 ranks: fc0=shard_out/2, fc1=shard_in/2, fc2=shard_out/2>"
+    assert repr(PLAN).splitlines()[0] == line
     assert "all_gather_rows" not in str(PLAN).splitlines()[2]
     assert "fc0" in str(PLAN)
     html = PLAN._repr_html_()

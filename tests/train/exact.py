@@ -15,12 +15,11 @@ from tests.layers import nets
 from workbench.comm.world import World
 from workbench.layers.context import BatchContext
 from workbench.layers.cut_model import Groups, group_specs
-from workbench.layers.dropout import PlacedDropout
 from workbench.plan.experiment import SGD, Synchronous
-from workbench.plan.layout import ROWS
 from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
 from workbench.train.batch import MicroBatch
+from workbench.train.masks import place_dropout
 from workbench.train.objective import own_rows
 from workbench.train.passes import pass_of
 from workbench.train.synchronous import SynchronousUpdates
@@ -100,11 +99,7 @@ def whole(case: Case) -> Found:
     """The steps of one process, with the masks of a split model."""
     model = nets.made(case.net)
     context = BatchContext(0, (0,), seed=nets.SEED)
-    for layer in case.plan.graph.layers:
-        if layer.kind == "dropout":
-            p, shape = model.get_submodule(layer.name).p, layer.input_shape
-            placed = PlacedDropout(p, ROWS, shape, layer.rows, layer.name, context)
-            model.set_submodule(layer.name, placed)
+    place_dropout(model, case.plan.graph, context)
     parameters = dict(model.named_parameters())
     optimizer = torch.optim.SGD(parameters.values(), lr=OPTIMIZER.lr, momentum=OPTIMIZER.momentum)
     steps = []

@@ -39,6 +39,27 @@ def graph(width=12, shape=(3, 4, 4)):
     return trace(net(width), input_shape=shape)
 
 
+def attending():
+    """Tokens of 12 features, and three heads that attend to each other."""
+    torch.manual_seed(0)
+    return Attending()
+
+
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(12, 3, batch_first=True)
+        self.head = nn.Linear(12, 10)
+
+    def forward(self, x):
+        return self.head(self.attention(x, x, x, need_weights=False)[0].mean(1))
+
+
+def piece_under(shard, whole, rank):
+    """Rank's part of every block, one behind the other."""
+    return torch.cat([whole.narrow(shard.dim, *span) for span in shard.spans(rank)], shard.dim)
+
+
 class Memory:
     """A reader of weights that stand in memory."""
 
@@ -50,7 +71,7 @@ class Memory:
 
     def read(self, name, shard=None, rank=0):
         whole = self.state[name]
-        return (whole if shard is None else whole.narrow(shard.dim, *shard.span(rank))).clone()
+        return (whole if shard is None else piece_under(shard, whole, rank)).clone()
 
 
 class Alone:
@@ -69,14 +90,16 @@ def experiment(plan: Plan, value: Optimizer) -> Experiment:
 class Part:
     """One rank's part of a run: of new weights, or of a checkpoint."""
 
-    def __init__(self, world, plan: Plan, value: Optimizer, resume: Path | None = None) -> None:
+    def __init__(
+        self, world, plan: Plan, value: Optimizer, resume: Path | None = None, make=net
+    ) -> None:
         self.plan, self.value = plan, value
         everyone = ("control", tuple(range(world.size)))
         groups = world.groups([everyone, *group_specs(plan)])
         self.everyone = groups[everyone]
         saved = None if resume is None else checkpoint.load(resume, plan.graph)
         self.done = 0 if saved is None else saved.step
-        reader = Memory(net().state_dict()) if saved is None else saved.reader
+        reader = Memory(make().state_dict()) if saved is None else saved.reader
         context = BatchContext(world.rank, (0,) * world.size, seed=0)
         self.model: CutModel = cut(plan, context, groups, reader, device=DEVICE)
         self.updater = Updater(value, self.model, self.model.trainable())
@@ -91,7 +114,7 @@ class Part:
                 noise = torch.randn(placed.shape, generator=torch.Generator().manual_seed(step))
                 if isinstance(placed.placement, Shard):
                     rank = self.model.context.rank % placed.group_size
-                    noise = noise.narrow(placed.placement.dim, *placed.placement.span(rank))
+                    noise = piece_under(placed.placement, noise, rank)
                 parameter.grad = (noise + 0.1 * parameter.detach()).contiguous()
             self.updater.step()
             for name, piece in self.model.pieces().items():
@@ -118,8 +141,8 @@ def alone(value: Optimizer = MOMENTUM, until: int = 0, resume: Path | None = Non
     return part
 
 
-def train_and_save(world, plan, value, until, directory):
-    part = Part(world, plan, value)
+def train_and_save(world, plan, value, until, directory, make=net):
+    part = Part(world, plan, value, make=make)
     part.train(until)
     part.save(directory)
     return part.tensors()

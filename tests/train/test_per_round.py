@@ -15,7 +15,8 @@ from workbench.plan.experiment import SGD, AdamW, Experiment, LocalSGD, Synchron
 from workbench.plan.placement import apportion
 from workbench.plan.tail import round_rows
 from workbench.train.data import open_data, rows_of_step
-from workbench.train.reference import VerifyError, write_reference
+from workbench.train.masks import VerifyError
+from workbench.train.reference import write_reference
 
 SAMPLES, BATCH, STEPS = 26, 10, 4
 PER_ROUND = Synchronous(per_round=True)

@@ -8,6 +8,7 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
+from workbench.layers.attention import heads_layout, local_attention
 from workbench.layers.batch_norm import LocalBatchNorm, SynchronizedBatchNorm
 from workbench.layers.context import BatchContext
 from workbench.layers.convert import Convert
@@ -19,6 +20,7 @@ from workbench.model.trace import skeleton
 from workbench.plan.graph import Layer
 from workbench.plan.layout import Conversion
 from workbench.plan.mesh import replica_group, shard_group
+from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
 
 # In-place arithmetic would write through a conversion into what another layer still reads.
@@ -97,6 +99,8 @@ class _Cutting:
             local = local_module(module, layer, self.flow, self.rank, pieces)
             if layer.kind == "batch_norm":
                 local = self._batch_norm(layer, local)
+            elif layer.kind == "attention":
+                local = self._attention(layer, local)
             if getattr(local, "inplace", False) and self._leaves_input(layer):
                 cast(Any, local).inplace = False
             if idle:
@@ -168,6 +172,12 @@ class _Cutting:
         layout = self.flow.inputs[layer.name]
         shape = layer.input_shape
         return PlacedDropout(p, layout, shape, layer.rows, layer.name, self.context, mode)
+
+    def _attention(self, layer: Layer, local: nn.Module) -> nn.Module:
+        heads = heads_layout(self.plan, layer)
+        cut = isinstance(heads.placement, Shard)
+        group = self.groups["shard", shard_group(self.rank, heads.group_size)] if cut else None
+        return local_attention(local, layer, heads, self.context, group)
 
     def _batch_norm(self, layer: Layer, norm: Any) -> nn.Module:
         if self.plan.batch_norm == "local":

@@ -18,15 +18,17 @@ _FORMAT = "workbench pieces 1"
 
 @dataclass(frozen=True)
 class Span:
-    """Where one piece lies: `length` elements of dimension `dim` from `start`, in `file`.
+    """Where one part lies: `length` elements of dimension `dim` from `start`, in `file`.
 
-    A tensor without dimensions is one piece of length 1.
+    The file's own tensor of this name has them from `offset` on: it may hold several spans, one
+    behind the other. A tensor without dimensions is one span of length 1.
     """
 
     file: str
     dim: int
     start: int
     length: int
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Entry:
         if self.shape:
             extent = self.shape[dims.pop()] if dims else min(self.shape)
         end = 0
-        for span in sorted(self.spans, key=lambda span: span.start):
+        for span in sorted(self.spans, key=lambda span: (span.start, span.length)):
             if span.start != end:
                 what = "overlap" if span.start < end else "leave a hole"
                 raise CheckpointError(
@@ -74,6 +76,7 @@ class _SpanText(_Strict):
     dim: NonNegativeInt
     start: NonNegativeInt
     length: NonNegativeInt
+    offset: NonNegativeInt = 0
 
 
 class _EntryText(_Strict):
@@ -104,7 +107,8 @@ def write_index(path: Path, entries: Iterable[Entry]) -> None:
             "pieces = [",
             *(
                 f"    {{ file = {_quoted(span.file)}, dim = {span.dim}, "
-                f"start = {span.start}, length = {span.length} }},"
+                f"start = {span.start}, length = {span.length}"
+                f"{f', offset = {span.offset}' if span.offset else ''} }},"
                 for span in entry.spans
             ),
             "]",
@@ -141,7 +145,7 @@ def _entry(path: Path, name: str, text: _EntryText) -> Entry:
     for piece in text.pieces:
         if Path(piece.file).name != piece.file:
             raise CheckpointError(f"{path}: {piece.file!r} is not a file beside the index")
-    spans = tuple(Span(p.file, p.dim, p.start, p.length) for p in text.pieces)
+    spans = tuple(Span(p.file, p.dim, p.start, p.length, p.offset) for p in text.pieces)
     try:
         return Entry(name, tuple(text.shape), dtype, spans)
     except CheckpointError as error:

@@ -14,12 +14,14 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from workbench.model.attention import SelfAttention, is_window_attention
 from workbench.model.batch import name_of, tensors
 
 # Of modules the exact class counts: a subclass may compute something else.
 _MODULES: dict[type[nn.Module], str] = {
     nn.Conv2d: "conv2d",
     nn.Linear: "linear",
+    SelfAttention: "attention",
     nn.LayerNorm: "layer_norm",
     nn.Dropout: "dropout",
     nn.MaxPool2d: "pool",
@@ -84,6 +86,8 @@ def _of_module(node: Node, module: nn.Module) -> str:
         return "stochastic_depth"
     if isinstance(module, _BatchNorm):
         return "batch_norm"
+    if is_window_attention(module):
+        return "attention"
     if type(module) is nn.Flatten:
         return _flatten(node, module.start_dim, module.end_dim)
     kind = _MODULES.get(type(module), "op")

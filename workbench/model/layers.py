@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx
@@ -62,12 +62,13 @@ class _Layers:
         map_arg((node.args, node.kwargs), sources.append)
         activations = [source for source in sources if tensors(source.meta["values"][0])]
         module = self._module(node)
+        kind = kind_of(node, module)
         used = self._used(node)
         mine = [key for key in used if self.owner[key] is node]
         shared = next((self.names[self.owner[key]] for key in used if key not in mine), "")
         return Layer(
             name=self.names[node],
-            kind=kind_of(node, module),
+            kind=kind,
             inputs=tuple(self._name(source) for source in sources),
             input_shape=activations[0].meta["shape"] if activations else (),
             output_shape=meta["shape"],
@@ -76,6 +77,7 @@ class _Layers:
             flops=meta["flops"],
             activation_bytes=_bytes_of_one_sample(meta["values"]) if meta["rows"] else 0,
             groups=module.groups if isinstance(module, nn.Conv2d) else 1,
+            heads=cast(int, module.num_heads) if module and kind == "attention" else 0,
             target=_target(node, module),
             node=node.name,
             shared=shared,

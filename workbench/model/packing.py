@@ -5,6 +5,7 @@ know its class, nor what a notebook marked by `torch.fx.wrap`. Nodes are packed 
 since `torch.fx.Graph` is pickled from node to node, and many nodes exceed Python's recursion.
 """
 
+import io
 import pickle
 import zlib
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate, map_arg
 
 from workbench.model.errors import TraceError
+from workbench.model.vision import torchvision
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,18 @@ def pack(traced: GraphModule) -> bytes:
         ) from error
 
 
+class _Unpickler(pickle.Unpickler):
+    """Imports torchvision, where its classes are needed, also where its operators do not load."""
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        if module_name.partition(".")[0] == "torchvision":
+            torchvision()
+        return super().find_class(module_name, global_name)
+
+
 def unpack(packed: bytes) -> GraphModule:
     """The inverse of `pack`."""
-    name, submodules, records = pickle.loads(zlib.decompress(packed))
+    name, submodules, records = _Unpickler(io.BytesIO(zlib.decompress(packed))).load()
     graph = Graph()
     nodes: list[Node] = []
 

@@ -7,6 +7,7 @@ nothing but the files.
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -23,6 +24,9 @@ _SPANS = "pieces"
 class Piece:
     """A rank's part of a tensor: `tensor` is the span of `whole` from `start` along `dim`.
 
+    Where `whole` is several equal blocks along `dim`, it is the spans from `start` on in each of
+    them, one behind the other (`Shard.blocks`).
+
     Raises:
         ValueError: the tensor cannot be that part of such a whole.
     """
@@ -31,6 +35,7 @@ class Piece:
     whole: tuple[int, ...]
     dim: int = 0
     start: int = 0
+    blocks: int = 1
 
     def __post_init__(self) -> None:
         shape = tuple(self.tensor.shape)
@@ -38,17 +43,24 @@ class Piece:
             mine == theirs or dim == self.dim
             for dim, (mine, theirs) in enumerate(zip(shape, self.whole, strict=True))
         )
-        inside = not self.whole or self.start + self.length <= self.whole[self.dim]
-        if not fits or not inside or self.start < 0:
+        held = shape[self.dim] if shape and fits else 1
+        extent = self.whole[self.dim] if shape and fits else 1
+        blocky = held % self.blocks == 0 == extent % self.blocks
+        inside = self.start + held // self.blocks <= extent // self.blocks
+        if not fits or not blocky or not inside or self.start < 0:
+            of = f" of each of {self.blocks} blocks" if self.blocks > 1 else ""
             raise ValueError(
                 f"a tensor of shape {shape} is no part of {self.whole} "
-                f"from {self.start} along dimension {self.dim}"
+                f"from {self.start}{of} along dimension {self.dim}"
             )
 
     @property
-    def length(self) -> int:
-        """Elements of dimension `dim`."""
-        return self.tensor.shape[self.dim] if self.whole else 1
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """(start, length) along `dim` of the whole, in the order in which `tensor` has them."""
+        if not self.whole:
+            return ((0, 1),)
+        block, length = (t[self.dim] // self.blocks for t in (self.whole, self.tensor.shape))
+        return tuple((self.start + index * block, length) for index in range(self.blocks))
 
 
 def write_pieces(path: Path, pieces: Mapping[str, Piece]) -> None:
@@ -62,7 +74,9 @@ def write_pieces(path: Path, pieces: Mapping[str, Piece]) -> None:
     Raises:
         CheckpointError: it could not be written; what was there before is untouched.
     """
-    spans = {name: [list(p.whole), p.dim, p.start, p.length] for name, p in pieces.items()}
+    spans = {
+        name: [list(p.whole), p.dim, *chain.from_iterable(p.spans)] for name, p in pieces.items()
+    }
     tensors = {name: piece.tensor for name, piece in pieces.items()}
     write_tensors(path, tensors, {_SPANS: json.dumps(spans)})
 
@@ -84,7 +98,7 @@ def index_pieces(directory: Path, files: Iterable[str]) -> None:
         file = TensorFile(directory / file_name)
         if _SPANS not in file.metadata:
             raise CheckpointError(f"{file.path} holds whole tensors, not pieces")
-        for name, (whole, dim, start, length) in json.loads(file.metadata[_SPANS]).items():
+        for name, (whole, dim, *bounds) in json.loads(file.metadata[_SPANS]).items():
             described = tuple(whole), file.dtype(name)
             known = wholes.setdefault(name, described)
             if known != described:
@@ -92,7 +106,10 @@ def index_pieces(directory: Path, files: Iterable[str]) -> None:
                     f"{file.path} has {name!r} as part of {described[0]} {described[1]}, "
                     f"{spans[name][0].file} as part of {known[0]} {known[1]}"
                 )
-            spans.setdefault(name, []).append(Span(file_name, dim, start, length))
+            offset = 0
+            for start, length in zip(bounds[::2], bounds[1::2], strict=True):
+                spans.setdefault(name, []).append(Span(file_name, dim, start, length, offset))
+                offset += length
     write_index(
         directory / INDEX,
         [Entry(name, *whole, tuple(spans[name])) for name, whole in wholes.items()],

@@ -3,11 +3,13 @@
     WeightsFile   one file with whole tensors: initial weights
     PieceSet      a folder with files of pieces, each rank's own, and one index: a checkpoint
 
-A piece is a span of one dimension of a whole tensor. Any span of any dimension can be read
-from any pieces that cover it, so that a plan loads what another plan saved.
+A piece is a span of one dimension of a whole tensor, or one of each of its blocks. Any spans of
+any dimension can be read from any pieces that cover them, so that a plan loads what another
+plan saved.
 """
 
 from collections.abc import Iterable
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from workbench.model.errors import CheckpointError
 from workbench.model.files import TensorFile
-from workbench.model.index import INDEX, Entry, Span, read_index
+from workbench.model.index import INDEX, Entry, read_index
 from workbench.plan.graph import Weight, unknown
 from workbench.plan.placement import Shard
 
@@ -55,10 +57,10 @@ class WeightsFile:
 
     def read(self, name: str, shard: Shard | None = None, rank: int = 0) -> Tensor:
         """Rank's piece under `shard`, or the whole tensor, in memory of its own."""
-        shape = self.shape(name)
-        region = _region(name, shape, shard, rank)
-        target = _empty(region, self._file.dtype(name))
-        return target.copy_(self._file.view(name, region)) if target.numel() else target
+        piece = _Wanted(name, self.shape(name), self._file.dtype(name), shard, rank)
+        for region, target in piece.parts():
+            target.copy_(self._file.view(name, region))
+        return piece.tensor
 
 
 class PieceSet:
@@ -76,8 +78,8 @@ class PieceSet:
         files = dict.fromkeys(span.file for entry in self._entries.values() for span in entry.spans)
         self._files = {name: TensorFile(self.directory / name) for name in files}
         for name, entry in self._entries.items():
-            for span in entry.spans:
-                self._check(name, entry, span)
+            for file in dict.fromkeys(span.file for span in entry.spans):
+                self._check(name, entry, file)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The whole tensor's shape."""
@@ -86,27 +88,30 @@ class PieceSet:
     def read(self, name: str, shard: Shard | None = None, rank: int = 0) -> Tensor:
         """Rank's piece under `shard`, or the whole tensor, in memory of its own."""
         entry = self._entry(name)
-        wanted = _region(name, entry.shape, shard, rank)
-        target = _empty(wanted, entry.dtype)
-        if not target.numel():
-            return target
-        for span in entry.spans:
-            held = _span_region(entry.shape, span)
+        piece = _Wanted(name, entry.shape, entry.dtype, shard, rank)
+        for (wanted, target), span in product(piece.parts(), entry.spans):
+            held = _region(entry.shape, span.dim, span.start, span.length)
             common = tuple(_intersection(a, b) for a, b in zip(wanted, held, strict=True))
             if any(part.stop <= part.start for part in common):
                 continue
-            source = self._files[span.file].view(name, _relative(common, held))
+            in_file = _region(entry.shape, span.dim, span.start - span.offset, span.length)
+            source = self._files[span.file].view(name, _relative(common, in_file))
             target[_relative(common, wanted)].copy_(source)
-        return target
+        return piece.tensor
 
     def _entry(self, name: str) -> Entry:
         if name not in self._entries:
             raise CheckpointError(unknown("tensor", name, self.names, of=str(self.directory)))
         return self._entries[name]
 
-    def _check(self, name: str, entry: Entry, span: Span) -> None:
-        file = self._files[span.file]
-        stated = tuple(part.stop - part.start for part in _span_region(entry.shape, span))
+    def _check(self, name: str, entry: Entry, file_name: str) -> None:
+        file = self._files[file_name]
+        spans = sorted((s for s in entry.spans if s.file == file_name), key=lambda s: s.offset)
+        ends = accumulate((span.length for span in spans), initial=0)
+        if any(span.offset != end for span, end in zip(spans, ends, strict=False)):
+            raise CheckpointError(f"{file.path}: the offsets of {name!r} in the index do not fit")
+        whole = _region(entry.shape, spans[0].dim, 0, sum(span.length for span in spans))
+        stated = tuple(part.stop - part.start for part in whole)
         found = file.shape(name), file.dtype(name)
         if found != (stated, entry.dtype):
             raise CheckpointError(
@@ -138,22 +143,45 @@ def expect(reader: Reader, weights: Iterable[Weight], *, of: str) -> None:
         raise CheckpointError(f"{of} is of another model: {'; '.join(wrong[:3])}{more}")
 
 
-def _region(name: str, shape: tuple[int, ...], shard: Shard | None, rank: int) -> tuple[slice, ...]:
-    whole = [slice(0, length) for length in shape]
-    if shard is None:
-        return tuple(whole)
-    if shard.dim >= len(shape) or shard.extent != shape[shard.dim]:
-        raise CheckpointError(f"{name!r} of shape {shape} cannot be cut as {shard}")
-    start, length = shard.span(rank)
-    whole[shard.dim] = slice(start, start + length)
-    return tuple(whole)
+class _Wanted:
+    """Memory for rank's piece under `shard` (None: the whole tensor), to be filled.
+
+    Raises:
+        CheckpointError: a tensor of this shape cannot be cut so.
+    """
+
+    def __init__(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, shard: Shard | None, rank: int
+    ) -> None:
+        if shard and (shard.dim >= len(shape) or shard.extent != shape[shard.dim]):
+            raise CheckpointError(f"{name!r} of shape {shape} cannot be cut as {shard}")
+        self.shape, self.shard, self.rank = shape, shard, rank
+        held = list(shape)
+        if shard is not None:
+            held[shard.dim] = shard.length(rank)
+        self.tensor = torch.empty(held, dtype=dtype)
+
+    def parts(self) -> list[tuple[tuple[slice, ...], Tensor]]:
+        """For each block: where in the whole tensor it is, and where in the piece it goes."""
+        if not self.tensor.numel():
+            return []
+        if self.shard is None:
+            return [(_region(self.shape, 0, 0, self.shape[0] if self.shape else 1), self.tensor)]
+        dim = self.shard.dim
+        targets = self.tensor.chunk(self.shard.blocks, dim)
+        spans = self.shard.spans(self.rank)
+        return [
+            (_region(self.shape, dim, *span), target)
+            for span, target in zip(spans, targets, strict=True)
+        ]
 
 
-def _span_region(shape: tuple[int, ...], span: Span) -> tuple[slice, ...]:
-    whole = [slice(0, length) for length in shape]
+def _region(shape: tuple[int, ...], dim: int, start: int, length: int) -> tuple[slice, ...]:
+    """`length` elements of dimension `dim` from `start` on, and all of the others."""
+    region = [slice(0, extent) for extent in shape]
     if shape:
-        whole[span.dim] = slice(span.start, span.start + span.length)
-    return tuple(whole)
+        region[dim] = slice(start, start + length)
+    return tuple(region)
 
 
 def _intersection(a: slice, b: slice) -> slice:
@@ -165,7 +193,3 @@ def _relative(region: tuple[slice, ...], origin: tuple[slice, ...]) -> tuple[sli
         slice(part.start - first.start, part.stop - first.start)
         for part, first in zip(region, origin, strict=True)
     )
-
-
-def _empty(region: tuple[slice, ...], dtype: torch.dtype) -> Tensor:
-    return torch.empty([part.stop - part.start for part in region], dtype=dtype)

@@ -6,6 +6,7 @@ from typing import Any
 import torch.fx
 from torch import nn
 
+from workbench.model.attention import find_self_attention
 from workbench.model.build import build_fake, named
 from workbench.model.errors import ModelError, TraceError
 from workbench.model.failure import explained
@@ -83,6 +84,7 @@ def _traced(
     tracer = ValueTracer(input_shape)
     try:
         nodes = tracer.trace_structure(root)
+        find_self_attention(nodes, root)
         layers, outputs = layers_of(root, nodes)
     except Exception as error:
         raise explained(error, source.name, tracer.failed_in) from None

@@ -25,6 +25,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
+from workbench.model.attention import is_window_attention
 from workbench.model.batch import (
     BATCHES,
     depends_on_batch,
@@ -150,7 +151,7 @@ class ValueTracer(torch.fx.Tracer):
         return root_fn, [self.root, self.create_proxy("placeholder", names[0], (), {})]
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if type(m).__module__ == "torchvision.ops.stochastic_depth":
+        if type(m).__module__ == "torchvision.ops.stochastic_depth" or is_window_attention(m):
             return True
         if is_parametrized(m):
             return False

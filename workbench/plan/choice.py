@@ -17,7 +17,8 @@ class LayerPlan:
         scheme: one of `rules.SCHEMES`.
         group_size: ranks that form one shard group; 1 for `replicate`.
         shares: relative sizes of the pieces, one for each rank of the group; None: equal, or
-            for `shard_in` the sizes in which the input already lies.
+            for `shard_in` the sizes in which the input already lies. `shard_heads` hands out
+            whole heads: a rank may have none, where there are fewer heads than ranks.
         recompute: whether its forward pass runs again in backward, so that it keeps nothing
             meanwhile (`plan/recompute.py`).
     """
@@ -48,7 +49,7 @@ def check(layer: Layer, choice: LayerPlan, world_size: int, *, shares_weights: b
     if not schemes:
         raise PlanError(
             f"{place} is of kind {layer.kind!r} and follows its input; "
-            f"a scheme can be chosen for {' and '.join(SPLITTABLE)} layers"
+            f"a scheme can be chosen for {', '.join(SPLITTABLE)} layers"
         )
     if choice.scheme not in schemes:
         raise PlanError(f"{place}: {unknown('scheme', str(choice.scheme), schemes)}")

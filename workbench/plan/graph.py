@@ -20,6 +20,7 @@ from typing import Any
 KINDS = (
     "conv2d",
     "linear",
+    "attention",  # self-attention: tokens in, tokens of the same shape out, head by head
     "batch_norm",
     "layer_norm",
     "dropout",
@@ -80,6 +81,7 @@ class Layer:
         flops: floating-point operations of the forward pass for one sample (a multiply-add is 2).
         activation_bytes: bytes of its output for one sample.
         groups: groups of a convolution, else 1.
+        heads: of an attention layer, else 0.
         target: what is called: "torch.nn.Conv2d", "operator.add" ...
         node: name of the traced node.
         shared: for a module that is called more than once: the layer that owns its weights.
@@ -95,6 +97,7 @@ class Layer:
     flops: int = 0
     activation_bytes: int = 0
     groups: int = 1
+    heads: int = 0
     target: str = ""
     node: str = ""
     shared: str = ""

@@ -11,34 +11,55 @@ class Shard:
     `torch.distributed.tensor.Shard(dim)` always cuts as `torch.chunk` does; here the sizes
     are stated, and equal pieces are the special case. A rank may own nothing (size 0).
 
+    Where the dimension is several equal blocks, one behind the other, each block is cut alike,
+    and a rank's piece is its part of every block: the heads of a fused query, key and value.
+
+    Attributes:
+        dim: counted from the front.
+        sizes: of each rank's part of one block.
+        blocks: how many blocks there are.
+
     Raises:
-        ValueError: a negative dimension, no sizes, or a negative size.
+        ValueError: a negative dimension, no sizes, a negative size, or no blocks.
     """
 
     dim: int
     sizes: tuple[int, ...]
+    blocks: int = 1
 
     def __post_init__(self) -> None:
         if self.dim < 0:
             raise ValueError(f"dim counts from the front and must be >= 0, got {self.dim}")
         if not self.sizes or min(self.sizes) < 0:
             raise ValueError(f"sizes must be one or more non-negative integers, got {self.sizes}")
+        if self.blocks < 1:
+            raise ValueError(f"blocks must be >= 1, got {self.blocks}")
 
     @property
     def extent(self) -> int:
         """Length of the whole dimension, in elements."""
-        return sum(self.sizes)
+        return self.blocks * sum(self.sizes)
+
+    def length(self, rank: int) -> int:
+        """Length of rank's piece, in elements."""
+        return self.blocks * self.sizes[rank]
 
     def span(self, rank: int) -> tuple[int, int]:
-        """(start, length) of rank's piece, as `Tensor.narrow` takes them."""
+        """(start, length) of rank's part of the first block, as `Tensor.narrow` takes them."""
         return sum(self.sizes[:rank]), self.sizes[rank]
+
+    def spans(self, rank: int) -> tuple[tuple[int, int], ...]:
+        """(start, length) of rank's part of every block; in this order they are its piece."""
+        (start, length), block = self.span(rank), sum(self.sizes)
+        return tuple((start + index * block, length) for index in range(self.blocks))
 
     def scaled(self, factor: int) -> "Shard":
         """The same cut where every element stands for `factor` consecutive ones (flatten)."""
-        return Shard(self.dim, tuple(size * factor for size in self.sizes))
+        return Shard(self.dim, tuple(size * factor for size in self.sizes), self.blocks)
 
     def __str__(self) -> str:
-        return f"S({self.dim}: {'/'.join(map(str, self.sizes))})"
+        blocks = f" of {self.blocks} blocks" if self.blocks > 1 else ""
+        return f"S({self.dim}: {'/'.join(map(str, self.sizes))}{blocks})"
 
 
 @dataclass(frozen=True)

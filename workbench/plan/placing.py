@@ -42,6 +42,8 @@ class Placing:
             return ROWS, ROWS
         if scheme == "duplicate":
             return Layout(k, Replicate()), Layout(k, Replicate())
+        if scheme == "shard_heads":
+            return Layout(k, Replicate()), Layout(k, Partial())
         shares = self.choices[layer.name].shares
         out_dim = feature_dim(layer.output_shape, layer.kind)
         in_dim = feature_dim(layer.input_shape, layer.kind)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from workbench.plan import presets, serial, show
 from workbench.plan.choice import LayerPlan, check
 from workbench.plan.errors import PlanError
+from workbench.plan.explain import explained
 from workbench.plan.flow import Flow, flow_of
 from workbench.plan.graph import Graph, unknown
 from workbench.plan.mesh import group_sizes
@@ -106,21 +107,22 @@ class Plan:
         *,
         rounds: Rounds = "BK",
     ) -> "Plan":
-        """SplitBrain: convolutions replicated, linear layers sharded inside groups.
+        """SplitBrain: convolutions replicated, linear layers and attention sharded in groups.
 
-        A linear layer that reads the cut output of another through element-wise layers is
-        cut by its input (`shard_in`), so that the pair needs one reduction; the others are
-        cut by their output (`shard_out`). One with less than a hundredth of the linear
-        layers' parameters stays replicated: it would cost a collective and save nothing.
+        Which of them follows from their parameters and FLOPs, by a rule that `repr(plan)` states
+        along with what it says of this model (`plan/presets.py`). Attention is cut by heads. A
+        linear layer that reads the cut output of another through element-wise layers is cut by
+        its input (`shard_in`), so that the pair needs one reduction; the others are cut by their
+        output (`shard_out`).
 
         Args:
             graph: the model.
             world_size: number of ranks.
-            group_size: ranks that share one copy of the linear layers; None: all.
+            group_size: ranks that share one copy of the layers that are cut; None: all.
             rounds: "BK", "B" or "B/K".
 
         Raises:
-            PlanError: `group_size` does not divide `world_size`, or the model's linear layers
+            PlanError: `group_size` does not divide `world_size`, or the layers that are cut
                 cannot run in these rounds.
         """
         k = world_size if group_size is None else group_size
@@ -150,7 +152,7 @@ class Plan:
             scheme: None: as it is.
             group_size: None: as it is, or the whole world where the layer was not in groups.
             shares: relative sizes of the pieces; None: equal, or as the input lies; as they are
-                where `recompute` alone is given.
+                where `recompute` alone is given. Of an attention layer they hand out whole heads.
             recompute: whether its forward pass runs again in backward; None: as it is.
 
         Raises:
@@ -272,16 +274,7 @@ class Plan:
         return cls.from_toml(Path(path).read_text(), graph)
 
     def __repr__(self) -> str:
-        split = [
-            f"{name}={choice.scheme}/{choice.group_size}"
-            for name, choice in self.layers.items()
-            if choice.scheme != "replicate"
-        ]
-        shown = ", ".join(split[:4]) + (f", ... {len(split) - 4} more" if len(split) > 4 else "")
-        return (
-            f"<Plan {self.graph.source.name} on {self.world_size} ranks: "
-            f"{shown or 'data parallel'}{show.rounds_of(self)}{show.recomputed_of(self)}>"
-        )
+        return "\n".join([show.headline(self), *explained(self)])
 
     def __str__(self) -> str:
         return show.as_text(self)

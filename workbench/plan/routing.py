@@ -6,7 +6,7 @@ from workbench.plan.choice import LayerPlan
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.layout import ROWS, Conversion, Gradient, Layout, route
 from workbench.plan.placement import Replicate, Shard
-from workbench.plan.rules import CARRIES_PARTIAL, SPLITTABLE
+from workbench.plan.rules import CARRIES_PARTIAL, SPLITTABLE, SUMMED_BACK
 
 
 def conversions(
@@ -25,7 +25,7 @@ def conversions(
         if layout == ROWS or layout.placement != Replicate():
             return "same"
         if reader.kind in SPLITTABLE:
-            return "partial" if choices[reader.name].scheme == "shard_out" else "same"
+            return "partial" if choices[reader.name].scheme in SUMMED_BACK else "same"
         return carried[reader.name] if reader.kind in CARRIES_PARTIAL else "same"
 
     for name in [*(layer.name for layer in reversed(graph.layers)), "input"]:

@@ -1,13 +1,20 @@
 """The table of placement rules: what each kind of layer can do with each layout.
 
     kind                                   takes and keeps
-    conv2d, linear                         what its scheme says (below)
+    conv2d, linear, attention              what its scheme says
     batch_norm, pool                       ROWS, R, S over channels
     elementwise, dropout, stochastic_depth ROWS, R, S along any dimension
     flatten                                ROWS, R, S over channels (channel-major: sizes scale)
     add, mul                               two equal layouts out of ROWS, R, S
     layer_norm, op                         ROWS; R where every input is R over the same group
     parameter, size                        independent of the batch: ROWS
+
+    scheme         of               input        weight               output
+    replicate      all              ROWS         whole                ROWS
+    shard_out      conv2d, linear   R            S(0)                 S over features
+    shard_in       conv2d, linear   S features   S(1)                 P
+    shard_heads    attention        R            whole heads of all   P
+    duplicate      all              R            whole                R
 
 An unknown operation never sees a cut feature: it gets whole rows, never a guess.
 """
@@ -16,8 +23,10 @@ from workbench.plan.graph import Layer
 from workbench.plan.layout import ROWS, Layout
 from workbench.plan.placement import Partial, Replicate, Shard
 
-SCHEMES = ("replicate", "shard_out", "shard_in", "duplicate")
-SPLITTABLE = ("conv2d", "linear")
+SCHEMES = ("replicate", "shard_out", "shard_in", "shard_heads", "duplicate")
+SPLITTABLE = ("conv2d", "linear", "attention")
+# Whole rows in, and each rank computes with its own part of the weights: gradients are summands.
+SUMMED_BACK = ("shard_out", "shard_heads")
 
 # One tensor in, one out, the layout kept; backward is linear in the gradient, so that
 # summands of a gradient may pass through before they are summed.
@@ -29,9 +38,11 @@ def schemes_of(layer: Layer) -> tuple[str, ...]:
     """The schemes that a layer can be given; empty where it follows its input."""
     if layer.kind not in SPLITTABLE:
         return ()
+    if layer.kind == "attention":
+        return ("replicate", "shard_heads", "duplicate")
     if layer.groups > 1:
         return ("replicate", "shard_out", "duplicate")
-    return SCHEMES
+    return tuple(scheme for scheme in SCHEMES if scheme != "shard_heads")
 
 
 def feature_dim(shape: tuple[int, ...], kind: str) -> int:

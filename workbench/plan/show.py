@@ -5,9 +5,11 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from workbench.plan.choice import LayerPlan
+from workbench.plan.explain import explained
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.placement import Replicate
 from workbench.plan.rules import SPLITTABLE
+from workbench.plan.weights import heads_of
 
 if TYPE_CHECKING:
     from workbench.plan.plan import Plan
@@ -17,6 +19,7 @@ COLOURS = {
     "replicate": "#999999",
     "shard_out": "#0072b2",
     "shard_in": "#56b4e9",
+    "shard_heads": "#009e73",
     "duplicate": "#e69f00",
 }
 _HEAD = (
@@ -32,15 +35,29 @@ _HEAD = (
 )
 
 
+def headline(plan: "Plan") -> str:
+    """The plan in one line."""
+    split = [
+        f"{name}={choice.scheme}/{choice.group_size}"
+        for name, choice in plan.layers.items()
+        if choice.scheme != "replicate"
+    ]
+    shown = ", ".join(split[:4]) + (f", ... {len(split) - 4} more" if len(split) > 4 else "")
+    return (
+        f"<Plan {plan.graph.source.name} on {plan.world_size} ranks: "
+        f"{shown or 'data parallel'}{rounds_of(plan)}{recomputed_of(plan)}>"
+    )
+
+
 def as_text(plan: "Plan") -> str:
-    """One line for each layer that holds parameters or is recomputed, and each rank's totals."""
+    """One line for each layer with parameters or recomputed, each rank's totals, the reasons."""
     rows = [_HEAD, *(_row(plan, layer) for layer in _shown(plan))]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-    return "\n".join([repr(plan), *lines, _totals(plan)])
+    return "\n".join([headline(plan), *lines, _totals(plan), *explained(plan)])
 
 
 def as_html(plan: "Plan") -> str:
@@ -51,13 +68,16 @@ def as_html(plan: "Plan") -> str:
         for row in (_row(plan, layer) for layer in _shown(plan))
     )
     picture = base64.b64encode(pieces_svg(plan).encode()).decode()
+    reasons = "<br>".join(map(escape, explained(plan)))
     label = escape(f"parameters that each of {plan.world_size} ranks holds")
     return (
         f"<div><p><b>{escape(plan.graph.source.name)}</b> on {plan.world_size} ranks"
         f"{escape(rounds_of(plan))}{recomputed_of(plan)}. "
         f"{escape(_totals(plan))}</p>"
         f'<img alt="{label}" src="data:image/svg+xml;base64,{picture}">'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        + (f"<p>{reasons}</p>" if reasons else "")
+        + "</div>"
     )
 
 
@@ -156,6 +176,8 @@ def _row(plan: "Plan", layer: Layer) -> tuple[str, ...]:
     if layer.weights:
         weight = plan.flow.weights[layer.weights[0].name].placement
         pieces = "whole" if isinstance(weight, Replicate) else "/".join(map(str, weight.sizes))
+    if choice.scheme == "shard_heads":
+        pieces = f"{'/'.join(map(str, heads_of(layer, choice)))} heads"
     edges = plan.flow.edges
     steps = [step.name for producer in layer.inputs for step in edges[producer, layer.name]]
     numbers = (index for index, names in enumerate(plan.segments, 1) if layer.name in names)

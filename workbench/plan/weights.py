@@ -10,6 +10,22 @@ from workbench.plan.layout import Layout
 from workbench.plan.placement import Replicate, Shard, apportion
 from workbench.plan.rules import SPLITTABLE
 
+# Along which dimension heads lie in the weights of an attention layer, and in how many blocks.
+# What is not named here is whole on every rank, such as a table of positions.
+_HEADS_ALONG = {
+    "in_proj_weight": (0, 3),  # torch.nn.MultiheadAttention: query, key, value
+    "in_proj_bias": (0, 3),
+    "out_proj.weight": (1, 1),
+    "qkv.weight": (0, 3),  # torchvision's window attention (Swin)
+    "qkv.bias": (0, 3),
+    "proj.weight": (1, 1),
+    "relative_position_bias_table": (1, 1),
+    "logit_scale": (0, 1),
+    "cpb_mlp.2.weight": (0, 1),
+}
+# Added to the sum over heads, once: by the first rank that has heads.
+_ADDED_ONCE = ("out_proj.bias", "proj.bias")
+
 
 @dataclass(frozen=True)
 class WeightPlacement:
@@ -26,7 +42,7 @@ class WeightPlacement:
         if isinstance(self.placement, Replicate):
             return self.shape
         shape = list(self.shape)
-        shape[self.placement.dim] = self.placement.sizes[rank % self.group_size]
+        shape[self.placement.dim] = self.placement.length(rank % self.group_size)
         return tuple(shape)
 
     def piece_numel(self, rank: int) -> int:
@@ -57,7 +73,34 @@ def place_weight(
                 return placed(Shard(1, read.placement.sizes), k)
             # The bias is added once: by the first rank that has a summand to add it to.
             owner = next(r for r, size in enumerate(read.placement.sizes) if size)
-            return placed(Shard(0, tuple(weight.shape[0] * (r == owner) for r in range(k))), k)
+            return placed(_on_one(weight, owner, k), k)
+        if choice.scheme == "shard_heads":
+            return placed(_by_heads(layer, weight, heads_of(layer, choice)), k)
     if isinstance(read.placement, Shard) and not whole:
         return placed(Shard(0, read.placement.sizes), k)
     return placed(Replicate(), k)
+
+
+def heads_of(layer: Layer, choice: LayerPlan) -> tuple[int, ...]:
+    """How many heads of an attention layer under `shard_heads` each rank of a group has."""
+    return apportion(layer.heads, choice.shares or (1,) * choice.group_size)
+
+
+def _by_heads(layer: Layer, weight: Weight, heads: tuple[int, ...]) -> Replicate | Shard:
+    """Each rank has what belongs to its heads.
+
+    Source: Shoeybi et al. 2019 (arXiv:1909.08053, sec. 3); unequal pieces are ours.
+    """
+    name = weight.name.removeprefix(f"{layer.name}.")
+    if name in _ADDED_ONCE:
+        owner = next(rank for rank, held in enumerate(heads) if held)
+        return _on_one(weight, owner, len(heads))
+    if name not in _HEADS_ALONG:
+        return Replicate()
+    dim, blocks = _HEADS_ALONG[name]
+    return Shard(dim, heads, blocks).scaled(weight.shape[dim] // (blocks * layer.heads))
+
+
+def _on_one(weight: Weight, owner: int, group_size: int) -> Shard:
+    """All of a bias on one rank of a group, nothing on the others."""
+    return Shard(0, tuple(weight.shape[0] * (rank == owner) for rank in range(group_size)))

@@ -201,4 +201,5 @@ def _piece(held: Holding, tensor: Tensor) -> Piece:
     if held.shard is None:
         return Piece(tensor, tuple(whole))
     whole[held.shard.dim] = held.shard.extent
-    return Piece(tensor, tuple(whole), held.shard.dim, held.shard.span(held.index)[0])
+    start, _ = held.shard.span(held.index)
+    return Piece(tensor, tuple(whole), held.shard.dim, start, held.shard.blocks)

@@ -1,8 +1,8 @@
 """What one process computes: the original module, whole, to hold a split one against.
 
-Only two things are not torch's own. Dropout draws the placed mask (a hash of indices), since
-no two random streams could be compared. And where batch norm is local, its rows are
-normalized in the same parts as the plan's ranks do.
+Only two things are not torch's own. What drops elements at random does so by their
+indices (`train/masks.py`). And where batch norm is local, its rows are normalized in the same
+parts as the plan's ranks do.
 """
 
 from pathlib import Path
@@ -14,20 +14,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from workbench.layers.context import BatchContext
-from workbench.layers.dropout import PlacedDropout
 from workbench.plan.experiment import Experiment
-from workbench.plan.layout import ROWS
 from workbench.plan.placement import apportion
 from workbench.plan.plan import Plan
 from workbench.train.data import open_data, rows_of_step
+from workbench.train.masks import VerifyError, place_dropout
 from workbench.train.objective import AUXILIARY_WEIGHT
 from workbench.train.optimizer import build_optimizer
 from workbench.train.vary import vary
 from workbench.train.whole import whole_model
-
-
-class VerifyError(ValueError):
-    """A plan that cannot be held against one process; the text says why."""
 
 
 def write_reference(experiment: Experiment, weights: Path, start: Path, path: Path) -> None:
@@ -73,7 +68,7 @@ def _trained(experiment: Experiment, weights: Path, dtype: torch.dtype) -> dict[
     plan = experiment.plan
     model = whole_model(plan.graph, weights, dtype)
     context = BatchContext(0, (0,), seed=experiment.seed)
-    _place_dropout(model, plan, context)
+    place_dropout(model, plan.graph, context)
     if plan.batch_norm == "local":
         _part_batch_norm(model, plan, experiment.batch_size)
     parameters = dict(model.named_parameters())
@@ -110,29 +105,6 @@ def _as_tuple(outputs: object) -> tuple[Tensor, ...]:
     if isinstance(outputs, Tensor):
         return (outputs,)
     return tuple(t for t in cast("tuple[Tensor | None, ...]", outputs) if t is not None)
-
-
-def _place_dropout(model: nn.Module, plan: Plan, context: BatchContext) -> None:
-    modules = dict(model.named_modules())
-    for layer in plan.graph.layers:
-        if layer.kind not in ("dropout", "stochastic_depth"):
-            continue
-        module = modules.get(layer.name)
-        if module is None:
-            raise VerifyError(
-                f"layer {layer.name!r} drops elements through a function, which one process "
-                f"cannot repeat; use nn.Dropout (or StochasticDepth) in the model"
-            )
-        placed = PlacedDropout(
-            float(module.p),
-            ROWS,
-            layer.input_shape,
-            layer.rows,
-            layer.name,
-            context,
-            str(getattr(module, "mode", "element")),
-        )
-        model.set_submodule(layer.name, placed)
 
 
 def _part_batch_norm(model: nn.Module, plan: Plan, batch_size: int) -> None:

@@ -1,0 +1,177 @@
+"""Attention inside shifted windows (Swin, versions 1 and 2), of the heads that a rank holds.
+
+As `layers/self_attention.py`, where the tokens are those of one window of an image, and with what
+belongs to a head cut along with it:
+
+    version 1   relative_position_bias_table    [offsets, heads]
+    version 2   logit_scale                     [heads, 1, 1], of cosine attention
+                cpb_mlp.2.weight                [heads, hidden]: offsets to biases
+
+The first layer of version 2's `cpb_mlp` is whole on every rank, and each rank's heads give a
+summand of its gradient: one all-reduce of 3 * hidden elements in the backward pass.
+
+Source: Liu et al. 2021 (arXiv:2103.14030), Liu et al. 2022 (arXiv:2111.09883), as in
+torchvision.models.swin_transformer.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from workbench.comm.group import Group
+from workbench.comm.regions import copy_to
+from workbench.layers.context import BatchContext
+from workbench.layers.dropout import PlacedDropout
+from workbench.layers.heads import join_heads, split_heads
+from workbench.layers.idle import nothing
+from workbench.plan.graph import Layer
+from workbench.plan.layout import Layout
+from workbench.plan.placement import Replicate
+
+# Added to the scores of tokens that only the shift has brought into one window.
+_APART = -100.0
+_LARGEST_SCALE = math.log(100.0)
+
+
+class LocalWindowAttention(nn.Module):
+    """torchvision's `ShiftedWindowAttention` or its V2, by the heads held here.
+
+    Args:
+        local: the module with this rank's pieces; weights keep their names.
+        layer: its layer.
+        heads: how [rows, heads, ...] lie (`heads_layout`).
+        context: says which rows are held.
+        group: over which heads are cut; None: every rank has all of them.
+    """
+
+    qkv: nn.Linear
+    proj: nn.Linear
+    relative_position_index: Tensor
+
+    def __init__(
+        self,
+        local: nn.Module,
+        layer: Layer,
+        heads: Layout,
+        context: BatchContext,
+        group: Group | None,
+    ) -> None:
+        super().__init__()
+        self.__dict__.update(local.__dict__)
+        given: Any = local
+        self.name, self.group, self.second = layer.name, group, hasattr(local, "logit_scale")
+        self.windows = Windows(layer.input_shape[:2], given.window_size, given.shift_size)
+        self.head_dim = layer.input_shape[2] // layer.heads
+        tokens, name = self.windows.tokens, layer.name
+        weights = (layer.heads, tokens, tokens)
+        self.drop_weights = PlacedDropout(
+            given.attention_dropout, heads, weights, self.windows.count, f"{name}.weights", context
+        )
+        # The same elements of every summand: dropout of the sum.
+        whole = Layout(heads.group_size, Replicate())
+        self.drop = PlacedDropout(given.dropout, whole, layer.output_shape, 1, name, context)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps [B, H, W, E] to this rank's summand, of the same shape."""
+        if self.qkv.weight.numel() == 0:
+            hidden = self._hidden_weights() if self.second else None
+            return nothing(tuple(x.shape), x, hidden, *self.parameters())
+        rows = len(x)
+        q, k, v = split_heads(self._projected(self.windows.part(x)), self.head_dim)
+        scores = self._scores(q, k) + self._position_bias()
+        apart = self.windows.apart(x)
+        if apart is not None:
+            by_window = scores.unflatten(0, (rows, self.windows.count))
+            scores = (by_window + apart[:, None]).flatten(0, 1)
+        mixed = self.drop_weights(scores.softmax(-1)) @ v
+        return self.drop(self.windows.whole(join_heads(mixed, self.proj), rows))
+
+    def _projected(self, x: Tensor) -> Tensor:
+        weight, bias = self.qkv.weight, self.qkv.bias
+        if bias is None or not self.second:
+            return F.linear(x, weight, bias)
+        q, k, v = bias.chunk(3)
+        return F.linear(x, weight, torch.cat([q, torch.zeros_like(k), v]))  # keys have no bias
+
+    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
+        if not self.second:
+            return (q * self.head_dim**-0.5) @ k.transpose(-2, -1)
+        cosines = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1)
+        logit_scale: Any = self.logit_scale
+        return cosines * logit_scale.clamp(max=_LARGEST_SCALE).exp()
+
+    def _position_bias(self) -> Tensor:
+        """[1, h, T, T]: what the offset between two tokens adds to their score."""
+        module: Any = self
+        if self.second:
+            hidden, offsets = self._hidden_weights(), module.relative_coords_table.flatten(0, 2)
+            table = F.relu(F.linear(offsets, hidden[:, :-1], hidden[:, -1]))
+            table = 16 * torch.sigmoid(F.linear(table, module.cpb_mlp[2].weight))
+        else:
+            table = module.relative_position_bias_table
+        tokens = self.windows.tokens
+        return table[self.relative_position_index].view(1, tokens, tokens, -1).permute(0, 3, 1, 2)
+
+    def _hidden_weights(self) -> Tensor:
+        """[hidden, 2 + 1]: weight and bias of version 2's first layer, which every rank has."""
+        module: Any = self
+        first = module.cpb_mlp[0]
+        both = torch.cat([first.weight, first.bias[:, None]], dim=1)
+        return both if self.group is None else copy_to(both, self.group, layer=self.name)
+
+
+class Windows:
+    """The windows of an image, padded to whole ones and shifted in a cycle.
+
+    Args:
+        image: height and width.
+        size: of a window.
+        shift: of the image; none in a direction in which one window holds it all.
+    """
+
+    def __init__(self, image: tuple[int, ...], size: list[int], shift: list[int]) -> None:
+        self.image, self.size = image, tuple(size)
+        self.grid = tuple(-(-length // held) for length, held in zip(image, size, strict=True))
+        self.shift = tuple(s if g > 1 else 0 for s, g in zip(shift, self.grid, strict=True))
+        self.padded = tuple(g * s for g, s in zip(self.grid, size, strict=True))
+        self.count, self.tokens = math.prod(self.grid), math.prod(size)
+
+    def part(self, x: Tensor) -> Tensor:
+        """[B, H, W, E] -> [B * windows, tokens, E]."""
+        (tall, wide), (height, width) = self.padded, self.image
+        x = F.pad(x, (0, 0, 0, wide - width, 0, tall - height))
+        if any(self.shift):
+            x = x.roll([-s for s in self.shift], dims=(1, 2))
+        return self._parted(x)
+
+    def whole(self, x: Tensor, rows: int) -> Tensor:
+        """The inverse of `part`, for this many rows."""
+        (down, across), (height, width) = self.grid, self.size
+        x = x.view(rows, down, across, height, width, x.shape[-1])
+        x = x.transpose(2, 3).reshape(rows, down * height, across * width, x.shape[-1])
+        if any(self.shift):
+            x = x.roll(self.shift, dims=(1, 2))
+        return x[:, : self.image[0], : self.image[1]].contiguous()
+
+    def apart(self, like: Tensor) -> Tensor | None:
+        """[windows, tokens, tokens] that keeps apart what the shift has joined; None: nothing."""
+        if not any(self.shift):
+            return None
+        # Along each side: the windows before the last, its own part, and what came around.
+        down, across = (
+            torch.arange(length, device=like.device).ge(length - size).int()
+            + torch.arange(length, device=like.device).ge(length - shift)
+            for length, size, shift in zip(self.padded, self.size, self.shift, strict=True)
+        )
+        region = self._parted((3 * down[:, None] + across)[None, :, :, None]).squeeze(-1)
+        return (region[:, None] != region[:, :, None]).to(like.dtype) * _APART
+
+    def _parted(self, x: Tensor) -> Tensor:
+        """[B, *padded, E] -> [B * windows, tokens, E]."""
+        (down, across), (height, width) = self.grid, self.size
+        rows, features = len(x), x.shape[-1]
+        x = x.reshape(rows, down, height, across, width, features).transpose(2, 3)
+        return x.reshape(rows * self.count, self.tokens, features)
