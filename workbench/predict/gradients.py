@@ -16,12 +16,7 @@ import numpy as np
 
 from workbench.plan.experiment import Experiment, LocalSGD
 from workbench.plan.graph import Layer
-from workbench.predict.parameters import (
-    KEEPS_GRADIENT_BYTES,
-    itemsize,
-    piece,
-    trainable_names,
-)
+from workbench.predict.parameters import KEEPS_GRADIENT_BYTES, Pieces
 from workbench.predict.program import HALF
 from workbench.predict.rows import Counts
 from workbench.predict.timeline import Timeline
@@ -32,18 +27,16 @@ class Gradients:
 
     Args:
         experiment: decides on buckets.
+        pieces: of its weights.
         timeline: to write on.
     """
 
-    def __init__(self, experiment: Experiment, timeline: Timeline) -> None:
+    def __init__(self, experiment: Experiment, pieces: Pieces, timeline: Timeline) -> None:
         plan = experiment.plan
         self.timeline, world = timeline, plan.world_size
         self.half = experiment.precision == "bf16"
         placed = plan.flow.weights
-        self.sizes: Mapping[str, Counts] = {
-            name: piece(placed[name], world) * itemsize(placed[name], experiment.precision)
-            for name in trainable_names(plan.graph)
-        }
+        self.sizes = {name: pieces.sizes[name] for name in pieces.names}
         sums = not isinstance(experiment.sync, LocalSGD)
         self.in_bucket = {n for n in self.sizes if sums and placed[n].group_size < world}
         rewritten = (
@@ -57,25 +50,24 @@ class Gradients:
             if name in self.sizes
         }
         self._there: dict[str, int | None] = {}
-        self._owners = {w.name: layer.name for layer in plan.graph.layers for w in layer.weights}
+        self._pieces = pieces
 
     def resident(self) -> dict[str, Counts]:
         """Bytes that stay from step to step, for each layer that has some."""
-        found: dict[str, Counts] = {}
+        stays = {}
         for name, size in self.sizes.items():
-            stays = np.ones_like(size, dtype=bool)
-            if name not in self.in_bucket:
-                stays = self.rewrites.get(name, ~stays)
-            owner = self._owners[name]
-            found[owner] = found.get(owner, np.zeros_like(size)) + size * stays
-        return found
+            if name in self.in_bucket:
+                stays[name] = size
+            elif name in self.rewrites:
+                stays[name] = size * self.rewrites[name]
+        return self._pieces.by_layer(stays)
 
     def left_by_last_step(self) -> None:
         """Makes the gradients that are forgotten only when the next step begins."""
         for name, size in self.sizes.items():
             if name not in self.in_bucket:
                 left = np.where(self.rewrites.get(name, False), 0, size)
-                self._there[name] = self.timeline.make(left, "gradients", self._owners[name])
+                self._there[name] = self.timeline.make(left, "gradients", self._pieces.owners[name])
 
     def begin(self, names: set[str] | None = None) -> None:
         """The gradients of these parameters, or all, are forgotten."""

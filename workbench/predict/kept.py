@@ -17,7 +17,6 @@ Source: torch's derivatives.yaml; attention as its events show.
 """
 
 from dataclasses import dataclass
-from functools import cache
 
 from workbench.plan.graph import Layer
 
@@ -85,7 +84,6 @@ _OPERATIONS = {
 }
 
 
-@cache
 def kept_by(layer: Layer, synchronized: bool) -> Kept:
     """What a layer keeps.
 

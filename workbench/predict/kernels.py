@@ -8,9 +8,9 @@ first. With x, w, y the sizes of input, weight and output, d their gradients:
                      y + x in blocks, and dw, beside dx; dw is then copied into its own layout
       large kernel   instead of y and x: one image unfolded, four times dw to add up in
 
-A kernel is large where it is wider than 13 or higher than the image. Images of at most 4
-channels are read as they are. In fp64 and bf16 torch unfolds all
-images beside the result instead.
+A kernel is large where it is wider than 13 or higher than the image. Images of at most 3
+channels are read as they are. In fp64 and bf16 torch unfolds all images beside the result
+instead.
 
 A random mask is three int64 numbers for each element of the activation while it is drawn.
 
@@ -34,7 +34,7 @@ _MASK_BYTES = 24
 
 @dataclass(frozen=True)
 class Workspace:
-    """Bytes on each rank at the moments of one layer.
+    """Bytes on each rank at the moments of one layer; None: nothing.
 
     Attributes:
         forward: before its output is there.
@@ -45,11 +45,11 @@ class Workspace:
         copies_weight: whether that gradient is then copied before autograd takes it.
     """
 
-    forward: Counts
-    beside_output: Counts
-    backward: Counts
-    beside_gradient: Counts
-    of_weight: Counts
+    forward: Counts | None = None
+    beside_output: Counts | None = None
+    backward: Counts | None = None
+    beside_gradient: Counts | None = None
+    of_weight: Counts | None = None
     copies_weight: bool = False
 
 
@@ -66,16 +66,15 @@ def convolution(
         rows: that each rank gives it.
         itemsize: of an element.
     """
-    nothing = np.zeros_like(x)
     kernel = layer.weights[0].shape[2:] if layer.weights else (1, 1)
     image, given = layer.input_shape[-2:], layer.output_shape[-2:]
     strided = given[-1] * 2 <= image[-1] + 1 and image[-1] > 1
     pointwise = kernel == (1, 1) and not strided
     unfolded = x // max(math.prod(image), 1) * math.prod(kernel) * math.prod(given)
     if itemsize != 4:
-        columns = nothing if pointwise else unfolded
-        return Workspace(nothing, columns, nothing, nothing, columns + w)
-    blocked = nothing if layer.input_shape[0] < _FEW_CHANNELS else x
+        columns = unfolded * (0 if pointwise else 1)
+        return Workspace(beside_output=columns, of_weight=columns + w)
+    blocked = x * (0 if layer.input_shape[0] < _FEW_CHANNELS else 1)
     of_weight = y + blocked + w
     if kernel[0] > image[0] or kernel[1] > _WIDEST:
         of_weight = unfolded // np.maximum(rows, 1) + (_REDUCERS + 1) * w
@@ -85,12 +84,11 @@ def convolution(
     return Workspace(*spaces, copies_weight=True)
 
 
-def mask(elements: Counts) -> Counts:
+def mask(elements: Counts) -> Workspace:
     """Of drawing a mask for so many elements."""
-    return elements * _MASK_BYTES
+    return Workspace(forward=elements * _MASK_BYTES)
 
 
 def attention(size: Counts) -> Workspace:
     """Of multi-head attention whose output has so many bytes."""
-    nothing = np.zeros_like(size)
-    return Workspace(3 * size, nothing, 5 * size, nothing, nothing)
+    return Workspace(forward=3 * size, backward=5 * size)

@@ -1,6 +1,7 @@
 """A model's parameters as ranks hold them: their order, their pieces, and their buckets."""
 
-from collections.abc import Collection, Iterator
+import math
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,9 +18,43 @@ from workbench.predict.rows import Counts, tiled
 KEEPS_GRADIENT_BYTES = 2**22
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """What ranks hold of an experiment's weights.
+
+    Attributes:
+        names: of all parameters, in the order of the cut model's modules, which buckets follow.
+        sizes: bytes on each rank, by the name of the parameter or buffer.
+        owners: the layer of each of them.
+    """
+
+    names: tuple[str, ...]
+    sizes: dict[str, Counts]
+    owners: dict[str, str]
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> "Pieces":
+        """Those of an experiment's plan, in its precision."""
+        plan = experiment.plan
+        sizes = {
+            name: piece(placed, plan.world_size) * itemsize(placed, experiment.precision)
+            for name, placed in plan.flow.weights.items()
+        }
+        owners = {w.name: layer.name for layer in plan.graph.layers for w in layer.weights}
+        return cls(trainable_names(plan.graph), sizes, owners)
+
+    def by_layer(self, sizes: Mapping[str, Counts]) -> dict[str, Counts]:
+        """Sums, over each layer's weights, of what `sizes` says of them."""
+        found: dict[str, Counts] = {}
+        for name, size in sizes.items():
+            owner = self.owners[name]
+            found[owner] = found[owner] + size if owner in found else size
+        return found
+
+
 def piece(placed: WeightPlacement, world_size: int) -> Counts:
     """Elements of a weight that each rank holds."""
-    numel = int(np.prod(placed.shape, dtype=np.int64))
+    numel = math.prod(placed.shape)
     if isinstance(placed.placement, Replicate):
         return np.full(world_size, numel, dtype=np.int64)
     others = numel // max(placed.shape[placed.placement.dim], 1)
@@ -87,47 +122,44 @@ class Bucket:
     numel: int
 
 
-def bucketed(
-    plan: Plan, rank: int, bucket_bytes: int, element_bytes: int, names: Collection[str]
-) -> tuple[Bucket, ...]:
-    """The buckets of one rank: by replica group, closed once they hold `bucket_bytes`.
-
-    Parameters without replicas are in none, nor are empty pieces.
-    """
-    closed: list[tuple[int, list[str], list[int]]] = []
-    opened: dict[int, tuple[list[str], list[int]]] = {}
-    for name in reversed(trainable_names(plan.graph)):
-        placed = plan.flow.weights[name]
-        numel = placed.piece_numel(rank)
-        if name not in names or numel == 0 or placed.group_size == plan.world_size:
-            continue
-        if placed.group_size not in opened:
-            opened[placed.group_size] = ([], [])
-            closed.append((placed.group_size, *opened[placed.group_size]))
-        members, sizes = opened[placed.group_size]
-        members.append(name)
-        sizes.append(numel)
-        if sum(sizes) * element_bytes >= bucket_bytes:
-            del opened[placed.group_size]
-    return tuple(Bucket(k, tuple(members), sum(sizes)) for k, members, sizes in closed)
-
-
-def buckets_of(experiment: Experiment, rank: int) -> tuple[Bucket, ...]:
+def buckets_of(experiment: Experiment, pieces: Pieces, rank: int) -> tuple[Bucket, ...]:
     """Those in which one rank's gradients travel, in every step or after every round."""
-    plan, sync = experiment.plan, experiment.sync
-    every = set(trainable_names(plan.graph))
+    sync = experiment.sync
     match sync:
         case LocalSGD():
             return ()
         case Synchronous(per_round=True):
-            tail = tail_names(plan)
-            parts = (every - tail, tail)
+            tail = tail_names(experiment.plan)
+            parts = (set(pieces.names) - tail, tail)
         case _:
-            parts = (every,)
-    size = BYTES[experiment.precision]
-    return tuple(
-        bucket for part in parts for bucket in bucketed(plan, rank, sync.bucket_bytes, size, part)
-    )
+            parts = (set(pieces.names),)
+    return tuple(bucket for part in parts for bucket in _bucketed(experiment, pieces, rank, part))
+
+
+def _bucketed(
+    experiment: Experiment, pieces: Pieces, rank: int, names: Collection[str]
+) -> tuple[Bucket, ...]:
+    """By replica group, closed once they hold `bucket_bytes`; no empty pieces.
+
+    Parameters without replicas are in none.
+    """
+    plan, width = experiment.plan, BYTES[experiment.precision]
+    closed: list[tuple[int, list[str], list[int]]] = []
+    opened: dict[int, tuple[list[str], list[int]]] = {}
+    for name in reversed(pieces.names):
+        k = plan.flow.weights[name].group_size
+        size = int(pieces.sizes[name][rank])
+        if name not in names or size == 0 or k == plan.world_size:
+            continue
+        if k not in opened:
+            opened[k] = ([], [])
+            closed.append((k, *opened[k]))
+        members, sizes = opened[k]
+        members.append(name)
+        sizes.append(size)
+        if sum(sizes) >= experiment.sync.bucket_bytes:
+            del opened[k]
+    return tuple(Bucket(k, tuple(members), sum(sizes) // width) for k, members, sizes in closed)
 
 
 def tail_names(plan: Plan) -> set[str]:

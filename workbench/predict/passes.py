@@ -23,6 +23,7 @@ from workbench.predict.timeline import Timeline
 
 _CONVERSION = Kept()
 _SAME = Kept(view=True)
+_NO_WORKSPACE = kernels.Workspace()
 
 
 @dataclass
@@ -212,9 +213,7 @@ class Pass:
         elif self.timeline.alone(before):
             self.timeline.drop(tensor)
         else:
-            grads[value] = self.timeline.make(
-                self.size(value), "activation_gradients", value[0]
-            )
+            grads[value] = self.timeline.make(self.size(value), "activation_gradients", value[0])
             self.timeline.drop(before)
             self.timeline.drop(tensor)
 
@@ -237,21 +236,21 @@ class Pass:
 
     def _workspace_of(self, operation: Operation) -> kernels.Workspace:
         layer = operation.layer
-        nothing = np.zeros_like(self.rows.own)
-        if layer is not None and layer.kind == "conv2d" and layer.weights:
-            weight = layer.weights[0].name
+        if layer is None:
+            return _NO_WORKSPACE
+        if layer.kind == "conv2d" and layer.weights:
             width = operation.itemsize
-            held = self.gradients.sizes.get(weight, nothing) * width // self.program.itemsize
+            whole = self.gradients.sizes.get(layer.weights[0].name, np.zeros_like(self.rows.own))
+            held = whole * width // self.program.itemsize
             x, y = self.size(operation.reads[0], width), self.size(operation.gives)
             rows = self.rows.over(self.program.plan.flow.inputs[layer.name].group_size)
             return kernels.convolution(layer, x, held, y, rows, width)
-        if layer is not None and layer.kind == "dropout":
+        if layer.kind == "dropout":
             elements = self.rows.elements(operation.layout, operation.shape, operation.rows)
-            return kernels.Workspace(kernels.mask(elements), *[nothing] * 4)
-        if layer is not None and layer.target.endswith("MultiheadAttention"):
-            size = self.size(operation.gives)
-            return kernels.attention(size)
-        return kernels.Workspace(*[nothing] * 5)
+            return kernels.mask(elements)
+        if layer.target.endswith("MultiheadAttention"):
+            return kernels.attention(self.size(operation.gives))
+        return _NO_WORKSPACE
 
 
 def _is_parameter(operation: Operation) -> bool:

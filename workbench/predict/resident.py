@@ -10,15 +10,13 @@ sum is a k-th of it, where k ranks share it. (Buckets themselves hold the gradie
 Source: Rajbhandari et al. 2020 (arXiv:1910.02054, sec. 3) for the copies of optimizers.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
 from workbench.plan.experiment import SGD, Experiment, LocalSGD
 from workbench.plan.mesh import replica_group
 from workbench.plan.placement import apportion
 from workbench.plan.plan import Plan
-from workbench.predict.parameters import buckets_of, itemsize, piece
+from workbench.predict.parameters import Pieces, buckets_of
 from workbench.predict.program import BYTES
 from workbench.predict.rows import Counts
 
@@ -29,36 +27,30 @@ STAGING_BYTES = PAGE_BYTES + SLOTS * SLOT_BYTES
 _STEP_COUNT_BYTES = 4
 
 
-def weight_bytes(experiment: Experiment) -> dict[str, Counts]:
+def weight_bytes(pieces: Pieces) -> dict[str, Counts]:
     """Parameters and buffers of each layer that has some."""
-    plan = experiment.plan
-    return _by_layer(plan, lambda w: _bytes(plan, w, experiment.precision))
+    return pieces.by_layer(pieces.sizes)
 
 
-def optimizer_bytes(experiment: Experiment) -> dict[str, Counts]:
+def optimizer_bytes(experiment: Experiment, pieces: Pieces) -> dict[str, Counts]:
     """The optimizer's memory of each layer's parameters."""
-    plan, value = experiment.plan, experiment.optimizer
-    if isinstance(value, SGD):
-        copies, counts = int(value.momentum > 0), 0
+    value = experiment.optimizer
+    if not isinstance(value, SGD):
+        copies, count = 2, _STEP_COUNT_BYTES
+    elif value.momentum > 0:
+        copies, count = 1, 0
     else:
-        copies, counts = 2, _STEP_COUNT_BYTES
-
-    def size(name: str) -> Counts | None:
-        placed = plan.flow.weights[name]
-        if not placed.trainable or not copies:
-            return None
-        held = _bytes(plan, name, experiment.precision)
-        return held * copies + counts * (held > 0)
-
-    return _by_layer(plan, size)
+        return {}
+    held = {name: pieces.sizes[name] for name in pieces.names}
+    return pieces.by_layer({n: size * copies + count * (size > 0) for n, size in held.items()})
 
 
-def shared_bytes(experiment: Experiment) -> dict[str, Counts]:
+def shared_bytes(experiment: Experiment, pieces: Pieces) -> dict[str, Counts]:
     """Staging of all groups, and the sums of gradient buckets, where all ranks share memory."""
     plan = experiment.plan
     groups = groups_of_a_rank(plan)
     staging = np.full(plan.world_size, groups * STAGING_BYTES, dtype=np.int64)
-    return {"staging": staging, "sums of gradients": _sums(experiment)}
+    return {"staging": staging, "sums of gradients": _sums(experiment, pieces)}
 
 
 def groups_of_a_rank(plan: Plan) -> int:
@@ -76,17 +68,20 @@ def groups_of_a_rank(plan: Plan) -> int:
     return sum(k > 1 for k in shard) + apart + int(world > 1)
 
 
-def averaging_bytes(experiment: Experiment) -> Counts:
-    """The largest bucket of parameters that local SGD averages."""
-    sync, world = experiment.sync, experiment.plan.world_size
-    assert isinstance(sync, LocalSGD)
-    sizes = weight_bytes(experiment)
-    largest = np.max(np.stack(list(sizes.values())), axis=0) if sizes else np.zeros(world, int)
-    total = sum(sizes.values(), start=np.zeros(world, dtype=np.int64))
-    return np.minimum(total, sync.bucket_bytes + largest) * int(world > 1)
+def averaging_bytes(sync: LocalSGD, plan: Plan, pieces: Pieces) -> Counts:
+    """The room of the largest bucket of parameters that local SGD averages."""
+    world = plan.world_size
+    largest, opened = np.zeros(world, dtype=np.int64), {}
+    for name in pieces.names:
+        k = plan.flow.weights[name].group_size
+        if k < world:
+            opened[k] = opened.get(k, 0) + pieces.sizes[name]
+            largest = np.maximum(largest, opened[k])
+            opened[k] = np.where(opened[k] >= sync.bucket_bytes, 0, opened[k])
+    return largest
 
 
-def _sums(experiment: Experiment) -> Counts:
+def _sums(experiment: Experiment, pieces: Pieces) -> Counts:
     plan, element = experiment.plan, BYTES[experiment.precision]
     found = np.zeros(plan.world_size, dtype=np.int64)
     known: dict[tuple[object, ...], list[tuple[int, int]]] = {}
@@ -95,25 +90,9 @@ def _sums(experiment: Experiment) -> Counts:
         sizes = {w.group_size for w in plan.flow.weights.values()}
         place = tuple(rank % k for k in sorted(sizes))
         if place not in known:
-            known[place] = [(b.group_size, b.numel) for b in buckets_of(experiment, rank)]
+            known[place] = [(b.group_size, b.numel) for b in buckets_of(experiment, pieces, rank)]
         for k, numel in known[place]:
             members = replica_group(rank, k, plan.world_size)
             share = apportion(numel, (1,) * len(members))[members.index(rank)]
             found[rank] += share * element
-    return found
-
-
-def _bytes(plan: Plan, name: str, precision: str) -> Counts:
-    placed = plan.flow.weights[name]
-    return piece(placed, plan.world_size) * itemsize(placed, precision)
-
-
-def _by_layer(plan: Plan, size: Callable[[str], Counts | None]) -> dict[str, Counts]:
-    """Sums over each layer's weights."""
-    found: dict[str, Counts] = {}
-    for layer in plan.graph.layers:
-        for weight in layer.weights:
-            held = size(weight.name)
-            if held is not None:
-                found[layer.name] = found[layer.name] + held if layer.name in found else held
     return found

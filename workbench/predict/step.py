@@ -12,7 +12,7 @@ from workbench.plan.experiment import Experiment, LocalSGD, Synchronous
 from workbench.plan.placement import Shard, apportion
 from workbench.plan.tail import Tail, round_rows
 from workbench.predict.gradients import Gradients
-from workbench.predict.parameters import tail_names
+from workbench.predict.parameters import Pieces, tail_names
 from workbench.predict.passes import Pass, Tape
 from workbench.predict.program import Operation, Program, Value, layout_of, program_of
 from workbench.predict.resident import averaging_bytes, optimizer_bytes, shared_bytes, weight_bytes
@@ -40,13 +40,14 @@ class _Step:
         self.experiment, self.plan = experiment, experiment.plan
         self.program: Program = program_of(experiment)
         self.timeline = Timeline(self.plan.world_size)
-        self.gradients = Gradients(experiment, self.timeline)
+        self.pieces = Pieces.of(experiment)
+        self.gradients = Gradients(experiment, self.pieces, self.timeline)
 
     def written(self) -> Timeline:
-        self._reside("weights", weight_bytes(self.experiment))
-        self._reside("optimizer", optimizer_bytes(self.experiment))
+        self._reside("weights", weight_bytes(self.pieces))
+        self._reside("optimizer", optimizer_bytes(self.experiment, self.pieces))
         self._reside("gradients", self.gradients.resident())
-        self._reside("shared", shared_bytes(self.experiment))
+        self._reside("shared", shared_bytes(self.experiment, self.pieces))
         self.gradients.left_by_last_step()
         batches = micro_batches(self.experiment)
         every = Rows([sum(column) for column in zip(*batches, strict=True)])
@@ -72,7 +73,8 @@ class _Step:
         self.timeline.at("step")
         sync = self.experiment.sync
         if isinstance(sync, LocalSGD):
-            self.timeline.pass_by(averaging_bytes(self.experiment), "workspace")
+            room = averaging_bytes(sync, self.plan, self.pieces)
+            self.timeline.pass_by(room, "workspace")
 
     def _pass(self, rows: tuple[int, ...]) -> list[int]:
         """Forward and backward of one micro-batch; gives its outputs."""
@@ -126,7 +128,7 @@ class _Step:
         timeline, held = self.timeline, []
         timeline.at("loss")
         for value in self.program.results:
-            layout, shape, _, _ = layout_of(self.program, value)
+            layout, _, _, _ = layout_of(self.program, value)
             wide = running.size(value, max(_FP32, self.program.itemsize))
             if layout.group_size > 1:
                 labels = running.rows.over(layout.group_size) * _INT64

@@ -4,7 +4,7 @@ All ranks make and drop tensors in one order, and only their sizes differ: the o
 once, and the levels of all ranks are one cumulative sum.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -99,9 +99,10 @@ class Timeline:
         """Whether one holder has it for itself."""
         return self._holders[tensor] == 1
 
-    def pass_by(self, size: Counts, category: Category, layer: str = "") -> None:
-        """A tensor that is there only for this moment."""
-        self.drop(self.make(size, category, layer))
+    def pass_by(self, size: Counts | None, category: Category, layer: str = "") -> None:
+        """A tensor that is there only for this moment; None: there is none."""
+        if size is not None:
+            self.drop(self.make(size, category, layer))
 
     def peaks(self) -> "tuple[Peak, ...]":
         """The highest point of each rank."""
@@ -109,21 +110,23 @@ class Timeline:
         signs = np.array([sign for _, sign, _ in self._events], dtype=np.int64)
         sizes = np.stack(self.sizes)
         levels = np.cumsum(sizes[which] * signs[:, None], axis=0)
-        return tuple(
-            self._peak(rank, int(event), int(levels[event, rank]), which, signs, sizes[:, rank])
-            for rank, event in enumerate(levels.argmax(axis=0))
-        )
+        found: dict[bytes, Peak] = {}  # ranks that hold the same have the same
+        peaks = []
+        for rank, event in enumerate(levels.argmax(axis=0)):
+            key = sizes[:, rank].tobytes()
+            if key not in found:
+                alive = np.bincount(which[: event + 1], signs[: event + 1], len(sizes))
+                held = self._held(alive.astype(np.int64) * sizes[:, rank])
+                found[key] = Peak(rank, int(levels[event, rank]), self._events[event][2], held)
+            peaks.append(replace(found[key], rank=rank))
+        return tuple(peaks)
 
-    def _peak(
-        self, rank: int, event: int, total: int, which: Counts, signs: Counts, sizes: Counts
-    ) -> "Peak":
-        alive = np.zeros(len(sizes), dtype=np.int64)
-        np.add.at(alive, which[: event + 1], signs[: event + 1])
+    def _held(self, bytes_of: Counts) -> dict[Owner, int]:
         held: dict[Owner, int] = {}
-        for tensor in np.flatnonzero(alive * sizes):
+        for tensor in np.flatnonzero(bytes_of):
             owner = self.owners[tensor]
-            held[owner] = held.get(owner, 0) + int(sizes[tensor])
-        return Peak(rank, total, self._events[event][2], held)
+            held[owner] = held.get(owner, 0) + int(bytes_of[tensor])
+        return held
 
 
 @dataclass(frozen=True)
