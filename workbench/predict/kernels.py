@@ -27,6 +27,7 @@ from workbench.plan.graph import Layer
 from workbench.predict.rows import Counts
 
 _FEW_CHANNELS = 4
+_FEW_ROWS = 16
 _REDUCERS = 4
 _WIDEST = 13
 _MASK_BYTES = 24
@@ -78,10 +79,16 @@ def convolution(
     of_weight = y + blocked + w
     if kernel[0] > image[0] or kernel[1] > _WIDEST:
         of_weight = unfolded // np.maximum(rows, 1) + (_REDUCERS + 1) * w
-    spaces = (blocked + w + y, y, y + w + x, x * (2 if strided else 1), of_weight)
-    if pointwise:  # with few rows torch multiplies matrices itself
-        spaces = tuple(np.where(rows < 16, 0, space) for space in spaces)
-    return Workspace(*spaces, copies_weight=True)
+    # With few rows torch multiplies matrices itself where the kernel is a single point.
+    used = (rows >= _FEW_ROWS).astype(np.int64) if pointwise else np.ones_like(rows)
+    return Workspace(
+        forward=(blocked + w + y) * used,
+        beside_output=y * used,
+        backward=(y + w + x) * used,
+        beside_gradient=x * (2 if strided else 1) * used,
+        of_weight=of_weight * used,
+        copies_weight=True,
+    )
 
 
 def mask(elements: Counts) -> Workspace:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from workbench.plan.experiment import Experiment, LocalSGD, Synchronous
+from workbench.plan.experiment import SGD, Experiment, LocalSGD, Optimizer
 from workbench.plan.graph import Graph
 from workbench.plan.placement import Replicate
 from workbench.plan.plan import Plan
@@ -114,26 +114,25 @@ class Bucket:
     Attributes:
         group_size: of the shard groups that their parameters lie over.
         names: of the parameters, in the order of the backward pass.
-        numel: elements of all of them.
+        bytes: of all of them.
     """
 
     group_size: int
     names: tuple[str, ...]
-    numel: int
+    bytes: int
 
 
 def buckets_of(experiment: Experiment, pieces: Pieces, rank: int) -> tuple[Bucket, ...]:
     """Those in which one rank's gradients travel, in every step or after every round."""
     sync = experiment.sync
-    match sync:
-        case LocalSGD():
-            return ()
-        case Synchronous(per_round=True):
-            tail = tail_names(experiment.plan)
-            parts = (set(pieces.names) - tail, tail)
-        case _:
-            parts = (set(pieces.names),)
-    return tuple(bucket for part in parts for bucket in _bucketed(experiment, pieces, rank, part))
+    every = set(pieces.names)
+    if isinstance(sync, LocalSGD):
+        return ()
+    if not sync.per_round:
+        return _bucketed(experiment, pieces, rank, every)
+    tail = tail_names(experiment.plan)
+    head = _bucketed(experiment, pieces, rank, every - tail)
+    return head + _bucketed(experiment, pieces, rank, tail)
 
 
 def _bucketed(
@@ -143,7 +142,7 @@ def _bucketed(
 
     Parameters without replicas are in none.
     """
-    plan, width = experiment.plan, BYTES[experiment.precision]
+    plan = experiment.plan
     closed: list[tuple[int, list[str], list[int]]] = []
     opened: dict[int, tuple[list[str], list[int]]] = {}
     for name in reversed(pieces.names):
@@ -159,7 +158,7 @@ def _bucketed(
         sizes.append(size)
         if sum(sizes) >= experiment.sync.bucket_bytes:
             del opened[k]
-    return tuple(Bucket(k, tuple(members), sum(sizes) // width) for k, members, sizes in closed)
+    return tuple(Bucket(k, tuple(members), sum(sizes)) for k, members, sizes in closed)
 
 
 def tail_names(plan: Plan) -> set[str]:
@@ -167,3 +166,28 @@ def tail_names(plan: Plan) -> set[str]:
     inside = frozenset() if plan.tail is None else plan.tail.layers
     layers = (layer for layer in plan.graph.layers if layer.name in inside)
     return {weight.name for layer in layers for weight in layer.weights if weight.trainable}
+
+
+def averaged(
+    experiment: Experiment, sync: LocalSGD, pieces: Pieces, group_size: int, rank: int
+) -> tuple[int, ...]:
+    """Bytes of the buckets in which local SGD averages what lies over groups of one size."""
+    placed = experiment.plan.flow.weights
+    names = [name for name in pieces.names if placed[name].group_size == group_size]
+    sizes = [int(pieces.sizes[name][rank]) for name in names]
+    if sync.momentum == "average":
+        sizes += [size for size in sizes for _ in range(copies(experiment.optimizer))]
+    closed, opened = [], 0
+    for size in sizes:
+        opened += size
+        if opened >= sync.bucket_bytes:
+            closed.append(opened)
+            opened = 0
+    return (*closed, opened) if opened else tuple(closed)
+
+
+def copies(optimizer: Optimizer) -> int:
+    """How often an optimizer keeps a number of a parameter's size for it."""
+    if isinstance(optimizer, SGD):
+        return int(optimizer.momentum > 0)
+    return 2

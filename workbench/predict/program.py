@@ -11,6 +11,7 @@ from workbench.plan.experiment import Experiment
 from workbench.plan.graph import Layer
 from workbench.plan.layout import ROWS, Conversion, Layout
 from workbench.plan.plan import Plan
+from workbench.plan.tail import Tail
 
 # What a conversion or a layer gives: the layer's name, and the conversions since.
 Value = tuple[str, tuple[Conversion, ...]]
@@ -73,6 +74,15 @@ class Program:
         """Whether a gradient flows back to this value."""
         operation = self.by_value.get(value)
         return operation is not None and operation.needs_gradient
+
+    def parted(self, tail: Tail) -> tuple[list[Operation], list[Operation]]:
+        """What runs once, and what runs in every round."""
+        parts: tuple[list[Operation], list[Operation]] = ([], [])
+        for operation in self.operations:
+            name, steps = operation.gives
+            behind = name in tail.layers or (name == tail.boundary and bool(steps))
+            parts[behind].append(operation)
+        return parts
 
 
 def program_of(experiment: Experiment) -> Program:

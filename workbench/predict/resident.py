@@ -16,7 +16,7 @@ from workbench.plan.experiment import SGD, Experiment, LocalSGD
 from workbench.plan.mesh import replica_group
 from workbench.plan.placement import apportion
 from workbench.plan.plan import Plan
-from workbench.predict.parameters import Pieces, buckets_of
+from workbench.predict.parameters import Pieces, averaged, buckets_of, copies
 from workbench.predict.program import BYTES
 from workbench.predict.rows import Counts
 
@@ -34,15 +34,12 @@ def weight_bytes(pieces: Pieces) -> dict[str, Counts]:
 
 def optimizer_bytes(experiment: Experiment, pieces: Pieces) -> dict[str, Counts]:
     """The optimizer's memory of each layer's parameters."""
-    value = experiment.optimizer
-    if not isinstance(value, SGD):
-        copies, count = 2, _STEP_COUNT_BYTES
-    elif value.momentum > 0:
-        copies, count = 1, 0
-    else:
+    times = copies(experiment.optimizer)
+    if times == 0:
         return {}
+    count = 0 if isinstance(experiment.optimizer, SGD) else _STEP_COUNT_BYTES
     held = {name: pieces.sizes[name] for name in pieces.names}
-    return pieces.by_layer({n: size * copies + count * (size > 0) for n, size in held.items()})
+    return pieces.by_layer({n: size * times + count * (size > 0) for n, size in held.items()})
 
 
 def shared_bytes(experiment: Experiment, pieces: Pieces) -> dict[str, Counts]:
@@ -68,17 +65,15 @@ def groups_of_a_rank(plan: Plan) -> int:
     return sum(k > 1 for k in shard) + apart + int(world > 1)
 
 
-def averaging_bytes(sync: LocalSGD, plan: Plan, pieces: Pieces) -> Counts:
+def averaging_bytes(experiment: Experiment, sync: LocalSGD, pieces: Pieces) -> Counts:
     """The room of the largest bucket of parameters that local SGD averages."""
-    world = plan.world_size
-    largest, opened = np.zeros(world, dtype=np.int64), {}
-    for name in pieces.names:
-        k = plan.flow.weights[name].group_size
-        if k < world:
-            opened[k] = opened.get(k, 0) + pieces.sizes[name]
-            largest = np.maximum(largest, opened[k])
-            opened[k] = np.where(opened[k] >= sync.bucket_bytes, 0, opened[k])
-    return largest
+    world = experiment.plan.world_size
+    groups = {experiment.plan.flow.weights[name].group_size for name in pieces.names} - {world}
+    largest = [
+        max((n for k in groups for n in averaged(experiment, sync, pieces, k, rank)), default=0)
+        for rank in range(world)
+    ]
+    return np.array(largest, dtype=np.int64)
 
 
 def _sums(experiment: Experiment, pieces: Pieces) -> Counts:
@@ -90,7 +85,9 @@ def _sums(experiment: Experiment, pieces: Pieces) -> Counts:
         sizes = {w.group_size for w in plan.flow.weights.values()}
         place = tuple(rank % k for k in sorted(sizes))
         if place not in known:
-            known[place] = [(b.group_size, b.numel) for b in buckets_of(experiment, pieces, rank)]
+            known[place] = [
+                (b.group_size, b.bytes // element) for b in buckets_of(experiment, pieces, rank)
+            ]
         for k, numel in known[place]:
             members = replica_group(rank, k, plan.world_size)
             share = apportion(numel, (1,) * len(members))[members.index(rank)]

@@ -57,11 +57,11 @@ class Rows:
         return rows * features(layout, shape, self.world_size)
 
 
-def features(layout: Layout, shape: tuple[int, ...], world_size: int) -> Counts | int:
+def features(layout: Layout, shape: tuple[int, ...], world_size: int) -> Counts:
     """Elements of one sample that each rank holds."""
     cut = layout.placement
     if not isinstance(cut, Shard):
-        return math.prod(shape)
+        return np.full(world_size, math.prod(shape), dtype=np.int64)
     others = math.prod(shape[: cut.dim - 1]) * math.prod(shape[cut.dim :])
     return tiled(cut.sizes, world_size) * others
 

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from workbench.plan.experiment import Experiment, LocalSGD, Synchronous
-from workbench.plan.placement import Shard, apportion
+from workbench.plan.placement import Shard
 from workbench.plan.tail import Tail, round_rows
+from workbench.predict.batches import micro_batches
 from workbench.predict.gradients import Gradients
 from workbench.predict.parameters import Pieces, tail_names
 from workbench.predict.passes import Pass, Tape
-from workbench.predict.program import Operation, Program, Value, layout_of, program_of
+from workbench.predict.program import Program, Value, layout_of, program_of
 from workbench.predict.resident import averaging_bytes, optimizer_bytes, shared_bytes, weight_bytes
 from workbench.predict.rows import Counts, Rows
 from workbench.predict.timeline import Category, Timeline
@@ -26,13 +27,6 @@ _FP32 = 4
 def timeline_of(experiment: Experiment) -> Timeline:
     """The tensors of one step of an experiment, on all ranks."""
     return _Step(experiment).written()
-
-
-def micro_batches(experiment: Experiment) -> list[tuple[int, ...]]:
-    """For each micro-batch of a step, the rows of each rank."""
-    ranks = (1,) * experiment.plan.world_size
-    counts = apportion(experiment.batch_size, (1,) * experiment.accumulate)
-    return [apportion(count, ranks) for count in counts]
 
 
 class _Step:
@@ -73,7 +67,7 @@ class _Step:
         self.timeline.at("step")
         sync = self.experiment.sync
         if isinstance(sync, LocalSGD):
-            room = averaging_bytes(sync, self.plan, self.pieces)
+            room = averaging_bytes(self.experiment, sync, self.pieces)
             self.timeline.pass_by(room, "workspace")
 
     def _pass(self, rows: tuple[int, ...]) -> list[int]:
@@ -87,8 +81,7 @@ class _Step:
 
     def _in_rounds(self, rows: tuple[int, ...], tail: Tail) -> list[int]:
         boundary: Value = (tail.boundary, ())
-        head = [op for op in self.program.operations if not self._behind(op, tail)]
-        behind = [op for op in self.program.operations if self._behind(op, tail)]
+        head, behind = self.program.parted(tail)
         whole = self._running(rows)
         made = whole.forward(head, {}, (boundary,) if tail.boundary != "input" else ())
         images = self.timeline.make(np.zeros_like(whole.rows.own), "data", "input")
@@ -115,10 +108,6 @@ class _Step:
             self.timeline.drop(gathered)
         self.timeline.drop(features)
         return results
-
-    def _behind(self, operation: Operation, tail: Tail) -> bool:
-        name, steps = operation.gives
-        return name in tail.layers or (name == tail.boundary and bool(steps))
 
     def _running(self, rows: tuple[int, ...]) -> Pass:
         return Pass(self.program, self.timeline, self.gradients, Rows(rows))
