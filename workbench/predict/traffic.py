@@ -71,6 +71,16 @@ class Traffic:
         """Of one rank, in a step; what comes every few steps counts its part."""
         return sum(c.bytes[rank] / c.every for c in self.collectives)
 
+    @property
+    def most_received_bytes(self) -> float:
+        """Of the rank that receives most."""
+        return max(self.received_bytes(rank) for rank in range(self.world_size))
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return len(self.collectives[0].bytes)
+
     def rows(self, rank: int) -> tuple[tuple[str, str, str, str, int, int, int], ...]:
         """(group, op, layer, phase, calls, messages, bytes) of one rank, as a recorder has them.
 
