@@ -2,11 +2,13 @@
 
 from contextlib import nullcontext
 from dataclasses import astuple
+from pathlib import Path
 
 import torch
 
 from tests.layers import nets
-from workbench.comm.world import World
+from workbench.bench.stepping import measure
+from workbench.comm.world import Seat, World
 from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
 from workbench.plan.experiment import Experiment
@@ -50,3 +52,8 @@ def received_in_a_step(
 
 def _not_yet() -> None:
     """More micro-batches follow."""
+
+
+def peak_of_a_step(seat: Seat, experiment: Experiment, weights: Path) -> int:
+    """Bytes of this rank at the highest point of a step in the middle of a run."""
+    return measure(seat, experiment, weights=weights).peak_bytes

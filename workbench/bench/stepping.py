@@ -1,5 +1,6 @@
 """What one engine does in `bench predict`: a few steps, watched."""
 
+import gc
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -29,6 +30,7 @@ class Observed:
 
 def measure(seat: Seat, experiment: Experiment, *, weights: Path) -> Observed:
     """Runs three steps, of which the last one counts: the optimizer then has its state."""
+    gc.collect()  # what an earlier case has left must not be freed under the meter
     with PeakMeter(torch.device(seat.device)) as meter, World.open(seat) as world:
         groups = world.groups(group_specs_of(experiment.plan))
         state = RankState.start(experiment, world, groups, weights, None)
