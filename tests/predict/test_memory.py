@@ -9,6 +9,7 @@ from workbench.model.weights import initialize
 from workbench.plan.experiment import SGD, Adam, Experiment, LocalSGD, Synthetic
 from workbench.plan.plan import Plan
 from workbench.predict.memory import memory_of
+from workbench.predict.program import program_of
 
 SHAPE = (3, 16, 16)
 
@@ -83,5 +84,5 @@ def test_peaks_are_the_measured_ones(on_ranks, weights, net, plan, fields):
     chosen = PLANS[plan](GRAPHS[net])
     run = Experiment(plan=chosen, data=Synthetic(samples=1600), steps=3, **given)
     found = on_ranks.seated(chosen.world_size, running.peak_of_a_step, run, weights[net])
-    for rank, measured in zip(memory_of(run).ranks, found, strict=True):
+    for rank, measured in zip(memory_of(program_of(run)).ranks, found, strict=True):
         assert rank.peak_bytes == pytest.approx(measured, rel=0.02), (rank.moment, rank.categories)

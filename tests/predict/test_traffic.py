@@ -13,6 +13,7 @@ from workbench.plan.experiment import SGD, Adam, Experiment, LocalSGD, Synchrono
 from workbench.plan.plan import Plan
 from workbench.plan.rules import schemes_of
 from workbench.plan.tail import ROUNDS
+from workbench.predict.program import program_of
 from workbench.predict.traffic import traffic_of
 
 GRAPHS = {net: trace(net(), input_shape=net.shape) for net in (*nets.NETS, rounds.Picture)}
@@ -28,7 +29,7 @@ def experiment(plan, **fields):
 
 
 def check(on_ranks, run, net):
-    predicted = traffic_of(run)
+    predicted = traffic_of(program_of(run))
     answers = on_ranks(run.plan.world_size, running.received_in_a_step, run, net)
     for rank, recorded in enumerate(answers):
         assert sorted(predicted.rows(rank)) == sorted(recorded)
@@ -93,14 +94,13 @@ def test_through_gloo_it_is_the_same(on_ranks):
     run = experiment(Plan.hybrid(GRAPHS[nets.Images], 4, 2))
     answers = on_ranks(4, running.received_in_a_step, run, nets.Images, shared_memory=False)
     for rank, recorded in enumerate(answers):
-        assert sorted(traffic_of(run).rows(rank)) == sorted(recorded)
+        assert sorted(traffic_of(program_of(run)).rows(rank)) == sorted(recorded)
 
 
 def test_what_comes_every_few_steps_counts_its_part():
-    graph = GRAPHS[nets.Images]
+    plan = Plan.data_parallel(GRAPHS[nets.Images], 2)
     often, rarely = (
-        traffic_of(experiment(Plan.data_parallel(graph, 2), sync=LocalSGD(every=every)))
-        for every in (1, 5)
+        traffic_of(program_of(experiment(plan, sync=LocalSGD(every=every)))) for every in (1, 5)
     )
     status = sum(c.bytes[0] for c in often.collectives if c.layer == "status")
     assert rarely.received_bytes(0) - status == pytest.approx(

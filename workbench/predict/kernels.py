@@ -79,15 +79,12 @@ def convolution(
     of_weight = y + blocked + w
     if kernel[0] > image[0] or kernel[1] > _WIDEST:
         of_weight = unfolded // np.maximum(rows, 1) + (_REDUCERS + 1) * w
-    # With few rows torch multiplies matrices itself where the kernel is a single point.
-    used = (rows >= _FEW_ROWS).astype(np.int64) if pointwise else np.ones_like(rows)
+    spaces = [blocked + w + y, y, y + w + x, x * (2 if strided else 1), of_weight]
+    if pointwise:  # with few rows torch multiplies matrices itself
+        spaces = [space * (rows >= _FEW_ROWS) for space in spaces]
+    forward, beside_output, backward, beside_gradient, of_weight = spaces
     return Workspace(
-        forward=(blocked + w + y) * used,
-        beside_output=y * used,
-        backward=(y + w + x) * used,
-        beside_gradient=x * (2 if strided else 1) * used,
-        of_weight=of_weight * used,
-        copies_weight=True,
+        forward, beside_output, backward, beside_gradient, of_weight, copies_weight=True
     )
 
 

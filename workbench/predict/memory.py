@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from workbench.plan.experiment import Experiment
+from workbench.predict.program import Program
 from workbench.predict.step import timeline_of
 from workbench.predict.timeline import CATEGORIES, Category, Moment, Peak
 
@@ -64,13 +64,13 @@ class Memory:
         return self.ranks[rank]
 
 
-def memory_of(experiment: Experiment) -> Memory:
+def memory_of(program: Program) -> Memory:
     """The memory of a step in the middle of an experiment's run.
 
     It is that of torch's allocator on CPUs, and of what ranks of one host share: all ranks are
     taken to be on one. `workbench.train.memory.PeakMeter` measures the same.
     """
-    return Memory(tuple(map(_rank, timeline_of(experiment).peaks())))
+    return Memory(tuple(map(_rank, timeline_of(program).peaks())))
 
 
 def _rank(peak: Peak) -> RankMemory:

@@ -1,7 +1,7 @@
 """A model's parameters as ranks hold them: their order, their pieces, and their buckets."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,9 +11,9 @@ from workbench.plan.graph import Graph
 from workbench.plan.placement import Replicate
 from workbench.plan.plan import Plan
 from workbench.plan.weights import WeightPlacement
-from workbench.predict.program import BYTES
 from workbench.predict.rows import Counts, tiled
 
+BYTES = {"fp32": 4, "bf16": 4, "fp64": 8}  # of an element of a weight, or of an image
 # Linear layers with as large a weight write its gradient where the last step's was.
 KEEPS_GRADIENT_BYTES = 2**22
 
@@ -81,10 +81,10 @@ class _Node:
             node = node.children.setdefault(name, _Node())
         return node
 
-    def walk(self) -> Iterator[str]:
-        yield from self.own.values()
+    def collect(self, names: dict[str, None]) -> None:
+        names.update(dict.fromkeys(self.own.values()))
         for child in self.children.values():
-            yield from child.walk()
+            child.collect(names)
 
 
 def trainable_names(graph: Graph) -> tuple[str, ...]:
@@ -104,7 +104,9 @@ def trainable_names(graph: Graph) -> tuple[str, ...]:
         for path, name in [*borrowed, *mine]:
             *modules, leaf = path.split(".")
             root.at(modules).own[leaf] = name
-    return tuple(dict.fromkeys(root.walk()))
+    names: dict[str, None] = {}  # a tied weight stands where it comes first
+    root.collect(names)
+    return tuple(names)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment import Experiment
 from workbench.plan.plan import Plan
 from workbench.predict.memory import Memory, memory_of
+from workbench.predict.program import Program, program_of
 from workbench.predict.show import as_html, as_text
 from workbench.predict.traffic import Traffic, traffic_of
 
@@ -23,14 +24,19 @@ class Prediction:
     experiment: Experiment
 
     @cached_property
+    def program(self) -> Program:
+        """What its ranks execute."""
+        return program_of(self.experiment)
+
+    @cached_property
     def memory(self) -> Memory:
         """On every rank, in bytes of each category and layer."""
-        return memory_of(self.experiment)
+        return memory_of(self.program)
 
     @cached_property
     def traffic(self) -> Traffic:
         """What every collective brings to every rank."""
-        return traffic_of(self.experiment)
+        return traffic_of(self.program)
 
     def __getstate__(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}  # not what is cached

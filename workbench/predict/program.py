@@ -6,17 +6,18 @@ conversions start alike share them.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from workbench.plan.experiment import Experiment
 from workbench.plan.graph import Layer
 from workbench.plan.layout import ROWS, Conversion, Layout
 from workbench.plan.plan import Plan
 from workbench.plan.tail import Tail
+from workbench.predict.parameters import BYTES, Pieces
 
 # What a conversion or a layer gives: the layer's name, and the conversions since.
 Value = tuple[str, tuple[Conversion, ...]]
 
-BYTES = {"fp32": 4, "bf16": 4, "fp64": 8}  # of weights and images
 HALF = 2
 # What autocast computes in half precision, whatever it is given.
 _CAST = ("conv2d", "linear")
@@ -57,18 +58,25 @@ class Program:
     """The operations of a whole pass.
 
     Attributes:
-        plan: executed.
+        experiment: that runs it.
+        pieces: of the experiment's weights.
         operations: in the order of the forward pass.
         results: the values that the model returns.
         by_value: each operation by what it gives; the model's input is given by none.
         itemsize: bytes of an element of the model's input.
     """
 
-    plan: Plan
+    experiment: Experiment
+    pieces: Pieces
     operations: tuple[Operation, ...]
     results: tuple[Value, ...]
     by_value: dict[Value, Operation]
     itemsize: int
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that is executed."""
+        return cast(Plan, self.experiment.plan)
 
     def needs_gradient(self, value: Value) -> bool:
         """Whether a gradient flows back to this value."""
@@ -92,7 +100,7 @@ def program_of(experiment: Experiment) -> Program:
 
 class _Writing:
     def __init__(self, experiment: Experiment) -> None:
-        self.plan: Plan = experiment.plan
+        self.experiment, self.plan = experiment, experiment.plan
         self.graph, self.flow = self.plan.graph, self.plan.flow
         self.half = experiment.precision == "bf16"
         self.itemsize = BYTES[experiment.precision]
@@ -108,7 +116,8 @@ class _Writing:
                 self._convert(value, label)
         results = tuple((name, self.flow.returns[name]) for name in self.graph.outputs)
         operations = tuple(self.by_value.values())
-        return Program(self.plan, operations, results, self.by_value, self.itemsize)
+        pieces = Pieces.of(self.experiment)
+        return Program(self.experiment, pieces, operations, results, self.by_value, self.itemsize)
 
     def _conversions(self) -> dict[str, list[tuple[Value, str]]]:
         """For each producer, the converted values in the order in which they are made."""

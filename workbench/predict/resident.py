@@ -16,8 +16,7 @@ from workbench.plan.experiment import SGD, Experiment, LocalSGD
 from workbench.plan.mesh import replica_group
 from workbench.plan.placement import apportion
 from workbench.plan.plan import Plan
-from workbench.predict.parameters import Pieces, averaged, buckets_of, copies
-from workbench.predict.program import BYTES
+from workbench.predict.parameters import BYTES, Pieces, averaged, buckets_of, copies
 from workbench.predict.rows import Counts
 
 PAGE_BYTES = 4096

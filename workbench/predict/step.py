@@ -8,14 +8,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from workbench.plan.experiment import Experiment, LocalSGD, Synchronous
+from workbench.plan.experiment import LocalSGD, Synchronous
 from workbench.plan.placement import Shard
 from workbench.plan.tail import Tail, round_rows
 from workbench.predict.batches import micro_batches
 from workbench.predict.gradients import Gradients
-from workbench.predict.parameters import Pieces, tail_names
+from workbench.predict.parameters import tail_names
 from workbench.predict.passes import Pass, Tape
-from workbench.predict.program import Program, Value, layout_of, program_of
+from workbench.predict.program import Program, Value, layout_of
 from workbench.predict.resident import averaging_bytes, optimizer_bytes, shared_bytes, weight_bytes
 from workbench.predict.rows import Counts, Rows
 from workbench.predict.timeline import Category, Timeline
@@ -24,18 +24,17 @@ _INT64 = 8
 _FP32 = 4
 
 
-def timeline_of(experiment: Experiment) -> Timeline:
+def timeline_of(program: Program) -> Timeline:
     """The tensors of one step of an experiment, on all ranks."""
-    return _Step(experiment).written()
+    return _Step(program).written()
 
 
 class _Step:
-    def __init__(self, experiment: Experiment) -> None:
-        self.experiment, self.plan = experiment, experiment.plan
-        self.program: Program = program_of(experiment)
+    def __init__(self, program: Program) -> None:
+        self.program, self.pieces = program, program.pieces
+        self.experiment, self.plan = program.experiment, program.plan
         self.timeline = Timeline(self.plan.world_size)
-        self.pieces = Pieces.of(experiment)
-        self.gradients = Gradients(experiment, self.pieces, self.timeline)
+        self.gradients = Gradients(self.experiment, self.pieces, self.timeline)
 
     def written(self) -> Timeline:
         self._reside("weights", weight_bytes(self.pieces))

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from workbench.plan.experiment import Experiment, LocalSGD, Synchronous
+from workbench.plan.experiment import LocalSGD, Synchronous
 from workbench.plan.layout import ROWS, Conversion, Layout
 from workbench.plan.mesh import replica_groups, shard_groups
 from workbench.plan.placement import Shard
@@ -17,8 +17,8 @@ from workbench.plan.tail import round_rows
 from workbench.predict import received
 from workbench.predict.batches import micro_batches
 from workbench.predict.crossing import crossing_of
-from workbench.predict.parameters import Pieces, averaged, buckets_of, tail_names
-from workbench.predict.program import Operation, Program, layout_of, program_of
+from workbench.predict.parameters import averaged, buckets_of, tail_names
+from workbench.predict.program import Operation, Program, layout_of
 from workbench.predict.received import Groups, Received
 from workbench.predict.rows import Counts, Rows, features
 
@@ -96,20 +96,19 @@ class Traffic:
         return tuple(found)
 
 
-def traffic_of(experiment: Experiment) -> Traffic:
+def traffic_of(program: Program) -> Traffic:
     """The collectives of one step of an experiment."""
-    return _Counting(experiment).found()
+    return _Counting(program).found()
 
 
 _Key = tuple[str, str, Phase, Purpose, tuple[tuple[int, ...], ...], int]
 
 
 class _Counting:
-    def __init__(self, experiment: Experiment) -> None:
-        self.experiment, self.plan = experiment, experiment.plan
+    def __init__(self, program: Program) -> None:
+        self.program, self.pieces = program, program.pieces
+        self.experiment, self.plan = program.experiment, program.plan
         self.world = self.plan.world_size
-        self.program: Program = program_of(experiment)
-        self.pieces = Pieces.of(experiment)
         self.everywhere = np.ones(self.world, dtype=np.int64)
         self._sums: dict[_Key, tuple[Counts, Counts, Counts]] = {}
 
