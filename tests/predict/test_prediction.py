@@ -118,6 +118,16 @@ def test_reads_well():
     assert pickle.loads(pickle.dumps(prediction.memory)) == prediction.memory
 
 
+def test_says_what_it_had_to_guess():
+    builder = graphs.Builder((6,)).linear("fc", 8).same("strange", "op").linear("out", 5)
+    prediction = predicted(Plan.data_parallel(builder.graph(), 2))
+    assert prediction.memory.guessed == ("strange",)
+    caution = "what strange keep for their backward pass is not known"
+    assert caution in str(prediction)
+    assert caution in prediction._repr_html_()
+    assert "not known" not in str(predicted(Plan.data_parallel(graphs.vgg(), 2)))
+
+
 def test_long_tables_say_what_they_leave_out():
     lines = str(predicted(Plan.data_parallel(graphs.vgg(), 64), batch_size=64)).splitlines()
     assert "... 24 more ranks" in lines

@@ -91,7 +91,7 @@ def kept_by(layer: Layer, synchronized: bool) -> Kept:
         layer: of the graph.
         synchronized: whether batch norm uses the statistics of all ranks' rows.
     """
-    name = layer.target.rpartition(".")[2].lower().removesuffix("_")
+    name = _name(layer)
     match layer.kind:
         case "conv2d" | "linear" | "mul":
             return _INPUT
@@ -109,8 +109,20 @@ def kept_by(layer: Layer, synchronized: bool) -> Kept:
             return _pool(layer, name)
         case "elementwise":
             return _ELEMENTWISE.get(name, _INPUT)
+        case "stochastic_depth":
+            return _NOTHING
         case _:
-            return _OPERATIONS.get(name, _NOTHING if layer.kind == "stochastic_depth" else _BOTH)
+            return _OPERATIONS.get(name, _BOTH)
+
+
+def is_guessed(layer: Layer) -> bool:
+    """Whether nothing is known of what an operation keeps."""
+    return layer.kind == "op" and _name(layer) not in _OPERATIONS
+
+
+def _name(layer: Layer) -> str:
+    """The bare name of what is called, in place or not."""
+    return layer.target.rpartition(".")[2].lower().removesuffix("_")
 
 
 def _pool(layer: Layer, name: str) -> Kept:

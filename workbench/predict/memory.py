@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from workbench.predict.kept import is_guessed
 from workbench.predict.program import Program
 from workbench.predict.step import timeline_of
 from workbench.predict.timeline import CATEGORIES, Category, Moment, Peak
@@ -51,9 +52,12 @@ class Memory:
 
     Attributes:
         ranks: in their order.
+        guessed: layers whose operation is not known: they are taken to keep their input and
+            output for the backward pass, which may be too little.
     """
 
     ranks: tuple[RankMemory, ...]
+    guessed: tuple[str, ...] = ()
 
     @property
     def peak_bytes(self) -> int:
@@ -70,7 +74,8 @@ def memory_of(program: Program) -> Memory:
     It is that of torch's allocator on CPUs, and of what ranks of one host share: all ranks are
     taken to be on one. `workbench.train.memory.PeakMeter` measures the same.
     """
-    return Memory(tuple(map(_rank, timeline_of(program).peaks())))
+    guessed = tuple(layer.name for layer in program.plan.graph.layers if is_guessed(layer))
+    return Memory(tuple(map(_rank, timeline_of(program).peaks())), guessed)
 
 
 def _rank(peak: Peak) -> RankMemory:

@@ -16,7 +16,7 @@ _LINES = 40
 def as_text(title: str, memory: Memory, traffic: Traffic) -> str:
     """Both tables."""
     tables = (_lines(_MEMORY, _memory(memory)), _lines(_TRAFFIC, _traffic(traffic)))
-    return "\n\n".join([title, *map("\n".join, tables)])
+    return "\n\n".join([title, *map("\n".join, tables), *_caution(memory)])
 
 
 def as_html(title: str, memory: Memory, traffic: Traffic) -> str:
@@ -26,7 +26,17 @@ def as_html(title: str, memory: Memory, traffic: Traffic) -> str:
         _table("Memory at the highest point, MiB", _MEMORY, _memory(memory)),
         _table("Received in a step, by the rank that receives most", _TRAFFIC, _traffic(traffic)),
     )
-    return f"<div><p><b>{escape(heading)}</b>: {escape(rest)}.</p>{''.join(tables)}</div>"
+    notes = "".join(f"<p>{escape(note)}</p>" for note in _caution(memory))
+    return f"<div><p><b>{escape(heading)}</b>: {escape(rest)}.</p>{''.join(tables)}{notes}</div>"
+
+
+def _caution(memory: Memory) -> list[str]:
+    """What a reader must know to judge the figures."""
+    if not memory.guessed:
+        return []
+    more = f" and {len(memory.guessed) - 3} more" if len(memory.guessed) > 3 else ""
+    named = ", ".join(memory.guessed[:3]) + more
+    return [f"Too little, perhaps: what {named} keep for their backward pass is not known."]
 
 
 def _memory(memory: Memory) -> list[tuple[str, ...]]:
