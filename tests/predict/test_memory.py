@@ -4,12 +4,16 @@ import pytest
 from torch import nn
 
 from tests.predict import running
+from workbench.comm.staging import SEGMENT_BYTES
+from workbench.layers.linear import LARGE_BYTES
 from workbench.model.trace import trace
 from workbench.model.weights import initialize
 from workbench.plan.experiment import SGD, Adam, Experiment, LocalSGD, Synthetic
 from workbench.plan.plan import Plan
 from workbench.predict.memory import memory_of
+from workbench.predict.parameters import KEEPS_GRADIENT_BYTES
 from workbench.predict.program import program_of
+from workbench.predict.resident import STAGING_BYTES
 
 SHAPE = (3, 16, 16)
 
@@ -86,3 +90,9 @@ def test_peaks_are_the_measured_ones(on_ranks, weights, net, plan, fields):
     found = on_ranks.seated(chosen.world_size, running.peak_of_a_step, run, weights[net])
     for rank, measured in zip(memory_of(program_of(run)).ranks, found, strict=True):
         assert rank.peak_bytes == pytest.approx(measured, rel=0.02), (rank.moment, rank.categories)
+
+
+def test_sizes_are_those_of_the_implementation():
+    """Rooms that never see each other state them twice."""
+    assert STAGING_BYTES == SEGMENT_BYTES
+    assert KEEPS_GRADIENT_BYTES == LARGE_BYTES
