@@ -3,7 +3,9 @@
 Names are loaded when they are first used: a process that handles plans only never imports torch.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from workbench.plan import Synchronous as Synchronous
     from workbench.plan import Synthetic as Synthetic
     from workbench.plan import apportion as apportion
+    from workbench.predict import Prediction as Prediction
+    from workbench.predict import predict as predict
     from workbench.widgets import Dashboard as Dashboard
 
 _HOME = {
@@ -43,6 +47,7 @@ _HOME = {
             "LayerPlan LocalSGD Partial Plan PlanError Replicate Shard Synchronous Synthetic "
             "apportion"
         ),
+        "predict": "Prediction predict",
         "widgets": "Dashboard",
     }.items()
     for name in names.split()
@@ -61,3 +66,18 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_HOME])
+
+
+class _Facade(ModuleType):
+    """Keeps `predict` the function, also once the folder of that name has been imported."""
+
+    @property
+    def predict(self) -> Any:
+        return __getattr__("predict")
+
+    @predict.setter
+    def predict(self, folder: ModuleType) -> None:
+        """Python puts every folder that it has imported here; `sys.modules` has it, too."""
+
+
+sys.modules[__name__].__class__ = _Facade

@@ -74,3 +74,11 @@ def test_under_autocast_it_is_torch_s_own():
         found, expected = gradients(ours, x), gradients(theirs, x)
     for mine, other in zip(found, expected, strict=True):
         assert torch.equal(mine, other)
+
+
+def test_under_autocast_memory_that_nobody_writes_to_is_let_go():
+    _, ours = pair(dtype=torch.float32)
+    ours.spare.give(torch.empty(4, 6))
+    with torch.autocast("cpu", torch.bfloat16):
+        ours(torch.randn(5, 6))
+    assert ours.spare.take() is None

@@ -37,6 +37,7 @@ def kind_of(call, shape=IMAGE):
         (nn.GroupNorm(2, 6), "op"),
         (nn.InstanceNorm2d(6), "op"),
         (nn.Dropout(0.2), "dropout"),
+        (nn.Dropout(0.0), "elementwise"),
         (nn.Dropout2d(0.2), "op"),
         (nn.ReLU(inplace=True), "elementwise"),
         (nn.GELU(), "elementwise"),

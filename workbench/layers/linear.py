@@ -41,6 +41,7 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Maps [..., in_features] to [..., out_features]."""
         if torch.is_autocast_enabled(x.device.type):
+            self.spare.take()  # nobody writes over it here, so let it go
             return super().forward(x)
         return _Linear.apply(x, self.weight, self.bias, self.spare)
 

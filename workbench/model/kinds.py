@@ -82,7 +82,10 @@ def kind_of(node: Node, module: nn.Module | None) -> str:
 def _of_module(node: Node, module: nn.Module) -> str:
     if module._forward_hooks or module._forward_pre_hooks:
         return "op"
-    if type(module).__name__ == "StochasticDepth":
+    stochastic_depth = type(module).__name__ == "StochasticDepth"
+    if (stochastic_depth or type(module) is nn.Dropout) and module.p == 0:
+        return "elementwise"  # gives what it gets, and draws nothing
+    if stochastic_depth:
         return "stochastic_depth"
     if isinstance(module, _BatchNorm):
         return "batch_norm"

@@ -1,0 +1,23 @@
+"""The benchmark of predictions runs, quickly, and gives every figure."""
+
+import json
+
+import pytest
+
+from workbench.bench.__main__ import main
+
+
+@pytest.mark.slow
+def test_quick(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["predict", "--quick", "--json", "found.json", "--plot", "found.svg"]) == 0
+    assert (tmp_path / "found.svg").read_text().startswith("<svg")
+    content = json.loads((tmp_path / "found.json").read_text())
+    assert content["figures"].keys() == {
+        "memory_error_median",
+        "memory_error_worst",
+        "traffic_exact",
+    }
+    assert content["figures"]["memory_error_worst"]["max"] < 0.02
+    assert content["figures"]["traffic_exact"]["min"] == 1.0
+    assert len(content["rows"]) == 2

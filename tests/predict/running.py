@@ -1,0 +1,59 @@
+"""Steps of small nets on this rank, for the record and for the meter."""
+
+from contextlib import nullcontext
+from dataclasses import astuple
+from pathlib import Path
+
+import torch
+
+from tests.layers import nets
+from workbench.bench.stepping import measure
+from workbench.comm.world import Seat, World
+from workbench.layers.context import BatchContext
+from workbench.layers.cut import cut
+from workbench.plan.experiment import Experiment
+from workbench.plan.placement import Shard, apportion
+from workbench.train.batch import MicroBatch
+from workbench.train.loop import agree
+from workbench.train.optimizer import build_optimizer
+from workbench.train.passes import pass_of
+from workbench.train.state import everyone, group_specs_of
+from workbench.train.strategy import strategy_of
+
+
+def received_in_a_step(
+    world: World, experiment: Experiment, net: type[torch.nn.Module]
+) -> list[tuple[object, ...]]:
+    """(group, op, layer, phase, calls, messages, bytes) of every row of the record."""
+    plan = experiment.plan
+    groups = world.groups(group_specs_of(plan))
+    context = BatchContext(world.rank, (0,) * world.size, seed=nets.SEED)
+    reader = nets.Memory(nets.made(net).state_dict())
+    model = cut(plan, context, groups, reader, device=world.device)
+    optimizer = build_optimizer(experiment.optimizer, model.trainable().values())
+    strategy = strategy_of(experiment, model, optimizer)
+    passing = pass_of(model, nullcontext, strategy.after_round)
+    images, labels = nets.batch(net, experiment.batch_size)
+    strategy.begin()
+    first = 0
+    for index, count in enumerate(apportion(len(images), (1,) * experiment.accumulate)):
+        rows = apportion(count, (1,) * world.size)
+        start, length = Shard(0, rows).span(world.rank)
+        mine = slice(first + start, first + start + length)
+        batch = MicroBatch(rows, first, images[mine], labels[mine])
+        last = index == experiment.accumulate - 1
+        passing.run(batch, 0, len(images), strategy.last if last else _not_yet)
+        first += count
+    strategy.finish(apportion(len(images), (1,) * world.size))
+    agree(everyone(groups, plan), 0.0, False, 0.0)
+    strategy.update(0)
+    return [astuple(row)[:-1] for row in world.recorder.rows()]
+
+
+def _not_yet() -> None:
+    """More micro-batches follow."""
+
+
+def peak_of_a_step(seat: Seat, experiment: Experiment, weights: Path) -> int:
+    """Bytes of this rank at the highest point of a step in the middle of a run."""
+    return measure(seat, experiment, weights=weights).peak_bytes

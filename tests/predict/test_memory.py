@@ -1,0 +1,98 @@
+"""Predicted peaks beside measured ones, on the same small nets as everything else."""
+
+import pytest
+from torch import nn
+
+from tests.predict import running
+from workbench.comm.staging import SEGMENT_BYTES
+from workbench.layers.linear import LARGE_BYTES
+from workbench.model.trace import trace
+from workbench.model.weights import initialize
+from workbench.plan.experiment import SGD, Adam, Experiment, LocalSGD, Synthetic
+from workbench.plan.plan import Plan
+from workbench.predict.memory import memory_of
+from workbench.predict.parameters import KEEPS_GRADIENT_BYTES
+from workbench.predict.program import program_of
+from workbench.predict.resident import STAGING_BYTES
+
+SHAPE = (3, 16, 16)
+
+
+def convolutions() -> nn.Module:
+    """Batch norm, residuals, pools that find maxima, dropout, and a classifier to be cut."""
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, stride=2, padding=1, bias=False),
+        nn.Hardswish(),
+        nn.Conv2d(64, 64, 1),
+        nn.Flatten(),
+        nn.Linear(1024, 1024),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(1024, 512),
+        nn.GELU(),
+        nn.Linear(512, 10),
+    )
+
+
+def wide() -> nn.Module:
+    """Nearly all activations in the tail."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(768, 32), nn.ReLU(), nn.Linear(32, 1024), nn.Tanh(),
+        nn.Linear(1024, 1024), nn.Tanh(), nn.Linear(1024, 10),
+    )  # fmt: skip
+
+
+NETS = {"convolutions": convolutions, "wide": wide}
+GRAPHS = {name: trace(net(), input_shape=SHAPE) for name, net in NETS.items()}
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("weights")
+    made = {}
+    for name, net in NETS.items():
+        made[name] = initialize(GRAPHS[name], 0, folder / name, module=net())
+    return made
+
+
+PLANS = {
+    "data parallel": lambda g: Plan.data_parallel(g, 2).with_batch_norm("synchronized"),
+    "hybrid": lambda g: Plan.hybrid(g, 4),
+    "in groups": lambda g: Plan.hybrid(g, 4, 2),
+    "unequal": lambda g: Plan.hybrid(g, 2).with_layer("8", shares=(3, 1)),
+    "B": lambda g: Plan.hybrid(g, 4, rounds="B"),
+    "B/K": lambda g: Plan.hybrid(g, 4, rounds="B/K"),
+}
+
+CASES = [
+    ("convolutions", "data parallel", {}),
+    ("convolutions", "hybrid", dict(optimizer=Adam())),
+    ("convolutions", "in groups", dict(precision="fp64")),
+    ("convolutions", "in groups", dict(accumulate=2)),
+    # Without an averaging, whose buffer a thread of gloo may free unseen by the meter.
+    ("convolutions", "in groups", dict(sync=LocalSGD(every=9))),
+    ("convolutions", "unequal", dict(precision="bf16")),
+    ("wide", "hybrid", dict(batch_size=1600)),
+    ("wide", "B", dict(batch_size=1600)),
+    ("wide", "B/K", dict(batch_size=1600)),
+]
+
+
+@pytest.mark.parametrize(("net", "plan", "fields"), CASES)
+def test_peaks_are_the_measured_ones(on_ranks, weights, net, plan, fields):
+    given = dict(batch_size=128, optimizer=SGD(lr=0.01, momentum=0.9)) | fields
+    chosen = PLANS[plan](GRAPHS[net])
+    run = Experiment(plan=chosen, data=Synthetic(samples=1600), steps=3, **given)
+    found = on_ranks.seated(chosen.world_size, running.peak_of_a_step, run, weights[net])
+    for rank, measured in zip(memory_of(program_of(run)).ranks, found, strict=True):
+        assert rank.peak_bytes == pytest.approx(measured, rel=0.02), (rank.moment, rank.categories)
+
+
+def test_sizes_are_those_of_the_implementation():
+    """Rooms that never see each other state them twice."""
+    assert STAGING_BYTES == SEGMENT_BYTES
+    assert KEEPS_GRADIENT_BYTES == LARGE_BYTES

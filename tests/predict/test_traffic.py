@@ -1,0 +1,108 @@
+"""Predicted calls, messages and bytes are those of the record, row by row."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.layers import nets
+from tests.layers.drawn import shares
+from tests.predict import running
+from tests.train import rounds
+from workbench.model.trace import trace
+from workbench.plan.experiment import SGD, Adam, Experiment, LocalSGD, Synchronous
+from workbench.plan.plan import Plan
+from workbench.plan.rules import schemes_of
+from workbench.plan.tail import ROUNDS
+from workbench.predict.program import program_of
+from workbench.predict.traffic import traffic_of
+
+GRAPHS = {net: trace(net(), input_shape=net.shape) for net in (*nets.NETS, rounds.Picture)}
+# Not Residual: a ReLU called three times cannot idle in one of them.
+UNEQUAL = (nets.Images, nets.Tokens, nets.Tied)
+
+
+def experiment(plan, **fields):
+    given = dict(
+        optimizer=SGD(lr=0.1), batch_size=7, precision="fp64", sync=Synchronous(bucket_bytes=600)
+    )
+    return Experiment(plan=plan, steps=1, **given | fields)
+
+
+def check(on_ranks, run, net):
+    predicted = traffic_of(program_of(run))
+    answers = on_ranks(run.plan.world_size, running.received_in_a_step, run, net)
+    for rank, recorded in enumerate(answers):
+        assert sorted(predicted.rows(rank)) == sorted(recorded)
+
+
+@st.composite
+def runs(draw):
+    """Any net under any schemes, group sizes and shares, in micro-batches."""
+    net = draw(st.sampled_from(nets.NETS))
+    graph, world = GRAPHS[net], draw(st.integers(1, 4))
+    plan = Plan.data_parallel(graph, world)
+    plan = plan.with_batch_norm(draw(st.sampled_from(["local", "synchronized"])))
+    sizes = [k for k in range(1, world + 1) if world % k == 0]
+    for layer in graph.layers:
+        if not schemes_of(layer) or layer.name in graph.shares_weights:
+            continue
+        scheme = draw(st.sampled_from(schemes_of(layer)))
+        k = 1 if scheme == "replicate" else draw(st.sampled_from(sizes))
+        unequal = scheme.startswith("shard") and net in UNEQUAL and draw(st.booleans())
+        cut_by = draw(shares(k)) if unequal else None
+        plan = plan.with_layer(layer.name, scheme=scheme, group_size=k, shares=cut_by)
+    count, parts = draw(st.integers(4, 9)), draw(st.integers(1, 2))
+    return net, experiment(plan, batch_size=count, accumulate=parts)
+
+
+@settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(case=runs())
+def test_any_plan(on_ranks, case):
+    net, run = case
+    check(on_ranks, run, net)
+
+
+@pytest.mark.parametrize("scheme", ROUNDS)
+@pytest.mark.parametrize("k", [2, 4])
+def test_rounds(on_ranks, scheme, k):
+    plan = Plan.hybrid(GRAPHS[rounds.Picture], 4, k, rounds=scheme)
+    check(on_ranks, experiment(plan), rounds.Picture)
+
+
+STRATEGIES = {
+    "per round": dict(sync=Synchronous(per_round=True, bucket_bytes=600)),
+    "local": dict(sync=LocalSGD(every=1, bucket_bytes=600)),
+    "local, averaged momentum": dict(
+        sync=LocalSGD(every=1, momentum="average", bucket_bytes=600), optimizer=Adam()
+    ),
+}
+
+
+@pytest.mark.parametrize("fields", STRATEGIES.values(), ids=STRATEGIES.keys())
+def test_strategies(on_ranks, fields):
+    plan = Plan.hybrid(GRAPHS[rounds.Picture], 4, 2, rounds="B/K")
+    check(on_ranks, experiment(plan, **fields), rounds.Picture)
+
+
+def test_through_gloo_it_is_the_same(on_ranks):
+    run = experiment(Plan.hybrid(GRAPHS[nets.Images], 4, 2))
+    answers = on_ranks(4, running.received_in_a_step, run, nets.Images, shared_memory=False)
+    for rank, recorded in enumerate(answers):
+        assert sorted(traffic_of(program_of(run)).rows(rank)) == sorted(recorded)
+
+
+def test_what_comes_every_few_steps_counts_its_part():
+    plan = Plan.data_parallel(GRAPHS[nets.Images], 2)
+    often, rarely = (
+        traffic_of(program_of(experiment(plan, sync=LocalSGD(every=every)))) for every in (1, 5)
+    )
+    status = sum(c.bytes[0] for c in often.collectives if c.layer == "status")
+    assert rarely.received_bytes(0) - status == pytest.approx(
+        (often.received_bytes(0) - status) / 5
+    )

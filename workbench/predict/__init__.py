@@ -1,0 +1,7 @@
+"""Memory and traffic of a plan, known before it runs: pure functions, without torch."""
+
+from workbench.predict.memory import Memory, RankMemory
+from workbench.predict.prediction import Prediction, predict
+from workbench.predict.traffic import Collective, Traffic
+
+__all__ = ["Collective", "Memory", "Prediction", "RankMemory", "Traffic", "predict"]

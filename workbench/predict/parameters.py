@@ -1,0 +1,195 @@
+"""A model's parameters as ranks hold them: their order, their pieces, and their buckets."""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from workbench.plan.experiment import SGD, Experiment, LocalSGD, Optimizer
+from workbench.plan.graph import Graph
+from workbench.plan.placement import Replicate
+from workbench.plan.plan import Plan
+from workbench.plan.weights import WeightPlacement
+from workbench.predict.rows import Counts, tiled
+
+BYTES = {"fp32": 4, "bf16": 4, "fp64": 8}  # of an element of a weight, or of an image
+# Linear layers with as large a weight write its gradient where the last step's was.
+KEEPS_GRADIENT_BYTES = 2**22
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What ranks hold of an experiment's weights.
+
+    Attributes:
+        names: of all parameters, in the order of the cut model's modules, which buckets follow.
+        sizes: bytes on each rank, by the name of the parameter or buffer.
+        owners: the layer of each of them.
+    """
+
+    names: tuple[str, ...]
+    sizes: dict[str, Counts]
+    owners: dict[str, str]
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> "Pieces":
+        """Those of an experiment's plan, in its precision."""
+        plan = experiment.plan
+        sizes = {
+            name: piece(placed, plan.world_size) * itemsize(placed, experiment.precision)
+            for name, placed in plan.flow.weights.items()
+        }
+        owners = {w.name: layer.name for layer in plan.graph.layers for w in layer.weights}
+        return cls(trainable_names(plan.graph), sizes, owners)
+
+    def by_layer(self, sizes: Mapping[str, Counts]) -> dict[str, Counts]:
+        """Sums, over each layer's weights, of what `sizes` says of them."""
+        found: dict[str, Counts] = {}
+        for name, size in sizes.items():
+            owner = self.owners[name]
+            found[owner] = found[owner] + size if owner in found else size
+        return found
+
+
+def piece(placed: WeightPlacement, world_size: int) -> Counts:
+    """Elements of a weight that each rank holds."""
+    numel = math.prod(placed.shape)
+    if isinstance(placed.placement, Replicate):
+        return np.full(world_size, numel, dtype=np.int64)
+    others = numel // max(placed.shape[placed.placement.dim], 1)
+    return tiled(placed.placement.sizes, world_size) * others
+
+
+def itemsize(placed: WeightPlacement, precision: str) -> int:
+    """Bytes of an element: floating-point weights have the experiment's precision."""
+    if placed.dtype.startswith(("float", "bfloat")):
+        return BYTES[precision]
+    return {"bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4}.get(placed.dtype, 8)
+
+
+@dataclass
+class _Node:
+    """A module of the model: what it holds itself, then its children, both as they came."""
+
+    own: dict[str, str] = field(default_factory=dict)
+    children: dict[str, "_Node"] = field(default_factory=dict)
+
+    def at(self, path: list[str]) -> "_Node":
+        node = self
+        for name in path:
+            node = node.children.setdefault(name, _Node())
+        return node
+
+    def collect(self, names: dict[str, None]) -> None:
+        names.update(dict.fromkeys(self.own.values()))
+        for child in self.children.values():
+            child.collect(names)
+
+
+def trainable_names(graph: Graph) -> tuple[str, ...]:
+    """Names of all parameters in the order of the cut model's modules, which buckets follow."""
+    root = _Node()
+    aliases = {
+        alias: weight.name
+        for layer in graph.layers
+        for weight in layer.weights
+        for alias in weight.aliases
+        if weight.trainable
+    }
+    for layer in graph.layers:
+        root.at(layer.name.split("."))
+        mine = [(weight.name, weight.name) for weight in layer.weights if weight.trainable]
+        borrowed = [pair for pair in aliases.items() if pair[0].startswith(f"{layer.name}.")]
+        for path, name in [*borrowed, *mine]:
+            *modules, leaf = path.split(".")
+            root.at(modules).own[leaf] = name
+    names: dict[str, None] = {}  # a tied weight stands where it comes first
+    root.collect(names)
+    return tuple(names)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that travel together, on one rank.
+
+    Attributes:
+        group_size: of the shard groups that their parameters lie over.
+        names: of the parameters, in the order of the backward pass.
+        bytes: of all of them.
+    """
+
+    group_size: int
+    names: tuple[str, ...]
+    bytes: int
+
+
+def buckets_of(experiment: Experiment, pieces: Pieces, rank: int) -> tuple[Bucket, ...]:
+    """Those in which one rank's gradients travel, in every step or after every round."""
+    sync = experiment.sync
+    every = set(pieces.names)
+    if isinstance(sync, LocalSGD):
+        return ()
+    if not sync.per_round:
+        return _bucketed(experiment, pieces, rank, every)
+    tail = tail_names(experiment.plan)
+    head = _bucketed(experiment, pieces, rank, every - tail)
+    return head + _bucketed(experiment, pieces, rank, tail)
+
+
+def _bucketed(
+    experiment: Experiment, pieces: Pieces, rank: int, names: Collection[str]
+) -> tuple[Bucket, ...]:
+    """By replica group, closed once they hold `bucket_bytes`; no empty pieces.
+
+    Parameters without replicas are in none.
+    """
+    plan = experiment.plan
+    closed: list[tuple[int, list[str], list[int]]] = []
+    opened: dict[int, tuple[list[str], list[int]]] = {}
+    for name in reversed(pieces.names):
+        k = plan.flow.weights[name].group_size
+        size = int(pieces.sizes[name][rank])
+        if name not in names or size == 0 or k == plan.world_size:
+            continue
+        if k not in opened:
+            opened[k] = ([], [])
+            closed.append((k, *opened[k]))
+        members, sizes = opened[k]
+        members.append(name)
+        sizes.append(size)
+        if sum(sizes) >= experiment.sync.bucket_bytes:
+            del opened[k]
+    return tuple(Bucket(k, tuple(members), sum(sizes)) for k, members, sizes in closed)
+
+
+def tail_names(plan: Plan) -> set[str]:
+    """Parameters behind the gather."""
+    inside = frozenset() if plan.tail is None else plan.tail.layers
+    layers = (layer for layer in plan.graph.layers if layer.name in inside)
+    return {weight.name for layer in layers for weight in layer.weights if weight.trainable}
+
+
+def averaged(
+    experiment: Experiment, sync: LocalSGD, pieces: Pieces, group_size: int, rank: int
+) -> tuple[int, ...]:
+    """Bytes of the buckets in which local SGD averages what lies over groups of one size."""
+    placed = experiment.plan.flow.weights
+    names = [name for name in pieces.names if placed[name].group_size == group_size]
+    sizes = [int(pieces.sizes[name][rank]) for name in names]
+    if sync.momentum == "average":
+        sizes += [size for size in sizes for _ in range(copies(experiment.optimizer))]
+    closed, opened = [], 0
+    for size in sizes:
+        opened += size
+        if opened >= sync.bucket_bytes:
+            closed.append(opened)
+            opened = 0
+    return (*closed, opened) if opened else tuple(closed)
+
+
+def copies(optimizer: Optimizer) -> int:
+    """How often an optimizer keeps a number of a parameter's size for it."""
+    if isinstance(optimizer, SGD):
+        return int(optimizer.momentum > 0)
+    return 2

@@ -1,0 +1,199 @@
+"""What a rank executes: the layers and conversions of a pass in their order, as one list.
+
+Layers keep the model's order; a conversion follows what it converts at once, and readers whose
+conversions start alike share them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+from workbench.plan.experiment import Experiment
+from workbench.plan.graph import Layer
+from workbench.plan.layout import ROWS, Conversion, Layout
+from workbench.plan.plan import Plan
+from workbench.plan.tail import Tail
+from workbench.predict.parameters import BYTES, Pieces
+
+# What a conversion or a layer gives: the layer's name, and the conversions since.
+Value = tuple[str, tuple[Conversion, ...]]
+
+HALF = 2
+# What autocast computes in half precision, whatever it is given.
+_CAST = ("conv2d", "linear")
+_CAST_OPERATIONS = ("MultiheadAttention", "matmul", "einsum", "bmm")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A layer, or a conversion of what a layer gave.
+
+    Attributes:
+        label: the layer; of a conversion, the reader that it was made for.
+        layer: None for a conversion.
+        step: None for a layer.
+        reads: the values that it reads.
+        gives: its value.
+        layout: of that value.
+        shape: of that value, for one sample.
+        rows: of that value, for one sample.
+        itemsize: bytes of an element of that value.
+        needs_gradient: whether a backward pass reaches it.
+    """
+
+    label: str
+    layer: Layer | None
+    step: Conversion | None
+    reads: tuple[Value, ...]
+    gives: Value
+    layout: Layout
+    shape: tuple[int, ...]
+    rows: int
+    itemsize: int
+    needs_gradient: bool
+
+
+@dataclass(frozen=True)
+class Program:
+    """The operations of a whole pass.
+
+    Attributes:
+        experiment: that runs it.
+        pieces: of the experiment's weights.
+        operations: in the order of the forward pass.
+        results: the values that the model returns.
+        by_value: each operation by what it gives; the model's input is given by none.
+        itemsize: bytes of an element of the model's input.
+    """
+
+    experiment: Experiment
+    pieces: Pieces
+    operations: tuple[Operation, ...]
+    results: tuple[Value, ...]
+    by_value: dict[Value, Operation]
+    itemsize: int
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that is executed."""
+        return cast(Plan, self.experiment.plan)
+
+    def needs_gradient(self, value: Value) -> bool:
+        """Whether a gradient flows back to this value."""
+        operation = self.by_value.get(value)
+        return operation is not None and operation.needs_gradient
+
+    def parted(self, tail: Tail) -> tuple[list[Operation], list[Operation]]:
+        """What runs once, and what runs in every round."""
+        parts: tuple[list[Operation], list[Operation]] = ([], [])
+        for operation in self.operations:
+            name, steps = operation.gives
+            behind = name in tail.layers or (name == tail.boundary and bool(steps))
+            parts[behind].append(operation)
+        return parts
+
+
+def program_of(experiment: Experiment) -> Program:
+    """The operations of an experiment's plan, in its precision."""
+    return _Writing(experiment).program()
+
+
+class _Writing:
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment, self.plan = experiment, experiment.plan
+        self.graph, self.flow = self.plan.graph, self.plan.flow
+        self.half = experiment.precision == "bf16"
+        self.itemsize = BYTES[experiment.precision]
+        self.by_value: dict[Value, Operation] = {}
+
+    def program(self) -> Program:
+        conversions = self._conversions()
+        for value, label in conversions.get("input", ()):
+            self._convert(value, label)
+        for layer in self.graph.layers:
+            self._run(layer)
+            for value, label in conversions.get(layer.name, ()):
+                self._convert(value, label)
+        results = tuple((name, self.flow.returns[name]) for name in self.graph.outputs)
+        operations = tuple(self.by_value.values())
+        pieces = Pieces.of(self.experiment)
+        return Program(self.experiment, pieces, operations, results, self.by_value, self.itemsize)
+
+    def _conversions(self) -> dict[str, list[tuple[Value, str]]]:
+        """For each producer, the converted values in the order in which they are made."""
+        found: dict[str, list[tuple[Value, str]]] = {}
+        for name, steps, reader in self._crossings():
+            made = found.setdefault(name, [])
+            place = 0
+            for count in range(1, len(steps) + 1):
+                value = (name, steps[:count])
+                values = [known for known, _ in made]
+                if value not in values:
+                    made.insert(place, (value, reader))  # directly behind what it converts
+                    values.insert(place, value)
+                place = values.index(value) + 1
+        return found
+
+    def _crossings(self) -> Iterator[tuple[str, tuple[Conversion, ...], str]]:
+        """(producer, conversions, the reader that they are named after)."""
+        for layer in self.graph.layers:
+            for name in dict.fromkeys(layer.inputs):
+                if self.flow.edges[name, layer.name]:
+                    yield name, self.flow.edges[name, layer.name], layer.name
+        for name in self.graph.outputs:
+            if self.flow.returns[name]:
+                yield name, self.flow.returns[name], name
+
+    def _run(self, layer: Layer) -> None:
+        reads = tuple((name, self.flow.edges[name, layer.name]) for name in layer.inputs)
+        own = any(weight.trainable for weight in layer.weights) or bool(layer.shared)
+        value = (layer.name, ())
+        self.by_value[value] = Operation(
+            label=layer.name,
+            layer=layer,
+            step=None,
+            reads=reads,
+            gives=value,
+            layout=self.flow.outputs[layer.name],
+            shape=layer.output_shape,
+            rows=layer.rows,
+            itemsize=self._itemsize(layer, reads),
+            needs_gradient=own or any(map(self._needs_gradient, reads)),
+        )
+
+    def _convert(self, value: Value, label: str) -> None:
+        name, steps = value
+        above, step = (name, steps[:-1]), steps[-1]
+        known = self.by_value.get(above)
+        self.by_value[value] = Operation(
+            label=label,
+            layer=None,
+            step=step,
+            reads=(above,),
+            gives=value,
+            layout=step.target,
+            shape=step.shape,
+            rows=step.rows,
+            itemsize=self.itemsize if known is None else known.itemsize,
+            needs_gradient=self._needs_gradient(above),
+        )
+
+    def _needs_gradient(self, value: Value) -> bool:
+        known = self.by_value.get(value)
+        return known is not None and known.needs_gradient
+
+    def _itemsize(self, layer: Layer, reads: tuple[Value, ...]) -> int:
+        if layer.kind == "size":
+            return 0
+        if self.half and (layer.kind in _CAST or layer.target.endswith(_CAST_OPERATIONS)):
+            return HALF
+        sizes = [self.by_value[v].itemsize if v in self.by_value else self.itemsize for v in reads]
+        return max(sizes, default=self.itemsize)
+
+
+def layout_of(program: Program, value: Value) -> tuple[Layout, tuple[int, ...], int, int]:
+    """(layout, one sample's shape, its rows, bytes of an element) of a value."""
+    known = program.by_value.get(value)
+    if known is None:
+        return ROWS, program.plan.graph.input_shape, 1, program.itemsize
+    return known.layout, known.shape, known.rows, known.itemsize

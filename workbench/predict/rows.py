@@ -1,0 +1,71 @@
+"""How much of an activation each rank holds, for all ranks at once."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.plan.layout import ROWS, Layout
+from workbench.plan.placement import Shard
+
+Counts = NDArray[np.int64]
+
+
+class Rows:
+    """The rows of one pass: a whole batch, a micro-batch or a round.
+
+    Args:
+        own: of each rank of the world.
+    """
+
+    def __init__(self, own: Sequence[int]) -> None:
+        self.own: Counts = np.asarray(own, dtype=np.int64)
+        self._over: dict[int, Counts] = {1: self.own}
+        self._elements: dict[tuple[Layout, tuple[int, ...], int], Counts] = {}
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return len(self.own)
+
+    def over(self, group_size: int) -> Counts:
+        """For each rank, the rows of its whole shard group."""
+        if group_size not in self._over:
+            groups = self.own.reshape(-1, group_size).sum(axis=1)
+            self._over[group_size] = np.repeat(groups, group_size)
+        return self._over[group_size]
+
+    def elements(self, layout: Layout, shape: tuple[int, ...], per_sample: int) -> Counts:
+        """Elements that each rank holds of an activation.
+
+        Args:
+            layout: where it lies.
+            shape: of one sample.
+            per_sample: rows of dimension 0 for each sample; 0: independent of the batch.
+        """
+        key = (layout, shape, per_sample)
+        found = self._elements.get(key)
+        if found is None:
+            found = self._elements[key] = self._count(layout, shape, per_sample)
+        return found
+
+    def _count(self, layout: Layout, shape: tuple[int, ...], per_sample: int) -> Counts:
+        if per_sample == 0:
+            return np.full(self.world_size, math.prod(shape), dtype=np.int64)
+        rows = (self.own if layout == ROWS else self.over(layout.group_size)) * per_sample
+        return rows * features(layout, shape, self.world_size)
+
+
+def features(layout: Layout, shape: tuple[int, ...], world_size: int) -> Counts:
+    """Elements of one sample that each rank holds."""
+    cut = layout.placement
+    if not isinstance(cut, Shard):
+        return np.full(world_size, math.prod(shape), dtype=np.int64)
+    others = math.prod(shape[: cut.dim - 1]) * math.prod(shape[cut.dim :])
+    return tiled(cut.sizes, world_size) * others
+
+
+def tiled(sizes: Sequence[int], world_size: int) -> Counts:
+    """The sizes of one group's members, for every rank of the world."""
+    return np.tile(np.asarray(sizes, dtype=np.int64), world_size // len(sizes))

@@ -1,0 +1,136 @@
+"""One step on every rank, from the loading of its rows to the optimizer's update.
+
+It is a step in the middle of a run: the optimizer has its state, and gradients that are kept
+from step to step are there.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from workbench.plan.experiment import LocalSGD, Synchronous
+from workbench.plan.placement import Shard
+from workbench.plan.tail import Tail, round_rows
+from workbench.predict.batches import micro_batches
+from workbench.predict.gradients import Gradients
+from workbench.predict.parameters import tail_names
+from workbench.predict.passes import Pass, Tape
+from workbench.predict.program import Program, Value, layout_of
+from workbench.predict.resident import averaging_bytes, optimizer_bytes, shared_bytes, weight_bytes
+from workbench.predict.rows import Counts, Rows
+from workbench.predict.timeline import Category, Timeline
+
+_INT64 = 8
+_FP32 = 4
+
+
+def timeline_of(program: Program) -> Timeline:
+    """The tensors of one step of an experiment, on all ranks."""
+    return _Step(program).written()
+
+
+class _Step:
+    def __init__(self, program: Program) -> None:
+        self.program, self.pieces = program, program.pieces
+        self.experiment, self.plan = program.experiment, program.plan
+        self.timeline = Timeline(self.plan.world_size)
+        self.gradients = Gradients(self.experiment, self.pieces, self.timeline)
+
+    def written(self) -> Timeline:
+        self._reside("weights", weight_bytes(self.pieces))
+        self._reside("optimizer", optimizer_bytes(self.experiment, self.pieces))
+        self._reside("gradients", self.gradients.resident())
+        self._reside("shared", shared_bytes(self.experiment, self.pieces))
+        self.gradients.left_by_last_step()
+        batches = micro_batches(self.experiment)
+        every = Rows([sum(column) for column in zip(*batches, strict=True)])
+        sample = int(np.prod(self.plan.graph.input_shape))
+        per_row = sample * self.program.itemsize + _INT64
+        self.timeline.make(every.own * per_row, "data", "input")
+        self.gradients.begin()
+        results: list[int] = []
+        for rows in batches[:2]:  # those that follow find the same, and are no larger
+            given = self._pass(rows)
+            for tensor in results:
+                self.timeline.drop(tensor)
+            results = given
+        self._update()
+        return self.timeline
+
+    def _reside(self, category: Category, sizes: Mapping[str, Counts]) -> None:
+        for layer, size in sizes.items():
+            self.timeline.make(size, category, layer)
+
+    def _update(self) -> None:
+        """Fused optimizers need nothing besides; an averaging needs a bucket's room."""
+        self.timeline.at("step")
+        sync = self.experiment.sync
+        if isinstance(sync, LocalSGD):
+            room = averaging_bytes(self.experiment, sync, self.pieces)
+            self.timeline.pass_by(room, "workspace")
+
+    def _pass(self, rows: tuple[int, ...]) -> list[int]:
+        """Forward and backward of one micro-batch; gives its outputs."""
+        if self.plan.rounds == "BK" or self.plan.tail is None:
+            running = self._running(rows)
+            tape = running.forward(self.program.operations, {}, self.program.results)
+            self._learn(running, tape, {})
+            return list(tape.results.values())
+        return self._in_rounds(rows, self.plan.tail)
+
+    def _in_rounds(self, rows: tuple[int, ...], tail: Tail) -> list[int]:
+        boundary: Value = (tail.boundary, ())
+        head, behind = self.program.parted(tail)
+        whole = self._running(rows)
+        made = whole.forward(head, {}, (boundary,) if tail.boundary != "input" else ())
+        images = self.timeline.make(np.zeros_like(whole.rows.own), "data", "input")
+        features = made.results.get(boundary, images)
+        needed = self.program.needs_gradient(boundary)
+        gathered = None
+        if needed:
+            size = whole.size(boundary)
+            gathered = self.timeline.make(size, "activation_gradients", tail.boundary)
+        results: list[int] = []
+        for brought in round_rows(self.plan.rounds, rows, tail.group_size):
+            running = self._running(brought)
+            tape = running.forward(behind, {boundary: features}, self.program.results)
+            grads: dict[Value, int] = {}
+            self._learn(running, tape, grads)
+            for tensor in grads.values():
+                self.timeline.drop(tensor)
+            results += tape.results.values()
+            sync = self.experiment.sync
+            if isinstance(sync, Synchronous) and sync.per_round:
+                self.gradients.begin(tail_names(self.plan))
+        if gathered is not None:
+            whole.backward(made, {boundary: self.timeline.hold(gathered)})
+            self.timeline.drop(gathered)
+        self.timeline.drop(features)
+        return results
+
+    def _running(self, rows: tuple[int, ...]) -> Pass:
+        return Pass(self.program, self.timeline, self.gradients, Rows(rows))
+
+    def _learn(self, running: Pass, tape: Tape, grads: dict[Value, int]) -> None:
+        """The loss of a forward pass, and the backward pass from it."""
+        timeline, held = self.timeline, []
+        timeline.at("loss")
+        for value in self.program.results:
+            layout, _, _, _ = layout_of(self.program, value)
+            wide = running.size(value, max(_FP32, self.program.itemsize))
+            if layout.group_size > 1:
+                labels = running.rows.over(layout.group_size) * _INT64
+                held.append(timeline.make(labels, "activations", "loss"))
+            held.append(timeline.make(wide, "activations", "loss"))
+            if isinstance(layout.placement, Shard):
+                timeline.pass_by(wide, "workspace", "loss")
+        timeline.at("backward", "loss")
+        for value in self.program.results:
+            wide = running.size(value, max(_FP32, self.program.itemsize))
+            if not self.program.needs_gradient(value):
+                continue
+            timeline.pass_by(wide, "workspace", "loss")
+            grads[value] = timeline.make(running.size(value), "activation_gradients", "loss")
+        for tensor in held:
+            timeline.drop(tensor)
+        running.backward(tape, grads)

@@ -1,0 +1,146 @@
+"""Tensors as they come and go over a step, on all ranks at once.
+
+All ranks make and drop tensors in one order, and only their sizes differ: the order is written
+once, and the levels of all ranks are one cumulative sum.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from workbench.predict.rows import Counts
+
+Phase = Literal["load", "forward", "loss", "backward", "step"]
+Category = Literal[
+    "weights",
+    "gradients",
+    "optimizer",
+    "shared",
+    "data",
+    "activations",
+    "activation_gradients",
+    "workspace",
+]
+CATEGORIES: tuple[Category, ...] = (
+    "weights",
+    "gradients",
+    "optimizer",
+    "shared",
+    "data",
+    "activations",
+    "activation_gradients",
+    "workspace",
+)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When something is the case: a phase, and the layer that is at work."""
+
+    phase: Phase
+    layer: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.phase} of {self.layer}" if self.layer else self.phase
+
+
+@dataclass(frozen=True)
+class Owner:
+    """What a tensor is, and whose."""
+
+    category: Category
+    layer: str
+
+
+class Timeline:
+    """Written from the first moment of a step to its last; then read.
+
+    A tensor is a number. It is alive from `make` until everyone who holds it has dropped it.
+
+    Args:
+        world_size: number of ranks.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self.owners: list[Owner] = []
+        self.sizes: list[Counts] = []
+        self._holders: list[int] = []
+        self._events: list[tuple[int, int, Moment]] = []
+        self._now = Moment("load")
+
+    def at(self, phase: Phase, layer: str = "") -> None:
+        """What follows happens now."""
+        self._now = Moment(phase, layer)
+
+    def make(self, size: Counts, category: Category, layer: str = "") -> int:
+        """A new tensor of so many bytes on each rank, held once."""
+        tensor = len(self.sizes)
+        self.sizes.append(size)
+        self.owners.append(Owner(category, layer))
+        self._holders.append(1)
+        self._events.append((tensor, 1, self._now))
+        return tensor
+
+    def hold(self, tensor: int) -> int:
+        """Holds a tensor once more."""
+        self._holders[tensor] += 1
+        return tensor
+
+    def drop(self, tensor: int) -> None:
+        """Holds it once less; it is freed when nobody does."""
+        self._holders[tensor] -= 1
+        assert self._holders[tensor] >= 0, self.owners[tensor]
+        if self._holders[tensor] == 0:
+            self._events.append((tensor, -1, self._now))
+
+    def alone(self, tensor: int) -> bool:
+        """Whether one holder has it for itself."""
+        return self._holders[tensor] == 1
+
+    def pass_by(self, size: Counts | None, category: Category, layer: str = "") -> None:
+        """A tensor that is there only for this moment; None: there is none."""
+        if size is not None:
+            self.drop(self.make(size, category, layer))
+
+    def peaks(self) -> "tuple[Peak, ...]":
+        """The highest point of each rank."""
+        which = np.array([tensor for tensor, _, _ in self._events])
+        signs = np.array([sign for _, sign, _ in self._events], dtype=np.int64)
+        sizes = np.stack(self.sizes)
+        levels = np.cumsum(sizes[which] * signs[:, None], axis=0)
+        found: dict[bytes, Peak] = {}  # ranks that hold the same have the same
+        peaks = []
+        for rank, event in enumerate(levels.argmax(axis=0)):
+            key = sizes[:, rank].tobytes()
+            if key not in found:
+                alive = np.bincount(which[: event + 1], signs[: event + 1], len(sizes))
+                held = self._held(alive.astype(np.int64) * sizes[:, rank])
+                found[key] = Peak(rank, int(levels[event, rank]), self._events[event][2], held)
+            peaks.append(replace(found[key], rank=rank))
+        return tuple(peaks)
+
+    def _held(self, bytes_of: Counts) -> dict[Owner, int]:
+        held: dict[Owner, int] = {}
+        for tensor in np.flatnonzero(bytes_of):
+            owner = self.owners[tensor]
+            held[owner] = held.get(owner, 0) + int(bytes_of[tensor])
+        return held
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The highest point of one rank.
+
+    Attributes:
+        rank: of the world.
+        total: bytes alive.
+        moment: when.
+        held: bytes of each category and layer that are alive then; they add up to `total`.
+    """
+
+    rank: int
+    total: int
+    moment: Moment
+    held: dict[Owner, int]
