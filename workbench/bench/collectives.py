@@ -83,7 +83,8 @@ def measure(
 
 def _systems(group: Group, numel: int) -> dict[str, Callable[[], object]]:
     assert group.link is not None
-    link = replace(group.link, staging=None)
+    apart = tuple((rank,) for rank in range(group.size))
+    link = replace(group.link, hosts=apart, local=None)
     gloo = Group("over gloo", group.ranks, group.rank, group.recorder, link)
     x = torch.zeros(numel)  # sums of zeros stay small, however often they are taken
     flat = group.buffer(numel, x)

@@ -27,10 +27,11 @@ import torch
 from torch import Tensor
 
 from workbench.comm import shared
+from workbench.comm.all_reduce import all_reduce as all_reduce
 from workbench.comm.group import Group
 from workbench.comm.pending import Pending as Pending
 from workbench.comm.pending import start_all_reduce as start_all_reduce
-from workbench.comm.pieces import accumulator, cut, even, lengths, pack, resized, shaped, unpack
+from workbench.comm.pieces import accumulator, cut, lengths, pack, resized, shaped, unpack
 from workbench.comm.record import Phase
 from workbench.comm.transfer import spread, swap
 from workbench.plan.placement import Shard
@@ -103,24 +104,6 @@ def all_to_all(
             return shared.all_to_all(x, source, target, group.staging, call)
         flat = swap(pack(x, target.dim, given), sent, received, call)
         return unpack(flat, shape, source.dim, taken)
-
-
-@torch.no_grad()
-def all_reduce(x: Tensor, group: Group, *, layer: str = "", phase: Phase = "step") -> Tensor:
-    """Sums all ranks' x on every rank."""
-    segments = even(x.numel(), group.size)
-    call = group.call("all_reduce", layer, phase)
-    with call.timed():
-        if group.staging is not None:
-            call.count([segments[group.rank]] * group.size, x.itemsize)
-            call.count(segments, x.itemsize)
-            return shared.all_reduce(x, group.staging, call)
-        flat = x.reshape(-1)
-        parts = swap(flat, segments, [segments[group.rank]] * group.size, call)
-        result = torch.empty_like(flat)
-        cut(result, segments)[group.rank].copy_(_sum(parts, group.size))
-        spread(result, segments, call)
-        return shaped(result, x.shape)
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from workbench.plan.all_reduce import Algorithm
 from workbench.plan.value import Value
 
 
@@ -16,6 +17,10 @@ class Synchronous(Value):
     kind: Literal["synchronous"] = "synchronous"
     bucket_bytes: int = Field(default=8 << 20, ge=1)
     """Gradients travel in buckets of about this many bytes, while backward goes on."""
+    algorithm: Algorithm = "auto"
+    """Of the all-reduce; all of them sum exactly. "auto": through shared memory within a host, and
+    hierarchical where there are several with several ranks each; else the backend's own, which
+    runs on threads beside backward, as the others do only when a gradient is ready."""
     per_round: bool = False
     """Step the weights behind the gather after every round, with the mean gradient of its rows,
     and the others once: inexact, for plans with rounds "B" or "B/K". A loss that is no number

@@ -37,8 +37,9 @@ class PerRoundUpdates:
             for weight in layer.weights
         }
         self.optimizer = optimizer
-        self._head = GradientSum(model, sync.bucket_bytes, set(model.trainable()) - tail)
-        self._tail = GradientSum(model, sync.bucket_bytes, tail)
+        head, by = set(model.trainable()) - tail, sync.algorithm
+        self._head = GradientSum(model, sync.bucket_bytes, head, algorithm=by)
+        self._tail = GradientSum(model, sync.bucket_bytes, tail, algorithm=by)
 
     def begin(self) -> None:
         self._head.begin()

@@ -21,7 +21,7 @@ class SynchronousUpdates:
         self, sync: Synchronous, model: CutModel, optimizer: torch.optim.Optimizer
     ) -> None:
         self.optimizer = optimizer
-        self._sums = GradientSum(model, sync.bucket_bytes)
+        self._sums = GradientSum(model, sync.bucket_bytes, algorithm=sync.algorithm)
 
     def begin(self) -> None:
         self._sums.begin()

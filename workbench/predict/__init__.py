@@ -1,0 +1,1 @@
+"""Memory, traffic and time of a plan, before it runs."""
