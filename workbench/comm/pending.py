@@ -19,16 +19,18 @@ class Pending:
 
     Args:
         call: it.
-        flat: the buffer.
-        travelling: what is summed: the buffer, or a copy that is elsewhere or of a wider type.
-        progress: of that sum; None if there is nothing to do.
+        progress: of the sum; None if there is nothing to do.
+        returned: a buffer, and the copy, elsewhere or of a wider type, whose sum it is to hold;
+            None if it is summed where it is.
     """
 
     def __init__(
-        self, call: Call, flat: Tensor, travelling: Tensor, progress: Progress | None
+        self,
+        call: Call,
+        progress: Progress | None,
+        returned: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        self._call, self._flat, self._travelling = call, flat, travelling
-        self._progress = progress
+        self._call, self._progress, self._returned = call, progress, returned
 
     def poll(self) -> bool:
         """Does what has become possible, and waits for nothing; whether the sum is there."""
@@ -48,10 +50,11 @@ class Pending:
                 self._finish()
 
     def _finish(self) -> None:
-        if self._travelling is not self._flat:
-            self._flat.copy_(self._travelling)
-            self._travelling = self._flat
-        self._progress = None
+        """Keeps nothing: whoever polls may hold on to this for longer than memory should live."""
+        if self._returned is not None:
+            flat, travelled = self._returned
+            flat.copy_(travelled)
+        self._progress = self._returned = None
 
 
 class _Turn:
@@ -96,17 +99,17 @@ def start_all_reduce(
     call, link, buffer = group.call("all_reduce", layer, "step"), group.link, group.shared(flat)
     name = group.chosen(algorithm, flat.nbytes, beside=buffer is None)
     if link is None:
-        return Pending(call, flat, flat, None)
-    if name == "backend":
-        travelling = flat.to(link.device, accumulator(flat.dtype))
-        return Pending(call, flat, travelling, begin(name, travelling, link, call))
+        return Pending(call, None)
     if buffer is not None and name in ("direct", "hierarchical"):
-        pending = Pending(call, flat, flat, _start(buffer, len(flat), link, call))
+        pending = Pending(call, _start(buffer, len(flat), link, call))
     else:
-        travelling = flat.to(link.device)
-        progress = _begin_over_hosts if name == "hierarchical" else partial(begin, name)
-        pending = Pending(call, flat, travelling, progress(travelling, link, call))
-    link.watch.also(pending.poll)
+        wide = accumulator(flat.dtype) if name == "backend" else flat.dtype
+        travelling = flat.to(link.device, wide)
+        start = _start_over_hosts if name == "hierarchical" else partial(begin, name)
+        returned = None if travelling is flat else (flat, travelling)
+        pending = Pending(call, start(travelling, link, call), returned)
+    if name != "backend":
+        link.watch.also(pending.poll)
     return pending
 
 
@@ -121,9 +124,9 @@ def _start(buffer: SharedBuffer, length: int, link: Link, call: Call) -> Progres
     return _Turn(buffer, call)
 
 
-def _begin_over_hosts(flat: Tensor, link: Link, call: Call) -> Progress | None:
+def _start_over_hosts(flat: Tensor, link: Link, call: Call) -> Progress:
     if link.local is None:
         return Course(across(flat, len(flat), link.hosts, call.group.rank), call)
     with call.timed():
         sum_over_hosts(flat, link, call, flat.nbytes)
-    return None
+    return Course(iter(()), call)  # nothing is left to do
