@@ -100,7 +100,8 @@ def start_all_reduce(
     name = group.chosen(algorithm, flat.nbytes, beside=buffer is None)
     if link is None:
         return Pending(call, None)
-    if buffer is not None and name in ("direct", "hierarchical"):
+    lies_there = name == "hierarchical" or (name == "direct" and link.staging is not None)
+    if buffer is not None and lies_there:
         pending = Pending(call, _start(buffer, len(flat), link, call))
     else:
         wide = accumulator(flat.dtype) if name == "backend" else flat.dtype
