@@ -1,13 +1,13 @@
 """Collectives for pieces of any sizes, along any dimension, that leave their inputs alone.
 
 Sums are taken by one rank, in rank order, and then handed out, so that they are bitwise equal on
-all ranks; half types are summed in fp32. A rank of a group of k receives, of a tensor of b bytes
-in equal pieces,
+all ranks; half types are summed in fp32. (Algorithms of the all-reduce that do otherwise say so.)
+A rank of a group of k receives, of a tensor of b bytes in equal pieces,
 
     all_gather       b (k-1)/k      every piece broadcast straight into its place
     reduce_scatter   b (k-1)/k      the pieces swapped, then summed by their owners
     all_to_all       b (k-1)/k^2    the intersections of old and new pieces swapped
-    all_reduce       2 b (k-1)/k    both of the first two, on near-equal flat segments
+    all_reduce       2 b (k-1)/k    by one of several algorithms (all_reduce.py)
     broadcast        b              but the root
 
 and exactly its part for unequal ones. (gloo's own all-gather refuses unequal pieces, and its

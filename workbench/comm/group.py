@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from workbench.comm.buffer import SharedBuffer, allocate
+from workbench.comm.exchange import Piece
 from workbench.comm.hierarchical import Hosts
 from workbench.comm.pieces import even
 from workbench.comm.record import Key, Phase, Recorder
@@ -54,11 +55,15 @@ class Link:
             self.watch.begin(work)
         return work
 
-    def send_and_receive(self, messages: Sequence[dist.P2POp]) -> Work:
+    def send_and_receive(self, sends: Sequence[Piece], receives: Sequence[Piece], tag: int) -> Work:
         """Starts messages, one or more; they are one work."""
-        works = dist.batch_isend_irecv(list(messages))
-        if self.device.type != "cpu":
-            return works[0]  # nccl makes one of them
+        group = self.process_group
+        if self.device.type != "cpu":  # nccl makes one work of them, and knows no tags
+            messages = [dist.P2POp(dist.irecv, x, None, group, tag, rank) for rank, x in receives]
+            messages += [dist.P2POp(dist.isend, x, None, group, tag, rank) for rank, x in sends]
+            return dist.batch_isend_irecv(messages)[0]
+        works = [group.recv([x], rank, tag) for rank, x in receives]
+        works += [group.send([x], rank, tag) for rank, x in sends]
         return self.begin(self.waiters.begin(works))
 
     def is_done(self, work: Work) -> bool:

@@ -69,15 +69,8 @@ def trade(exchange: Exchange, call: Call, index: int) -> Work | None:
     # Nobody mistakes a message of one course for that of another under way, in whatever order
     # ranks come to them; nccl, which knows no tags, is given them in one order.
     tag = (call.number * MOST_AT_ONCE + index) % 2**31
-    pieces = [
-        *((dist.irecv, rank, piece) for rank, piece in exchange.receives if len(piece) > 0),
-        *((dist.isend, rank, piece) for rank, piece in exchange.sends if len(piece) > 0),
-    ]
-    if link is None or not pieces:
+    sends = [(rank, piece) for rank, piece in exchange.sends if len(piece) > 0]
+    receives = [(rank, piece) for rank, piece in exchange.receives if len(piece) > 0]
+    if link is None or not (sends or receives):
         return None
-    return link.send_and_receive(
-        [
-            dist.P2POp(op, piece, group=link.process_group, tag=tag, group_peer=rank)
-            for op, rank, piece in pieces
-        ]
-    )
+    return link.send_and_receive(sends, receives, tag)
