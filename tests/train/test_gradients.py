@@ -50,6 +50,16 @@ def test_buckets_of_any_size_sum_alike(on_ranks):
             assert (found[name] - gradient).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("algorithm", ["auto", "hierarchical", "ring"])
+def test_sums_are_the_same_across_hosts(on_ranks, algorithm):
+    plan = Plan.data_parallel(GRAPH, 3)
+    together = on_ranks(3, summed, plan, 1000)
+    across = on_ranks(3, summed, plan, 1000, algorithm, hosts="aab")
+    for name, gradient in together[0][0].items():
+        assert all((found[name] - gradient).abs().max() < 1e-12 for found, *_ in across)
+    assert all(gone for *_, gone in across)
+
+
 @pytest.mark.parametrize(("algorithm", "rounds"), [("ring", 4), ("halving_doubling", 2)])
 def test_algorithms_sum_alike(on_ranks, algorithm, rounds):
     plan = Plan.data_parallel(GRAPH, 3)

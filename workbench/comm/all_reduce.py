@@ -31,9 +31,9 @@ def all_reduce(
         group: who sums.
         algorithm: who sums what, and what travels. "direct" and "hierarchical" go through the
             memory that ranks of a host share; the others through torch's communicators, even
-            there. For all but "auto" it is the caller who knows better.
-        layer: labels the record.
-        phase: the same.
+            there.
+        layer: labels the record, like `phase`.
+        phase: of the step.
 
     Raises:
         ValueError: there is no such algorithm.

@@ -36,7 +36,9 @@ def sum_over_hosts(flat: Tensor, link: Link, call: Call, portion_bytes: int) -> 
             call.count_two_rounds(len(portion), flat.itemsize, local.rank, local.size)
             part = shared.reduce_scatter(portion, shard, local, call)
         rounds = across(part, len(portion), link.hosts, call.group.rank)
-        begun.append((portion, part, shard, Course(rounds, call, index)))
+        course = Course(rounds, call, index)
+        link.watch.also(course.advance)  # while this rank waits for another portion
+        begun.append((portion, part, shard, course))
     for portion, part, shard, course in begun:
         course.wait()
         if local is not None:

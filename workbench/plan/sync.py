@@ -18,9 +18,10 @@ class Synchronous(Value):
     bucket_bytes: int = Field(default=8 << 20, ge=1)
     """Gradients travel in buckets of about this many bytes, while backward goes on."""
     algorithm: Algorithm = "auto"
-    """Of the all-reduce; all of them sum exactly. "auto": through shared memory within a host, and
-    hierarchical where there are several with several ranks each; else the backend's own, which
-    runs on threads beside backward, as the others do only when a gradient is ready."""
+    """How gradients are summed: exactly by all, in different orders. "auto" is "direct" through
+    shared memory within one host, "hierarchical" on several of which some have several ranks, and
+    otherwise "backend". That one runs on threads beside backward; the others go on to their next
+    round whenever a gradient is ready, and take no core from it."""
     per_round: bool = False
     """Step the weights behind the gather after every round, with the mean gradient of its rows,
     and the others once: inexact, for plans with rounds "B" or "B/K". A loss that is no number
