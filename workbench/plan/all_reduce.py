@@ -21,17 +21,17 @@ class Thresholds:
 
 THRESHOLDS = Thresholds(direct=2**16)
 """Measured with `python -m workbench.bench collectives`, which has a row for each algorithm over
-gloo. Of four ranks on a busy machine of four cores, medians of eight interleaved rounds, in ms:
+gloo. Of four ranks on a busy machine of four cores, medians of three interleaved rounds, in ms:
 
-               1 KiB    64 KiB    1 MiB    4 MiB    16 MiB
-    gloo's own   4.9       5.4      6.5     11.5        56
-    direct       6.2       6.0      7.2     10.9        76
-    ring         8.8       7.7      9.1     11.5        52
-    halv.-doub.  6.5       6.7      9.2     14.7        71
+                      1 KB    1 MB    4 MB    64 MB
+    gloo's own         9.2      10      13       95
+    direct              11       9      14      178
+    ring                16      12      17      169
+    halving_doubling    12      12      18      192
 
-There a message takes no time but that of its threads, which gloo's own has fewer of. Small sums are
-direct all the same: on a wire 2 rounds instead of 2 (k-1) count, and taken in rank order they have
-the bits that they have in shared memory.
+There a message takes no time but that of its threads, of which gloo's own has fewer, and it sums in
+place. Small sums are direct all the same: on a wire 2 rounds count, instead of 2 (k-1), and taken
+in rank order they have the bits that they have in shared memory.
 """
 
 
