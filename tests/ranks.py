@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -46,8 +46,10 @@ class Ranks:
         *args: Any,
         timeout_s: float = 20.0,
         shared_memory: bool = True,
+        hosts: Sequence[str] = (),
     ) -> list[Any]:
-        return self._run(size, _in_a_world, function, args, timeout_s, shared_memory)
+        """The ranks are on one host, or on those that `hosts` names for them."""
+        return self._run(size, _in_a_world, function, args, timeout_s, shared_memory, hosts)
 
     def seated(
         self, size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 20.0
@@ -63,10 +65,20 @@ class Ranks:
         args: tuple[Any, ...],
         timeout_s: float,
         shared_memory: bool = True,
+        hosts: Sequence[str] = (),
     ) -> list[Any]:
         prefix, port = f"call{next(self._numbers)}", self._store.port
         seats = [
-            Seat(rank, size, "127.0.0.1", port, prefix, timeout_s, shared_memory=shared_memory)
+            Seat(
+                rank,
+                size,
+                "127.0.0.1",
+                port,
+                prefix,
+                timeout_s,
+                shared_memory=shared_memory,
+                host=hosts[rank] if hosts else "",
+            )
             for rank in range(size)
         ]
         answers = [

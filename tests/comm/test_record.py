@@ -84,11 +84,11 @@ def test_crossings_say_their_layer_and_phase(on_either):
 def test_rows_add_up():
     recorder = Recorder()
     key = Key("g", "all_gather", "fc", "forward")
-    recorder.add(key, calls=1, messages=2, bytes=30)
+    recorder.add(key, calls=1, messages=2, bytes=30, rounds=2)
     recorder.add(key._replace(phase="backward"), calls=1)
-    recorder.add(key, calls=1, messages=1, bytes=10, seconds=0.5)
+    recorder.add(key, calls=1, messages=1, bytes=10, seconds=0.5, rounds=3)
     assert recorder.rows() == [
-        Record("g", "all_gather", "fc", "forward", 2, 3, 40, 0.5),
-        Record("g", "all_gather", "fc", "backward", 1, 0, 0, 0.0),
+        Record("g", "all_gather", "fc", "forward", 2, 3, 40, 0.5, 5),
+        Record("g", "all_gather", "fc", "backward", 1, 0, 0, 0.0, 0),
     ]
     assert recorder.blocked_s == 0.5

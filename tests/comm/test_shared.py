@@ -164,7 +164,7 @@ def test_different_collectives_do_not_take_each_other_s_bytes(on_ranks, sizes_di
 
 
 def without(world, what):
-    """Rank 1 has no memory, cannot open that of others, or is on another host."""
+    """Rank 1 has no memory, or cannot open that of others."""
     with warnings.catch_warnings(record=True) as caught, pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("always")
 
@@ -175,8 +175,6 @@ def without(world, what):
             patch.setattr(os, "memfd_create", fail)
         if world.rank == 1 and what == "access":
             patch.setattr(segment.os, "stat", fail)
-        if world.rank == 1 and what == "neighbours":
-            world._host._name = "another host"
         group = all_ranks(world)
     total = all_reduce(torch.ones(2), group).tolist()
     return group.transport, total, [str(warning.message) for warning in caught]
@@ -187,15 +185,26 @@ def without(world, what):
     [
         ("memory", "no shared memory for ranks (0, 1, 2): [Errno 28] no space left on device"),
         ("access", "memory of ranks (0, 1, 2) could not be shared: [Errno 28] no space left"),
-        ("neighbours", None),
     ],
 )
 def test_gloo_takes_over_where_memory_cannot_be_shared(on_ranks, what, said):
     answers = on_ranks(3, without, what)
     assert [answer[:2] for answer in answers] == [("gloo", [3.0, 3.0])] * 3
-    warned = [len(answer[2]) for answer in answers]
-    assert warned == [0, 0 if said is None else 1, 0]
-    assert said is None or said in answers[1][2][0]
+    assert [len(answer[2]) for answer in answers] == [0, 1, 0]
+    assert said in answers[1][2][0]
+
+
+def on_hosts(world):
+    group = all_ranks(world)
+    return group.transport, group.link.hosts, all_reduce(torch.ones(2), group).tolist()
+
+
+def test_ranks_share_the_memory_of_their_host(on_ranks):
+    both = "shared memory within hosts, gloo across"
+    found = on_ranks(3, on_hosts, hosts="aba")
+    assert found == [(both, ((0, 2), (1,)), [3.0, 3.0])] * 3
+    apart = on_ranks(3, on_hosts, hosts="abc")
+    assert apart == [("gloo", ((0,), (1,), (2,)), [3.0, 3.0])] * 3
 
 
 def buffer_without_memory(world):

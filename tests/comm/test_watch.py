@@ -93,6 +93,10 @@ def bucket(group):
     start_all_reduce(group.buffer(1, torch.ones(1)), group).wait()
 
 
+def messages(group):
+    start_all_reduce(torch.ones(2), group, algorithm="ring").wait()
+
+
 def interrupted(world, collective):
     group = all_ranks(world)
     if world.rank == 1:
@@ -110,7 +114,7 @@ def interrupted(world, collective):
     return 0.0
 
 
-@pytest.mark.parametrize("collective", [blocking, background, bucket])
+@pytest.mark.parametrize("collective", [blocking, background, bucket, messages])
 def test_a_blocked_collective_can_be_interrupted(on_either, collective):
     began = time.monotonic()
     assert max(on_either(2, interrupted, collective)) < 1.0

@@ -88,7 +88,15 @@ def test_wrong_local_sgd(wrong, says):
         LocalSGD(**wrong)
 
 
-@pytest.mark.parametrize("sync", [Synchronous(), LocalSGD(every=7, momentum="average")])
+def test_wrong_algorithm():
+    with pytest.raises(ExperimentError, match=r"^Synchronous: algorithm: .*'ring'.*got 'tree'"):
+        Synchronous(algorithm="tree")
+
+
+@pytest.mark.parametrize(
+    "sync",
+    [Synchronous(), Synchronous(algorithm="ring"), LocalSGD(every=7, momentum="average")],
+)
 def test_strategies_survive_their_text(sync):
     experiment = Experiment(**FIELDS, sync=sync)
     assert Experiment.from_toml(experiment.to_toml()) == experiment

@@ -1,9 +1,12 @@
-"""The all-reduce through shared memory, against gloo's own and against ours over gloo.
+"""The all-reduce against gloo's own: as it is here, and by each algorithm over gloo.
 
-    gloo            torch.distributed.all_reduce, in place
-    workbench       all_reduce through shared memory, out of place
-    bucket          start_all_reduce and wait on a shared buffer, in place
-    over gloo       all_reduce as it is where ranks share no memory, out of place
+    gloo                torch.distributed.all_reduce, in place
+    workbench           all_reduce, out of place: through shared memory on one host, hierarchical
+                        on several
+    bucket              start_all_reduce and wait on a buffer of the group, in place
+    over gloo           all_reduce as it is where no ranks share memory, out of place
+    direct, ring,
+    halving_doubling    the same by that algorithm
 
 Four engines of one thread each, all in one run, interleaved: in every round each system takes its
 turn at each size. A round's figure is a ratio of two times of that round.
@@ -13,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,13 +29,15 @@ from workbench.comm.collectives import all_gather, all_reduce, start_all_reduce
 from workbench.comm.group import Group
 from workbench.comm.world import Seat, World
 from workbench.model.trace import trace
+from workbench.plan.all_reduce import Algorithm
 from workbench.plan.experiment import SGD, Experiment, Synthetic
 from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
 
 ENGINES = 4
 KIB, MIB = 2**10, 2**20
-SYSTEMS = ("gloo", "workbench", "bucket", "over gloo")
+NAMED: tuple[Algorithm, ...] = ("direct", "ring", "halving_doubling")
+SYSTEMS = ("gloo", "workbench", "bucket", "over gloo", *NAMED)
 # size in bytes: how often a system sums in one turn
 QUICK = {KIB: 50, 4 * KIB: 50, 64 * KIB: 50, MIB: 10, 4 * MIB: 4, 64 * MIB: 1}
 FULL = {KIB: 200, 4 * KIB: 200, 64 * KIB: 100, MIB: 20, 4 * MIB: 10, 64 * MIB: 2, 256 * MIB: 1}
@@ -41,6 +47,12 @@ Seconds = dict[int, dict[str, list[float]]]
 
 def run(*, quick: bool) -> Report:
     """Measures seconds of one all-reduce; `quick` leaves out 256 MB and takes fewer rounds."""
+    with Cluster(ENGINES, timeout=120.0) as cluster:
+        return compare(cluster, quick=quick)
+
+
+def compare(cluster: Cluster, *, quick: bool) -> Report:
+    """The same on a cluster of four engines, which may be on several hosts."""
     turns, rounds = (QUICK, 3) if quick else (FULL, 7)
     # The engines want to know what they run; only its world size matters here.
     graph = trace("squeezenet1_1", input_shape=(3, 64, 64), num_classes=10)
@@ -51,10 +63,9 @@ def run(*, quick: bool) -> Report:
         optimizer=SGD(lr=0.01),
         steps=1,
     )
-    with Cluster(ENGINES, timeout=120.0) as cluster:
-        ranks: list[tuple[Seconds, str]] = cluster.call(
-            "workbench.bench.collectives:measure", experiment, turns=turns, rounds=rounds
-        )
+    ranks: list[tuple[Seconds, str]] = cluster.call(
+        "workbench.bench.collectives:measure", experiment, turns=turns, rounds=rounds
+    )
     return _report(*ranks[0], rounds)
 
 
@@ -83,7 +94,8 @@ def measure(
 
 def _systems(group: Group, numel: int) -> dict[str, Callable[[], object]]:
     assert group.link is not None
-    link = replace(group.link, staging=None)
+    apart = tuple((rank,) for rank in range(group.size))
+    link = replace(group.link, hosts=apart, local=None)
     gloo = Group("over gloo", group.ranks, group.rank, group.recorder, link)
     x = torch.zeros(numel)  # sums of zeros stay small, however often they are taken
     flat = group.buffer(numel, x)
@@ -92,6 +104,7 @@ def _systems(group: Group, numel: int) -> dict[str, Callable[[], object]]:
         "workbench": lambda: all_reduce(x, group),
         "bucket": lambda: start_all_reduce(flat, group).wait(),
         "over gloo": lambda: all_reduce(x, gloo),
+        **{name: partial(all_reduce, x, gloo, algorithm=name) for name in NAMED},
     }
 
 
@@ -124,6 +137,7 @@ def _report(found: Seconds, transport: str, rounds: int) -> Report:
             ("all_reduce_vs_gloo", "workbench", "gloo"),
             ("bucket_vs_gloo", "bucket", "gloo"),
             ("all_reduce_vs_over_gloo", "workbench", "over gloo"),
+            *((f"{name}_over_gloo_vs_gloo", name, "gloo") for name in NAMED),
         ):
             pairs = zip(systems[theirs], systems[ours], strict=True)
             figures[f"{figure}_{_named(size)}"] = Figure.of([a / b for a, b in pairs])
@@ -145,7 +159,7 @@ def _chart(figures: Mapping[str, Figure]) -> Chart:
     bars = tuple(
         Bar(name, figure.median, figure.min, figure.max, name.startswith("bucket"))
         for name, figure in figures.items()
-        if "_vs_gloo_" in name
+        if name.startswith(("all_reduce_vs_gloo_", "bucket_vs_gloo_"))
     )
     return Chart("times as fast as gloo's all-reduce", bars, target=1.0)
 

@@ -1,10 +1,11 @@
-"""Buffers that the ranks of a group share, and their sum in place with two synchronisations.
+"""Buffers that the ranks of a host share, and their sum in place with two synchronisations.
 
 Each rank fills its own buffer. When all have (1), every rank adds up its segment of all buffers,
 in rank order, and puts the sum where all can read it; when all have done that (2), each copies
 the sums into its buffer. Nothing is staged, and nobody writes what another may still read:
 buffers are read by others only between (1) and (2), and sums from (2) until their reader fills
-its buffer again; they are written again only after all have.
+its buffer again; they are written again only after all have. Where the group has ranks on other
+hosts too, each rank sums its segment with theirs before it says (2).
 
 Source: Chen et al. 2018, arXiv:1802.02326 (GDRAA; their body was not available to us, the two
 synchronisations are from the abstract). Shared memory needs no messages for it.
@@ -12,7 +13,7 @@ synchronisations are from the abstract). Shared memory needs no messages for it.
 
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import astuple
 from enum import Enum, auto
@@ -22,26 +23,26 @@ from torch import Tensor
 
 from workbench.comm.futex import MASK, Count
 from workbench.comm.pieces import even
+from workbench.comm.progress import Progress
 from workbench.comm.segment import PAGE, Offer, attach, create
-from workbench.comm.shared import added
 from workbench.comm.staging import Staging
+from workbench.comm.sums import added, blocks
 
 _SUMMED_AT = 64
-# Sums are taken so many bytes at a time, which stay in a core's cache meanwhile.
-_BLOCK_BYTES = 2**17
 
 
 class _Stage(Enum):
     FILLING = auto()  # until all ranks' buffers are filled
+    CROSSING = auto()  # until this rank's sum is that over all hosts
     SUMMING = auto()  # until all ranks' sums are there
     DONE = auto()
 
 
 class SharedBuffer:
-    """One rank's view of its group's buffers.
+    """One rank's view of its host's buffers.
 
     Args:
-        staging: the group.
+        staging: the ranks of the host.
         maps: all ranks' memory.
         numel: elements of each buffer.
         dtype: of them.
@@ -67,9 +68,14 @@ class SharedBuffer:
         self._filled = [Count(memory, 0, staging.futex) for memory in maps]
         self._summed = [Count(memory, _SUMMED_AT, staging.futex) for memory in maps]
         self._turn, self._stage = 0, _Stage.DONE
+        self._cross: Callable[[Tensor], Progress] | None = None
+        self._crossing: Progress | None = None
 
-    def start(self) -> None:
+    def start(self, cross: Callable[[Tensor], Progress] | None = None) -> None:
         """Says that this rank's buffer is filled.
+
+        Args:
+            cross: sums a segment, in place, over the hosts of the group; None: there is but one.
 
         Raises:
             RuntimeError: its last sum is still under way.
@@ -77,6 +83,7 @@ class SharedBuffer:
         if self._stage is not _Stage.DONE:
             raise RuntimeError("a buffer's sum must be waited for before the next one starts")
         self._turn, self._stage = (self._turn + 1) & MASK, _Stage.FILLING
+        self._cross, self._crossing = cross, None
         self._filled[self.staging.rank].post(self._turn)
 
     def advance(self) -> bool:
@@ -84,6 +91,10 @@ class SharedBuffer:
         if self._stage is _Stage.FILLING and self._missing() is None:
             self.staging.futex.fence()
             self._add_up()
+            if self._cross is not None:
+                self._crossing = self._cross(self._sums[self.staging.rank])
+            self._stage = _Stage.CROSSING
+        if self._stage is _Stage.CROSSING and (self._crossing is None or self._crossing.advance()):
             self._summed[self.staging.rank].post(self._turn)
             self._stage = _Stage.SUMMING
         if self._stage is _Stage.SUMMING and self._missing() is None:
@@ -100,6 +111,9 @@ class SharedBuffer:
             CommError: as for `Staging.meet`.
         """
         while not self.advance():
+            if self._stage is _Stage.CROSSING and self._crossing is not None:
+                self._crossing.wait()
+                continue
             missing = self._missing()
             if missing is not None:
                 self.staging.wait(*missing, what)
@@ -116,9 +130,7 @@ class SharedBuffer:
     def _add_up(self) -> None:
         rank = self.staging.rank
         total, parts = self._sums[rank], [flat[rank] for flat in self._flats]
-        step = _BLOCK_BYTES // total.itemsize
-        for start in range(0, len(total), step):
-            block = slice(start, start + step)
+        for block in blocks(total):
             added([part[block] for part in parts], total[block])
 
 

@@ -1,13 +1,13 @@
 """Collectives for pieces of any sizes, along any dimension, that leave their inputs alone.
 
 Sums are taken by one rank, in rank order, and then handed out, so that they are bitwise equal on
-all ranks; half types are summed in fp32. A rank of a group of k receives, of a tensor of b bytes
-in equal pieces,
+all ranks; half types are summed in fp32. (Algorithms of the all-reduce that do otherwise say so.)
+A rank of a group of k receives, of a tensor of b bytes in equal pieces,
 
     all_gather       b (k-1)/k      every piece broadcast straight into its place
     reduce_scatter   b (k-1)/k      the pieces swapped, then summed by their owners
     all_to_all       b (k-1)/k^2    the intersections of old and new pieces swapped
-    all_reduce       2 b (k-1)/k    both of the first two, on near-equal flat segments
+    all_reduce       2 b (k-1)/k    by one of several algorithms (all_reduce.py)
     broadcast        b              but the root
 
 and exactly its part for unequal ones. (gloo's own all-gather refuses unequal pieces, and its
@@ -27,10 +27,11 @@ import torch
 from torch import Tensor
 
 from workbench.comm import shared
+from workbench.comm.all_reduce import all_reduce as all_reduce
 from workbench.comm.group import Group
 from workbench.comm.pending import Pending as Pending
 from workbench.comm.pending import start_all_reduce as start_all_reduce
-from workbench.comm.pieces import accumulator, cut, even, lengths, pack, resized, shaped, unpack
+from workbench.comm.pieces import accumulator, cut, lengths, pack, resized, shaped, unpack
 from workbench.comm.record import Phase
 from workbench.comm.transfer import spread, swap
 from workbench.plan.placement import Shard
@@ -103,24 +104,6 @@ def all_to_all(
             return shared.all_to_all(x, source, target, group.staging, call)
         flat = swap(pack(x, target.dim, given), sent, received, call)
         return unpack(flat, shape, source.dim, taken)
-
-
-@torch.no_grad()
-def all_reduce(x: Tensor, group: Group, *, layer: str = "", phase: Phase = "step") -> Tensor:
-    """Sums all ranks' x on every rank."""
-    segments = even(x.numel(), group.size)
-    call = group.call("all_reduce", layer, phase)
-    with call.timed():
-        if group.staging is not None:
-            call.count([segments[group.rank]] * group.size, x.itemsize)
-            call.count(segments, x.itemsize)
-            return shared.all_reduce(x, group.staging, call)
-        flat = x.reshape(-1)
-        parts = swap(flat, segments, [segments[group.rank]] * group.size, call)
-        result = torch.empty_like(flat)
-        cut(result, segments)[group.rank].copy_(_sum(parts, group.size))
-        spread(result, segments, call)
-        return shaped(result, x.shape)
 
 
 @torch.no_grad()

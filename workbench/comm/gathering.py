@@ -10,6 +10,7 @@ from workbench.comm.collectives import reduce_scatter
 from workbench.comm.group import Call, Group
 from workbench.comm.pieces import cut, lengths, resized, shaped
 from workbench.comm.regions import Gradient
+from workbench.comm.watch import Work
 from workbench.plan.placement import Shard
 
 
@@ -17,7 +18,7 @@ class PendingGather:
     """An all-gather of rows under way."""
 
     def __init__(
-        self, call: Call, flat: Tensor, shape: tuple[int, ...], rows: Shard, works: list[dist.Work]
+        self, call: Call, flat: Tensor, shape: tuple[int, ...], rows: Shard, works: list[Work]
     ) -> None:
         self.call, self.rows = call, rows
         self._flat, self._shape, self._works = flat, shape, works

@@ -11,9 +11,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from workbench.comm.buffer import SharedBuffer, allocate
+from workbench.comm.exchange import Piece
+from workbench.comm.hierarchical import Hosts
+from workbench.comm.pieces import even
 from workbench.comm.record import Key, Phase, Recorder
 from workbench.comm.staging import Staging
-from workbench.comm.watch import Watch
+from workbench.comm.transit import Waiters
+from workbench.comm.watch import Watch, Work
+from workbench.plan.all_reduce import Algorithm, chosen
 
 
 @dataclass(frozen=True)
@@ -24,23 +29,48 @@ class Link:
         process_group: torch's communicator.
         device: where tensors must lie to travel: the GPU under nccl, the host under gloo.
         watch: waits for works.
-        staging: the memory that the ranks share, where they do; it goes before the communicator.
+        waiters: wait for messages.
+        hosts: the group's ranks, as indices, by the memory that they share; a rank that shares
+            none is a host of its own.
+        local: the memory that this rank shares with the others of its host, if there are any.
         buffers: those that `Group.buffer` made, by the address of their memory.
     """
 
     process_group: dist.ProcessGroup
     device: torch.device
     watch: Watch
-    staging: Staging | None = None
+    waiters: Waiters
+    hosts: Hosts
+    local: Staging | None = None
     buffers: WeakValueDictionary[int, SharedBuffer] = field(default_factory=WeakValueDictionary)
 
-    def begin(self, work: dist.Work) -> dist.Work:
+    @property
+    def staging(self) -> Staging | None:
+        """The memory that all ranks share, where they do; it goes before the communicator."""
+        return self.local if len(self.hosts) == 1 else None
+
+    def begin(self, work: Work) -> Work:
         """Takes note of `work`, which is under way from now on."""
         if self.device.type == "cpu":
             self.watch.begin(work)
         return work
 
-    def wait(self, works: Sequence[dist.Work], call: "Call") -> None:
+    def send_and_receive(self, sends: Sequence[Piece], receives: Sequence[Piece], tag: int) -> Work:
+        """Starts messages, one or more; they are one work."""
+        group = self.process_group
+        if self.device.type != "cpu":  # nccl makes one work of them, and knows no tags
+            messages = [dist.P2POp(dist.irecv, x, None, group, tag, rank) for rank, x in receives]
+            messages += [dist.P2POp(dist.isend, x, None, group, tag, rank) for rank, x in sends]
+            return dist.batch_isend_irecv(messages)[0]
+        works = [group.recv([x], rank, tag) for rank, x in receives]
+        works += [group.send([x], rank, tag) for rank, x in sends]
+        return self.begin(self.waiters.begin(works))
+
+    def is_done(self, work: Work) -> bool:
+        """Whether to wait for `work` holds up nobody."""
+        return self.device.type != "cpu" or work.is_completed()
+
+    def wait(self, works: Sequence[Work], call: "Call") -> None:
         """Returns when `works`, parts of `call`, are done."""
         if self.device.type == "cpu":
             self.watch.wait(works, call.group.ranks, str(call))
@@ -87,6 +117,14 @@ class Group:
         """The memory that the ranks share; None where they do not, or there is but one."""
         return None if self.link is None else self.link.staging
 
+    def chosen(self, algorithm: Algorithm, nbytes: int, *, beside: bool) -> Algorithm:
+        """What this group does for `algorithm`; see `workbench.plan.all_reduce.chosen`."""
+        if self.link is None:
+            return chosen(algorithm, (1,), "gloo", nbytes, beside=beside)
+        hosts = [len(members) for members in self.link.hosts]
+        backend = "gloo" if self.link.device.type == "cpu" else "nccl"
+        return chosen(algorithm, hosts, backend, nbytes, beside=beside)
+
     @property
     def transport(self) -> str:
         """What tensors travel through, for people to read."""
@@ -94,13 +132,15 @@ class Group:
             return "nothing"
         if self.link.staging is not None:
             return "shared memory"
+        if len(self.link.hosts) < self.size:
+            return "shared memory within hosts, gloo across"
         return "gloo" if self.link.device.type == "cpu" else "nccl"
 
     def buffer(self, numel: int, like: Tensor) -> Tensor:
         """Makes a flat buffer of zeros that `start_all_reduce` sums without a copy.
 
-        It lies in memory that the ranks share, where they do, and is an ordinary tensor where
-        they do not. All ranks of the group call this, in one order and with one size. Torch's
+        It lies in memory that the ranks of a host share, and is an ordinary tensor where there is
+        but one. All ranks of the group call this, in one order and with one size. Torch's
         allocator does not see shared memory; of a group of k it is the buffer and a k-th more.
 
         Args:
@@ -110,9 +150,9 @@ class Group:
         Raises:
             CommError: not all ranks came.
         """
-        if self.link is not None and self.staging is not None and numel > 0:
+        if self.link is not None and self.link.local is not None and numel > 0:
             what = f"a shared buffer of {numel} elements for group {self.name}"
-            made = allocate(self.staging, numel, like.dtype, what)
+            made = allocate(self.link.local, numel, like.dtype, what)
             if made is not None:
                 flat, self.link.buffers[made[0].data_ptr()] = made
                 return flat
@@ -136,12 +176,12 @@ class Call:
     """One collective of a group: its name in the record and in errors."""
 
     def __init__(self, group: Group, number: int, key: Key) -> None:
-        self.group, self.key, self._number = group, key, number
+        self.group, self.key, self.number = group, key, number
         group.recorder.add(key, calls=1)
 
     def __str__(self) -> str:
         label = f" of layer {self.key.layer!r}" if self.key.layer else ""
-        return f"{self.key.op}{label} (call {self._number} of group {self.key.group})"
+        return f"{self.key.op}{label} (call {self.number} of group {self.key.group})"
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -154,5 +194,23 @@ class Call:
 
     def count(self, sizes: Sequence[int], itemsize: int) -> None:
         """Records one exchange in which rank r of the group sends `sizes[r]` elements here."""
-        received = [n for r, n in enumerate(sizes) if n > 0 and r != self.group.rank]
-        self.group.recorder.add(self.key, messages=len(received), bytes=sum(received) * itemsize)
+        others = [n * itemsize for r, n in enumerate(sizes) if r != self.group.rank]
+        self.count_round(others)
+
+    def count_two_rounds(self, length: int, itemsize: int, rank: int, size: int) -> None:
+        """Records a reduce-scatter and an all-gather of near-equal segments.
+
+        Args:
+            length: of all segments together, in elements.
+            itemsize: of an element, in bytes.
+            rank: this rank's number among those that take part.
+            size: how many they are.
+        """
+        sizes = [n * itemsize for n in even(length, size)]
+        self.count_round([sizes[rank]] * (size - 1))
+        self.count_round([n for other, n in enumerate(sizes) if other != rank])
+
+    def count_round(self, sizes: Sequence[int]) -> None:
+        """Records one exchange in which this rank receives pieces of so many bytes."""
+        received = [size for size in sizes if size > 0]
+        self.group.recorder.add(self.key, messages=len(received), bytes=sum(received), rounds=1)

@@ -1,4 +1,4 @@
-"""Which groups can share memory: ranks find out together, and all of a group decide alike."""
+"""Which ranks of a group share memory: they find out together, and all decide alike."""
 
 import json
 import os
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from workbench.comm.futex import Futex
+from workbench.comm.hierarchical import Hosts
 from workbench.comm.peers import Peers
 from workbench.comm.segment import Offer, attach, create, this_host
 from workbench.comm.staging import SEGMENT_BYTES, Staging
@@ -36,35 +37,50 @@ class _Note:
         return cls(raw["host"], raw["pid"], tuple(raw["cores"]), offers)
 
 
+@dataclass(frozen=True)
+class Shared:
+    """Who shares memory in a group.
+
+    Attributes:
+        hosts: its ranks, as indices, by the memory that they share; a rank that shares none is a
+            host of its own.
+        staging: this rank's host, unless it is alone there.
+    """
+
+    hosts: Hosts
+    staging: Staging | None
+
+
 class Host:
     """What a rank shares with the other ranks of its host, in one world.
 
     Args:
         watch: meets and waits.
         wanted: whether to share memory at all.
+        name: tells apart hosts that are emulated on one.
     """
 
-    def __init__(self, watch: Watch, wanted: bool) -> None:
+    def __init__(self, watch: Watch, wanted: bool, name: str) -> None:
         self._watch = watch
         self._name, self._futex = "", Futex()
         self._stagings: list[Staging] = []
         self._peers: list[Peers] = []
         if wanted:
             try:
-                self._name = this_host()
+                self._name = f"{this_host()} {name}"
             except OSError:  # not Linux: there gloo is the way
                 self._name = ""
 
-    def share(self, occasion: str, groups: Sequence[tuple[int, ...]]) -> dict[int, Staging]:
-        """Connects groups through shared memory where all their ranks can; all ranks call it.
+    def share(self, occasion: str, groups: Sequence[tuple[int, ...]]) -> dict[int, Shared]:
+        """Connects the ranks of each group that are on one host; all ranks call it.
 
         Args:
             occasion: what the ranks meet for, new for each call.
             groups: global ranks, this one's groups or not.
 
         Returns:
-            Of this rank's groups those that share memory, by their index. Where it should have
-            been possible and was not, a warning says why.
+            Who shares memory in this rank's groups of two or more, by their index. Where it
+            should have been possible and was not, a warning says why.
 
         Raises:
             CommError: not all ranks came.
@@ -82,12 +98,14 @@ class Host:
                 if offer is not None:
                     os.close(offer.fd)
         agreed = [set(json.loads(verdict)) for verdict in verdicts]
-        shared = {
-            index: staging
-            for index, staging in opened.items()
-            if all(index in agreed[rank] for rank in groups[index])
-        }
-        self._stagings += shared.values()
+        shared = {}
+        for index, ranks in enumerate(groups):
+            if self._watch.rank in ranks and len(ranks) > 1:
+                able = {rank for rank in ranks if index in agreed[rank]}
+                hosts = _by_host(ranks, [note.host for note in notes], able)
+                alone = (ranks.index(self._watch.rank),) in hosts
+                shared[index] = Shared(hosts, None if alone else opened[index])
+        self._stagings += [of.staging for of in shared.values() if of.staging is not None]
         if trouble:
             warnings.warn(f"slower, through gloo: {'; '.join(trouble)}", stacklevel=3)
         return shared
@@ -125,19 +143,22 @@ class Host:
         cores = set().union(*(notes[rank].cores for rank in together))
         opened = {}
         for index, ranks in enumerate(groups):
-            offers = [notes[rank].offers[index] for rank in ranks if rank in together]
+            if self._watch.rank not in ranks:
+                continue
+            mates = tuple(rank for rank in ranks if rank in together)
+            offers = [notes[rank].offers[index] for rank in mates]
             present = [offer for offer in offers if offer is not None]
-            if self._watch.rank not in ranks or len(ranks) == 1 or len(present) < len(ranks):
+            if len(mates) < 2 or len(present) < len(mates):
                 continue
             try:
                 segments = [attach(offer) for offer in present]
             except OSError as error:
-                trouble.append(f"memory of ranks {ranks} could not be shared: {error}")
+                trouble.append(f"memory of ranks {mates} could not be shared: {error}")
                 continue
             spins = len(cores) >= len(together)
             opened[index] = Staging(
-                ranks,
-                ranks.index(self._watch.rank),
+                mates,
+                mates.index(self._watch.rank),
                 segments,
                 peers,
                 self._watch,
@@ -145,6 +166,23 @@ class Host:
                 spins,
             )
         return opened
+
+
+def _by_host(ranks: tuple[int, ...], names: Sequence[str], able: set[int]) -> Hosts:
+    """Indices into `ranks` by host, in the order of each host's first.
+
+    The ranks of a host stay together if all of them are `able` to.
+    """
+    together: dict[str, list[int]] = {}
+    for index, rank in enumerate(ranks):
+        together.setdefault(names[rank], []).append(index)
+    hosts: list[tuple[int, ...]] = []
+    for members in together.values():
+        if len(members) > 1 and all(ranks[index] in able for index in members):
+            hosts.append(tuple(members))
+        else:
+            hosts += [(index,) for index in members]
+    return tuple(hosts)
 
 
 def _cores() -> tuple[int, ...]:

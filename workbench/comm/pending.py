@@ -1,112 +1,133 @@
 """The all-reduce that runs while its caller computes on."""
 
-from abc import ABC, abstractmethod
+from functools import partial
 
-import torch.distributed as dist
 from torch import Tensor
 
 from workbench.comm.buffer import SharedBuffer
-from workbench.comm.group import Call, Group
-from workbench.comm.pieces import accumulator, even
+from workbench.comm.course import Course, begin
+from workbench.comm.group import Call, Group, Link
+from workbench.comm.hierarchical import across
+from workbench.comm.over_hosts import sum_over_hosts
+from workbench.comm.pieces import accumulator
+from workbench.comm.progress import Progress
+from workbench.plan.all_reduce import Algorithm
 
 
-class Pending(ABC):
-    """An all-reduce under way; its buffer holds the sum once `wait` has returned."""
+class Pending:
+    """An all-reduce under way; its buffer holds the sum once `wait` has returned.
 
-    @abstractmethod
+    Args:
+        call: it.
+        progress: of the sum; None if there is nothing to do.
+        returned: a buffer, and the copy, elsewhere or of a wider type, whose sum it is to hold;
+            None if it is summed where it is.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        progress: Progress | None,
+        returned: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        self._call, self._progress, self._returned = call, progress, returned
+
     def poll(self) -> bool:
         """Does what has become possible, and waits for nothing; whether the sum is there."""
+        if self._progress is not None and self._progress.advance():
+            self._finish()
+        return self._progress is None
 
-    @abstractmethod
     def wait(self) -> None:
         """Returns when the sum is there; only this time counts as blocked.
 
         Raises:
             CommError: as for a collective that blocks.
         """
+        if self._progress is not None:
+            with self._call.timed():
+                self._progress.wait()
+                self._finish()
+
+    def _finish(self) -> None:
+        """Keeps nothing: whoever polls may hold on to this for longer than memory should live."""
+        if self._returned is not None:
+            flat, travelled = self._returned
+            flat.copy_(travelled)
+        self._progress = self._returned = None
 
 
-class _Over(Pending):
-    """Nothing to do: the group has one rank."""
+class _Turn:
+    """One sum of a shared buffer."""
 
-    def poll(self) -> bool:
-        return True
+    def __init__(self, buffer: SharedBuffer, call: Call) -> None:
+        self._buffer, self._call = buffer, call
 
-    def wait(self) -> None:
-        pass
-
-
-class _InBackground(Pending):
-    """Torch's own all-reduce, on threads of its own."""
-
-    def __init__(self, call: Call, flat: Tensor, travelling: Tensor, work: dist.Work) -> None:
-        self._call, self._flat, self._travelling = call, flat, travelling
-        self._work: dist.Work | None = work
-
-    def poll(self) -> bool:
-        return self._work is None or self._work.is_completed()
-
-    def wait(self) -> None:
-        work, link = self._work, self._call.group.link
-        if work is None or link is None:
-            return
-        with self._call.timed():
-            link.wait([work], self._call)
-            if self._travelling is not self._flat:
-                self._flat.copy_(self._travelling)
-        self._work = None
-
-
-class _InShared(Pending):
-    """The sum of shared buffers, which ranks advance whenever they look after it."""
-
-    def __init__(self, call: Call, buffer: SharedBuffer) -> None:
-        self._call = call
-        self._buffer: SharedBuffer | None = buffer
-
-    def poll(self) -> bool:
-        if self._buffer is not None and self._buffer.advance():
-            self._buffer = None
-        return self._buffer is None
+    def advance(self) -> bool:
+        return self._buffer.advance()
 
     def wait(self) -> None:
-        if self._buffer is None:
-            return
-        with self._call.timed():
-            self._buffer.wait(self._call)
-        self._buffer = None
+        self._buffer.wait(self._call)
 
 
-def start_all_reduce(flat: Tensor, group: Group, *, layer: str = "") -> Pending:
+def start_all_reduce(
+    flat: Tensor, group: Group, *, algorithm: Algorithm = "auto", layer: str = ""
+) -> Pending:
     """Starts to sum `flat`, contiguous and one-dimensional, in place over the group.
 
     The caller computes on, and leaves `flat` alone until it has waited. Any number may be under
     way; all ranks start them in one order. The sum is bitwise equal on all ranks.
 
-    A buffer that `Group.buffer` made is summed by the ranks themselves, in rank order, when they
-    `poll` or wait for anything: cores that compute are not taken by threads. For any other tensor
-    it is torch's own all-reduce, which runs on threads of its own.
+    "backend", which is "auto" where ranks share no memory, runs on threads of its own. All others
+    are advanced by the ranks themselves, when they `poll` or wait for anything: cores that compute
+    are not taken, and what is on the wire goes on, but no next round begins meanwhile.
+
+    "direct" and "hierarchical" sum a buffer that `Group.buffer` made where it lies. Of any other
+    tensor "direct" is sent through the communicator, "auto" within one host leaves it to the
+    backend, and "hierarchical" sums it before this returns, unless the rank is alone on its host:
+    memory that is staged is not looked after in between.
 
     Raises:
-        ValueError: `flat` is not a contiguous one-dimensional tensor.
+        ValueError: `flat` is not a contiguous one-dimensional tensor, or there is no such
+            algorithm.
         RuntimeError: `flat` is a shared buffer whose last sum has not been waited for.
     """
     if flat.ndim != 1 or not flat.is_contiguous():
         shape, stride = tuple(flat.shape), flat.stride()
         raise ValueError(f"needs one contiguous dimension, got shape {shape}, stride {stride}")
     flat = flat.detach()
-    call, link = group.call("all_reduce", layer, "step"), group.link
+    call, link, buffer = group.call("all_reduce", layer, "step"), group.link, group.shared(flat)
+    name = group.chosen(algorithm, flat.nbytes, beside=buffer is None)
     if link is None:
-        return _Over()
-    segments, wide = even(len(flat), group.size), accumulator(flat.dtype)
-    call.count([segments[group.rank]] * group.size, wide.itemsize)
-    call.count(segments, wide.itemsize)
-    buffer = group.shared(flat)
-    if buffer is not None:
-        buffer.start()
-        pending = _InShared(call, buffer)
+        return Pending(call, None)
+    lies_there = name == "hierarchical" or (name == "direct" and link.staging is not None)
+    if buffer is not None and lies_there:
+        pending = Pending(call, _start(buffer, len(flat), link, call))
+    else:
+        wide = accumulator(flat.dtype) if name == "backend" else flat.dtype
+        travelling = flat.to(link.device, wide)
+        start = _start_over_hosts if name == "hierarchical" else partial(begin, name)
+        returned = None if travelling is flat else (flat, travelling)
+        pending = Pending(call, start(travelling, link, call), returned)
+    if name != "backend":
         link.watch.also(pending.poll)
-        return pending
-    travelling = flat.to(link.device, wide)  # torch would sum in flat's type
-    work = dist.all_reduce(travelling, group=link.process_group, async_op=True)
-    return _InBackground(call, flat, travelling, link.begin(work))
+    return pending
+
+
+def _start(buffer: SharedBuffer, length: int, link: Link, call: Call) -> Progress:
+    staging, rank = buffer.staging, call.group.rank
+    call.count_two_rounds(length, buffer.nbytes // length, staging.rank, staging.size)
+
+    def cross(segment: Tensor) -> Course:
+        return Course(across(segment, length, link.hosts, rank), call)
+
+    buffer.start(None if len(link.hosts) == 1 else cross)
+    return _Turn(buffer, call)
+
+
+def _start_over_hosts(flat: Tensor, link: Link, call: Call) -> Progress:
+    if link.local is None:
+        return Course(across(flat, len(flat), link.hosts, call.group.rank), call)
+    with call.timed():
+        sum_over_hosts(flat, link, call, flat.nbytes)
+    return Course(iter(()), call)  # nothing is left to do

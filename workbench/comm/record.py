@@ -24,6 +24,7 @@ class Record:
         messages: non-empty pieces that this rank received from other ranks.
         bytes: their size.
         seconds: how long callers were blocked; what ran beside their work is not counted.
+        rounds: exchanges that followed each other, in which this rank took part.
     """
 
     group: str
@@ -34,6 +35,7 @@ class Record:
     messages: int
     bytes: int
     seconds: float
+    rounds: int
 
 
 class Recorder:
@@ -46,17 +48,29 @@ class Recorder:
     def reset(self) -> None:
         """Forgets everything."""
         with self._lock:
-            self._sums: dict[Key, tuple[int, int, int, float]] = {}
+            self._sums: dict[Key, tuple[int, int, int, float, int]] = {}
             self._blocked_s = 0.0
 
     def add(
-        self, key: Key, *, calls: int = 0, messages: int = 0, bytes: int = 0, seconds: float = 0.0
+        self,
+        key: Key,
+        *,
+        calls: int = 0,
+        messages: int = 0,
+        bytes: int = 0,
+        seconds: float = 0.0,
+        rounds: int = 0,
     ) -> None:
         """Adds to the row of `key`."""
         with self._lock:
-            old = self._sums.get(key, (0, 0, 0, 0.0))
-            new = (old[0] + calls, old[1] + messages, old[2] + bytes, old[3] + seconds)
-            self._sums[key] = new
+            old = self._sums.get(key, (0, 0, 0, 0.0, 0))
+            self._sums[key] = (
+                old[0] + calls,
+                old[1] + messages,
+                old[2] + bytes,
+                old[3] + seconds,
+                old[4] + rounds,
+            )
             self._blocked_s += seconds
 
     @property
@@ -67,4 +81,4 @@ class Recorder:
     def rows(self) -> list[Record]:
         """The rows, in the order in which their keys were first seen."""
         with self._lock:
-            return [Record(*key, *sums) for key, sums in self._sums.items()]
+            return [Record(*(*key, *sums)) for key, sums in self._sums.items()]

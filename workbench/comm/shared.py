@@ -13,9 +13,10 @@ from math import prod
 import torch
 from torch import Tensor
 
-from workbench.comm.pieces import accumulator, cut, pack, resized, shaped, unpack
+from workbench.comm.pieces import cut, pack, resized, shaped, unpack
 from workbench.comm.portions import portions_of
 from workbench.comm.staging import SLOT_BYTES, Staging
+from workbench.comm.sums import added
 from workbench.plan.placement import Shard
 
 # Up to here every rank sums everything, after one meeting; beyond, each sums its segment, and a
@@ -185,25 +186,6 @@ def broadcast(x: Tensor, root: int, staging: Staging, what: object) -> Tensor:
 
     staging.stream(len(portions), put, take, what)
     return shaped(result, x.shape)
-
-
-def added(parts: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
-    """Sum of two or more equal parts, in their order, into `out`, which is none of them.
-
-    Half types sum in fp32.
-    """
-    first, second, *others = parts
-    wide = accumulator(first.dtype)
-    if wide != first.dtype:
-        total = first.to(wide)
-        total += second
-    else:
-        total = torch.add(first, second) if out is None else torch.add(first, second, out=out)
-    for other in others:
-        total += other
-    if wide == first.dtype:
-        return total
-    return total.to(first.dtype) if out is None else out.copy_(total)
 
 
 def _given(source: Shard, target: Shard, giver: int, taker: int) -> tuple[int, int]:

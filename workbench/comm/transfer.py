@@ -1,4 +1,4 @@
-"""The two movements that collectives are made of, on flat buffers.
+"""The movements that collectives are made of, on flat buffers.
 
 Pieces may have any lengths, are received straight into place, and are counted. Tensors on a GPU
 travel through the host where the communicator wants them there.
@@ -9,8 +9,13 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor
 
+from workbench.comm.exchange import Exchange
 from workbench.comm.group import Call
 from workbench.comm.pieces import cut
+from workbench.comm.watch import Work
+
+# All of one call's courses have tags of their own.
+MOST_AT_ONCE = 1024
 
 
 def swap(flat: Tensor, sent: Sequence[int], received: Sequence[int], call: Call) -> Tensor:
@@ -49,3 +54,23 @@ def spread(flat: Tensor, owned: Sequence[int], call: Call) -> None:
     link.wait(works, call)
     if travelling is not flat:
         flat.copy_(travelling)
+
+
+def trade(exchange: Exchange, call: Call, index: int) -> Work | None:
+    """Starts one round of an algorithm; None if this rank has nothing to do in it.
+
+    Args:
+        exchange: of contiguous tensors that lie where the communicator wants them.
+        call: what it is part of.
+        index: tells apart what goes on side by side in one call; below MOST_AT_ONCE.
+    """
+    link = call.group.link
+    call.count_round([piece.nbytes for _, piece in exchange.receives])
+    # Nobody mistakes a message of one course for that of another under way, in whatever order
+    # ranks come to them; nccl, which knows no tags, is given them in one order.
+    tag = (call.number * MOST_AT_ONCE + index) % 2**31
+    sends = [(rank, piece) for rank, piece in exchange.sends if len(piece) > 0]
+    receives = [(rank, piece) for rank, piece in exchange.receives if len(piece) > 0]
+    if link is None or not (sends or receives):
+        return None
+    return link.send_and_receive(sends, receives, tag)

@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from typing import Protocol
 
-import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from workbench.comm.errors import CommTimeout, PeerLost
@@ -18,6 +18,22 @@ RESTLESS = timedelta(milliseconds=1)
 # Longer waits are posted for the others to read, and look what others have posted, this often.
 LOOK_EVERY_S = 1.0
 GIVEN_UP = "given up"
+
+
+class Work(Protocol):
+    """What is under way: a collective of torch's, or messages."""
+
+    def is_completed(self) -> bool:
+        """Whether it is over, for good or ill."""
+        ...
+
+    def wait(self, timeout: timedelta = ...) -> bool:
+        """Returns when it is done.
+
+        Raises:
+            RuntimeError: not within `timeout`, or a connection broke.
+        """
+        ...
 
 
 class Watch:
@@ -33,7 +49,7 @@ class Watch:
     def __init__(self, store: Store, rank: int, size: int, timeout_s: float) -> None:
         self.rank, self.size, self.timeout_s = rank, size, timeout_s
         self._store = store
-        self._begun: dict[dist.Work, float] = {}  # when, for works not yet waited for
+        self._begun: dict[Work, float] = {}  # when, for works not yet waited for
         self._tended: list[Callable[[], bool]] = []
 
     @property
@@ -41,7 +57,7 @@ class Watch:
         """Whether a work is still under way."""
         return any(not work.is_completed() for work in self._begun)
 
-    def begin(self, work: dist.Work) -> None:
+    def begin(self, work: Work) -> None:
         """Takes note of a work that somebody is going to wait for."""
         self._begun[work] = time.monotonic()
 
@@ -73,7 +89,7 @@ class Watch:
             pause = min(2 * pause, 0.05)
         return [self._store.get(key).decode() for key in keys]
 
-    def wait(self, works: Sequence[dist.Work], ranks: tuple[int, ...], collective: str) -> None:
+    def wait(self, works: Sequence[Work], ranks: tuple[int, ...], collective: str) -> None:
         """Returns when all `works` are done.
 
         Args:
@@ -86,7 +102,7 @@ class Watch:
             PeerLost: a connection broke, or a rank has given up.
         """
 
-        def waiting() -> list[dist.Work]:
+        def waiting() -> list[Work]:
             return [work for work in works if not self._is_done(work, ranks, collective)]
 
         def pause() -> None:
@@ -149,7 +165,7 @@ class Watch:
                 return self._store.get(GIVEN_UP).decode()
         return ""
 
-    def _is_done(self, work: dist.Work, ranks: tuple[int, ...], collective: str) -> bool:
+    def _is_done(self, work: Work, ranks: tuple[int, ...], collective: str) -> bool:
         if not work.is_completed():
             return False
         if work in self._begun:

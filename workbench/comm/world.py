@@ -16,6 +16,7 @@ from workbench.comm.group import Group, Link
 from workbench.comm.host import Host
 from workbench.comm.record import Recorder
 from workbench.comm.staging import SEGMENT_BYTES
+from workbench.comm.transit import Waiters
 from workbench.comm.watch import Watch
 
 
@@ -34,6 +35,8 @@ class Seat:
         threads: the threads that torch may use on this rank.
         shared_memory: whether groups whose ranks are on one host communicate through its memory,
             and not through gloo.
+        host: what this rank's host is called, where several are emulated on one: ranks that say
+            different names share no memory. Hosts that differ need not be named.
     """
 
     rank: int
@@ -45,6 +48,7 @@ class Seat:
     device: str = "cpu"
     threads: int = 1
     shared_memory: bool = True
+    host: str = ""
 
 
 class World:
@@ -86,7 +90,8 @@ class World:
             raise
         self._process_groups = [dist.group.WORLD]
         self._links: list[Link] = []
-        self._host = Host(self._watch, seat.shared_memory and self.device.type == "cpu")
+        shares = seat.shared_memory and self.device.type == "cpu"
+        self._host, self._waiters = Host(self._watch, shares, seat.host), Waiters()
 
     @classmethod
     @contextmanager
@@ -152,9 +157,16 @@ class World:
         occasion = f"groups to be connected (call {self._times_grouped})"
         shared = self._host.share(occasion, [ranks for _, ranks in specs])
         links = {
-            spec: Link(process_groups[spec], self._travel_device, self._watch, shared.get(index))
+            spec: Link(
+                process_groups[spec],
+                self._travel_device,
+                self._watch,
+                self._waiters,
+                shared[index].hosts,
+                shared[index].staging,
+            )
             for index, spec in enumerate(specs)
-            if spec in process_groups
+            if index in shared
         }
         self._links += links.values()
         return {
@@ -168,7 +180,7 @@ class World:
     @property
     def shared_bytes(self) -> int:
         """Of this rank's part of shared memory, which torch's allocator does not see."""
-        staged = sum(SEGMENT_BYTES for link in self._links if link.staging is not None)
+        staged = sum(SEGMENT_BYTES for link in self._links if link.local is not None)
         buffers = (buffer for link in self._links for buffer in link.buffers.values())
         return staged + sum(buffer.held_bytes for buffer in buffers)
 
@@ -181,6 +193,7 @@ class World:
 
     def _close(self) -> None:
         self._host.leave()
+        self._waiters.close()
         if self._watch.unfinished:
             # The destructor of a gloo group joins its threads, and those wait for the lost
             # rank until their timeout; `abort` does not end them. So the groups are never

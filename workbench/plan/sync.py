@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from workbench.plan.all_reduce import Algorithm
 from workbench.plan.value import Value
 
 
@@ -16,6 +17,11 @@ class Synchronous(Value):
     kind: Literal["synchronous"] = "synchronous"
     bucket_bytes: int = Field(default=8 << 20, ge=1)
     """Gradients travel in buckets of about this many bytes, while backward goes on."""
+    algorithm: Algorithm = "auto"
+    """How gradients are summed: exactly by all, in different orders. "auto" is "direct" through
+    shared memory within one host, "hierarchical" on several of which some have several ranks, and
+    otherwise "backend". That one runs on threads beside backward; the others go on to their next
+    round whenever a gradient is ready, and take no core from it."""
     per_round: bool = False
     """Step the weights behind the gather after every round, with the mean gradient of its rows,
     and the others once: inexact, for plans with rounds "B" or "B/K". A loss that is no number

@@ -11,6 +11,7 @@ from workbench.comm.collectives import Pending, start_all_reduce
 from workbench.comm.group import Group
 from workbench.layers.cut_model import CutModel
 from workbench.layers.linear import Linear, Spare
+from workbench.plan.all_reduce import Algorithm
 
 
 @dataclass
@@ -35,16 +36,23 @@ class GradientSum:
         model: the cut model.
         bucket_bytes: a bucket is closed once it holds this much.
         names: the parameters to look after; None: all.
+        algorithm: of the sums.
     """
 
     def __init__(
-        self, model: CutModel, bucket_bytes: int, names: Collection[str] | None = None
+        self,
+        model: CutModel,
+        bucket_bytes: int,
+        names: Collection[str] | None = None,
+        *,
+        algorithm: Algorithm = "auto",
     ) -> None:
         every = model.trainable()
         self.parameters = {n: p for n, p in every.items() if names is None or n in names}
         self._buckets: list[_Bucket] = []
         self._home: dict[str, _Bucket] = {}
         self._spares = _spares(model)
+        self._algorithm: Algorithm = algorithm
         self._sending = False
         self._next = 0
         self._under_way: list[Pending] = []
@@ -122,7 +130,9 @@ class GradientSum:
     def _send_ready(self) -> None:
         while self._next < len(self._buckets) and not self._buckets[self._next].waiting:
             bucket = self._buckets[self._next]
-            bucket.pending = start_all_reduce(bucket.flat, bucket.group, layer="gradients")
+            bucket.pending = start_all_reduce(
+                bucket.flat, bucket.group, algorithm=self._algorithm, layer="gradients"
+            )
             self._under_way.append(bucket.pending)
             self._next += 1
 

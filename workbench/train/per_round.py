@@ -36,8 +36,9 @@ class PerRoundUpdates:
     def __init__(self, sync: Synchronous, model: CutModel, updater: Updater) -> None:
         tail = weights_behind(model.plan)
         self.updater = updater
-        self._head = GradientSum(model, sync.bucket_bytes, set(model.trainable()) - tail)
-        self._tail = GradientSum(model, sync.bucket_bytes, tail)
+        head, by = set(model.trainable()) - tail, sync.algorithm
+        self._head = GradientSum(model, sync.bucket_bytes, head, algorithm=by)
+        self._tail = GradientSum(model, sync.bucket_bytes, tail, algorithm=by)
 
     def begin(self) -> None:
         self._head.begin()

@@ -1,0 +1,45 @@
+"""The hierarchical all-reduce of tensors that lie in the ranks' own memory."""
+
+from torch import Tensor
+
+from workbench.comm import shared
+from workbench.comm.course import Course
+from workbench.comm.group import Call, Link
+from workbench.comm.hierarchical import across
+from workbench.comm.pieces import even
+from workbench.comm.transfer import MOST_AT_ONCE
+from workbench.plan.placement import Shard
+
+
+def sum_over_hosts(flat: Tensor, link: Link, call: Call, portion_bytes: int) -> None:
+    """Sums `flat` in place over all ranks.
+
+    While a portion is on its way to other hosts, the next ones are summed within this one.
+
+    Args:
+        flat: contiguous.
+        link: of the group.
+        call: what it is part of.
+        portion_bytes: about so many at a time; the same on all ranks, and so is what they sum
+            with a buffer, which is one portion.
+
+    Raises:
+        CommError: as for a collective that blocks.
+    """
+    local = link.local
+    length = max(1, portion_bytes // flat.itemsize, -(-len(flat) // MOST_AT_ONCE))
+    begun = []
+    for index, portion in enumerate(flat.split(length)):
+        part, shard = portion, Shard(0, (len(portion),))
+        if local is not None:
+            shard = Shard(0, even(len(portion), local.size))
+            call.count_two_rounds(len(portion), flat.itemsize, local.rank, local.size)
+            part = shared.reduce_scatter(portion, shard, local, call)
+        rounds = across(part, len(portion), link.hosts, call.group.rank)
+        course = Course(rounds, call, index)
+        link.watch.also(course.advance)  # while this rank waits for another portion
+        begun.append((portion, part, shard, course))
+    for portion, part, shard, course in begun:
+        course.wait()
+        if local is not None:
+            portion.copy_(shared.all_gather(part, shard, local, call))
