@@ -15,10 +15,10 @@ from workbench.plan.experiment import Experiment
 from workbench.plan.placement import Shard, apportion
 from workbench.train.batch import MicroBatch
 from workbench.train.loop import agree
-from workbench.train.optimizer import build_optimizer
 from workbench.train.passes import pass_of
 from workbench.train.state import everyone, group_specs_of
 from workbench.train.strategy import strategy_of
+from workbench.train.updater import Updater
 
 
 def received_in_a_step(
@@ -30,8 +30,8 @@ def received_in_a_step(
     context = BatchContext(world.rank, (0,) * world.size, seed=nets.SEED)
     reader = nets.Memory(nets.made(net).state_dict())
     model = cut(plan, context, groups, reader, device=world.device)
-    optimizer = build_optimizer(experiment.optimizer, model.trainable().values())
-    strategy = strategy_of(experiment, model, optimizer)
+    updater = Updater(experiment.optimizer, model, model.trainable())
+    strategy = strategy_of(experiment, model, updater)
     passing = pass_of(model, nullcontext, strategy.after_round)
     images, labels = nets.batch(net, experiment.batch_size)
     strategy.begin()
@@ -47,7 +47,7 @@ def received_in_a_step(
     strategy.finish(apportion(len(images), (1,) * world.size))
     agree(everyone(groups, plan), 0.0, False, 0.0)
     strategy.update(0)
-    return [astuple(row)[:-1] for row in world.recorder.rows()]
+    return [astuple(row)[:7] for row in world.recorder.rows()]
 
 
 def _not_yet() -> None:

@@ -170,3 +170,17 @@ def test_is_quick_enough_to_follow_a_mouse():
         assert prediction.traffic.received_bytes(0) > 0
         fastest = min(fastest, time.process_time() - began)
     assert fastest < 0.2
+
+
+@pytest.mark.parametrize(
+    ("recomputed", "fields", "what"),
+    [
+        (["*"], {}, "layers that are recomputed"),
+        ([], {"shard_optimizer": True}, "shard_optimizer=True"),
+        ([], {"sync": wb.Synchronous(algorithm="ring")}, "algorithm='ring'"),
+    ],
+)
+def test_what_is_not_known_yet_is_refused(recomputed, fields, what):
+    plan = Plan.data_parallel(graphs.mlp(4, 4), 2).with_recompute(*recomputed)
+    with pytest.raises(ExperimentError, match=f"not predicted yet: {what}"):
+        predicted(plan, **fields)

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from tests.layers import nets
 from tests.layers.drawn import shares
 from tests.predict import running
-from tests.train import rounds
 from workbench.model.trace import trace
 from workbench.plan.experiment import SGD, Adam, Experiment, LocalSGD, Synchronous
 from workbench.plan.plan import Plan
@@ -16,9 +15,8 @@ from workbench.plan.tail import ROUNDS
 from workbench.predict.program import program_of
 from workbench.predict.traffic import traffic_of
 
-GRAPHS = {net: trace(net(), input_shape=net.shape) for net in (*nets.NETS, rounds.Picture)}
-# Not Residual: a ReLU called three times cannot idle in one of them.
-UNEQUAL = (nets.Images, nets.Tokens, nets.Tied)
+GRAPHS = {net: trace(net(), input_shape=net.shape) for net in nets.NETS}
+UNEQUAL = nets.NETS
 
 
 def experiment(plan, **fields):
@@ -71,8 +69,8 @@ def test_any_plan(on_ranks, case):
 @pytest.mark.parametrize("scheme", ROUNDS)
 @pytest.mark.parametrize("k", [2, 4])
 def test_rounds(on_ranks, scheme, k):
-    plan = Plan.hybrid(GRAPHS[rounds.Picture], 4, k, rounds=scheme)
-    check(on_ranks, experiment(plan), rounds.Picture)
+    plan = Plan.hybrid(GRAPHS[nets.Picture], 4, k, rounds=scheme)
+    check(on_ranks, experiment(plan), nets.Picture)
 
 
 STRATEGIES = {
@@ -86,8 +84,8 @@ STRATEGIES = {
 
 @pytest.mark.parametrize("fields", STRATEGIES.values(), ids=STRATEGIES.keys())
 def test_strategies(on_ranks, fields):
-    plan = Plan.hybrid(GRAPHS[rounds.Picture], 4, 2, rounds="B/K")
-    check(on_ranks, experiment(plan, **fields), rounds.Picture)
+    plan = Plan.hybrid(GRAPHS[nets.Picture], 4, 2, rounds="B/K")
+    check(on_ranks, experiment(plan, **fields), nets.Picture)
 
 
 def test_through_gloo_it_is_the_same(on_ranks):

@@ -81,10 +81,10 @@ def carry_out(
         start.unlink(missing_ok=True)
         reference.unlink(missing_ok=True)
         print(flush=True)
-    return _merge(experiment, found)
+    return merge(experiment, found)
 
 
-def _merge(experiment: Experiment, found: Sequence[Iterable[Difference]]) -> Verification:
+def merge(experiment: Experiment, found: Sequence[Iterable[Difference]]) -> Verification:
     """One verification from what each rank found: for each tensor its worst rank."""
     worst: dict[tuple[str, str], Difference] = {}
     for difference in (difference for rank in found for difference in rank):

@@ -111,12 +111,16 @@ def kept_by(layer: Layer, synchronized: bool) -> Kept:
             return _ELEMENTWISE.get(name, _INPUT)
         case "stochastic_depth":
             return _NOTHING
+        case "attention":
+            return _BOTH if is_guessed(layer) else _ATTENTION
         case _:
             return _OPERATIONS.get(name, _BOTH)
 
 
 def is_guessed(layer: Layer) -> bool:
-    """Whether nothing is known of what an operation keeps."""
+    """Whether nothing is known of what an operation keeps; attention in windows is one."""
+    if layer.kind == "attention":
+        return _name(layer) != "selfattention"
     return layer.kind == "op" and _name(layer) not in _OPERATIONS
 
 

@@ -58,7 +58,8 @@ def piece(placed: WeightPlacement, world_size: int) -> Counts:
     if isinstance(placed.placement, Replicate):
         return np.full(world_size, numel, dtype=np.int64)
     others = numel // max(placed.shape[placed.placement.dim], 1)
-    return tiled(placed.placement.sizes, world_size) * others
+    sizes = [placed.placement.length(rank) for rank in range(placed.group_size)]
+    return tiled(sizes, world_size) * others
 
 
 def itemsize(placed: WeightPlacement, precision: str) -> int:

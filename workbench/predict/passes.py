@@ -248,7 +248,7 @@ class Pass:
         if layer.kind == "dropout":
             elements = self.rows.elements(operation.layout, operation.shape, operation.rows)
             return kernels.mask(elements)
-        if layer.target.endswith("MultiheadAttention"):
+        if layer.kind == "attention":
             return kernels.attention(self.size(operation.gives))
         return _NO_WORKSPACE
 

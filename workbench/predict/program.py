@@ -20,8 +20,8 @@ Value = tuple[str, tuple[Conversion, ...]]
 
 HALF = 2
 # What autocast computes in half precision, whatever it is given.
-_CAST = ("conv2d", "linear")
-_CAST_OPERATIONS = ("MultiheadAttention", "matmul", "einsum", "bmm")
+_CAST = ("conv2d", "linear", "attention")
+_CAST_OPERATIONS = ("matmul", "einsum", "bmm")
 
 
 @dataclass(frozen=True)

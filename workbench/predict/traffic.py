@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from workbench.plan.experiment import LocalSGD, Synchronous
+from workbench.plan.graph import Layer
 from workbench.plan.layout import ROWS, Conversion, Layout
 from workbench.plan.mesh import replica_groups, shard_groups
 from workbench.plan.placement import Shard
@@ -149,6 +150,8 @@ class _Counting:
                 self._convert(operation, operation.step, rows)
             elif operation.layer is not None and operation.layer.kind == "batch_norm":
                 self._normalize(operation)
+            elif operation.layer is not None and operation.layer.kind == "attention":
+                self._attend(operation.layer)
         given = {operation.gives for operation in operations}
         for value in self.program.results:
             if value in given:
@@ -177,6 +180,17 @@ class _Counting:
             self._add("all_reduce", layer.name, "forward", "norm", groups, got, width)
             if self.program.needs_gradient(operation.reads[0]):
                 self._add("all_reduce", layer.name, "backward", "norm", groups, got, width)
+
+    def _attend(self, layer: Layer) -> None:
+        """The one gradient that heads of windowed attention, version 2, have in common."""
+        choice = self.plan.layers.get(layer.name)
+        hidden = [w.shape[0] for w in layer.weights if w.name.endswith(".cpb_mlp.0.bias")]
+        if not hidden or choice is None or choice.scheme != "shard_heads" or choice.group_size == 1:
+            return
+        groups = shard_groups(choice.group_size, self.world)
+        got = received.all_reduce(self.everywhere * (3 * hidden[0]), groups)
+        width = self.program.itemsize
+        self._add("all_reduce", layer.name, "backward", "shard", groups, got, width)
 
     def _loss(self, name: str, layout: Layout, rows: Rows) -> None:
         if layout == ROWS:
