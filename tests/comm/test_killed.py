@@ -36,6 +36,7 @@ def one_is_killed(rank, port, in_buffer, said):
         said.put((rank, str(error)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_buffer", [False, True])
 def test_the_others_are_told_who_died(in_buffer):
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

@@ -49,24 +49,28 @@ def test_everything_again(on_ranks, net):
     check(on_ranks, net, plan, (2, 3), ["*"])
 
 
+@pytest.mark.slow
 @FEW
 @given(drawn=recomputed(nets.Images))
 def test_any_layers_of_images(on_ranks, drawn):
     check(on_ranks, nets.Images, *drawn)
 
 
+@pytest.mark.slow
 @FEW
 @given(drawn=recomputed(nets.Residual))
 def test_any_layers_of_a_residual_net(on_ranks, drawn):
     check(on_ranks, nets.Residual, *drawn)
 
 
+@pytest.mark.slow
 @FEW
 @given(drawn=recomputed(nets.Tokens))
 def test_any_layers_of_a_transformer(on_ranks, drawn):
     check(on_ranks, nets.Tokens, *drawn)
 
 
+@pytest.mark.slow
 @FEW
 @given(drawn=recomputed(nets.Tied))
 def test_any_layers_of_tied_weights(on_ranks, drawn):

@@ -53,6 +53,7 @@ def runs(draw):
     return net, experiment(plan, batch_size=count, accumulate=parts)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=25,
     deadline=None,

@@ -27,6 +27,7 @@ def weights(tmp_path_factory):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plan", "fields"),
     [

@@ -56,6 +56,7 @@ def test_a_sender_sends_k_times_as_much_in_a_round_of_b_as_of_c(on_ranks):
         assert c[rank] == [(k - 1, (k - 1) * size // k)] * k
 
 
+@pytest.mark.slow
 def test_a_round_needs_less_memory_than_all_rows(on_ranks):
     rows = (400,) * 4
     peak = {  # ranks do alike, but for buffers that gloo lets go later on some

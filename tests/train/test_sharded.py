@@ -121,6 +121,7 @@ def ended(on_ranks, weights, tmp_path):
     return ended
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANS)
 def test_a_run_goes_on_bitwise_with_and_without(ended, name):
     """Stopped after step 2 of 4; what is saved says nothing of how it was held."""
@@ -133,6 +134,7 @@ def test_a_run_goes_on_bitwise_with_and_without(ended, name):
         same(ended(plan, shard_optimizer=sharded, resume=at)[0], straight)
 
 
+@pytest.mark.slow
 def test_any_plan_goes_on_from_what_was_saved_in_parts(ended):
     _, path = ended(PLANS["unequal"], shard_optimizer=True, stop_after=1, precision="fp64")
     found, _ = ended(PLANS["hybrid-2x2"], shard_optimizer=True, resume=path, precision="fp64")

@@ -13,11 +13,15 @@ from tests.cluster import leftovers
 from tests.cluster.emulated.needs import needs_hosts, traces
 from tests.cluster.test_orphans import Owner
 
-pytestmark = needs_hosts
+pytestmark = [needs_hosts, pytest.mark.slow]
 
 LONG_S = 120.0
 NET = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-EVERYBODY, BESIDE, ACROSS = (0, 1, 2, 3), [(0, 1), (2, 3)], [(0, 2), (1, 3)]
+TRANSPORTS = {
+    (0, 1, 2, 3): "shared memory within hosts, gloo across",
+    **dict.fromkeys([(0, 1), (2, 3)], "shared memory"),
+    **dict.fromkeys([(0, 2), (1, 3)], "gloo"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +48,7 @@ def test_engines_are_on_their_hosts(cluster, experiment):
     assert (
         "&lt;Hosts(2, bandwidth=&#x27;1gbit&#x27;, speeds=(1.0, 0.5))&gt;" in cluster._repr_html_()
     )
-    groups = [EVERYBODY, *BESIDE, *ACROSS]
+    groups = list(TRANSPORTS)
     ranks = cluster.call(
         "tests.cluster.emulated.on_hosts:look", experiment, module=NET, groups=groups
     )
@@ -58,19 +62,15 @@ def test_engines_are_on_their_hosts(cluster, experiment):
         assert rank["sums"] == {group: len(group) for group in groups if index in group}
         # Memory is shared on a host only; all else takes the links.
         assert rank["transports"] == {
-            group: "shared memory" if group in BESIDE else "gloo"
-            for group in groups
-            if index in group
+            group: transport for group, transport in TRANSPORTS.items() if index in group
         }
 
 
-@pytest.mark.slow
 def test_a_split_over_hosts_is_proved_exact(cluster, experiment):
     found = cluster.verify(experiment.plan, module=NET)
     assert found.exact, found
 
 
-@pytest.mark.slow
 def test_a_dead_engine_is_replaced_on_its_host(cluster, experiment):
     pid = cluster.pids[3]
     before = os.stat(f"/proc/{pid}/ns/net").st_ino
@@ -82,7 +82,6 @@ def test_a_dead_engine_is_replaced_on_its_host(cluster, experiment):
     assert os.stat(f"/proc/{cluster.pids[3]}/ns/net").st_ino == before
 
 
-@pytest.mark.slow
 def test_training_does_not_depend_on_where_it_runs(cluster, experiment, tmp_path):
     run = cluster.train(experiment, module=NET).wait(LONG_S)
     with wb.Cluster(4, directory=tmp_path, timeout=60.0) as plain:
@@ -105,7 +104,6 @@ def test_a_bench_has_ours_and_a_peer_on_the_same_hosts(cluster, experiment):
     assert losses["workbench"] == pytest.approx(losses["torch DDP, 25 MiB"], rel=1e-5)
 
 
-@pytest.mark.slow
 def test_a_cluster_starts_and_ends_hosts_that_are_not_there_yet(tmp_path, experiment):
     hosts = wb.Hosts(2)
     cluster = wb.Cluster(2, hosts=hosts, directory=tmp_path)
@@ -116,7 +114,6 @@ def test_a_cluster_starts_and_ends_hosts_that_are_not_there_yet(tmp_path, experi
     assert not hosts.is_up
 
 
-@pytest.mark.slow
 def test_a_killed_owner_leaves_what_the_next_one_removes(tmp_path):
     owner = Owner(tmp_path, "hosts")
     try:
