@@ -48,12 +48,17 @@ Seconds = dict[int, dict[str, list[float]]]
 def run(*, quick: bool) -> Report:
     """Measures seconds of one all-reduce; `quick` leaves out 256 MB and takes fewer rounds."""
     with Cluster(ENGINES, timeout=120.0) as cluster:
-        return compare(cluster, quick=quick)
+        return compare(cluster, *((QUICK, 3) if quick else (FULL, 7)))
 
 
-def compare(cluster: Cluster, *, quick: bool) -> Report:
-    """The same on a cluster of four engines, which may be on several hosts."""
-    turns, rounds = (QUICK, 3) if quick else (FULL, 7)
+def compare(cluster: Cluster, turns: dict[int, int], rounds: int) -> Report:
+    """The same on a cluster of four engines, which may be on several hosts.
+
+    Args:
+        cluster: whose engines communicate.
+        turns: for each size in bytes, how often a system sums in one turn.
+        rounds: turns that each system takes.
+    """
     # The engines want to know what they run; only its world size matters here.
     graph = trace("squeezenet1_1", input_shape=(3, 64, 64), num_classes=10)
     experiment = Experiment(
