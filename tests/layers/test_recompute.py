@@ -50,31 +50,11 @@ def test_everything_again(on_ranks, net):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("net", [nets.Images, nets.Residual, nets.Tokens, nets.Tied])
 @FEW
-@given(drawn=recomputed(nets.Images))
-def test_any_layers_of_images(on_ranks, drawn):
-    check(on_ranks, nets.Images, *drawn)
-
-
-@pytest.mark.slow
-@FEW
-@given(drawn=recomputed(nets.Residual))
-def test_any_layers_of_a_residual_net(on_ranks, drawn):
-    check(on_ranks, nets.Residual, *drawn)
-
-
-@pytest.mark.slow
-@FEW
-@given(drawn=recomputed(nets.Tokens))
-def test_any_layers_of_a_transformer(on_ranks, drawn):
-    check(on_ranks, nets.Tokens, *drawn)
-
-
-@pytest.mark.slow
-@FEW
-@given(drawn=recomputed(nets.Tied))
-def test_any_layers_of_tied_weights(on_ranks, drawn):
-    check(on_ranks, nets.Tied, *drawn)
+@given(data=st.data())
+def test_any_layers(on_ranks, net, data):
+    check(on_ranks, net, *data.draw(recomputed(net)))
 
 
 def crossing(ranks, op, layer, phase):

@@ -5,7 +5,7 @@ once, and the levels of all ranks are one cumulative sum.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -22,16 +22,7 @@ Category = Literal[
     "activation_gradients",
     "workspace",
 ]
-CATEGORIES: tuple[Category, ...] = (
-    "weights",
-    "gradients",
-    "optimizer",
-    "shared",
-    "data",
-    "activations",
-    "activation_gradients",
-    "workspace",
-)
+CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 
 @dataclass(frozen=True)
