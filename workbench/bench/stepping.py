@@ -1,7 +1,7 @@
 """What one engine does in `bench predict`: a few steps, watched."""
 
 import gc
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -42,7 +42,7 @@ def measure(seat: Seat, experiment: Experiment, *, weights: Path) -> Observed:
         _step(state, FIRST)
         peak = meter.stop().peak_bytes
         meter.start()
-        rows = tuple(astuple(row)[:-1] for row in world.recorder.rows())
+        rows = tuple(row.counts for row in world.recorder.rows())
     return Observed(peak, rows)
 
 

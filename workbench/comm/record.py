@@ -37,6 +37,12 @@ class Record:
     seconds: float
     rounds: int
 
+    @property
+    def counts(self) -> tuple[str, str, str, str, int, int, int]:
+        """(group, op, layer, phase, calls, messages, bytes): what can be known before a run."""
+        where = self.group, self.op, self.layer, self.phase
+        return (*where, self.calls, self.messages, self.bytes)
+
 
 class Recorder:
     """Adds up calls, messages, bytes and seconds; any thread may add."""
