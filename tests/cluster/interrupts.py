@@ -8,15 +8,17 @@ import time
 from collections.abc import Callable
 
 
-def interrupt_inside(function: Callable) -> None:
-    """Sends SIGINT to this process once its main thread is inside a function."""
+def interrupt_inside(*functions: Callable) -> None:
+    """Sends SIGINT to this process once its main thread is inside all of these functions."""
     main = threading.main_thread().ident
+    wanted = {function.__code__ for function in functions}
 
     def is_inside() -> bool:
-        frame = sys._current_frames()[main]
-        while frame is not None and frame.f_code is not function.__code__:
+        frame, running = sys._current_frames()[main], set()
+        while frame is not None:
+            running.add(frame.f_code)
             frame = frame.f_back
-        return frame is not None
+        return wanted <= running
 
     def interrupt() -> None:
         while not is_inside():

@@ -178,7 +178,7 @@ def test_waiting_may_end_before_the_run_does(start):
 
 def test_an_interrupt_while_waiting_stops_the_run(start):
     run = start(Job())
-    interrupt_inside(Run.wait)
+    interrupt_inside(Run.wait, threading.Event.wait)  # not before it is ready for that
     with pytest.raises(KeyboardInterrupt, match="engines stop after their current step"):
         run.wait()
     assert run.is_stopping
