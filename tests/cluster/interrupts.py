@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 def interrupt_inside(*functions: Callable) -> None:
     """Sends SIGINT to this process once its main thread is inside all of these functions."""
+    # Shells have what they start in the background ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     main = threading.main_thread().ident
     wanted = {function.__code__ for function in functions}
 
