@@ -1,7 +1,7 @@
 """Predicted peaks beside measured ones, on the same small nets as everything else."""
 
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 from tests.predict import running
 from workbench.comm.staging import SEGMENT_BYTES
@@ -46,7 +46,25 @@ def wide() -> nn.Module:
     )  # fmt: skip
 
 
-NETS = {"convolutions": convolutions, "wide": wide}
+class Attending(nn.Module):
+    """Sixteen tokens, four heads, four times over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(48, 256)
+        self.blocks = nn.ModuleList(
+            nn.MultiheadAttention(256, 4, batch_first=True) for _ in range(4)
+        )
+        self.head = nn.Linear(256, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x.flatten(1).unflatten(1, (16, 48)))
+        for block in self.blocks:
+            x = x + block(x, x, x, need_weights=False)[0]
+        return self.head(x[:, 0])
+
+
+NETS = {"convolutions": convolutions, "wide": wide, "attention": Attending}
 GRAPHS = {name: trace(net(), input_shape=SHAPE) for name, net in NETS.items()}
 
 
@@ -64,6 +82,7 @@ PLANS = {
     "hybrid": lambda g: Plan.hybrid(g, 4),
     "in groups": lambda g: Plan.hybrid(g, 4, 2),
     "unequal": lambda g: Plan.hybrid(g, 2).with_layer("8", shares=(3, 1)),
+    "heads": lambda g: Plan.hybrid(g, 2).with_layer("blocks.1", shares=(3, 1)),
     "B": lambda g: Plan.hybrid(g, 4, rounds="B"),
     "B/K": lambda g: Plan.hybrid(g, 4, rounds="B/K"),
 }
@@ -76,6 +95,8 @@ CASES = [
     # Without an averaging, whose buffer a thread of gloo may free unseen by the meter.
     ("convolutions", "in groups", dict(sync=LocalSGD(every=9))),
     ("convolutions", "unequal", dict(precision="bf16")),
+    ("attention", "data parallel", {}),
+    ("attention", "heads", {}),
     ("wide", "hybrid", dict(batch_size=1600)),
     ("wide", "B", dict(batch_size=1600)),
     ("wide", "B/K", dict(batch_size=1600)),

@@ -31,6 +31,7 @@ class Kept:
         view: its output is no memory of its own, but its input's, and so with the gradients.
         passes: the gradient of its input is that of its output, the same memory.
         words: elements of the activation's type for each element of the output.
+        of_heads: as `words`, of what is cut with an attention layer's heads.
         bytes: for each element of the output, whatever the activation's type.
         statistics: fp32 numbers for each channel.
     """
@@ -40,6 +41,7 @@ class Kept:
     view: bool = False
     passes: bool = False
     words: float = 0.0
+    of_heads: float = 0.0
     bytes: float = 0.0
     statistics: int = 0
 
@@ -54,7 +56,7 @@ _MAX_POOL = Kept(input=True, bytes=8.0)
 _BATCH_NORM = Kept(input=True, statistics=2)
 _SYNCHRONIZED = Kept(words=2.0)
 # Of each head and position, attention also keeps one number in fp32: about one for 64 features.
-_ATTENTION = Kept(words=5.0 + 1 / 64)
+_ATTENTION = Kept(words=1.0, of_heads=4.0 + 1 / 64)
 
 _ELEMENTWISE = {
     # Dropout and stochastic depth are element-wise where they drop nothing.
@@ -80,7 +82,6 @@ _OPERATIONS = {
     **dict.fromkeys(("add", "sub", "iadd"), _PASSED_ON),
     **dict.fromkeys(("mul", "matmul", "bmm", "einsum"), _INPUT),
     **dict.fromkeys(("softmax", "log_softmax"), _OUTPUT),
-    "multiheadattention": _ATTENTION,
 }
 
 

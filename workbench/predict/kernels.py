@@ -22,6 +22,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from workbench.plan.graph import Layer
 from workbench.predict.rows import Counts
@@ -93,6 +94,14 @@ def mask(elements: Counts) -> Workspace:
     return Workspace(forward=elements * _MASK_BYTES)
 
 
-def attention(size: Counts) -> Workspace:
-    """Of multi-head attention whose output has so many bytes."""
-    return Workspace(forward=3 * size, backward=5 * size)
+def attention(size: Counts, heads: npt.NDArray[np.float64] | None) -> Workspace:
+    """Of multi-head attention: whole, as torch's module, which transposes what it reads and gives.
+
+    Args:
+        size: bytes of the output.
+        heads: the share of all heads that each rank has; None: attention is not cut.
+    """
+    if heads is None:
+        return Workspace(forward=3 * size, backward=5 * size)
+    own = (3 * heads * size).astype(np.int64)
+    return Workspace(forward=own, backward=own)

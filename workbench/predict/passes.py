@@ -11,14 +11,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
+from workbench.plan.graph import Layer
 from workbench.plan.layout import Conversion
 from workbench.plan.placement import Partial, Replicate
+from workbench.plan.weights import heads_of
 from workbench.predict import kernels
 from workbench.predict.gradients import Gradients
 from workbench.predict.kept import Kept, kept_by
 from workbench.predict.program import HALF, Operation, Program, Value, layout_of
-from workbench.predict.rows import Counts, Rows
+from workbench.predict.rows import Counts, Rows, tiled
 from workbench.predict.timeline import Timeline
 
 _CONVERSION = Kept()
@@ -154,8 +157,10 @@ class Pass:
         if layer is None:
             return []
         elements = self.rows.elements(operation.layout, operation.shape, operation.rows)
-        each = keeps.words * operation.itemsize + keeps.bytes
-        if each:
+        heads = self._heads(layer)
+        words = keeps.words + keeps.of_heads * (1.0 if heads is None else heads)
+        each = words * operation.itemsize + keeps.bytes
+        if np.any(each):
             found.append((elements * each).astype(np.int64))
         elif layer.kind == "stochastic_depth":
             found.append(self.rows.elements(operation.layout, (), operation.rows) * 4)
@@ -249,8 +254,16 @@ class Pass:
             elements = self.rows.elements(operation.layout, operation.shape, operation.rows)
             return kernels.mask(elements)
         if layer.kind == "attention":
-            return kernels.attention(self.size(operation.gives))
+            return kernels.attention(self.size(operation.gives), self._heads(layer))
         return _NO_WORKSPACE
+
+    def _heads(self, layer: Layer) -> npt.NDArray[np.float64] | None:
+        """The share of an attention layer's heads that each rank has; None: it is not cut."""
+        plan = self.program.plan
+        choice = plan.layers.get(layer.name)
+        if choice is None or choice.scheme != "shard_heads":
+            return None
+        return tiled(heads_of(layer, choice), plan.world_size) / layer.heads
 
 
 def _is_parameter(operation: Operation) -> bool:
