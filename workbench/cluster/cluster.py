@@ -19,6 +19,7 @@ from workbench.cluster.emulated.hosts import Hosts
 from workbench.cluster.engines import Engines, Ledger
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.ground import Ground, ground_of
+from workbench.cluster.job import Job
 from workbench.cluster.resume import again, checkpoint_of
 from workbench.cluster.run import Launch, Release, Run
 from workbench.plan.experiment import SGD, Adam, AdamW, Experiment
@@ -143,9 +144,12 @@ class Cluster:
         """Engines for a run: what starts it on them, and what gives them back."""
         holder = f"a run of {experiment.plan.graph.source.name}"
         lease = self._dispatch.take(experiment.plan, holder)
-        begin = Beginning(self.task, lease.places, packed, weights, resume)
-        launch = partial(begin, self._engines, self._assistant, self._dispatch)
-        return launch, partial(self._dispatch.leases.give_back, lease)
+        beginning = Beginning(self.task, lease.places, packed, weights, resume)
+        return partial(self._begin, beginning), partial(self._dispatch.leases.give_back, lease)
+
+    def _begin(self, beginning: Beginning, run: Run) -> Job | None:
+        """On the run's thread; as a method, it keeps this cluster until the run has ended."""
+        return beginning(self._engines, self._assistant, self._dispatch, run)
 
     def resuming(self, run: Run, packed: bytes) -> tuple[Launch, Release]:
         """Engines for `run.resume()`: what starts it on them, and what gives them back."""
