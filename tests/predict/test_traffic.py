@@ -5,18 +5,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.layers import nets
-from tests.layers.drawn import shares
+from tests.layers.drawn import GRAPHS, plans
 from tests.predict import running
-from workbench.model.trace import trace
 from workbench.plan.experiment import SGD, Adam, Experiment, LocalSGD, Synchronous
 from workbench.plan.plan import Plan
-from workbench.plan.rules import schemes_of
 from workbench.plan.tail import ROUNDS
 from workbench.predict.program import program_of
 from workbench.predict.traffic import traffic_of
-
-GRAPHS = {net: trace(net(), input_shape=net.shape) for net in nets.NETS}
-UNEQUAL = nets.NETS
 
 
 def experiment(plan, **fields):
@@ -37,18 +32,8 @@ def check(on_ranks, run, net):
 def runs(draw):
     """Any net under any schemes, group sizes and shares, in micro-batches."""
     net = draw(st.sampled_from(nets.NETS))
-    graph, world = GRAPHS[net], draw(st.integers(1, 4))
-    plan = Plan.data_parallel(graph, world)
+    plan, _ = draw(plans(net))
     plan = plan.with_batch_norm(draw(st.sampled_from(["local", "synchronized"])))
-    sizes = [k for k in range(1, world + 1) if world % k == 0]
-    for layer in graph.layers:
-        if not schemes_of(layer) or layer.name in graph.shares_weights:
-            continue
-        scheme = draw(st.sampled_from(schemes_of(layer)))
-        k = 1 if scheme == "replicate" else draw(st.sampled_from(sizes))
-        unequal = scheme.startswith("shard") and net in UNEQUAL and draw(st.booleans())
-        cut_by = draw(shares(k)) if unequal else None
-        plan = plan.with_layer(layer.name, scheme=scheme, group_size=k, shares=cut_by)
     count, parts = draw(st.integers(4, 9)), draw(st.integers(1, 2))
     return net, experiment(plan, batch_size=count, accumulate=parts)
 
