@@ -38,6 +38,7 @@ SIZES = (2**12, 2**16, 2**20, 2**23, 2**26)
 _OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _UNTIL = Until(relative=0.05, least=5, most=40)
 _TOGETHER = 2**18  # small ones are timed several in a row, up to so many bytes
+_PATIENCE = 4.0  # the largest size may take so many times its share of the time
 _COLUMNS = 64
 _BESIDE_BYTES = 2**23
 _PRODUCT = 192  # rows and columns of the matrices whose products run beside a sum
@@ -126,12 +127,14 @@ class _Measuring:
     def collectives(self) -> Iterator[Timed]:
         """Each op at ascending sizes, as long as there is time."""
         for op in _OPS:
-            last = 0.0
-            for before, size in zip((SIZES[0], *SIZES), SIZES, strict=False):
-                if last * size / before * (_UNTIL.least + 2) > 2 * self.each_s:
-                    break
+            seconds: list[float] = []
+            for index, size in enumerate(SIZES):
+                if index > 1:
+                    grown = (seconds[-1] - seconds[-2]) / (SIZES[index - 1] - SIZES[index - 2])
+                    if grown * size * _UNTIL.least > _PATIENCE * self.each_s:
+                        break
                 timed = self._timed(op, size)
-                last = slowest(timed.seconds, self.whole)
+                seconds.append(slowest(timed.seconds, self.whole))
                 yield timed
 
     def _timed(self, op: str, size: int) -> Timed:
