@@ -176,9 +176,9 @@ def test_what_is_recomputed_is_not_held():
     graph = graphs.mlp(16, *[512] * 8, 5)
     plain, again = (
         predicted(Plan.data_parallel(graph, 2).with_recompute(*names), batch_size=8192).memory
-        for names in ([], ["*[1-6]"])
+        for names in ([], ["*[0-2]", "*[4-6]"])
     )
-    assert again.peak_bytes < 0.9 * plain.peak_bytes
+    assert again.peak_bytes < 0.8 * plain.peak_bytes
 
 
 def test_sharded_optimizers_have_their_part():
