@@ -134,7 +134,7 @@ class PassEvents:
                 again.add(segment)
                 self.forward([one for one in operations if one.segment == segment])
             more = readers.get(operation.gives, 1) - 1
-            if more > 0:
+            if more > 0 and self._is_estimated(operation):
                 size = self._size(operation.gives) * (_ADDED * more)
                 self.script.work("backward", operation.label, self.speeds.streaming(size, more))
             if operation.step is not None:
@@ -176,9 +176,9 @@ class PassEvents:
     def _backward(self, operation: Operation, layer: Layer) -> None:
         if layer.kind == "parameter":
             return
-        seconds = self._seconds(layer).backward
-        learns = any(weight.trainable for weight in layer.weights)
-        if learns and not any(map(self.program.needs_gradient, operation.reads)):
+        found = self._seconds(layer)
+        seconds = found.backward
+        if found.estimated and not any(map(self.program.needs_gradient, operation.reads)):
             seconds = seconds / 2  # the gradient of the weights alone
         self.script.work("backward", layer.name, seconds)
         if layer.kind == "batch_norm" and self.plan.batch_norm == "synchronized":
@@ -186,6 +186,11 @@ class PassEvents:
                 self._normalize(operation, layer, "backward", _NORM_BACKWARD)
         elif layer.kind == "attention":
             self._attend(layer)
+
+    def _is_estimated(self, operation: Operation) -> bool:
+        """Whether gradients that are added up are not part of what was measured."""
+        layer = operation.layer
+        return layer is None or layer.kind == "parameter" or self._seconds(layer).estimated
 
     def _normalize(self, operation: Operation, layer: Layer, phase: str, passes: int) -> None:
         """Two sums of statistics over all that have the same channels."""
@@ -238,7 +243,7 @@ class PassEvents:
             precision = self.program.experiment.precision
             found = layer_seconds(self.plan, layer, self.rows, precision, self.speeds)
             self._layers[layer.name] = found
-        self.timed.add(layer, found)
+            self.timed.add(layer, found)
         return found
 
     def _conversion(self, operation: Operation) -> Crossed:
