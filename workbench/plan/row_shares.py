@@ -40,6 +40,9 @@ def checked(shares: Sequence[float] | None, ranks: int) -> tuple[float, ...] | N
     return None if len(set(given)) == 1 else given
 
 
-def shared_out(count: int, shares: tuple[float, ...] | None, world_size: int) -> tuple[int, ...]:
-    """The rows of each rank, of `count` rows."""
-    return apportion(count, shares or (1,) * world_size)
+def shared_out(count: int, shares: tuple[float, ...] | None, ranks: int) -> tuple[int, ...]:
+    """The rows of each rank, of `count` rows; of equal ones the first get one more."""
+    if shares is not None:
+        return apportion(count, shares)
+    size, more = divmod(count, ranks)  # as `apportion`, also for very many ranks
+    return (size + 1,) * more + (size,) * (ranks - more)
