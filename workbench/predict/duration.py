@@ -6,6 +6,7 @@ the search for a plan use these functions, so that they agree.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,6 +92,16 @@ class LayerSeconds:
     backward: Seconds
     error: Seconds
     estimated: bool
+
+    @cached_property
+    def total(self) -> float:
+        """Forward and backward, over all ranks."""
+        return float((self.forward + self.backward).sum())
+
+    @cached_property
+    def weighed(self) -> float:
+        """The same, times the error."""
+        return float(((self.forward + self.backward) * self.error).sum())
 
 
 @dataclass(frozen=True)
