@@ -63,7 +63,8 @@ def test_rows_know_the_peak_of_every_step(run, on_ranks, weights):
 def trace(seconds=1.0):
     stretch = Stretch("forward", "fc1", (0.25, 0.5))
     interval = ((0.25, 0.375),)
-    call = Called("shard(0,1)", 3, "all_gather", "fc1", "forward", 64, (0.25, 0.5), interval, ())
+    what = "all_gather", "fc1", "forward"
+    call = Called("shard(0,1)", 3, *what, 64, (0.25, 0.5), False, interval, ())
     return RankTrace(seconds, (stretch,), (call,))
 
 

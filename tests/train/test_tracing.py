@@ -90,13 +90,17 @@ def test_every_layer_is_there_once_in_each_pass(both):
     named = {layer.name for layer in plan.graph.layers}
     again = {name for segment in plan.segments for name in segment}
     for trace in traces(traced):
-        forward = Counter(s.label for s in trace.stretches if s.what == "forward")
-        backward = Counter(s.label for s in trace.stretches if s.what == "backward")
+        forward = layers(trace, "forward")
+        backward = layers(trace, "backward")
         for name in named:
             rounds = tail.group_size if tail is not None and name in tail.layers else 1
             passes = experiment.accumulate * rounds
             assert forward[name] == passes * (2 if name in again else 1), name
             assert backward[name] == passes, name
+
+
+def layers(trace: RankTrace, what: str) -> Counter[str]:
+    return Counter(s.label for s in trace.stretches if s.what == what and not s.conversion)
 
 
 def test_stretches_lie_in_the_step_one_after_another(both):
