@@ -20,6 +20,7 @@ EXPERIMENT = Experiment(
     optimizer=SGD(lr=0.05, momentum=0.9),
     steps=7,
 )
+ROWS = ((8, 8),)
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,7 @@ def test_sampled_steps_are_left_in_the_directory(run):
     assert traces.traced_steps(directory, 2) == [2, 5]
     for rank, sample in enumerate(traces.read(directory, 5, 2)):
         assert (sample.step, sample.rank) == (5, rank)
+        assert sample.rows == ((8, 8),)
         assert sample.since_s > 0
         assert [s.what for s in sample.trace.stretches][:: len(sample.trace.stretches) - 1] == [
             "load",
@@ -72,16 +74,16 @@ def test_the_last_few_steps_are_kept(tmp_path):
     for step in range(0, 100, 10):
         for rank in range(2):
             if (step, rank) != (90, 1):  # rank 1 is still at it
-                traces.write(tmp_path, traces.Sample(step, rank, 0.5, trace(float(step))))
+                traces.write(tmp_path, traces.Sample(step, rank, ROWS, 0.5, trace(float(step))))
     kept = traces.traced_steps(tmp_path, 2)
     assert kept == [20, 30, 40, 50, 60, 70, 80]
     sample = traces.read(tmp_path, 80, 2)[1]
-    assert sample == traces.Sample(80, 1, 0.5, trace(80.0))
+    assert sample == traces.Sample(80, 1, ROWS, 0.5, trace(80.0))
 
 
 @pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_text("{")])
 def test_a_damaged_trace_is_named(tmp_path, damage):
-    traces.write(tmp_path, traces.Sample(3, 0, 0.5, trace()))
+    traces.write(tmp_path, traces.Sample(3, 0, ROWS, 0.5, trace()))
     (path,) = (tmp_path / "traces").glob("*.json")
     assert json.loads(path.read_text())["step"] == 3
     damage(path)
@@ -90,5 +92,5 @@ def test_a_damaged_trace_is_named(tmp_path, damage):
 
 
 def test_what_cannot_be_written_does_no_harm(tmp_path):
-    traces.write(tmp_path / "gone" / "away", traces.Sample(3, 0, 0.5, trace()))
+    traces.write(tmp_path / "gone" / "away", traces.Sample(3, 0, ROWS, 0.5, trace()))
     assert traces.traced_steps(tmp_path, 1) == []

@@ -128,8 +128,14 @@ def test_layers_without_what_collectives_took(both):
     _, _, traced, _ = both
     for trace in traces(traced):
         held = sum(end - begin for begin, end in trace.held_up)
+        own = trace.own_seconds()
+        assert sum(own) + held <= trace.seconds
+        for stretch, seconds in zip(trace.stretches, own, strict=True):
+            assert 0 <= seconds <= stretch.during[1] - stretch.during[0]
+        layers = [
+            seconds
+            for stretch, seconds in zip(trace.stretches, own, strict=True)
+            if stretch.what in ("forward", "backward") and not stretch.conversion
+        ]
         computed = sum(s.forward_s + s.backward_s for s in trace.layer_seconds().values())
-        assert computed + held <= trace.seconds
-        for stretch in trace.stretches:
-            for begin, end in trace.own_pieces(stretch):
-                assert not any(a < end and begin < b for a, b in trace.held_up)
+        assert computed == pytest.approx(sum(layers))

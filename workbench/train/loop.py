@@ -101,7 +101,7 @@ class Loop:
             result = state.stepper.run(step)
             wish = self.control.stop_requested
             loss, stop, blocked_s = agree(state.everyone, result.loss, wish, result.blocked_s)
-            self.traces.agreed()
+            self.traces.agreed(tuple(batch.rows for batch in result.batches))
             bad = None if math.isfinite(loss) else result
             if bad is None:
                 state.strategy.update(step)

@@ -6,7 +6,7 @@
       helped                                       |.|   |.|
 
 A stretch of the computation goes on from its beginning to its end, whatever collectives held up
-its thread in between: `own_pieces` takes that out.
+its thread in between: `own_seconds` leaves that out.
 """
 
 from collections.abc import Iterable, Iterator
@@ -91,17 +91,19 @@ class RankTrace:
         every = [interval for call in self.calls for interval in (*call.blocked, *call.helped)]
         return united(every)
 
-    def own_pieces(self, stretch: Stretch) -> list[Interval]:
-        """When a stretch was computed, without what the thread did for collectives meanwhile."""
-        return list(without(stretch.during, self.held_up))
+    def own_seconds(self) -> list[float]:
+        """Of each stretch, without what the thread did for collectives meanwhile."""
+        held = self.held_up
+        return [
+            sum(end - begin for begin, end in without(stretch.during, held))
+            for stretch in self.stretches
+        ]
 
     def layer_seconds(self) -> dict[str, LayerSeconds]:
         """Of each layer, over all passes; conversions are no part of it."""
         sums: dict[str, dict[What, float]] = {}
-        held = self.held_up
-        for stretch in self.stretches:
+        for stretch, own in zip(self.stretches, self.own_seconds(), strict=True):
             if stretch.what in ("forward", "backward") and not stretch.conversion:
-                own = sum(end - begin for begin, end in without(stretch.during, held))
                 of_layer = sums.setdefault(stretch.label, {"forward": 0.0, "backward": 0.0})
                 of_layer[stretch.what] += own
         return {

@@ -32,6 +32,7 @@ class Sample:
     Attributes:
         step: index of the step.
         rank: whose.
+        rows: of every rank of the world, in each of the step's micro-batches.
         since_s: seconds from the status all-reduce of the step before to the step's beginning; 0
             for the first step of a session.
         trace: from the step's beginning to its end.
@@ -39,6 +40,7 @@ class Sample:
 
     step: int
     rank: int
+    rows: tuple[tuple[int, ...], ...]
     since_s: float
     trace: RankTrace
 
@@ -62,15 +64,20 @@ class Traces:
         self._directory, self._rank, self._every = directory, rank, every
         self._tracer = tracer
         self._agreed_at: float | None = None
+        self._rows: tuple[tuple[int, ...], ...] = ()
 
     def around(self, step: int) -> AbstractContextManager[object]:
         """What to run a step in; it measures only where the step is to be traced."""
         due = self._every > 0 and (step + 1) % self._every == 0
         return self._traced(step) if due else nullcontext()
 
-    def agreed(self) -> None:
-        """The status of a step has just been summed over all ranks."""
-        self._agreed_at = time.perf_counter()
+    def agreed(self, rows: tuple[tuple[int, ...], ...]) -> None:
+        """The status of a step has just been summed over all ranks.
+
+        Args:
+            rows: of every rank, in each of the step's micro-batches.
+        """
+        self._agreed_at, self._rows = time.perf_counter(), rows
 
     @contextmanager
     def _traced(self, step: int) -> Iterator[None]:
@@ -78,7 +85,7 @@ class Traces:
         since_s = 0.0 if agreed_at is None else time.perf_counter() - agreed_at
         with self._tracer() as tracer:
             yield
-        write(self._directory, Sample(step, self._rank, since_s, tracer.trace))
+        write(self._directory, Sample(step, self._rank, self._rows, since_s, tracer.trace))
 
 
 def write(directory: Path, sample: Sample) -> None:
