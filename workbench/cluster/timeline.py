@@ -53,9 +53,7 @@ def _compute(sample: Sample, offset: float, last: Arrivals) -> Iterator[Span]:
     blocked = united(interval for call in trace.calls for interval in call.blocked)
     for stretch in trace.stretches:
         for begin, end in without(stretch.during, blocked):
-            yield Span(
-                rank, "compute", stretch.what, stretch.label, offset + begin, end - begin
-            )
+            yield Span(rank, "compute", stretch.what, stretch.label, offset + begin, end - begin)
     for call in trace.calls:
         if not call.beside:
             yield from _met(rank, "compute", call, offset, last, call.during[0])

@@ -2,10 +2,9 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment import Experiment

@@ -18,7 +18,7 @@ COLOURS = {
     "step": "#8c8c8c",
 }
 _MOST_RANKS = 8
-_NO_GAP = 1e-9  # seconds
+_NO_GAP = 0.3  # of the picture's width unit: nobody sees it
 _WIDTH, _LEFT, _LANE, _GAP = 760, 64, 12, 6
 _TEXT = "fill='currentColor' font-size='11' font-family='sans-serif'"
 
@@ -73,7 +73,8 @@ def _lane(spans: Sequence[Span], top: int, scale: float) -> list[str]:
     runs: list[list[Span]] = []
     for span in spans:
         last = runs[-1][-1] if runs else None
-        if last is not None and last.what == span.what and span.start_s <= last.end_s + _NO_GAP:
+        gap = 0.0 if last is None else (span.start_s - last.end_s) * scale
+        if last is not None and last.what == span.what and gap <= _NO_GAP:
             runs[-1].append(span)
         else:
             runs.append([span])
