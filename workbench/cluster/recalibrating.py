@@ -54,7 +54,8 @@ def recalibrated(
 def _measured(traced: Traced, experiment: Experiment) -> Iterator[tuple[Work, tuple[float, float]]]:
     """Each pass of each layer: its work, and its seconds forward and backward.
 
-    A segment that is recomputed runs forward twice in a pass; both are the same work.
+    A segment that is recomputed runs forward twice in a pass; both are the same work. A layer that
+    nothing is learnt before has no backward pass.
     """
     plan: Plan = experiment.plan
     stretches = zip(traced.trace.stretches, traced.trace.own_seconds(), strict=True)
@@ -65,7 +66,7 @@ def _measured(traced: Traced, experiment: Experiment) -> Iterator[tuple[Work, tu
     for layer in plan.graph.layers:
         passes = list(_passes(plan, layer, traced.rows))
         forward = seconds.get((layer.name, "forward"), [])
-        backward = seconds.get((layer.name, "backward"), [])
+        backward = seconds.get((layer.name, "backward"), [0.0] * len(passes))
         often = len(forward) // len(passes)
         if len(forward) != often * len(passes) or len(backward) != len(passes) or not often:
             continue

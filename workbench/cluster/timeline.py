@@ -56,7 +56,8 @@ def _compute(sample: Sample, offset: float, last: Arrivals) -> Iterator[Span]:
             yield Span(rank, "compute", stretch.what, stretch.label, offset + begin, end - begin)
     for call in trace.calls:
         if not call.beside:
-            yield from _met(rank, "compute", call, offset, last, call.during[0])
+            came = call.blocked[0][0] if call.blocked else call.during[0]
+            yield from _met(rank, "compute", call, offset, last, came)
             continue
         for begin, end in call.blocked:
             yield Span(rank, "compute", "wait", call.layer, offset + begin, end - begin)
