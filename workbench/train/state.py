@@ -1,6 +1,6 @@
 """What one rank holds while it trains, and how it came by it."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +23,24 @@ from workbench.train.tracing import Tracer
 from workbench.train.updater import Updater
 
 CONTROL = "control"
+Spec = tuple[str, tuple[int, ...]]
 
 
 def group_specs_of(plan: Plan) -> list[tuple[str, tuple[int, ...]]]:
     """The groups of a training rank: those of the cut model, and everyone for control."""
     return [(CONTROL, tuple(range(plan.world_size))), *group_specs(plan)]
+
+
+def groups_for(plan: Plan, world: World, known: Groups, asked: Collection[Spec]) -> Groups:
+    """This rank's groups under another plan; those that exist are used again.
+
+    Args:
+        plan: to go on under.
+        world: all ranks, which call this together.
+        known: this rank's groups so far.
+        asked: all groups so far, this rank's or not.
+    """
+    return {**known, **world.groups([s for s in group_specs_of(plan) if s not in asked])}
 
 
 def everyone(groups: Groups, plan: Plan) -> Group:
@@ -48,6 +61,8 @@ class RankState:
         strategy: moves the weights.
         stepper: computes gradients.
         test_data: the split to evaluate on.
+        groups: this rank's.
+        asked: all groups that were made, this rank's or not.
         first_step: updates made before this session.
     """
 
@@ -59,6 +74,8 @@ class RankState:
     strategy: Strategy
     stepper: Stepper
     test_data: Dataset
+    groups: Groups
+    asked: frozenset[Spec]
     first_step: int
 
     @classmethod
@@ -92,6 +109,8 @@ class RankState:
             strategy=strategy,
             stepper=Stepper(experiment, model, strategy, train_data, world, dtype),
             test_data=open_data(experiment.data, shape, classes, "test"),
+            groups=groups,
+            asked=frozenset(group_specs_of(plan)),
             first_step=0 if saved is None else saved.step,
         )
 

@@ -1,0 +1,100 @@
+"""A run that goes on under other plans is the run that went on under one."""
+
+import itertools
+
+import pytest
+import torch
+
+from tests.train.small import net
+from workbench.model.trace import trace
+from workbench.model.weights import initialize
+from workbench.plan.experiment import SGD, AdamW, Experiment, Synthetic
+from workbench.plan.plan import Plan
+from workbench.plan.recut import Recut
+from workbench.train.replanning import under
+from workbench.train.state import RankState, group_specs_of
+
+GRAPH = trace(net(), input_shape=(3, 8, 8))
+
+
+def synchronized(plan):
+    return plan.with_batch_norm("synchronized")
+
+
+ALONE = synchronized(Plan.data_parallel(GRAPH, 1))
+PLANS = (
+    synchronized(Plan.data_parallel(GRAPH, 3)),
+    synchronized(Plan.hybrid(GRAPH, 3).with_layer("5", shares=(3, 0, 1)).with_rows((1, 0, 2))),
+    synchronized(Plan.filters(GRAPH, 3, (8, 0, 3), grain=1)),
+    synchronized(Plan.hybrid(GRAPH, 3)).with_rounds("B/K"),
+    synchronized(Plan.data_parallel(GRAPH, 3, (0, 2, 1))),
+)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    return initialize(GRAPH, 0, tmp_path_factory.mktemp("weights"), module=net())
+
+
+def experiment(plan, **fields):
+    return Experiment(
+        plan=plan,
+        data=Synthetic(samples=50),
+        batch_size=20,
+        steps=2,
+        precision="fp64",
+        **{"optimizer": AdamW(lr=0.01), **fields},
+    )
+
+
+def trained(world, first, plans, weights):
+    """Losses of two steps under each plan, the last plan's pieces, and what each re-cut brought."""
+    state = RankState.start(first, world, world.groups(group_specs_of(first.plan)), weights, None)
+    losses, received, step = [], [], 0
+    for plan in (first.plan, *plans):
+        if step:
+            before = _recut_bytes(world)
+            state = under(state, plan, step)
+            received.append(_recut_bytes(world) - before)
+        for _ in range(first.steps):
+            losses.append(state.stepper.run(step).loss)
+            state.strategy.update(step)
+            step += 1
+    pieces = state.model.pieces()
+    return losses, {name: piece.detach().clone() for name, piece in pieces.items()}, received
+
+
+def _recut_bytes(world):
+    rows = world.recorder.rows()
+    return sum(row.bytes for row in rows if (row.op, row.layer) == ("all_to_all", "recut"))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"optimizer": AdamW(lr=0.01)},
+        {"optimizer": SGD(lr=0.1, momentum=0.9, weight_decay=0.01), "shard_optimizer": True},
+    ],
+    ids=["adamw", "sharded"],
+)
+def test_plans_may_change_between_any_two_steps(on_ranks, weights, fields):
+    first = experiment(PLANS[0], **fields)
+    every = on_ranks(3, trained, first, PLANS[1:], weights)
+    steps = len(PLANS) * first.steps
+    ((expected, whole, _),) = on_ranks(
+        1, trained, experiment(ALONE, **fields).replace(steps=steps), (), weights
+    )
+    losses = [sum(parts) for parts in zip(*(found for found, _, _ in every), strict=True)]
+    assert losses == pytest.approx(expected, rel=1e-10)
+    for _, pieces, _ in every:  # whole ones, under the last plan; Adam magnifies rounding
+        for name, piece in pieces.items():
+            torch.testing.assert_close(piece, whole[name], rtol=1e-6, atol=1e-9)
+
+
+def test_only_what_changes_hands_travels(on_ranks, weights):
+    first = experiment(PLANS[0])
+    every = on_ranks(3, trained, first, PLANS[1:], weights)
+    for index, (before, after) in enumerate(itertools.pairwise(PLANS)):
+        recut = Recut(before, after)
+        for rank, (_, _, received) in enumerate(every):
+            assert received[index] == 8 * recut.received(rank, states=2)

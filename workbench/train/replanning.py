@@ -1,0 +1,105 @@
+"""A run goes on under another plan: at a step's end, with all that it has learnt.
+
+    on the way      weights, buffers, the optimizer's state: what changes hands, and nothing else
+    built anew      this rank's part of the model, its optimizer, its strategy's buckets
+    as before       the data and its order, the step, the seed
+
+The run that goes on is the one that would have been resumed from a checkpoint at this step.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from workbench.comm.collectives import all_gather
+from workbench.comm.group import Group
+from workbench.layers.context import BatchContext
+from workbench.layers.cut import cut
+from workbench.plan.placement import Shard
+from workbench.plan.plan import Plan
+from workbench.plan.recut import Recut
+from workbench.train.optimizer import entry, state_names
+from workbench.train.recut import Entry, Pieces, move_pieces
+from workbench.train.state import RankState, group_specs_of, groups_for
+from workbench.train.statistics import average_statistics
+from workbench.train.step import Stepper
+from workbench.train.strategy import strategy_of, updater_of
+
+
+def under(state: RankState, plan: Plan, done: int) -> RankState:
+    """A rank's part of the run under another plan; every rank calls it after the same step.
+
+    Args:
+        state: as it is; not to be used afterwards.
+        plan: of the same model and world size.
+        done: steps made so far.
+
+    Raises:
+        PlanError: the plan is of another model or world size.
+        CommError: a rank is gone; the run goes on from its last checkpoint.
+    """
+    recut = Recut(state.experiment.plan, plan)
+    experiment = state.experiment.replace(plan=plan)
+    state.strategy.settle()
+    average_statistics(state.model)
+    moved, counts = _moved(state, recut)
+    world, dtype = state.world, state.stepper.dtype
+    groups = groups_for(plan, world, state.groups, state.asked)
+    context = BatchContext(world.rank, (0,) * world.size, seed=experiment.seed)
+    reader = Pieces(world.rank, plan.flow.weights, moved)
+    model = cut(plan, context, groups, reader, device=world.device, dtype=dtype)
+    updater = updater_of(experiment, model)
+
+    def read(kept: str, name: str) -> Tensor:
+        return counts[name] if kept == "step" else moved.pop(entry(kept, name))
+
+    updater.load(read)
+    strategy = strategy_of(experiment, model, updater)
+    return RankState(
+        experiment=experiment,
+        world=world,
+        everyone=state.everyone,
+        model=model,
+        updater=updater,
+        strategy=strategy,
+        stepper=Stepper(experiment, model, strategy, state.stepper.data, world, dtype),
+        test_data=state.test_data,
+        groups=groups,
+        asked=state.asked.union(group_specs_of(plan)),
+        first_step=done,
+    )
+
+
+def _moved(state: RankState, recut: Recut) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """This rank's new pieces by entry, and the updates that each parameter has had."""
+    value, model = state.experiment.optimizer, state.model
+    trainable = tuple(model.trainable())
+    kept = [name for name in state_names(value) if name != "step"]
+    wanted = {entry(kind, name) for kind in state_names(value) for name in trainable}
+    own: dict[str, Tensor] = model.pieces() | state.updater.state(wanted)
+    own = {key: tensor.detach() for key, tensor in own.items()}
+    entries = [
+        Entry(name, name, _dtype(placed.dtype, state.stepper.dtype))
+        for name, placed in model.placements.items()
+    ]
+    entries += [
+        Entry(entry(kind, name), name, state.stepper.dtype) for name in trainable for kind in kept
+    ]
+    counts = {}
+    if "step" in state_names(value):
+        counts = _counts({name: own.get(entry("step", name)) for name in trainable}, state.everyone)
+    return move_pieces(recut, entries, own, state.everyone), counts
+
+
+def _counts(known: Mapping[str, Tensor | None], everyone: Group) -> dict[str, Tensor]:
+    """Updates of each parameter: known to whoever holds a part of it, told to all."""
+    mine = torch.tensor([0.0 if n is None else n.item() for n in known.values()])
+    every = all_gather(mine[None], Shard(0, (1,) * everyone.size), everyone, layer="recut")
+    return dict(zip(known, every.max(dim=0).values.unbind(), strict=True))
+
+
+def _dtype(stated: str, floating: torch.dtype) -> torch.dtype:
+    """Of a tensor in this run: floating-point ones are as wide as it is."""
+    dtype: torch.dtype = getattr(torch, stated)
+    return floating if dtype.is_floating_point else dtype
