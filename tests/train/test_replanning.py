@@ -11,7 +11,7 @@ from workbench.model.weights import initialize
 from workbench.plan.experiment import SGD, AdamW, Experiment, Synthetic
 from workbench.plan.plan import Plan
 from workbench.plan.recut import Recut
-from workbench.train.replanning import under
+from workbench.train.replanning import recut_bytes, under
 from workbench.train.state import RankState, group_specs_of
 
 GRAPH = trace(net(), input_shape=(3, 8, 8))
@@ -53,20 +53,15 @@ def trained(world, first, plans, weights):
     losses, received, step = [], [], 0
     for plan in (first.plan, *plans):
         if step:
-            before = _recut_bytes(world)
+            before = recut_bytes(world.recorder)
             state = under(state, plan, step)
-            received.append(_recut_bytes(world) - before)
+            received.append(recut_bytes(world.recorder) - before)
         for _ in range(first.steps):
             losses.append(state.stepper.run(step).loss)
             state.strategy.update(step)
             step += 1
     pieces = state.model.pieces()
     return losses, {name: piece.detach().clone() for name, piece in pieces.items()}, received
-
-
-def _recut_bytes(world):
-    rows = world.recorder.rows()
-    return sum(row.bytes for row in rows if (row.op, row.layer) == ("all_to_all", "recut"))
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ class Cluster(Faults):
             launch, release = self._taking(experiment, packed, weights, checkpoint)
             try:
                 directory = files.new_directory(self.directory, experiment)
-                once_more = partial(again, weakref.ref(self), packed)
+                once_more = partial(again, weakref.ref(self))
                 run = Run(experiment, directory, launch, release, once_more)
             except BaseException:
                 release()
@@ -155,8 +155,9 @@ class Cluster(Faults):
         """On the run's thread; as a method, it keeps this cluster until the run has ended."""
         return beginning(self._engines, self._assistant, self._dispatch, run)
 
-    def resuming(self, run: Run, packed: bytes) -> tuple[Launch, Release]:
+    def resuming(self, run: Run) -> tuple[Launch, Release]:
         """Engines for `run.resume()`: what starts it on them, and what gives them back."""
+        packed = message.pack(run.experiment)  # under the plan that it was left with
         checkpoint = checkpoint_of(run, run.experiment.plan.graph)
         with self._lock:
             self._require(run.experiment.plan)

@@ -13,10 +13,10 @@ from workbench.train.checkpoint import latest, load
 class Resuming(Protocol):
     """Whoever has engines for a run that goes on."""
 
-    def resuming(self, run: Run, packed: bytes) -> tuple[Launch, Release]: ...
+    def resuming(self, run: Run) -> tuple[Launch, Release]: ...
 
 
-def again(cluster: weakref.ref[Resuming], packed: bytes, run: Run) -> tuple[Launch, Release]:
+def again(cluster: weakref.ref[Resuming], run: Run) -> tuple[Launch, Release]:
     """Engines for a run that goes on; a run alone does not keep its cluster alive."""
     found = cluster()
     if found is None:
@@ -24,7 +24,7 @@ def again(cluster: weakref.ref[Resuming], packed: bytes, run: Run) -> tuple[Laun
             f"the cluster of {run!r} is gone; another one can go on: "
             "cluster.train(run.experiment, resume=run)"
         )
-    return found.resuming(run, packed)
+    return found.resuming(run)
 
 
 def checkpoint_of(resume: str | Path | Run | None, graph: Graph) -> Path | None:

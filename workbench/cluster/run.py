@@ -13,15 +13,18 @@ from workbench.cluster import comparing, files, report
 from workbench.cluster.errors import ClusterError, Diverged
 from workbench.cluster.job import Job
 from workbench.cluster.recalibrating import recalibrated
+from workbench.cluster.replan import Replan, cost_of
 from workbench.cluster.timeline import timeline_of
 from workbench.plan.experiment import Experiment
 from workbench.plan.machine import Machine
+from workbench.plan.plan import Plan
 from workbench.predict.compare import Comparison, compare
 from workbench.predict.measured import Timeline
 from workbench.predict.prediction import Prediction
 from workbench.train.checkpoint import latest
 from workbench.train.control import Outcome
 from workbench.train.metrics import COLUMNS, Row
+from workbench.train.wishes import PlanWishes
 
 if TYPE_CHECKING:
     import pandas
@@ -80,6 +83,7 @@ class Run:
         self._subscribers: list[Callback] = []
         self._frame: pandas.DataFrame | None = None
         self._num_framed = 0
+        self._replans: list[Replan] = []
         self._stopping, self._done = threading.Event(), threading.Event()
         self._job: Job | None = None
         self._begin(launch, release)
@@ -201,6 +205,31 @@ class Run:
             self._begin(launch, release)
         return self
 
+    def replan(self, plan: Plan, machine: Machine | None = None) -> Replan:
+        """Has the run go on under another plan after its current step; returns at once.
+
+        Weights and optimizer state move straight from rank to rank, and only what changes hands.
+        `experiment` has the new plan from then on.
+
+        Args:
+            plan: of the same model and number of ranks.
+            machine: to predict how long it takes.
+
+        Raises:
+            PlanError: the plan is of another model or number of ranks.
+            ExperimentError: the experiment cannot run under it.
+            ClusterError: the run has ended.
+        """
+        with self._lock:
+            if self.is_done:
+                raise ClusterError(f"{self!r} has ended; cluster.train(..., resume=run) goes on")
+            last = self._replans[-1].plan if self._replans else self.experiment.plan
+            self.experiment.replace(plan=plan)  # raises where it cannot be
+            cost = cost_of(self.experiment.replace(plan=last), plan, machine)
+            wished = Replan(PlanWishes(self.directory), plan, cost, lambda: self.is_done)
+            self._replans.append(wished)
+        return wished
+
     def subscribe(self, callback: Callback) -> Callable[[], None]:
         """Has a function called with new rows, and with [] when the state changes.
 
@@ -273,6 +302,7 @@ class Run:
             self.error = error
         finally:
             self._release()
+            self._notice_replans()
             # What launched us is the cluster. Where nobody else refers to it, it ends here,
             # before we say that we are done and the interpreter may end under this thread.
             self._launch = None
@@ -297,10 +327,27 @@ class Run:
 
     def _take(self, rows: list[Row]) -> None:
         self.rows.extend(rows)
+        self._notice_replans()
         if self.state == "starting":
             self.state = "running"
             self._tell([])
         self._tell(rows)
+
+    def _notice_replans(self) -> None:
+        """The run's plan is the last one that it goes on under."""
+        with self._lock:
+            carried_out = [
+                (wished, done) for wished in self._replans if (done := wished.carried_out)
+            ]
+            for wished, done in carried_out:
+                self.experiment = self.experiment.replace(plan=wished.plan)
+                self.notes.append(
+                    f"under another plan since step {done.step}: {done.seconds:.3g} s, "
+                    f"{sum(done.received_bytes):,} bytes moved"
+                )
+            if carried_out:  # those before the last one are over, too
+                last = self._replans.index(carried_out[-1][0])
+                del self._replans[: last + 1]
 
     def _tell(self, rows: list[Row]) -> None:
         with self._lock:

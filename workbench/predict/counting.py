@@ -53,7 +53,7 @@ class _Counting:
             self._averaging(self.experiment.sync)
         else:
             self._gradients(self.experiment.sync)
-        status = self.everywhere * (2 + self.world)
+        status = self.everywhere * (3 + self.world)
         world = shard_groups(self.world, self.world)
         got = self.summing.waited_for(status, world, _FP64)
         self._add("all_reduce", "status", "step", "control", world, got)

@@ -35,7 +35,7 @@ class Updates:
         """The small sum that every step ends with, before anybody updates."""
         world = self.replicas.ranks.world_size
         if world > 1:
-            sizes = self.ones * (2 + world) * _FP64
+            sizes = self.ones * (3 + world) * _FP64
             self.script.meet(self.replicas.all_reduce(sizes, _FP64, 1, "status"))
 
     def update(self, names: set[str] | None = None) -> None:

@@ -16,21 +16,38 @@ from workbench.train.control import Control, Outcome, Reason
 from workbench.train.evaluate import evaluate
 from workbench.train.memory import PeakMeter
 from workbench.train.metrics import Row, step_row
+from workbench.train.replanning import recut_bytes, under
 from workbench.train.state import RankState
 from workbench.train.statistics import average_statistics
 from workbench.train.step import StepResult
 from workbench.train.traces import Traces
+from workbench.train.wishes import CarriedOut, PlanWishes
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What all ranks know of a step before anybody updates.
+
+    Attributes:
+        loss: mean over the batch.
+        stop: whether to stop after it.
+        plan: number of the plan to go on under.
+        blocked_s: seconds that each rank was blocked in collectives.
+    """
+
+    loss: float
+    stop: bool
+    plan: int
+    blocked_s: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class _Taken:
     """One step that was taken; what it left on this rank, if the loss is no number, is `bad`."""
 
-    loss: float
-    stop: bool
+    agreed: Agreed
     samples: int
     seconds: float
-    blocked_s: tuple[float, ...]
     bad: StepResult | None
 
 
@@ -57,6 +74,8 @@ class Loop:
         self.control, self.emit = control, emit
         self.checkpoint: Path | None = None
         self.evaluation: dict[str, float] = {}
+        self.wishes = PlanWishes(directory)
+        self._plan = self.wishes.last_carried_out()  # by an earlier session
         every = state.experiment.trace_every
         self.traces = Traces(directory, state.world.rank, every, state.tracer)
 
@@ -70,16 +89,16 @@ class Loop:
             row = step_row(
                 step=step,
                 rank=self.state.world.rank,
-                loss=taken.loss,
+                loss=taken.agreed.loss,
                 samples=taken.samples,
                 seconds=taken.seconds,
-                blocked_s=taken.blocked_s,
+                blocked_s=taken.agreed.blocked_s,
                 meter=self.meter,
                 tensors=self.state.tensors(),
                 beside_bytes=self.state.world.staged_bytes,
                 device=self.state.world.device,
             )
-            done, stop = step + 1, taken.stop
+            done, stop = step + 1, taken.agreed.stop
             last = done == experiment.steps
             if last:
                 self.state.strategy.settle()
@@ -91,6 +110,8 @@ class Loop:
                 self._save(done)
             if stop and not last:
                 return self._outcome("stopped", done)
+            if taken.agreed.plan > self._plan and not last:
+                self._replan(taken.agreed.plan, done)
         return self._outcome("finished", max(experiment.steps, self.state.first_step))
 
     def _step(self, step: int) -> "_Taken":
@@ -99,14 +120,38 @@ class Loop:
         with self.traces.around(step):
             began = time.perf_counter()
             result = state.stepper.run(step)
-            wish = self.control.stop_requested
-            loss, stop, blocked_s = agree(state.everyone, result.loss, wish, result.blocked_s)
+            agreed = agree(
+                state.everyone,
+                result.loss,
+                self.control.stop_requested,
+                result.blocked_s,
+                self.wishes.newest() if state.world.rank == 0 else 0,
+            )
             self.traces.agreed(tuple(batch.rows for batch in result.batches))
-            bad = None if math.isfinite(loss) else result
+            bad = None if math.isfinite(agreed.loss) else result
             if bad is None:
                 state.strategy.update(step)
             seconds = time.perf_counter() - began
-        return _Taken(loss, stop, result.samples, seconds, blocked_s, bad)
+        return _Taken(agreed, result.samples, seconds, bad)
+
+    def _replan(self, number: int, done: int) -> None:
+        """Goes on under the plan that was wished for last."""
+        state, began = self.state, time.perf_counter()
+        everyone, recorder = state.everyone, state.world.recorder
+        plan = self.wishes.plan(number, state.experiment.plan.graph)
+        shared, received = state.world.shared_bytes, recut_bytes(recorder)
+        self.state = under(state, plan, done)
+        del state  # the old pieces go before the next step
+        self.meter.add(self.state.world.shared_bytes - shared)
+        self._plan = number
+        self.traces.restart(self.state.tracer)
+        mine = torch.zeros(everyone.size, 2, dtype=torch.float64)
+        mine[everyone.rank, 0] = recut_bytes(recorder) - received
+        mine[everyone.rank, 1] = time.perf_counter() - began
+        every = all_reduce(mine, everyone, layer="recut")
+        if everyone.rank == 0:
+            moved = tuple(int(size) for size in every[:, 0].tolist())
+            self.wishes.carry_out(number, CarriedOut(done, every[:, 1].max().item(), moved))
 
     def _diverged(self, step: int, result: StepResult) -> Outcome:
         """Leaves the weights as they were before the step, and says where the NaN arose."""
@@ -153,9 +198,7 @@ class Loop:
         )
 
 
-def agree(
-    everyone: Group, loss: float, stop: bool, blocked_s: float
-) -> tuple[float, bool, tuple[float, ...]]:
+def agree(everyone: Group, loss: float, stop: bool, blocked_s: float, plan: int = 0) -> Agreed:
     """What all ranks must know before anybody updates; one small all-reduce.
 
     Args:
@@ -164,14 +207,13 @@ def agree(
         stop: whether this rank was asked to stop; a wish of any rank stops all of them after
             the same step.
         blocked_s: seconds that this rank was blocked in collectives.
-
-    Returns:
-        The mean loss, whether to stop, and every rank's blocked seconds.
+        plan: number of the plan to go on under; 0 on all ranks but one.
     """
-    status = torch.zeros(2 + everyone.size, dtype=torch.float64)
-    status[0], status[1], status[2 + everyone.rank] = loss, float(stop), blocked_s
+    status = torch.zeros(3 + everyone.size, dtype=torch.float64)
+    status[0], status[1], status[2], status[3 + everyone.rank] = loss, float(stop), plan, blocked_s
     status = all_reduce(status, everyone, layer="status")
-    return status[0].item(), bool(status[1]), tuple(status[2:].tolist())
+    loss, stopping, number, *every = status.tolist()
+    return Agreed(loss, bool(stopping), int(number), tuple(every))
 
 
 def _due(done: int, every: int | None) -> bool:

@@ -19,6 +19,7 @@ from workbench.plan.recut import Move, Recut, Region, held
 from workbench.plan.weights import WeightPlacement
 
 BATCH_BYTES = 2**26
+RECUT = "recut"
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def _exchange(
         source = own[entry.key][_place(recut.before.flow.weights[move.name], rank, move.region)]
         flat[start : start + move.numel].view(source.shape).copy_(source)
         start += move.numel
-    came = all_to_all_v(flat, sizes, everyone, layer="recut")
+    came = all_to_all_v(flat, sizes, everyone, layer=RECUT)
     read = [0] * size
     for entry, move in batch:
         if move.target == rank:

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from workbench.comm.collectives import all_gather
 from workbench.comm.group import Group
+from workbench.comm.record import Recorder
 from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
 from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
 from workbench.plan.recut import Recut
 from workbench.train.optimizer import entry, state_names
-from workbench.train.recut import Entry, Pieces, move_pieces
+from workbench.train.recut import RECUT, Entry, Pieces, move_pieces
 from workbench.train.state import RankState, group_specs_of, groups_for
 from workbench.train.statistics import average_statistics
 from workbench.train.step import Stepper
@@ -69,6 +70,12 @@ def under(state: RankState, plan: Plan, done: int) -> RankState:
         asked=state.asked.union(group_specs_of(plan)),
         first_step=done,
     )
+
+
+def recut_bytes(recorder: Recorder) -> int:
+    """What re-cuts have brought to this rank so far."""
+    rows = recorder.rows()
+    return sum(row.bytes for row in rows if (row.op, row.layer) == ("all_to_all", RECUT))
 
 
 def _moved(state: RankState, recut: Recut) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

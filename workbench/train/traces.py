@@ -79,6 +79,17 @@ class Traces:
         """
         self._agreed_at, self._rows = time.perf_counter(), rows
 
+    def restart(self, tracer: Callable[[], Tracer]) -> None:
+        """The run goes on under another plan, whose steps have nothing in common with earlier ones.
+
+        Args:
+            tracer: makes a tracer for a step from now on.
+        """
+        self._tracer, self._agreed_at = tracer, None
+        for step, ranks in _found(self._directory).items():
+            if self._rank in ranks:
+                _path(self._directory, step, self._rank).unlink(missing_ok=True)
+
     @contextmanager
     def _traced(self, step: int) -> Iterator[None]:
         agreed_at = self._agreed_at

@@ -1,0 +1,74 @@
+"""A running experiment goes on under another plan, and is still the same run."""
+
+import pytest
+from torch import nn
+
+import workbench as wb
+from workbench.cluster import ClusterError
+from workbench.plan.recut import Recut
+
+LONG_S = 120.0
+
+NET = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+GRAPH = wb.trace(NET, input_shape=(1, 8, 8))
+WHOLE, HALVES = wb.Plan.data_parallel(GRAPH, 2), wb.Plan.hybrid(GRAPH, 2)
+UNEQUAL = HALVES.with_layer("1", shares=(3, 1)).with_layer("3", shares=(3, 1)).with_rows((3, 1))
+
+
+@pytest.fixture
+def experiment():
+    return wb.Experiment(
+        plan=WHOLE,
+        batch_size=64,
+        optimizer=wb.SGD(lr=0.1, momentum=0.9),
+        steps=600,
+        precision="fp64",
+    )
+
+
+def test_a_run_goes_on_under_other_plans_without_losing_a_step(cluster, experiment):
+    straight = cluster.train(experiment, module=NET).wait(LONG_S)
+    run = cluster.train(experiment, module=NET)
+    halves = run.replan(HALVES)
+    assert halves.wait(LONG_S).received_bytes == halves.cost.received_bytes == (0, 0)
+    unequal = run.replan(UNEQUAL)
+    expected = tuple(8 * Recut(HALVES, UNEQUAL).received(rank, states=1) for rank in range(2))
+    assert unequal.cost.received_bytes == expected
+    assert unequal.wait(LONG_S).received_bytes == expected
+    run.wait(LONG_S)
+    assert run.state == "finished"
+    assert run.experiment.plan == UNEQUAL
+    assert run.metrics["step"].tolist() == straight.metrics["step"].tolist()
+    assert run.metrics["loss"].tolist() == pytest.approx(
+        straight.metrics["loss"].tolist(), rel=1e-9
+    )
+    assert sum("under another plan since step" in note for note in run.notes) == 2
+    assert wb.Experiment.load(run.checkpoint / "experiment.toml").plan == UNEQUAL
+
+
+def test_it_is_resumed_under_its_last_plan(cluster, experiment):
+    run = cluster.train(experiment.replace(steps=100_000), module=NET)
+    run.replan(HALVES).wait(LONG_S)
+    run.stop()
+    run.wait(LONG_S)
+    assert run.experiment.plan == HALVES
+    done = int(run.metrics["step"].max())
+    run.resume()
+    run.replan(WHOLE).wait(LONG_S)
+    run.stop()
+    run.wait(LONG_S)
+    assert run.experiment.plan == WHOLE
+    assert run.metrics["step"].max() > done
+
+
+def test_what_cannot_be_is_refused_and_nothing_happens(cluster, experiment):
+    run = cluster.train(experiment.replace(steps=100_000), module=NET)
+    with pytest.raises(wb.PlanError, match="cannot go on on 1"):
+        run.replan(wb.Plan.data_parallel(GRAPH, 1))
+    other = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    with pytest.raises(wb.PlanError, match="cannot go on as"):
+        run.replan(wb.Plan.data_parallel(wb.trace(other, input_shape=(1, 8, 8)), 2))
+    run.stop()
+    run.wait(LONG_S)
+    with pytest.raises(ClusterError, match="has ended"):
+        run.replan(HALVES)
