@@ -9,4 +9,5 @@ from workbench.cluster.errors import EngineDied as EngineDied
 from workbench.cluster.errors import HostsError as HostsError
 from workbench.cluster.errors import RankError as RankError
 from workbench.cluster.errors import RunError as RunError
+from workbench.cluster.rebalancer import Rebalancer as Rebalancer
 from workbench.cluster.run import Run as Run

@@ -1,0 +1,126 @@
+"""Shares that follow measured times while a run goes on."""
+
+from dataclasses import dataclass
+
+import pytest
+from torch import nn
+
+import workbench as wb
+from tests.plan.graphs import Builder
+from workbench.cluster.rebalancer import Rebalancer
+from workbench.train.wishes import CarriedOut
+
+LONG_S = 240.0
+PAIR = wb.Plan.data_parallel(Builder((8, 4, 4)).conv("a", 8).graph(), 2)
+NET = nn.Sequential(
+    nn.Conv2d(1, 32, 3, padding=1),
+    nn.ReLU(),
+    nn.Conv2d(32, 32, 3, padding=1),
+    nn.ReLU(),
+    nn.Flatten(),
+    nn.Linear(8 * 8 * 32, 10),
+)
+
+
+@dataclass
+class Wished:
+    """A re-cut that is carried out at once, or not yet."""
+
+    carried_out: CarriedOut | None
+
+
+class FakeRun:
+    """A run on devices of given speeds, step by step."""
+
+    is_done = False
+
+    def __init__(self, plan, batch_size, speeds, split):
+        self.experiment = wb.Experiment(
+            plan=plan, batch_size=batch_size, optimizer=wb.SGD(lr=0.1), steps=1000
+        )
+        self.speeds, self.split, self.step, self.plans = speeds, split, 0, []
+
+    def subscribe(self, callback):
+        self.callback = callback
+        return lambda: None
+
+    def replan(self, plan):
+        self.plans.append(plan)
+        self.experiment = self.experiment.replace(plan=plan)
+        return Wished(CarriedOut(self.step + 1, 0.1, (0,) * plan.world_size))
+
+    @property
+    def units(self):
+        if self.split == "rows":
+            return self.experiment.plan.rows_of(self.experiment.batch_size)
+        return wb.apportion(64, self.experiment.plan.row_shares or (1,) * len(self.speeds))
+
+    def run(self, steps):
+        for _ in range(steps):
+            times = [0.01 + units / v for units, v in zip(self.units, self.speeds, strict=True)]
+            for rank, seconds in enumerate(times):
+                self.callback([{"step": self.step, "rank": rank, "compute_s": seconds}])
+            self.step += 1
+        return (max(times) - min(times)) / max(times)
+
+
+@pytest.mark.parametrize("split", ["rows", "filters"])
+@pytest.mark.parametrize("speeds", [(2, 1, 1), (4, 2, 1)])
+def test_shares_follow_speeds_and_changes_of_speed(split, speeds):
+    graph = Builder((8, 4, 4)).conv("a", 512).conv("b", 512).graph()
+    run = FakeRun(wb.Plan.data_parallel(graph, 3), 240, speeds, split)
+    balancer = Rebalancer(run, split=split, grain=1)
+    run.run(20)
+    assert 1 <= len(balancer.changes) <= 4
+    assert run.run(4) <= (0.05 if split == "rows" else 0.12)  # a 64th is coarse
+    before = len(balancer.changes)
+    run.speeds = (speeds[0] / 3, *speeds[1:])
+    run.run(20)
+    assert before < len(balancer.changes) <= before + 4
+    assert run.run(4) <= (0.05 if split == "rows" else 0.12)
+    assert f"{split} " in repr(balancer)
+
+
+def test_equal_devices_are_left_alone():
+    run = FakeRun(
+        wb.Plan.data_parallel(Builder((8, 4, 4)).conv("a", 8).graph(), 2), 64, (1, 1), "rows"
+    )
+    balancer = Rebalancer(run)
+    run.run(30)
+    assert balancer.changes == []
+    assert balancer.imbalance == 0.0
+
+
+def test_no_other_split_is_known():
+    with pytest.raises(ValueError, match="no split 'columns'"):
+        Rebalancer(
+            FakeRun(
+                wb.Plan.data_parallel(Builder((8,)).linear("a", 8).graph(), 2), 4, (1, 1), "rows"
+            ),
+            split="columns",
+        )
+
+
+@pytest.mark.slow
+def test_a_slow_engine_gets_fewer_rows(cluster):
+    plan = wb.Plan.data_parallel(wb.trace(NET, input_shape=(1, 8, 8)), 2)
+    experiment = wb.Experiment(
+        plan=plan, batch_size=256, optimizer=wb.SGD(lr=0.01), steps=100_000, evaluate_every=None
+    )
+    cluster.slow(1, 4.0)
+    try:
+        run = cluster.train(experiment, module=NET)
+        balancer = Rebalancer(run, threshold=0.2)
+        unsubscribe = run.subscribe(lambda rows: run.stop() if _unequal(run) else None)
+        run.wait(LONG_S)
+        unsubscribe()
+    finally:
+        cluster.slow(1, 1.0)
+    assert run.state == "stopped"
+    assert balancer.changes
+    first, second = run.experiment.plan.rows_of(256)
+    assert first > second
+
+
+def _unequal(run):
+    return run.experiment.plan.row_shares is not None

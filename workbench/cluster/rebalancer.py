@@ -1,0 +1,142 @@
+"""Balances a run while it goes on: ranks that compute for longer get less to compute.
+
+    every step           how long each rank computed (`compute_s` of the metrics) joins what is
+                         known of the devices (`predict/balance/online.py`)
+    for some in a row    imbalance above the threshold: the run goes on under other shares
+    after a re-cut       steps until the ranks compute with the new shares do not count
+
+A rank's time grows with its rows, or with its share of every layer's filters.
+
+Source: DFPA (Lastovetsky and Reddy 2009); that it acts on a run under way is ours.
+"""
+
+import statistics
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from workbench.cluster.errors import ClusterError
+from workbench.cluster.replan import Replan
+from workbench.cluster.run import Run
+from workbench.plan.plan import Plan
+from workbench.predict.balance import Balancer
+from workbench.predict.balance.plans import UNITS
+from workbench.train.metrics import Row
+
+Split = Literal["rows", "filters"]
+
+
+@dataclass(frozen=True)
+class Rebalanced:
+    """One change of shares.
+
+    Attributes:
+        seen_at: the step whose times brought it about.
+        sizes: rows of each rank, or 64ths of the filters, from then on.
+        replan: what became of it.
+    """
+
+    seen_at: int
+    sizes: tuple[int, ...]
+    replan: Replan
+
+
+class Rebalancer:
+    """Watches a run's metrics and changes its plan; ends with the run, or by `stop`.
+
+    Args:
+        run: under way.
+        split: what is shared out: the rows of a batch under the run's plan, or every layer's
+            filters under `Plan.filters` over all ranks.
+        threshold: imbalance that is borne: (slowest - fastest) / slowest.
+        patience: steps in a row that must exceed it; their median counts.
+        grain: of filters.
+
+    Attributes:
+        changes: of shares so far.
+        imbalance: of the last steps; None: not known yet.
+
+    Raises:
+        ClusterError: the run has ended.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        split: Split = "rows",
+        threshold: float = 0.05,
+        patience: int = 3,
+        grain: int = 8,
+    ) -> None:
+        if split not in ("rows", "filters"):
+            raise ValueError(f"there is no split {split!r}; 'rows' and 'filters' are valid")
+        if run.is_done:
+            raise ClusterError(f"{run!r} has ended")
+        self.run, self.split, self.grain = run, split, grain
+        self.changes: list[Rebalanced] = []
+        self.imbalance: float | None = None
+        self._patience = patience
+        sizes = self._sizes(run.experiment.plan)
+        self._balancer = Balancer(sizes, threshold=threshold, patience=1)
+        self._seen: dict[int, dict[int, float]] = {}
+        self._window: list[tuple[float, ...]] = []
+        self._from = -1
+        self._lock = threading.Lock()
+        self._end: Callable[[], None] = run.subscribe(self._take)
+
+    def stop(self) -> None:
+        """Leaves the run as it is."""
+        self._end()
+
+    def _take(self, rows: list[Row]) -> None:
+        with self._lock:
+            world = self.run.experiment.plan.world_size
+            for row in rows:
+                step = int(row["step"])
+                times = self._seen.setdefault(step, {})
+                times[int(row["rank"])] = row["compute_s"]
+                if len(times) == world:
+                    del self._seen[step]
+                    self._step(step, tuple(times[rank] for rank in range(world)))
+
+    def _step(self, step: int, seconds: tuple[float, ...]) -> None:
+        if self.changes:
+            done = self.changes[-1].replan.carried_out
+            if done is None:
+                return
+            self._from = done.step
+        if step <= self._from:  # the first step under other shares gets its memory
+            return
+        self._window.append(seconds)
+        if len(self._window) < self._patience:
+            return
+        typical = tuple(statistics.median(rank) for rank in zip(*self._window, strict=True))
+        self._window.clear()
+        before = self._balancer
+        self._balancer = before.measured(typical)
+        used = [s for s, size in zip(typical, before.sizes, strict=True) if size]
+        self.imbalance = (max(used) - min(used)) / max(used)
+        if self._balancer.sizes != before.sizes:
+            sizes = self._balancer.sizes
+            replan = self.run.replan(self._plan(sizes))
+            self.changes.append(Rebalanced(step, sizes, replan))
+
+    def _sizes(self, plan: Plan) -> tuple[int, ...]:
+        """The shares that the run has now, in rows or in 64ths."""
+        if self.split == "rows":
+            return plan.rows_of(self.run.experiment.batch_size)
+        return Plan.data_parallel(plan.graph, plan.world_size, plan.row_shares).rows_of(UNITS)
+
+    def _plan(self, sizes: tuple[int, ...]) -> Plan:
+        plan = self.run.experiment.plan
+        if self.split == "rows":
+            return plan.with_rows(sizes)
+        shared = Plan.filters(plan.graph, plan.world_size, sizes, grain=self.grain)
+        return shared.with_batch_norm(plan.batch_norm)
+
+    def __repr__(self) -> str:
+        now = "not measured yet" if self.imbalance is None else f"{self.imbalance:.1%}"
+        sizes = ":".join(map(str, self._balancer.sizes))
+        return f"<Rebalancer: {self.split} {sizes}, imbalance {now}, {len(self.changes)} changes>"
