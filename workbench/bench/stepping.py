@@ -12,7 +12,7 @@ from workbench.train.loop import agree
 from workbench.train.memory import PeakMeter
 from workbench.train.state import RankState, group_specs_of
 
-FIRST = 2
+COUNTED = 2  # the step that is watched; it follows those before it
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ def measure(seat: Seat, experiment: Experiment, *, weights: Path) -> Observed:
         groups = world.groups(group_specs_of(experiment.plan))
         state = RankState.start(experiment, world, groups, weights, None)
         meter.add(world.shared_bytes)
-        for index in range(FIRST):
+        for index in range(COUNTED):
             _step(state, index)
         world.recorder.reset()
         meter.lap()
-        _step(state, FIRST)
+        _step(state, COUNTED)
         peak = meter.stop().peak_bytes
         meter.start()
         rows = tuple(row.counts for row in world.recorder.rows())

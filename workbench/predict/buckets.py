@@ -95,7 +95,7 @@ def buckets_of(experiment: Experiment, pieces: Pieces) -> Buckets:
         apart = [every - tail, tail]
     else:
         apart = [every]
-    ranks, place = _places(experiment)
+    ranks, place = _places(experiment, pieces)
     of_place = tuple(
         tuple(bucket for names in apart for bucket in _bucketed(experiment, pieces, rank, names))
         for rank in ranks
@@ -105,19 +105,21 @@ def buckets_of(experiment: Experiment, pieces: Pieces) -> Buckets:
 
 def averaged(experiment: Experiment, sync: LocalSGD, pieces: Pieces) -> Buckets:
     """Those in which local SGD averages parameters, and momentum where it is averaged too."""
-    ranks, place = _places(experiment)
+    ranks, place = _places(experiment, pieces)
     of_place = tuple(tuple(_averaged(experiment, sync, pieces, rank)) for rank in ranks)
     return Buckets(of_place, place)
 
 
-def _places(experiment: Experiment) -> tuple[list[int], Counts]:
-    """The first rank of each place, and the place of each rank."""
+def _places(experiment: Experiment, pieces: Pieces) -> tuple[list[int], Counts]:
+    """The first rank of each place, and the place of each rank; places of equal pieces are one."""
     plan = experiment.plan
     sizes = sorted({placed.group_size for placed in plan.flow.weights.values()})
     every = np.arange(plan.world_size)
     keys = np.stack([every % k for k in sizes or [1]])
     _, first, place = np.unique(keys, axis=1, return_index=True, return_inverse=True)
-    return first.tolist(), place.reshape(-1)
+    held = np.array([pieces.sizes[name][first] for name in pieces.names]).reshape(-1, len(first))
+    _, chosen, alike = np.unique(held, axis=1, return_index=True, return_inverse=True)
+    return first[chosen].tolist(), alike.reshape(-1)[place.reshape(-1)]
 
 
 def _bucketed(

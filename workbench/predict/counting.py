@@ -12,7 +12,7 @@ from workbench.plan.placement import Shard
 from workbench.plan.tail import round_rows
 from workbench.predict import received
 from workbench.predict.batches import micro_batches
-from workbench.predict.buckets import averaged, buckets_of
+from workbench.predict.buckets import averaged
 from workbench.predict.crossing import crossing_of
 from workbench.predict.hosts import Groups
 from workbench.predict.parameters import tail_names
@@ -146,7 +146,7 @@ class _Counting:
             tail, rounds = tail_names(self.plan), self.plan.tail.group_size
             updates = self._rounds_with_rows()
         width = self.program.itemsize
-        for column in buckets_of(self.experiment, self.pieces).columns():
+        for column in self.program.buckets.columns():
             groups, behind = replica_groups(column.group_size, self.world), column.within(tail)
             got = self.summing.started(
                 column.bytes // width, groups, width, sync.algorithm, buffer=True

@@ -168,8 +168,7 @@ class Script:
 
     def work(self, what: What, label: str, seconds: Seconds) -> None:
         """Something to compute."""
-        if seconds.any():
-            self._tasks.append(Task(what, label, seconds))
+        self._tasks.append(Task(what, label, seconds))
 
     def meet(self, call: Call) -> None:
         """A collective in which the compute lane takes part."""

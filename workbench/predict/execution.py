@@ -15,6 +15,7 @@ from workbench.predict.kept import Kept, kept_by
 from workbench.predict.program import HALF, Operation, Program, Value, layout_of
 from workbench.predict.rows import Counts, Rows, tiled
 from workbench.predict.timeline import Timeline
+from workbench.predict.windows import Windows
 
 _CONVERSION = Kept()
 _SAME = Kept(view=True)
@@ -88,6 +89,8 @@ class Execution:
             found.append((elements * each).astype(np.int64))
         elif layer.kind == "stochastic_depth":
             found.append(self.rows.elements(operation.layout, (), operation.rows) * 4)
+        if keeps.constant:
+            found.append(np.full_like(elements, keeps.constant * operation.itemsize))
         sizes = self.gradients.sizes
         if keeps.statistics and layer.weights and layer.weights[0].name in sizes:
             found.append(sizes[layer.weights[0].name] * keeps.statistics)
@@ -182,7 +185,10 @@ class Execution:
             elements = self.rows.elements(operation.layout, operation.shape, operation.rows)
             return kernels.mask(elements)
         if layer.kind == "attention":
-            return kernels.attention(self.size(operation.gives), self._heads(layer))
+            size, heads, windows = self.size(operation.gives), self._heads(layer), Windows.of(layer)
+            if windows is not None:
+                return windows.workspace(size, 1.0 if heads is None else heads)
+            return kernels.attention(size, heads)
         return _NO_WORKSPACE
 
     def _heads(self, layer: Layer) -> npt.NDArray[np.float64] | None:

@@ -12,7 +12,7 @@ from workbench.plan.experiment import LocalSGD, Synchronous
 from workbench.plan.placement import Shard
 from workbench.plan.tail import Tail, round_rows
 from workbench.predict.batches import micro_batches
-from workbench.predict.buckets import averaged, buckets_of
+from workbench.predict.buckets import averaged
 from workbench.predict.gradients import Gradients
 from workbench.predict.parameters import tail_names
 from workbench.predict.passes import Pass, Tape
@@ -43,7 +43,7 @@ class _Step:
         self.experiment, self.plan = program.experiment, program.plan
         self.timeline = Timeline(self.plan.world_size)
         self.gradients = Gradients(self.experiment, self.pieces, self.timeline)
-        self.buckets = buckets_of(self.experiment, self.pieces)
+        self.buckets = program.buckets
 
     def written(self) -> Timeline:
         self._reside("weights", weight_bytes(self.pieces))

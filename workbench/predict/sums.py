@@ -53,11 +53,15 @@ class Sums:
 
     def settle(self, names: Iterable[str]) -> None:
         """These gradients are there."""
+        filled = False
         for home in self._home:
             for name in names:
-                if name in home:
-                    home[name].discard(name)
-        self._send()
+                waiting = home.get(name)
+                if waiting is not None:
+                    waiting.discard(name)
+                    filled = filled or not waiting
+        if filled:
+            self._send()
 
     def finish(self) -> None:
         """Starts what is left, and waits for all."""

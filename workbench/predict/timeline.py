@@ -5,7 +5,7 @@ once, and the levels of all ranks are one cumulative sum.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -26,8 +26,7 @@ Category = Literal[
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 
-@dataclass(frozen=True)
-class Moment:
+class Moment(NamedTuple):
     """When something is the case: a phase, and the layer that is at work."""
 
     phase: Phase
@@ -37,8 +36,7 @@ class Moment:
         return f"{self.phase} of {self.layer}" if self.layer else self.phase
 
 
-@dataclass(frozen=True)
-class Owner:
+class Owner(NamedTuple):
     """What a tensor is, and whose."""
 
     category: Category

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.plan.experiment import LocalSGD
-from workbench.predict.buckets import averaged, buckets_of
+from workbench.predict.buckets import averaged
 from workbench.predict.duration import Seconds, update_seconds
 from workbench.predict.events import Script
 from workbench.predict.parameters import copies
@@ -70,8 +70,7 @@ class Updates:
 
     def _hand_out(self, names: set[str] | None) -> None:
         """Makes the parameters whole again, bucket by bucket."""
-        buckets = buckets_of(self.experiment, self.program.pieces)
-        for column in buckets.columns():
+        for column in self.program.buckets.columns():
             held = column.bytes if names is None else column.bytes * column.within(names)
             if not held.any():
                 continue
