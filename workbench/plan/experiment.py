@@ -148,6 +148,9 @@ class Experiment(Value):
     """Steps between checkpoints; None: one at the end, or when stopped."""
     evaluate_every: int | None = Field(default=None, ge=1)
     """Steps between evaluations on the test split; None: one at the end."""
+    trace_every: int = Field(default=20, ge=0)
+    """Steps from one whose layers and collectives are timed (`run.timeline`) to the next; 0: none.
+    The others pay nothing for it."""
 
     @model_validator(mode="after")
     def _batch_can_be_cut(self) -> Self:

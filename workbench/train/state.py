@@ -19,6 +19,7 @@ from workbench.train.checkpoint import load, restore
 from workbench.train.data import Dataset, open_data
 from workbench.train.step import Stepper
 from workbench.train.strategy import Strategy, strategy_of, updater_of
+from workbench.train.tracing import Tracer
 from workbench.train.updater import Updater
 
 CONTROL = "control"
@@ -93,6 +94,11 @@ class RankState:
             test_data=open_data(experiment.data, shape, classes, "test"),
             first_step=0 if saved is None else saved.step,
         )
+
+    def tracer(self) -> Tracer:
+        """Measures what this rank does from its beginning to its end."""
+        parts, optimizer = self.stepper.passing.parts, self.updater.optimizer
+        return Tracer(self.model, parts, self.world.recorder, self.world.device, optimizer)
 
     def tensors(self) -> Iterator[Tensor]:
         """What stays alive from step to step: weights, gradients, optimizer state, buffers."""
