@@ -11,6 +11,7 @@ import numpy as np
 from workbench.plan.experiment import LocalSGD, Synchronous
 from workbench.plan.placement import Shard
 from workbench.plan.tail import Tail, round_rows
+from workbench.predict.alike import alike
 from workbench.predict.batches import micro_batches
 from workbench.predict.buckets import averaged
 from workbench.predict.gradients import Gradients
@@ -29,6 +30,7 @@ from workbench.predict.sharding import moved_by
 from workbench.predict.timeline import Category, Timeline
 
 _INT64 = 8
+_MANY = 64  # ranks: beyond, few of them stand for all
 _FP32 = 4
 
 
@@ -41,7 +43,9 @@ class _Step:
     def __init__(self, program: Program) -> None:
         self.program, self.pieces = program, program.pieces
         self.experiment, self.plan = program.experiment, program.plan
-        self.timeline = Timeline(self.plan.world_size)
+        many = self.plan.world_size > _MANY
+        standing = alike(self.experiment, None) if many else None
+        self.timeline = Timeline(self.plan.world_size, standing)
         self.gradients = Gradients(self.experiment, self.pieces, self.timeline)
         self.buckets = program.buckets
 
