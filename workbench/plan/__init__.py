@@ -11,6 +11,8 @@ from workbench.plan.experiment import (
     Experiment,
     ImageFolder,
     LocalSGD,
+    ParameterServer,
+    Pipelined,
     Synchronous,
     Synthetic,
 )
@@ -31,7 +33,9 @@ __all__ = [
     "Layer",
     "LayerPlan",
     "LocalSGD",
+    "ParameterServer",
     "Partial",
+    "Pipelined",
     "Plan",
     "PlanError",
     "Replicate",
