@@ -1,17 +1,18 @@
 """Step strategies as values: when ranks exchange what they have learnt."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from workbench.plan.all_reduce import Algorithm
+from workbench.plan.all_reduce import CODED, Algorithm
+from workbench.plan.codec import NamedCodec
 from workbench.plan.value import Value
 
 
 class Synchronous(Value):
     """Every step averages all gradients before the optimizer moves: exact at any world size.
 
-    Only `per_round` makes it inexact.
+    Only `per_round` and `codec` make it inexact.
     """
 
     kind: Literal["synchronous"] = "synchronous"
@@ -22,6 +23,10 @@ class Synchronous(Value):
     shared memory within one host, "hierarchical" on several of which some have several ranks, and
     otherwise "backend". That one runs on threads beside backward; the others go on to their next
     round whenever a gradient is ready, and take no core from it."""
+    codec: NamedCodec = None
+    """What gradients become while they travel between ranks: inexact. A name, as "int8", or a
+    `Codec`. Sums are taken in fp32 or wider, and have the same bits on all ranks; "ring", "direct"
+    and "hierarchical", which codes only between hosts, can take one, and "auto" is one of them."""
     per_round: bool = False
     """Step the weights behind the gather after every round, with the mean gradient of its rows,
     and the others once: inexact, for plans with rounds "B" or "B/K". A loss that is no number
@@ -29,10 +34,21 @@ class Synchronous(Value):
 
     Source: the variable batch of One Weird Trick (arXiv:1404.5997, sec. 4.2)."""
 
+    @model_validator(mode="after")
+    def _codec_has_a_place(self) -> Self:
+        if self.codec is not None and self.algorithm not in CODED:
+            valid = ", ".join(map(repr, CODED))
+            raise ValueError(
+                f"algorithm {self.algorithm!r} cannot take codec {self.codec.name!r}; {valid} can"
+            )
+        return self
+
     @property
     def inexact(self) -> str:
         """Why it computes something else than one process does; empty: it computes the same."""
-        return "weights behind the gather step after every round" if self.per_round else ""
+        stepping = "weights behind the gather step after every round" if self.per_round else ""
+        coded = f"gradients travel as {self.codec.inexact}" if self.codec is not None else ""
+        return "; ".join(filter(None, (stepping, coded)))
 
 
 class LocalSGD(Value):
