@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from workbench.plan import SGD as SGD
     from workbench.plan import Adam as Adam
     from workbench.plan import AdamW as AdamW
+    from workbench.plan import Codec as Codec
     from workbench.plan import Digits as Digits
     from workbench.plan import Experiment as Experiment
     from workbench.plan import ExperimentError as ExperimentError
@@ -45,7 +46,7 @@ _HOME = {
         "cluster": "Cluster Hosts Run",
         "model": "TraceError trace",
         "plan": (
-            "CIFAR10 SGD Adam AdamW Digits Experiment ExperimentError Graph ImageFolder "
+            "CIFAR10 SGD Adam AdamW Codec Digits Experiment ExperimentError Graph ImageFolder "
             "LayerPlan LocalSGD ParameterServer Partial Pipelined Plan PlanError Replicate Shard "
             "Synchronous Synthetic apportion"
         ),

@@ -1,6 +1,7 @@
 """What a model is, and how it can be split: values only, without torch."""
 
 from workbench.plan.choice import LayerPlan
+from workbench.plan.codec import Codec
 from workbench.plan.errors import ExperimentError, PlanError
 from workbench.plan.experiment import (
     CIFAR10,
@@ -25,6 +26,7 @@ __all__ = [
     "SGD",
     "Adam",
     "AdamW",
+    "Codec",
     "Digits",
     "Experiment",
     "ExperimentError",

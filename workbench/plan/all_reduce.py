@@ -7,6 +7,9 @@ from typing import Literal, get_args
 Algorithm = Literal["auto", "direct", "ring", "halving_doubling", "hierarchical", "backend"]
 """All of them sum exactly, in different orders; "backend" is what gloo or nccl do themselves."""
 
+CODED: tuple[Algorithm, ...] = ("auto", "direct", "ring", "hierarchical")
+"""Those that can send values through a codec."""
+
 
 @dataclass(frozen=True)
 class Thresholds:

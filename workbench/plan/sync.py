@@ -4,14 +4,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from workbench.plan.all_reduce import Algorithm
+from workbench.plan.all_reduce import CODED, Algorithm
+from workbench.plan.codec import Codec, NamedCodec
 from workbench.plan.value import Value
 
 
 class Synchronous(Value):
     """Every step averages all gradients before the optimizer moves: exact at any world size.
 
-    Only `per_round` makes it inexact.
+    Only `per_round` and `codec` make it inexact.
     """
 
     kind: Literal["synchronous"] = "synchronous"
@@ -22,6 +23,10 @@ class Synchronous(Value):
     shared memory within one host, "hierarchical" on several of which some have several ranks, and
     otherwise "backend". That one runs on threads beside backward; the others go on to their next
     round whenever a gradient is ready, and take no core from it."""
+    codec: NamedCodec = None
+    """What gradients become while they travel between ranks: inexact. A name, as "int8", or a
+    `Codec`. Sums are taken in fp32 or wider, and have the same bits on all ranks; "ring", "direct"
+    and "hierarchical", which codes only between hosts, can take one, and "auto" is one of them."""
     per_round: bool = False
     """Step the weights behind the gather after every round, with the mean gradient of its rows,
     and the others once: inexact, for plans with rounds "B" or "B/K". A loss that is no number
@@ -29,10 +34,16 @@ class Synchronous(Value):
 
     Source: the variable batch of One Weird Trick (arXiv:1404.5997, sec. 4.2)."""
 
+    @model_validator(mode="after")
+    def _codec_has_a_place(self) -> Self:
+        _check_coded(self.algorithm, self.codec)
+        return self
+
     @property
     def inexact(self) -> str:
         """Why it computes something else than one process does; empty: it computes the same."""
-        return "weights behind the gather step after every round" if self.per_round else ""
+        stepping = "weights behind the gather step after every round" if self.per_round else ""
+        return "; ".join(filter(None, (stepping, _coded(self.codec))))
 
 
 class LocalSGD(Value):
@@ -100,6 +111,8 @@ class Pipelined(Value):
     """The first so many steps are synchronous. The width - 1 steps after them fill the pipeline."""
     algorithm: Algorithm = "auto"
     """How gradients are summed, as under `Synchronous`."""
+    codec: NamedCodec = None
+    """What gradients become while they travel, as under `Synchronous`; synchronous steps too."""
     compensation: Literal["delay"] | None = None
     """"delay" corrects a late gradient g to g + compensation_lambda * g * g * (w_now - w_then),
     element by element, for the weights that it was computed at and those that it is applied to.
@@ -123,6 +136,11 @@ class Pipelined(Value):
         return fields
 
     @model_validator(mode="after")
+    def _codec_has_a_place(self) -> Self:
+        _check_coded(self.algorithm, self.codec)
+        return self
+
+    @model_validator(mode="after")
     def _something_is_late(self) -> Self:
         if self.compensation is not None and self.width == 1:
             raise ValueError(
@@ -134,12 +152,12 @@ class Pipelined(Value):
     @property
     def inexact(self) -> str:
         """Why it computes something else than one process does; empty: it computes the same."""
-        if self.width == 1:
-            return ""
-        late = f"gradients are {self.width - 1} step{'s' if self.width > 2 else ''} late"
-        after = f" after {self.warmup} steps" if self.warmup else ""
-        corrected = ", with delay compensation" if self.compensation else ""
-        return late + after + corrected
+        late = ""
+        if self.width > 1:
+            late = f"gradients are {self.width - 1} step{'s' if self.width > 2 else ''} late"
+            late += f" after {self.warmup} steps" if self.warmup else ""
+            late += ", with delay compensation" if self.compensation else ""
+        return "; ".join(filter(None, (late, _coded(self.codec))))
 
 
 class ParameterServer(Value):
@@ -169,3 +187,14 @@ class ParameterServer(Value):
 
 
 Sync = Annotated[Synchronous | LocalSGD | Pipelined | ParameterServer, Field(discriminator="kind")]
+
+
+def _check_coded(algorithm: Algorithm, codec: Codec | None) -> None:
+    """Raises unless this algorithm can take this codec."""
+    if codec is not None and algorithm not in CODED:
+        valid = ", ".join(map(repr, CODED))
+        raise ValueError(f"algorithm {algorithm!r} cannot take codec {codec.name!r}; {valid} can")
+
+
+def _coded(codec: Codec | None) -> str:
+    return "" if codec is None else f"gradients travel as {codec.inexact}"

@@ -12,6 +12,7 @@ from workbench.comm.group import Group
 from workbench.layers.cut_model import CutModel
 from workbench.layers.linear import Linear, Spare
 from workbench.plan.all_reduce import Algorithm
+from workbench.plan.codec import Codec
 
 
 @dataclass
@@ -37,6 +38,7 @@ class GradientSum:
         bucket_bytes: a bucket is closed once it holds this much.
         names: the parameters to look after; None: all.
         algorithm: of the sums.
+        codec: what gradients become while they travel; None: they stay as they are.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class GradientSum:
         names: Collection[str] | None = None,
         *,
         algorithm: Algorithm = "auto",
+        codec: Codec | None = None,
     ) -> None:
         every = model.trainable()
         self.parameters = {n: p for n, p in every.items() if names is None or n in names}
@@ -53,6 +56,7 @@ class GradientSum:
         self._home: dict[str, _Bucket] = {}
         self._spares = _spares(model)
         self._algorithm: Algorithm = algorithm
+        self._codec = codec
         self._sending = False
         self._next = 0
         self._under_way: list[Pending] = []

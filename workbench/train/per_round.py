@@ -36,9 +36,9 @@ class PerRoundUpdates:
     def __init__(self, sync: Synchronous, model: CutModel, updater: Updater) -> None:
         tail = weights_behind(model.plan)
         self.updater = updater
-        head, by = set(model.trainable()) - tail, sync.algorithm
-        self._head = GradientSum(model, sync.bucket_bytes, head, algorithm=by)
-        self._tail = GradientSum(model, sync.bucket_bytes, tail, algorithm=by)
+        head, by, codec = set(model.trainable()) - tail, sync.algorithm, sync.codec
+        self._head = GradientSum(model, sync.bucket_bytes, head, algorithm=by, codec=codec)
+        self._tail = GradientSum(model, sync.bucket_bytes, tail, algorithm=by, codec=codec)
 
     def begin(self) -> None:
         self._head.begin()

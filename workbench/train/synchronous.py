@@ -19,7 +19,9 @@ class SynchronousUpdates:
 
     def __init__(self, sync: Synchronous, model: CutModel, updater: Updater) -> None:
         self.updater = updater
-        self._sums = GradientSum(model, sync.bucket_bytes, algorithm=sync.algorithm)
+        self._sums = GradientSum(
+            model, sync.bucket_bytes, algorithm=sync.algorithm, codec=sync.codec
+        )
 
     def begin(self) -> None:
         self._sums.begin()
