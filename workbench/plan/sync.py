@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from workbench.plan.all_reduce import CODED, Algorithm
+from workbench.plan.all_reduce import Algorithm, chosen
 from workbench.plan.codec import NamedCodec
 from workbench.plan.value import Value
 
@@ -36,11 +36,8 @@ class Synchronous(Value):
 
     @model_validator(mode="after")
     def _codec_has_a_place(self) -> Self:
-        if self.codec is not None and self.algorithm not in CODED:
-            valid = ", ".join(map(repr, CODED))
-            raise ValueError(
-                f"algorithm {self.algorithm!r} cannot take codec {self.codec.name!r}; {valid} can"
-            )
+        if self.codec is not None:
+            chosen(self.algorithm, (1,), "gloo", 0, beside=True, codec=self.codec.name)
         return self
 
     @property

@@ -22,6 +22,7 @@ class _Bucket:
     group: Group
     flat: Tensor
     views: dict[str, Tensor]
+    residual: Tensor | None
     waiting: set[str] = field(default_factory=set)
     pending: Pending | None = None
 
@@ -96,8 +97,9 @@ class GradientSum:
 
     @property
     def buffers(self) -> list[Tensor]:
-        """The flat buffers, for the account of memory."""
-        return [bucket.flat for bucket in self._buckets]
+        """The flat buffers and residuals, for the account of memory."""
+        residuals = [bucket.residual for bucket in self._buckets]
+        return [bucket.flat for bucket in self._buckets] + [r for r in residuals if r is not None]
 
     def _add(self, names: list[str], group: Group) -> None:
         first = self.parameters[names[0]]
@@ -108,7 +110,9 @@ class GradientSum:
             parameter = self.parameters[name]
             views[name] = flat[start : start + parameter.numel()].view_as(parameter)
             start += parameter.numel()
-        bucket = _Bucket(group, flat.detach(), views)
+        keeps = self._codec is not None and self._codec.error_feedback
+        residual = torch.zeros_like(flat) if keeps else None
+        bucket = _Bucket(group, flat.detach(), views, residual)
         self._buckets.append(bucket)
         self._home.update(dict.fromkeys(names, bucket))
 
@@ -135,7 +139,12 @@ class GradientSum:
         while self._next < len(self._buckets) and not self._buckets[self._next].waiting:
             bucket = self._buckets[self._next]
             bucket.pending = start_all_reduce(
-                bucket.flat, bucket.group, algorithm=self._algorithm, layer="gradients"
+                bucket.flat,
+                bucket.group,
+                algorithm=self._algorithm,
+                codec=self._codec,
+                residual=bucket.residual,
+                layer="gradients",
             )
             self._under_way.append(bucket.pending)
             self._next += 1
