@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from workbench.plan import ImageFolder as ImageFolder
     from workbench.plan import LayerPlan as LayerPlan
     from workbench.plan import LocalSGD as LocalSGD
+    from workbench.plan import ParameterServer as ParameterServer
     from workbench.plan import Partial as Partial
+    from workbench.plan import Pipelined as Pipelined
     from workbench.plan import Plan as Plan
     from workbench.plan import PlanError as PlanError
     from workbench.plan import Replicate as Replicate
@@ -45,8 +47,8 @@ _HOME = {
         "model": "TraceError trace",
         "plan": (
             "CIFAR10 SGD Adam AdamW Codec Digits Experiment ExperimentError Graph ImageFolder "
-            "LayerPlan LocalSGD Partial Plan PlanError Replicate Shard Synchronous Synthetic "
-            "apportion"
+            "LayerPlan LocalSGD ParameterServer Partial Pipelined Plan PlanError Replicate Shard "
+            "Synchronous Synthetic apportion"
         ),
         "predict": "Prediction predict",
         "widgets": "Dashboard",

@@ -12,6 +12,8 @@ from workbench.plan.experiment import (
     Experiment,
     ImageFolder,
     LocalSGD,
+    ParameterServer,
+    Pipelined,
     Synchronous,
     Synthetic,
 )
@@ -33,7 +35,9 @@ __all__ = [
     "Layer",
     "LayerPlan",
     "LocalSGD",
+    "ParameterServer",
     "Partial",
+    "Pipelined",
     "Plan",
     "PlanError",
     "Replicate",
