@@ -7,7 +7,7 @@ from torch import Tensor
 
 from workbench.comm.buffer import SharedBuffer
 from workbench.comm.codecs.coding import Coding
-from workbench.comm.coded import coding_of, refuse
+from workbench.comm.coded import checked, coding_of
 from workbench.comm.course import Course, begin
 from workbench.comm.group import Call, Group, Link
 from workbench.comm.hierarchical import across
@@ -107,7 +107,7 @@ def start_all_reduce(
     group: Group,
     *,
     algorithm: Algorithm = "auto",
-    codec: Codec | None = None,
+    codec: Codec | str | None = None,
     residual: Tensor | None = None,
     layer: str = "",
 ) -> Pending:
@@ -138,7 +138,7 @@ def start_all_reduce(
         shape, stride = tuple(flat.shape), flat.stride()
         raise ValueError(f"needs one contiguous dimension, got shape {shape}, stride {stride}")
     flat = flat.detach()
-    refuse(codec, flat, group, residual)
+    codec = checked(codec, flat, group, residual)
     buffer = group.shared(flat)
     name = group.chosen(algorithm, flat.nbytes, beside=buffer is None, codec=codec)
     call, link = group.call("all_reduce", layer, "step"), group.link
