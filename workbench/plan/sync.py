@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from workbench.plan.all_reduce import CODED, Algorithm
+from workbench.plan.all_reduce import Algorithm, chosen
 from workbench.plan.codec import Codec, NamedCodec
 from workbench.plan.value import Value
 
@@ -112,7 +112,9 @@ class Pipelined(Value):
     algorithm: Algorithm = "auto"
     """How gradients are summed, as under `Synchronous`."""
     codec: NamedCodec = None
-    """What gradients become while they travel, as under `Synchronous`; synchronous steps too."""
+    """What gradients become while they travel, as under `Synchronous`; synchronous steps too.
+    What error feedback keeps, it adds to the gradient `width` steps later; it is in no checkpoint,
+    so that a resumed run begins without."""
     compensation: Literal["delay"] | None = None
     """"delay" corrects a late gradient g to g + compensation_lambda * g * g * (w_now - w_then),
     element by element, for the weights that it was computed at and those that it is applied to.
@@ -191,9 +193,8 @@ Sync = Annotated[Synchronous | LocalSGD | Pipelined | ParameterServer, Field(dis
 
 def _check_coded(algorithm: Algorithm, codec: Codec | None) -> None:
     """Raises unless this algorithm can take this codec."""
-    if codec is not None and algorithm not in CODED:
-        valid = ", ".join(map(repr, CODED))
-        raise ValueError(f"algorithm {algorithm!r} cannot take codec {codec.name!r}; {valid} can")
+    if codec is not None:
+        chosen(algorithm, (1,), "gloo", 0, beside=True, codec=codec.name)
 
 
 def _coded(codec: Codec | None) -> str:
