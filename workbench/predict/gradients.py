@@ -16,6 +16,7 @@ import numpy as np
 
 from workbench.plan.experiment import Experiment, LocalSGD
 from workbench.plan.graph import Layer
+from workbench.predict.buckets import late
 from workbench.predict.parameters import KEEPS_GRADIENT_BYTES, Pieces
 from workbench.predict.program import HALF
 from workbench.predict.rows import Counts
@@ -38,7 +39,8 @@ class Gradients:
         placed = plan.flow.weights
         self.sizes = {name: pieces.sizes[name] for name in pieces.names}
         sums = not isinstance(experiment.sync, LocalSGD)
-        self.in_bucket = {n for n in self.sizes if sums and placed[n].group_size < world}
+        alone = late(experiment) > 0
+        self.in_bucket = {n for n in self.sizes if sums and (placed[n].group_size < world or alone)}
         rewritten = (
             layer.weights[0].name
             for layer in plan.graph.layers

@@ -8,18 +8,20 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from workbench.plan.experiment import LocalSGD, Synchronous
+from workbench.plan.experiment import LocalSGD, Pipelined, Synchronous
 from workbench.plan.placement import Shard
 from workbench.plan.tail import Tail, round_rows
 from workbench.predict.batches import micro_batches
-from workbench.predict.buckets import averaged, buckets_of
+from workbench.predict.buckets import averaged, buckets_of, handed_out
 from workbench.predict.gradients import Gradients
 from workbench.predict.parameters import tail_names
 from workbench.predict.passes import Pass, Tape
 from workbench.predict.program import Program, Value, layout_of
 from workbench.predict.resident import (
     averaging_bytes,
+    flying_bytes,
     optimizer_bytes,
+    residual_bytes,
     staging_bytes,
     sums_bytes,
     weight_bytes,
@@ -47,7 +49,10 @@ class _Step:
 
     def written(self) -> Timeline:
         self._reside("weights", weight_bytes(self.pieces))
-        self._reside("optimizer", optimizer_bytes(self.program, self.buckets))
+        handed = handed_out(self.experiment, self.pieces)
+        self._reside("optimizer", optimizer_bytes(self.program, handed))
+        self._reside("in_flight", flying_bytes(self.program))
+        self._reside("codec", residual_bytes(self.program))
         self._reside("gradients", self.gradients.resident())
         self._reside("buckets", {"sums of gradients": sums_bytes(self.program, self.buckets)})
         self._reside("staging", {"staging": staging_bytes(self.program)})
@@ -58,6 +63,7 @@ class _Step:
         per_row = sample * self.program.itemsize + _INT64
         self.timeline.make(every.own * per_row, "data", "input")
         self.gradients.begin()
+        self._copy_weights()
         results: list[int] = []
         for rows in batches[:2]:  # those that follow find the same, and are no larger
             given = self._pass(rows)
@@ -79,14 +85,30 @@ class _Step:
         """
         self.timeline.at("step")
         sync = self.experiment.sync
+        if isinstance(sync, Pipelined) and sync.compensation is not None:
+            self._compensate()
         if isinstance(sync, LocalSGD):
             room = averaging_bytes(averaged(self.experiment, sync, self.pieces))
             self.timeline.pass_by(room, "buckets", "parameters")
         if self.experiment.shard_optimizer:
-            for column in self.buckets.columns():
+            for column in handed_out(self.experiment, self.pieces).columns():
                 moved = moved_by(column, self.program.itemsize)
                 own = sum(moved.values(), np.zeros_like(column.bytes))
                 self.timeline.pass_by(own + column.bytes, "buckets", "parameters")
+
+    def _copy_weights(self) -> None:
+        """Those that the gradient of this step is computed at, where that matters later."""
+        sync = self.experiment.sync
+        if isinstance(sync, Pipelined) and sync.compensation is not None:
+            for name in self.pieces.names:
+                size, owner = self.pieces.sizes[name], self.pieces.owners[name]
+                self.timeline.make(size, "in_flight", owner)
+
+    def _compensate(self) -> None:
+        """How far a parameter has moved, and the correction of its gradient, one by one."""
+        for name in self.pieces.names:
+            room = 3 * self.pieces.sizes[name]
+            self.timeline.pass_by(room, "workspace", self.pieces.owners[name])
 
     def _pass(self, rows: tuple[int, ...]) -> list[int]:
         """Forward and backward of one micro-batch; gives its outputs."""

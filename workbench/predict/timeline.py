@@ -16,6 +16,8 @@ Category = Literal[
     "weights",
     "gradients",
     "buckets",
+    "in_flight",
+    "codec",
     "optimizer",
     "staging",
     "data",
