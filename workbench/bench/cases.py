@@ -219,7 +219,7 @@ def _words(recomputed: tuple[str, ...], experiment: Experiment) -> Iterator[str]
     if isinstance(sync, Synchronous) and sync.per_round:
         yield "a step for each round"
     if isinstance(sync, Pipelined):
-        yield f"pipelined, {sync.width}"
+        yield f"pipelined, {sync.width}" + (", compensated" if sync.compensation else "")
     if isinstance(sync, ParameterServer):
         yield "parameter server"
     if isinstance(sync, Synchronous | Pipelined):

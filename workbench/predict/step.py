@@ -26,6 +26,7 @@ from workbench.predict.resident import (
     sums_bytes,
     weight_bytes,
 )
+from workbench.predict.rooms import Rooms
 from workbench.predict.rows import Counts, Rows
 from workbench.predict.sharding import moved_by
 from workbench.predict.timeline import Category, Timeline
@@ -44,7 +45,8 @@ class _Step:
         self.program, self.pieces = program, program.pieces
         self.experiment, self.plan = program.experiment, program.plan
         self.timeline = Timeline(self.plan.world_size)
-        self.gradients = Gradients(self.experiment, self.pieces, self.timeline)
+        self.rooms = Rooms(program, self.timeline)
+        self.gradients = Gradients(self.experiment, self.pieces, self.timeline, self.rooms)
         self.buckets = buckets_of(self.experiment, self.pieces)
 
     def written(self) -> Timeline:
@@ -65,11 +67,13 @@ class _Step:
         self.gradients.begin()
         self._copy_weights()
         results: list[int] = []
-        for rows in batches[:2]:  # those that follow find the same, and are no larger
-            given = self._pass(rows)
+        seen = batches[:2]  # those that follow find the same, and are no larger
+        for index, rows in enumerate(seen):
+            given = self._pass(rows, last=index == len(seen) - 1)
             for tensor in results:
                 self.timeline.drop(tensor)
             results = given
+        self.rooms.finish()
         self._update()
         return self.timeline
 
@@ -110,16 +114,18 @@ class _Step:
             room = 3 * self.pieces.sizes[name]
             self.timeline.pass_by(room, "workspace", self.pieces.owners[name])
 
-    def _pass(self, rows: tuple[int, ...]) -> list[int]:
+    def _pass(self, rows: tuple[int, ...], *, last: bool) -> list[int]:
         """Forward and backward of one micro-batch; gives its outputs."""
         if self.plan.rounds == "BK" or self.plan.tail is None:
             running = self._running(rows)
             tape = running.forward(self.program.operations, {}, self.program.results)
+            if last:
+                self.rooms.last()
             self._learn(running, tape, {})
             return list(tape.results.values())
-        return self._in_rounds(rows, self.plan.tail)
+        return self._in_rounds(rows, self.plan.tail, last=last)
 
-    def _in_rounds(self, rows: tuple[int, ...], tail: Tail) -> list[int]:
+    def _in_rounds(self, rows: tuple[int, ...], tail: Tail, *, last: bool) -> list[int]:
         boundary: Value = (tail.boundary, ())
         head, behind = self.program.parted(tail)
         whole = self._running(rows)
@@ -132,7 +138,10 @@ class _Step:
             size = whole.size(boundary)
             gathered = self.timeline.make(size, "activation_gradients", tail.boundary)
         results: list[int] = []
-        for brought in round_rows(self.plan.rounds, rows, tail.group_size):
+        every = round_rows(self.plan.rounds, rows, tail.group_size)
+        for index, brought in enumerate(every):
+            if last and index == len(every) - 1:
+                self.rooms.last()
             running = self._running(brought)
             tape = running.forward(behind, {boundary: features}, self.program.results)
             grads: dict[Value, int] = {}
