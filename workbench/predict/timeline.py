@@ -19,6 +19,8 @@ Category = Literal[
     "weights",
     "gradients",
     "buckets",
+    "in_flight",
+    "codec",
     "optimizer",
     "staging",
     "data",
