@@ -8,7 +8,15 @@ import torch
 from tests.train.small import net
 from workbench.model.trace import trace
 from workbench.model.weights import initialize
-from workbench.plan.experiment import SGD, AdamW, Experiment, Synthetic
+from workbench.plan.experiment import (
+    SGD,
+    AdamW,
+    Experiment,
+    ParameterServer,
+    Pipelined,
+    Synchronous,
+    Synthetic,
+)
 from workbench.plan.plan import Plan
 from workbench.plan.recut import Recut
 from workbench.train.replanning import recut_bytes, under
@@ -69,15 +77,18 @@ def trained(world, first, plans, weights):
     [
         {"optimizer": AdamW(lr=0.01)},
         {"optimizer": SGD(lr=0.1, momentum=0.9, weight_decay=0.01), "shard_optimizer": True},
+        {"optimizer": SGD(lr=0.05, momentum=0.5), "sync": Pipelined(width=3)},
+        {"optimizer": AdamW(lr=0.01), "sync": ParameterServer(server=1)},
     ],
-    ids=["adamw", "sharded"],
+    ids=["adamw", "sharded", "in-flight", "served"],
 )
 def test_plans_may_change_between_any_two_steps(on_ranks, weights, fields):
     first = experiment(PLANS[0], **fields)
     every = on_ranks(3, trained, first, PLANS[1:], weights)
     steps = len(PLANS) * first.steps
+    alone = {"sync": Synchronous()} if isinstance(first.sync, ParameterServer) else {}
     ((expected, whole, _),) = on_ranks(
-        1, trained, experiment(ALONE, **fields).replace(steps=steps), (), weights
+        1, trained, experiment(ALONE, **{**fields, **alone}).replace(steps=steps), (), weights
     )
     losses = [sum(parts) for parts in zip(*(found for found, _, _ in every), strict=True)]
     assert losses == pytest.approx(expected, rel=1e-10)

@@ -4,8 +4,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -14,6 +12,7 @@ from workbench.cluster.errors import ClusterError, Diverged
 from workbench.cluster.job import Job
 from workbench.cluster.recalibrating import recalibrated
 from workbench.cluster.replan import Replan, cost_of
+from workbench.cluster.subscribers import Callback, Subscribers
 from workbench.cluster.timeline import timeline_of
 from workbench.plan.experiment import Experiment
 from workbench.plan.machine import Machine
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     import pandas
 
 State = Literal["starting", "running", "finished", "stopped", "failed"]
-Callback = Callable[[list[Row]], None]
 Launch = Callable[["Run"], Job | None]
 Release = Callable[[], None]
 
@@ -80,7 +78,7 @@ class Run:
         self.error: BaseException | None = None
         self.notes: list[str] = []
         self._lock = threading.RLock()
-        self._subscribers: list[Callback] = []
+        self._subscribers = Subscribers()
         self._frame: pandas.DataFrame | None = None
         self._num_framed = 0
         self._replans: list[Replan] = []
@@ -238,9 +236,7 @@ class Run:
         Returns:
             A function that ends the subscription.
         """
-        with self._lock:
-            self._subscribers.append(callback)
-        return partial(self._unsubscribe, callback)
+        return self._subscribers.add(callback)
 
     def wait(self, timeout: float | None = None) -> Self:
         """Returns when the run has ended.
@@ -297,6 +293,7 @@ class Run:
                 state = "stopped"
             else:
                 self.outcomes = tuple(self._job.watch(self._take))
+                self.notes += self.outcomes[0].notes
                 state = self._judge()
         except BaseException as error:
             self.error = error
@@ -350,18 +347,7 @@ class Run:
                 del self._replans[: last + 1]
 
     def _tell(self, rows: list[Row]) -> None:
-        with self._lock:
-            subscribers = list(self._subscribers)
-        for callback in subscribers:
-            try:
-                callback(rows)
-            except Exception as error:  # a broken view is no reason to lose a run
-                self._unsubscribe(callback)
-                self.notes.append(f"a subscriber failed and was dropped: {error!r}")
-
-    def _unsubscribe(self, callback: Callback) -> None:
-        with self._lock, suppress(ValueError):
-            self._subscribers.remove(callback)
+        self.notes.extend(self._subscribers.tell(rows))
 
     def __repr__(self) -> str:
         return report.run_line(self)

@@ -36,14 +36,14 @@ class Alike:
     batches: tuple[tuple[int, ...], ...]
 
 
-def alike(experiment: Experiment, machine: Machine, *, every: bool = False) -> Alike:
+def alike(experiment: Experiment, machine: Machine | None, *, every: bool = False) -> Alike:
     """The ranks that stand for an experiment's world.
 
     At least two blocks are kept where there are two, so that what has replicas still has some.
 
     Args:
         experiment: whose.
-        machine: that runs it.
+        machine: that runs it; None: on which all ranks are alike.
         every: keep all.
     """
     world = experiment.plan.world_size
@@ -78,16 +78,16 @@ def group_sizes_of(plan: Plan) -> tuple[int, ...]:
     return tuple(sorted(sizes | {step.group_size for path in steps for step in path}))
 
 
-def _devices(machine: Machine, world: int, block: int) -> NDArray[np.int64]:
-    if len(machine.devices) == 1:
+def _devices(machine: Machine | None, world: int, block: int) -> NDArray[np.int64]:
+    if machine is None or len(machine.devices) == 1:
         return np.zeros((world // block, 0), dtype=np.int64)
     known = [machine.devices.index(machine.device(rank)) for rank in range(world)]
     return np.array(known, dtype=np.int64).reshape(-1, block)
 
 
-def _hosts(machine: Machine, starts: NDArray[np.int64], block: int) -> NDArray[np.int64]:
+def _hosts(machine: Machine | None, starts: NDArray[np.int64], block: int) -> NDArray[np.int64]:
     """Of each block, on which host its members are, counted from that of its first one."""
-    if machine.ranks_per_host is None:
+    if machine is None or machine.ranks_per_host is None:
         return np.zeros((len(starts), 0), dtype=np.int64)
     hosts = (starts[:, None] + np.arange(block)) // machine.ranks_per_host
     return hosts - hosts[:, :1]

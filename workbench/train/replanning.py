@@ -1,13 +1,14 @@
 """A run goes on under another plan: at a step's end, with all that it has learnt.
 
-    on the way      weights, buffers, the optimizer's state: what changes hands, and nothing else
+    on the way      weights, buffers, the optimizer's state, gradients in flight: what changes
+                    hands, and nothing else
     built anew      this rank's part of the model, its optimizer, its strategy's buckets
     as before       the data and its order, the step, the seed
 
 The run that goes on is the one that would have been resumed from a checkpoint at this step.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from workbench.layers.cut import cut
 from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
 from workbench.plan.recut import Recut
+from workbench.train.in_flight import InFlight
 from workbench.train.optimizer import entry, state_names
 from workbench.train.recut import RECUT, Entry, Pieces, move_pieces
 from workbench.train.state import RankState, group_specs_of, groups_for
@@ -44,7 +46,8 @@ def under(state: RankState, plan: Plan, done: int) -> RankState:
     experiment = state.experiment.replace(plan=plan)
     state.strategy.settle()
     average_statistics(state.model)
-    moved, counts = _moved(state, recut)
+    waiting = state.strategy.in_flight
+    moved, counts = _moved(state, recut, waiting)
     world, dtype = state.world, state.stepper.dtype
     groups = groups_for(plan, world, state.groups, state.asked)
     context = BatchContext(world.rank, (0,) * world.size, seed=experiment.seed)
@@ -56,7 +59,8 @@ def under(state: RankState, plan: Plan, done: int) -> RankState:
         return counts[name] if kept == "step" else moved.pop(entry(kept, name))
 
     updater.load(read)
-    strategy = strategy_of(experiment, model, updater)
+    left = [_left(flight, moved) for flight in waiting]
+    strategy = strategy_of(experiment, model, updater, done, left, state.notes)
     return RankState(
         experiment=experiment,
         world=world,
@@ -69,6 +73,7 @@ def under(state: RankState, plan: Plan, done: int) -> RankState:
         groups=groups,
         asked=state.asked.union(group_specs_of(plan)),
         first_step=done,
+        notes=state.notes,
     )
 
 
@@ -78,7 +83,9 @@ def recut_bytes(recorder: Recorder) -> int:
     return sum(row.bytes for row in rows if (row.op, row.layer) == ("all_to_all", RECUT))
 
 
-def _moved(state: RankState, recut: Recut) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _moved(
+    state: RankState, recut: Recut, waiting: Sequence[InFlight]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """This rank's new pieces by entry, and the updates that each parameter has had."""
     value, model = state.experiment.optimizer, state.model
     trainable = tuple(model.trainable())
@@ -93,10 +100,26 @@ def _moved(state: RankState, recut: Recut) -> tuple[dict[str, Tensor], dict[str,
     entries += [
         Entry(entry(kind, name), name, state.stepper.dtype) for name in trainable for kind in kept
     ]
+    for flight in waiting:
+        for kind, pieces in flight.by_age(0).items():
+            own |= {kind + name: piece.detach() for name, piece in pieces.items()}
+            entries += [Entry(kind + name, name, state.stepper.dtype) for name in trainable]
     counts = {}
     if "step" in state_names(value):
         counts = _counts({name: own.get(entry("step", name)) for name in trainable}, state.everyone)
     return move_pieces(recut, entries, own, state.everyone), counts
+
+
+def _left(flight: InFlight, moved: dict[str, Tensor]) -> InFlight:
+    """The same gradients, in this rank's new pieces."""
+    found = {
+        kind: {
+            key.removeprefix(kind): moved.pop(key) for key in list(moved) if key.startswith(kind)
+        }
+        for kind in flight.by_age(0)
+    }
+    gradients, *weights = found.values()
+    return InFlight(flight.step, gradients, *weights)
 
 
 def _counts(known: Mapping[str, Tensor | None], everyone: Group) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ Nothing is computed, kept or freed otherwise than without: hooks behind a node o
 do that, as they keep its gradients alive.
 """
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, get_args
@@ -22,7 +23,6 @@ import torch
 import torch.fx
 from torch import Tensor
 from torch._C._autograd import _get_sequence_nr
-from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from workbench.comm.group import Call
@@ -88,7 +88,7 @@ class Tracer:
         self._open: tuple[Work, Moment] | None = None
         self._calls: dict[Call, _Seen] = {}
         self._entered: dict[tuple[Call, Doing], Moment] = {}
-        self._in_backward = False
+        self._in_backward = self._collects = False
         self._handles: list[RemovableHandle] = []
         self._origin: Moment = None
 
@@ -103,6 +103,8 @@ class Tracer:
                 self._optimizer.register_step_post_hook(lambda *_: self._turn()),
             ]
         self._recorder.listener = self
+        self._collects = gc.isenabled()
+        gc.disable()  # or the layer that is at work would seem to take what collecting takes
         self._origin = self._clock.now()
         self._turn("load")
         return self
@@ -110,6 +112,8 @@ class Tracer:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._turn()
         end = self._clock.now()
+        if self._collects:
+            gc.enable()
         self._recorder.listener = None
         for handle in self._handles:
             handle.remove()
@@ -195,8 +199,8 @@ class Tracer:
                 engine.queue_callback(self._end_backward)
             self._turn("backward" if label else None, label, conversion)
 
-        for output in tree_leaves(outputs):
-            node = output.grad_fn if isinstance(output, Tensor) else None
+        for output in _tensors(outputs):
+            node = output.grad_fn
             if node is not None and node._sequence_nr() >= made:
                 node.register_prehook(begin)
 
@@ -239,3 +243,14 @@ class Tracer:
     def _during(self, moments: tuple[Moment, Moment]) -> Interval:
         begin, end = (self._clock.seconds(self._origin, moment) for moment in moments)
         return begin, end
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Those that a layer gave, alone or in tuples, lists and mappings."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _tensors(part)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
