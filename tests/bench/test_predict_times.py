@@ -1,9 +1,12 @@
 """What the benchmark of predictions makes of times, without running anything."""
 
+from dataclasses import replace
+
 import pytest
 
 from workbench.bench import cases
 from workbench.bench.predict_times import STEPS, Machines, Times, is_timed, steps_of
+from workbench.plan.experiment import LocalSGD
 from workbench.plan.machine import Machine
 
 
@@ -48,10 +51,10 @@ def test_every_kind_of_case_is_calibrated_once_and_only_from_now_on():
     assert cluster.asked == [(2, [16, 32], "fp32", True)]
 
 
-def test_models_with_several_cases_are_timed():
-    timed = [case for case in cases.every() if is_timed(case)]
-    assert len(timed) >= 40
-    for case in timed:
-        every = getattr(case.experiment.sync, "every", 1)
-        assert steps_of(case) >= STEPS
-        assert steps_of(case) % every == 0
+def test_local_sgd_is_timed_from_one_averaging_to_another():
+    (case, *_) = cases.quick()
+    assert is_timed(case)
+    assert steps_of(case) == STEPS
+    for every, steps in ((3, 6), (9, 9), (1, 5)):
+        local = replace(case, experiment=case.experiment.replace(sync=LocalSGD(every=every)))
+        assert steps_of(local) == steps
