@@ -65,8 +65,8 @@ class LayerTimes:
             layer.flops,
             layer.groups,
             layer.heads,
-            flow.inputs[layer.name],
-            flow.outputs[layer.name],
+            id(flow.inputs[layer.name]),  # most are one and the same, and slow to hash
+            id(flow.outputs[layer.name]),
             self.plan.layers.get(layer.name),
             tuple([weight.shape for weight in owner.weights]),
             tuple([(read.kind, read.output_shape, read.rows) for read in reads]),

@@ -78,9 +78,6 @@ def memory_of(program: Program) -> Memory:
     held: dict[int, Mapping[tuple[Category, str], int]] = {}  # ranks that are alike share it
     ranks = []
     for peak in timeline_of(program).peaks():
-        if id(peak.held) not in held:
-            held[id(peak.held)] = MappingProxyType(
-                {(owner.category, owner.layer): size for owner, size in peak.held.items()}
-            )
-        ranks.append(RankMemory(peak.rank, peak.total, peak.moment, held[id(peak.held)]))
+        same = held.setdefault(id(peak.held), MappingProxyType(peak.held))
+        ranks.append(RankMemory(peak.rank, peak.total, peak.moment, same))
     return Memory(tuple(ranks), guessed)
