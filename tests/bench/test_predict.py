@@ -17,6 +17,9 @@ def test_quick(tmp_path, monkeypatch):
         "memory_error_median",
         "memory_error_worst",
         "traffic_exact",
+        "time_error_median",
+        "time_error_worst",
+        "kendall_tau",
     }
     assert content["figures"]["memory_error_worst"]["max"] < 0.02
     assert content["figures"]["traffic_exact"]["min"] == 1.0

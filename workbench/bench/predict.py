@@ -1,7 +1,8 @@
-"""Peak memory and traffic of real steps, beside what was predicted for them.
+"""Peak memory, traffic and time of real steps, beside what was predicted for them.
 
 Each case runs three steps or more on local engines; the last one is metered, tensor by tensor,
-and its collectives are recorded. Every rank is compared.
+and its collectives are recorded. Every rank is compared. Then some more steps are timed, and held
+against a machine that was calibrated in the same session.
 """
 
 import statistics
@@ -9,6 +10,7 @@ import statistics
 from workbench.bench import cases
 from workbench.bench.cases import Case
 from workbench.bench.plot import Bar, Chart
+from workbench.bench.predict_times import Machines, Times, is_timed, steps_of, time_cells
 from workbench.bench.report import Cell, Figure, Report
 from workbench.bench.stepping import Observed, watched
 from workbench.cluster.cluster import Cluster
@@ -22,31 +24,40 @@ def run(*, quick: bool) -> Report:
     """Measures every case; `quick` takes a small VGG under two plans."""
     rows: list[dict[str, Cell]] = []
     notes: list[str] = []
+    every = list(cases.quick() if quick else cases.every())
     with Cluster(cases.ENGINES, timeout=300.0) as cluster:
-        for case in cases.quick() if quick else cases.every():
-            model = case.experiment.plan.graph.source.name
+        machines = Machines(cluster, filter(is_timed, every))
+        for case in every:
             try:
+                machine = machines.of(case) if is_timed(case) else None
                 found: list[Observed] = cluster.call(
-                    "workbench.bench.stepping:measure", case.experiment, module=case.module
+                    "workbench.bench.stepping:measure",
+                    case.experiment,
+                    module=case.module,
+                    timed=steps_of(case),
                 )
             except RunError as error:  # for want of memory, perhaps; the others go on
-                notes.append(f"{model}, {case.plan}: {error}")
+                notes.append(f"{case.name}: {error}")
             else:
-                rows.append(_row(case, predict(case.experiment.plan, None, case.experiment), found))
+                prediction = predict(case.experiment.plan, machine, case.experiment)
+                rows.append(_row(case, prediction, found))
+    times = Times.of(rows)
     errors = [float(row["memory error"]) for row in rows]
     worst = max(errors)
     figures = {
         "memory_error_median": Figure.of(errors),
         "memory_error_worst": Figure(worst, worst, worst),
         "traffic_exact": Figure.of([float(row["traffic"] == "equal") for row in rows]),
+        **times.figures(),
     }
     text = (
         f"Peak: live tensor bytes of the rank that is furthest off, shared memory included; "
         f"{statistics.fmean(errors):.2%} off on average over {len(rows)} cases.",
         "Traffic: calls, messages and bytes of every collective of every rank.",
+        times.note(),
         *notes,
     )
-    return Report("predict", tuple(rows), figures, text, (_chart(rows),))
+    return Report("predict", tuple(rows), figures, text, (_chart(rows), times.chart()))
 
 
 def _row(case: Case, prediction: Prediction, found: list[Observed]) -> dict[str, Cell]:
@@ -68,6 +79,7 @@ def _row(case: Case, prediction: Prediction, found: list[Observed]) -> dict[str,
         "memory error": errors[rank],
         "when": str(memory[rank].moment),
         "traffic": "equal" if equal else "NOT EQUAL",
+        **(time_cells(prediction, found) if is_timed(case) else {}),
     }
 
 

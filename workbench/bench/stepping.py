@@ -1,13 +1,15 @@
 """What one engine does in `bench predict`: a few steps, watched."""
 
 import gc
+import statistics
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from workbench.comm.world import Seat, World
-from workbench.plan.experiment import Experiment, Pipelined
+from workbench.plan.experiment import Experiment, LocalSGD, Pipelined
 from workbench.train.loop import agree
 from workbench.train.memory import PeakMeter
 from workbench.train.state import RankState, group_specs_of
@@ -26,14 +28,24 @@ class Observed:
     Attributes:
         peak_bytes: of its tensors, shared memory included.
         traffic: rows (group, op, layer, phase, calls, messages, bytes) of the recorder.
+        step_s: seconds of the steps after it, their median; of local SGD, where one in a few is
+            longer, their mean; 0 if there were none.
     """
 
     peak_bytes: int
     traffic: tuple[tuple[str, str, str, str, int, int, int], ...]
+    step_s: float = 0.0
 
 
-def measure(seat: Seat, experiment: Experiment, *, weights: Path) -> Observed:
-    """Runs three steps, of which the last one counts: the optimizer then has its state."""
+def measure(seat: Seat, experiment: Experiment, *, weights: Path, timed: int = 0) -> Observed:
+    """Runs three steps, of which the last one counts: the optimizer then has its state.
+
+    Args:
+        seat: where this rank sits.
+        experiment: what to run.
+        weights: the initial weights.
+        timed: steps after those, which are timed.
+    """
     gc.collect()  # what an earlier case has left must not be freed under the meter
     with PeakMeter(torch.device(seat.device)) as meter, World.open(seat) as world:
         groups = world.groups(group_specs_of(experiment.plan))
@@ -49,7 +61,23 @@ def measure(seat: Seat, experiment: Experiment, *, weights: Path) -> Observed:
         meter.start()
         state.strategy.rest()
         rows = tuple(row.counts for row in world.recorder.rows())
-    return Observed(peak, rows)
+        first = watched(experiment) + 1
+        step_s = _seconds(state, range(first, first + timed))
+        state.strategy.rest()
+    return Observed(peak, rows, step_s)
+
+
+def _seconds(state: RankState, steps: range) -> float:
+    """Of a step."""
+    taken = []
+    for index in steps:
+        began = time.perf_counter()
+        _step(state, index)
+        taken.append(time.perf_counter() - began)
+    if not taken:
+        return 0.0
+    in_mean = isinstance(state.experiment.sync, LocalSGD)
+    return statistics.fmean(taken) if in_mean else statistics.median(taken)
 
 
 def _step(state: RankState, index: int) -> None:

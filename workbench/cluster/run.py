@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from workbench.cluster import comparing, files, report
 from workbench.cluster.errors import ClusterError, Diverged
+from workbench.cluster.frame import Frame
 from workbench.cluster.job import Job
 from workbench.cluster.recalibrating import recalibrated
 from workbench.cluster.replan import Replan, cost_of
@@ -22,7 +23,7 @@ from workbench.predict.measured import Timeline
 from workbench.predict.prediction import Prediction
 from workbench.train.checkpoint import latest
 from workbench.train.control import Outcome
-from workbench.train.metrics import COLUMNS, Row
+from workbench.train.metrics import Row
 from workbench.train.wishes import PlanWishes
 
 if TYPE_CHECKING:
@@ -79,8 +80,7 @@ class Run:
         self.notes: list[str] = []
         self._lock = threading.RLock()
         self._subscribers = Subscribers()
-        self._frame: pandas.DataFrame | None = None
-        self._num_framed = 0
+        self._frame = Frame()
         self._replans: list[Replan] = []
         self._stopping, self._done = threading.Event(), threading.Event()
         self._job: Job | None = None
@@ -95,16 +95,7 @@ class Run:
     @property
     def metrics(self) -> "pandas.DataFrame":
         """One line for each step and rank, sorted; columns as in `train.metrics.COLUMNS`."""
-        import pandas  # only here: engines import this package too, and have no use for it
-
-        rows = self.rows[:]
-        with self._lock:
-            if self._frame is None or self._num_framed != len(rows):
-                frame = pandas.DataFrame(rows, columns=list(COLUMNS))
-                frame = frame.drop_duplicates(["step", "rank"], keep="last")
-                self._frame = frame.sort_values(["step", "rank"], ignore_index=True)
-                self._num_framed = len(rows)
-            return self._frame.copy()
+        return self._frame.of(self.rows[:])
 
     @property
     def evaluation(self) -> dict[str, float]:

@@ -49,7 +49,10 @@ def as_html(comparison: "Comparison") -> str:
 def _note(comparison: "Comparison") -> str:
     steps = [line.step for line in comparison.measurement.timelines]
     some = ", ".join(map(str, steps[:5])) + (", ..." if len(steps) > 5 else "")
-    return f"Parts of a step, and bytes: as traced in {len(steps)} steps ({some}), their median."
+    return (
+        f"Parts of a step, and bytes: as traced in {len(steps)} steps ({some}), their median. "
+        "A collective beside the computation lasts until its rank has looked after it."
+    )
 
 
 def _ranks(comparison: "Comparison") -> list[tuple[str, ...]]:

@@ -17,6 +17,7 @@ do that, as they keep its gradients alive.
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any, Self, get_args
 
 import torch
@@ -88,6 +89,7 @@ class Tracer:
         self._open: tuple[Work, Moment] | None = None
         self._calls: dict[Call, _Seen] = {}
         self._entered: dict[tuple[Call, Doing], Moment] = {}
+        self._threads: set[int] = set()  # that compute
         self._in_backward = self._collects = False
         self._handles: list[RemovableHandle] = []
         self._origin: Moment = None
@@ -102,6 +104,7 @@ class Tracer:
                 self._optimizer.register_step_pre_hook(lambda *_: self._turn("update")),
                 self._optimizer.register_step_post_hook(lambda *_: self._turn()),
             ]
+        self._threads.add(get_ident())
         self._recorder.listener = self
         self._collects = gc.isenabled()
         gc.disable()  # or the layer that is at work would seem to take what collecting takes
@@ -133,8 +136,9 @@ class Tracer:
 
     def left(self, call: Call, doing: Doing) -> None:
         seen, now = self._seen(call), self._clock.now()
-        seen.ended = now
-        seen.intervals[doing].append((self._entered.pop((call, doing)), now))
+        began, seen.ended = self._entered.pop((call, doing)), now
+        if get_ident() in self._threads:  # others work for a collective beside the computation
+            seen.intervals[doing].append((began, now))
 
     def _seen(self, call: Call) -> _Seen:
         """What is known of a collective; it may have begun before the step."""
@@ -195,6 +199,7 @@ class Tracer:
         def begin(_gradients: tuple[Tensor | None, ...]) -> None:
             if not self._in_backward:
                 self._in_backward = True
+                self._threads.add(get_ident())  # of a GPU autograd has a thread
                 engine: Any = torch.autograd.Variable._execution_engine
                 engine.queue_callback(self._end_backward)
             self._turn("backward" if label else None, label, conversion)
@@ -226,7 +231,7 @@ class Tracer:
         return RankTrace(
             self._clock.seconds(self._origin, end),
             tuple(stretches),
-            tuple(self._called(call, seen) for call, seen in self._calls.items()),
+            tuple(self._called(call, seen) for call, seen in list(self._calls.items())),
         )
 
     def _called(self, call: Call, seen: _Seen) -> Called:
