@@ -12,7 +12,7 @@ from workbench.cluster import calibrate_cache as cache
 from workbench.cluster import message
 from workbench.cluster.assistant import Assistant, complete
 from workbench.cluster.calibrate_devices import devices_of, extended, missing
-from workbench.cluster.calibrate_links import links_of
+from workbench.cluster.calibrate_links import links_of, slowdown_of
 from workbench.cluster.devices import Device
 from workbench.cluster.dispatch import Dispatch
 from workbench.plan.experiment import SGD, Adam, AdamW, Experiment, Synthetic
@@ -173,7 +173,7 @@ class Calibration:
             within=within,
             across=across,
             ranks_per_host=None if across is None else _per_host(self.hosts),
-            slowdown=max(own.slowdown for own in found),
+            slowdown=slowdown_of(found),
         )
 
     def _with(

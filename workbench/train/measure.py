@@ -22,7 +22,7 @@ from workbench.plan.plan import Plan
 from workbench.plan.work import Work, work_of
 from workbench.train.batch import MicroBatch
 from workbench.train.rank_trace import RankTrace
-from workbench.train.repeating import Repetition, Until, estimate
+from workbench.train.repeating import Repetition, Until, estimate, finish
 from workbench.train.state import RankState, group_specs_of
 from workbench.train.tracing import Tracer
 
@@ -135,15 +135,15 @@ class _Measuring:
         if traced:
             self._note(tracer.trace, load_s)
             return
-        if state.world.device.type == "cuda":
-            torch.cuda.synchronize()
+        finish(state.world.device)
         seconds = time.perf_counter() - began
         self.seen.untraced_s.append(seconds - (state.world.recorder.blocked_s - blocked))
 
     def _load(self) -> MicroBatch:
         state, rank = self.state, self.state.world.rank
-        images, labels = state.stepper.data.batch(
-            torch.arange(rank * self.rows, (rank + 1) * self.rows)
+        data = state.stepper.data
+        images, labels = data.batch(
+            torch.arange(rank * self.rows, (rank + 1) * self.rows) % len(data)
         )
         device = state.world.device
         images = images.to(device, state.stepper.dtype)

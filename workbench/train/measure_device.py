@@ -16,9 +16,8 @@ from torch import nn
 from workbench.comm.group import Group
 from workbench.comm.world import Seat, World
 from workbench.plan.experiment import SGD, Adam, AdamW, Experiment, Optimizer
-from workbench.train.measure_links import finish, slowest
 from workbench.train.optimizer import build_optimizer
-from workbench.train.repeating import Repetition, Until, estimate
+from workbench.train.repeating import Repetition, Until, estimate, finish, slowest
 
 _UNTIL = Until(relative=0.05, least=4, most=40)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}

@@ -92,3 +92,16 @@ class Repetition:
         mine = torch.tensor([int(late) * 2 + int(sure)])
         every = all_gather(mine, self._each, self._group, layer="calibration")
         return not (bool((every >= 2).any()) or bool((every % 2 == 1).all()))
+
+
+def slowest(seconds: float, whole: Group) -> float:
+    """The largest of all ranks' values."""
+    mine = torch.tensor([seconds], dtype=torch.float64)
+    each = Shard(0, (1,) * whole.size)
+    return float(all_gather(mine, each, whole, layer="calibration").max())
+
+
+def finish(device: torch.device) -> None:
+    """Waits for what was asked of a GPU, but for no collective that goes on beside it."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
