@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from workbench.plan import Synchronous as Synchronous
     from workbench.plan import Synthetic as Synthetic
     from workbench.plan import apportion as apportion
+    from workbench.predict import Balanced as Balanced
     from workbench.predict import Prediction as Prediction
+    from workbench.predict import balanced as balanced
     from workbench.predict import predict as predict
     from workbench.widgets import Dashboard as Dashboard
 
@@ -49,7 +51,7 @@ _HOME = {
             "LayerPlan LocalSGD Machine MachineError Partial Plan PlanError Replicate Shard "
             "Synchronous Synthetic apportion"
         ),
-        "predict": "Prediction predict",
+        "predict": "Balanced Prediction balanced predict",
         "widgets": "Dashboard",
     }.items()
     for name in names.split()

@@ -18,6 +18,7 @@ from workbench.cluster.dispatch import Dispatch
 from workbench.cluster.emulated.hosts import Hosts
 from workbench.cluster.engines import Engines, Ledger
 from workbench.cluster.errors import ClusterError
+from workbench.cluster.faults import Faults
 from workbench.cluster.ground import Ground, ground_of
 from workbench.cluster.job import Job
 from workbench.cluster.resume import again, checkpoint_of
@@ -31,7 +32,7 @@ from workbench.train.verification import Verification
 STOP_RUNS_WITHIN_S = 10.0
 
 
-class Cluster:
+class Cluster(Faults):
     """Engines on this host, each on a GPU where there are any, else on its own cores.
 
     Ready when it is made. Ends with `stop()`, at the end of a `with` block, when it is no
@@ -95,6 +96,7 @@ class Cluster:
             raise
         self._engines, self._assistant = engines, Assistant(engines, self._n)
         self._dispatch = Dispatch(engines, self.devices, self._timeout)
+        super().__init__(lambda index: engines[index].pid)
         # Also when the last reference goes, and before the interpreter does.
         self._end = weakref.finalize(self, _end, engines, ground)
         if self.hosts is not None:
@@ -285,6 +287,7 @@ class Cluster:
 
     def stop(self) -> None:
         """Stops what runs, then ends all engines. May be called again."""
+        self.mend()
         for run in self._runs:
             run.stop()
         for run in self._runs:
