@@ -173,7 +173,10 @@ def own_cache(tmp_path, monkeypatch):
 def test_a_calibration_measures_each_shape_once(cluster, own_cache, capsys):
     module = net()
     graph = trace(module, input_shape=(3, 8, 8))
+    bare = cluster.calibrate(within_s=1.0)
+    assert bare.device(0).samples == ()
     machine = cluster.calibrate(graph, rows=4, within_s=1.0, module=module)
+    assert machine.within == bare.within
     said = capsys.readouterr().out
     for told in ("calibrating 2 engines: devices (", " links (", " Sequential data parallel x 4"):
         assert told in said

@@ -22,7 +22,7 @@ from workbench.plan.plan import Plan
 from workbench.plan.work import Work, work_of
 from workbench.train.batch import MicroBatch
 from workbench.train.rank_trace import RankTrace
-from workbench.train.repeating import Repetition, Until, estimate, finish
+from workbench.train.repeating import Repetition, Until, estimate, finish, typical
 from workbench.train.state import RankState, group_specs_of
 from workbench.train.tracing import Tracer
 
@@ -169,8 +169,13 @@ class _Measuring:
         whole, half = estimate(both.sum(axis=2))
         error = half / np.maximum(whole, 1e-12)
         in_layers, load_s, update_s, step_s = (
-            float(estimate(np.asarray(values))[0])
-            for values in (both.sum(axis=2) @ counts, seen.load_s, seen.update_s, seen.untraced_s)
+            typical(values)
+            for values in (
+                (both.sum(axis=2) @ counts).tolist(),
+                seen.load_s,
+                seen.update_s,
+                seen.untraced_s,
+            )
         )
         # Each layer's slow moments were left out apart; a step has some of them each time.
         mean *= in_layers / max(float(counts @ whole), 1e-12)

@@ -9,6 +9,7 @@ interval is Tukey and McLaughlin's (1963).
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,14 +47,25 @@ def estimate(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[
     Args:
         values: [repetitions, ...], at least two repetitions.
     """
-    ordered = np.sort(values, axis=0)
+    ordered, cut = _ordered(values)
     n = len(ordered)
-    cut = max(int(_TRIMMED * n), int(n > 2))
     kept = ordered[cut : n - cut]
     pushed = np.clip(ordered, kept[0], kept[-1]) if len(kept) > 1 else ordered
     degrees = max(1, len(kept) - 1)
     error = pushed.std(axis=0, ddof=1) / ((1 - 2 * cut / n) * np.sqrt(n))
     return kept.mean(axis=0), stdtrit(degrees, (1 + CONFIDENCE) / 2) * error
+
+
+def typical(values: Sequence[float]) -> float:
+    """The trimmed mean alone, of one value or more."""
+    ordered, cut = _ordered(np.asarray(values))
+    return float(ordered[cut : len(ordered) - cut].mean())
+
+
+def _ordered(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], int]:
+    """(ascending, how many to leave out at each end)."""
+    n = len(values)
+    return np.sort(values, axis=0), max(int(_TRIMMED * n), int(n > 2))
 
 
 class Repetition:
