@@ -164,6 +164,12 @@ def test_the_fingerprint_is_the_hardware_s():
     assert len({here, *others}) == 4
 
 
+def test_hosts_have_equally_many_ranks():
+    with pytest.raises(ValueError, match="hosts have 1 and 2 ranks"):
+        Calibration((0, 1, 2), places("a", "a", "b"), None, None, None)
+    assert Calibration((0, 1), places("a", "b"), None, None, None).ranks_per_host == 1
+
+
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
