@@ -105,8 +105,7 @@ class _Measuring:
         self.seen, self.step = _Seen(), 0
 
     def measured(self, within_s: float) -> LayersMeasured:
-        self._run(traced=False)  # memory and kernels are chosen in the first steps
-        self._run(traced=True)
+        self._run(traced=False)  # memory and kernels are chosen in the first step
         self.seen = _Seen()
         repetition = Repetition(self.state.everyone, Until(), within_s)
         while repetition.goes_on(self.seen.layers):
