@@ -9,12 +9,13 @@ from tests.train.small import net
 from workbench.cluster import calibrate_cache as cache
 from workbench.cluster.calibrate import Calibration, Wish, plans_of, rows_of
 from workbench.cluster.calibrate_devices import devices_of, extended, missing
-from workbench.cluster.calibrate_links import links_of
+from workbench.cluster.calibrate_links import links_of, slowdown_of
 from workbench.cluster.devices import Device as Place
 from workbench.model.trace import trace
 from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.train.measure import LayersMeasured, works_on
+from workbench.train.measure_beside import Beside
 from workbench.train.measure_device import DeviceMeasured
 from workbench.train.measure_links import LinksMeasured, Timed, families
 
@@ -41,18 +42,18 @@ def linked(size: int, hosts: tuple[str, ...], alpha=(1e-5, 1e-3)) -> list[LinksM
     """What ranks find where links follow the model: fast within a host, slow across."""
     found = []
     for rank in range(size):
-        timed, busy = [], {}
+        timed, beside = [], {}
         for ranks in (r for family in families(size) for r in family if rank in r):
             k, spans = len(ranks), len({hosts[r] for r in ranks}) > 1
             latency, rate = alpha[spans], (1e9, 1e7)[spans]
-            busy[ranks] = 0.9 if not spans else 0.1
+            beside[ranks] = Beside(0.1 if spans else 0.9, 1.2 if spans else 1.0)
             for n in (1e4, 1e6):
                 got, rounds = int(2 * n * (k - 1) / k), 2
                 added = int(n * (k - 1) / k)
                 seconds = rounds * latency + got / rate + added * 1e-10
                 timed.append(Timed("all_reduce", ranks, seconds, got, rounds, added))
                 timed.append(Timed("all_gather", ranks, latency + added / rate, added, 1, 0))
-        found.append(LinksMeasured(tuple(timed), busy, 1.1))
+        found.append(LinksMeasured(tuple(timed), beside))
     return found
 
 
@@ -101,6 +102,8 @@ def test_links_across_hosts_are_apart():
     assert {curve.ranks for curve in within.curves} == {2}
     assert {curve.ranks for curve in across.curves} == {2, 4}
     assert across.busy == pytest.approx(0.1)
+    assert slowdown_of(linked(4, hosts)) == pytest.approx((1.0 + 1.2 + 1.2) / 3)
+    assert slowdown_of([LinksMeasured((), {})]) == 1.0
 
 
 def test_equal_devices_are_one_and_unequal_ones_are_each_rank_s_own():
@@ -161,6 +164,12 @@ def test_the_fingerprint_is_the_hardware_s():
     assert len({here, *others}) == 4
 
 
+def test_hosts_have_equally_many_ranks():
+    with pytest.raises(ValueError, match="hosts have 1 and 2 ranks"):
+        Calibration((0, 1, 2), places("a", "a", "b"), None, None, None)
+    assert Calibration((0, 1), places("a", "b"), None, None, None).ranks_per_host == 1
+
+
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -170,7 +179,10 @@ def own_cache(tmp_path, monkeypatch):
 def test_a_calibration_measures_each_shape_once(cluster, own_cache, capsys):
     module = net()
     graph = trace(module, input_shape=(3, 8, 8))
+    bare = cluster.calibrate(within_s=1.0)
+    assert bare.device(0).samples == ()
     machine = cluster.calibrate(graph, rows=4, within_s=1.0, module=module)
+    assert machine.within == bare.within
     said = capsys.readouterr().out
     for told in ("calibrating 2 engines: devices (", " links (", " Sequential data parallel x 4"):
         assert told in said

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.ranks import all_ranks
-from workbench.train.repeating import Repetition, Until, estimate
+from workbench.train.repeating import Repetition, Until, estimate, typical
 
 
 def test_slow_moments_are_left_out():
@@ -21,6 +21,12 @@ def test_the_interval_holds_the_mean_as_often_as_it_says():
     draws = np.random.default_rng(0).normal(10.0, 2.0, (12, 4000))
     mean, half = estimate(draws)
     assert np.mean(np.abs(mean - 10.0) < half) == pytest.approx(0.95, abs=0.02)
+
+
+def test_the_typical_value_is_the_estimate():
+    values = [3.0, 1.0, 1.5, 40.0, 2.0, 2.5]
+    assert typical(values) == estimate(np.array(values))[0] == pytest.approx(2.25)
+    assert typical([7.0]) == 7.0
 
 
 def test_of_few_repetitions_the_odd_one_is_left_out():

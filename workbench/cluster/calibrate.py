@@ -12,7 +12,7 @@ from workbench.cluster import calibrate_cache as cache
 from workbench.cluster import message
 from workbench.cluster.assistant import Assistant, complete
 from workbench.cluster.calibrate_devices import devices_of, extended, missing
-from workbench.cluster.calibrate_links import links_of
+from workbench.cluster.calibrate_links import links_of, slowdown_of
 from workbench.cluster.devices import Device
 from workbench.cluster.dispatch import Dispatch
 from workbench.plan.experiment import SGD, Adam, AdamW, Experiment, Synthetic
@@ -117,6 +117,9 @@ class Calibration:
         hosts: emulated ones, or None.
         assistant: makes the initial weights.
         dispatch: starts the ranks.
+
+    Raises:
+        ValueError: hosts with different numbers of ranks.
     """
 
     def __init__(
@@ -130,6 +133,7 @@ class Calibration:
         self.places, self.devices = places, devices
         self.assistant, self.dispatch = assistant, dispatch
         self.hosts = [device.host for device in devices]
+        self.ranks_per_host = _per_host(self.hosts)
         self.name = cache.fingerprint(devices, hosts)
 
     def carry_out(
@@ -151,8 +155,10 @@ class Calibration:
             open_ = [plan for plan in plans if plan.graph is not _NOTHING]
             for index, plan in enumerate(open_):
                 left = max(0.0, end - time.perf_counter()) / (len(open_) - index)
-                machine = self._with(machine, plan, wish, module, left * _MEASURED)
-                cache.keep(self.name, machine)
+                more = self._with(machine, plan, wish, module, left * _MEASURED)
+                if more is not machine:
+                    cache.keep(self.name, more)
+                machine = more
         finally:
             print(flush=True)
         return machine
@@ -172,8 +178,8 @@ class Calibration:
             devices=devices_of(figures, self.devices),
             within=within,
             across=across,
-            ranks_per_host=None if across is None else _per_host(self.hosts),
-            slowdown=max(own.slowdown for own in found),
+            ranks_per_host=None if across is None else self.ranks_per_host,
+            slowdown=slowdown_of(found),
         )
 
     def _with(
@@ -206,7 +212,8 @@ def _per_host(hosts: Sequence[str]) -> int:
     counts = {hosts.count(host) for host in hosts}
     if len(counts) > 1:
         raise ValueError(
-            f"hosts with {sorted(counts)} ranks: a machine has the same number on every host"
+            f"hosts have {' and '.join(map(str, sorted(counts)))} ranks, but a machine has the "
+            "same number on every host"
         )
     return counts.pop()
 

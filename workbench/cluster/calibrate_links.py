@@ -28,6 +28,12 @@ def links_of(found: Sequence[LinksMeasured], hosts: Sequence[str]) -> tuple[Link
     return inside or whole, across
 
 
+def slowdown_of(found: Sequence[LinksMeasured]) -> float:
+    """How much slower ranks compute beside a collective: the mean over ranks and groups."""
+    every = [cost.slowdown for rank in found for cost in rank.beside.values()]
+    return fmean(every) if every else 1.0
+
+
 def _link(
     name: str, found: Sequence[LinksMeasured], hosts: Sequence[str], *, spans: bool
 ) -> Link | None:
@@ -39,7 +45,7 @@ def _link(
         return None
     terms = np.array([(t.rounds, t.received, t.added) for t in timed], dtype=float)
     latency, per_byte, added = costs(terms, np.array([t.seconds for t in timed])).tolist()
-    busy = [share for rank in found for ranks, share in rank.busy.items() if chosen(ranks)]
+    busy = [cost.busy for rank in found for ranks, cost in rank.beside.items() if chosen(ranks)]
     return Link(
         name=name,
         latency_s=latency,

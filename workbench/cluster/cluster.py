@@ -280,7 +280,8 @@ class Cluster(Faults):
 
         Raises:
             TypeError: something else than graphs and plans.
-            ValueError: plans for different numbers of ranks, no rows, or no time.
+            ValueError: plans for different numbers of ranks, no rows, no time, or hosts with
+                different numbers of ranks.
             ClusterError: a plan needs more engines than are here, or free.
             RunError: a rank failed.
         """

@@ -137,7 +137,8 @@ class _Family:
         self._over = [
             np.log(side / (terms @ cost)) for side, cost in zip(seconds, self._costs, strict=True)
         ]
-        own = max(sample.error for sample in samples)
+        took = seconds[0] + seconds[1]
+        own = float(took @ [sample.error for sample in samples] / took.sum())
         self._error = own + self._left_out(seconds)
 
     def estimate(self, work: Work) -> Estimate:

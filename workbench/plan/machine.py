@@ -27,7 +27,8 @@ class Machine(MachineValue):
 
     name: str
     devices: tuple[Device, ...] = Field(min_length=1)
-    """One, which every rank has, or one for each rank."""
+    """One, which every rank of a world of any size has; or one for each rank, so that a plan has
+    no more ranks than there are devices, and a smaller one takes the first."""
     within: Link
     """Between ranks of one host."""
     across: Link | None = None

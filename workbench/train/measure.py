@@ -22,7 +22,7 @@ from workbench.plan.plan import Plan
 from workbench.plan.work import Work, work_of
 from workbench.train.batch import MicroBatch
 from workbench.train.rank_trace import RankTrace
-from workbench.train.repeating import Repetition, Until, estimate
+from workbench.train.repeating import Repetition, Until, estimate, finish, typical
 from workbench.train.state import RankState, group_specs_of
 from workbench.train.tracing import Tracer
 
@@ -105,8 +105,7 @@ class _Measuring:
         self.seen, self.step = _Seen(), 0
 
     def measured(self, within_s: float) -> LayersMeasured:
-        self._run(traced=False)  # memory and kernels are chosen in the first steps
-        self._run(traced=True)
+        self._run(traced=False)  # memory and kernels are chosen in the first step
         self.seen = _Seen()
         repetition = Repetition(self.state.everyone, Until(), within_s)
         while repetition.goes_on(self.seen.layers):
@@ -135,15 +134,15 @@ class _Measuring:
         if traced:
             self._note(tracer.trace, load_s)
             return
-        if state.world.device.type == "cuda":
-            torch.cuda.synchronize()
+        finish(state.world.device)
         seconds = time.perf_counter() - began
         self.seen.untraced_s.append(seconds - (state.world.recorder.blocked_s - blocked))
 
     def _load(self) -> MicroBatch:
         state, rank = self.state, self.state.world.rank
-        images, labels = state.stepper.data.batch(
-            torch.arange(rank * self.rows, (rank + 1) * self.rows)
+        data = state.stepper.data
+        images, labels = data.batch(
+            torch.arange(rank * self.rows, (rank + 1) * self.rows) % len(data)
         )
         device = state.world.device
         images = images.to(device, state.stepper.dtype)
@@ -169,8 +168,13 @@ class _Measuring:
         whole, half = estimate(both.sum(axis=2))
         error = half / np.maximum(whole, 1e-12)
         in_layers, load_s, update_s, step_s = (
-            float(estimate(np.asarray(values))[0])
-            for values in (both.sum(axis=2) @ counts, seen.load_s, seen.update_s, seen.untraced_s)
+            typical(values)
+            for values in (
+                (both.sum(axis=2) @ counts).tolist(),
+                seen.load_s,
+                seen.update_s,
+                seen.untraced_s,
+            )
         )
         # Each layer's slow moments were left out apart; a step has some of them each time.
         mean *= in_layers / max(float(counts @ whole), 1e-12)

@@ -16,16 +16,15 @@ from torch import nn
 from workbench.comm.group import Group
 from workbench.comm.world import Seat, World
 from workbench.plan.experiment import SGD, Adam, AdamW, Experiment, Optimizer
-from workbench.train.measure_links import finish, slowest
 from workbench.train.optimizer import build_optimizer
-from workbench.train.repeating import Repetition, Until, estimate
+from workbench.train.repeating import Repetition, Until, estimate, finish, slowest
 
-_UNTIL = Until(relative=0.05, least=4, most=40)
+_UNTIL = Until(relative=0.05, least=3, most=40)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 _OPTIMIZERS: tuple[Optimizer, ...] = (SGD(lr=1e-6, momentum=0.9), Adam(lr=1e-6), AdamW(lr=1e-6))
 _COPIED_BYTES, _UPDATED_BYTES = 2**26, 2**24
-_SIDE = {"cpu": 512, "cuda": 8192}  # of the matrices that are multiplied
-_ROW_S = 0.15
+_SIDE = {"cpu": 384, "cuda": 8192}  # of the matrices that are multiplied
+_ROW_S = 0.1
 _CALLS = 200
 
 

@@ -3,9 +3,8 @@
     all_reduce       in place, of a buffer of the group, as gradients are summed
     all_gather, reduce_scatter, all_to_all    out of place, as activations are converted
 
-What a rank computes meanwhile is measured with a sum of gradients that goes on beside products:
-`busy` is the part of the sum's time that its thread spends on it, and `slowdown` what the products
-take more than alone.
+Beside them, what a sum of gradients costs the computation that goes on meanwhile
+(`measure_beside.py`).
 """
 
 import time
@@ -15,10 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from workbench.comm.collectives import (
-    Pending,
     all_gather,
     all_to_all,
     reduce_scatter,
@@ -29,7 +26,8 @@ from workbench.comm.world import Seat, World
 from workbench.plan.experiment import Experiment
 from workbench.plan.mesh import group_sizes, replica_groups, shard_groups
 from workbench.plan.placement import Shard, apportion
-from workbench.train.repeating import Repetition, Until, estimate
+from workbench.train.measure_beside import Beside, beside
+from workbench.train.repeating import Repetition, Until, estimate, finish, slowest
 
 Seconds = NDArray[np.float64]
 
@@ -40,10 +38,6 @@ _UNTIL = Until(relative=0.05, least=5, most=40)
 _TOGETHER = 2**18  # small ones are timed several in a row, up to so many bytes
 _PATIENCE = 4.0  # the largest size may take so many times its share of the time
 _COLUMNS = 64
-_BESIDE_BYTES = 2**23
-_PRODUCT = 192  # rows and columns of the matrices whose products run beside a sum
-_PARTS = 12  # after each of which the sum is polled, as after a layer's gradient
-_LONGER = 2.0  # products take so many times as long as the sum
 _EVERYONE = "calibration"
 
 
@@ -74,13 +68,11 @@ class LinksMeasured:
 
     Attributes:
         collectives: each op, group and size.
-        busy: for each group, the share of a sum's time that this rank's thread spends on it.
-        slowdown: how many times as long products take while a sum goes on beside them.
+        beside: for each group, what a sum costs the computation beside it.
     """
 
     collectives: tuple[Timed, ...]
-    busy: dict[tuple[int, ...], float]
-    slowdown: float
+    beside: dict[tuple[int, ...], Beside]
 
 
 def families(world_size: int) -> list[tuple[tuple[int, ...], ...]]:
@@ -110,12 +102,11 @@ def links(seat: Seat, experiment: Experiment, *, within_s: float) -> LinksMeasur
         slots = len(groups) * (len(_OPS) * len(SIZES) + 1)
         budget = _Budget(whole, within_s, slots)
         found: list[Timed] = []
-        busy, slowdowns = {}, [1.0]
+        costs = {}
         for group in groups.values():  # of each family, the one that this rank is in
             found += _Measuring(group, world.device, budget).collectives()
-            busy[group.ranks], slowdown = beside(group, whole, world.device, budget.next())
-            slowdowns.append(slowdown)
-        return LinksMeasured(tuple(found), busy, max(slowdowns))
+            costs[group.ranks] = beside(group, whole, world.device, budget.next())
+        return LinksMeasured(tuple(found), costs)
 
 
 class _Budget:
@@ -207,73 +198,3 @@ class _Measuring:
         """(bytes, rounds) that this rank's record has so far."""
         rows = [r for r in self.group.recorder.rows() if (r.group, r.op) == (self.group.name, op)]
         return sum(row.bytes for row in rows), sum(row.rounds for row in rows)
-
-
-def beside(
-    group: Group, whole: Group, device: torch.device, within_s: float
-) -> tuple[float, float]:
-    """(busy, slowdown) of a sum of gradients beside products.
-
-    Args:
-        group: that sums.
-        whole: all ranks, which do the same at the same time.
-        device: of this rank.
-        within_s: for this.
-    """
-    a = torch.ones(_PRODUCT, _PRODUCT, device=device)
-    flat = group.buffer(_BESIDE_BYTES // 4, a)
-
-    def products(times: int, pending: Pending | None = None) -> tuple[float, float]:
-        """Seconds of the products, and of the polls between them."""
-        computing = polling = 0.0
-        for _ in range(_PARTS):
-            began = time.perf_counter()
-            for _ in range(times):
-                a @ a
-            finish(device)
-            computed = time.perf_counter()
-            if pending is not None:
-                pending.poll()
-            computing += computed - began
-            polling += time.perf_counter() - computed
-        return computing, polling
-
-    one = slowest(min(products(1)[0] for _ in range(3)), whole) / _PARTS
-    alone_s = slowest(_alone(group, flat, device), whole)
-    times = max(1, round(_LONGER * alone_s / _PARTS / one))
-    repetition = Repetition(whole, _UNTIL, within_s)
-    seconds: list[Seconds] = []
-    while repetition.goes_on(seconds):
-        alone, _ = products(times)
-        began = time.perf_counter()
-        pending = start_all_reduce(flat, group)
-        started = time.perf_counter() - began
-        together, polled = products(times, pending)
-        began = time.perf_counter()
-        pending.wait()
-        finish(device)
-        waited = time.perf_counter() - began
-        again = _alone(group, flat, device)
-        seconds.append(np.array([alone, together, started + polled + waited, again]))
-    alone, together, spent, summing = estimate(np.stack(seconds))[0].tolist()
-    return min(1.0, spent / summing), max(1.0, together / alone)
-
-
-def _alone(group: Group, flat: Tensor, device: torch.device) -> float:
-    began = time.perf_counter()
-    start_all_reduce(flat, group).wait()
-    finish(device)
-    return time.perf_counter() - began
-
-
-def slowest(seconds: float, whole: Group) -> float:
-    """The largest of all ranks' values."""
-    mine = torch.tensor([seconds], dtype=torch.float64)
-    each = Shard(0, (1,) * whole.size)
-    return float(all_gather(mine, each, whole, layer="calibration").max())
-
-
-def finish(device: torch.device) -> None:
-    """Waits for what the host has asked a GPU for."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

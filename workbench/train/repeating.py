@@ -9,6 +9,7 @@ interval is Tukey and McLaughlin's (1963).
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,14 +47,25 @@ def estimate(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[
     Args:
         values: [repetitions, ...], at least two repetitions.
     """
-    ordered = np.sort(values, axis=0)
+    ordered, cut = _ordered(values)
     n = len(ordered)
-    cut = max(int(_TRIMMED * n), int(n > 2))
     kept = ordered[cut : n - cut]
     pushed = np.clip(ordered, kept[0], kept[-1]) if len(kept) > 1 else ordered
     degrees = max(1, len(kept) - 1)
     error = pushed.std(axis=0, ddof=1) / ((1 - 2 * cut / n) * np.sqrt(n))
     return kept.mean(axis=0), stdtrit(degrees, (1 + CONFIDENCE) / 2) * error
+
+
+def typical(values: Sequence[float]) -> float:
+    """The trimmed mean alone, of one value or more."""
+    ordered, cut = _ordered(np.asarray(values))
+    return float(ordered[cut : len(ordered) - cut].mean())
+
+
+def _ordered(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], int]:
+    """(ascending, how many to leave out at each end)."""
+    n = len(values)
+    return np.sort(values, axis=0), max(int(_TRIMMED * n), int(n > 2))
 
 
 class Repetition:
@@ -92,3 +104,16 @@ class Repetition:
         mine = torch.tensor([int(late) * 2 + int(sure)])
         every = all_gather(mine, self._each, self._group, layer="calibration")
         return not (bool((every >= 2).any()) or bool((every % 2 == 1).all()))
+
+
+def slowest(seconds: float, whole: Group) -> float:
+    """The largest of all ranks' values."""
+    mine = torch.tensor([seconds], dtype=torch.float64)
+    each = Shard(0, (1,) * whole.size)
+    return float(all_gather(mine, each, whole, layer="calibration").max())
+
+
+def finish(device: torch.device) -> None:
+    """Waits for what was asked of a GPU, but for no collective that goes on beside it."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
