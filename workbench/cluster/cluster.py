@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 from torch import nn
 
-from workbench.cluster import files, message, report, sum_trace, verifying
+from workbench.cluster import files, message, report, verifying
 from workbench.cluster.assistant import Assistant, complete
 from workbench.cluster.beginning import Beginning
 from workbench.cluster.devices import Device
@@ -19,14 +19,13 @@ from workbench.cluster.dispatch import Dispatch
 from workbench.cluster.emulated.hosts import Hosts
 from workbench.cluster.engines import Engines, Ledger
 from workbench.cluster.errors import ClusterError
+from workbench.cluster.faults import Faults
 from workbench.cluster.ground import Ground, ground_of
 from workbench.cluster.job import Job
+from workbench.cluster.measurements import Measurements
 from workbench.cluster.resume import again, checkpoint_of
 from workbench.cluster.run import Launch, Release, Run
-from workbench.cluster.sum_trace import SumTrace
 from workbench.plan import stability
-from workbench.plan.all_reduce import Algorithm
-from workbench.plan.codec import Codec
 from workbench.plan.experiment import SGD, Adam, AdamW, Experiment
 from workbench.plan.plan import Plan
 from workbench.plan.stability import Curvature
@@ -35,7 +34,7 @@ from workbench.train.verification import Verification
 STOP_RUNS_WITHIN_S = 10.0
 
 
-class Cluster:
+class Cluster(Measurements, Faults):
     """Engines on this host, each on a GPU where there are any, else on its own cores.
 
     Ready when it is made. Ends with `stop()`, at the end of a `with` block, when it is no
@@ -99,6 +98,7 @@ class Cluster:
             raise
         self._engines, self._assistant = engines, Assistant(engines, self._n)
         self._dispatch = Dispatch(engines, self.devices, self._timeout)
+        super().__init__(lambda index: engines[index].pid)
         # Also when the last reference goes, and before the interpreter does.
         self._end = weakref.finalize(self, _end, engines, ground)
         if self.hosts is not None:
@@ -245,38 +245,6 @@ class Cluster:
         with self._taken(plan, f"a verification of {plan.graph.source.name}") as places:
             return verifying.carry_out(experiment, module, places, self._assistant, self._dispatch)
 
-    def trace_all_reduce(
-        self,
-        nbytes: int,
-        *,
-        algorithm: Algorithm = "auto",
-        codec: str | Codec | None = None,
-        times: int = 5,
-    ) -> SumTrace:
-        """Shows where an all-reduce over all engines spends its time, phase by phase.
-
-        Args:
-            nbytes: on each rank, in fp32.
-            algorithm: who sums what.
-            codec: what values become while they travel.
-            times: of so many, that of median time is shown; odd.
-
-        Raises:
-            ValueError: there is no such algorithm or codec, they do not go together, or there is
-                nothing to trace.
-            ClusterError: an engine is not free.
-            RunError: a rank failed.
-        """
-        if nbytes < 4 or times % 2 == 0:
-            raise ValueError(f"needs 4 bytes or more and an odd count, got {nbytes} and {times}")
-        experiment = sum_trace.experiment_for(len(self), algorithm, codec)
-        task = "workbench.train.tracing_sums:trace_sums"
-        with self._taken(experiment.plan, "a trace of an all-reduce") as places:
-            shared = {"weights": None, "numel": nbytes // 4, "times": times}
-            packed = message.pack(experiment)
-            ranks = complete(self._dispatch.start(task, packed, places, shared))
-        return sum_trace.described(experiment, nbytes, ranks)
-
     def call(
         self,
         task: str,
@@ -309,6 +277,7 @@ class Cluster:
 
     def stop(self) -> None:
         """Stops what runs, then ends all engines. May be called again."""
+        self.mend()
         for run in self._runs:
             run.stop()
         for run in self._runs:
