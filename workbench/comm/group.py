@@ -188,11 +188,11 @@ class Call:
     def __init__(self, group: Group, number: int, key: Key) -> None:
         self.group, self.key, self.number = group, key, number
         group.recorder.add(key, calls=1)
-        if group.recorder.listener is not None:
-            group.recorder.listener.begun(self)
         self._traces = group.recorder.traces if key.op == "all_reduce" else None
         self._log = None if self._traces is None else PhaseLog()
         self.mark: Mark = unheard if self._log is None else self._log.mark
+        if group.recorder.listener is not None:
+            group.recorder.listener.begun(self)
 
     def __str__(self) -> str:
         label = f" of layer {self.key.layer!r}" if self.key.layer else ""

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
+from workbench.plan.phases import CollectiveTrace
+
 if TYPE_CHECKING:
     from workbench.comm.group import Call
-
-from workbench.plan.phases import CollectiveTrace
 
 Phase = Literal["forward", "backward", "step"]
 Doing = Literal["blocked", "helping"]
@@ -78,8 +78,8 @@ class Recorder:
     """Adds up calls, messages, bytes and seconds; any thread may add.
 
     Attributes:
-        listener: who is told of every collective meanwhile; None: nobody.
         traces: where all-reduces that begin now leave their phases; None: nobody asks.
+        listener: who is told of every collective meanwhile; None: nobody.
     """
 
     def __init__(self) -> None:
