@@ -9,7 +9,15 @@ from tests.train import small
 from tests.train.runs import same
 from tests.train.test_session import GRAPH, session
 from workbench.model.weights import initialize
-from workbench.plan.experiment import SGD, AdamW, Experiment, Pipelined, Synchronous, Synthetic
+from workbench.plan.experiment import (
+    SGD,
+    AdamW,
+    Experiment,
+    ParameterServer,
+    Pipelined,
+    Synchronous,
+    Synthetic,
+)
 from workbench.plan.plan import Plan
 from workbench.train import checkpoint
 
@@ -104,9 +112,11 @@ def test_a_narrower_pipeline_uses_the_oldest_at_once(run):
     applied = "the gradient of step {}, in flight until then, was used at once"
     _, _, outcome = run(sync=Pipelined(width=2), resume=end)
     assert outcome.notes == (applied.format(3),)
-    drained, _, outcome = run(sync=Synchronous(), resume=end)
+    drained, _, outcome = run(sync=Synchronous(algorithm="direct"), resume=end)
     assert outcome.notes == (applied.format(3), applied.format(4))
     assert in_flight(drained) == []
+    served, _, _ = run(sync=ParameterServer(server=1), resume=end)
+    same(served, drained)
     _, _, outcome = run(sync=Pipelined(width=4), resume=end)  # steps 3 and 4 are there already
     assert outcome.notes == ("step 5 moved no weights: it filled the pipeline",)
 
