@@ -65,18 +65,33 @@ def in_flight(found):
 @pytest.mark.parametrize(
     ("fields", "stop_after"),
     [
-        (dict(sync=Pipelined(width=2)), 4),
-        (dict(sync=Pipelined(width=4, compensation="delay"), optimizer=AdamW(lr=0.01)), 1),
-        (dict(sync=Pipelined(width=3, warmup=3), shard_optimizer=True), 3),
+        pytest.param(dict(sync=Pipelined(width=2)), 4, id="late"),
+        pytest.param(
+            dict(sync=Pipelined(width=4, compensation="delay"), optimizer=AdamW(lr=0.01)),
+            1,
+            id="filling",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            dict(sync=Pipelined(width=3, warmup=3), shard_optimizer=True),
+            3,
+            id="switching",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["late", "filling", "switching"],
 )
 def test_a_resumed_run_is_the_uninterrupted_one(run, fields, stop_after):
-    whole, folder, _ = run(**fields)
-    same(run(**fields, checkpoint_every=1)[0], whole)  # to save disturbs nothing
+    whole, _, _ = run(**fields, checkpoint_every=3)
     _, stopped, outcome = run(**fields, stop_after=stop_after)
     assert outcome.reason == "stopped"
     same(run(**fields, resume=checkpoint.latest(stopped))[0], whole)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_more_steps(run):
+    fields = dict(sync=Pipelined(width=3))
+    whole, folder, _ = run(**fields)
+    same(run(**fields, checkpoint_every=1)[0], whole)  # to save disturbs nothing
     longer, _, _ = run(**fields, resume=checkpoint.latest(folder), steps=10)
     same(longer, run(**fields, steps=10)[0])
 
