@@ -262,7 +262,8 @@ class Cluster:
             times: of so many, that of median time is shown; odd.
 
         Raises:
-            ExperimentError: there is no such algorithm or codec, or they do not go together.
+            ValueError: there is no such algorithm or codec, they do not go together, or there is
+                nothing to trace.
             ClusterError: an engine is not free.
             RunError: a rank failed.
         """

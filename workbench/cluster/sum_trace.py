@@ -115,7 +115,7 @@ def experiment_for(world_size: int, algorithm: Algorithm, codec: str | Codec | N
     """What ranks are asked with: only its strategy and its world size matter.
 
     Raises:
-        ExperimentError: there is no such algorithm or codec, or they do not go together.
+        ValueError: there is no such algorithm or codec, or they do not go together.
     """
     weight = Weight("fc.weight", (2, 1))
     layer = Layer("fc", "linear", ("input",), (1,), (2,), weights=(weight,), node="fc", flops=4)

@@ -7,8 +7,9 @@
         rank-00000.safetensors     each piece once, whichever of its holders wrote it
 
 Logical tensors are the entries of the whole model's `state_dict`, and the optimizer's state
-as `train/optimizer.py` names it, and what is in flight, as `train/in_flight.py` does. Where the
-data stands needs no entry of its own: the rows of a step follow from the seed and the step.
+as `train/optimizer.py` names it, what is in flight, as `train/in_flight.py` does, and what codecs
+have left out, as `train/residuals.py` does. Where the data stands needs no entry of its own: the
+rows of a step follow from the seed and the step.
 
 A checkpoint is written as `step-000050.tmp` and takes its name when all of it is there; older
 ones are removed only after that.
@@ -35,6 +36,7 @@ from workbench.train.agreement import on_all_ranks
 from workbench.train.in_flight import IN_FLIGHT, InFlight, ages, kind
 from workbench.train.optimizer import entry, state_names
 from workbench.train.owners import Holding, assign, holdings
+from workbench.train.residuals import RESIDUAL, Residuals, named, residual_holdings
 from workbench.train.updater import Updater
 
 __all__ = ["Checkpoint", "CheckpointError", "in_flight", "latest", "load", "restore", "save"]
@@ -68,6 +70,7 @@ def save(
     everyone: Group,
     *,
     in_flight: Sequence[InFlight] = (),
+    residuals: Residuals = (),
     keep: int = 2,
 ) -> Path:
     """Writes a checkpoint; every rank calls it with its own part, and waits for the others.
@@ -81,6 +84,7 @@ def save(
         experiment: what is run.
         everyone: all ranks.
         in_flight: what is computed and not yet used, of the same steps on all ranks.
+        residuals: what was computed and not yet sent; for as many sums on all ranks.
         keep: complete checkpoints to keep, this one among them.
 
     Returns:
@@ -94,11 +98,12 @@ def save(
     first = everyone.rank == 0
     waiting = {what: pieces for each in in_flight for what, pieces in each.by_age(step).items()}
     every = _all_holdings(model, experiment.optimizer) + _waiting_holdings(model, waiting)
+    every += residual_holdings(model, len(residuals))
     written = assign(every, everyone.size)
     files = [f"rank-{rank:05d}.safetensors" if mine else "" for rank, mine in enumerate(written)]
 
     own = {held.name for held in written[everyone.rank]}
-    tensors = model.pieces() | updater.state(own)
+    tensors = model.pieces() | updater.state(own) | named(model, residuals)
     for what, pieces in waiting.items():
         tensors |= {what + name: piece for name, piece in pieces.items()}
 
@@ -142,7 +147,7 @@ def load(path: Path, graph: Graph) -> Checkpoint:
     reader = PieceSet(path)
     if meta.fingerprint != graph.fingerprint:
         weights = {weight.name: weight for layer in graph.layers for weight in layer.weights}
-        apart = ("optimizer/", IN_FLIGHT)
+        apart = ("optimizer/", IN_FLIGHT, RESIDUAL)
         theirs = {name for name in reader.names if not name.startswith(apart)}
         expect(reader, weights.values(), of=str(path))
         only = sorted(theirs - set(weights))

@@ -26,6 +26,7 @@ class _Bucket:
     flat: Tensor
     views: dict[str, Tensor]
     residual: Tensor | None
+    """What this rank's encodings of it have left out."""
     waiting: set[str] = field(default_factory=set)
     pending: Pending | None = None
 
@@ -93,6 +94,7 @@ class GradientSum:
         self._spares = _spares(model)
         self._algorithm: Algorithm = algorithm
         self._codec = codec
+        self.keeps_residuals = codec is not None and codec.error_feedback
         self._filling, self._sending = False, False
         self._next = 0
         self._under_way: list[_Bucket] = []
@@ -155,6 +157,17 @@ class GradientSum:
         return {name: view for bucket in self._buckets for name, view in bucket.views.items()}
 
     @property
+    def residuals(self) -> dict[str, Tensor]:
+        """The same for what encodings have left out, of parameters with replicas."""
+        found = {}
+        for bucket in self._buckets:
+            if bucket.residual is not None:
+                pieces = bucket.residual.split([view.numel() for view in bucket.views.values()])
+                for (name, view), piece in zip(bucket.views.items(), pieces, strict=True):
+                    found[name] = piece.view_as(view)
+        return found
+
+    @property
     def buffers(self) -> list[Tensor]:
         """The flat buffers and residuals, for the account of memory."""
         residuals = [bucket.residual for bucket in self._buckets]
@@ -169,8 +182,7 @@ class GradientSum:
             parameter = self.parameters[name]
             views[name] = flat[start : start + parameter.numel()].view_as(parameter)
             start += parameter.numel()
-        codec = self._codec if group.size > 1 else None
-        keeps = codec is not None and codec.error_feedback
+        keeps = self.keeps_residuals and group.size > 1
         residual = torch.zeros_like(flat) if keeps else None
         bucket = _Bucket(group, flat.detach(), views, residual)
         self._buckets.append(bucket)
@@ -207,7 +219,7 @@ class GradientSum:
             self._next += 1
 
     def _summed(self, flat: Tensor, group: Group, residual: Tensor | None) -> Pending:
-        by, codec = self._algorithm, self._codec
+        by, codec = self._algorithm, self._codec if group.size > 1 else None
         return start_all_reduce(
             flat, group, algorithm=by, codec=codec, residual=residual, layer="gradients"
         )

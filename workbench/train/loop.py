@@ -115,6 +115,7 @@ class Loop:
             state.experiment,
             state.everyone,
             in_flight=state.strategy.in_flight,
+            residuals=state.strategy.residuals,
         )
 
     def _outcome(self, reason: Reason, step: int, message: str = "") -> Outcome:

@@ -15,6 +15,7 @@ from workbench.plan.experiment import Synchronous
 from workbench.plan.plan import Plan
 from workbench.train.at_once import AtOnce
 from workbench.train.gradients import GradientSum
+from workbench.train.residuals import Residuals
 from workbench.train.updater import Updater
 
 
@@ -65,6 +66,11 @@ class PerRoundUpdates(AtOnce):
 
     def settle(self) -> None:
         """Replicas are always equal."""
+
+    @property
+    def residuals(self) -> Residuals:
+        both = self._head.residuals | self._tail.residuals
+        return [both] if self._head.keeps_residuals else []
 
     @property
     def buffers(self) -> list[Tensor]:

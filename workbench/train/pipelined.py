@@ -27,6 +27,7 @@ from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment import Pipelined, Sync, Synchronous
 from workbench.train.gradients import GradientSum
 from workbench.train.in_flight import InFlight
+from workbench.train.residuals import Residuals
 from workbench.train.synchronous import SynchronousUpdates
 from workbench.train.updater import Updater
 
@@ -81,8 +82,7 @@ class PipelinedUpdates:
 
     def begin(self) -> None:
         if self._warm is not None and self._step >= self.sync.warmup:
-            self._warm.close()
-            self._warm = None
+            self._cool()
         if self._warm is not None:
             self._warm.begin()
             return
@@ -133,12 +133,34 @@ class PipelinedUpdates:
         return [InFlight(f.step, f.sums.views, f.weights) for f in self._flying]
 
     @property
+    def residuals(self) -> Residuals:
+        """Of all sums that take turns, the next one's first."""
+        if self._warm is not None:
+            return self._warm.residuals
+        if self.sync.codec is None or not self.sync.codec.error_feedback:
+            return []
+        while len(self._idle) + len(self._flying) < self.sync.width:
+            self._idle.insert(0, self._new())
+        turns = [*reversed(self._idle), *(flight.sums for flight in self._flying)]
+        return [sums.residuals for sums in turns]
+
+    @property
     def buffers(self) -> list[Tensor]:
         sums = [*self._idle, *(flight.sums for flight in self._flying)]
         sums += [self._filling] if self._filling is not None else []
         held = [flat for each in sums for flat in each.buffers]
         held += [weight for flight in self._flying for weight in flight.weights.values()]
         return held + (self._warm.buffers if self._warm is not None else [])
+
+    def _cool(self) -> None:
+        """Steps are late from now on; what the codec has left out is not forgotten."""
+        assert self._warm is not None
+        left_out = self._warm.residuals
+        self._warm.close()
+        self._warm = None
+        for mine, before in zip(self.residuals, left_out, strict=False):
+            for name, piece in before.items():
+                mine[name].copy_(piece)
 
     def _new(self) -> GradientSum:
         """Memory for one more gradient; all ranks come here before the same step."""

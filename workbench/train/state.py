@@ -17,6 +17,7 @@ from workbench.plan.experiment import Experiment
 from workbench.plan.plan import Plan
 from workbench.train.checkpoint import in_flight, load, restore
 from workbench.train.data import Dataset, open_data
+from workbench.train.residuals import restore_residuals
 from workbench.train.step import Stepper
 from workbench.train.strategy import Strategy, strategy_of, updater_of
 from workbench.train.updater import Updater
@@ -87,6 +88,8 @@ class RankState:
         left = [] if saved is None else in_flight(saved, model)
         notes: list[str] = []
         strategy = strategy_of(experiment, model, updater, first_step, left, notes)
+        if saved is not None:
+            restore_residuals(saved.reader, model, strategy.residuals)
         return cls(
             experiment=experiment,
             world=world,

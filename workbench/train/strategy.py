@@ -23,6 +23,7 @@ from workbench.train.pipelined import (
     drain,
     stays_in_flight,
 )
+from workbench.train.residuals import Residuals
 from workbench.train.sharded import ShardedUpdater
 from workbench.train.synchronous import SynchronousUpdates
 from workbench.train.updater import Updater
@@ -79,6 +80,11 @@ class Strategy(Protocol):
     @property
     def in_flight(self) -> list[InFlight]:
         """What has been computed and will be used in later steps; sums once it has settled."""
+        ...
+
+    @property
+    def residuals(self) -> Residuals:
+        """What its codec has left out so far, of as many sums on all ranks; to be added to."""
         ...
 
     @property

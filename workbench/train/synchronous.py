@@ -6,6 +6,7 @@ from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment import Synchronous
 from workbench.train.at_once import AtOnce
 from workbench.train.gradients import GradientSum
+from workbench.train.residuals import Residuals
 from workbench.train.updater import Updater
 
 
@@ -41,6 +42,10 @@ class SynchronousUpdates(AtOnce):
 
     def settle(self) -> None:
         """Replicas are always equal."""
+
+    @property
+    def residuals(self) -> Residuals:
+        return [self._sums.residuals] if self._sums.keeps_residuals else []
 
     @property
     def buffers(self) -> list[Tensor]:
