@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from workbench.plan import ImageFolder as ImageFolder
     from workbench.plan import LayerPlan as LayerPlan
     from workbench.plan import LocalSGD as LocalSGD
+    from workbench.plan import Machine as Machine
+    from workbench.plan import MachineError as MachineError
     from workbench.plan import ParameterServer as ParameterServer
     from workbench.plan import Partial as Partial
     from workbench.plan import Pipelined as Pipelined
@@ -36,7 +38,9 @@ if TYPE_CHECKING:
     from workbench.plan import Synchronous as Synchronous
     from workbench.plan import Synthetic as Synthetic
     from workbench.plan import apportion as apportion
+    from workbench.predict import Balanced as Balanced
     from workbench.predict import Prediction as Prediction
+    from workbench.predict import balanced as balanced
     from workbench.predict import predict as predict
     from workbench.widgets import Dashboard as Dashboard
 
@@ -47,10 +51,10 @@ _HOME = {
         "model": "TraceError trace",
         "plan": (
             "CIFAR10 SGD Adam AdamW Codec Digits Experiment ExperimentError Graph ImageFolder "
-            "LayerPlan LocalSGD ParameterServer Partial Pipelined Plan PlanError Replicate Shard "
-            "Synchronous Synthetic apportion"
+            "LayerPlan LocalSGD Machine MachineError ParameterServer Partial Pipelined Plan "
+            "PlanError Replicate Shard Synchronous Synthetic apportion"
         ),
-        "predict": "Prediction predict",
+        "predict": "Balanced Prediction balanced predict",
         "widgets": "Dashboard",
     }.items()
     for name in names.split()

@@ -4,6 +4,7 @@ Called with a directory and one of:
 
     raise     says "busy" once its engines compute; raises at a line of input
     hosts     as raise, with one engine on each of two emulated hosts
+    pause     as raise, with one of its engines paused
     drop      drops its cluster and says "busy"; at a line of input ends its run
     start     starts a cluster, and may be interrupted at that
 """
@@ -56,6 +57,8 @@ if __name__ == "__main__":
     else:
         hosts = Hosts(2) if how == "hosts" else None
         owned = asyncio.run(within_a_running_loop(sys.argv[1], hosts))
+        if how == "pause":
+            owned[0].pause(1)
         print("busy", flush=True)
         sys.stdin.readline()
         raise ValueError("a notebook's mistake")

@@ -66,6 +66,15 @@ def test_an_exception_leaves_nothing(own, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_paused_engine_does_not_outlive_a_killed_owner(own):
+    owner = own("pause")
+    owner.read_until_busy()
+    owner.process.kill()
+    owner.process.wait()
+    assert leftovers.gone_within(owner.pid, 20.0)
+
+
+@pytest.mark.slow
 def test_a_cluster_that_nobody_refers_to_ends_after_its_run(own, tmp_path):
     owner = own("drop")
     owner.read_until_busy()

@@ -19,10 +19,10 @@ def shares(draw, count):
 
 
 @st.composite
-def plans(draw, net):
+def plans(draw, net, world=None):
     """Any scheme, group size and shares for every layer that can be split, on 1 to 4 ranks."""
     graph = GRAPHS[net]
-    world = draw(st.integers(1, 4))
+    world = draw(st.integers(1, 4)) if world is None else world
     plan = Plan.data_parallel(graph, world).with_batch_norm("synchronized")
     sizes = [k for k in range(1, world + 1) if world % k == 0]
     for layer in graph.layers:

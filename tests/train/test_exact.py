@@ -88,6 +88,15 @@ def test_one_case_of_each_kind(on_ranks):
     check(on_ranks, cases)
 
 
+def test_filters_by_speed_are_what_one_process_computes(on_ranks):
+    """Plain, residual, depthwise and excited layers, and tokens, with shares of 8, 0 and 3."""
+    cases = []
+    for net in (nets.Images, nets.Residual, nets.Picture, nets.Tokens):
+        plan = Plan.filters(GRAPHS[net], 3, (8, 0, 3), grain=2).with_batch_norm("synchronized")
+        cases.append(Case(net, plan, (plan.rows_of(9), plan.rows_of(1))))
+    check(on_ranks, cases)
+
+
 def test_a_module_may_idle_in_one_of_its_calls(on_ranks):
     """The one ReLU reads the whole output of `a`, and on rank 0 nothing of the stem's."""
     check(on_ranks, [case(nets.Residual, 2, {"stem": ("shard_out", 2, (0, 1))}, (1, 1))])

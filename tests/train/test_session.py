@@ -20,6 +20,8 @@ GRAPH = trace(net(), input_shape=(3, 8, 8))
 ALONE = Plan.data_parallel(GRAPH, 1).with_batch_norm("synchronized")
 HYBRID = Plan.hybrid(GRAPH, 4, 2).with_batch_norm("synchronized")
 UNEQUAL = Plan.hybrid(GRAPH, 3, 3).with_layer("5", shares=(3, 0, 1)).with_batch_norm("synchronized")
+ROWS = Plan.data_parallel(GRAPH, 3, (3, 0, 1)).with_batch_norm("synchronized")
+FILTERS = Plan.filters(GRAPH, 3, (8, 0, 3), grain=1)
 FIELDS = dict(
     data=Synthetic(samples=50), batch_size=20, optimizer=AdamW(lr=0.01), steps=6, precision="fp64"
 )
@@ -77,7 +79,8 @@ def losses(rows):
 
 def test_every_split_trains_like_one_process(run):
     alone, ended = run(ALONE)
-    for plan in (HYBRID, UNEQUAL, HYBRID.with_rounds("B"), UNEQUAL.with_rounds("B/K")):
+    in_rounds = HYBRID.with_rounds("B"), UNEQUAL.with_rows((2, 1, 0)).with_rounds("B/K")
+    for plan in (HYBRID, UNEQUAL, ROWS, FILTERS, *in_rounds):
         rows, outcomes = run(plan)
         assert all(losses([r]) == losses(rows) for r in rows)
         assert losses(rows) == pytest.approx(losses(alone), rel=1e-9)

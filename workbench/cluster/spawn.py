@@ -13,6 +13,7 @@ after preparing the process as its environment says:
                         for here, so that engines can start together with their controller
 """
 
+import ctypes
 import importlib
 import json
 import os
@@ -25,6 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 
 WATCH_EVERY_S = 0.25
+PR_SET_PDEATHSIG = 1
 CONNECT_WITHIN_S = 60.0
 
 
@@ -43,6 +45,10 @@ def guard(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="orphan-guard", daemon=True).start()
+    if sys.platform == "linux":
+        # One that is paused cannot watch: whoever paused it and ended lets it go on by that.
+        with suppress(OSError):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
 def prepare(environment: dict[str, str]) -> None:

@@ -52,6 +52,20 @@ class Pending:
         """
         if self._progress is None:
             return True
+        with self._call.told("helping"):
+            return self._advanced()
+
+    def poll_beside(self) -> bool:
+        """As `poll`, on a thread that takes no time from the rank's computing."""
+        if self._progress is None:
+            return True
+        over = self._advanced()
+        if over:
+            with self._call.told("helping"):
+                pass  # whoever listens hears when it ended
+        return over
+
+    def _advanced(self) -> bool:
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -151,15 +165,16 @@ def start_all_reduce(
         return Pending(call, None)
     coding = coding_of(codec, call, residual)
     staged = name == "direct" and link.staging is not None and coding is None
-    if buffer is not None and (staged or name == "hierarchical"):
-        pending = Pending(call, _start(buffer, len(flat), link, call, coding))
-    else:
-        wide = flat.dtype if name != "backend" and coding is None else accumulator(flat.dtype)
-        travelling = flat.to(link.device, wide)
-        start = _start_over_hosts if name == "hierarchical" else partial(begin, name)
-        returned = None if travelling is flat else (flat, travelling)
-        course = start(travelling, link, call, coding)
-        pending = Pending(call, course, returned, by_itself=name == "backend")
+    with call.told("helping"):
+        if buffer is not None and (staged or name == "hierarchical"):
+            pending = Pending(call, _start(buffer, len(flat), link, call, coding))
+        else:
+            wide = flat.dtype if name != "backend" and coding is None else accumulator(flat.dtype)
+            travelling = flat.to(link.device, wide)
+            start = _start_over_hosts if name == "hierarchical" else partial(begin, name)
+            returned = None if travelling is flat else (flat, travelling)
+            course = start(travelling, link, call, coding)
+            pending = Pending(call, course, returned, by_itself=name == "backend")
     if not pending.by_itself:
         link.watch.also(pending.poll)
     return pending

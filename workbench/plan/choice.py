@@ -1,10 +1,11 @@
 """One layer's choice in a plan."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from workbench.plan.errors import PlanError
-from workbench.plan.graph import Layer, unknown
+from workbench.plan.graph import Graph, Layer, unknown
 from workbench.plan.mesh import group_sizes
 from workbench.plan.rules import SPLITTABLE, schemes_of
 
@@ -27,6 +28,45 @@ class LayerPlan:
     group_size: int = 1
     shares: tuple[float, ...] | None = None
     recompute: bool = False
+
+
+def checked(
+    graph: Graph, choices: Mapping[str, LayerPlan], world_size: int
+) -> dict[str, LayerPlan]:
+    """The choices that say something, in the model's order, so that equal plans print alike.
+
+    Raises:
+        PlanError: a choice for no layer, or one that cannot be.
+    """
+    for name in choices:
+        require(graph, name)
+    chosen = {}
+    for layer in graph.layers:
+        choice = choices.get(layer.name)
+        if choice is not None:
+            together = layer.name in graph.shares_weights
+            check(layer, choice, world_size, shares_weights=together)
+            if choice != LayerPlan():
+                chosen[layer.name] = choice
+    return chosen
+
+
+def require(graph: Graph, name: str, valid: Sequence[str] = ()) -> None:
+    """Refuses a name that no layer has.
+
+    Args:
+        graph: the model.
+        name: of a layer.
+        valid: names to suggest instead; none: all layers that can be split.
+
+    Raises:
+        PlanError: there is no such layer; the nearest are suggested.
+    """
+    try:
+        graph[name]
+    except KeyError:
+        names = valid or [layer.name for layer in graph.layers if layer.kind in SPLITTABLE]
+        raise PlanError(unknown("layer", name, names, of=graph.source.name)) from None
 
 
 def check(layer: Layer, choice: LayerPlan, world_size: int, *, shares_weights: bool) -> None:

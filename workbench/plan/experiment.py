@@ -201,11 +201,6 @@ class Experiment(Value):
                 )
         return self
 
-    def replace(self, **fields: Any) -> "Experiment":
-        """A copy with other values in some fields, validated."""
-        current = {name: getattr(self, name) for name in type(self).model_fields}
-        return Experiment(**{**current, **fields})
-
     def to_toml(self) -> str:
         """The experiment as text that a person can read and edit, its plan included."""
         fields = self.model_dump(exclude={"plan"}, exclude_none=True)

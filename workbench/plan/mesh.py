@@ -14,10 +14,27 @@ Source: SplitBrain's group model parallelism (arXiv:2112.15317), stated in split
 MP_g = {r : r // k = g} and PEER_s = {r : r % k = s}.
 """
 
+from workbench.plan.errors import PlanError
+
 
 def group_sizes(world_size: int) -> tuple[int, ...]:
     """Every group size that divides `world_size`, ascending."""
     return tuple(k for k in range(1, world_size + 1) if world_size % k == 0)
+
+
+def require_group(group_size: int | None, world_size: int) -> int:
+    """The size of shard groups; None: all ranks.
+
+    Raises:
+        PlanError: it does not divide the world.
+    """
+    k = world_size if group_size is None else group_size
+    if k not in group_sizes(world_size):
+        valid = ", ".join(map(str, group_sizes(world_size)))
+        raise PlanError(
+            f"group_size {k!r} does not divide world_size {world_size}; valid are {valid}"
+        )
+    return k
 
 
 def shard_group(rank: int, group_size: int) -> tuple[int, ...]:

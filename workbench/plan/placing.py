@@ -1,7 +1,7 @@
 """The layouts in which every layer reads its inputs and gives its output."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from workbench.plan.choice import LayerPlan
 from workbench.plan.graph import Graph, Layer
@@ -19,7 +19,9 @@ class Placing:
         self.inputs: dict[str, Layout] = {}
         self.outputs: dict[str, Layout] = {"input": ROWS}
         self.gathered = self._gathered_early()
+        self.wanted: dict[str, Layout] = {}
         self.wishes = self._wishes()
+        self._made: set[tuple[str, Layout]] = set()  # values, and a layout that somebody reads
 
     def place(self) -> None:
         for layer in self.graph.layers:
@@ -29,6 +31,7 @@ class Placing:
                 read = self._followed(layer)
                 given = after(layer, read)
             self.inputs[layer.name], self.outputs[layer.name] = read, given
+            self._made |= {(name, read) for name in layer.inputs}
 
     def _scheme(self, layer: Layer) -> tuple[str, int]:
         choice = self.choices.get(layer.name)
@@ -82,23 +85,49 @@ class Placing:
             return wish if can_keep(layer, wish) else ROWS
         if layer.kind in ("add", "mul"):
             return self._cheapest(layer, coming)
-        first = coming[0]
-        alike = all(layout == first for layout in coming)
-        return first if alike and first.placement == Replicate() else ROWS
+        return self._rows_or_whole(layer, coming)
+
+    def _rows_or_whole(self, layer: Layer, coming: list[Layout]) -> Layout:
+        """For a layer that reads whole samples: own rows, or all of the group's.
+
+        All where its inputs lie so; and where it joins features with less traffic so, as a dense
+        network's concatenation, which reads a few new channels, and is read whole by the next.
+        """
+        first, wish = coming[0], self.wanted[layer.name]
+        if first.placement == Replicate() and all(layout == first for layout in coming):
+            return first
+        met = any(layout.group_size == wish.group_size for layout in coming)
+        if not layer.target.endswith("cat") or wish.placement != Replicate() or not met:
+            return ROWS
+        return self._least((ROWS, wish), layer, coming, wish)
 
     def _cheapest(self, layer: Layer, coming: list[Layout]) -> Layout:
         """Of the layouts that its inputs have, or that its readers wish: the least traffic."""
         wish = self.wishes[layer.name]
         candidates = [layout for layout in (wish, *coming, ROWS) if self._shared(layer, layout)]
+        return self._least(candidates, layer, coming, wish)
+
+    def _least(
+        self, candidates: Sequence[Layout], layer: Layer, coming: list[Layout], wish: Layout
+    ) -> Layout:
+        """Of these layouts of a layer's inputs, the one with the least traffic before and after."""
 
         def elements(target: Layout) -> float:
             there = sum(
                 volume(layout, target, self._shape(name))
                 for name, layout in zip(layer.inputs, coming, strict=True)
+                if (name, target) not in self._made
             )
             return there + volume(target, wish, layer.output_shape)
 
         return min(candidates, key=elements)
+
+    def _read_cut(self, layer: Layer, k: int) -> Shard:
+        """How a layer that reads its own features would like them."""
+        shares = self.choices[layer.name].shares or (1,) * k
+        dim = feature_dim(layer.input_shape, layer.kind)
+        each = layer.input_shape[0] // layer.groups if layer.groups > 1 else 1
+        return Shard(dim, apportion(layer.input_shape[dim - 1] // each, shares)).scaled(each)
 
     def _shared(self, layer: Layer, layout: Layout) -> bool:
         """Whether all inputs of an addition or product can lie like this at once."""
@@ -119,12 +148,10 @@ class Placing:
         for layer in reversed(self.graph.layers):
             scheme, k = self._scheme(layer)
             readers = self.graph.consumers[layer.name]
-            wanted = wishes[readers[0]] if readers else ROWS
+            wanted = self.wanted[layer.name] = wishes[readers[0]] if readers else ROWS
             if layer.kind in SPLITTABLE:
                 if scheme == "shard_in" or (scheme == "shard_out" and layer.groups > 1):
-                    dim = feature_dim(layer.input_shape, layer.kind)
-                    sizes = apportion(layer.input_shape[dim - 1], (1,) * k)
-                    wishes[layer.name] = Layout(k, Shard(dim, sizes))
+                    wishes[layer.name] = Layout(k, self._read_cut(layer, k))
                 else:
                     wishes[layer.name] = over(k, Replicate())
             elif layer.kind in ("batch_norm", "add", "mul"):

@@ -9,15 +9,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from workbench.plan import presets, serial, show
-from workbench.plan.choice import LayerPlan, check
+from workbench.plan import presets, row_shares, serial, show
+from workbench.plan.choice import LayerPlan, checked, require
 from workbench.plan.errors import PlanError
 from workbench.plan.explain import explained
+from workbench.plan.filters import Shares, filters, shares_of_rows
 from workbench.plan.flow import Flow, flow_of
 from workbench.plan.graph import Graph, unknown
-from workbench.plan.mesh import group_sizes
-from workbench.plan.recompute import matching, segments_of
-from workbench.plan.rules import SPLITTABLE
+from workbench.plan.mesh import require_group
+from workbench.plan.recompute import choose, matching, segments_of
 from workbench.plan.tail import ROUNDS, Rounds, RoundsError, Tail, tail_of
 
 BatchNorm = Literal["local", "synchronized"]
@@ -40,6 +40,8 @@ class Plan:
         rounds: how much of a group's rows the sharded tail sees at a time: "BK" all at once,
             "B" one member's, "B/K" a part of every member's (`plan/tail.py`). All three give
             the same gradients; the tail's activations shrink by the group's size.
+        row_shares: relative rows of a batch for each rank, zero included; None: equal. Any
+            shares give the same gradients (`plan/row_shares.py`).
 
     Raises:
         PlanError: a choice that cannot be; the text names the layer and what is valid.
@@ -50,6 +52,7 @@ class Plan:
     layers: Mapping[str, LayerPlan] = field(default_factory=dict)
     batch_norm: BatchNorm = "local"
     rounds: Rounds = "BK"
+    row_shares: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         size = self.world_size
@@ -59,44 +62,31 @@ class Plan:
             raise PlanError(unknown("batch_norm mode", str(self.batch_norm), BATCH_NORMS))
         if self.rounds not in ROUNDS:
             raise PlanError(unknown("rounds", str(self.rounds), ROUNDS))
-        chosen = {}
-        for layer in self.graph.layers:  # in the model's order, so that equal plans print alike
-            choice = self.layers.get(layer.name)
-            if choice is not None:
-                together = layer.name in self.graph.shares_weights
-                check(layer, choice, size, shares_weights=together)
-                if choice != LayerPlan():
-                    chosen[layer.name] = choice
-        for name in self.layers:
-            self._require(name)
+        chosen = checked(self.graph, self.layers, size)
         object.__setattr__(self, "layers", MappingProxyType(chosen))
+        object.__setattr__(self, "row_shares", row_shares.checked(self.row_shares, size))
         if self.rounds != "BK":
             _ = self.tail  # refuses what cannot be
 
     def __hash__(self) -> int:
         choices = tuple(self.layers.items())
-        return hash((self.graph, self.world_size, choices, self.batch_norm, self.rounds))
+        rest = (self.batch_norm, self.rounds, self.row_shares)
+        return hash((self.graph, self.world_size, choices, *rest))
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("graph", "world_size", "batch_norm", "rounds")
+        names = ("graph", "world_size", "batch_norm", "rounds", "row_shares")
         return {**{name: getattr(self, name) for name in names}, "layers": dict(self.layers)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in {**state, "layers": MappingProxyType(state["layers"])}.items():
             object.__setattr__(self, name, value)
 
-    def _require(self, name: str, valid: Sequence[str] = ()) -> None:
-        try:
-            self.graph[name]
-        except KeyError:
-            names = [layer.name for layer in self.graph.layers if layer.kind in SPLITTABLE]
-            of = self.graph.source.name
-            raise PlanError(unknown("layer", name, valid or names, of=of)) from None
-
     @classmethod
-    def data_parallel(cls, graph: Graph, world_size: int) -> "Plan":
-        """Every layer replicated, every rank its own rows."""
-        return cls(graph, world_size)
+    def data_parallel(
+        cls, graph: Graph, world_size: int, shares: Sequence[float] | None = None
+    ) -> "Plan":
+        """Every layer replicated, every rank its own rows: `shares` of the batch, or equal ones."""
+        return cls(graph, world_size, row_shares=None if shares is None else tuple(shares))
 
     @classmethod
     def hybrid(
@@ -125,13 +115,40 @@ class Plan:
             PlanError: `group_size` does not divide `world_size`, or the layers that are cut
                 cannot run in these rounds.
         """
-        k = world_size if group_size is None else group_size
-        if k not in group_sizes(world_size):
-            valid = ", ".join(map(str, group_sizes(world_size)))
-            raise PlanError(
-                f"group_size {k!r} does not divide world_size {world_size}; valid are {valid}"
-            )
+        k = require_group(group_size, world_size)
         return cls(graph, world_size, presets.hybrid(graph, k), rounds=rounds)
+
+    @classmethod
+    def filters(
+        cls,
+        graph: Graph,
+        world_size: int,
+        shares: Shares = None,
+        *,
+        group_size: int | None = None,
+        grain: int = 8,
+    ) -> "Plan":
+        """Heterogeneous model parallelism: every layer's filters shared out by relative speeds.
+
+        Layers alternate between filters (`shard_out`) and channels (`shard_in`), so that a pair
+        needs one reduction (`plan/filters.py`). What is computed row by row is shared out alike,
+        where `shares` is one for all layers.
+
+        Args:
+            graph: the model.
+            world_size: number of ranks.
+            shares: relative filters of each rank of a group, zero included; or such for each
+                pattern of layer names, as {"features.*": (3, 1)}; None: equal.
+            group_size: ranks that share out one copy; None: all.
+            grain: filters that are handed out together, where a layer has enough of them.
+
+        Raises:
+            PlanError: shares that are not one number for each rank of a group, or a group size
+                that does not divide `world_size`.
+        """
+        k = require_group(group_size, world_size)
+        every = shares_of_rows(shares, world_size, k)
+        return cls(graph, world_size, filters(graph, k, shares, grain), row_shares=every)
 
     def with_layer(
         self,
@@ -160,9 +177,9 @@ class Plan:
         """
         alone = scheme is None and group_size is None and shares is None
         if alone and recompute is not None:
-            self._require(name, [layer.name for layer in self.graph.layers if layer.rows])
-            return self._with_recompute([name], recompute)
-        self._require(name)
+            require(self.graph, name, [x.name for x in self.graph.layers if x.rows])
+            return replace(self, layers=choose([name], self.layers, recompute))
+        require(self.graph, name)
         now = self.layers.get(name, LayerPlan())
         recompute = now.recompute if recompute is None else recompute
         scheme = now.scheme if scheme is None else scheme
@@ -192,15 +209,8 @@ class Plan:
         Raises:
             PlanError: a pattern that fits no layer, or a layer that cannot be computed again.
         """
-        return self._with_recompute(matching(layers, self.graph), recompute)
-
-    def _with_recompute(self, names: Sequence[str], recompute: bool) -> "Plan":
-        choices = dict(self.layers)
-        for name in names:
-            choices[name] = replace(choices.get(name, LayerPlan()), recompute=recompute)
-            if choices[name] == LayerPlan():
-                del choices[name]
-        return replace(self, layers=choices)
+        names = matching(layers, self.graph)
+        return replace(self, layers=choose(names, self.layers, recompute))
 
     @cached_property
     def segments(self) -> tuple[tuple[str, ...], ...]:
@@ -221,6 +231,18 @@ class Plan:
                 text names the layer in the way.
         """
         return replace(self, rounds=rounds)
+
+    def with_rows(self, shares: Sequence[float] | None) -> "Plan":
+        """The plan with these relative rows of a batch for each rank; None: equal.
+
+        Raises:
+            PlanError: not one number >= 0 for each rank, or all are zero.
+        """
+        return replace(self, row_shares=None if shares is None else tuple(shares))
+
+    def rows_of(self, count: int) -> tuple[int, ...]:
+        """The rows that each rank brings, of a batch of `count` rows."""
+        return row_shares.shared_out(count, self.row_shares, self.world_size)
 
     @cached_property
     def tail(self) -> Tail | None:

@@ -19,9 +19,11 @@ Source: Chen et al. 2016 (arXiv:1604.06174); whether conversions are repeated or
 see Korthikanti et al. 2022 (arXiv:2205.05198, sec. 5).
 """
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
+from workbench.plan.choice import LayerPlan
 from workbench.plan.errors import PlanError
 from workbench.plan.graph import Graph, unknown
 
@@ -67,4 +69,16 @@ def matching(patterns: Iterable[str], graph: Graph) -> list[str]:
         if not fitting:
             raise PlanError(unknown("layer", pattern, seeing, of=graph.source.name))
         found += fitting
+    return found
+
+
+def choose(
+    names: Iterable[str], choices: Mapping[str, LayerPlan], recompute: bool
+) -> dict[str, LayerPlan]:
+    """A plan's choices, in which these layers are recomputed or are not."""
+    found = dict(choices)
+    for name in names:
+        found[name] = replace(found.get(name, LayerPlan()), recompute=recompute)
+        if found[name] == LayerPlan():
+            del found[name]  # nothing else can be said of most layers
     return found

@@ -15,7 +15,7 @@ from workbench.plan.text import dump
 if TYPE_CHECKING:
     from workbench.plan.plan import Plan
 
-_PLAN_KEYS = ("world_size", "batch_norm", "rounds", "model")
+_PLAN_KEYS = ("world_size", "batch_norm", "rounds", "row_shares", "model")
 
 
 def to_toml(plan: "Plan") -> str:
@@ -26,6 +26,8 @@ def to_toml(plan: "Plan") -> str:
         "batch_norm": plan.batch_norm,
         "rounds": plan.rounds,
     }
+    if plan.row_shares is not None:
+        head["row_shares"] = plan.row_shares
     choices = {name: _without_defaults(choice, LayerPlan()) for name, choice in plan.layers.items()}
     return (
         dump({"plan": head, "layers": choices})
@@ -68,6 +70,7 @@ def read(content: Mapping[str, Any], graph: Graph | None) -> dict[str, Any]:
         "world_size": head.get("world_size"),
         "batch_norm": head.get("batch_norm", "local"),
         "rounds": head.get("rounds", "BK"),
+        "row_shares": head.get("row_shares"),
         "layers": {
             name: LayerPlan(choice.scheme, choice.group_size, choice.shares, choice.recompute)
             for name, choice in layers.items()

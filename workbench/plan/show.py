@@ -45,7 +45,7 @@ def headline(plan: "Plan") -> str:
     shown = ", ".join(split[:4]) + (f", ... {len(split) - 4} more" if len(split) > 4 else "")
     return (
         f"<Plan {plan.graph.source.name} on {plan.world_size} ranks: "
-        f"{shown or 'data parallel'}{rounds_of(plan)}{recomputed_of(plan)}>"
+        f"{shown or 'data parallel'}{rounds_of(plan)}{rows_of(plan)}{recomputed_of(plan)}>"
     )
 
 
@@ -72,13 +72,19 @@ def as_html(plan: "Plan") -> str:
     label = escape(f"parameters that each of {plan.world_size} ranks holds")
     return (
         f"<div><p><b>{escape(plan.graph.source.name)}</b> on {plan.world_size} ranks"
-        f"{escape(rounds_of(plan))}{recomputed_of(plan)}. "
+        f"{escape(rounds_of(plan))}{rows_of(plan)}{recomputed_of(plan)}. "
         f"{escape(_totals(plan))}</p>"
         f'<img alt="{label}" src="data:image/svg+xml;base64,{picture}">'
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         + (f"<p>{reasons}</p>" if reasons else "")
         + "</div>"
     )
+
+
+def rows_of(plan: "Plan") -> str:
+    """What a plan's line says of its rows: nothing where all ranks have the same."""
+    shares = plan.row_shares
+    return "" if shares is None else f", rows {':'.join(f'{share:g}' for share in shares)}"
 
 
 def rounds_of(plan: "Plan") -> str:

@@ -1,7 +1,17 @@
 """Memory and traffic of a plan, known before it runs: pure functions, without torch."""
 
+from workbench.predict.balance import Balanced, balanced
 from workbench.predict.memory import Memory, RankMemory
 from workbench.predict.prediction import Prediction, predict
 from workbench.predict.traffic import Collective, Traffic
 
-__all__ = ["Collective", "Memory", "Prediction", "RankMemory", "Traffic", "predict"]
+__all__ = [
+    "Balanced",
+    "Collective",
+    "Memory",
+    "Prediction",
+    "RankMemory",
+    "Traffic",
+    "balanced",
+    "predict",
+]

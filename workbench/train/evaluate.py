@@ -6,7 +6,6 @@ from workbench.comm.collectives import all_reduce
 from workbench.comm.group import Group
 from workbench.layers.cut_model import CutModel
 from workbench.layers.loss import cross_entropy_sum
-from workbench.plan.placement import apportion
 from workbench.train.data import Dataset
 from workbench.train.objective import own_rows
 from workbench.train.statistics import average_statistics
@@ -31,7 +30,7 @@ def evaluate(
     with torch.inference_mode():
         for first in range(0, len(data), batch_size):
             count = min(batch_size, len(data) - first)
-            rows = apportion(count, (1,) * world.size)
+            rows = model.plan.rows_of(count)
             model.context.set(rows)
             start = first + sum(rows[: world.rank])
             images, labels = data.batch(torch.arange(start, start + rows[world.rank]))

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from workbench.layers.context import BatchContext
 from workbench.plan.experiment import Experiment
-from workbench.plan.placement import apportion
 from workbench.plan.plan import Plan
 from workbench.train.data import open_data, rows_of_step
 from workbench.train.masks import VerifyError, place_dropout
@@ -113,15 +112,15 @@ def _part_batch_norm(model: nn.Module, plan: Plan, batch_size: int) -> None:
             continue
         k = plan.flow.inputs[layer.name].group_size
         norm = model.get_submodule(layer.name)
-        model.set_submodule(layer.name, _PartedBatchNorm(norm, plan.world_size, k, layer.rows))
+        model.set_submodule(layer.name, _PartedBatchNorm(norm, plan, k, layer.rows))
 
 
 class _PartedBatchNorm(nn.Module):
     """Normalizes the rows of each group of `group_size` ranks by themselves."""
 
-    def __init__(self, norm: nn.Module, world_size: int, group_size: int, rows: int) -> None:
+    def __init__(self, norm: nn.Module, plan: Plan, group_size: int, rows: int) -> None:
         super().__init__()
-        self.world_size, self.group_size, self.rows = world_size, group_size, rows
+        self.plan, self.group_size, self.rows = plan, group_size, rows
         self.eps = cast(float, norm.eps)
         for name in ("weight", "bias"):
             self.register_parameter(name, getattr(norm, name))
@@ -129,8 +128,8 @@ class _PartedBatchNorm(nn.Module):
             self.register_buffer(name, getattr(norm, name))
 
     def forward(self, x: Tensor) -> Tensor:
-        ranks = apportion(x.shape[0] // self.rows, (1,) * self.world_size)
-        groups = range(0, self.world_size, self.group_size)
+        ranks = self.plan.rows_of(x.shape[0] // self.rows)
+        groups = range(0, len(ranks), self.group_size)
         sizes = [self.rows * sum(ranks[first : first + self.group_size]) for first in groups]
         weight, bias = cast(Tensor, self.weight), cast(Tensor, self.bias)
         return torch.cat(

@@ -90,12 +90,12 @@ class Stepper:
     def _load(self, step: int) -> tuple[MicroBatch, ...]:
         """This rank's part of the step's global batch, cut into micro-batches."""
         order = rows_of_step(len(self.data), self.experiment.batch_size, self.experiment.seed, step)
-        device, size = self.world.device, self.world.size
+        device = self.world.device
         batches, first = [], 0
         for count in apportion(len(order), (1,) * self.experiment.accumulate):
             if count == 0:  # the short last batch of an epoch
                 continue
-            rows = apportion(count, (1,) * size)
+            rows = self.experiment.plan.rows_of(count)
             start = first + sum(rows[: self.world.rank])
             images, labels = self.data.batch(order[start : start + rows[self.world.rank]])
             batches.append(

@@ -1,0 +1,70 @@
+"""Engines that die, stop or become slow on purpose."""
+
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from workbench.cluster.errors import ClusterError
+from workbench.cluster.faults import Faults
+
+BUSY = "while True: pass"
+
+
+@pytest.fixture
+def busy():
+    process = subprocess.Popen([sys.executable, "-c", BUSY])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def status(process):
+    return psutil.Process(process.pid).status()
+
+
+def until(condition):
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_an_engine_pauses_goes_on_and_dies(busy):
+    faults = Faults(lambda engine: busy.pid)
+    faults.pause(0)
+    until(lambda: status(busy) == psutil.STATUS_STOPPED)
+    faults.unpause(0)
+    until(lambda: status(busy) != psutil.STATUS_STOPPED)
+    faults.kill(0)
+    assert busy.wait() == -9
+    with pytest.raises(ClusterError, match="engine 0 has ended"):
+        faults.pause(0)
+
+
+def test_a_slow_engine_is_held_for_most_of_the_time(busy):
+    faults = Faults(lambda engine: busy.pid)
+    faults.slow(0, 4.0)
+    until(lambda: faults._throttles[0]._held_s > 0.5)
+    assert faults.slowed[0] == pytest.approx(4.0, rel=0.2)
+    faults.slow(0, 1.0)
+    assert faults.slowed == {}
+    until(lambda: status(busy) != psutil.STATUS_STOPPED)
+
+
+def test_slowing_ends_with_its_process(busy):
+    faults = Faults(lambda engine: busy.pid)
+    faults.slow(0, 2.0)
+    thread = faults._throttles[0]._thread
+    busy.kill()
+    busy.wait()
+    until(lambda: not thread.is_alive())
+    faults.mend()
+
+
+@pytest.mark.parametrize("factor", [0.5, 0, float("nan"), float("inf")])
+def test_a_factor_is_one_or_more(factor):
+    with pytest.raises(ValueError, match="1 or more times slower"):
+        Faults(lambda engine: 1).slow(0, factor)

@@ -1,0 +1,140 @@
+"""Partitions against brute force, models against their points, and balancing while it runs."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.predict.balance import Balancer, Point, TimeModel, partition
+from workbench.predict.balance.time_model import KINDS
+
+SECONDS = st.floats(0.01, 50, allow_nan=False).map(lambda s: round(s, 3))
+
+
+@st.composite
+def models(draw, kinds=KINDS):
+    sizes = draw(st.lists(st.integers(1, 14), min_size=1, max_size=4, unique=True))
+    points = tuple(Point(size, draw(SECONDS)) for size in sizes)
+    return TimeModel(points, draw(st.sampled_from(kinds)))
+
+
+def end(sizes, every, total, overheads=None):
+    seconds = max(float(model.seconds(total)[d]) for model, d in zip(every, sizes, strict=True))
+    return seconds + (0 if overheads is None else overheads[max(1, sum(d > 0 for d in sizes)) - 1])
+
+
+def all_sizes(total, limits, least):
+    ranges = [range(least, limit + 1) for limit in limits]
+    return [sizes for sizes in itertools.product(*ranges) if sum(sizes) == total]
+
+
+@given(st.lists(models(), min_size=1, max_size=3), st.integers(0, 12), st.data())
+def test_no_other_sizes_end_earlier(every, total, data):
+    most = [data.draw(st.none() | st.integers(0, total)) for _ in every]
+    limits = [total if m is None else m for m in most]
+    least = data.draw(st.integers(0, 2))
+    possible = all_sizes(total, limits, least)
+    if not possible:
+        with pytest.raises(ValueError, match="units"):
+            partition(total, every, least=least, most=most)
+        return
+    found = partition(total, every, least=least, most=most)
+    assert found.sizes in possible
+    assert found.end_s == min(end(sizes, every, total) for sizes in possible)
+
+
+@given(st.lists(models(), min_size=2, max_size=3), st.integers(1, 10), st.data())
+def test_devices_that_cost_more_than_they_help_are_left_out(every, total, data):
+    costs = sorted(data.draw(st.lists(SECONDS, min_size=len(every), max_size=len(every))))
+    found = partition(total, every, overheads_s=costs)
+    alone = [
+        end([total * (i == device) for i in range(len(every))], every, total, costs)
+        for device in range(len(every))
+    ]
+    assert found.end_s <= min(alone) + 1e-9
+    assert found.end_s <= partition(total, every).end_s + costs[-1] + 1e-9
+
+
+def test_a_slow_link_leaves_the_fastest_device_alone():
+    fast, slow = TimeModel((Point(10, 1.0),)), TimeModel((Point(10, 5.0),))
+    assert partition(100, [fast, slow]).sizes == (84, 16)
+    assert partition(100, [slow, fast], overheads_s=(0.0, 9.0)).sizes == (0, 100)
+
+
+@given(st.lists(models(), min_size=1, max_size=4), st.integers(0, 60), st.integers(1, 8))
+def test_grains_stay_whole_but_for_one_rest(every, total, grain):
+    sizes = partition(total, every, grain=grain).sizes
+    assert sum(sizes) == total
+    assert sum(size % grain != 0 for size in sizes) <= 1
+
+
+@given(models())
+def test_a_model_passes_through_its_points_where_they_do_not_fall(model):
+    times = model.seconds(20)
+    assert times[0] == 0
+    assert np.all(np.diff(times) >= 0)
+    rising = all(a.seconds <= b.seconds for a, b in itertools.pairwise(model.points))
+    if model.kind == "linear" and rising:
+        for point in model.points:
+            assert times[point.units] == pytest.approx(point.seconds)
+
+
+def test_kinds_differ_between_points():
+    points = (Point(2, 2.0), Point(4, 3.0), Point(8, 9.0))
+    constant, linear, akima = (TimeModel(points, kind).seconds(16) for kind in KINDS)
+    assert constant[4] == pytest.approx(4.5)
+    assert linear[3] == pytest.approx(2.5)
+    assert akima[6] != pytest.approx(linear[6])
+    assert constant[16] == linear[16] == akima[16] == pytest.approx(18.0)
+
+
+def test_a_functional_model_is_never_worse_than_a_constant_one():
+    """Sec. 6, F1: with a large fixed cost the constant model hands out the wrong sizes."""
+    truth = [lambda d, v=v: (0.5 + d / v) * (d > 0) for v in (40.0, 20.0, 10.0)]
+    sizes = (8, 16, 32, 64, 128)
+    every = [TimeModel(tuple(Point(d, t(d)) for d in sizes)) for t in truth]
+    constant = [TimeModel((Point(128, t(128)),), "constant") for t in truth]
+
+    def slowest(chosen):
+        return max(t(d) for t, d in zip(truth, chosen, strict=True))
+
+    ends = [slowest(partition(120, m).sizes) for m in (every, constant)] + [slowest((40, 40, 40))]
+    assert ends == sorted(ends)
+    assert partition(120, every).imbalance <= 0.05
+
+
+@pytest.mark.parametrize("speeds", [(4, 2, 1), (2, 1, 1), (70, 25, 5)])
+def test_balancing_ends_within_five_rounds(speeds):
+    """Sec. 6, F2: from equal sizes, and again once a device has slowed down."""
+    balancer = Balancer((40, 40, 40), patience=1)
+
+    def times(sizes, speeds):
+        return [(0.05 + d / v) * (d > 0) for d, v in zip(sizes, speeds, strict=True)]
+
+    for now in (speeds, (speeds[0] / 2, *speeds[1:])):
+        for _ in range(5):
+            balancer = balancer.measured(times(balancer.sizes, now))
+        last = max(times(balancer.sizes, now))
+        best = min(max(times((a, b, 120 - a - b), now)) for a in range(121) for b in range(121 - a))
+        assert last <= best * 1.06
+
+
+def test_one_slow_step_changes_nothing():
+    balancer = Balancer((10, 10))
+    assert balancer.measured((1.0, 2.0)).measured((1.0, 1.0)) == balancer
+    slow = balancer
+    for _ in range(3):
+        slow = slow.measured((1.0, 2.0))
+    assert slow.sizes == (13, 7)
+
+
+@pytest.mark.parametrize(
+    ("points", "kind"), [((), "linear"), ((Point(1, 1.0),), "cubic")], ids=["none", "kind"]
+)
+def test_bad_models_are_refused(points, kind):
+    with pytest.raises(ValueError, match="time model"):
+        TimeModel(points, kind)
+    with pytest.raises(ValueError, match="at least one unit"):
+        Point(0, 1.0)

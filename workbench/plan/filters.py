@@ -1,0 +1,140 @@
+"""Choices for whole models: the rule of `Plan.filters`, heterogeneous model parallelism.
+
+Every rank sees every row of its group, and computes its share of every layer's filters, so that
+one vector of relative speeds balances all layers. Layers alternate:
+
+    P    shard_out    reads whole features, gives its own filters          no communication
+    R    shard_in     reads its own channels, gives summands of all        one all-reduce
+
+A layer that reads cut features becomes R, any other P. Between the two everything that acts on
+each channel by itself keeps the cut: batch norm, ReLU, pools, flatten, depthwise convolutions
+(which are P of the same cut), sums of two layers that are cut alike, and the products of
+squeeze-and-excitation. What reads P's filters and needs them whole gathers them. The layer that
+gives the model's result, where it reads whole features, is computed by all. Attention is cut by
+heads.
+
+Filters are handed out in grains, since kernels compute 8 or 16 channels at a time: a layer with
+less than `GRAINS` of them for each rank gets finer ones, by halves.
+
+Source: Moreno-Alvarez et al. 2021 (doi:10.1016/j.neucom.2021.01.125), the alternation of its
+Fig. 5; residual, depthwise and excited layers and the grain are ours.
+"""
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from workbench.plan import row_shares
+from workbench.plan.choice import LayerPlan
+from workbench.plan.graph import Graph, Layer
+from workbench.plan.placement import apportion
+from workbench.plan.rules import SPLITTABLE, UNARY, feature_dim
+
+GRAINS = 4
+
+Shares = Sequence[float] | Mapping[str, Sequence[float]] | None
+
+
+def filters(graph: Graph, group_size: int, shares: Shares, grain: int) -> dict[str, LayerPlan]:
+    """What each layer is given.
+
+    Args:
+        graph: the model.
+        group_size: ranks that share out the filters.
+        shares: relative filters of each rank of a group; or such for each pattern of layer
+            names, of which the first that fits counts; None, or no fit: equal.
+        grain: filters that are handed out together.
+    """
+    if group_size == 1:
+        return {}
+    rule = _Alternation(graph, group_size, shares, grain)
+    return {name: choice for layer in graph.layers for name, choice in rule.choice(layer)}
+
+
+def shares_of_rows(shares: Shares, world_size: int, group_size: int) -> tuple[float, ...] | None:
+    """The shares of rows that go with these of filters; None: equal.
+
+    Raises:
+        PlanError: shares, or those of a pattern, that are not `group_size` numbers >= 0.
+    """
+    every = shares if isinstance(shares, Mapping) else {"": shares}
+    found = [row_shares.checked(given, group_size) for given in every.values()]
+    if isinstance(shares, Mapping) or found[0] is None:
+        return None
+    return found[0] * (world_size // group_size)
+
+
+def in_grains(length: int, shares: Sequence[float], grain: int) -> tuple[int, ...]:
+    """Whole sizes near `shares`, with sum `length`: multiples of a grain, and one rest.
+
+    Args:
+        length: filters to hand out.
+        shares: one for each rank, zero included.
+        grain: halved until there are `GRAINS` for each rank.
+    """
+    while grain > 1 and length < GRAINS * grain * len(shares):
+        grain //= 2
+    sizes = [size * grain for size in apportion(length // grain, shares)]
+    sizes[max(range(len(sizes)), key=lambda rank: shares[rank])] += length % grain
+    return tuple(sizes)
+
+
+class _Alternation:
+    """Goes through a model once; knows for each layer how the channels it gives are cut."""
+
+    def __init__(self, graph: Graph, group_size: int, shares: Shares, grain: int) -> None:
+        self.graph, self.group_size, self.grain = graph, group_size, grain
+        self.patterns = shares if isinstance(shares, Mapping) else {"*": shares or ()}
+        self.given: dict[str, tuple[int, ...] | None] = {"input": None}
+
+    def choice(self, layer: Layer) -> list[tuple[str, LayerPlan]]:
+        """(its name, its choice) of a layer that has one."""
+        read = [self.given[name] for name in layer.inputs]
+        self.given[layer.name] = None
+        if layer.name in self.graph.shares_weights:
+            return []
+        if layer.kind not in SPLITTABLE:
+            self.given[layer.name] = self._kept(layer, read)
+            return []
+        return [(layer.name, self._split(layer, read[0]))]
+
+    def _split(self, layer: Layer, read: tuple[int, ...] | None) -> LayerPlan:
+        k = self.group_size
+        if layer.kind == "attention":
+            return LayerPlan("shard_heads", k, tuple(self._shares(layer)))
+        if layer.groups > 1:
+            groups = self._groups(layer, read)
+            factor = layer.output_shape[0] // layer.groups
+            self.given[layer.name] = tuple(size * factor for size in groups)
+            return LayerPlan("shard_out", k, groups)
+        if read is not None:
+            return LayerPlan("shard_in", k, read)
+        if layer.name in self.graph.outputs:
+            return LayerPlan("duplicate", k)
+        length = layer.output_shape[feature_dim(layer.output_shape, layer.kind) - 1]
+        sizes = in_grains(length, self._shares(layer), self.grain)
+        self.given[layer.name] = sizes
+        return LayerPlan("shard_out", k, sizes)
+
+    def _groups(self, layer: Layer, read: tuple[int, ...] | None) -> tuple[int, ...]:
+        """Groups of a convolution for each rank: as its input is cut, where that cuts none."""
+        each = layer.input_shape[0] // layer.groups
+        if read is not None and not any(size % each for size in read):
+            return tuple(size // each for size in read)
+        return in_grains(layer.groups, self._shares(layer), self.grain)
+
+    def _kept(self, layer: Layer, read: list[tuple[int, ...] | None]) -> tuple[int, ...] | None:
+        """The cut that a layer without a scheme gives on."""
+        if layer.kind == "flatten" and read[0] is not None:
+            factor = layer.output_shape[0] // layer.input_shape[0]
+            return tuple(size * factor for size in read[0])
+        if layer.kind in (*UNARY, "batch_norm"):
+            return read[0]
+        if layer.kind in ("add", "mul"):
+            cuts = {cut for cut in read if cut is not None}
+            return cuts.pop() if len(cuts) == 1 else None
+        return None
+
+    def _shares(self, layer: Layer) -> Sequence[float]:
+        equal = (1,) * self.group_size
+        fits = (s for name, s in self.patterns.items() if fnmatchcase(layer.name, name))
+        return next(fits, equal) or equal

@@ -1,0 +1,151 @@
+"""What changes hands when a running model is cut anew: from one plan to another, slice by slice.
+
+Where every tensor lies follows from the plans, so that all ranks know all moves without a word.
+A rank keeps what it holds already, and is sent the rest, each element once, by the holder that
+has sent least so far.
+
+    a piece is a grid of cells   between the cuts of both plans, along the dimensions of either
+    a move                       one cell from one rank to one other
+
+Optimizer state and gradients in flight lie as their parameters do, so that they move alike.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise, product
+
+from workbench.plan.errors import PlanError
+from workbench.plan.placement import Shard
+from workbench.plan.plan import Plan
+from workbench.plan.weights import WeightPlacement
+
+Region = tuple[tuple[int, int], ...]
+"""(start, stop) along every dimension of the whole tensor."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """A part of a logical tensor that one rank sends to another.
+
+    Attributes:
+        name: of the tensor, in the model's state_dict.
+        region: of the whole tensor.
+        source: rank that holds it under the old plan.
+        target: rank that lacks it under the new one.
+    """
+
+    name: str
+    region: Region
+    source: int
+    target: int
+
+    @property
+    def numel(self) -> int:
+        """Elements that travel."""
+        return math.prod(stop - start for start, stop in self.region)
+
+
+@dataclass(frozen=True)
+class Recut:
+    """The way from one plan to another of the same model on the same ranks.
+
+    Attributes:
+        before: the plan that runs.
+        after: the plan that is to run.
+
+    Raises:
+        PlanError: the plans are of different models or world sizes.
+    """
+
+    before: Plan
+    after: Plan
+
+    def __post_init__(self) -> None:
+        old, new = self.before, self.after
+        if old.graph != new.graph:
+            raise PlanError(f"a run of {old.graph!r} cannot go on as {new.graph!r}")
+        if old.world_size != new.world_size:
+            raise PlanError(
+                f"a run on {old.world_size} ranks cannot go on on {new.world_size}: stop it, and "
+                f"resume from its checkpoint under the other plan"
+            )
+
+    @cached_property
+    def moves(self) -> tuple[Move, ...]:
+        """Of every tensor that lies otherwise afterwards, in the model's order."""
+        sent = [0] * self.before.world_size
+        found: list[Move] = []
+        for name, old in self.before.flow.weights.items():
+            new = self.after.flow.weights[name]
+            if (old.placement, old.group_size) != (new.placement, new.group_size):
+                found += _moves(name, old, new, sent)
+        return tuple(found)
+
+    def received(self, rank: int, states: int) -> int:
+        """Elements that a rank is sent.
+
+        Args:
+            rank: of the world.
+            states: tensors of optimizer state for each parameter.
+        """
+        times = {
+            weight.name: 1 + states * weight.trainable
+            for layer in self.before.graph.layers
+            for weight in layer.weights
+        }
+        return sum(move.numel * times[move.name] for move in self.moves if move.target == rank)
+
+
+def held(placed: WeightPlacement, rank: int) -> tuple[Region, ...]:
+    """The regions of a tensor that a rank holds; one for each block, and none for no elements."""
+    whole = tuple((0, extent) for extent in placed.shape)
+    if not isinstance(placed.placement, Shard):
+        return (whole,)
+    dim = placed.placement.dim
+    spans = placed.placement.spans(rank % placed.group_size)
+    return tuple(
+        (*whole[:dim], (start, start + length), *whole[dim + 1 :])
+        for start, length in spans
+        if length > 0
+    )
+
+
+def _moves(name: str, old: WeightPlacement, new: WeightPlacement, sent: list[int]) -> list[Move]:
+    """Of one tensor; `sent` counts what each rank sends."""
+    ranks = range(len(sent))
+    owned, wanted = [held(old, rank) for rank in ranks], [held(new, rank) for rank in ranks]
+    found = []
+    for cell in _cells(old, new):
+        holders = [rank for rank in ranks if _lies_in(cell, owned[rank])]
+        for target in ranks:
+            if target in holders or not _lies_in(cell, wanted[target]):
+                continue
+            source = min(holders, key=lambda rank: (sent[rank], abs(rank - target), rank))
+            move = Move(name, cell, source, target)
+            sent[source] += move.numel
+            found.append(move)
+    return found
+
+
+def _cells(old: WeightPlacement, new: WeightPlacement) -> list[Region]:
+    """The parts of a tensor that no piece of either placement divides."""
+    cuts: Mapping[int, set[int]] = {
+        dim: {0, extent} for dim, extent in enumerate(old.shape) if extent > 0
+    }
+    if len(cuts) < len(old.shape):
+        return []
+    for placed in (old, new):
+        if isinstance(placed.placement, Shard):
+            for rank in range(placed.group_size):
+                for start, length in placed.placement.spans(rank):
+                    cuts[placed.placement.dim].update((start, start + length))
+    return list(product(*(list(pairwise(sorted(places))) for places in cuts.values())))
+
+
+def _lies_in(cell: Region, regions: Sequence[Region]) -> bool:
+    return any(
+        all(start <= a and b <= stop for (a, b), (start, stop) in zip(cell, region, strict=True))
+        for region in regions
+    )
