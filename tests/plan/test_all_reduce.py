@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from workbench.plan.all_reduce import THRESHOLDS, Algorithm, chosen
+from workbench.plan.all_reduce import CODED, MOST_DIRECT, THRESHOLDS, Algorithm, chosen
 
 NAMED = [name for name in get_args(Algorithm) if name != "auto"]
 SMALL, LARGE = THRESHOLDS.direct, THRESHOLDS.direct + 1
@@ -31,6 +31,30 @@ def test_what_is_named_is_done(name, hosts):
 )
 def test_auto_depends_on_hosts_size_and_haste(hosts, backend, nbytes, beside, expected):
     assert chosen("auto", hosts, backend, nbytes, beside=beside) == expected
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        ((4,), "direct"),
+        ((2, 2), "hierarchical"),
+        ((3, 1), "hierarchical"),
+        ((1,) * MOST_DIRECT, "direct"),
+        ((1,) * (MOST_DIRECT + 1), "ring"),
+    ],
+)
+def test_auto_with_a_codec_depends_on_hosts_alone(hosts, expected):
+    for nbytes, beside in ((SMALL, True), (LARGE, False)):
+        assert chosen("auto", hosts, "gloo", nbytes, beside=beside, codec="int8") == expected
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_some_take_no_codec(name):
+    if name in CODED:
+        assert chosen(name, (4,), "gloo", SMALL, beside=True, codec="int8") == name
+        return
+    with pytest.raises(ValueError, match=f"algorithm '{name}' cannot take codec 'int8'; 'auto', "):
+        chosen(name, (4,), "gloo", SMALL, beside=True, codec="int8")
 
 
 def test_others_are_refused():

@@ -178,6 +178,7 @@ def test_is_quick_enough_to_follow_a_mouse():
         (["*"], {}, "layers that are recomputed"),
         ([], {"shard_optimizer": True}, "shard_optimizer=True"),
         ([], {"sync": wb.Synchronous(algorithm="ring")}, "algorithm='ring'"),
+        ([], {"sync": wb.Synchronous(codec="int8")}, "codec='int8'"),
         ([], {"sync": wb.Pipelined()}, "sync=Pipelined"),
         ([], {"sync": wb.ParameterServer()}, "sync=ParameterServer"),
     ],

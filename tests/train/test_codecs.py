@@ -97,13 +97,13 @@ def overflowing(seat, run, weights):
                 parameter.grad = sums.views[name]
             sums.finish()
     except CommError as error:
-        return type(error), str(error)
+        return type(error), str(error), getattr(error, "layer", "")
 
 
 def test_an_overflow_names_rank_and_weight(on_ranks, weights):
     answers = on_ranks.seated(4, overflowing, Experiment(plan=DATA, **FIELDS), weights)
-    kind, said = answers[2]
-    assert kind is CodecError
+    kind, said, layer = answers[2]
+    assert (kind, layer) == (CodecError, "8")
     assert "all_reduce of layer 'gradients'" in said
     assert "rank 2: holds magnitudes up to 65504, and got 1e+05" in said
     assert said.endswith("the largest is in the gradient of '8.weight'")

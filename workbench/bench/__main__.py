@@ -13,6 +13,7 @@ BENCHES = {
     "accuracy": "a hybrid VGG-11 on scikit-learn's digits, against one process",
     "exactness": "every kind of model and plan, against the unsplit model",
     "collectives": "all-reduce through shared memory, against gloo's",
+    "codecs": "what coding costs, against the time on a wire that it saves",
     "hierarchical": "all-reduce over two emulated hosts with a shaped link, against gloo's",
     "predict": "peak memory and traffic of a step, against what was predicted",
     "splitbrain": "convolutions replicated, linear layers sharded, against torch's DDP",

@@ -23,4 +23,13 @@ class PeerLost(CommError):
 
 
 class CodecError(CommError):
-    """A codec cannot hold a value: it is too large, infinite, or no number."""
+    """A codec cannot hold a value: it is too large, infinite, or no number.
+
+    Args:
+        message: which codec, where, and what was given.
+        layer: whose value it probably is; empty: not known.
+    """
+
+    def __init__(self, message: str, layer: str = "") -> None:
+        super().__init__(message)
+        self.layer = layer

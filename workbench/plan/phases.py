@@ -60,4 +60,4 @@ class CollectiveTrace:
 
     def seconds_of(self, names: Sequence[PhaseName]) -> float:
         """How long phases of these names take together."""
-        return sum(phase.seconds for phase in self.phases if phase.name in names)
+        return sum((phase.seconds for phase in self.phases if phase.name in names), 0.0)

@@ -67,8 +67,8 @@ def predict(plan: Plan, machine: None = None, experiment: Experiment | None = No
 
     Raises:
         ExperimentError: no experiment, one that cannot run this plan, or one with what is not
-            predicted yet: recomputation, a sharded optimizer, a named all-reduce algorithm, the
-            strategies Pipelined and ParameterServer.
+            predicted yet: recomputation, a sharded optimizer, a named all-reduce algorithm, a
+            codec, the strategies Pipelined and ParameterServer.
     """
     if not isinstance(experiment, Experiment):
         raise ExperimentError(
@@ -88,5 +88,7 @@ def _unknown(plan: Plan, experiment: Experiment) -> Iterator[str]:
     sync = experiment.sync
     if isinstance(sync, Synchronous) and sync.algorithm != "auto":
         yield f"algorithm={sync.algorithm!r}"
+    if isinstance(sync, Synchronous) and sync.codec is not None:
+        yield f"codec={sync.codec.name!r}"
     if isinstance(sync, Pipelined | ParameterServer):
         yield f"sync={sync!r}"

@@ -51,7 +51,8 @@ class _Bucket:
             yield
         except CodecError as error:
             worst = max(self.views, key=lambda name: _peak(self.views[name]))
-            raise CodecError(f"{error}; the largest is in the gradient of {worst!r}") from error
+            said = f"{error}; the largest is in the gradient of {worst!r}"
+            raise CodecError(said, worst.rpartition(".")[0]) from error
 
 
 def _peak(x: Tensor) -> float:
@@ -182,8 +183,9 @@ class GradientSum:
             parameter = self.parameters[name]
             views[name] = flat[start : start + parameter.numel()].view_as(parameter)
             start += parameter.numel()
-        keeps = self.keeps_residuals and group.size > 1
-        residual = torch.zeros_like(flat) if keeps else None
+        residual = None
+        if self.keeps_residuals and group.link is not None:
+            residual = torch.zeros_like(flat, device=group.link.device)
         bucket = _Bucket(group, flat.detach(), views, residual)
         self._buckets.append(bucket)
         self._home.update(dict.fromkeys(names, bucket))

@@ -164,3 +164,18 @@ def test_a_residual_is_what_was_left_out(name, sizes):
         given_so_far += x
         assert torch.equal(x, before)
         torch.testing.assert_close((sent + residual).double(), given_so_far, rtol=0, atol=1e-4)
+
+
+def test_the_largest_are_found_wherever_they_are():
+    """Of many values a sample says where to begin; here it says too much, and too little."""
+    codec = Codec(name="top_k", fraction=0.01)
+    for start in (0, 1):  # where a sample looks, and where it does not
+        x = torch.linspace(0.0, 1.0, 200_000)
+        stride = len(x) // 2**14
+        x[start::stride] += 5.0
+        found = round_trip(x, codec)
+        expected = x.topk(codec.kept(len(x))).indices
+        assert torch.equal(found.nonzero().view(-1), expected.sort().values)
+    x = torch.zeros(200_000)
+    x[7] = -1.0
+    assert round_trip(x, codec).nonzero().view(-1).tolist() == [7]

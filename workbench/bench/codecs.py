@@ -1,0 +1,134 @@
+"""What coding costs: seconds for each byte, and against the time on a wire that it saves.
+
+First each codec alone, on one core, as a rank of a ring of four does it: every element is encoded
+once, three quarters are decoded and added, and all are decoded once (`comm/codecs/rounds.py`).
+Then an all-reduce over four engines, traced: what encoding, adding and decoding took of it.
+
+The wire is one of 1 Gbit/s, on which the uncoded values would take 2 (p-1)/p n / (125 MB/s).
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import get_args
+
+import torch
+
+from workbench.bench.plot import Bar, Chart
+from workbench.bench.report import Cell, Figure, Report
+from workbench.cluster.cluster import Cluster
+from workbench.comm.codecs import Coding, coder_of
+from workbench.plan.codec import Codec, CodecName
+from workbench.plan.phases import PhaseName
+
+RANKS = 4
+MIB = 2**20
+WIRE_BYTES_PER_S = 125e6
+CODING: tuple[PhaseName, ...] = ("encode", "reduce", "decode")
+# How often each element goes through each, on one rank of a ring.
+TIMES = {"encode": 1.0, "add": (RANKS - 1) / RANKS, "decode": 1.0}
+
+Seconds = dict[CodecName, dict[str, list[float]]]
+
+
+def run(*, quick: bool) -> Report:
+    """Measures every codec; `quick` takes fewer rounds and 16 MiB instead of 64."""
+    nbytes, rounds = (16 * MIB, 3) if quick else (64 * MIB, 7)
+    with Cluster(RANKS, timeout=120.0) as cluster:
+        return compare(cluster, nbytes, rounds)
+
+
+def compare(cluster: Cluster, nbytes: int, rounds: int) -> Report:
+    """The same on a cluster of four engines.
+
+    Args:
+        cluster: whose engines communicate.
+        nbytes: of fp32 values on each rank.
+        rounds: turns that each codec takes.
+    """
+    names: tuple[CodecName, ...] = get_args(CodecName)
+    codecs = {name: Codec(name=name) for name in names}
+    alone = measure(codecs, nbytes // 4, rounds)
+    traced: dict[CodecName, list[float]] = {name: [] for name in names}
+    for _ in range(rounds):
+        for name, codec in codecs.items():
+            trace = cluster.trace_all_reduce(nbytes, algorithm="ring", codec=codec, times=1)
+            slowest = max(rank.seconds_of(CODING) for rank in trace.ranks)
+            traced[name].append(slowest)
+    return _report(codecs, alone, traced, nbytes, rounds)
+
+
+def measure(codecs: dict[CodecName, Codec], numel: int, rounds: int) -> Seconds:
+    """Seconds of each codec's operations on `numel` values, for each round."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        x = torch.randn(numel, generator=torch.Generator().manual_seed(0))
+        out = torch.zeros(numel)
+        found: Seconds = {name: {op: [] for op in TIMES} for name in codecs}
+        for index in range(-1, rounds):
+            for name, codec in codecs.items():
+                coding = Coding(coder_of(codec, x.device))
+                (wire,) = coding.rooms([numel])
+                operations = {
+                    "encode": partial(coding.encode, x, wire),
+                    "add": partial(coding.add, wire, out),
+                    "decode": partial(coding.decode, wire, out),
+                }
+                for op, operation in operations.items():
+                    seconds = _timed(operation)
+                    if index >= 0:  # the first round warms up
+                        found[name][op].append(seconds)
+        return found
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _timed(operation: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    operation()
+    return time.perf_counter() - began
+
+
+def _report(
+    codecs: dict[CodecName, Codec],
+    alone: Seconds,
+    traced: dict[CodecName, list[float]],
+    nbytes: int,
+    rounds: int,
+) -> Report:
+    wire_s = 2 * (RANKS - 1) / RANKS * nbytes / WIRE_BYTES_PER_S
+    rows: list[dict[str, Cell]] = []
+    figures = {}
+    for name, codec in codecs.items():
+        per_byte = {op: 1e9 * statistics.median(s) / nbytes for op, s in alone[name].items()}
+        rows.append(
+            {
+                "codec": name,
+                "smaller": nbytes / codec.encoded_bytes(nbytes // 4),
+                **{f"{op} ns/byte": value for op, value in per_byte.items()},
+            }
+        )
+        each = [
+            sum(TIMES[op] * alone[name][op][index] for op in TIMES) / wire_s
+            for index in range(rounds)
+        ]
+        figures[f"{name}_coding_vs_transfer"] = Figure.of(each)
+        figures[f"{name}_coding_traced_vs_transfer"] = Figure.of([s / wire_s for s in traced[name]])
+    bars = tuple(
+        Bar(name, figure.median, figure.min, figure.max, "int8" in name)
+        for name, figure in figures.items()
+    )
+    return Report(
+        "codecs",
+        tuple(rows),
+        figures,
+        (
+            f"{nbytes // MIB} MiB of fp32 on each rank, one thread; bytes are those of fp32. "
+            f"Figures: coding in a ring of {RANKS} as a part of what the uncoded values take on a "
+            f"wire of 1 Gbit/s ({1e3 * wire_s:.0f} ms), alone and in an all-reduce of {RANKS} "
+            f"engines; {rounds} interleaved rounds: median, range.",
+        ),
+        (Chart("coding, as a part of the uncoded transfer at 1 Gbit/s", bars, target=0.15),),
+    )
