@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 from torch import nn
 
-from workbench.cluster import calibrate, files, message, report, sum_trace, verifying
+from workbench.cluster import calibrate, files, message, report, verifying
 from workbench.cluster.assistant import Assistant, complete
 from workbench.cluster.beginning import Beginning
 from workbench.cluster.devices import Device
@@ -22,12 +22,10 @@ from workbench.cluster.errors import ClusterError
 from workbench.cluster.faults import Faults
 from workbench.cluster.ground import Ground, ground_of
 from workbench.cluster.job import Job
+from workbench.cluster.measures import Measures
 from workbench.cluster.resume import again, checkpoint_of
 from workbench.cluster.run import Launch, Release, Run
-from workbench.cluster.sum_trace import SumTrace
 from workbench.plan import stability
-from workbench.plan.all_reduce import Algorithm
-from workbench.plan.codec import Codec
 from workbench.plan.experiment import SGD, Adam, AdamW, Experiment
 from workbench.plan.graph import Graph
 from workbench.plan.machine import Machine
@@ -38,7 +36,7 @@ from workbench.train.verification import Verification
 STOP_RUNS_WITHIN_S = 10.0
 
 
-class Cluster(Faults):
+class Cluster(Faults, Measures):
     """Engines on this host, each on a GPU where there are any, else on its own cores.
 
     Ready when it is made. Ends with `stop()`, at the end of a `with` block, when it is no
@@ -154,34 +152,6 @@ class Cluster(Faults):
             warnings.warn(doubt, stacklevel=2)
         return run
 
-    def curvature(
-        self,
-        experiment: Experiment,
-        *,
-        resume: str | Path | Run | None = None,
-        module: nn.Module | None = None,
-        batches: int = 2,
-    ) -> Curvature:
-        """Measures the loss's largest curvature, by up to 40 gradients of each batch; waits for it.
-
-        It is that of the weights given, and grows or falls as they are trained.
-
-        Args:
-            experiment: whose loss; its strategy does not matter.
-            resume: as in `train`: measured at the weights that a run would go on from.
-            module: as in `train`.
-            batches: over which the loss is a mean.
-
-        Raises:
-            ClusterError: the plan needs more engines than are here, or free.
-            RunError: a rank failed.
-        """
-        task = "workbench.train.curvature:measure_curvature"
-        start = checkpoint_of(resume, experiment.plan.graph)
-        found = self.call(task, experiment, module=module, resume=start, batches=batches)
-        measured: Curvature = found[0]
-        return measured
-
     def _taking(
         self, experiment: Experiment, packed: bytes, weights: Path | None, resume: Path | None
     ) -> tuple[Launch, Release]:
@@ -248,38 +218,6 @@ class Cluster(Faults):
         )
         with self._taken(plan, f"a verification of {plan.graph.source.name}") as places:
             return verifying.carry_out(experiment, module, places, self._assistant, self._dispatch)
-
-    def trace_all_reduce(
-        self,
-        nbytes: int,
-        *,
-        algorithm: Algorithm = "auto",
-        codec: str | Codec | None = None,
-        times: int = 5,
-    ) -> SumTrace:
-        """Shows where an all-reduce over all engines spends its time, phase by phase.
-
-        Args:
-            nbytes: on each rank, in fp32.
-            algorithm: who sums what.
-            codec: what values become while they travel.
-            times: of so many, that of median time is shown; odd.
-
-        Raises:
-            ValueError: there is no such algorithm or codec, they do not go together, or there is
-                nothing to trace.
-            ClusterError: an engine is not free.
-            RunError: a rank failed.
-        """
-        if nbytes < 4 or times % 2 == 0:
-            raise ValueError(f"needs 4 bytes or more and an odd count, got {nbytes} and {times}")
-        experiment = sum_trace.experiment_for(len(self), algorithm, codec)
-        task = "workbench.train.tracing_sums:trace_sums"
-        with self._taken(experiment.plan, "a trace of an all-reduce") as places:
-            shared = {"weights": None, "numel": nbytes // 4, "times": times}
-            packed = message.pack(experiment)
-            ranks = complete(self._dispatch.start(task, packed, places, shared))
-        return sum_trace.described(experiment, nbytes, ranks)
 
     def calibrate(
         self,
