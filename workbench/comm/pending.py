@@ -137,7 +137,8 @@ def start_all_reduce(
 
     "backend", which is "auto" where ranks share no memory, runs on threads of its own. All others
     are advanced by the ranks themselves, when they `poll` or wait for anything: cores that compute
-    are not taken, and what is on the wire goes on, but no next round begins meanwhile.
+    are not taken, and what is on the wire goes on, but no next round begins meanwhile, unless an
+    `Attendant` looks after them.
 
     "direct" and "hierarchical" sum a buffer that `Group.buffer` made where it lies. Of any other
     tensor "direct" is sent through the communicator, "auto" within one host leaves it to the
