@@ -5,6 +5,7 @@ from workbench.comm.collectives import all_reduce as all_reduce
 from workbench.comm.collectives import all_to_all as all_to_all
 from workbench.comm.collectives import broadcast as broadcast
 from workbench.comm.collectives import reduce_scatter as reduce_scatter
+from workbench.comm.errors import CodecError as CodecError
 from workbench.comm.errors import CommError as CommError
 from workbench.comm.errors import CommTimeout as CommTimeout
 from workbench.comm.errors import PeerLost as PeerLost

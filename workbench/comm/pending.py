@@ -70,8 +70,9 @@ class Pending:
             return False
         try:
             self._raise_again()
-            if self._progress is not None and self._progress.advance():
-                self._finish()
+            with self._call.told("helping"):
+                if self._progress is not None and self._progress.advance():
+                    self._finish()
             return self._progress is None
         except Exception as error:
             self._error = error

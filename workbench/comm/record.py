@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
+from workbench.plan.phases import CollectiveTrace
+
 if TYPE_CHECKING:
     from workbench.comm.group import Call
-
-from workbench.plan.phases import CollectiveTrace
 
 Phase = Literal["forward", "backward", "step"]
 Doing = Literal["blocked", "helping"]

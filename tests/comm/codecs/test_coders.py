@@ -179,3 +179,17 @@ def test_the_largest_are_found_wherever_they_are():
     x = torch.zeros(200_000)
     x[7] = -1.0
     assert round_trip(x, codec).nonzero().view(-1).tolist() == [7]
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_near_the_largest_of_fp32_nothing_becomes_infinite_in_silence(name):
+    """A scale is rounded, and its largest multiple may then be too large."""
+    codec, refused = scaled(name, 2), 0
+    for steps in range(300):
+        x = torch.tensor([torch.finfo(torch.float32).max, 1.0])
+        x.view(torch.int32)[0] -= steps
+        try:
+            assert torch.isfinite(round_trip(x, codec)).all()
+        except CodecError:
+            refused += 1
+    assert refused < 200

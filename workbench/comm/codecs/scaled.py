@@ -45,7 +45,7 @@ class Int8(Coder):
 
     def peak(self, wire: Tensor, length: int) -> Tensor:
         scales = self._scales(wire, length)
-        return scales.max() if length else scales.new_zeros(())
+        return scales.max() * self.most if length else scales.new_zeros(())
 
     def add(self, wire: Tensor, out: Tensor, sign: int = 1) -> None:
         scales, multiples = self._scales(wire, len(out)), self._load(wire, len(out))

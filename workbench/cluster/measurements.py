@@ -1,0 +1,159 @@
+"""What a cluster can be asked about its engines, what is between them, and what they train."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from workbench.cluster import calibrate, message, sum_trace
+from workbench.cluster.assistant import Assistant, complete
+from workbench.cluster.devices import Device
+from workbench.cluster.dispatch import Dispatch
+from workbench.cluster.emulated.hosts import Hosts
+from workbench.cluster.resume import checkpoint_of
+from workbench.cluster.run import Run
+from workbench.cluster.sum_trace import SumTrace
+from workbench.plan.all_reduce import Algorithm
+from workbench.plan.codec import Codec
+from workbench.plan.experiment import SGD, Adam, AdamW, Experiment
+from workbench.plan.graph import Graph
+from workbench.plan.machine import Machine
+from workbench.plan.plan import Plan
+from workbench.plan.stability import Curvature
+
+
+class Measurements(ABC):
+    """Of devices, links, layers, collectives and losses; a part of `Cluster`."""
+
+    devices: tuple[Device, ...]
+    hosts: Hosts | None
+    _assistant: Assistant
+    _dispatch: Dispatch
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many engines there are."""
+
+    @abstractmethod
+    def _taken(self, plan: Plan, holder: str) -> AbstractContextManager[tuple[int, ...]]:
+        """Engines for a plan's ranks for as long as the body runs."""
+
+    @abstractmethod
+    def call(
+        self,
+        task: str,
+        experiment: Experiment,
+        *,
+        module: nn.Module | None = None,
+        **keywords: Any,
+    ) -> list[Any]:
+        """What a function returns on each rank of an experiment's plan."""
+
+    def calibrate(
+        self,
+        *what: Graph | Plan,
+        rows: int | Sequence[int] = (8, 32),
+        precision: Literal["fp32", "bf16", "fp64"] = "fp32",
+        optimizer: SGD | Adam | AdamW | None = None,
+        data: Any = None,
+        within_s: float = 60.0,
+        fresh: bool = False,
+        module: nn.Module | None = None,
+    ) -> Machine:
+        """Measures devices, links and the layers of plans, on all engines at once.
+
+        What was measured before on this hardware is kept in the platform's folder for caches and
+        only completed, so that a second call returns at once. An interrupt loses what was being
+        measured, not what was found.
+
+        Args:
+            what: plans, all for one number of ranks; or graphs, of which data-parallel and hybrid
+                plans over all engines are measured. Nothing: only devices and links.
+            rows: of a batch on each rank. Of two, times at others follow by interpolation.
+            precision: of the layers.
+            optimizer: whose updates are measured in place; None: SGD with momentum.
+            data: as in `Experiment`, whose loading is measured; None: synthetic.
+            within_s: about how many seconds it may take; with less, errors are larger.
+            fresh: forget what was measured before.
+            module: as in `train`.
+
+        Raises:
+            TypeError: something else than graphs and plans.
+            ValueError: plans for different numbers of ranks, no rows, or no time.
+            ClusterError: a plan needs more engines than are here, or free.
+            RunError: a rank failed.
+        """
+        counts = calibrate.rows_of(rows)
+        if not 0 < within_s < float("inf"):
+            raise ValueError(f"within_s must be a positive number of seconds, got {within_s!r}")
+        plans = calibrate.plans_of(what, len(self))
+        wish = calibrate.Wish(counts, precision, optimizer, data, within_s)
+        with self._taken(plans[0], "a calibration") as places:
+            devices = [self.devices[place] for place in places]
+            calibration = calibrate.Calibration(
+                places, devices, self.hosts, self._assistant, self._dispatch
+            )
+            return calibration.carry_out(plans, wish, module, fresh=fresh)
+
+    def trace_all_reduce(
+        self,
+        nbytes: int,
+        *,
+        algorithm: Algorithm = "auto",
+        codec: str | Codec | None = None,
+        times: int = 5,
+    ) -> SumTrace:
+        """Shows where an all-reduce over all engines spends its time, phase by phase.
+
+        Args:
+            nbytes: on each rank, in fp32.
+            algorithm: who sums what.
+            codec: what values become while they travel.
+            times: of so many, that of median time is shown; odd.
+
+        Raises:
+            ValueError: there is no such algorithm or codec, they do not go together, or there is
+                nothing to trace.
+            ClusterError: an engine is not free.
+            RunError: a rank failed.
+        """
+        if nbytes < 4 or times % 2 == 0:
+            raise ValueError(f"needs 4 bytes or more and an odd count, got {nbytes} and {times}")
+        experiment = sum_trace.experiment_for(len(self), algorithm, codec)
+        task = "workbench.train.tracing_sums:trace_sums"
+        with self._taken(experiment.plan, "a trace of an all-reduce") as places:
+            shared = {"weights": None, "numel": nbytes // 4, "times": times}
+            packed = message.pack(experiment)
+            ranks = complete(self._dispatch.start(task, packed, places, shared))
+        return sum_trace.described(experiment, nbytes, ranks)
+
+    def curvature(
+        self,
+        experiment: Experiment,
+        *,
+        resume: str | Path | Run | None = None,
+        module: nn.Module | None = None,
+        batches: int = 2,
+    ) -> Curvature:
+        """Measures the loss's largest curvature, by up to 40 gradients of each batch; waits for it.
+
+        It is that of the weights given, and grows or falls as they are trained.
+
+        Args:
+            experiment: whose loss; its strategy does not matter.
+            resume: as in `train`: measured at the weights that a run would go on from.
+            module: as in `train`.
+            batches: over which the loss is a mean.
+
+        Raises:
+            ClusterError: the plan needs more engines than are here, or free.
+            RunError: a rank failed.
+        """
+        task = "workbench.train.curvature:measure_curvature"
+        start = checkpoint_of(resume, experiment.plan.graph)
+        found = self.call(task, experiment, module=module, resume=start, batches=batches)
+        measured: Curvature = found[0]
+        return measured
