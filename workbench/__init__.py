@@ -53,8 +53,7 @@ _HOME = {
         "plan": (
             "CIFAR10 SGD Adam AdamW Codec Digits Experiment ExperimentError Graph ImageFolder "
             "LayerPlan LocalSGD Machine MachineError ParameterServer Partial Pipelined Plan "
-            "PlanError Replicate Shard "
-            "Synchronous Synthetic apportion"
+            "PlanError Replicate Shard Synchronous Synthetic apportion"
         ),
         "predict": "Balanced Prediction balanced predict",
         "widgets": "Dashboard",

@@ -67,8 +67,11 @@ def test_rounds_are_exact(cluster, rounds):
     assert found.exact, found
 
 
-def test_a_run_trains_and_says_what_it_holds(cluster):
-    run = cluster.train(experiment(cluster, precision="bf16"), module=net()).wait()
+@pytest.mark.parametrize(
+    "sync", [wb.Synchronous(), wb.Pipelined(width=3, warmup=1), wb.ParameterServer()]
+)
+def test_a_run_trains_and_says_what_it_holds(cluster, sync):
+    run = cluster.train(experiment(cluster, precision="bf16", sync=sync), module=net()).wait()
     assert run.state == "finished"
     assert (run.metrics["gpu_bytes"] > 0).all()
     assert (run.metrics["peak_bytes"] >= run.metrics["tensor_bytes"]).all()

@@ -9,7 +9,15 @@ from tests.train import small
 from tests.train.runs import same
 from tests.train.test_session import GRAPH, session
 from workbench.model.weights import initialize
-from workbench.plan.experiment import SGD, AdamW, Experiment, Pipelined, Synchronous, Synthetic
+from workbench.plan.experiment import (
+    SGD,
+    AdamW,
+    Experiment,
+    ParameterServer,
+    Pipelined,
+    Synchronous,
+    Synthetic,
+)
 from workbench.plan.plan import Plan
 from workbench.train import checkpoint
 
@@ -57,18 +65,33 @@ def in_flight(found):
 @pytest.mark.parametrize(
     ("fields", "stop_after"),
     [
-        (dict(sync=Pipelined(width=2)), 4),
-        (dict(sync=Pipelined(width=4, compensation="delay"), optimizer=AdamW(lr=0.01)), 1),
-        (dict(sync=Pipelined(width=3, warmup=3), shard_optimizer=True), 3),
+        pytest.param(dict(sync=Pipelined(width=2)), 4, id="late"),
+        pytest.param(
+            dict(sync=Pipelined(width=4, compensation="delay"), optimizer=AdamW(lr=0.01)),
+            1,
+            id="filling",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            dict(sync=Pipelined(width=3, warmup=3), shard_optimizer=True),
+            3,
+            id="switching",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["late", "filling", "switching"],
 )
 def test_a_resumed_run_is_the_uninterrupted_one(run, fields, stop_after):
-    whole, folder, _ = run(**fields)
-    same(run(**fields, checkpoint_every=1)[0], whole)  # to save disturbs nothing
+    whole, _, _ = run(**fields, checkpoint_every=3)
     _, stopped, outcome = run(**fields, stop_after=stop_after)
     assert outcome.reason == "stopped"
     same(run(**fields, resume=checkpoint.latest(stopped))[0], whole)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_more_steps(run):
+    fields = dict(sync=Pipelined(width=3))
+    whole, folder, _ = run(**fields)
+    same(run(**fields, checkpoint_every=1)[0], whole)  # to save disturbs nothing
     longer, _, _ = run(**fields, resume=checkpoint.latest(folder), steps=10)
     same(longer, run(**fields, steps=10)[0])
 
@@ -104,9 +127,11 @@ def test_a_narrower_pipeline_uses_the_oldest_at_once(run):
     applied = "the gradient of step {}, in flight until then, was used at once"
     _, _, outcome = run(sync=Pipelined(width=2), resume=end)
     assert outcome.notes == (applied.format(3),)
-    drained, _, outcome = run(sync=Synchronous(), resume=end)
+    drained, _, outcome = run(sync=Synchronous(algorithm="direct"), resume=end)
     assert outcome.notes == (applied.format(3), applied.format(4))
     assert in_flight(drained) == []
+    served, _, _ = run(sync=ParameterServer(server=1), resume=end)
+    same(served, drained)
     _, _, outcome = run(sync=Pipelined(width=4), resume=end)  # steps 3 and 4 are there already
     assert outcome.notes == ("step 5 moved no weights: it filled the pipeline",)
 

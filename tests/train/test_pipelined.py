@@ -51,12 +51,19 @@ def parameters(values):
 @pytest.mark.parametrize(
     ("plan", "value", "fields"),
     [
-        (DATA, MOMENTUM, {}),
-        (HYBRID, AdamW(lr=0.01), dict(accumulate=3)),
-        (HYBRID.with_rounds("B/K"), NESTEROV, dict(precision="bf16")),
-        (UNEQUAL, MOMENTUM, dict(precision="fp64")),
+        pytest.param(DATA, MOMENTUM, {}, id="data"),
+        pytest.param(
+            HYBRID, AdamW(lr=0.01), dict(accumulate=3), id="hybrid", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            HYBRID.with_rounds("B/K"),
+            NESTEROV,
+            dict(precision="bf16"),
+            id="rounds",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(UNEQUAL, MOMENTUM, dict(precision="fp64", steps=5), id="unequal"),
     ],
-    ids=["data", "hybrid", "rounds", "unequal"],
 )
 def test_steps_are_the_recurrence(on_ranks, weights, plan, value, fields):
     run = Experiment(plan=plan, optimizer=value, **{**FIELDS, **fields})
@@ -84,6 +91,7 @@ def test_ranks_are_alike_between_hosts(on_ranks, weights, algorithm, hosts):
         torch.testing.assert_close(parameters(now), parameters(then))
 
 
+@pytest.mark.slow
 def test_messages_between_hosts(on_ranks, weights):
     """What goes on in rounds, which a thread advances, and what gloo does by itself."""
     run = Experiment(plan=DATA, optimizer=MOMENTUM, **FIELDS)

@@ -18,7 +18,7 @@ from workbench.train.strategy import strategy_of, updater_of
 KNOWN = {0.0: (2.0, 1.0, 0.618, 0.445), 0.9: (3.8, 0.1, 0.05125, 0.03478)}
 
 
-def amplitudes(lr, width, momentum, steps=1200, every=200):
+def amplitudes(lr, width, momentum, steps=600, every=100):
     """Of w under lr and a loss of w^2 / 2, the largest in each so many steps, on one rank."""
     graph = trace(nn.Sequential(nn.Flatten(), nn.Linear(1, 2)), input_shape=(1, 1, 1))
     run = experiment(Plan.data_parallel(graph, 1), SGD(lr=lr, momentum=momentum))

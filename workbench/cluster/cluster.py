@@ -150,34 +150,6 @@ class Cluster(Measurements, Faults):
             warnings.warn(doubt, stacklevel=2)
         return run
 
-    def curvature(
-        self,
-        experiment: Experiment,
-        *,
-        resume: str | Path | Run | None = None,
-        module: nn.Module | None = None,
-        batches: int = 2,
-    ) -> Curvature:
-        """Measures the loss's largest curvature, by up to 40 gradients of each batch; waits for it.
-
-        It is that of the weights given, and grows or falls as they are trained.
-
-        Args:
-            experiment: whose loss; its strategy does not matter.
-            resume: as in `train`: measured at the weights that a run would go on from.
-            module: as in `train`.
-            batches: over which the loss is a mean.
-
-        Raises:
-            ClusterError: the plan needs more engines than are here, or free.
-            RunError: a rank failed.
-        """
-        task = "workbench.train.curvature:measure_curvature"
-        start = checkpoint_of(resume, experiment.plan.graph)
-        found = self.call(task, experiment, module=module, resume=start, batches=batches)
-        measured: Curvature = found[0]
-        return measured
-
     def _taking(
         self, experiment: Experiment, packed: bytes, weights: Path | None, resume: Path | None
     ) -> tuple[Launch, Release]:

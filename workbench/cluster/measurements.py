@@ -1,8 +1,9 @@
-"""What a cluster can be asked about its engines and what is between them."""
+"""What a cluster can be asked about its engines, what is between them, and what they train."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
@@ -12,17 +13,20 @@ from workbench.cluster.assistant import Assistant, complete
 from workbench.cluster.devices import Device
 from workbench.cluster.dispatch import Dispatch
 from workbench.cluster.emulated.hosts import Hosts
+from workbench.cluster.resume import checkpoint_of
+from workbench.cluster.run import Run
 from workbench.cluster.sum_trace import SumTrace
 from workbench.plan.all_reduce import Algorithm
 from workbench.plan.codec import Codec
-from workbench.plan.experiment import SGD, Adam, AdamW
+from workbench.plan.experiment import SGD, Adam, AdamW, Experiment
 from workbench.plan.graph import Graph
 from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
+from workbench.plan.stability import Curvature
 
 
 class Measurements(ABC):
-    """Of devices, links, layers and collectives; a part of `Cluster`."""
+    """Of devices, links, layers, collectives and losses; a part of `Cluster`."""
 
     devices: tuple[Device, ...]
     hosts: Hosts | None
@@ -36,6 +40,17 @@ class Measurements(ABC):
     @abstractmethod
     def _taken(self, plan: Plan, holder: str) -> AbstractContextManager[tuple[int, ...]]:
         """Engines for a plan's ranks for as long as the body runs."""
+
+    @abstractmethod
+    def call(
+        self,
+        task: str,
+        experiment: Experiment,
+        *,
+        module: nn.Module | None = None,
+        **keywords: Any,
+    ) -> list[Any]:
+        """What a function returns on each rank of an experiment's plan."""
 
     def calibrate(
         self,
@@ -115,3 +130,31 @@ class Measurements(ABC):
             packed = message.pack(experiment)
             ranks = complete(self._dispatch.start(task, packed, places, shared))
         return sum_trace.described(experiment, nbytes, ranks)
+
+    def curvature(
+        self,
+        experiment: Experiment,
+        *,
+        resume: str | Path | Run | None = None,
+        module: nn.Module | None = None,
+        batches: int = 2,
+    ) -> Curvature:
+        """Measures the loss's largest curvature, by up to 40 gradients of each batch; waits for it.
+
+        It is that of the weights given, and grows or falls as they are trained.
+
+        Args:
+            experiment: whose loss; its strategy does not matter.
+            resume: as in `train`: measured at the weights that a run would go on from.
+            module: as in `train`.
+            batches: over which the loss is a mean.
+
+        Raises:
+            ClusterError: the plan needs more engines than are here, or free.
+            RunError: a rank failed.
+        """
+        task = "workbench.train.curvature:measure_curvature"
+        start = checkpoint_of(resume, experiment.plan.graph)
+        found = self.call(task, experiment, module=module, resume=start, batches=batches)
+        measured: Curvature = found[0]
+        return measured

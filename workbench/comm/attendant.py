@@ -59,5 +59,5 @@ def _is_over(ref: weakref.ref[Pending]) -> bool:
     if pending is None:
         return True
     with suppress(Exception):  # `wait` raises it
-        return pending.poll()
+        return pending.poll_beside()
     return True

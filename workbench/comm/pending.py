@@ -52,6 +52,20 @@ class Pending:
         """
         if self._progress is None:
             return True
+        with self._call.told("helping"):
+            return self._advanced()
+
+    def poll_beside(self) -> bool:
+        """As `poll`, on a thread that takes no time from the rank's computing."""
+        if self._progress is None:
+            return True
+        over = self._advanced()
+        if over:
+            with self._call.told("helping"):
+                pass  # whoever listens hears when it ended
+        return over
+
+    def _advanced(self) -> bool:
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -124,7 +138,8 @@ def start_all_reduce(
 
     "backend", which is "auto" where ranks share no memory, runs on threads of its own. All others
     are advanced by the ranks themselves, when they `poll` or wait for anything: cores that compute
-    are not taken, and what is on the wire goes on, but no next round begins meanwhile.
+    are not taken, and what is on the wire goes on, but no next round begins meanwhile, unless an
+    `Attendant` looks after them.
 
     "direct" and "hierarchical" sum a buffer that `Group.buffer` made where it lies. Of any other
     tensor "direct" is sent through the communicator, "auto" within one host leaves it to the

@@ -90,6 +90,10 @@ class ServedUpdates(AtOnce):
         self._sums.finish()
 
     def update(self, step: int) -> None:
+        self.move()
+
+    def move(self) -> None:
+        """Moves the weights at their servers, and on all ranks that hold them as well."""
         self.updater.step()
         self._sums.hand_out()
 
@@ -139,8 +143,9 @@ def root_of(group: Group, server: int) -> int:
     The groups of ranks that hold all pieces of a layer are consecutive ranks: it is the one in
     the same such group as the world's server.
     """
-    apart = group.ranks[1] - group.ranks[0] if group.size > 1 else server + 1
-    return server // apart
+    if group.size == 1:
+        return 0
+    return server // (group.ranks[1] - group.ranks[0])
 
 
 def is_root(group: Group, server: int) -> bool:

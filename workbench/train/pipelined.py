@@ -15,7 +15,7 @@ Source: Pipe-SGD (arXiv:1811.03619); steps skipped while the pipeline fills: SAP
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -204,13 +204,20 @@ def stays_in_flight(sync: Sync, first_step: int) -> int:
 
 
 def drain(
-    oldest_first: Sequence[InFlight], model: CutModel, updater: Updater, notes: list[str]
+    oldest_first: Sequence[InFlight], model: CutModel, move: Callable[[], None], notes: list[str]
 ) -> None:
-    """Moves the weights by sums for which a strategy has no place in its pipeline."""
+    """Moves the weights by sums for which a strategy has no place in its pipeline.
+
+    Args:
+        oldest_first: this rank's pieces of the sums.
+        model: this rank's part.
+        move: moves the weights by their gradients.
+        notes: takes what was done.
+    """
     for left in oldest_first:
         for name, parameter in model.trainable().items():
             parameter.grad = left.gradients.get(name)
-        updater.step()
+        move()
         notes.append(f"the gradient of step {left.step}, in flight until then, was used at once")
     for parameter in model.trainable().values():
         parameter.grad = None

@@ -127,7 +127,11 @@ def strategy_of(
     """
     notes = [] if notes is None else notes
     spare = max(0, len(left) - stays_in_flight(experiment.sync, first_step))
-    drain(left[:spare], model, updater, notes)
+    if isinstance(experiment.sync, ParameterServer):
+        served = ServedUpdates(experiment.sync, model, updater)
+        drain(left[:spare], model, served.move, notes)
+        return served
+    drain(left[:spare], model, updater.step, notes)
     match experiment.sync:
         case Pipelined(width=1) as sync:
             return SynchronousUpdates(as_synchronous(sync), model, updater)
@@ -139,5 +143,3 @@ def strategy_of(
             return SynchronousUpdates(sync, model, updater)
         case LocalSGD() as sync:
             return LocalUpdates(sync, experiment.optimizer, model, updater.optimizer)
-        case ParameterServer() as sync:
-            return ServedUpdates(sync, model, updater)
