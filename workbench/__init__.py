@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from workbench.plan import ImageFolder as ImageFolder
     from workbench.plan import LayerPlan as LayerPlan
     from workbench.plan import LocalSGD as LocalSGD
+    from workbench.plan import Machine as Machine
+    from workbench.plan import MachineError as MachineError
     from workbench.plan import Partial as Partial
     from workbench.plan import Plan as Plan
     from workbench.plan import PlanError as PlanError
@@ -45,8 +47,8 @@ _HOME = {
         "model": "TraceError trace",
         "plan": (
             "CIFAR10 SGD Adam AdamW Codec Digits Experiment ExperimentError Graph ImageFolder "
-            "LayerPlan LocalSGD Partial Plan PlanError Replicate Shard Synchronous Synthetic "
-            "apportion"
+            "LayerPlan LocalSGD Machine MachineError Partial Plan PlanError Replicate Shard "
+            "Synchronous Synthetic apportion"
         ),
         "predict": "Prediction predict",
         "widgets": "Dashboard",

@@ -2,7 +2,7 @@
 
 from workbench.plan.choice import LayerPlan
 from workbench.plan.codec import Codec
-from workbench.plan.errors import ExperimentError, PlanError
+from workbench.plan.errors import ExperimentError, MachineError, PlanError
 from workbench.plan.experiment import (
     CIFAR10,
     SGD,
@@ -16,8 +16,10 @@ from workbench.plan.experiment import (
     Synthetic,
 )
 from workbench.plan.graph import Graph, Layer, Source, Weight
+from workbench.plan.machine import Curve, Device, Estimate, Link, Machine, Sample
 from workbench.plan.placement import Partial, Replicate, Shard, apportion
 from workbench.plan.plan import Plan
+from workbench.plan.work import Work, work_of, works_of
 
 __all__ = [
     "CIFAR10",
@@ -25,22 +27,32 @@ __all__ = [
     "Adam",
     "AdamW",
     "Codec",
+    "Curve",
+    "Device",
     "Digits",
+    "Estimate",
     "Experiment",
     "ExperimentError",
     "Graph",
     "ImageFolder",
     "Layer",
     "LayerPlan",
+    "Link",
     "LocalSGD",
+    "Machine",
+    "MachineError",
     "Partial",
     "Plan",
     "PlanError",
     "Replicate",
+    "Sample",
     "Shard",
     "Source",
     "Synchronous",
     "Synthetic",
     "Weight",
+    "Work",
     "apportion",
+    "work_of",
+    "works_of",
 ]

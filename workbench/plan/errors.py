@@ -14,6 +14,10 @@ class ExperimentError(ValueError):
     """An experiment with a wrong field: the text names it, what was given and what is valid."""
 
 
+class MachineError(ValueError):
+    """A machine with a wrong field, or an unknown one: the text says what is valid."""
+
+
 @contextmanager
 def readable(error: type[ValueError], what: str) -> Iterator[None]:
     """Turns pydantic's report into one short line for each wrong field."""

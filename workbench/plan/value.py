@@ -1,6 +1,6 @@
 """The base of the values that an experiment is made of."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel as PydanticModel
 from pydantic import ConfigDict
@@ -15,6 +15,8 @@ class Value(PydanticModel):
         frozen=True, extra="forbid", strict=False, use_attribute_docstrings=True
     )
 
+    _refusal: ClassVar[type[ValueError]] = ExperimentError
+
     def __init__(self, **fields: Any) -> None:
-        with readable(ExperimentError, type(self).__name__):
+        with readable(self._refusal, type(self).__name__):
             super().__init__(**fields)

@@ -1,0 +1,81 @@
+"""What connects ranks: how long a collective takes.
+
+    seconds = rounds x latency + received / bandwidth + added x reduction
+
+Source: the alpha-beta-gamma model of Pipe-SGD (arXiv:1811.03619, sec. 4), where alpha is the
+latency, 1/beta the bandwidth and gamma the seconds for each byte that is added up.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from functools import cached_property
+from typing import ClassVar
+
+from pydantic import Field
+
+from workbench.plan.errors import MachineError
+from workbench.plan.value import Value
+
+
+class Curve(Value):
+    """One collective as measured."""
+
+    _refusal: ClassVar[type[ValueError]] = MachineError
+
+    op: str
+    """As the recorder names it: "all_reduce", "all_gather", "reduce_scatter", "all_to_all"."""
+    ranks: int = Field(ge=1)
+    points: tuple[tuple[float, float], ...] = Field(min_length=1)
+    """(bytes received by a rank, seconds), ascending."""
+
+    def seconds(self, received: float) -> float:
+        """Between two points, on the line through them; outside, on the nearest two's."""
+        points = self.points
+        if len(points) == 1:
+            return points[0][1]
+        place = bisect_right(points, (received, float("inf")))
+        place = min(max(place, 1), len(points) - 1)
+        (left, before), (right, behind) = points[place - 1], points[place]
+        slope = (behind - before) / (right - left)
+        floor = min(seconds for _, seconds in points) / 2
+        return max(before + slope * (received - left), floor)
+
+
+class Link(Value):
+    """How a group of ranks is connected."""
+
+    _refusal: ClassVar[type[ValueError]] = MachineError
+
+    name: str
+    latency_s: float = Field(ge=0)
+    """Of one exchange between two ranks (alpha)."""
+    bandwidth: float = Field(gt=0)
+    """Bytes per second that one rank receives (1 / beta)."""
+    reduction_s_per_byte: float = Field(default=0.0, ge=0)
+    """Of bytes that a rank adds up (gamma)."""
+    busy: float = Field(default=0.0, ge=0, le=1)
+    """Share of a collective's time in which its device computes nothing else."""
+    curves: tuple[Curve, ...] = ()
+    """Collectives as measured; the model above stands in for those that were not."""
+    source: str = ""
+    """Where the figures come from."""
+
+    def seconds(self, op: str, ranks: int, received: float, rounds: int, added: float) -> float:
+        """Time of one collective on one rank.
+
+        Args:
+            op: as the recorder names it.
+            ranks: of the group.
+            received: bytes that the rank receives.
+            rounds: exchanges that follow each other.
+            added: bytes that the rank adds to others.
+        """
+        curve = self._curve.get((op, ranks))
+        if curve is not None:
+            return curve.seconds(received)
+        moving = received / self.bandwidth + added * self.reduction_s_per_byte
+        return rounds * self.latency_s + moving
+
+    @cached_property
+    def _curve(self) -> Mapping[tuple[str, int], Curve]:
+        return {(curve.op, curve.ranks): curve for curve in self.curves}
