@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from workbench.plan import LocalSGD as LocalSGD
     from workbench.plan import Machine as Machine
     from workbench.plan import MachineError as MachineError
+    from workbench.plan import ParameterServer as ParameterServer
     from workbench.plan import Partial as Partial
+    from workbench.plan import Pipelined as Pipelined
     from workbench.plan import Plan as Plan
     from workbench.plan import PlanError as PlanError
     from workbench.plan import Replicate as Replicate
@@ -47,8 +49,8 @@ _HOME = {
         "model": "TraceError trace",
         "plan": (
             "CIFAR10 SGD Adam AdamW Codec Digits Experiment ExperimentError Graph ImageFolder "
-            "LayerPlan LocalSGD Machine MachineError Partial Plan PlanError Replicate Shard "
-            "Synchronous Synthetic apportion"
+            "LayerPlan LocalSGD Machine MachineError ParameterServer Partial Pipelined Plan "
+            "PlanError Replicate Shard Synchronous Synthetic apportion"
         ),
         "predict": "Prediction predict",
         "widgets": "Dashboard",

@@ -12,6 +12,8 @@ from workbench.plan.experiment import (
     Experiment,
     ImageFolder,
     LocalSGD,
+    ParameterServer,
+    Pipelined,
     Synchronous,
     Synthetic,
 )
@@ -41,7 +43,9 @@ __all__ = [
     "LocalSGD",
     "Machine",
     "MachineError",
+    "ParameterServer",
     "Partial",
+    "Pipelined",
     "Plan",
     "PlanError",
     "Replicate",

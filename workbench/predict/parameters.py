@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from workbench.plan.experiment import SGD, Experiment, LocalSGD, Optimizer
+from workbench.plan.experiment import SGD, Experiment, LocalSGD, Optimizer, Synchronous
 from workbench.plan.graph import Graph
 from workbench.plan.placement import Replicate
 from workbench.plan.plan import Plan
@@ -131,7 +131,7 @@ def buckets_of(experiment: Experiment, pieces: Pieces, rank: int) -> tuple[Bucke
     every = set(pieces.names)
     if isinstance(sync, LocalSGD):
         return ()
-    if not sync.per_round:
+    if not (isinstance(sync, Synchronous) and sync.per_round):
         return _bucketed(experiment, pieces, rank, every)
     tail = tail_names(experiment.plan)
     head = _bucketed(experiment, pieces, rank, every - tail)

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from workbench.plan.errors import ExperimentError
-from workbench.plan.experiment import Experiment, Synchronous
+from workbench.plan.experiment import Experiment, ParameterServer, Pipelined, Synchronous
 from workbench.plan.plan import Plan
 from workbench.predict.memory import Memory, memory_of
 from workbench.predict.program import Program, program_of
@@ -67,7 +67,8 @@ def predict(plan: Plan, machine: None = None, experiment: Experiment | None = No
 
     Raises:
         ExperimentError: no experiment, one that cannot run this plan, or one with what is not
-            predicted yet: recomputation, a sharded optimizer, a named all-reduce algorithm.
+            predicted yet: recomputation, a sharded optimizer, a named all-reduce algorithm, the
+            strategies Pipelined and ParameterServer.
     """
     if not isinstance(experiment, Experiment):
         raise ExperimentError(
@@ -87,3 +88,5 @@ def _unknown(plan: Plan, experiment: Experiment) -> Iterator[str]:
     sync = experiment.sync
     if isinstance(sync, Synchronous) and sync.algorithm != "auto":
         yield f"algorithm={sync.algorithm!r}"
+    if isinstance(sync, Pipelined | ParameterServer):
+        yield f"sync={sync!r}"

@@ -120,7 +120,7 @@ class _Counting:
         if isinstance(self.experiment.sync, LocalSGD):
             self._averaging(self.experiment.sync)
         else:
-            self._gradients(self.experiment.sync)
+            self._gradients()
         status = self.everywhere * (2 + self.world)
         world = shard_groups(self.world, self.world)
         got = received.all_reduce(status, world)
@@ -206,9 +206,9 @@ class _Counting:
             got = received.all_reduce(2 * every, groups)
             self._add("all_reduce", name, "step", "shard", groups, got, width)
 
-    def _gradients(self, sync: Synchronous) -> None:
-        tail, rounds = set[str](), 1
-        if sync.per_round and self.plan.tail is not None:
+    def _gradients(self) -> None:
+        sync, tail, rounds = self.experiment.sync, set[str](), 1
+        if isinstance(sync, Synchronous) and sync.per_round and self.plan.tail is not None:
             tail, rounds = tail_names(self.plan), self.plan.tail.group_size
         sizes: dict[int, list[list[tuple[int, int]]]] = {}
         for rank in range(self.world):
