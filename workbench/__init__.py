@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from workbench.plan import Synthetic as Synthetic
     from workbench.plan import apportion as apportion
     from workbench.predict import Prediction as Prediction
+    from workbench.predict import TimingModel as TimingModel
     from workbench.predict import predict as predict
     from workbench.widgets import Dashboard as Dashboard
 
@@ -52,7 +53,7 @@ _HOME = {
             "LayerPlan LocalSGD Machine MachineError ParameterServer Partial Pipelined Plan "
             "PlanError Replicate Shard Synchronous Synthetic apportion"
         ),
-        "predict": "Prediction predict",
+        "predict": "Prediction TimingModel predict",
         "widgets": "Dashboard",
     }.items()
     for name in names.split()

@@ -2,6 +2,7 @@
 
 from workbench.predict.memory import Memory, RankMemory
 from workbench.predict.prediction import Prediction, predict
+from workbench.predict.timing import TimingModel
 from workbench.predict.traffic import Collective, Traffic
 
-__all__ = ["Collective", "Memory", "Prediction", "RankMemory", "Traffic", "predict"]
+__all__ = ["Collective", "Memory", "Prediction", "RankMemory", "TimingModel", "Traffic", "predict"]
