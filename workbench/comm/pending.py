@@ -1,5 +1,6 @@
 """The all-reduce that runs while its caller computes on."""
 
+import threading
 from functools import partial
 
 from torch import Tensor
@@ -17,6 +18,8 @@ from workbench.plan.all_reduce import Algorithm
 class Pending:
     """An all-reduce under way; its buffer holds the sum once `wait` has returned.
 
+    Several threads may poll it. What goes wrong while one does is raised again by `wait`.
+
     Args:
         call: it.
         progress: of the sum; None if there is nothing to do.
@@ -31,12 +34,28 @@ class Pending:
         returned: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         self._call, self._progress, self._returned = call, progress, returned
+        self._lock = threading.Lock()
+        self._error: Exception | None = None
 
     def poll(self) -> bool:
-        """Does what has become possible, and waits for nothing; whether the sum is there."""
-        if self._progress is not None and self._progress.advance():
-            self._finish()
-        return self._progress is None
+        """Does what has become possible, and waits for nothing; whether the sum is there.
+
+        While another thread is at it, it is not.
+        """
+        if self._progress is None:
+            return True
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._raise_again()
+            if self._progress is not None and self._progress.advance():
+                self._finish()
+            return self._progress is None
+        except Exception as error:
+            self._error = error
+            raise
+        finally:
+            self._lock.release()
 
     def wait(self) -> None:
         """Returns when the sum is there; only this time counts as blocked.
@@ -44,10 +63,18 @@ class Pending:
         Raises:
             CommError: as for a collective that blocks.
         """
-        if self._progress is not None:
-            with self._call.timed():
+        if self._progress is None:
+            return
+        with self._call.timed(), self._lock:
+            self._raise_again()
+            if self._progress is not None:
                 self._progress.wait()
                 self._finish()
+
+    def _raise_again(self) -> None:
+        """A part of it that failed must not pass for done."""
+        if self._error is not None:
+            raise self._error
 
     def _finish(self) -> None:
         """Keeps nothing: whoever polls may hold on to this for longer than memory should live."""

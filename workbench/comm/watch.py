@@ -55,7 +55,7 @@ class Watch:
     @property
     def unfinished(self) -> bool:
         """Whether a work is still under way."""
-        return any(not work.is_completed() for work in self._begun)
+        return any(not work.is_completed() for work in list(self._begun))
 
     def begin(self, work: Work) -> None:
         """Takes note of a work that somebody is going to wait for."""

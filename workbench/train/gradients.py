@@ -31,7 +31,8 @@ class GradientSum:
 
     A rank's loss is a part of the global mean, so that the sum is the gradient: nothing is
     divided. Buckets are filled in the order in which backward reaches them, and sent strictly
-    in that order, the same on all ranks; parameters without replicas are left alone.
+    in that order, the same on all ranks; parameters without replicas are left alone. Of several
+    sums of one model, that which has begun last takes what backward leaves.
 
     Args:
         model: the cut model.
@@ -39,6 +40,8 @@ class GradientSum:
         names: the parameters to look after; None: all.
         algorithm: of the sums.
         codec: what gradients become while they travel; None: they stay as they are.
+        alone: look after parameters without replicas as well; else these keep their gradients
+            themselves.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class GradientSum:
         *,
         algorithm: Algorithm = "auto",
         codec: Codec | None = None,
+        alone: bool = False,
     ) -> None:
         every = model.trainable()
         self.parameters = {n: p for n, p in every.items() if names is None or n in names}
@@ -57,17 +61,19 @@ class GradientSum:
         self._spares = _spares(model)
         self._algorithm: Algorithm = algorithm
         self._codec = codec
-        self._sending = False
+        self._filling, self._sending = False, False
         self._next = 0
         self._under_way: list[Pending] = []
-        for together, group in bucketed(model, self.parameters, bucket_bytes):
+        for together, group in bucketed(model, self.parameters, bucket_bytes, alone):
             self._add(together, group)
-        for name, bucket in self._home.items():
+        self._hooks = [
             self.parameters[name].register_post_accumulate_grad_hook(self._hook(name, bucket))
+            for name, bucket in self._home.items()
+        ]
 
     def begin(self) -> None:
         """Forgets the last step's gradients; their memory is for this step's."""
-        self._sending, self._next, self._under_way = False, 0, []
+        self._filling, self._sending, self._next, self._under_way = True, False, 0, []
         for name, parameter in self.parameters.items():
             home = self._home.get(name)
             memory = parameter.grad if home is None else home.views[name]
@@ -82,17 +88,40 @@ class GradientSum:
         """The next backward pass is the step's last: gradients may be sent as they come."""
         self._sending = True
 
-    def finish(self) -> None:
-        """Sends what backward did not reach, and waits for all sums."""
+    def start(self) -> list[Pending]:
+        """Sends what is not on its way yet; returns the sums that are under way.
+
+        Until the next `begin`, gradients that backward leaves are no longer taken.
+        """
         for bucket in self._buckets:
             for name in bucket.waiting:
                 if self.parameters[name].grad is None:
                     self.parameters[name].grad = bucket.views[name].zero_()
             bucket.waiting = set()
         self._send_ready()
+        self._filling = False
+        return [bucket.pending for bucket in self._buckets if bucket.pending is not None]
+
+    def wait(self) -> None:
+        """Returns when all sums are there."""
         for bucket in self._buckets:
-            assert bucket.pending is not None
-            bucket.pending.wait()
+            if bucket.pending is not None:
+                bucket.pending.wait()
+
+    def finish(self) -> None:
+        """Sends what backward did not reach, and waits for all sums."""
+        self.start()
+        self.wait()
+
+    def close(self) -> None:
+        """Lets go of the parameters: their next gradients are not looked after."""
+        for hook in self._hooks:
+            hook.remove()
+
+    @property
+    def views(self) -> dict[str, Tensor]:
+        """Where the gradients, and then their sums, lie: those that travel, by name."""
+        return {name: view for bucket in self._buckets for name, view in bucket.views.items()}
 
     @property
     def buffers(self) -> list[Tensor]:
@@ -119,12 +148,14 @@ class GradientSum:
         owner = weakref.ref(self)
 
         def gather(parameter: Tensor) -> None:
+            gradients = owner()
+            if gradients is None or not gradients._filling:
+                return
             assert parameter.grad is not None
             if parameter.grad.data_ptr() != view.data_ptr():
                 view.copy_(parameter.grad)
             parameter.grad = view  # further micro-batches add in place
-            gradients = owner()
-            if gradients is not None and gradients._sending:
+            if gradients._sending:
                 bucket.waiting.discard(name)
                 gradients._send_ready()
                 gradients._advance()
@@ -134,11 +165,12 @@ class GradientSum:
     def _send_ready(self) -> None:
         while self._next < len(self._buckets) and not self._buckets[self._next].waiting:
             bucket = self._buckets[self._next]
-            bucket.pending = start_all_reduce(
-                bucket.flat, bucket.group, algorithm=self._algorithm, layer="gradients"
-            )
+            bucket.pending = self._summed(bucket.flat, bucket.group)
             self._under_way.append(bucket.pending)
             self._next += 1
+
+    def _summed(self, flat: Tensor, group: Group) -> Pending:
+        return start_all_reduce(flat, group, algorithm=self._algorithm, layer="gradients")
 
     def _advance(self) -> None:
         """Adds up what has arrived, which no thread does meanwhile."""
@@ -151,15 +183,18 @@ def _spares(model: CutModel) -> dict[Tensor, Spare]:
 
 
 def bucketed(
-    model: CutModel, parameters: dict[str, nn.Parameter], bucket_bytes: int
+    model: CutModel, parameters: dict[str, nn.Parameter], bucket_bytes: int, alone: bool = False
 ) -> list[tuple[list[str], Group]]:
-    """Names in the order of backward, closed into buckets by replica group and dtype."""
+    """Names in the order of backward, closed into buckets by replica group and dtype.
+
+    Those that no other rank holds are left out, but for `alone`.
+    """
     buckets: list[tuple[list[str], Group]] = []
     opened: dict[tuple[int, torch.dtype], tuple[list[str], int]] = {}
     for name, parameter in reversed(parameters.items()):
         k = model.placements[name].group_size
         group = model.replica_group(k)
-        if group.size == 1 or parameter.numel() == 0:
+        if (group.size == 1 and not alone) or parameter.numel() == 0:
             continue
         names, held = opened.get((k, parameter.dtype), ([], 0))
         if not names:

@@ -13,6 +13,7 @@ from torch import Tensor
 from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment import Synchronous
 from workbench.plan.plan import Plan
+from workbench.train.at_once import AtOnce
 from workbench.train.gradients import GradientSum
 from workbench.train.updater import Updater
 
@@ -24,7 +25,7 @@ def weights_behind(plan: Plan) -> set[str]:
     return {weight.name for layer in layers for weight in layer.weights}
 
 
-class PerRoundUpdates:
+class PerRoundUpdates(AtOnce):
     """Two sums of gradients: the tail's once a round, the head's once a step.
 
     Args:
