@@ -1,8 +1,12 @@
 """Counts what each collective moved, and how long its caller stood still for it."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+from workbench.plan.phases import CollectiveTrace
 
 Phase = Literal["forward", "backward", "step"]
 
@@ -45,11 +49,25 @@ class Record:
 
 
 class Recorder:
-    """Adds up calls, messages, bytes and seconds; any thread may add."""
+    """Adds up calls, messages, bytes and seconds; any thread may add.
+
+    Attributes:
+        traces: where all-reduces that begin now leave their phases; None: nobody asks.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.traces: list[CollectiveTrace] | None = None
         self.reset()
+
+    @contextmanager
+    def tracing(self) -> Iterator[list[CollectiveTrace]]:
+        """Has every all-reduce that begins in the body traced; the list fills as they end."""
+        before, self.traces = self.traces, []
+        try:
+            yield self.traces
+        finally:
+            self.traces = before
 
     def reset(self) -> None:
         """Forgets everything."""

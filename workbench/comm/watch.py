@@ -175,7 +175,8 @@ class Watch:
             except RuntimeError as error:
                 if time.monotonic() - begun > self.timeout_s:  # torch has lost its patience first
                     raise self._absence(ranks, collective) from error
-                raise PeerLost(f"rank {self.rank} lost a peer in {collective}: {error}") from error
+                why = self.said() or error  # a peer that gave up has said more than torch knows
+                raise PeerLost(f"rank {self.rank} lost a peer in {collective}: {why}") from error
         return True
 
     def _look(self, place: str, unless: Callable[[], bool]) -> None:

@@ -1,13 +1,16 @@
 """Sums gradients over replica groups, in buckets, while backward goes on."""
 
+import math
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from workbench.comm.collectives import Pending, start_all_reduce
+from workbench.comm.errors import CodecError
 from workbench.comm.group import Group
 from workbench.layers.cut_model import CutModel
 from workbench.layers.linear import Linear, Spare
@@ -22,8 +25,37 @@ class _Bucket:
     group: Group
     flat: Tensor
     views: dict[str, Tensor]
+    residual: Tensor | None
     waiting: set[str] = field(default_factory=set)
     pending: Pending | None = None
+
+    def poll(self) -> bool:
+        """Whether the sum is there."""
+        with self.blamed():
+            return self.pending is None or self.pending.poll()
+
+    def wait(self) -> None:
+        """Returns when the sum is there, if one has been started."""
+        with self.blamed():
+            if self.pending is not None:
+                self.pending.wait()
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Says of what cannot be encoded in whose gradient it probably arose.
+
+        What the bucket then holds are this rank's gradients, or their sums as far as they got.
+        """
+        try:
+            yield
+        except CodecError as error:
+            worst = max(self.views, key=lambda name: _peak(self.views[name]))
+            raise CodecError(f"{error}; the largest is in the gradient of {worst!r}") from error
+
+
+def _peak(x: Tensor) -> float:
+    """The largest magnitude; of what is no number, infinity."""
+    return x.abs().nan_to_num(nan=math.inf, posinf=math.inf).max().item() if x.numel() else 0.0
 
 
 class GradientSum:
@@ -63,7 +95,7 @@ class GradientSum:
         self._codec = codec
         self._filling, self._sending = False, False
         self._next = 0
-        self._under_way: list[Pending] = []
+        self._under_way: list[_Bucket] = []
         for together, group in bucketed(model, self.parameters, bucket_bytes, alone):
             self._add(together, group)
         self._hooks = [
@@ -105,8 +137,7 @@ class GradientSum:
     def wait(self) -> None:
         """Returns when all sums are there."""
         for bucket in self._buckets:
-            if bucket.pending is not None:
-                bucket.pending.wait()
+            bucket.wait()
 
     def finish(self) -> None:
         """Sends what backward did not reach, and waits for all sums."""
@@ -125,8 +156,9 @@ class GradientSum:
 
     @property
     def buffers(self) -> list[Tensor]:
-        """The flat buffers, for the account of memory."""
-        return [bucket.flat for bucket in self._buckets]
+        """The flat buffers and residuals, for the account of memory."""
+        residuals = [bucket.residual for bucket in self._buckets]
+        return [bucket.flat for bucket in self._buckets] + [r for r in residuals if r is not None]
 
     def _add(self, names: list[str], group: Group) -> None:
         first = self.parameters[names[0]]
@@ -137,7 +169,9 @@ class GradientSum:
             parameter = self.parameters[name]
             views[name] = flat[start : start + parameter.numel()].view_as(parameter)
             start += parameter.numel()
-        bucket = _Bucket(group, flat.detach(), views)
+        keeps = self._codec is not None and self._codec.error_feedback
+        residual = torch.zeros_like(flat) if keeps else None
+        bucket = _Bucket(group, flat.detach(), views, residual)
         self._buckets.append(bucket)
         self._home.update(dict.fromkeys(names, bucket))
 
@@ -165,16 +199,20 @@ class GradientSum:
     def _send_ready(self) -> None:
         while self._next < len(self._buckets) and not self._buckets[self._next].waiting:
             bucket = self._buckets[self._next]
-            bucket.pending = self._summed(bucket.flat, bucket.group)
-            self._under_way.append(bucket.pending)
+            with bucket.blamed():
+                bucket.pending = self._summed(bucket.flat, bucket.group, bucket.residual)
+            self._under_way.append(bucket)
             self._next += 1
 
-    def _summed(self, flat: Tensor, group: Group) -> Pending:
-        return start_all_reduce(flat, group, algorithm=self._algorithm, layer="gradients")
+    def _summed(self, flat: Tensor, group: Group, residual: Tensor | None) -> Pending:
+        by, codec = self._algorithm, self._codec
+        return start_all_reduce(
+            flat, group, algorithm=by, codec=codec, residual=residual, layer="gradients"
+        )
 
     def _advance(self) -> None:
         """Adds up what has arrived, which no thread does meanwhile."""
-        self._under_way = [pending for pending in self._under_way if not pending.poll()]
+        self._under_way = [bucket for bucket in self._under_way if not bucket.poll()]
 
 
 def _spares(model: CutModel) -> dict[Tensor, Spare]:

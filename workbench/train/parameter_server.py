@@ -124,7 +124,7 @@ class _SumsAtServer(GradientSum):
                 for name, view in bucket.views.items():
                     self.parameters[name].copy_(view)
 
-    def _summed(self, flat: Tensor, group: Group) -> Pending:
+    def _summed(self, flat: Tensor, group: Group, residual: Tensor | None) -> Pending:
         return start_reduce(flat, root_of(group, self._server), group, layer="gradients")
 
 
