@@ -14,6 +14,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import nn
+
 from workbench.bench.report import Cell, Figure
 from workbench.bench.small_vgg import INPUT_SHAPE, SmallVGG
 from workbench.bench.turns import Seen, Turn
@@ -36,7 +38,7 @@ QUEUE_S = 0.01  # of a link: the small messages of a step wait behind its gradie
 FIRST_RATE = 200e6  # bits per second
 SIZES = (2**12, 2**17, 2**19, 2**20, 2**21)
 COMPUTE = Turn("compute", LocalSGD(every=10**6), warm=1, steps=3)
-EXCHANGE = Turn("exchange", "exchange ring", warm=1, steps=2)
+EXCHANGE = Turn("exchange", ONCE, warm=1, steps=2, alone=True)
 D_SYNC = Turn("D-Sync", ONCE, warm=1, steps=3)
 
 
@@ -107,7 +109,7 @@ def run(sweep: Sweep) -> Swept:
 
 
 def measured_constants(
-    cluster: Cluster, experiment: Experiment, module: SmallVGG | None, times: int = 3
+    cluster: Cluster, experiment: Experiment, module: nn.Module | None, times: int = 3
 ) -> Fit:
     """α, β and S of a cluster's links from exchanges, γ from additions."""
     found = cluster.call(
@@ -125,7 +127,7 @@ def measured_constants(
 def take_turns(
     cluster: Cluster,
     experiment: Experiment,
-    module: SmallVGG | None,
+    module: nn.Module | None,
     turns: Sequence[Turn],
     rounds: int,
 ) -> list[dict[str, Seen]]:
