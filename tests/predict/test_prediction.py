@@ -178,6 +178,8 @@ def test_is_quick_enough_to_follow_a_mouse():
         (["*"], {}, "layers that are recomputed"),
         ([], {"shard_optimizer": True}, "shard_optimizer=True"),
         ([], {"sync": wb.Synchronous(algorithm="ring")}, "algorithm='ring'"),
+        ([], {"sync": wb.Pipelined()}, "sync=Pipelined"),
+        ([], {"sync": wb.ParameterServer()}, "sync=ParameterServer"),
     ],
 )
 def test_what_is_not_known_yet_is_refused(recomputed, fields, what):

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from workbench.comm import shared
-from workbench.comm.coded import coding_of, refuse
+from workbench.comm.coded import checked, coding_of
 from workbench.comm.course import begin
 from workbench.comm.group import Group
 from workbench.comm.over_hosts import sum_over_hosts
@@ -23,7 +23,7 @@ def all_reduce(
     group: Group,
     *,
     algorithm: Algorithm = "auto",
-    codec: Codec | None = None,
+    codec: Codec | str | None = None,
     residual: Tensor | None = None,
     layer: str = "",
     phase: Phase = "step",
@@ -51,7 +51,7 @@ def all_reduce(
         CodecError: a value is no number, or too large for the codec.
         CommError: other ranks did not come, or came for something else.
     """
-    refuse(codec, x, group, residual)
+    codec = checked(codec, x, group, residual)
     name = group.chosen(algorithm, x.nbytes, beside=False, codec=codec)
     call, link = group.call("all_reduce", layer, phase), group.link
     coding = coding_of(codec, call, residual)

@@ -30,11 +30,11 @@ class Attendant:
         self._thread: threading.Thread | None = None
 
     def attend(self, pendings: Iterable[Pending]) -> None:
-        """Advances these until they are done, fail, or nobody holds them any more.
+        """Advances those that need it, until they are done, fail, or nobody holds them any more.
 
         What fails is told to whoever waits for it.
         """
-        new = [weakref.ref(pending) for pending in pendings if not pending.poll()]
+        new = [weakref.ref(pending) for pending in pendings if not pending.by_itself]
         with self._lock:
             self._under_way += new
             if self._under_way and self._thread is None:

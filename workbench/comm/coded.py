@@ -5,20 +5,25 @@ from torch import Tensor
 from workbench.comm.codecs.coding import Coding, coder_of
 from workbench.comm.group import Call, Group
 from workbench.comm.pieces import accumulator
-from workbench.plan.codec import Codec
+from workbench.plan.codec import Codec, as_codec
 
 
-def refuse(codec: Codec | None, x: Tensor, group: Group, residual: Tensor | None) -> None:
-    """Refuses what cannot be coded, before anybody communicates.
+def checked(
+    codec: Codec | str | None, x: Tensor, group: Group, residual: Tensor | None
+) -> Codec | None:
+    """The codec that is meant; refuses what cannot be coded before anybody communicates.
 
     Raises:
-        ValueError: x is of a type that codecs do not know, or `residual` is not what the codec
-            wants for it.
+        ValueError: there is no such codec, or x is of a type that codecs do not know, or `residual`
+            is not what the codec wants for it.
     """
+    codec = as_codec(codec)
     if codec is None:
         if residual is not None:
             raise ValueError("a residual is for a codec with error feedback, and none was given")
-        return
+        return None
+    if not isinstance(codec, Codec):
+        raise ValueError(f"codec must be a Codec, a name or None, got {type(codec).__name__}")
     if not x.is_floating_point():
         raise ValueError(f"codec {codec.name!r} is for floating-point tensors, got {x.dtype}")
     if codec.error_feedback != (residual is not None):
@@ -32,6 +37,7 @@ def refuse(codec: Codec | None, x: Tensor, group: Group, residual: Tensor | None
         given = (tuple(residual.shape), residual.dtype, residual.device.type)
         if given != wanted:
             raise ValueError(f"the residual must be {wanted}, got {given}")
+    return codec
 
 
 def coding_of(codec: Codec | None, call: Call, residual: Tensor | None) -> Coding | None:

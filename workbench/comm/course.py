@@ -55,7 +55,7 @@ class Course:
                 if not link.is_done(self._under_way):
                     return False
                 link.wait([self._under_way], self._call)  # raises what went wrong
-            self._call.mark("reduce")
+                self._call.mark("reduce")
             exchange = next(self._rounds, None)
             self._over = exchange is None
             self._under_way = None

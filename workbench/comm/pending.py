@@ -7,7 +7,7 @@ from torch import Tensor
 
 from workbench.comm.buffer import SharedBuffer
 from workbench.comm.codecs.coding import Coding
-from workbench.comm.coded import coding_of, refuse
+from workbench.comm.coded import checked, coding_of
 from workbench.comm.course import Course, begin
 from workbench.comm.group import Call, Group, Link
 from workbench.comm.hierarchical import across
@@ -28,6 +28,8 @@ class Pending:
         progress: of the sum; None if there is nothing to do.
         returned: a buffer, and the copy, elsewhere or of a wider type, whose sum it is to hold;
             None if it is summed where it is.
+        by_itself: whether it goes on when nobody polls. Then to poll is to wait, where it is a
+            GPU's stream that waits and not the host: leave it until the sum is needed.
     """
 
     def __init__(
@@ -35,7 +37,10 @@ class Pending:
         call: Call,
         progress: Progress | None,
         returned: tuple[Tensor, Tensor] | None = None,
+        *,
+        by_itself: bool = False,
     ) -> None:
+        self.by_itself = by_itself
         self._call, self._progress, self._returned = call, progress, returned
         self._lock = threading.Lock()
         self._error: Exception | None = None
@@ -107,7 +112,7 @@ def start_all_reduce(
     group: Group,
     *,
     algorithm: Algorithm = "auto",
-    codec: Codec | None = None,
+    codec: Codec | str | None = None,
     residual: Tensor | None = None,
     layer: str = "",
 ) -> Pending:
@@ -138,7 +143,7 @@ def start_all_reduce(
         shape, stride = tuple(flat.shape), flat.stride()
         raise ValueError(f"needs one contiguous dimension, got shape {shape}, stride {stride}")
     flat = flat.detach()
-    refuse(codec, flat, group, residual)
+    codec = checked(codec, flat, group, residual)
     buffer = group.shared(flat)
     name = group.chosen(algorithm, flat.nbytes, beside=buffer is None, codec=codec)
     call, link = group.call("all_reduce", layer, "step"), group.link
@@ -153,8 +158,9 @@ def start_all_reduce(
         travelling = flat.to(link.device, wide)
         start = _start_over_hosts if name == "hierarchical" else partial(begin, name)
         returned = None if travelling is flat else (flat, travelling)
-        pending = Pending(call, start(travelling, link, call, coding), returned)
-    if name != "backend":
+        course = start(travelling, link, call, coding)
+        pending = Pending(call, course, returned, by_itself=name == "backend")
+    if not pending.by_itself:
         link.watch.also(pending.poll)
     return pending
 

@@ -86,8 +86,8 @@ class Codec(Value):
         return {"name": self.name, **said} if said else self.name
 
 
-def as_codec(value: object) -> object:
-    """Lets a codec's name stand for it.
+def as_codec(value: Any) -> Any:
+    """Lets a codec's name stand for it; leaves everything else alone.
 
     Raises:
         ValueError: there is no such codec.

@@ -112,7 +112,9 @@ class Pipelined(Value):
     algorithm: Algorithm = "auto"
     """How gradients are summed, as under `Synchronous`."""
     codec: NamedCodec = None
-    """What gradients become while they travel, as under `Synchronous`; synchronous steps too."""
+    """What gradients become while they travel, as under `Synchronous`; synchronous steps too.
+    What error feedback keeps, it adds to the gradient `width` steps later; it is in no checkpoint,
+    so that a resumed run begins without."""
     compensation: Literal["delay"] | None = None
     """"delay" corrects a late gradient g to g + compensation_lambda * g * g * (w_now - w_then),
     element by element, for the weights that it was computed at and those that it is applied to.

@@ -169,7 +169,8 @@ class GradientSum:
             parameter = self.parameters[name]
             views[name] = flat[start : start + parameter.numel()].view_as(parameter)
             start += parameter.numel()
-        keeps = self._codec is not None and self._codec.error_feedback
+        codec = self._codec if group.size > 1 else None
+        keeps = codec is not None and codec.error_feedback
         residual = torch.zeros_like(flat) if keeps else None
         bucket = _Bucket(group, flat.detach(), views, residual)
         self._buckets.append(bucket)
@@ -201,7 +202,8 @@ class GradientSum:
             bucket = self._buckets[self._next]
             with bucket.blamed():
                 bucket.pending = self._summed(bucket.flat, bucket.group, bucket.residual)
-            self._under_way.append(bucket)
+            if not bucket.pending.by_itself:
+                self._under_way.append(bucket)
             self._next += 1
 
     def _summed(self, flat: Tensor, group: Group, residual: Tensor | None) -> Pending:
