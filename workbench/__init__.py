@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from workbench.predict import Prediction as Prediction
     from workbench.predict import TimingModel as TimingModel
     from workbench.predict import predict as predict
+    from workbench.widgets import AccuracyChart as AccuracyChart
     from workbench.widgets import Dashboard as Dashboard
+    from workbench.widgets import TimingChart as TimingChart
 
 _HOME = {
     name: home
@@ -54,7 +56,7 @@ _HOME = {
             "PlanError Replicate Shard Synchronous Synthetic apportion"
         ),
         "predict": "Prediction TimingModel predict",
-        "widgets": "Dashboard",
+        "widgets": "AccuracyChart Dashboard TimingChart",
     }.items()
     for name in names.split()
 }
