@@ -35,6 +35,7 @@ from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
 from workbench.predict.timing import ONCE
 
+IMAGENET_CLASSES = 1000
 CODECS: dict[CodecName, str] = {
     "fp16": "Pipe-SGD fp16",
     "bf16_truncated": "Pipe-SGD T",
@@ -112,10 +113,12 @@ class Compared:
 def run(headline: Headline) -> Compared:
     """Seconds of a step of each system, and the bytes and the coding in it."""
     module: nn.Module | None = SmallVGG(width=16) if headline.model == "small" else None
-    graph = trace(module or headline.model, input_shape=headline.input_shape)
+    classes = 10 if module else IMAGENET_CLASSES
+    model = module or headline.model
+    graph = trace(model, input_shape=headline.input_shape, num_classes=classes)
     experiment = Experiment(
         plan=Plan.data_parallel(graph, ENGINES),
-        data=Synthetic(samples=64),
+        data=Synthetic(samples=64, classes=classes),
         batch_size=ENGINES * headline.rows,
         optimizer=SGD(lr=0.01, momentum=0.9),
         steps=1,

@@ -39,7 +39,7 @@ FIRST_RATE = 200e6  # bits per second
 SIZES = (2**12, 2**17, 2**19, 2**20, 2**21)
 COMPUTE = Turn("compute", LocalSGD(every=10**6), warm=1, steps=3)
 EXCHANGE = Turn("exchange", ONCE, warm=1, steps=2, alone=True)
-D_SYNC = Turn("D-Sync", ONCE, warm=1, steps=3)
+D_SYNC = Turn("D-Sync", ONCE, warm=1, steps=2)
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _hosts(rate: float) -> Hosts:
 
 
 def _pipelined(width: int) -> Turn:
-    return Turn(f"Pipe-SGD, K={width}", Pipelined(width=width, algorithm="ring"), width, 4)
+    return Turn(f"Pipe-SGD, K={width}", Pipelined(width=width, algorithm="ring"), width, 3)
 
 
 def _rows(r: float, rate: float, seen: dict[str, list[float]]) -> list[dict[str, Cell]]:
