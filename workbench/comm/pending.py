@@ -56,8 +56,9 @@ class Pending:
             return False
         try:
             self._raise_again()
-            if self._progress is not None and self._progress.advance():
-                self._finish()
+            with self._call.told("helping"):
+                if self._progress is not None and self._progress.advance():
+                    self._finish()
             return self._progress is None
         except Exception as error:
             self._error = error
@@ -151,15 +152,16 @@ def start_all_reduce(
         return Pending(call, None)
     coding = coding_of(codec, call, residual)
     staged = name == "direct" and link.staging is not None and coding is None
-    if buffer is not None and (staged or name == "hierarchical"):
-        pending = Pending(call, _start(buffer, len(flat), link, call, coding))
-    else:
-        wide = flat.dtype if name != "backend" and coding is None else accumulator(flat.dtype)
-        travelling = flat.to(link.device, wide)
-        start = _start_over_hosts if name == "hierarchical" else partial(begin, name)
-        returned = None if travelling is flat else (flat, travelling)
-        course = start(travelling, link, call, coding)
-        pending = Pending(call, course, returned, by_itself=name == "backend")
+    with call.told("helping"):
+        if buffer is not None and (staged or name == "hierarchical"):
+            pending = Pending(call, _start(buffer, len(flat), link, call, coding))
+        else:
+            wide = flat.dtype if name != "backend" and coding is None else accumulator(flat.dtype)
+            travelling = flat.to(link.device, wide)
+            start = _start_over_hosts if name == "hierarchical" else partial(begin, name)
+            returned = None if travelling is flat else (flat, travelling)
+            course = start(travelling, link, call, coding)
+            pending = Pending(call, course, returned, by_itself=name == "backend")
     if not pending.by_itself:
         link.watch.also(pending.poll)
     return pending

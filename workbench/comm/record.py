@@ -4,11 +4,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from workbench.comm.group import Call
 
 from workbench.plan.phases import CollectiveTrace
 
 Phase = Literal["forward", "backward", "step"]
+Doing = Literal["blocked", "helping"]
+"""What a rank's thread does for a collective: it waits in it, or it advances one that runs beside
+its computation."""
 
 
 class Key(NamedTuple):
@@ -48,14 +54,36 @@ class Record:
         return (*where, self.calls, self.messages, self.bytes)
 
 
+class Listener(Protocol):
+    """Is told of each collective as it goes on, by the thread that it concerns."""
+
+    def begun(self, call: "Call") -> None:
+        """A collective has its place in the order."""
+        ...
+
+    def received(self, call: "Call", num_bytes: int) -> None:
+        """So much of it comes to this rank."""
+        ...
+
+    def entered(self, call: "Call", doing: Doing) -> None:
+        """The thread turns to it."""
+        ...
+
+    def left(self, call: "Call", doing: Doing) -> None:
+        """The thread turns back."""
+        ...
+
+
 class Recorder:
     """Adds up calls, messages, bytes and seconds; any thread may add.
 
     Attributes:
+        listener: who is told of every collective meanwhile; None: nobody.
         traces: where all-reduces that begin now leave their phases; None: nobody asks.
     """
 
     def __init__(self) -> None:
+        self.listener: Listener | None = None
         self._lock = threading.Lock()
         self.traces: list[CollectiveTrace] | None = None
         self.reset()

@@ -29,16 +29,26 @@ def test_alexnet_on_four_workers(name, nbytes, milliseconds):
     assert 1e3 * seconds == pytest.approx(milliseconds, abs=0.6)
 
 
-@pytest.mark.parametrize("name", ["ring", "direct", "halving_doubling"])
+@pytest.mark.parametrize(
+    ("name", "codec"),
+    [
+        ("ring", None),
+        ("direct", None),
+        ("halving_doubling", None),
+        ("ring", Codec(name="int8", chunk=16)),
+        ("direct", Codec(name="fp16")),
+    ],
+)
 @PROFILE
 @given(ranks=st.integers(1, 16), segment=st.integers(1, 50))
-def test_they_move_what_the_formulas_of_traffic_say(name, ranks, segment):
+def test_they_move_what_the_formulas_of_traffic_say(name, codec, ranks, segment):
     """Where the length divides, the busiest rank receives these bytes in these rounds."""
     length = ranks * 2 ** (ranks.bit_length() - 1) * segment
-    costs = collective_costs.FLAT[name](length, 4, ranks)
-    terms = FLAT[name](ranks, 4 * length, None)
-    assert terms.received == pytest.approx(max(cost.bytes for cost in costs))
-    assert terms.rounds == max(cost.rounds for cost in costs)
+    coded = () if codec is None else (codec,)
+    costs = collective_costs.FLAT[name](length, 4, ranks, *coded)
+    terms = FLAT[name](ranks, 4 * length, codec)
+    assert terms.received == pytest.approx(costs.bytes.max())
+    assert terms.rounds == costs.rounds.max()
 
 
 @PROFILE
@@ -47,10 +57,9 @@ def test_two_levels_too(hosts, per_host, segment):
     length = hosts * per_host * segment
     costs = collective_costs.hierarchical(length, 4, (per_host,) * hosts)
     within, across = hierarchical(hosts * per_host, per_host, 4 * length)
-    assert within.received == pytest.approx(max(cost.within.bytes for cost in costs))
-    wire = sum(cost.across.bytes for cost in costs[:per_host])
-    assert across.received == pytest.approx(wire)
-    assert across.rounds == max(cost.across.rounds for cost in costs)
+    assert within.received == pytest.approx(costs.within.bytes.max())
+    assert across.received == pytest.approx(costs.across.bytes[:per_host].sum())
+    assert across.rounds == costs.across.rounds.max()
 
 
 def test_hosts_are_full():

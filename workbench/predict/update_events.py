@@ -1,0 +1,85 @@
+"""What ranks do with gradients that are summed: agree, update, hand out, average."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.plan.experiment import LocalSGD
+from workbench.predict.buckets import averaged, buckets_of
+from workbench.predict.duration import Seconds, update_seconds
+from workbench.predict.events import Script
+from workbench.predict.parameters import copies
+from workbench.predict.program import Program
+from workbench.predict.replicas import Replicas
+from workbench.predict.rows import Counts
+
+_FP64 = 8
+_COPIED = 4  # an average is read and written once into its bucket, and once back
+_HANDED_OUT = 4
+
+
+class Updates:
+    """Writes the ends of steps.
+
+    Args:
+        program: whose.
+        replicas: groups of the kept ranks.
+        script: to write on.
+    """
+
+    def __init__(self, program: Program, replicas: Replicas, script: Script) -> None:
+        self.program, self.replicas, self.script = program, replicas, script
+        self.experiment, self.speeds = program.experiment, replicas.speeds
+        self.ones = np.ones(program.plan.world_size, dtype=np.int64)
+
+    def agree(self) -> None:
+        """The small sum that every step ends with, before anybody updates."""
+        world = self.replicas.ranks.world_size
+        if world > 1:
+            sizes = self.ones * (2 + world) * _FP64
+            self.script.meet(self.replicas.all_reduce(sizes, _FP64, 1, "status"))
+
+    def update(self, names: set[str] | None = None) -> None:
+        """Moves parameters: all, or these."""
+        pieces, label = self.program.pieces, self.experiment.optimizer.kind
+        chosen = [name for name in pieces.names if names is None or name in names]
+        total = sum((self._own(name) for name in chosen), np.zeros(len(self.ones)))
+        seconds = update_seconds(label, total, copies(self.experiment.optimizer), self.speeds)
+        self.script.work("update", label, seconds)
+        if self.experiment.shard_optimizer:
+            self._hand_out(names)
+
+    def average(self, sync: LocalSGD) -> None:
+        """Local SGD's averaging of parameters."""
+        for column in averaged(self.experiment, sync, self.program.pieces).columns():
+            sizes, k = column.bytes, column.group_size
+            self.script.work("update", "averaging", self.speeds.streaming(_COPIED * sizes))
+            call = self.replicas.all_reduce(
+                sizes, self.program.itemsize, k, "parameters", beside=True, takes=_some(sizes)
+            )
+            self.script.meet(call)
+
+    def rest(self) -> None:
+        """What every step costs besides."""
+        self.script.work("step", "step", self.speeds.each("step_s"))
+
+    def _own(self, name: str) -> Seconds:
+        """Bytes of a parameter that each rank moves."""
+        size = self.program.pieces.sizes[name]
+        k = self.program.plan.flow.weights[name].group_size
+        return size / (self.replicas.count(k) if self.experiment.shard_optimizer else 1)
+
+    def _hand_out(self, names: set[str] | None) -> None:
+        """Makes the parameters whole again, bucket by bucket."""
+        buckets = buckets_of(self.experiment, self.program.pieces)
+        for column in buckets.columns():
+            held = column.bytes if names is None else column.bytes * column.within(names)
+            if not held.any():
+                continue
+            self.script.work("update", "hand-out", self.speeds.streaming(_HANDED_OUT * held))
+            call = self.replicas.all_gather(held, column.group_size, "parameters", _some(held))
+            self.script.meet(call)
+
+
+def _some(sizes: Counts) -> NDArray[np.bool_] | None:
+    """The ranks that have something; None: all."""
+    return None if sizes.all() else sizes > 0
