@@ -21,6 +21,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SMALL = {"MODEL": "mobilenet_v3_small", "ENGINES": 2, "TARGET": 0.0}
 SHORT: dict[str, dict[str, Any]] = {
     "01-first-light.ipynb": {**SMALL, "STEPS": 3},
+    "02-pipe-sgd.ipynb": {"STEPS": 6, "LESSONS": 10},
 }
 
 
@@ -83,6 +84,12 @@ def test_runs(path: Path, tmp_path: Path) -> None:
         (dashboard,) = [o for o in outputs["experiment"] if "text/html" in o.get("data", {})]
         assert "finished, 3 of 3 steps" in dashboard.data["text/plain"]
         assert "data:image/svg+xml;base64," in dashboard.data["text/html"]
+    if path.name == "02-pipe-sgd.ipynb":
+        assert "5.45 x as fast as PS-Sync" in text_of(outputs["headline"])
+        assert "ranks agree" in text_of(outputs["check"])
+        for drawn in ("model", "race", "learn"):
+            (chart,) = [o for o in outputs[drawn] if "text/html" in o.get("data", {})]
+            assert "data:image/svg+xml;base64," in chart.data["text/html"]
 
 
 def text_of(outputs: list[nbformat.NotebookNode]) -> str:

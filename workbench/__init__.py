@@ -41,9 +41,12 @@ if TYPE_CHECKING:
     from workbench.plan import apportion as apportion
     from workbench.predict import Balanced as Balanced
     from workbench.predict import Prediction as Prediction
+    from workbench.predict import TimingModel as TimingModel
     from workbench.predict import balanced as balanced
     from workbench.predict import predict as predict
+    from workbench.widgets import AccuracyChart as AccuracyChart
     from workbench.widgets import Dashboard as Dashboard
+    from workbench.widgets import TimingChart as TimingChart
 
 _HOME = {
     name: home
@@ -55,8 +58,8 @@ _HOME = {
             "LayerPlan LocalSGD Machine MachineError ParameterServer Partial Pipelined Plan "
             "PlanError Replicate Shard Synchronous Synthetic apportion"
         ),
-        "predict": "Balanced Prediction balanced predict",
-        "widgets": "Dashboard",
+        "predict": "Balanced Prediction TimingModel balanced predict",
+        "widgets": "AccuracyChart Dashboard TimingChart",
     }.items()
     for name in names.split()
 }

@@ -15,6 +15,7 @@ BENCHES = {
     "collectives": "all-reduce through shared memory, against gloo's",
     "codecs": "what coding costs, against the time on a wire that it saves",
     "hierarchical": "all-reduce over two emulated hosts with a shaped link, against gloo's",
+    "pipesgd": "pipelined SGD, on emulated hosts, against synchronous steps and torch's DDP",
     "predict": "peak memory and traffic of a step, against what was predicted",
     "splitbrain": "convolutions replicated, linear layers sharded, against torch's DDP",
 }

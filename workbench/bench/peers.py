@@ -1,6 +1,7 @@
 """What one would use instead of the workbench, on one rank.
 
 ddp M               torch's DistributedDataParallel with buckets of M MiB
+ddp M fp16          the same with torch's hook that sends fp16
 fsdp keep|reshard   torch's fully_shard (FSDP2), a unit for each linear layer; whole weights
                     kept from forward to backward, or gathered again
 deepspeed STAGE     DeepSpeed's ZeRO
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -42,6 +44,8 @@ def build_rival(name: str, experiment: Experiment, world: World, weights: Path) 
     match name.split():
         case ["ddp", mib]:
             return [_ddp(experiment, world, module, float(mib))]
+        case ["ddp", mib, "fp16"]:
+            return [_ddp_fp16(experiment, world, module, float(mib))]
         case ["fsdp", when]:
             return [_fsdp(experiment, world, module, when)]
         case ["deepspeed", stage]:
@@ -62,6 +66,14 @@ def _ddp(experiment: Experiment, world: World, module: nn.Module, mib: float) ->
     model = _replicated(module, bucket_cap_mb=mib)
     trainer = _trainer(experiment, model, *_rows(experiment, world))
     return _side(f"torch DDP, {mib:g} MiB", experiment, world, trainer)
+
+
+def _ddp_fp16(experiment: Experiment, world: World, module: nn.Module, mib: float) -> Side:
+    model = _replicated(module, bucket_cap_mb=mib)
+    assert isinstance(model, DistributedDataParallel)
+    model.register_comm_hook(None, fp16_compress_hook)
+    trainer = _trainer(experiment, model, *_rows(experiment, world))
+    return _side(f"torch DDP + fp16 hook, {mib:g} MiB", experiment, world, trainer)
 
 
 def _fsdp(experiment: Experiment, world: World, module: nn.Module, when: str) -> Side:
@@ -112,9 +124,10 @@ def _idle(_step: int) -> float:
 
 
 def _replicated(module: nn.Module, **options: object) -> nn.Module:
-    """DDP with its recommended options."""
+    """DDP with its recommended options; all ranks have read the same weights already."""
     make: Callable[..., nn.Module] = DistributedDataParallel
-    return make(module, gradient_as_bucket_view=True, static_graph=True, **options)
+    fixed = {"gradient_as_bucket_view": True, "static_graph": True, "init_sync": False}
+    return make(module, **fixed, **options)
 
 
 def _rows(experiment: Experiment, world: World) -> tuple[int, int]:

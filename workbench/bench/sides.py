@@ -32,6 +32,7 @@ class Side:
         samples: of one step, over all ranks that take part.
         takes_part: whether this rank does.
         threads: that it computes with.
+        rest: waits until nothing of it travels any more.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Side:
     samples: int
     takes_part: bool = True
     threads: int = 1
+    rest: Callable[[], None] = lambda: None
 
 
 def workbench_side(experiment: Experiment, world: World, groups: Groups, weights: Path) -> Side:
@@ -51,7 +53,7 @@ def workbench_side(experiment: Experiment, world: World, groups: Groups, weights
         state.strategy.update(index)
         return result.loss
 
-    return Side("workbench", step, experiment.batch_size)
+    return Side("workbench", step, experiment.batch_size, rest=state.strategy.rest)
 
 
 class Trainer:

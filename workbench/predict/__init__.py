@@ -3,6 +3,7 @@
 from workbench.predict.balance import Balanced, balanced
 from workbench.predict.memory import Memory, RankMemory
 from workbench.predict.prediction import Prediction, predict
+from workbench.predict.timing import TimingModel
 from workbench.predict.traffic import Collective, Traffic
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "Memory",
     "Prediction",
     "RankMemory",
+    "TimingModel",
     "Traffic",
     "balanced",
     "predict",

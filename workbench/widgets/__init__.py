@@ -1,3 +1,5 @@
 """What a notebook shows: live views of the library's values and runs."""
 
+from workbench.widgets.accuracy_chart import AccuracyChart as AccuracyChart
 from workbench.widgets.dashboard import Dashboard as Dashboard
+from workbench.widgets.timing_chart import TimingChart as TimingChart

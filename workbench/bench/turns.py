@@ -1,0 +1,151 @@
+"""What one engine does in `bench pipesgd`: systems take turns, each built anew for its turn.
+
+So only one of them is in memory at a time, however large the model is. A turn's first steps are
+not timed: they fill a pipeline, and have memory allocated.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from workbench.bench.peers import build_rival
+from workbench.bench.sides import Side, workbench_side
+from workbench.comm.collectives import all_gather, start_all_reduce
+from workbench.comm.group import Group
+from workbench.comm.world import Seat, World
+from workbench.layers.cut_model import Groups
+from workbench.plan.experiment import Experiment, Sync, Synchronous
+from workbench.plan.phases import PHASES, CollectiveTrace, PhaseName
+from workbench.plan.placement import Shard
+from workbench.train.state import everyone, group_specs_of
+
+CONTROL = ("status", "bench")  # layers of the record that are no part of the exchange
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One system.
+
+    Attributes:
+        name: of the system.
+        runs: a step strategy of the workbench, or "rival ..." as `build_rival` takes it.
+        alone: whether nothing but the gradient's exchange runs, of a synchronous strategy.
+        warm: steps before those that are timed.
+        steps: that are timed.
+    """
+
+    name: str
+    runs: Sync | str
+    warm: int = 1
+    steps: int = 2
+    alone: bool = False
+
+
+@dataclass
+class Seen:
+    """What one rank saw of one system.
+
+    Attributes:
+        seconds: of a step on the slowest rank, one entry for each round.
+        received: bytes that this rank received for gradients and parameters in a step; 0 of what
+            is not the workbench's.
+        phases: seconds that its exchanges of a step spent in each phase, by name; of what runs
+            alone.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    received: float = 0.0
+    phases: dict[str, float] = field(default_factory=dict)
+
+    def coding_s(self) -> float:
+        """Of a step: encoding, decoding, and decoding while adding up."""
+        return sum(self.phases.get(name, 0.0) for name in ("encode", "decode", "reduce"))
+
+
+def measure(
+    seat: Seat, experiment: Experiment, *, weights: Path, turns: Sequence[Turn], rounds: int
+) -> dict[str, Seen]:
+    """In every round each system takes its turn.
+
+    Args:
+        seat: where this rank sits.
+        experiment: its strategy is put aside for each system's own.
+        weights: from which all systems start.
+        turns: the systems.
+        rounds: how often each takes its turn.
+    """
+    with World.open(seat) as world:
+        groups = world.groups(group_specs_of(experiment.plan))
+        bench = _Bench(experiment, weights, world, groups)
+        found = {turn.name: Seen() for turn in turns}
+        for _ in range(rounds):
+            for turn in turns:
+                bench.take(turn, found[turn.name])
+        return found
+
+
+class _Bench:
+    def __init__(self, experiment: Experiment, weights: Path, world: World, groups: Groups) -> None:
+        self.experiment, self.weights, self.world, self.groups = experiment, weights, world, groups
+        self.everyone: Group = everyone(groups, experiment.plan)
+
+    def take(self, turn: Turn, seen: Seen) -> None:
+        """Adds one turn to what was seen of its system."""
+        side, recorder = self._built(turn), self.world.recorder
+        self._slowest(0.0)  # all begin together
+        recorder.reset()
+        for index in range(turn.warm):
+            side.step(index)
+        with ExitStack() as stack:
+            traces = stack.enter_context(recorder.tracing()) if turn.alone else []
+            began = time.perf_counter()
+            for index in range(turn.warm, turn.warm + turn.steps):
+                side.step(index)
+            seconds = time.perf_counter() - began
+        side.rest()  # so that every step's exchange is counted, and the next turn has a free link
+        received = sum(row.bytes for row in recorder.rows() if row.layer not in CONTROL)
+        seen.seconds.append(self._slowest(seconds) / turn.steps)
+        seen.received = received / (turn.warm + turn.steps)
+        seen.phases = {name: _spent(traces, name) / turn.steps for name in PHASES if turn.alone}
+        del side
+        gc.collect()  # models are full of cycles
+
+    def _built(self, turn: Turn) -> Side:
+        if isinstance(turn.runs, str):
+            name = turn.runs.removeprefix("rival ")
+            return build_rival(name, self.experiment, self.world, self.weights)[0]
+        if turn.alone and isinstance(turn.runs, Synchronous):
+            return Side(turn.name, self._exchange(turn.runs), 0)
+        experiment = self.experiment.replace(sync=turn.runs)
+        return workbench_side(experiment, self.world, self.groups, self.weights)
+
+    def _exchange(self, sync: Synchronous) -> Callable[[int], float]:
+        numel = self.experiment.plan.graph.parameters
+        flat = self.everyone.buffer(numel, torch.zeros(1))
+        flat.normal_()
+
+        def step(_index: int) -> float:
+            start_all_reduce(
+                flat,
+                self.everyone,
+                algorithm=sync.algorithm,
+                codec=sync.codec,
+                layer="gradients",
+            ).wait()
+            return 0.0
+
+        return step
+
+    def _slowest(self, seconds: float) -> float:
+        mine = torch.tensor([seconds], dtype=torch.float64)
+        ranks = Shard(0, (1,) * self.everyone.size)
+        return float(all_gather(mine, ranks, self.everyone, layer="bench").max())
+
+
+def _spent(traces: Sequence[CollectiveTrace], name: PhaseName) -> float:
+    return sum(trace.seconds_of([name]) for trace in traces if trace.layer not in CONTROL)
