@@ -14,6 +14,7 @@ BENCHES = {
     "exactness": "every kind of model and plan, against the unsplit model",
     "collectives": "all-reduce through shared memory, against gloo's",
     "codecs": "what coding costs, against the time on a wire that it saves",
+    "hetero": "shares for engines of unequal speed, against equal ones and the fastest alone",
     "hierarchical": "all-reduce over two emulated hosts with a shaped link, against gloo's",
     "pipesgd": "pipelined SGD, on emulated hosts, against synchronous steps and torch's DDP",
     "predict": "peak memory and traffic of a step, against what was predicted",

@@ -70,9 +70,8 @@ class Pending:
             return False
         try:
             self._raise_again()
-            with self._call.told("helping"):
-                if self._progress is not None and self._progress.advance():
-                    self._finish()
+            if self._progress is not None and self._progress.advance():
+                self._finish()
             return self._progress is None
         except Exception as error:
             self._error = error
