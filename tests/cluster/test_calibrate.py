@@ -93,6 +93,19 @@ def test_a_link_s_figures_are_found_again():
     assert within.seconds("all_reduce", 4, 1.5e6, 2, 0) == pytest.approx(2e-5 + 1.575e-3, rel=1e-3)
 
 
+def test_unequal_pieces_of_one_size_are_one_point():
+    ranks = (0, 1)
+    found = [
+        LinksMeasured(
+            tuple(Timed("all_to_all", ranks, 1e-3 * n, got + rank, 1, 0) for n, got in sizes),
+            {ranks: Beside(0.5, 1.0)},
+        )
+        for rank, sizes in enumerate([((1, 100), (2, 200)), ((3, 100), (4, 200))])
+    ]
+    within, _ = links_of(found, ["a", "a"])
+    assert np.allclose(within.curves[0].points, ((100.5, 2e-3), (200.5, 3e-3)))
+
+
 def test_links_across_hosts_are_apart():
     hosts = ("a", "a", "b", "b")
     within, across = links_of(linked(4, hosts), hosts)

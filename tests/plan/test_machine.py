@@ -12,6 +12,7 @@ from tests.plan.graphs import vgg
 from tests.plan.machines import CURVED, LINK, device, machine, sample, work
 from workbench.plan.device import Device
 from workbench.plan.errors import MachineError
+from workbench.plan.link import Curve
 from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.plan.work import works_of
@@ -208,6 +209,10 @@ def test_a_faster_device_is_faster():
         (lambda: device(flops={}), "flops: .*at least 1 item"),
         (lambda: device(flops={"fp32": 0}), "flops.fp32: .*greater than 0"),
         (lambda: LINK.replace(busy=1.5), "busy: .*less than or equal to 1"),
+        (
+            lambda: Curve(op="all_gather", ranks=2, points=((9, 1.0), (9, 2.0))),
+            "ascending order of bytes",
+        ),
         (lambda: sample(work(), -1.0, 1.0), "forward_s: .*greater than or equal to 0"),
     ],
 )

@@ -1,6 +1,7 @@
 """From what ranks measured of their collectives to links."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from statistics import fmean
 
 import numpy as np
@@ -52,22 +53,31 @@ def _link(
         bandwidth=1 / max(per_byte, _SLOWEST),
         reduction_s_per_byte=added,
         busy=fmean(busy),
-        curves=_curves(timed),
+        curves=_curves(found, chosen),
         source="measured, all groups of a size at once",
     )
 
 
-def _curves(timed: Sequence[Timed]) -> tuple[Curve, ...]:
-    """For each collective and number of ranks, the mean over ranks at each size."""
-    found: dict[tuple[str, int], dict[int, list[float]]] = {}
-    for each in timed:
-        points = found.setdefault((each.op, len(each.ranks)), {})
-        points.setdefault(each.received, []).append(each.seconds)
+def _curves(
+    found: Sequence[LinksMeasured], chosen: Callable[[tuple[int, ...]], bool]
+) -> tuple[Curve, ...]:
+    """For each collective and number of ranks, the mean over ranks at each size.
+
+    Where a tensor cannot be cut equally, ranks receive different numbers of bytes at one size.
+    """
+    sizes: dict[tuple[str, int], dict[int, list[Timed]]] = {}
+    for rank in found:
+        seen: Counter[tuple[str, tuple[int, ...]]] = Counter()
+        for timed in rank.collectives:
+            if chosen(timed.ranks):
+                at = sizes.setdefault((timed.op, len(timed.ranks)), {})
+                at.setdefault(seen[timed.op, timed.ranks], []).append(timed)
+                seen[timed.op, timed.ranks] += 1
     return tuple(
-        Curve(
-            op=op,
-            ranks=ranks,
-            points=tuple((received, fmean(points[received])) for received in sorted(points)),
-        )
-        for (op, ranks), points in found.items()
+        Curve(op=op, ranks=ranks, points=tuple(sorted(dict(map(_point, at.values())).items())))
+        for (op, ranks), at in sizes.items()
     )
+
+
+def _point(timed: Sequence[Timed]) -> tuple[float, float]:
+    return fmean(each.received for each in timed), fmean(each.seconds for each in timed)

@@ -10,6 +10,8 @@ from workbench.plan.sample import Sample
 from workbench.plan.value import MachineValue
 from workbench.plan.work import Work
 
+_KEPT = 2**16  # estimates
+
 
 class Device(MachineValue):
     """What one rank computes on."""
@@ -40,6 +42,8 @@ class Device(MachineValue):
         """
         known = self._known.get(work)
         if known is None:
+            if len(self._known) >= _KEPT:
+                self._known.clear()
             known = self._known[work] = self._experience.estimate(work)
         return known
 

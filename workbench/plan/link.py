@@ -9,8 +9,10 @@ latency, 1/beta the bandwidth and gamma the seconds for each byte that is added 
 from bisect import bisect_right
 from collections.abc import Mapping
 from functools import cached_property
+from itertools import pairwise
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from workbench.plan.value import MachineValue
 
@@ -22,7 +24,13 @@ class Curve(MachineValue):
     """As the recorder names it: "all_reduce", "all_gather", "reduce_scatter", "all_to_all"."""
     ranks: int = Field(ge=1)
     points: tuple[tuple[float, float], ...] = Field(min_length=1)
-    """(bytes received by a rank, seconds), ascending."""
+    """(bytes received by a rank, seconds), in ascending order of bytes."""
+
+    @model_validator(mode="after")
+    def _ascends(self) -> Self:
+        if any(left >= right for (left, _), (right, _) in pairwise(self.points)):
+            raise ValueError(f"points must be in ascending order of bytes, got {self.points}")
+        return self
 
     def seconds(self, received: float) -> float:
         """Between two points, on the line through them; outside, on the nearest two's."""
