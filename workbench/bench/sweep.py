@@ -34,7 +34,7 @@ from workbench.predict.timing import (
 )
 
 ENGINES = 4
-QUEUE_S = 0.01  # of a link: the small messages of a step wait behind its gradients no longer
+QUEUE_S = 0.01  # of a link: so long does a small message wait behind gradients at most
 FIRST_RATE = 200e6  # bits per second
 SIZES = (2**12, 2**17, 2**19, 2**20, 2**21)
 COMPUTE = Turn("compute", LocalSGD(every=10**6), warm=1, steps=3)

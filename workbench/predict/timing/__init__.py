@@ -21,7 +21,7 @@ from workbench.predict.timing.iterations import (
 )
 from workbench.predict.timing.model import ONCE, TimingModel
 from workbench.predict.timing.terms import Coding, Network, Terms
-from workbench.predict.timing.where import Range, crossover, fastest, where_fastest
+from workbench.predict.timing.where import Range, fastest, where_fastest
 
 __all__ = [
     "FLAT",
@@ -34,7 +34,6 @@ __all__ = [
     "Range",
     "Terms",
     "TimingModel",
-    "crossover",
     "direct",
     "fastest",
     "fit",

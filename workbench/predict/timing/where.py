@@ -1,11 +1,10 @@
-"""Where each step strategy is the fastest, and where two of them change places."""
+"""Where each step strategy is the fastest."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import scipy.optimize
 
 from workbench.plan.sync import Sync
 from workbench.predict.timing.model import TimingModel
@@ -51,20 +50,6 @@ def where_fastest(
             ranges.append(Range(before, begin, end))
             begin = end
     return (*ranges, Range(winners[-1], begin, high))
-
-
-def crossover(
-    model: TimingModel, first: Sync, second: Sync, low: float, high: float
-) -> float | None:
-    """The bandwidth at which two strategies take the same time; None: one is faster throughout."""
-
-    def ahead(bandwidth: float) -> float:
-        there = model.at(bandwidth=bandwidth)
-        return there.step_s(first) - there.step_s(second)
-
-    if ahead(low) * ahead(high) >= 0:
-        return None
-    return float(scipy.optimize.brentq(ahead, low, high, rtol=1e-12))
 
 
 def _boundary(
