@@ -23,8 +23,8 @@ class Measurement:
 
     Attributes:
         experiment: that ran.
-        step_s: seconds of a step, of each rank: the median over its steps.
-        peak_bytes: of its tensors in a step, likewise.
+        step_s: seconds of a step, of each rank: the median over its steps, of local SGD the mean.
+        peak_bytes: of its tensors in a step, the median.
         timelines: of the steps that were traced, ascending.
     """
 
