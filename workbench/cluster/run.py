@@ -128,10 +128,7 @@ class Run:
         return compare(prediction, measured)
 
     def calibrated(self, machine: Machine) -> Machine:
-        """The machine with the times of this run's layers as they were measured in it.
-
-        Args:
-            machine: from `cluster.calibrate()`, or any other that the run's ranks are.
+        """A machine, with the times of this run's layers as they were measured in it.
 
         Raises:
             ClusterError: no step was traced, or the machine has other ranks.
