@@ -56,7 +56,7 @@ class Gradients:
             if name in self.sizes
         }
         self._there: dict[str, int | None] = {}
-        self._pieces, self._rooms = pieces, rooms
+        self._pieces, self.rooms = pieces, rooms
 
     def resident(self) -> dict[str, Counts]:
         """Bytes that stay from step to step, for each layer that has some."""
@@ -103,7 +103,7 @@ class Gradients:
                 self._there.setdefault(name, None)
             else:
                 self._there[name] = tensor
-        self._rooms.settled(made)
+        self.rooms.settled(made)
 
     def _made(self, name: str, layer: str) -> int:
         size = self.sizes[name]

@@ -11,7 +11,8 @@ rank needs room for what arrives, in segments of n/k elements of a bucket of n o
     with a codec         direct: encodings of all segments, k - 1 of the own one, and its sum;
                          ring: two encodings of a segment; between two hosts: two of what goes
 
-It is taken to be there from the bucket's last gradient until the next bucket's.
+It is taken to be there from the bucket's last gradient until the rank looks after its sums again:
+when the next gradient is there, or while it waits in another collective.
 """
 
 from collections.abc import Iterable
@@ -51,20 +52,17 @@ class Rooms:
 
     def settled(self, names: Iterable[str]) -> None:
         """These gradients are there."""
-        if not self._waiting:
-            return
         some = set(names)
+        if not self._waiting or not some:
+            return
+        self.finish()
         for waiting, (_, room) in zip(self._waiting, self._of_buckets, strict=True):
             if waiting and waiting <= some:
-                self._drop()
                 self._under_way.append(self.timeline.make(room, "buckets", "arriving"))
             waiting -= some
 
     def finish(self) -> None:
-        """All sums are there."""
-        self._drop()
-
-    def _drop(self) -> None:
+        """The sums under way are there."""
         for tensor in self._under_way:
             self.timeline.drop(tensor)
         self._under_way = []

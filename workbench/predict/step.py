@@ -98,11 +98,17 @@ class _Step:
         if isinstance(sync, LocalSGD):
             room = averaging_bytes(averaged(self.experiment, sync, self.pieces))
             self.timeline.pass_by(room, "buckets", "parameters")
+        apart = isinstance(sync, Synchronous) and sync.per_round
+        self._hand_out(set(self.pieces.names) - (tail_names(self.plan) if apart else set()))
+
+    def _hand_out(self, names: set[str]) -> None:
+        """Weights that others have moved."""
         if self.experiment.shard_optimizer:
             for column in handed_out(self.experiment, self.pieces).columns():
                 moved = moved_by(column, self.program.itemsize)
                 own = sum(moved.values(), np.zeros_like(column.bytes))
-                self.timeline.pass_by(own + column.bytes, "buckets", "parameters")
+                room = (own + column.bytes) * column.within(names)
+                self.timeline.pass_by(room, "buckets", "parameters")
 
     def _copy_weights(self) -> None:
         """Those that the gradient of this step is computed at, where that matters later."""
@@ -155,6 +161,8 @@ class _Step:
             results += tape.results.values()
             sync = self.experiment.sync
             if isinstance(sync, Synchronous) and sync.per_round:
+                self.timeline.at("step")
+                self._hand_out(tail_names(self.plan))
                 self.gradients.begin(tail_names(self.plan))
         if gathered is not None:
             whole.backward(made, {boundary: self.timeline.hold(gathered)})

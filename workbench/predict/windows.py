@@ -80,7 +80,8 @@ class Windows:
             share: of the heads.
         """
         copies = 2 if self.many else 1
-        at_end = copies * self.padded + share * (4 * self.padded + copies * self.scores)
+        mixed = 1 if self.second else 4  # version 2 keeps query, key and value anyhow
+        at_end = copies * self.padded + share * (mixed * self.padded + copies * self.scores)
         gradients = share * (2 * self.scores - self.padded) - 1.0
         return Workspace(
             beside_output=(size * at_end).astype(np.int64),
