@@ -7,8 +7,18 @@ from tests.predict import running
 from workbench.comm.staging import SEGMENT_BYTES
 from workbench.layers.linear import LARGE_BYTES
 from workbench.model.trace import trace
+from workbench.model.vision import torchvision
 from workbench.model.weights import initialize
-from workbench.plan.experiment import SGD, Adam, Experiment, LocalSGD, Synthetic
+from workbench.plan.experiment import (
+    SGD,
+    Adam,
+    Experiment,
+    LocalSGD,
+    ParameterServer,
+    Pipelined,
+    Synchronous,
+    Synthetic,
+)
 from workbench.plan.plan import Plan
 from workbench.predict.memory import memory_of
 from workbench.predict.parameters import KEEPS_GRADIENT_BYTES
@@ -64,7 +74,21 @@ class Attending(nn.Module):
         return self.head(x[:, 0])
 
 
-NETS = {"convolutions": convolutions, "wide": wide, "attention": Attending}
+def windows() -> nn.Module:
+    """Both versions of attention in windows, shifted and not, of which some tokens are padding."""
+    swin = torchvision().models.swin_transformer
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 1),
+        torchvision().ops.Permute([0, 2, 3, 1]),
+        swin.ShiftedWindowAttention(64, [5, 5], [0, 0], 4),
+        swin.ShiftedWindowAttention(64, [5, 5], [2, 2], 4),
+        swin.ShiftedWindowAttentionV2(64, [5, 5], [2, 2], 4),
+        nn.Flatten(),
+        nn.Linear(64 * 256, 10),
+    )
+
+
+NETS = {"convolutions": convolutions, "wide": wide, "attention": Attending, "windows": windows}
 GRAPHS = {name: trace(net(), input_shape=SHAPE) for name, net in NETS.items()}
 
 
@@ -83,6 +107,12 @@ PLANS = {
     "in groups": lambda g: Plan.hybrid(g, 4, 2),
     "unequal": lambda g: Plan.hybrid(g, 2).with_layer("8", shares=(3, 1)),
     "heads": lambda g: Plan.hybrid(g, 2).with_layer("blocks.1", shares=(3, 1)),
+    "recomputed": lambda g: Plan.hybrid(g, 2).with_recompute("[0-5]", "9", "1[01]"),
+    "recomputed in rounds": lambda g: Plan.hybrid(g, 2, rounds="B").with_recompute("[3-6]"),
+    "alone": lambda g: Plan.data_parallel(g, 2),
+    "window heads": lambda g: Plan.data_parallel(g, 2).with_layer(
+        "3", scheme="shard_heads", shares=(1, 1)
+    ),
     "B": lambda g: Plan.hybrid(g, 4, rounds="B"),
     "B/K": lambda g: Plan.hybrid(g, 4, rounds="B/K"),
 }
@@ -97,7 +127,15 @@ CASES = [
     ("convolutions", "unequal", dict(precision="bf16")),
     ("attention", "data parallel", {}),
     ("attention", "heads", {}),
+    ("convolutions", "recomputed", {}),
+    ("convolutions", "data parallel", dict(shard_optimizer=True, optimizer=Adam())),
+    ("convolutions", "data parallel", dict(sync=Synchronous(algorithm="ring"))),
+    ("convolutions", "in groups", dict(sync=Pipelined(width=2, compensation="delay"))),
+    ("convolutions", "hybrid", dict(sync=ParameterServer())),
+    ("windows", "alone", dict(batch_size=16)),
+    ("windows", "window heads", dict(batch_size=16)),
     ("wide", "hybrid", dict(batch_size=1600)),
+    ("wide", "recomputed in rounds", dict(batch_size=1600)),
     ("wide", "B", dict(batch_size=1600)),
     ("wide", "B/K", dict(batch_size=1600)),
 ]

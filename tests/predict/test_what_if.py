@@ -8,13 +8,23 @@ import workbench as wb
 from tests.plan import graphs
 from tests.predict.machines import device, link, machine
 from workbench.plan.errors import ExperimentError
+from workbench.plan.experiment import ParameterServer, Pipelined
 from workbench.plan.plan import Plan
+from workbench.predict import step
 from workbench.predict.alike import alike
+from workbench.predict.memory import memory_of
 from workbench.predict.program import program_of
 from workbench.predict.simulation import simulated
 
 PROFILE = settings(max_examples=40, derandomize=True, deadline=None, database=None)
 GRAPH = graphs.vgg()
+STRATEGIES = [
+    dict(sync=wb.Synchronous(bucket_bytes=2000)),
+    dict(sync=wb.Synchronous(bucket_bytes=2000, codec="int8"), shard_optimizer=True),
+    dict(sync=wb.LocalSGD(every=2)),
+    dict(sync=Pipelined(width=2)),
+    dict(sync=ParameterServer(server=1)),
+]
 
 
 def experiment(plan, **fields):
@@ -38,8 +48,7 @@ def worlds(draw):
         plan,
         batch_size=draw(st.integers(accumulate, 40)),
         accumulate=accumulate,
-        sync=draw(st.sampled_from([wb.Synchronous(bucket_bytes=2000), wb.LocalSGD(every=2)])),
-        shard_optimizer=False,
+        **draw(st.sampled_from(STRATEGIES)),
     )
     per_host = draw(st.sampled_from([None, 2, 3, 4]))
     kind = draw(st.sampled_from(["cpu", "cuda"]))
@@ -145,3 +154,15 @@ def test_where_communication_dominates():
     assert here.communication_dominates_at == 64
     fast = here.at(link=link(bandwidth=1e12))
     assert fast.communication_dominates_at is None or fast.communication_dominates_at > 64
+
+
+def test_memory_of_many_is_that_of_those_who_stand_for_them(monkeypatch):
+    """But for an element of each bucket's sum, which does not divide by so many."""
+    plan = Plan.hybrid(GRAPH, 72, 4)
+    run = experiment(plan, batch_size=100, accumulate=2)
+    few = memory_of(program_of(run)).ranks
+    monkeypatch.setattr(step, "_MANY", 72)
+    for one, other in zip(few, memory_of(program_of(run)).ranks, strict=True):
+        assert one.rank == other.rank
+        assert one.moment == other.moment
+        assert 0 <= one.peak_bytes - other.peak_bytes <= 4 * 4

@@ -8,7 +8,17 @@ from torch import nn
 
 from workbench.bench.small_vgg import INPUT_SHAPE, SmallVGG
 from workbench.model.trace import trace
-from workbench.plan.experiment import SGD, AdamW, Experiment, LocalSGD, Synchronous, Synthetic
+from workbench.plan.codec import Codec
+from workbench.plan.experiment import (
+    SGD,
+    AdamW,
+    Experiment,
+    LocalSGD,
+    ParameterServer,
+    Pipelined,
+    Synchronous,
+    Synthetic,
+)
 from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
 
@@ -91,6 +101,8 @@ PLANS: Mapping[str, Callable[[Graph], Plan]] = {
 
 _LOCAL = LocalSGD(every=9)
 _AVERAGED = LocalSGD(every=3, momentum="average")
+_INT8, _FP16 = Codec(name="int8"), Codec(name="fp16")
+_FEEDBACK = Codec(name="int8", error_feedback=True)
 _PER_ROUND = Synchronous(per_round=True)
 
 # Of the model, the plan, what is recomputed, and what the experiment has besides.
@@ -106,15 +118,15 @@ STRATEGIES: tuple[_Row, ...] = (
     (SMALL, "hybrid, 4, rounds B", (), {}),
     (SMALL, "hybrid, 4", (), dict(accumulate=2)),
     (SMALL, "hybrid, 4", (), dict(optimizer=AdamW())),
-    (SMALL, "hybrid, 4", (), dict(precision="bf16")),
+    (SMALL, "hybrid, 4", (), dict(precision="bf16", batch_size=32)),
     (SMALL, "hybrid, 4", (), dict(precision="fp64")),
     (SMALL, "unequal, 2", (), {}),
     (SMALL, "unequal filters, 2", (), {}),
-    (SMALL, "unequal filters, 2", (), dict(precision="bf16", optimizer=AdamW())),
+    (SMALL, "unequal filters, 2", (), dict(precision="bf16", optimizer=AdamW(), batch_size=16)),
     (SMALL, "data parallel, 2", ("features.*",), dict(batch_size=256)),
     (SMALL, "data parallel, 2", ("features.[0-4]", "features.[6-9]"), dict(batch_size=256)),
     (SMALL, "hybrid, 2 x 2, rounds B/K", ("*",), dict(batch_size=256)),
-    (SMALL, "hybrid, 2", ("features.*",), dict(precision="bf16", batch_size=256)),
+    (SMALL, "hybrid, 2", ("features.*",), dict(precision="bf16", batch_size=32)),
     (SMALL, "hybrid, 2", ("features.*",), dict(accumulate=3, optimizer=AdamW())),
     (SMALL, "data parallel, 4", (), dict(shard_optimizer=True, optimizer=AdamW())),
     (SMALL, "hybrid, 2 x 2", (), dict(shard_optimizer=True)),
@@ -128,9 +140,18 @@ STRATEGIES: tuple[_Row, ...] = (
     (SMALL, "hybrid, 2 x 2, rounds B/K", (), dict(sync=_PER_ROUND, shard_optimizer=True)),
     (SMALL, "data parallel, 2", (), dict(sync=Synchronous(bucket_bytes=2**18))),
     (SMALL, "data parallel, 2", (), dict(batch_size=15, accumulate=4)),
+    (SMALL, "data parallel, 2", (), dict(sync=Pipelined(width=2))),
+    (SMALL, "hybrid, 2", (), dict(sync=Pipelined(width=2), optimizer=AdamW())),
+    (SMALL, "hybrid, 2 x 2", (), dict(sync=Pipelined(width=3, codec=_INT8))),
+    (SMALL, "data parallel, 2", (), dict(sync=Pipelined(compensation="delay"))),
+    (SMALL, "data parallel, 2", (), dict(sync=Synchronous(codec=_FP16))),
+    (SMALL, "data parallel, 4", (), dict(sync=Synchronous(codec=_INT8, algorithm="ring"))),
+    (SMALL, "data parallel, 2", (), dict(sync=Synchronous(codec=_FEEDBACK))),
+    (SMALL, "data parallel, 2", (), dict(sync=ParameterServer())),
+    (SMALL, "hybrid, 2 x 2", (), dict(sync=ParameterServer(server=3), optimizer=AdamW())),
     ("resnet18", "data parallel, 2", ("layer[1-4].0.*",), {}),
     ("resnet18", "data parallel, 2, synchronized", ("*",), {}),
-    ("resnet18", "data parallel, 2", (), dict(precision="bf16")),
+    ("resnet18", "data parallel, 2", (), dict(precision="bf16", batch_size=16)),
     ("resnet18", "data parallel, 2", (), dict(precision="fp64", optimizer=AdamW())),
     ("densenet121", "data parallel, 2", ("features.denseblock*",), {}),
     ("vit_b_16", "hybrid, 2", ("encoder.*",), {}),
@@ -195,10 +216,17 @@ def _words(recomputed: tuple[str, ...], experiment: Experiment) -> Iterator[str]
         yield "optimizer in parts"
     if isinstance(sync, LocalSGD):
         yield f"local, every {sync.every}, momentum {sync.momentum}"
-    elif sync.per_round:
+    if isinstance(sync, Synchronous) and sync.per_round:
         yield "a step for each round"
-    elif sync.algorithm != "auto":
-        yield sync.algorithm
+    if isinstance(sync, Pipelined):
+        yield f"pipelined, {sync.width}" + (", compensated" if sync.compensation else "")
+    if isinstance(sync, ParameterServer):
+        yield "parameter server"
+    if isinstance(sync, Synchronous | Pipelined):
+        if sync.algorithm != "auto":
+            yield sync.algorithm
+        if sync.codec is not None:
+            yield sync.codec.inexact
     if sync.bucket_bytes != type(sync)().bucket_bytes:
         yield f"buckets of {sync.bucket_bytes / 2**20:g} MiB"
 

@@ -1,8 +1,8 @@
 """Peak memory, traffic and time of real steps, beside what was predicted for them.
 
-Each case runs three steps on local engines; the last one is metered, tensor by tensor, and its
-collectives are recorded. Every rank is compared. Then some more steps are timed, and held against
-a machine that was calibrated in the same session.
+Each case runs three steps or more on local engines; the last one is metered, tensor by tensor,
+and its collectives are recorded. Every rank is compared. Then some more steps are timed, and held
+against a machine that was calibrated in the same session.
 """
 
 import statistics
@@ -12,7 +12,7 @@ from workbench.bench.cases import Case
 from workbench.bench.plot import Bar, Chart
 from workbench.bench.predict_times import Machines, Times, is_timed, steps_of, time_cells
 from workbench.bench.report import Cell, Figure, Report
-from workbench.bench.stepping import COUNTED, Observed
+from workbench.bench.stepping import Observed, watched
 from workbench.cluster.cluster import Cluster
 from workbench.cluster.errors import RunError
 from workbench.predict.prediction import Prediction, predict
@@ -64,8 +64,9 @@ def _row(case: Case, prediction: Prediction, found: list[Observed]) -> dict[str,
     memory, experiment = prediction.memory, case.experiment
     errors = [abs(memory[rank].peak_bytes / seen.peak_bytes - 1) for rank, seen in enumerate(found)]
     rank = max(range(len(errors)), key=errors.__getitem__)
+    step = watched(experiment)
     equal = all(
-        sorted(prediction.traffic.rows(rank, COUNTED)) == sorted(seen.traffic)
+        sorted(prediction.traffic.rows(rank, step)) == sorted(seen.traffic)
         for rank, seen in enumerate(found)
     )
     return {

@@ -9,12 +9,16 @@ from pathlib import Path
 import torch
 
 from workbench.comm.world import Seat, World
-from workbench.plan.experiment import Experiment, LocalSGD
+from workbench.plan.experiment import Experiment, LocalSGD, Pipelined
 from workbench.train.loop import agree
 from workbench.train.memory import PeakMeter
 from workbench.train.state import RankState, group_specs_of
 
-COUNTED = 2  # the step that is watched; it follows those before it
+
+def watched(experiment: Experiment) -> int:
+    """The step that is watched: the first one that finds the state of an update before it."""
+    sync = experiment.sync
+    return max(2, sync.warmup + sync.width if isinstance(sync, Pipelined) else 0)
 
 
 @dataclass(frozen=True)
@@ -46,16 +50,20 @@ def measure(seat: Seat, experiment: Experiment, *, weights: Path, timed: int = 0
     with PeakMeter(torch.device(seat.device)) as meter, World.open(seat) as world:
         groups = world.groups(group_specs_of(experiment.plan))
         state = RankState.start(experiment, world, groups, weights, None)
-        meter.add(world.shared_bytes)
-        for index in range(COUNTED):
+        for index in range(watched(experiment)):
             _step(state, index)
+        meter.add(world.shared_bytes)
+        state.strategy.rest()
         world.recorder.reset()
         meter.lap()
-        _step(state, COUNTED)
+        _step(state, watched(experiment))
         peak = meter.stop().peak_bytes
         meter.start()
+        state.strategy.rest()
         rows = tuple(row.counts for row in world.recorder.rows())
-        step_s = _seconds(state, range(COUNTED + 1, COUNTED + 1 + timed))
+        first = watched(experiment) + 1
+        step_s = _seconds(state, range(first, first + timed))
+        state.strategy.rest()
     return Observed(peak, rows, step_s)
 
 

@@ -246,6 +246,7 @@ class Run:
                 state = "stopped"
             else:
                 self.outcomes = tuple(self._job.watch(self._take))
+                self.notes += self.outcomes[0].notes
                 state = self._judge()
         except BaseException as error:
             self.error = error

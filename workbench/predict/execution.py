@@ -40,16 +40,22 @@ class Execution:
         self.synchronized = program.plan.batch_norm == "synchronized"
         self._spaces: dict[Value, kernels.Workspace] = {}
         self._alike: dict[Hashable, kernels.Workspace] = {}  # deep models repeat their blocks
-        self._sizes: dict[tuple[Value, int | None], Counts] = {}
+        self._sizes: dict[tuple[Hashable, ...], Counts] = {}
         self._kept: dict[str, Kept] = {}
 
     def size(self, value: Value, itemsize: int | None = None) -> Counts:
         """Bytes of a value on each rank."""
-        known = self._sizes.get((value, itemsize))
+        layout, shape, per_sample, own = layout_of(self.program, value)
+        width = itemsize or own
+        key = (
+            id(layout),
+            shape,
+            per_sample,
+            width,
+        )  # a layout is slow to hash, and stays where it is
+        known = self._sizes.get(key)
         if known is None:
-            layout, shape, per_sample, own = layout_of(self.program, value)
-            known = self.rows.elements(layout, shape, per_sample) * (itemsize or own)
-            self._sizes[value, itemsize] = known
+            known = self._sizes[key] = self.rows.elements(layout, shape, per_sample) * width
         return known
 
     def run(self, operation: Operation, alive: Mapping[Value, int]) -> tuple[int, list[int]]:

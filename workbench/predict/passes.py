@@ -118,6 +118,8 @@ class Pass:
                 continue
             operation, kept = entry
             self.timeline.at("backward", operation.label)
+            if operation.step is not None:
+                self.gradients.rooms.finish()
             given = grads.pop(operation.gives, None)
             of_weights = {} if given is None else self._execution.run_back(operation, given, grads)
             for tensor in kept:

@@ -138,7 +138,7 @@ class _Step:
         if isinstance(sync, LocalSGD):
             return None
         buckets, itemsize = self.program.buckets, self.program.itemsize
-        return Sums(buckets, names, self.replicas, self.script, itemsize, sync.algorithm)
+        return Sums(buckets, names, self.replicas, self.script, itemsize, sync)
 
 
 class _Settles:

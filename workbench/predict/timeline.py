@@ -1,7 +1,8 @@
 """Tensors as they come and go over a step, on all ranks at once.
 
 All ranks make and drop tensors in one order, and only their sizes differ: the order is written
-once, and the levels of all ranks are one cumulative sum.
+once, and the levels of all ranks are one cumulative sum. Of a large world a few ranks stand for
+all; the others may hold an element less of a bucket's sum, which all ranks take parts of.
 """
 
 from bisect import bisect_right
@@ -10,6 +11,7 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
+from workbench.predict.alike import Alike
 from workbench.predict.rows import Counts
 
 Phase = Literal["load", "forward", "loss", "backward", "recompute", "step"]
@@ -17,6 +19,8 @@ Category = Literal[
     "weights",
     "gradients",
     "buckets",
+    "in_flight",
+    "codec",
     "optimizer",
     "staging",
     "data",
@@ -48,10 +52,11 @@ class Timeline:
 
     Args:
         world_size: number of ranks.
+        alike: of a large world, the ranks that stand for the others; None: each is looked at.
     """
 
-    def __init__(self, world_size: int) -> None:
-        self.world_size = world_size
+    def __init__(self, world_size: int, alike: Alike | None = None) -> None:
+        self.world_size, self.alike = world_size, alike
         self.owners: list[Owner] = []
         self.sizes: list[Counts] = []
         self._holders: list[int] = []
@@ -65,7 +70,7 @@ class Timeline:
     def make(self, size: Counts, category: Category, layer: str = "") -> int:
         """A new tensor of so many bytes on each rank, held once."""
         tensor = len(self.sizes)
-        self.sizes.append(size)
+        self.sizes.append(size if self.alike is None else size[self.alike.ranks])
         self.owners.append((category, layer))
         self._holders.append(1)
         self._events.append(tensor)
@@ -100,7 +105,7 @@ class Timeline:
         sizes = np.array(self.sizes)
         levels = np.cumsum(sizes[which] * signs[:, None], axis=0)
         found: dict[bytes, Peak] = {}  # ranks that hold the same have the same
-        peaks = []
+        peaks: list[Peak] = []
         for rank, event in enumerate(levels.argmax(axis=0).tolist()):
             key = sizes[:, rank].tobytes()
             if key not in found:
@@ -108,7 +113,10 @@ class Timeline:
                 held = self._held(alive.astype(np.int64) * sizes[:, rank])
                 found[key] = Peak(rank, int(levels[event, rank]), self._moment(event), held)
             peaks.append(replace(found[key], rank=rank))
-        return tuple(peaks)
+        if self.alike is None:
+            return tuple(peaks)
+        columns = enumerate(self.alike.column.tolist())
+        return tuple(replace(peaks[column], rank=rank) for rank, column in columns)
 
     def _moment(self, event: int) -> Moment:
         place = bisect_right(self._moments, event, key=lambda moment: moment[0])

@@ -15,7 +15,7 @@ class Collective:
     """All calls of one collective in a step, on all ranks.
 
     Attributes:
-        op: "all_gather", "reduce_scatter", "all_to_all" or "all_reduce".
+        op: "all_gather", "reduce_scatter", "all_to_all", "all_reduce", "reduce" or "broadcast".
         layer: for which it is.
         phase: of the step.
         purpose: of its groups.

@@ -37,12 +37,14 @@ class Windows:
 
     Attributes:
         padded: elements of the padded image.
+        many: whether there are several windows; else nothing is shifted.
         scores: elements of all heads' scores.
         second: whether it is version 2.
         table: elements of version 2's hidden layer of offsets, however many rows there are.
     """
 
     padded: float
+    many: bool
     scores: float
     second: bool
     table: int
@@ -58,10 +60,12 @@ class Windows:
         tokens = math.isqrt(math.prod(shapes["relative_position_index"]))
         side = math.isqrt(tokens)
         *image, features = layer.input_shape
-        padded = math.prod(-(-length // side) * side for length in image) / math.prod(image)
+        count = math.prod(-(-length // side) for length in image)
+        padded = count * tokens / math.prod(image)
         hidden = shapes.get("cpb_mlp.0.bias", (0,))[0]
         offsets = (2 * side - 1) ** 2
-        return cls(padded, padded * tokens * layer.heads / features, hidden > 0, offsets * hidden)
+        scores = padded * tokens * layer.heads / features
+        return cls(padded, count > 1, scores, hidden > 0, offsets * hidden)
 
     @property
     def of_heads(self) -> float:
@@ -75,7 +79,9 @@ class Windows:
             size: bytes of the output.
             share: of the heads.
         """
-        at_end = 2 * self.padded + share * (4 * self.padded + 2 * self.scores)
+        copies = 2 if self.many else 1
+        mixed = 1 if self.second else 4  # version 2 keeps query, key and value anyhow
+        at_end = copies * self.padded + share * (mixed * self.padded + copies * self.scores)
         gradients = share * (2 * self.scores - self.padded) - 1.0
         return Workspace(
             beside_output=(size * at_end).astype(np.int64),

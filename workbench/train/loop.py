@@ -115,6 +115,7 @@ class Loop:
         state.model.context.set(batch.rows, first_row=batch.first_row, step=step)
         layer = first_bad_layer(state.model, batch.images, state.everyone)
         kept = f"; the last checkpoint is {self.checkpoint}" if self.checkpoint else ""
+        state.strategy.rest()
         message = f"the loss became {result.loss} at step {step}, first in {layer}{kept}"
         return self._outcome("diverged", step, message)
 
@@ -140,6 +141,7 @@ class Loop:
             state.updater,
             state.experiment,
             state.everyone,
+            in_flight=state.strategy.in_flight,
         )
 
     def _outcome(self, reason: Reason, step: int, message: str = "") -> Outcome:
@@ -150,6 +152,7 @@ class Loop:
             self.evaluation,
             message,
             tuple(astuple(row) for row in self.state.world.recorder.rows()),
+            tuple(self.state.notes),
         )
 
 
