@@ -128,6 +128,8 @@ def test_a_measurement_leaves_out_the_first_steps_and_those_that_were_traced(tmp
     assert found.step_s == (2.0, 3.0)
     assert found.peak_bytes == (104, 104)
     assert [line.step for line in found.timelines] == [5]
+    local = EXPERIMENT.replace(sync=wb.LocalSGD(every=3))
+    assert comparing.measurement_of(tmp_path, local, rows).step_s == pytest.approx((4.2, 5.2))
 
 
 def test_an_epoch_s_short_batch_is_no_measure(tmp_path):

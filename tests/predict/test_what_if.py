@@ -8,6 +8,7 @@ import workbench as wb
 from tests.plan import graphs
 from tests.predict.machines import device, link, machine
 from workbench.plan.errors import ExperimentError
+from workbench.plan.experiment import ParameterServer, Pipelined
 from workbench.plan.plan import Plan
 from workbench.predict import step
 from workbench.predict.alike import alike
@@ -17,6 +18,13 @@ from workbench.predict.simulation import simulated
 
 PROFILE = settings(max_examples=40, derandomize=True, deadline=None, database=None)
 GRAPH = graphs.vgg()
+STRATEGIES = [
+    dict(sync=wb.Synchronous(bucket_bytes=2000)),
+    dict(sync=wb.Synchronous(bucket_bytes=2000, codec="int8"), shard_optimizer=True),
+    dict(sync=wb.LocalSGD(every=2)),
+    dict(sync=Pipelined(width=2)),
+    dict(sync=ParameterServer(server=1)),
+]
 
 
 def experiment(plan, **fields):
@@ -40,8 +48,7 @@ def worlds(draw):
         plan,
         batch_size=draw(st.integers(accumulate, 40)),
         accumulate=accumulate,
-        sync=draw(st.sampled_from([wb.Synchronous(bucket_bytes=2000), wb.LocalSGD(every=2)])),
-        shard_optimizer=False,
+        **draw(st.sampled_from(STRATEGIES)),
     )
     per_host = draw(st.sampled_from([None, 2, 3, 4]))
     kind = draw(st.sampled_from(["cpu", "cuda"]))

@@ -11,7 +11,15 @@ from tests.train.test_local_sgd import plan as tailed_plan
 from tests.train.test_session import GRAPH
 from tests.train.traced import Seen, step
 from workbench.model.weights import initialize
-from workbench.plan.experiment import SGD, AdamW, Experiment, LocalSGD, Synchronous, Synthetic
+from workbench.plan.experiment import (
+    SGD,
+    AdamW,
+    Experiment,
+    LocalSGD,
+    Pipelined,
+    Synchronous,
+    Synthetic,
+)
 from workbench.plan.plan import Plan
 from workbench.train.rank_trace import RankTrace
 
@@ -139,3 +147,20 @@ def test_layers_without_what_collectives_took(both):
         ]
         computed = sum(s.forward_s + s.backward_s for s in trace.layer_seconds().values())
         assert computed == pytest.approx(sum(layers))
+
+
+def test_sums_that_another_thread_looks_after_are_no_layer_s_time(on_ranks, weights):
+    """Pipelined: a sum begins in one step and ends in a later one, beside the computation."""
+    plan = tailed_plan(4, 2)
+    sync = Pipelined(width=2, algorithm="ring")
+    experiment = Experiment(plan=plan, **FIELDS, sync=sync)
+    plain, traced = (
+        on_ranks(4, step, experiment, weights[plan.graph], traced) for traced in (False, True)
+    )
+    for expected, found in zip(plain, traced, strict=True):
+        assert all(found.tensors[n].equal(expected.tensors[n]) for n in expected.tensors)
+        assert found.left == []
+    for trace in traces(traced):
+        sums = [call for call in trace.calls if call.layer == "gradients"]
+        assert sums
+        assert all(call.beside for call in sums)

@@ -1,12 +1,12 @@
 """What was measured of a run, for `Run.timeline`, `Run.compare` and `Run.calibrated`."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.timeline import timeline_of
-from workbench.plan.experiment import Experiment
+from workbench.plan.experiment import Experiment, LocalSGD
 from workbench.predict.compare import Measurement
 from workbench.predict.measured import Timeline
 from workbench.train.metrics import Row
@@ -63,12 +63,12 @@ def measurement_of(directory: Path, experiment: Experiment, rows: Sequence[Row])
     ranks = range(experiment.plan.world_size)
     settled = [row for row in rows if row["step"] >= _SETTLED] or list(rows)
     plain = [row for row in settled if not _is_traced(row, experiment)] or settled
-    return Measurement(
-        experiment,
-        tuple(_median(plain, rank, _seconds) for rank in ranks),
-        tuple(_median(settled, rank, lambda row: row["peak_bytes"]) for rank in ranks),
-        tuple(timelines),
-    )
+    if isinstance(experiment.sync, LocalSGD):  # some steps are longer, and count as such
+        step_s = [statistics.fmean(map(_seconds, _of(settled, rank))) for rank in ranks]
+    else:
+        step_s = [statistics.median(map(_seconds, _of(plain, rank))) for rank in ranks]
+    peaks = [statistics.median(row["peak_bytes"] for row in _of(settled, rank)) for rank in ranks]
+    return Measurement(experiment, tuple(step_s), tuple(peaks), tuple(timelines))
 
 
 def _traced(directory: Path, experiment: Experiment) -> list[int]:
@@ -96,5 +96,5 @@ def _seconds(row: Row) -> float:
     return row["compute_s"] + row["communication_s"] + row["wait_s"]
 
 
-def _median(rows: Sequence[Row], rank: int, figure: Callable[[Row], float]) -> float:
-    return statistics.median(figure(row) for row in rows if row["rank"] == rank)
+def _of(rows: Sequence[Row], rank: int) -> Iterator[Row]:
+    return (row for row in rows if row["rank"] == rank)

@@ -111,11 +111,8 @@ class Run:
     def timeline(self, step: int | None = None) -> Timeline:
         """What every rank did when, in a step that was traced (`Experiment.trace_every`).
 
-        Ranks write it into the run's directory, from where it is read; of a long run the last
-        few traced steps are there.
-
         Args:
-            step: index of the step; None: the last one that all ranks have traced.
+            step: index of the step, of which the last few are kept; None: the last one.
 
         Raises:
             ClusterError: that step was not traced, or none was yet; it says how to have some.
@@ -124,13 +121,10 @@ class Run:
         return timeline_of(comparing.samples_of(self.directory, self.experiment, step))
 
     def compare(self, prediction: Prediction) -> Comparison:
-        """Sets a prediction beside what was measured: of every rank, and of every layer.
-
-        Args:
-            prediction: `predict(plan, machine, experiment)` of this run's plan and batch.
+        """Sets `predict(plan, machine, experiment)` beside what every rank and layer took.
 
         Raises:
-            ExperimentError: the prediction is for another experiment; it names the difference.
+            ExperimentError: the prediction is for another plan or batch; the text says which.
             MachineError: the prediction was made without a machine.
             ClusterError: no step was traced; it says how to have some.
         """
@@ -138,10 +132,7 @@ class Run:
         return compare(prediction, measured)
 
     def calibrated(self, machine: Machine) -> Machine:
-        """The machine with the times of this run's layers as they were measured in it.
-
-        Args:
-            machine: from `cluster.calibrate()`, or any other that the run's ranks are.
+        """A machine, with the times of this run's layers as they were measured in it.
 
         Raises:
             ClusterError: no step was traced, or the machine has other ranks.

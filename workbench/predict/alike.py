@@ -2,7 +2,8 @@
 
 Shard groups are runs of ranks next to each other. With L the least common multiple of a plan's
 group sizes, the world is a row of blocks of L ranks, and what ranks of a block do with each other
-is the same in all blocks whose members have equal rows and devices, and equal hosts among them.
+is the same in all blocks whose members have equal rows and devices, and equal hosts among them;
+where there is a parameter server, its block is one of its own.
 One block of each kind is kept, in their order. Sums over replicas then wait for the slowest of
 those that are kept, which are the slowest of all.
 """
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.plan.experiment import Experiment
+from workbench.plan.experiment import Experiment, ParameterServer
 from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.predict.batches import micro_batches
@@ -51,7 +52,10 @@ def alike(experiment: Experiment, machine: Machine | None, *, every: bool = Fals
     rows = np.array(micro_batches(experiment), dtype=np.int64)
     starts = np.arange(0, world, block)
     facts = rows.T.reshape(len(starts), -1)
-    facts = np.hstack([facts, _devices(machine, world, block), _hosts(machine, starts, block)])
+    serves = (starts == _server(experiment) // block * block)[:, None]
+    facts = np.hstack(
+        [facts, serves, _devices(machine, world, block), _hosts(machine, starts, block)]
+    )
     _, first, kind = np.unique(facts, axis=0, return_index=True, return_inverse=True)
     kind = kind.reshape(-1)
     kept = np.arange(len(starts)) if every else np.sort(first)
@@ -76,6 +80,11 @@ def group_sizes_of(plan: Plan) -> tuple[int, ...]:
     sizes |= {weight.group_size for weight in flow.weights.values()}
     steps = (*flow.edges.values(), *flow.returns.values())
     return tuple(sorted(sizes | {step.group_size for path in steps for step in path}))
+
+
+def _server(experiment: Experiment) -> int:
+    sync = experiment.sync
+    return sync.server if isinstance(sync, ParameterServer) else -1
 
 
 def _devices(machine: Machine | None, world: int, block: int) -> NDArray[np.int64]:

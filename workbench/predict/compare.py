@@ -23,8 +23,8 @@ class Measurement:
 
     Attributes:
         experiment: that ran.
-        step_s: seconds of a step, of each rank: the median over its steps.
-        peak_bytes: of its tensors in a step, likewise.
+        step_s: seconds of a step, of each rank: the median over its steps, of local SGD the mean.
+        peak_bytes: of its tensors in a step, the median.
         timelines: of the steps that were traced, ascending.
     """
 
@@ -110,7 +110,10 @@ class Comparison:
         for rank in range(measured.experiment.plan.world_size):
             step = Pair(sum(schedule.breakdown(rank).values()), measured.step_s[rank])
             peak = Pair(self.prediction.memory[rank].peak_bytes, measured.peak_bytes[rank])
-            sizes = [self._predicted_bytes(rank, line.step) for line in measured.timelines]
+            sizes = [
+                sum(row[-1] for row in self.prediction.traffic.rows(rank, line.step))
+                for line in measured.timelines
+            ]
             seen = [sum(span.bytes for span in line.spans(rank)) for line in measured.timelines]
             received = Pair(statistics.fmean(sizes), statistics.fmean(seen))
             found.append(OfRank(rank, step, peak, received))
@@ -151,11 +154,6 @@ class Comparison:
         """The traced step that took neither longest nor shortest."""
         lines = sorted(self.measurement.timelines, key=lambda line: line.seconds)
         return lines[len(lines) // 2]
-
-    def _predicted_bytes(self, rank: int, step: int) -> int:
-        """What a rank receives in this step; an averaging is not in every one."""
-        collectives = self.prediction.traffic.collectives
-        return sum(one.bytes[rank] for one in collectives if (step + 1) % one.every == 0)
 
     def __repr__(self) -> str:
         name, step = self.measurement.experiment.plan.graph.source.name, self.step_s

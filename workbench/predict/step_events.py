@@ -9,12 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workbench.plan.errors import ExperimentError
-from workbench.plan.experiment import LocalSGD, ParameterServer, Synchronous
+from workbench.plan.experiment import LocalSGD, Synchronous
 from workbench.plan.graph import Layer
 from workbench.plan.tail import Tail, round_rows
 from workbench.predict.alike import Alike
-from workbench.predict.buckets import late
 from workbench.predict.duration import Speeds, load_seconds
 from workbench.predict.events import Event, Script
 from workbench.predict.layer_times import LayerTimes
@@ -139,10 +137,8 @@ class _Step:
         sync = self.sync
         if isinstance(sync, LocalSGD):
             return None
-        if isinstance(sync, ParameterServer) or late(self.program.experiment):
-            raise ExperimentError(f"the time of a step is not predicted for {sync!r}")
         buckets, itemsize = self.program.buckets, self.program.itemsize
-        return Sums(buckets, names, self.replicas, self.script, itemsize, sync.algorithm)
+        return Sums(buckets, names, self.replicas, self.script, itemsize, sync)
 
 
 class _Settles:
