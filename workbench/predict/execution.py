@@ -39,6 +39,7 @@ class Execution:
         self.gradients, self.rows = gradients, rows
         self.synchronized = program.plan.batch_norm == "synchronized"
         self._spaces: dict[Value, kernels.Workspace] = {}
+        self._kept: dict[str, Kept] = {}
 
     def size(self, value: Value, itemsize: int | None = None) -> Counts:
         """Bytes of a value on each rank."""
@@ -94,9 +95,10 @@ class Execution:
         sizes = self.gradients.sizes
         if keeps.statistics and layer.weights and layer.weights[0].name in sizes:
             found.append(sizes[layer.weights[0].name] * keeps.statistics)
-        found += self.casts(operation)
-        if self._casts_input(operation):
-            found.append(self.size(operation.reads[0], HALF))
+        if self.gradients.half:
+            found += self.casts(operation)
+            if self._casts_input(operation):
+                found.append(self.size(operation.reads[0], HALF))
         return [self.timeline.make(size, "activations", operation.label) for size in found]
 
     def casts(self, operation: Operation) -> list[Counts]:
@@ -155,7 +157,10 @@ class Execution:
 
     def _keeps(self, operation: Operation) -> Kept:
         if operation.layer is not None:
-            return kept_by(operation.layer, self.synchronized)
+            known = self._kept.get(operation.label)
+            if known is None:
+                known = self._kept[operation.label] = kept_by(operation.layer, self.synchronized)
+            return known
         assert operation.step is not None
         return _SAME if operation.step.name == "copy_to" else _CONVERSION
 

@@ -1,6 +1,6 @@
 """The memory that a step needs on every rank: how much, of what, of which layer, and when."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -75,9 +75,14 @@ def memory_of(program: Program) -> Memory:
     taken to be on one. `workbench.train.memory.PeakMeter` measures the same.
     """
     guessed = tuple(layer.name for layer in program.plan.graph.layers if is_guessed(layer))
-    return Memory(tuple(map(_rank, timeline_of(program).peaks())), guessed)
+    return Memory(tuple(_ranks(timeline_of(program).peaks())), guessed)
 
 
-def _rank(peak: Peak) -> RankMemory:
-    held = {(owner.category, owner.layer): size for owner, size in peak.held.items()}
-    return RankMemory(peak.rank, peak.total, peak.moment, MappingProxyType(held))
+def _ranks(peaks: Iterable[Peak]) -> Iterator[RankMemory]:
+    known: dict[int, Mapping[tuple[Category, str], int]] = {}  # ranks that hold the same share it
+    for peak in peaks:
+        held = known.get(id(peak.held))
+        if held is None:
+            sizes = {(owner.category, owner.layer): size for owner, size in peak.held.items()}
+            held = known[id(peak.held)] = MappingProxyType(sizes)
+        yield RankMemory(peak.rank, peak.total, peak.moment, held)

@@ -12,7 +12,7 @@ from workbench.plan.experiment import LocalSGD, Pipelined, Synchronous
 from workbench.plan.placement import Shard
 from workbench.plan.tail import Tail, round_rows
 from workbench.predict.batches import micro_batches
-from workbench.predict.buckets import averaged, buckets_of, handed_out
+from workbench.predict.buckets import averaged, buckets_of, handed_out, late
 from workbench.predict.gradients import Gradients
 from workbench.predict.parameters import tail_names
 from workbench.predict.passes import Pass, Tape
@@ -45,14 +45,15 @@ class _Step:
         self.program, self.pieces = program, program.pieces
         self.experiment, self.plan = program.experiment, program.plan
         self.timeline = Timeline(self.plan.world_size)
-        self.rooms = Rooms(program, self.timeline)
+        self.buckets = self.handed = buckets_of(self.experiment, self.pieces)
+        if late(self.experiment):
+            self.handed = handed_out(self.experiment, self.pieces)
+        self.rooms = Rooms(program, self.buckets, self.timeline)
         self.gradients = Gradients(self.experiment, self.pieces, self.timeline, self.rooms)
-        self.buckets = buckets_of(self.experiment, self.pieces)
 
     def written(self) -> Timeline:
         self._reside("weights", weight_bytes(self.pieces))
-        handed = handed_out(self.experiment, self.pieces)
-        self._reside("optimizer", optimizer_bytes(self.program, handed))
+        self._reside("optimizer", optimizer_bytes(self.program, self.handed))
         self._reside("in_flight", flying_bytes(self.program))
         self._reside("codec", residual_bytes(self.program))
         self._reside("gradients", self.gradients.resident())
@@ -100,7 +101,7 @@ class _Step:
     def _hand_out(self, names: set[str]) -> None:
         """Weights that others have moved."""
         if self.experiment.shard_optimizer:
-            for column in handed_out(self.experiment, self.pieces).columns():
+            for column in self.handed.columns():
                 moved = moved_by(column, self.program.itemsize)
                 own = sum(moved.values(), np.zeros_like(column.bytes))
                 room = (own + column.bytes) * column.within(names)
