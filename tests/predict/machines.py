@@ -1,6 +1,8 @@
 """Machines with round figures, on which a step can be computed by hand."""
 
-from workbench.plan.machine import Device, Link, Machine
+from workbench.plan.device import Device
+from workbench.plan.link import Link
+from workbench.plan.machine import Machine
 
 FAST = Link(name="infinitely fast", latency_s=0, bandwidth=1e300)
 

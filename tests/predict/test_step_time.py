@@ -210,7 +210,7 @@ def test_only_links_make_a_step_longer_than_its_work(case):
     run, on = case
     free = wb.predict(run.plan, on.replace(within=FAST, slowdown=1), run)
     wired = wb.predict(run.plan, on, run)
-    half = on.within.model_copy(update={"bandwidth": 2 * on.within.bandwidth})
+    half = on.within.replace(bandwidth=2 * on.within.bandwidth)
     faster = wb.predict(run.plan, on.replace(within=half), run)
     assert free.step_time <= faster.step_time * (1 + 1e-12)
     assert faster.step_time <= wired.step_time * (1 + 1e-12)

@@ -6,6 +6,7 @@ import workbench as wb
 from tests.plan import graphs
 from tests.predict.machines import device, link, machine
 from workbench.plan.experiment import ParameterServer, Pipelined
+from workbench.plan.link import Curve
 from workbench.plan.plan import Plan
 
 WHOLE = 2**40
@@ -89,3 +90,14 @@ def test_codecs_make_sums_shorter(codec, part):
     assert shorter == pytest.approx(part, rel=0.05)
     (name,) = coded.simulation.algorithms["gradients"]
     assert name == f"direct with {codec}"
+
+
+def test_what_was_measured_is_what_ranks_take_of_themselves():
+    """A link's curve is of "auto", which is "direct" where ranks share memory."""
+    curve = Curve(op="all_reduce", ranks=4, points=((0.0, 0.5), (1e9, 0.5)))
+    auto, direct, ring = (
+        step_time(wb.Synchronous(algorithm=name, bucket_bytes=WHOLE), curves=(curve,)).step_time
+        for name in ("auto", "direct", "ring")
+    )
+    assert auto == direct > 1.0  # the sum and the status
+    assert 0.5 < ring < 0.6

@@ -13,17 +13,18 @@ KINDS: tuple[str, ...] = get_args(What)
 class Span:
     """What one rank does in one of its lanes for a while.
 
-    Spans of a lane do not overlap, except that a "step" holds all the others.
+    Spans of a lane do not overlap.
 
     Attributes:
         rank: whose time.
         lane: "compute", or "communication" of the thread or stream beside it.
-        what: kind of work; "wait" is for other ranks, or for the other lane.
+        what: kind of work; "wait" is for other ranks, or for the other lane, and "step" is what
+            a step costs besides all else.
         label: the layer, conversion or bucket that it belongs to.
         start_s: seconds from the step's beginning.
         seconds: how long.
         op: of a collective, as the recorder names it: "all_reduce", "all_gather", ...
-        phase: of a collective: "forward", "backward", "average", ...
+        phase: of a collective: "forward", "backward" or "step".
         bytes: that a collective brings to this rank.
     """
 

@@ -166,22 +166,25 @@ def _bucketed(
 
     Parameters without replicas are in none, but for `alone`.
     """
+    placed, world = experiment.plan.flow.weights, experiment.plan.world_size
     closed: list[tuple[int, list[str], list[int]]] = []
     opened: dict[int, tuple[list[str], list[int]]] = {}
+    held: dict[int, int] = {}
     for name in reversed(pieces.names):
-        k = experiment.plan.flow.weights[name].group_size
-        size = int(pieces.sizes[name][rank])
-        if name not in names or size == 0:
+        k = placed[name].group_size
+        if name not in names or (k == world and not alone):
             continue
-        if k == experiment.plan.world_size and not alone:
+        size = int(pieces.sizes[name][rank])
+        if size == 0:
             continue
         if k not in opened:
-            opened[k] = ([], [])
+            opened[k], held[k] = ([], []), 0
             closed.append((k, *opened[k]))
         members, sizes = opened[k]
         members.append(name)
         sizes.append(size)
-        if sum(sizes) >= limit:
+        held[k] += size
+        if held[k] >= limit:
             del opened[k]
     return [Bucket(k, tuple(members), tuple(sizes)) for k, members, sizes in closed]
 

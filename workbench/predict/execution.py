@@ -107,9 +107,10 @@ class Execution:
         sizes = self.gradients.sizes
         if keeps.statistics and layer.weights and layer.weights[0].name in sizes:
             found.append(sizes[layer.weights[0].name] * keeps.statistics)
-        found += self.casts(operation)
-        if self._casts_input(operation):
-            found.append(self.size(operation.reads[0], HALF))
+        if self.gradients.half:
+            found += self.casts(operation)
+            if self._casts_input(operation):
+                found.append(self.size(operation.reads[0], HALF))
         return [self.timeline.make(size, "activations", operation.label) for size in found]
 
     def casts(self, operation: Operation) -> list[Counts]:
@@ -168,10 +169,10 @@ class Execution:
 
     def _keeps(self, operation: Operation) -> Kept:
         if operation.layer is not None:
-            name = operation.layer.name
-            if name not in self._kept:
-                self._kept[name] = kept_by(operation.layer, self.synchronized)
-            return self._kept[name]
+            known = self._kept.get(operation.label)
+            if known is None:
+                known = self._kept[operation.label] = kept_by(operation.layer, self.synchronized)
+            return known
         assert operation.step is not None
         return _SAME if operation.step.name == "copy_to" else _CONVERSION
 

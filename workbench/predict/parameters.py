@@ -36,10 +36,13 @@ class Pieces:
     def of(cls, experiment: Experiment) -> "Pieces":
         """Those of an experiment's plan, in its precision."""
         plan = experiment.plan
-        sizes = {
-            name: piece(placed, plan.world_size, itemsize(placed, experiment.precision))
-            for name, placed in plan.flow.weights.items()
-        }
+        known: dict[WeightPlacement, Counts] = {}  # deep models repeat their blocks
+        sizes = {}
+        for name, placed in plan.flow.weights.items():
+            if placed not in known:
+                element = itemsize(placed, experiment.precision)
+                known[placed] = piece(placed, plan.world_size, element)
+            sizes[name] = known[placed]
         owners = {w.name: layer.name for layer in plan.graph.layers for w in layer.weights}
         return cls(trainable_names(plan.graph), sizes, owners)
 
@@ -79,7 +82,9 @@ class _Node:
     def at(self, path: list[str]) -> "_Node":
         node = self
         for name in path:
-            node = node.children.setdefault(name, _Node())
+            if name not in node.children:
+                node.children[name] = _Node()
+            node = node.children[name]
         return node
 
     def collect(self, names: dict[str, None]) -> None:

@@ -15,14 +15,14 @@ It is taken to be there from the bucket's last gradient until the rank looks aft
 when the next gradient is there, or while it waits in another collective.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
 from workbench.plan.codec import Codec
-from workbench.plan.experiment import LocalSGD, ParameterServer
+from workbench.plan.experiment import LocalSGD, ParameterServer, Pipelined, Synchronous
 from workbench.plan.mesh import replica_groups
-from workbench.predict.buckets import Column, buckets_of
+from workbench.predict.buckets import Buckets, Column
 from workbench.predict.collective_costs import encoded, segments
 from workbench.predict.program import Program
 from workbench.predict.rows import Counts
@@ -37,12 +37,15 @@ class Rooms:
 
     Args:
         program: whose experiment sums gradients.
+        buckets: of gradients.
         timeline: to write on.
     """
 
-    def __init__(self, program: Program, timeline: Timeline) -> None:
+    def __init__(self, program: Program, buckets: Buckets, timeline: Timeline) -> None:
         self.timeline = timeline
-        self._of_buckets = [(names, room) for names, room in _rooms(program) if np.any(room)]
+        self._of_buckets = [
+            (names, room) for names, room in _rooms(program, buckets) if np.any(room)
+        ]
         self._waiting: list[set[str]] = []
         self._under_way: list[int] = []
 
@@ -50,11 +53,11 @@ class Rooms:
         """No parameter gets more gradients than from the passes under way."""
         self._waiting = [set(names) for names, _ in self._of_buckets]
 
-    def settled(self, names: Iterable[str]) -> None:
+    def settled(self, names: Collection[str]) -> None:
         """These gradients are there."""
-        some = set(names)
-        if not self._waiting or not some:
+        if not self._waiting or not names:
             return
+        some = set(names)
         self.finish()
         for waiting, (_, room) in zip(self._waiting, self._of_buckets, strict=True):
             if waiting and waiting <= some:
@@ -68,15 +71,15 @@ class Rooms:
         self._under_way = []
 
 
-def _rooms(program: Program) -> Iterable[tuple[set[str], Counts]]:
+def _rooms(program: Program, buckets: Buckets) -> Iterable[tuple[set[str], Counts]]:
     sync = program.experiment.sync
-    if isinstance(sync, LocalSGD):
+    if _lies_there(program):
         return
-    for column in buckets_of(program.experiment, program.pieces).columns():
+    for column in buckets.columns():
         names = {n for bucket in column.of_place if bucket is not None for n in bucket.names}
         if isinstance(sync, ParameterServer):
             yield names, _at_server(column, sync.server)
-        elif sync.algorithm != "auto" or sync.codec is not None or len(program.hosts.ranks) > 1:
+        elif isinstance(sync, Synchronous | Pipelined):
             room = np.zeros_like(column.bytes)
             groups, width = replica_groups(column.group_size, len(room)), program.itemsize
             for members, hosts in zip(groups, program.hosts.over(groups), strict=True):
@@ -85,6 +88,15 @@ def _rooms(program: Program) -> Iterable[tuple[set[str], Counts]]:
                 if len(members) > 1:
                     room[list(members)] = _room(name, nbytes // width, width, hosts, codec)
             yield names, room
+
+
+def _lies_there(program: Program) -> bool:
+    """Whether all buckets are summed where they lie."""
+    sync = program.experiment.sync
+    if isinstance(sync, Synchronous | Pipelined):
+        one = len(program.hosts.ranks) == 1
+        return one and sync.algorithm in ("auto", "hierarchical") and sync.codec is None
+    return isinstance(sync, LocalSGD)
 
 
 def _at_server(column: Column, server: int) -> Counts:

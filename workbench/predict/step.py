@@ -13,7 +13,7 @@ from workbench.plan.placement import Shard
 from workbench.plan.tail import Tail, round_rows
 from workbench.predict.alike import alike
 from workbench.predict.batches import micro_batches
-from workbench.predict.buckets import averaged, handed_out
+from workbench.predict.buckets import averaged, handed_out, late
 from workbench.predict.gradients import Gradients
 from workbench.predict.parameters import tail_names
 from workbench.predict.passes import Pass, Tape
@@ -49,14 +49,15 @@ class _Step:
         many = self.plan.world_size > _MANY
         standing = alike(self.experiment, None) if many else None
         self.timeline = Timeline(self.plan.world_size, standing)
-        self.rooms = Rooms(program, self.timeline)
+        self.buckets = self.handed = program.buckets
+        if late(self.experiment):
+            self.handed = handed_out(self.experiment, self.pieces)
+        self.rooms = Rooms(program, self.buckets, self.timeline)
         self.gradients = Gradients(self.experiment, self.pieces, self.timeline, self.rooms)
-        self.buckets = program.buckets
 
     def written(self) -> Timeline:
         self._reside("weights", weight_bytes(self.pieces))
-        handed = handed_out(self.experiment, self.pieces)
-        self._reside("optimizer", optimizer_bytes(self.program, handed))
+        self._reside("optimizer", optimizer_bytes(self.program, self.handed))
         self._reside("in_flight", flying_bytes(self.program))
         self._reside("codec", residual_bytes(self.program))
         self._reside("gradients", self.gradients.resident())
@@ -104,7 +105,7 @@ class _Step:
     def _hand_out(self, names: set[str]) -> None:
         """Weights that others have moved."""
         if self.experiment.shard_optimizer:
-            for column in handed_out(self.experiment, self.pieces).columns():
+            for column in self.handed.columns():
                 moved = moved_by(column, self.program.itemsize)
                 own = sum(moved.values(), np.zeros_like(column.bytes))
                 room = (own + column.bytes) * column.within(names)
