@@ -1,0 +1,280 @@
+"""What each choice costs, so that the sum over a plan never exceeds what is predicted for it.
+
+    forward     seconds of layers, conversions and the loss, one way
+    backward    seconds of the same, the other way
+    gradients   seconds of the all-reduces that go on beside backward
+    update      seconds of the optimizer
+    memory      bytes that are there when the forward pass has ended: parameters and buffers,
+                gradients that stay, the optimizer's state, and what layers keep for backward
+
+Ranks wait for each other, so that a step takes as long as on the slowest; any weighted mean over
+ranks is a lower bound of that. Where devices differ, they are weighted with their speed: then
+the mean is that of a perfectly balanced plan.
+
+Source: the functions by which a prediction times layers, conversions and updates.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import cast
+
+import numpy as np
+
+from workbench.plan.choice import LayerPlan
+from workbench.plan.experiment import Experiment, LocalSGD, Synchronous
+from workbench.plan.flow import Flow
+from workbench.plan.graph import Graph, Layer
+from workbench.plan.layout import Conversion, Layout
+from workbench.plan.machine import Machine
+from workbench.plan.plan import Plan
+from workbench.plan.routing import crossings, returned
+from workbench.plan.weights import WeightPlacement, heads_of, place_weight
+from workbench.predict.batches import micro_batches
+from workbench.predict.duration import (
+    Speeds,
+    conversion_seconds,
+    layer_seconds,
+    loss_seconds,
+    update_seconds,
+)
+from workbench.predict.kept import kept_by
+from workbench.predict.parameters import KEEPS_GRADIENT_BYTES, copies, itemsize, piece
+from workbench.predict.program import program_of
+from workbench.predict.rows import Counts, Rows, tiled
+from workbench.predict.search.trellis import Cost, Floats, Readings
+
+FORWARD, BACKWARD, GRADIENTS, UPDATE, MEMORY = range(5)
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """One layer as if it were placed by a plan: what `layer_seconds` reads of one."""
+
+    graph: Graph
+    flow: Flow
+    layers: MappingProxyType[str, LayerPlan]
+
+
+class StepCosts:
+    """Costs of one step of an experiment on a machine.
+
+    Args:
+        experiment: whose graph, batch, optimizer and precision count.
+        machine: with devices for its ranks.
+        weights: of each rank in the mean of times, with sum 1.
+    """
+
+    def __init__(self, experiment: Experiment, machine: Machine, weights: Floats) -> None:
+        plan = cast(Plan, experiment.plan)
+        self.experiment, self.graph, self.world = experiment, plan.graph, plan.world_size
+        self.speeds = Speeds(machine, range(self.world))
+        self.weights = weights
+        batches = micro_batches(experiment)
+        self.passes = [(Rows(rows), batches.count(rows)) for rows in dict.fromkeys(batches)]
+        alone = experiment.replace(plan=Plan.data_parallel(plan.graph, self.world))
+        program = program_of(alone)
+        self.itemsizes = {name: op.itemsize for (name, _), op in program.by_value.items()}
+        self.itemsizes["input"] = program.itemsize
+        self.learns = {
+            name for (name, _), op in program.by_value.items() if op.needs_gradient
+        }
+        self._rates = {k: self._rate(k) for k in range(1, self.world + 1) if self.world % k == 0}
+        self._crossed: dict[tuple[Conversion, int, bool], tuple[float, float]] = {}
+        self._kept = {
+            layer.name: kept_by(layer, plan.batch_norm == "synchronized")
+            for layer in plan.graph.layers
+        }
+
+    def alike(self, name: str) -> Hashable:
+        """Equal for layers that cost the same in every choice, and so do their outputs."""
+        if name == "input":
+            return name
+        layer = self.graph[name]
+        owner = self.graph[layer.shared] if layer.shared else layer
+        return (
+            layer.kind, layer.target, layer.input_shape, layer.output_shape, layer.rows,
+            layer.groups, layer.heads, layer.flops, bool(layer.shared),
+            tuple((w.shape, w.dtype, w.trainable) for w in owner.weights),
+            self.itemsizes.get(name), name in self.learns, name in self.graph.outputs,
+            tuple(self._kept[reader].input for reader in self.graph.consumers[name]),
+            tuple((self.graph.input_shape, 1) if read == "input" else
+                  (self.graph[read].kind, self.graph[read].output_shape, self.graph[read].rows)
+                  for read in layer.inputs),
+        )  # fmt: skip
+
+    def layer(
+        self, layer: Layer, choice: LayerPlan | None, read: Layout, given: Layout
+    ) -> Cost:
+        """Of computing a layer, holding its weights, summing their gradients and updating them."""
+        choices = {} if choice is None else {layer.name: choice}
+        owner = self.graph[layer.shared] if layer.shared else layer
+        placed = {w.name: place_weight(owner, w, read, choices) for w in owner.weights}
+        flow = Flow({layer.name: read}, {layer.name: given}, {}, {}, placed)
+        alone = cast(Plan, _Alone(self.graph, flow, MappingProxyType(choices)))
+        forward = backward = 0.0
+        if layer.kind not in ("size", "parameter"):
+            for rows, times in self.passes:
+                found = layer_seconds(alone, layer, rows, self.experiment.precision, self.speeds)
+                forward += times * self._mean(found.forward)
+                backward += times * self._mean(found.backward)
+        summed, update, memory = self._weights(layer, placed)
+        memory += self._kept_beside(layer, choice, given)
+        return forward, backward * (layer.name in self.learns), summed, update, memory
+
+    def value(self, name: str, source: Layout, readings: Readings, carried: bool) -> Cost:
+        """Of a layer's output: its conversions, what is kept of it, and the loss if it ends there."""
+        if name == "input":
+            shape, per_sample = self.graph.input_shape, 1
+        else:
+            shape, per_sample = self.graph[name].output_shape, self.graph[name].rows
+        if per_sample == 0:
+            return 0.0, 0.0, 0.0, 0.0, 0.0
+        forward = backward = 0.0
+        for step in self._steps(name, source, readings, carried, shape, per_sample):
+            there, back = self._crossing(step, self.itemsizes[name], name in self.learns)
+            forward, backward = forward + there, backward + back
+        if name in self.graph.outputs:
+            for rows, times in self.passes:
+                logits = rows.elements(returned(source, shape), shape, per_sample)
+                seconds = times * self._mean(loss_seconds(logits * 4, self.speeds))
+                forward, backward = forward + seconds, backward + seconds
+        memory = self._kept_of(name, source, readings, shape, per_sample)
+        return forward, backward, 0.0, 0.0, memory
+
+    def _steps(
+        self,
+        name: str,
+        source: Layout,
+        readings: Readings,
+        carried: bool,
+        shape: tuple[int, ...],
+        per_sample: int,
+    ) -> list[Conversion]:
+        """The conversions of a value; readers whose conversions start alike share them."""
+        chains: list[tuple[Conversion, ...]] = []
+        for target in {layout for layout, _ in readings}:
+            summands = [sums for layout, sums in readings if layout == target]
+            if not carried:
+                chains += crossings(source, target, summands, shape, per_sample)
+        if name in self.graph.outputs:
+            chains += crossings(source, returned(source, shape), [False], shape, per_sample)
+        prefixes = {chain[: end + 1] for chain in chains for end in range(len(chain))}
+        return [prefix[-1] for prefix in prefixes]
+
+    def _crossing(self, step: Conversion, width: int, learns: bool) -> tuple[float, float]:
+        known = self._crossed.get((step, width, learns))
+        if known is None:
+            forward = backward = 0.0
+            for rows, times in self.passes:
+                crossed = conversion_seconds(step, rows, width, self.speeds)
+                forward += times * self._mean(crossed.forward_s)
+                if crossed.forward is not None:
+                    forward += times * self._mean(crossed.forward.seconds)
+                if learns:
+                    backward += times * self._mean(crossed.backward_s)
+                if learns and crossed.backward is not None:
+                    backward += times * self._mean(crossed.backward.seconds)
+            known = self._crossed[step, width, learns] = forward, backward
+        return known
+
+    def _weights(
+        self, layer: Layer, placed: dict[str, WeightPlacement]
+    ) -> tuple[float, float, float]:
+        """(seconds of gradient sums, of the update, bytes held) of the layer's own weights."""
+        summed = update = memory = 0.0
+        if layer.shared:
+            return summed, update, memory
+        experiment = self.experiment
+        synchronous = isinstance(experiment.sync, Synchronous)
+        optimizer = experiment.optimizer
+        for index, weight in enumerate(layer.weights):
+            where = placed[weight.name]
+            size = piece(where, self.world) * itemsize(where, experiment.precision)
+            memory += float(size.mean())
+            if not weight.trainable:
+                continue
+            members = self.world // where.group_size
+            owners = members if experiment.shard_optimizer else 1
+            memory += float(size.mean()) * copies(optimizer) / owners
+            held = update_seconds(optimizer.kind, size, copies(optimizer), self.speeds)
+            update += self._mean(held) / owners
+            if members == 1 or not synchronous:
+                rewrites = layer.kind == "linear" and index == 0
+                rewrites &= synchronous and experiment.precision != "bf16"
+                memory += float(np.where(size >= KEEPS_GRADIENT_BYTES, size, 0).mean()) * rewrites
+                continue
+            memory += float(size.mean())
+            summed += self._summed(size, where.group_size)
+        return summed, update, memory
+
+    def _summed(self, size: Counts, group_size: int) -> float:
+        """At least what one gradient adds to the all-reduces of its buckets.
+
+        A bucket is closed by the gradient with which it holds enough; so it has less than twice
+        as much unless that one alone is enough, and then the others in it have less than that.
+        """
+        bucket = self.experiment.sync.bucket_bytes
+        latency, rate = self._rates[group_size]
+        seconds = latency * np.minimum(size / (2 * bucket), 0.5) + rate * size
+        return self._mean(seconds)
+
+    def _rate(self, group_size: int) -> tuple[float, float]:
+        """(seconds of an all-reduce among replicas, seconds for each byte in it), at least."""
+        if isinstance(self.experiment.sync, LocalSGD) or group_size == self.world:
+            return 0.0, 0.0
+        members = range(0, self.world, group_size)
+        meeting, algorithm = self.speeds.meeting(members), self.experiment.sync.algorithm
+        sizes = [float(2**power) for power in range(10, 33, 2)]
+        seconds = [meeting.all_reduce(size, algorithm, beside=True).seconds for size in sizes]
+        rate = min(after / size for after, size in zip(seconds, sizes, strict=True))
+        latency = min(t - rate * size for t, size in zip(seconds, sizes, strict=True))
+        return max(latency, 0.0), rate
+
+    def _kept_beside(self, layer: Layer, choice: LayerPlan | None, given: Layout) -> float:
+        """Bytes of masks, places and what else a layer keeps of its own."""
+        keeps = self._kept[layer.name]
+        if layer.name not in self.learns:
+            return 0.0
+        words = keeps.words + keeps.of_heads
+        if choice is not None and choice.scheme == "shard_heads":
+            share = tiled(heads_of(layer, choice), self.world) / layer.heads
+            words = keeps.words + keeps.of_heads * float(share.mean())
+        each = words * self.itemsizes[layer.name] + keeps.bytes
+        return each * self._elements(given, layer.output_shape, layer.rows) if each else 0.0
+
+    def _kept_of(
+        self,
+        name: str,
+        source: Layout,
+        readings: Readings,
+        shape: tuple[int, ...],
+        per_sample: int,
+    ) -> float:
+        """Bytes that are kept of a value, by the layer that gave it or by those that read it."""
+        readers = [reader for reader in self.graph.consumers[name] if reader in self.learns]
+        wanting = [self._kept[reader].input for reader in readers]
+        read = {layout for layout, _ in readings}
+        held: set[Layout] = set()
+        width = self.itemsizes[name]
+        sizes = {layout: self._elements(layout, shape, per_sample) for layout in read | {source}}
+        total = 0.0
+        if wanting and all(wanting) and len(readers) == len(self.graph.consumers[name]):
+            held |= read
+        elif any(wanting):
+            total = min(sizes[layout] for layout in read)
+        own = name != "input" and name in self.learns
+        if own and self._kept[name].output and not total:
+            held.add(source)
+        if name == "input" or self._kept[name].view:
+            held.discard(source)
+            total = 0.0
+        return width * (total + sum(sizes[layout] for layout in held))
+
+    def _elements(self, layout: Layout, shape: tuple[int, ...], per_sample: int) -> float:
+        """Of one pass, on average over ranks."""
+        rows, _ = self.passes[0]
+        return float(rows.elements(layout, shape, per_sample).mean())
+
+    def _mean(self, seconds: Floats) -> float:
+        return float(self.weights @ seconds)
