@@ -1,7 +1,9 @@
 """What a model is, and how it can be split: values only, without torch."""
 
 from workbench.plan.choice import LayerPlan
+from workbench.plan.device import Device
 from workbench.plan.errors import ExperimentError, MachineError, PlanError
+from workbench.plan.experience import Estimate
 from workbench.plan.experiment import (
     CIFAR10,
     SGD,
@@ -15,9 +17,11 @@ from workbench.plan.experiment import (
     Synthetic,
 )
 from workbench.plan.graph import Graph, Layer, Source, Weight
-from workbench.plan.machine import Curve, Device, Estimate, Link, Machine, Sample
+from workbench.plan.link import Curve, Link
+from workbench.plan.machine import Machine
 from workbench.plan.placement import Partial, Replicate, Shard, apportion
 from workbench.plan.plan import Plan
+from workbench.plan.sample import Sample
 from workbench.plan.work import Work, work_of, works_of
 
 __all__ = [

@@ -8,15 +8,13 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from workbench.plan.device import Device, Estimate, Sample
+from workbench.plan.device import Device
 from workbench.plan.errors import MachineError
 from workbench.plan.graph import unknown
 from workbench.plan.known_machines import KNOWN
-from workbench.plan.link import Curve, Link
+from workbench.plan.link import Link
 from workbench.plan.text import dump
 from workbench.plan.value import Value
-
-__all__ = ["Curve", "Device", "Estimate", "Link", "Machine", "Sample"]
 
 
 class Machine(Value):
