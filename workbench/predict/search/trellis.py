@@ -194,16 +194,22 @@ class _Laying:
         self.last = {name: (readers or (name,))[-1] for name, readers in graph.consumers.items()}
         self.lives = _Numbers[Live]()
         self.wishes = _Numbers[frozenset[Wish]](frozenset(following.wishes))
+        kinds = _Numbers[Hashable]()
+        self.kinds = {name: kinds.of(costs.alike(name)) for name in graph.consumers}
+        self.rules = {layer.name: kinds.of(following.alike(layer.name)) for layer in graph.layers}
         self._stages: dict[Hashable, tuple[Stage, Integers]] = {}
+        self._ways: dict[Hashable, list[_Way]] = {}
+        self._costs: dict[Hashable, Cost] = {}
 
     def laid(self) -> Trellis:
         states = np.array([[self.lives.of(Live(ROWS))]], dtype=np.int64)
         stages = []
         for frame in self._frames():
-            alike = (self._alike(frame), states.shape, states.tobytes())
-            if alike not in self._stages:
-                self._stages[alike] = self._made(frame, states)
-            stage, states = self._stages[alike]
+            alike = self._alike(frame)
+            known = (alike, states.shape, states.tobytes())
+            if known not in self._stages:
+                self._stages[known] = self._made(frame, alike, states)
+            stage, states = self._stages[known]
             stages.append(stage)
         return Trellis(self.graph.layers, self.options, tuple(stages))
 
@@ -248,8 +254,8 @@ class _Laying:
         """Equal where equal states have equal edges."""
         name = frame.layer.name
         return (
-            self.costs.alike(name),
-            tuple(self.costs.alike(frame.names[index]) for index in frame.ends),
+            self.kinds[name],
+            tuple(self.kinds[frame.names[index]] for index in frame.ends),
             frame.reads,
             frame.ends,
             frame.heard,
@@ -257,10 +263,12 @@ class _Laying:
             frame.lives,
             frame.may_carry,
             self.options.get(name),
-            self.following.alike(name),
+            self.rules[name],
         )
 
-    def _made(self, frame: _Frame, states: Integers) -> tuple[Stage, Integers]:
+    def _made(
+        self, frame: _Frame, alike: Hashable, states: Integers
+    ) -> tuple[Stage, Integers]:
         count, width = len(states), len(frame.names)
         newly = frame.heard - (states.shape[1] - width)
         states = np.concatenate([states, np.full((count, newly), _ALL)], axis=1)
@@ -268,7 +276,7 @@ class _Laying:
         heard = [] if frame.wisher is None else [width + frame.wisher]
         shown = states[:, [*ours, *heard]]
         first, which = _distinct(shown)
-        ways = [self._ways_of(frame, *_parted(shown[index], len(ours))) for index in first]
+        ways = [self._known_ways(frame, alike, shown[index].tolist()) for index in first]
 
         # Every state with each of its ways: an edge.
         counts = np.array([len(some) for some in ways], dtype=np.int64)
@@ -294,6 +302,29 @@ class _Laying:
         chosen = np.array([one.choice for one in every], dtype=np.int64)[way]
         return Stage(count, source, target, costs, chosen), after[first]
 
+    def _known_ways(self, frame: _Frame, alike: Hashable, shown: list[int]) -> list[_Way]:
+        key = (alike, *shown)
+        if key not in self._ways:
+            count = len(set(frame.reads))
+            self._ways[key] = self._ways_of(frame, shown[:count], shown[count:])
+        return self._ways[key]
+
+    def _layer_cost(
+        self, layer: Layer, choice: LayerPlan | None, read: Layout, given: Layout
+    ) -> Cost:
+        key = (self.kinds[layer.name], choice, read, given)
+        if key not in self._costs:
+            self._costs[key] = self.costs.layer(layer, choice, read, given)
+        return self._costs[key]
+
+    def _value_cost(self, name: str, value: Live) -> Cost:
+        key = (self.kinds[name], value)
+        if key not in self._costs:
+            self._costs[key] = self.costs.value(
+                name, value.layout, value.readings, value.carried
+            )
+        return self._costs[key]
+
     def _ways_of(
         self, frame: _Frame, numbers: Sequence[int], wished: Sequence[int]
     ) -> list[_Way]:
@@ -311,10 +342,9 @@ class _Laying:
                 cost = self._ended(frame, values)
                 if cost is None:
                     continue
-                cost = _sum(cost, self.costs.layer(layer, choice, read, given))
+                cost = _sum(cost, self._layer_cost(layer, choice, read, given))
                 if not frame.lives:
-                    ended = self.costs.value(layer.name, given, frozenset(), False)
-                    cost = _sum(cost, ended)
+                    cost = _sum(cost, self._value_cost(layer.name, Live(given)))
                 own = [Live(given, carried)] if frame.lives else []
                 own += [v for i, v in values.items() if v is not None and i not in frame.ends]
                 state = [self.lives.of(value) for value in own]
@@ -357,13 +387,8 @@ class _Laying:
                 alone = value.readings == {(value.layout, True)}
                 if alone and not value.carried and self._may_carry(name):
                     return None
-                ended = self.costs.value(name, value.layout, value.readings, value.carried)
-                cost = _sum(cost, ended)
+                cost = _sum(cost, self._value_cost(name, value))
         return cost
-
-
-def _parted(numbers: Integers, count: int) -> tuple[list[int], list[int]]:
-    return numbers[:count].tolist(), numbers[count:].tolist()
 
 
 def _distinct(rows: Integers) -> tuple[Integers, Integers]:
