@@ -1,11 +1,16 @@
 """What each choice costs, so that the sum over a plan never exceeds what is predicted for it.
 
-    forward     seconds of layers, conversions and the loss, one way
-    backward    seconds of the same, the other way
+    layer       seconds of the layer's forward pass
+    forward     seconds of conversions and the loss, one way
+    backward    seconds of all these, the other way
     gradients   seconds of the all-reduces that go on beside backward
     update      seconds of the optimizer
-    memory      bytes that are there when the forward pass has ended: parameters and buffers,
-                gradients that stay, the optimizer's state, and what layers keep for backward
+    resident    bytes of parameters and buffers, gradients that stay, and the optimizer's state
+    kept        bytes that layers keep from their forward pass for their backward pass; they are
+                all there at once when the forward pass of a micro-batch has ended
+
+What several layers keep of one value is counted for one of them: the layer that gave it, if it
+keeps it, else the first that does.
 
 Ranks wait for each other, so that a step takes as long as on the slowest; any weighted mean over
 ranks is a lower bound of that. Where devices differ, they are weighted with their speed: then
@@ -14,7 +19,7 @@ the mean is that of a perfectly balanced plan.
 Source: the functions by which a prediction times layers, conversions and updates.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import cast
@@ -40,11 +45,12 @@ from workbench.predict.duration import (
 )
 from workbench.predict.kept import kept_by
 from workbench.predict.parameters import KEEPS_GRADIENT_BYTES, copies, itemsize, piece
-from workbench.predict.program import program_of
+from workbench.predict.program import HALF, program_of
 from workbench.predict.rows import Counts, Rows, tiled
 from workbench.predict.search.trellis import Cost, Floats, Readings
 
-FORWARD, BACKWARD, GRADIENTS, UPDATE, MEMORY = range(5)
+LAYER, FORWARD, BACKWARD, GRADIENTS, UPDATE, RESIDENT, KEPT = range(7)
+_NOTHING = (0.0,) * 7
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,7 @@ class StepCosts:
             layer.groups, layer.heads, layer.flops, bool(layer.shared),
             tuple((w.shape, w.dtype, w.trainable) for w in owner.weights),
             self.itemsizes.get(name), name in self.learns, name in self.graph.outputs,
-            tuple(self._kept[reader].input for reader in self.graph.consumers[name]),
+            len(self._keeps_of(layer)[1]), self._keeps_of(layer)[0],
             tuple((self.graph.input_shape, 1) if read == "input" else
                   (self.graph[read].kind, self.graph[read].output_shape, self.graph[read].rows)
                   for read in layer.inputs),
@@ -118,18 +124,19 @@ class StepCosts:
                 found = layer_seconds(alone, layer, rows, self.experiment.precision, self.speeds)
                 forward += times * self._mean(found.forward)
                 backward += times * self._mean(found.backward)
-        summed, update, memory = self._weights(layer, placed)
-        memory += self._kept_beside(layer, choice, given)
-        return forward, backward * (layer.name in self.learns), summed, update, memory
+        backward *= layer.name in self.learns
+        summed, update, resident = self._weights(layer, placed)
+        kept = self._kept_beside(layer, choice, given) + self._kept_values(layer, read, given)
+        return forward, 0.0, backward, summed, update, resident, kept
 
     def value(self, name: str, source: Layout, readings: Readings, carried: bool) -> Cost:
-        """Of a layer's output: its conversions, what is kept of it, and the loss if it ends there."""
+        """Of a layer's output: its conversions, and the loss where the model returns it."""
         if name == "input":
             shape, per_sample = self.graph.input_shape, 1
         else:
             shape, per_sample = self.graph[name].output_shape, self.graph[name].rows
         if per_sample == 0:
-            return 0.0, 0.0, 0.0, 0.0, 0.0
+            return _NOTHING
         forward = backward = 0.0
         for step in self._steps(name, source, readings, carried, shape, per_sample):
             there, back = self._crossing(step, self.itemsizes[name], name in self.learns)
@@ -139,8 +146,7 @@ class StepCosts:
                 logits = rows.elements(returned(source, shape), shape, per_sample)
                 seconds = times * self._mean(loss_seconds(logits * 4, self.speeds))
                 forward, backward = forward + seconds, backward + seconds
-        memory = self._kept_of(name, source, readings, shape, per_sample)
-        return forward, backward, 0.0, 0.0, memory
+        return 0.0, forward, backward, 0.0, 0.0, 0.0, 0.0
 
     def _steps(
         self,
@@ -243,33 +249,41 @@ class StepCosts:
         each = words * self.itemsizes[layer.name] + keeps.bytes
         return each * self._elements(given, layer.output_shape, layer.rows) if each else 0.0
 
-    def _kept_of(
-        self,
-        name: str,
-        source: Layout,
-        readings: Readings,
-        shape: tuple[int, ...],
-        per_sample: int,
-    ) -> float:
-        """Bytes that are kept of a value, by the layer that gave it or by those that read it."""
-        readers = [reader for reader in self.graph.consumers[name] if reader in self.learns]
-        wanting = [self._kept[reader].input for reader in readers]
-        read = {layout for layout, _ in readings}
-        held: set[Layout] = set()
-        width = self.itemsizes[name]
-        sizes = {layout: self._elements(layout, shape, per_sample) for layout in read | {source}}
+    def _keeps_of(self, layer: Layer) -> tuple[bool, tuple[str, ...]]:
+        """(whether its output counts for a layer, those of its inputs that do)."""
+        if layer.name not in self.learns or layer.kind in ("parameter", "size"):
+            return False, ()
+        keeps = self._kept[layer.name]
+        inputs = [name for name in dict.fromkeys(layer.inputs) if keeps.input]
+        if layer.kind == "mul" and len(inputs) == 2:  # a factor is kept for the other's gradient
+            inputs = [a for a, b in zip(inputs, inputs[::-1], strict=True) if b in self.learns]
+        return keeps.output and not keeps.view, tuple(filter(self._is_first(layer), inputs))
+
+    def _is_first(self, layer: Layer) -> Callable[[str], bool]:
+        def first(name: str) -> bool:
+            if name == "input" or name not in self.learns:
+                return False
+            above = self._kept[name]
+            if above.output or above.view or self.graph[name].rows == 0:
+                return False
+            readers = (r for r in self.graph.consumers[name] if r in self.learns)
+            return next((r for r in readers if self._kept[r].input), None) == layer.name
+
+        return first
+
+    def _kept_values(self, layer: Layer, read: Layout, given: Layout) -> float:
+        """Bytes of the values that are kept and count for this layer."""
+        output, inputs = self._keeps_of(layer)
         total = 0.0
-        if wanting and all(wanting) and len(readers) == len(self.graph.consumers[name]):
-            held |= read
-        elif any(wanting):
-            total = min(sizes[layout] for layout in read)
-        own = name != "input" and name in self.learns
-        if own and self._kept[name].output and not total:
-            held.add(source)
-        if name == "input" or self._kept[name].view:
-            held.discard(source)
-            total = 0.0
-        return width * (total + sum(sizes[layout] for layout in held))
+        if output:
+            elements = self._elements(given, layer.output_shape, layer.rows)
+            total += elements * self.itemsizes[layer.name]
+        for name in inputs:
+            above = self.graph[name]
+            elements = self._elements(read, above.output_shape, above.rows)
+            casts = self.experiment.precision == "bf16" and layer.kind in ("conv2d", "linear")
+            total += elements * min(self.itemsizes[name], HALF if casts else self.itemsizes[name])
+        return total
 
     def _elements(self, layout: Layout, shape: tuple[int, ...], per_sample: int) -> float:
         """Of one pass, on average over ranks."""

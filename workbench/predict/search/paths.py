@@ -10,17 +10,15 @@ from workbench.predict.search.trellis import Floats, Trellis
 
 
 class Weighted:
-    """A trellis whose edges have one cost each: their costs, weighted and added up.
+    """A trellis whose edges have one cost each.
 
     Args:
         trellis: all plans.
-        weights: of the costs.
+        edges: for each stage, the cost of each of its edges.
     """
 
-    def __init__(self, trellis: Trellis, weights: Sequence[float]) -> None:
-        self.trellis = trellis
-        by = np.asarray(weights, dtype=np.float64)
-        self.edges = [stage.costs @ by for stage in trellis.stages]
+    def __init__(self, trellis: Trellis, edges: Sequence[Floats]) -> None:
+        self.trellis, self.edges = trellis, edges
         self.to_go = self._to_go()
 
     @property
@@ -66,6 +64,19 @@ class Weighted:
                 now = spent + float(edges[edge])
                 expected = now + float(behind[after])
                 heappush(waiting, (expected, next(ties), depth + 1, now, after, (edge, path)))
+
+    def through(self) -> list[Floats]:
+        """For each stage and edge, the least cost of a path that goes through it."""
+        spent: Floats = np.zeros(1)
+        found = []
+        for stage, edges, behind in zip(
+            self.trellis.stages, self.edges, self.to_go[1:], strict=True
+        ):
+            here = spent[stage.source] + edges
+            found.append(here + behind[stage.target])
+            spent = np.full(len(behind), np.inf)
+            np.minimum.at(spent, stage.target, here)
+        return found
 
     def _to_go(self) -> list[Floats]:
         """For each stage and state, the least cost from there to the end."""

@@ -106,6 +106,25 @@ class Trellis:
                 found[layer.name] = self.options[layer.name][stage.choice[edge]]
         return found
 
+    def path(self, choices: Mapping[str, LayerPlan]) -> list[int] | None:
+        """The path of a plan; None: it has a choice that was not considered."""
+        reached: dict[int, tuple[int, ...]] = {0: ()}
+        for layer, stage in zip(self.layers, self.stages, strict=True):
+            place = -1
+            if layer.name in self.options:
+                choice = replace(choices.get(layer.name, LayerPlan()), recompute=False)
+                if choice not in self.options[layer.name]:
+                    return None
+                place = self.options[layer.name].index(choice)
+            behind = {}
+            for state, path in reached.items():
+                first, end = np.searchsorted(stage.source, (state, state + 1))
+                for edge in range(int(first), int(end)):
+                    if stage.choice[edge] == place:
+                        behind[int(stage.target[edge])] = (*path, edge)
+            reached = behind
+        return list(reached[0])
+
 
 @dataclass(frozen=True)
 class _Frame:

@@ -1,0 +1,324 @@
+"""The plan with the least predicted step time that fits, and how far any other could be below it.
+
+    1  All plans are laid out as the paths of a trellis (`trellis.py`), with costs whose sum is a
+       lower bound of the predicted step time and memory (`costs.py`, `bounds.py`).
+    2  The plans that are cheapest at the prices by which the bound is tightened, and the presets
+       that the bound does not rule out, are predicted in full.
+    3  Further plans follow in the order of their bound. When the next bound is no less than the
+       best prediction, that one is proven to be the best of all.
+
+Small models are searched until the proof is there; of large ones the best found so far is given
+when the time is over, with the bound reached: the gap is certified, against predicted step time.
+
+Computing layers again and rounds only cost time, and are taken only where the limit asks for it.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from workbench.plan.experiment import Experiment, Optimizer, Synchronous
+from workbench.plan.graph import Graph
+from workbench.plan.machine import Machine
+from workbench.plan.plan import Plan
+from workbench.plan.tail import RoundsError, mixes_rows
+from workbench.predict.batches import micro_batches
+from workbench.predict.duration import load_seconds
+from workbench.predict.rows import Rows
+from workbench.predict.search.bounds import Found, Relaxation, Terms
+from workbench.predict.search.choices import Pin, Shares
+from workbench.predict.search.costs import StepCosts
+from workbench.predict.search.following import Following
+from workbench.predict.search.judge import Judge, Judged
+from workbench.predict.search.limit import MemoryLimitError, bytes_of, shown
+from workbench.predict.search.question import Question, asked
+from workbench.predict.search.reasons import reasons_of
+from workbench.predict.search.result import SearchResult
+from workbench.predict.search.subsets import cheapest_sums
+from workbench.predict.search.trellis import Trellis, trellis_of
+
+# As many plans are searched to the end, however long it takes.
+ENUMERABLE = 4096
+# Of a search among more plans, seconds after which no further plan is predicted.
+PATIENCE = 0.6
+_SHRINKS = 6
+_FRONT = 6
+
+
+def search(
+    graph: Graph,
+    machine: Machine,
+    world_size: int,
+    memory_limit: float | str | None = None,
+    *,
+    experiment: Experiment | None = None,
+    batch_size: int | None = None,
+    optimizer: Optimizer | None = None,
+    precision: str | None = None,
+    pin: Mapping[str, Pin] | None = None,
+    group_sizes: Sequence[int] | None = None,
+    shares: Sequence[Shares] | bool = True,
+    rounds: bool = True,
+    recompute: bool = True,
+) -> SearchResult:
+    """Finds the plan with the least predicted step time under a memory limit of each rank.
+
+    Args:
+        graph: the model.
+        machine: that it is to run on: measured, or a preset.
+        world_size: number of ranks.
+        memory_limit: bytes of a rank, or text such as "2GiB"; None: what the devices have.
+        experiment: how it is run; its plan is put aside, but for its mode of batch norm.
+        batch_size: of the whole world, instead of the experiment's.
+        optimizer: instead of the experiment's.
+        precision: instead of the experiment's.
+        pin: what is decided already: a scheme or a LayerPlan by the name of a layer, or by a
+            pattern such as "features.*", which means the layers that fit and can be split.
+        group_sizes: to consider, besides 1; None: all that divide the world.
+        shares: unequal shares to consider beside equal ones. True: by the speed of the machine's
+            devices, where they differ. False: none.
+        rounds: whether a sharded tail may run in rounds.
+        recompute: whether layers may be computed again in backward.
+
+    Raises:
+        MemoryLimitError: no plan fits; it says the least that one needs, and holds that plan.
+        PlanError: a pin, a group size or a limit that cannot be.
+        MachineError: a machine of another world size.
+        ExperimentError: an experiment that cannot be predicted.
+    """
+    began = time.perf_counter()
+    question = asked(
+        graph,
+        machine,
+        world_size,
+        None if memory_limit is None else bytes_of(memory_limit),
+        experiment=experiment,
+        batch_size=batch_size,
+        optimizer=optimizer,
+        precision=precision,
+        pin=pin,
+        group_sizes=group_sizes,
+        shares=shares,
+        rounds=rounds,
+        recompute=recompute,
+    )
+    return _Search(question, began).result()
+
+
+class _Search:
+    def __init__(self, question: Question, began: float) -> None:
+        self.question, self.began = question, began
+        self.judge = Judge(question.experiment, question.machine, question.limit)
+        self.costs = StepCosts(question.experiment, question.machine, question.weights)
+        self.trellis = self._laid()
+        # Bounds count with all that may save memory, plans are made with what is certain to.
+        self.all = Relaxation(self.trellis, self._terms(parts=True), question.limit)
+
+    def result(self) -> SearchResult:
+        tightest = self.all.tightest()
+        leanest = self.all.leanest()
+        if leanest.memory <= self.question.limit:
+            self._candidates()
+        if self.judge.best is None:
+            self._lean(leanest)
+        if self.judge.best is None:
+            raise self._refusal(leanest)
+        bound = self._prove(tightest.mix, tightest.price)
+        best = self.judge.best
+        return SearchResult(
+            plan=best.plan,
+            prediction=best.prediction,
+            bound=min(bound, best.step_time),
+            seconds=time.perf_counter() - self.began,
+            memory_limit=self.question.limit,
+            judged=len(self.judge),
+            plans=self.question.plans,
+            _why=lambda: reasons_of(self.question, self.trellis, tightest, best.plan),
+            _pareto=self._front,
+        )
+
+    def _laid(self) -> Trellis:
+        question = self.question
+        following = Following(question.graph, question.sizes)
+        return trellis_of(question.graph, following, question.options, self.costs)
+
+    def _terms(self, *, parts: bool) -> Terms:
+        """Of the bounds; with `parts` for layers in as many rounds as there could be."""
+        question, layers = self.question, self.question.graph.layers
+        machine, sync = question.machine, question.experiment.sync
+        links = [machine.within] if machine.across is None else [machine.within, machine.across]
+        free = (1 - min(link.busy for link in links)) / machine.slowdown
+        apart = isinstance(sync, Synchronous) and not sync.per_round
+        most = max(question.sizes) if parts and question.rounds else 1
+        behind = _tailable(question.graph) if most > 1 else frozenset[str]()
+        return Terms(
+            fixed=self._fixed(),
+            slowed=1 - free,
+            apart=apart,
+            recompute=tuple(question.may_recompute(layer) for layer in layers),
+            parts=tuple(most if layer.name in behind else 1 for layer in layers),
+        )
+
+    def _fixed(self) -> float:
+        """Seconds of loading, and of what every step costs besides."""
+        experiment, speeds = self.question.experiment, self.costs.speeds
+        rows = np.sum(micro_batches(experiment), axis=0)
+        sizes = rows * int(np.prod(self.question.graph.input_shape)) * 4
+        seconds = load_seconds(sizes, speeds) + speeds.each("step_s")
+        return float(self.question.weights @ seconds)
+
+    def _candidates(self) -> None:
+        """Judges presets and the cheapest plans, as far as their bounds are below the best."""
+        found = list(self.all.seen())
+        for preset in self._presets():
+            path = self.trellis.path(preset.layers)
+            if path is not None:
+                found.append(self.all.found(path, 0.0, 0.0))
+        for one in sorted(found, key=lambda one: one.least_seconds):
+            if one.least_seconds < self.judge.seconds:
+                self.judge.judge(self.question.plan(one.choices))
+        if self.judge.tight:
+            self._fit()
+
+    def _presets(self) -> Iterator[Plan]:
+        graph, world = self.question.graph, self.question.world_size
+        yield Plan.data_parallel(graph, world)
+        for k in self.question.sizes:
+            if k > 1:
+                yield Plan.hybrid(graph, world, k)
+
+    def _fit(self) -> None:
+        """Looks for plans that fit, below the limit by what the last one was above its bound."""
+        terms, limit = self._terms(parts=False), float(self.question.limit)
+        for _ in range(_SHRINKS):
+            some = Relaxation(self.trellis, terms, limit)
+            lean = some.leanest()
+            if lean.memory > limit:
+                return
+            some.tightest()
+            fitting = [one for one in some.seen() if one.memory <= limit] or [lean]
+            best = min(fitting, key=lambda one: one.least_seconds)
+            judged = [self.judge.judge(plan) for plan in self._with_rounds(best)]
+            excess = min(one.peak_bytes for one in judged) - self.question.limit
+            if excess <= 0 or self._late():
+                return
+            limit -= excess
+
+    def _with_rounds(self, found: Found) -> Iterator[Plan]:
+        """A plan, and the same in rounds where it can run in them."""
+        plan = self.question.plan(found.choices, found.again)
+        yield plan
+        if self.question.rounds:
+            yield from _in_rounds(plan)
+
+    def _lean(self, leanest: Found) -> None:
+        """Judges what needs little memory, where nothing else has been found to fit."""
+        choices = [leanest.choices]
+        choices += [dict(preset.layers) for preset in self._presets()]
+        for chosen in choices:
+            if self.trellis.path(chosen) is None:
+                continue
+            for again in self._agains():
+                plan = self.question.plan(chosen, again)
+                for variant in (plan, *(_in_rounds(plan) if self.question.rounds else ())):
+                    self.judge.judge(variant)
+
+    def _agains(self) -> Iterator[tuple[str, ...]]:
+        """Nothing computed again; everything; everything in shorter and shorter segments."""
+        able = [
+            layer.name for layer in self.question.graph.layers if self.question.may_recompute(layer)
+        ]
+        yield ()
+        length = len(able)
+        while length > 1:
+            yield tuple(name for index, name in enumerate(able) if (index + 1) % length)
+            length = length // 4
+
+    def _refusal(self, leanest: Found) -> MemoryLimitError:
+        lean = self.judge.leanest
+        assert lean is not None
+        least = min(int(leanest.memory), lean.peak_bytes)
+        limit, plan = self.question.limit, lean.plan
+        return MemoryLimitError(
+            f"memory_limit {shown(limit)}: the leanest plan found for {plan.graph.source.name} on "
+            f"{plan.world_size} ranks needs {shown(lean.peak_bytes)} ({lean.peak_bytes:,} bytes), "
+            f"and every plan at least {shown(least)}; "
+            f"the error's `plan` is that plan. Valid are a larger limit, more ranks, or a smaller "
+            f"batch than {self.question.experiment.batch_size}",
+            plan,
+            lean.peak_bytes,
+            least,
+        )
+
+    def _late(self) -> bool:
+        if self.question.plans <= ENUMERABLE:
+            return False
+        return time.perf_counter() - self.began > PATIENCE
+
+    def _prove(self, mix: float, price: float) -> float:
+        """Judges plans in the order of their bounds; gives the bound of all that are left."""
+        priced = self.all.at(mix, price)
+        terms, limit = self.all.terms, self.all.limit
+        for cost, path in priced.paths.in_order():
+            bound = priced.bound(cost, terms, limit)
+            if bound >= self.judge.seconds:
+                return self.judge.seconds
+            if self._late():
+                return bound
+            self._settle(path)
+        return self.judge.seconds
+
+    def _settle(self, path: list[int]) -> None:
+        """Finds the best that can be made of one choice of schemes."""
+        base = self.all.found(path, 0.0, 0.0)
+        if base.least_seconds >= self.judge.seconds:
+            return
+        plain = self.judge.judge(self.question.plan(base.choices))
+        if plain.step_time >= self.judge.seconds:
+            return
+        for plan in _in_rounds(plain.plan) if self.question.rounds else ():
+            self.judge.judge(plan)
+        seconds = self.all.forward(path)
+        for again, more in cheapest_sums(seconds):
+            if base.whole + more >= self.judge.seconds or self._late():
+                return
+            plan = self.question.plan(base.choices, again)
+            self.judge.judge(plan)
+            for variant in _in_rounds(plan) if self.question.rounds else ():
+                self.judge.judge(variant)
+
+    def _front(self) -> tuple[Judged, ...]:
+        """The judged plans, and some for smaller limits."""
+        best, terms = self.judge.best, self._terms(parts=False)
+        assert best is not None
+        low = Relaxation(self.trellis, terms).leanest().memory
+        plans = []
+        for part in range(1, _FRONT):
+            limit = low + (best.peak_bytes - low) * part / _FRONT
+            some = Relaxation(self.trellis, terms, limit)
+            some.tightest()
+            fitting = [one for one in some.seen() if one.memory <= limit]
+            for one in sorted(fitting, key=lambda one: one.least_seconds)[:1]:
+                plans.append(self.question.plan(one.choices, one.again))
+        return self.judge.front(plans)
+
+
+def _in_rounds(plan: Plan) -> Iterator[Plan]:
+    """A plan in the rounds that it can run in."""
+    try:
+        if plan.tail is None:
+            return
+    except RoundsError:
+        return
+    yield plan.with_rounds("B/K")
+    yield plan.with_rounds("B")
+
+
+def _tailable(graph: Graph) -> frozenset[str]:
+    """Layers behind which nothing mixes rows, so that they could run in rounds."""
+    found: set[str] = set()
+    for layer in reversed(graph.layers):
+        if not mixes_rows(layer) and all(name in found for name in graph.consumers[layer.name]):
+            found.add(layer.name)
+    return frozenset(found)
