@@ -85,7 +85,7 @@ def test_hierarchical(on_ranks, hosts):
     def costs(length, itemsize):
         sizes = [hosts.count(name) for name in names]
         every = collective_costs.hierarchical(length, itemsize, sizes)
-        both = dict(zip(order, [cost.within + cost.across for cost in every], strict=True))
+        both = dict(zip(order, every.both, strict=True))
         return [(both[r].messages, both[r].bytes, both[r].rounds) for r in range(len(hosts))]
 
     check_record([rows for _, rows in answers], costs)

@@ -16,8 +16,7 @@ from workbench.train.batch import MicroBatch
 from workbench.train.loop import agree
 from workbench.train.passes import pass_of
 from workbench.train.state import everyone, group_specs_of
-from workbench.train.strategy import strategy_of
-from workbench.train.updater import Updater
+from workbench.train.strategy import strategy_of, updater_of
 
 
 def received_in_a_step(
@@ -29,7 +28,7 @@ def received_in_a_step(
     context = BatchContext(world.rank, (0,) * world.size, seed=nets.SEED)
     reader = nets.Memory(nets.made(net).state_dict())
     model = cut(plan, context, groups, reader, device=world.device)
-    updater = Updater(experiment.optimizer, model, model.trainable())
+    updater = updater_of(experiment, model)
     strategy = strategy_of(experiment, model, updater)
     passing = pass_of(model, nullcontext, strategy.after_round)
     images, labels = nets.batch(net, experiment.batch_size)

@@ -172,15 +172,21 @@ def test_is_quick_enough_to_follow_a_mouse():
     assert fastest < 0.2
 
 
-@pytest.mark.parametrize(
-    ("recomputed", "fields", "what"),
-    [
-        (["*"], {}, "layers that are recomputed"),
-        ([], {"shard_optimizer": True}, "shard_optimizer=True"),
-        ([], {"sync": wb.Synchronous(algorithm="ring")}, "algorithm='ring'"),
-    ],
-)
-def test_what_is_not_known_yet_is_refused(recomputed, fields, what):
-    plan = Plan.data_parallel(graphs.mlp(4, 4), 2).with_recompute(*recomputed)
-    with pytest.raises(ExperimentError, match=f"not predicted yet: {what}"):
-        predicted(plan, **fields)
+def test_what_is_recomputed_is_not_held():
+    graph = graphs.mlp(16, *[512] * 8, 5)
+    plain, again = (
+        predicted(Plan.data_parallel(graph, 2).with_recompute(*names), batch_size=8192).memory
+        for names in ([], ["*[0-2]", "*[4-6]"])
+    )
+    assert again.peak_bytes < 0.8 * plain.peak_bytes
+
+
+def test_sharded_optimizers_have_their_part():
+    graph = graphs.mlp(64, 256, 10)
+    whole, part = (
+        predicted(Plan.data_parallel(graph, 4), shard_optimizer=sharded).memory
+        for sharded in (False, True)
+    )
+    held = [rank.categories["optimizer"] for rank in part.ranks]
+    assert sum(held) == whole[0].categories["optimizer"]
+    assert max(held) - min(held) <= 2 * 4 * 64

@@ -10,8 +10,8 @@ from tests.predict import running
 from workbench.plan.experiment import SGD, Adam, Experiment, LocalSGD, Synchronous
 from workbench.plan.plan import Plan
 from workbench.plan.tail import ROUNDS
+from workbench.predict.counting import traffic_of
 from workbench.predict.program import program_of
-from workbench.predict.traffic import traffic_of
 
 
 def experiment(plan, **fields):
@@ -21,9 +21,12 @@ def experiment(plan, **fields):
     return Experiment(plan=plan, steps=1, **given | fields)
 
 
-def check(on_ranks, run, net):
-    predicted = traffic_of(program_of(run))
-    answers = on_ranks(run.plan.world_size, running.received_in_a_step, run, net)
+def check(on_ranks, run, net, hosts=""):
+    """On one host, or on those that letters name for the ranks."""
+    ranks_per_host = hosts.count("a") or None
+    predicted = traffic_of(program_of(run, ranks_per_host))
+    size = run.plan.world_size
+    answers = on_ranks(size, running.received_in_a_step, run, net, hosts=hosts)
     for rank, recorded in enumerate(answers):
         assert sorted(predicted.rows(rank)) == sorted(recorded)
 
@@ -34,8 +37,11 @@ def runs(draw):
     net = draw(st.sampled_from(nets.NETS))
     plan, _ = draw(plans(net))
     plan = plan.with_batch_norm(draw(st.sampled_from(["local", "synchronized"])))
+    seeing = [layer.name for layer in plan.graph.layers if layer.rows]
+    plan = plan.with_recompute(*draw(st.lists(st.sampled_from(seeing), max_size=3)))
     count, parts = draw(st.integers(4, 9)), draw(st.integers(1, 2))
-    return net, experiment(plan, batch_size=count, accumulate=parts)
+    cut = draw(st.booleans())
+    return net, experiment(plan, batch_size=count, accumulate=parts, shard_optimizer=cut)
 
 
 @pytest.mark.slow
@@ -74,11 +80,37 @@ def test_strategies(on_ranks, fields):
     check(on_ranks, experiment(plan, **fields), nets.Picture)
 
 
-def test_through_gloo_it_is_the_same(on_ranks):
-    run = experiment(Plan.hybrid(GRAPHS[nets.Images], 4, 2))
-    answers = on_ranks(4, running.received_in_a_step, run, nets.Images, shared_memory=False)
-    for rank, recorded in enumerate(answers):
-        assert sorted(traffic_of(program_of(run)).rows(rank)) == sorted(recorded)
+HOSTS = ["aaaa", "aabb", "aaab", "abcd"]
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
+@pytest.mark.parametrize(
+    "algorithm", ["auto", "direct", "ring", "halving_doubling", "hierarchical"]
+)
+def test_algorithms_wherever_ranks_are(on_ranks, algorithm, hosts):
+    plan = Plan.hybrid(GRAPHS[nets.Images], 4, 2).with_batch_norm("synchronized")
+    sync = Synchronous(algorithm=algorithm, bucket_bytes=600)
+    check(on_ranks, experiment(plan, sync=sync), nets.Images, hosts)
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "aaab"])
+def test_local_sgd_over_hosts(on_ranks, hosts):
+    run = experiment(Plan.data_parallel(GRAPHS[nets.Images], 4), sync=LocalSGD(every=1))
+    check(on_ranks, run, nets.Images, hosts)
+
+
+@pytest.mark.parametrize("fields", [{}, dict(batch_size=2, sync=STRATEGIES["per round"]["sync"])])
+def test_weights_that_whoever_moved_them_hands_out(on_ranks, fields):
+    """In batches of two rows there are rounds without any, after which nothing moves."""
+    plan = Plan.hybrid(GRAPHS[nets.Picture], 4, 2, rounds="B/K")
+    check(on_ranks, experiment(plan, shard_optimizer=True, **fields), nets.Picture)
+
+
+@pytest.mark.parametrize("rounds", ["BK", "B/K"])
+@pytest.mark.parametrize("net", [nets.Picture, nets.Images], ids=lambda net: net.__name__)
+def test_what_is_recomputed_communicates_again(on_ranks, net, rounds):
+    plan = Plan.hybrid(GRAPHS[net], 4, 2, rounds=rounds).with_batch_norm("synchronized")
+    check(on_ranks, experiment(plan.with_recompute("*")), net)
 
 
 def test_what_comes_every_few_steps_counts_its_part():

@@ -3,8 +3,6 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.train import small
 from tests.train.runs import same, trained
@@ -17,7 +15,6 @@ from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment import SGD, Adam, AdamW, Experiment, LocalSGD, Synchronous, Synthetic
 from workbench.plan.plan import Plan
 from workbench.train import checkpoint
-from workbench.train.sharded import BLOCK, divide
 
 NESTEROV = SGD(lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01)
 FIELDS = dict(data=Synthetic(samples=50), batch_size=20, steps=4, checkpoint_every=2)
@@ -28,21 +25,6 @@ PLANS = {
     .with_layer("5", shares=(3, 0, 1))
     .with_batch_norm("synchronized"),
 }
-
-
-@given(st.lists(st.integers(1, 700), min_size=1, max_size=6), st.integers(1, 9))
-def test_everybody_gets_near_as_much(lengths, count):
-    sizes = divide(lengths, count)
-    assert [sum(each) for each in sizes] == lengths
-    for rank, held in enumerate(map(sum, zip(*sizes, strict=True))):
-        assert abs(held - sum(lengths) / count) <= BLOCK + 1, rank
-    for each in sizes:
-        begins = [sum(each[:rank]) for rank, size in enumerate(each) if size]
-        assert all(begin % BLOCK == 0 for begin in begins)
-
-
-def test_equal_parts_are_exact():
-    assert divide([512, 256], 3) == [(256, 256, 0), (0, 0, 256)]
 
 
 @pytest.fixture(scope="module")

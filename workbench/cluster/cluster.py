@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 from torch import nn
 
-from workbench.cluster import files, message, report, verifying
+from workbench.cluster import calibrate, files, message, report, verifying
 from workbench.cluster.assistant import Assistant, complete
 from workbench.cluster.beginning import Beginning
 from workbench.cluster.devices import Device
@@ -23,6 +23,8 @@ from workbench.cluster.job import Job
 from workbench.cluster.resume import again, checkpoint_of
 from workbench.cluster.run import Launch, Release, Run
 from workbench.plan.experiment import SGD, Adam, AdamW, Experiment
+from workbench.plan.graph import Graph
+from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.train.verification import Verification
 
@@ -204,6 +206,52 @@ class Cluster:
         )
         with self._taken(plan, f"a verification of {plan.graph.source.name}") as places:
             return verifying.carry_out(experiment, module, places, self._assistant, self._dispatch)
+
+    def calibrate(
+        self,
+        *what: Graph | Plan,
+        rows: int | Sequence[int] = (8, 32),
+        precision: Literal["fp32", "bf16", "fp64"] = "fp32",
+        optimizer: SGD | Adam | AdamW | None = None,
+        data: Any = None,
+        within_s: float = 60.0,
+        fresh: bool = False,
+        module: nn.Module | None = None,
+    ) -> Machine:
+        """Measures devices, links and the layers of plans, on all engines at once.
+
+        What was measured before on this hardware is kept in the platform's folder for caches and
+        only completed, so that a second call returns at once. An interrupt loses what was being
+        measured, not what was found.
+
+        Args:
+            what: plans, all for one number of ranks; or graphs, of which data-parallel and hybrid
+                plans over all engines are measured. Nothing: only devices and links.
+            rows: of a batch on each rank. Of two, times at others follow by interpolation.
+            precision: of the layers.
+            optimizer: whose updates are measured in place; None: SGD with momentum.
+            data: as in `Experiment`, whose loading is measured; None: synthetic.
+            within_s: about how many seconds it may take; with less, errors are larger.
+            fresh: forget what was measured before.
+            module: as in `train`.
+
+        Raises:
+            TypeError: something else than graphs and plans.
+            ValueError: plans for different numbers of ranks, no rows, or no time.
+            ClusterError: a plan needs more engines than are here, or free.
+            RunError: a rank failed.
+        """
+        counts = calibrate.rows_of(rows)
+        if not 0 < within_s < float("inf"):
+            raise ValueError(f"within_s must be a positive number of seconds, got {within_s!r}")
+        plans = calibrate.plans_of(what, len(self))
+        wish = calibrate.Wish(counts, precision, optimizer, data, within_s)
+        with self._taken(plans[0], "a calibration") as places:
+            devices = [self.devices[place] for place in places]
+            calibration = calibrate.Calibration(
+                places, devices, self.hosts, self._assistant, self._dispatch
+            )
+            return calibration.carry_out(plans, wish, module, fresh=fresh)
 
     def call(
         self,

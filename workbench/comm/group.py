@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
@@ -14,11 +14,13 @@ from workbench.comm.buffer import SharedBuffer, allocate
 from workbench.comm.exchange import Piece
 from workbench.comm.hierarchical import Hosts
 from workbench.comm.pieces import even
-from workbench.comm.record import Key, Phase, Recorder
+from workbench.comm.record import Doing, Key, Listener, Phase, Recorder
 from workbench.comm.staging import Staging
 from workbench.comm.transit import Waiters
 from workbench.comm.watch import Watch, Work
 from workbench.plan.all_reduce import Algorithm, chosen
+
+_SILENT = nullcontext()
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,8 @@ class Call:
     def __init__(self, group: Group, number: int, key: Key) -> None:
         self.group, self.key, self.number = group, key, number
         group.recorder.add(key, calls=1)
+        if group.recorder.listener is not None:
+            group.recorder.listener.begun(self)
 
     def __str__(self) -> str:
         label = f" of layer {self.key.layer!r}" if self.key.layer else ""
@@ -188,9 +192,23 @@ class Call:
         """Records the time in the body as blocked in this collective."""
         began = time.perf_counter()
         try:
-            yield
+            with self.told("blocked"):
+                yield
         finally:
             self.group.recorder.add(self.key, seconds=time.perf_counter() - began)
+
+    def told(self, doing: Doing) -> AbstractContextManager[None]:
+        """Tells the recorder's listener, if there is one, that the thread is in the body."""
+        listener = self.group.recorder.listener
+        return _SILENT if listener is None else self._telling(listener, doing)
+
+    @contextmanager
+    def _telling(self, listener: Listener, doing: Doing) -> Iterator[None]:
+        listener.entered(self, doing)
+        try:
+            yield
+        finally:
+            listener.left(self, doing)
 
     def count(self, sizes: Sequence[int], itemsize: int) -> None:
         """Records one exchange in which rank r of the group sends `sizes[r]` elements here."""
@@ -214,3 +232,5 @@ class Call:
         """Records one exchange in which this rank receives pieces of so many bytes."""
         received = [size for size in sizes if size > 0]
         self.group.recorder.add(self.key, messages=len(received), bytes=sum(received), rounds=1)
+        if self.group.recorder.listener is not None:
+            self.group.recorder.listener.received(self, sum(received))

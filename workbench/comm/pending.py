@@ -34,8 +34,10 @@ class Pending:
 
     def poll(self) -> bool:
         """Does what has become possible, and waits for nothing; whether the sum is there."""
-        if self._progress is not None and self._progress.advance():
-            self._finish()
+        if self._progress is not None:
+            with self._call.told("helping"):
+                if self._progress.advance():
+                    self._finish()
         return self._progress is None
 
     def wait(self) -> None:
@@ -101,14 +103,15 @@ def start_all_reduce(
     if link is None:
         return Pending(call, None)
     lies_there = name == "hierarchical" or (name == "direct" and link.staging is not None)
-    if buffer is not None and lies_there:
-        pending = Pending(call, _start(buffer, len(flat), link, call))
-    else:
-        wide = accumulator(flat.dtype) if name == "backend" else flat.dtype
-        travelling = flat.to(link.device, wide)
-        start = _start_over_hosts if name == "hierarchical" else partial(begin, name)
-        returned = None if travelling is flat else (flat, travelling)
-        pending = Pending(call, start(travelling, link, call), returned)
+    with call.told("helping"):
+        if buffer is not None and lies_there:
+            pending = Pending(call, _start(buffer, len(flat), link, call))
+        else:
+            wide = accumulator(flat.dtype) if name == "backend" else flat.dtype
+            travelling = flat.to(link.device, wide)
+            start = _start_over_hosts if name == "hierarchical" else partial(begin, name)
+            returned = None if travelling is flat else (flat, travelling)
+            pending = Pending(call, start(travelling, link, call), returned)
     if name != "backend":
         link.watch.also(pending.poll)
     return pending

@@ -2,9 +2,15 @@
 
 import threading
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from workbench.comm.group import Call
 
 Phase = Literal["forward", "backward", "step"]
+Doing = Literal["blocked", "helping"]
+"""What a rank's thread does for a collective: it waits in it, or it advances one that runs beside
+its computation."""
 
 
 class Key(NamedTuple):
@@ -44,10 +50,35 @@ class Record:
         return (*where, self.calls, self.messages, self.bytes)
 
 
+class Listener(Protocol):
+    """Is told of each collective as it goes on, by the thread that it concerns."""
+
+    def begun(self, call: "Call") -> None:
+        """A collective has its place in the order."""
+        ...
+
+    def received(self, call: "Call", num_bytes: int) -> None:
+        """So much of it comes to this rank."""
+        ...
+
+    def entered(self, call: "Call", doing: Doing) -> None:
+        """The thread turns to it."""
+        ...
+
+    def left(self, call: "Call", doing: Doing) -> None:
+        """The thread turns back."""
+        ...
+
+
 class Recorder:
-    """Adds up calls, messages, bytes and seconds; any thread may add."""
+    """Adds up calls, messages, bytes and seconds; any thread may add.
+
+    Attributes:
+        listener: who is told of every collective meanwhile; None: nobody.
+    """
 
     def __init__(self) -> None:
+        self.listener: Listener | None = None
         self._lock = threading.Lock()
         self.reset()
 

@@ -46,6 +46,11 @@ class Device(Value):
             known = self._known[work] = self._experience.estimate(work)
         return known
 
+    def replace(self, **fields: Any) -> "Device":
+        """A copy with other values in some fields, validated."""
+        current = {name: getattr(self, name) for name in type(self).model_fields}
+        return Device(**{**current, **fields})
+
     @cached_property
     def _known(self) -> dict[Work, Estimate]:
         return {}

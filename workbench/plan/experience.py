@@ -191,5 +191,5 @@ def _along(rows: Sequence[int], seconds: Sequence[float], at: int, least: float)
 
 
 def _operation(key: str) -> str:
-    """ "elementwise ReLU" of "elementwise ReLU 64x32x32 > 64x32x32"."""
+    """Of "elementwise ReLU 64x32x32 > 64x32x32": "elementwise ReLU"."""
     return " ".join(key.split(" ", 2)[:2])

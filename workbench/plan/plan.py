@@ -213,6 +213,17 @@ class Plan:
         """The plan with "local" or "synchronized" statistics of batch norm."""
         return replace(self, batch_norm=mode)
 
+    def with_world_size(self, world_size: int) -> "Plan":
+        """The same choices, group sizes and shares on another number of ranks.
+
+        Raises:
+            PlanError: a group size does not divide it; the text names the layer.
+        """
+        plan = replace(self, world_size=world_size)
+        if "flow" in self.__dict__:
+            plan.__dict__["flow"] = self.flow  # groups lie alike, however many there are
+        return plan
+
     def with_rounds(self, rounds: Rounds) -> "Plan":
         """The plan with "BK", "B" or "B/K" rounds of its sharded tail.
 

@@ -18,10 +18,14 @@ Patarasuk and Yuan 2009, doi:10.1016/j.jpdc.2008.09.002, whose lower bound 2 b (
 levels: Goyal et al. 2017, arXiv:1706.02677, sec. 4.1.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
+
+import numpy as np
+
+from workbench.predict.rows import Counts
 
 
 @dataclass(frozen=True)
@@ -46,40 +50,80 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class TwoLevelCost:
-    """What one rank has to do with a hierarchical all-reduce.
+class Costs:
+    """The same of all ranks, of which there may be very many: a number for each rank."""
+
+    messages: Counts
+    bytes: Counts
+    rounds: Counts
+
+    @classmethod
+    def none(cls, ranks: int) -> "Costs":
+        """Of ranks that have nothing to do."""
+        return cls(*(np.zeros(ranks, dtype=np.int64) for _ in range(3)))
+
+    def __add__(self, other: "Costs") -> "Costs":
+        return Costs(
+            self.messages + other.messages, self.bytes + other.bytes, self.rounds + other.rounds
+        )
+
+    def times(self, count: int) -> "Costs":
+        """Of so many all-reduces."""
+        return Costs(self.messages * count, self.bytes * count, self.rounds * count)
+
+    def __len__(self) -> int:
+        return len(self.bytes)
+
+    def __getitem__(self, rank: int) -> Cost:
+        return Cost(int(self.messages[rank]), int(self.bytes[rank]), int(self.rounds[rank]))
+
+    def __iter__(self) -> Iterator[Cost]:
+        return (self[rank] for rank in range(len(self)))
+
+
+@dataclass(frozen=True)
+class TwoLevelCosts:
+    """What each rank has to do with a hierarchical all-reduce.
 
     Attributes:
         within: through its host's memory.
         across: over the wire.
     """
 
-    within: Cost
-    across: Cost
+    within: Costs
+    across: Costs
+
+    @property
+    def both(self) -> Costs:
+        """Their sum."""
+        return self.within + self.across
 
 
-def direct(length: int, itemsize: int, ranks: int) -> tuple[Cost, ...]:
+def direct(length: int, itemsize: int, ranks: int) -> Costs:
     """Everybody sends everybody a segment, twice."""
-    return tuple(_direct(length, itemsize, ranks, rank) for rank in range(ranks))
+    if ranks == 1:
+        return Costs.none(1)
+    own = _segments(length, ranks)
+    messages = (ranks - 1) * (own > 0) + min(length, ranks) - (own > 0)
+    return Costs(messages, ((ranks - 2) * own + length) * itemsize, np.full_like(own, 2))
 
 
-def ring(length: int, itemsize: int, ranks: int) -> tuple[Cost, ...]:
+def ring(length: int, itemsize: int, ranks: int) -> Costs:
     """In each of the two turns a rank receives all segments but one.
 
     In the first that is the one that it passes on first, of the rank before it; in the second
     the one that it has added up, its own.
     """
     if ranks == 1:
-        return (Cost(),)
-    costs = []
-    for rank in range(ranks):
-        spared = [_segment(length, ranks, rank), _segment(length, ranks, (rank - 1) % ranks)]
-        filled = 2 * min(length, ranks) - sum(size > 0 for size in spared)
-        costs.append(Cost(filled, (2 * length - sum(spared)) * itemsize, 2 * (ranks - 1)))
-    return tuple(costs)
+        return Costs.none(1)
+    own = _segments(length, ranks)
+    before = np.roll(own, 1)
+    messages = 2 * min(length, ranks) - (own > 0) - (before > 0)
+    received = (2 * length - own - before) * itemsize
+    return Costs(messages, received, np.full_like(own, 2 * (ranks - 1)))
 
 
-def halving_doubling(length: int, itemsize: int, ranks: int) -> tuple[Cost, ...]:
+def halving_doubling(length: int, itemsize: int, ranks: int) -> Costs:
     """At each of log2(p) distances a rank receives what it keeps, and later what it gave away.
 
     Of the blocks of `distance` segments that is its own one, then its neighbour's. Each of the
@@ -88,19 +132,21 @@ def halving_doubling(length: int, itemsize: int, ranks: int) -> tuple[Cost, ...]
     """
     power = 2 ** (ranks.bit_length() - 1)
     levels = power.bit_length() - 1
-    whole = Cost(int(length > 0), length * itemsize, 1)
-    costs = []
-    for rank in range(power):
-        cost = Cost()
-        for distance in (2**level for level in range(levels)):
-            for number in (rank // distance, rank // distance ^ 1):
-                begin, end = (_start(length, power, n * distance) for n in (number, number + 1))
-                cost += Cost(int(end > begin), (end - begin) * itemsize, 1)
-        costs.append(cost + whole + Cost(rounds=1) if rank < ranks - power else cost)
-    return tuple(costs) + (whole + Cost(rounds=1),) * (ranks - power)
+    costs, rank = Costs.none(ranks), np.arange(power)
+    for distance in (2**level for level in range(levels)):
+        for number in (rank // distance, rank // distance ^ 1):
+            begin, end = (_starts(length, power, n * distance) for n in (number, number + 1))
+            costs.messages[:power] += end > begin
+            costs.bytes[:power] += (end - begin) * itemsize
+            costs.rounds[:power] += 1
+    for folded in (slice(0, ranks - power), slice(power, ranks)):
+        costs.messages[folded] += length > 0
+        costs.bytes[folded] += length * itemsize
+        costs.rounds[folded] += 2
+    return costs
 
 
-def hierarchical(length: int, itemsize: int, hosts: Sequence[int]) -> tuple[TwoLevelCost, ...]:
+def hierarchical(length: int, itemsize: int, hosts: Sequence[int]) -> TwoLevelCosts:
     """Direct within each host; then, of each stripe, among those who own it on their hosts.
 
     Args:
@@ -111,50 +157,53 @@ def hierarchical(length: int, itemsize: int, hosts: Sequence[int]) -> tuple[TwoL
     Returns:
         Of all ranks of the first host, then of the second, and so on.
     """
-    ends = {_start(length, ranks, i) for ranks in hosts for i in range(ranks + 1)}
-    stripes = list(pairwise(sorted(ends)))
-    costs = []
-    for here, ranks in enumerate(hosts):
-        for rank in range(ranks):
-            begin, end = _start(length, ranks, rank), _start(length, ranks, rank + 1)
-            own = [b - a for a, b in stripes if begin <= a < end]
-            moved = [_across(size, itemsize, len(hosts), here) for size in own]
-            across = Cost(
-                sum(cost.messages for cost in moved),
-                sum(cost.bytes for cost in moved),
-                max((cost.rounds for cost in moved), default=0),  # stripes go side by side
-            )
-            within = _direct(length, itemsize, ranks, rank)
-            costs.append(TwoLevelCost(within, across))
-    return tuple(costs)
+    within, across = Costs.none(sum(hosts)), Costs.none(sum(hosts))
+    ends = {end for ranks in set(hosts) for end in _ends(length, ranks)}
+    stripes = list(pairwise(sorted({0, *ends})))
+    first = np.cumsum([0, *hosts[:-1]])
+    for ranks in set(hosts):
+        here = np.flatnonzero(np.asarray(hosts) == ranks)
+        inside = direct(length, itemsize, ranks)
+        for rank, (begin, end) in enumerate(pairwise((0, *_ends(length, ranks)))):
+            places = first[here] + rank
+            for total, more in zip(_sums(within), _sums(inside), strict=True):
+                total[places] = more[rank]
+            for start, stop in stripes:
+                if begin <= start < end:
+                    moved = _across(stop - start, itemsize, len(hosts))
+                    across.messages[places] += moved.messages[here]
+                    across.bytes[places] += moved.bytes[here]
+                    across.rounds[places] = moved.rounds[here]  # stripes go side by side
+    return TwoLevelCosts(within, across)
 
 
-FLAT: Mapping[str, Callable[[int, int, int], tuple[Cost, ...]]] = MappingProxyType(
+FLAT: Mapping[str, Callable[[int, int, int], Costs]] = MappingProxyType(
     {"direct": direct, "ring": ring, "halving_doubling": halving_doubling}
 )
 """The algorithms that know no hosts: of (length, itemsize, ranks), the cost of each rank."""
 
 
-def _direct(length: int, itemsize: int, ranks: int, rank: int) -> Cost:
-    if ranks == 1:
-        return Cost()
-    own = _segment(length, ranks, rank)
-    others = length - own
-    messages = (ranks - 1) * (own > 0) + min(length, ranks) - (own > 0)
-    return Cost(messages, ((ranks - 1) * own + others) * itemsize, 2)
-
-
-def _across(length: int, itemsize: int, hosts: int, here: int) -> Cost:
+def _across(length: int, itemsize: int, hosts: int) -> Costs:
     if hosts == 2:
-        return Cost(int(length > 0), length * itemsize, 1)
-    return _direct(length, itemsize, hosts, here)
+        one = np.ones(2, dtype=np.int64)
+        return Costs(one * (length > 0), one * length * itemsize, one)
+    return direct(length, itemsize, hosts)
 
 
-def _segment(length: int, count: int, index: int) -> int:
-    """Elements of one of `count` near-equal segments."""
-    return length // count + (index < length % count)
+def _segments(length: int, count: int) -> Counts:
+    """Elements of each of `count` near-equal segments."""
+    return length // count + (np.arange(count) < length % count)
 
 
-def _start(length: int, count: int, index: int) -> int:
-    """Where that segment begins."""
-    return index * (length // count) + min(index, length % count)
+def _starts(length: int, count: int, index: Counts) -> Counts:
+    """Where the segments of these indices begin."""
+    return index * (length // count) + np.minimum(index, length % count)
+
+
+def _ends(length: int, count: int) -> tuple[int, ...]:
+    """Where each segment ends."""
+    return tuple(np.cumsum(_segments(length, count)).tolist())
+
+
+def _sums(costs: Costs) -> tuple[Counts, Counts, Counts]:
+    return costs.messages, costs.bytes, costs.rounds

@@ -20,6 +20,7 @@ from workbench.plan.placement import Partial, Replicate, Shard
 from workbench.predict import received
 from workbench.predict.received import Received
 from workbench.predict.rows import Rows
+from workbench.predict.summing import Summing
 
 Call = tuple[str, Received]
 
@@ -32,17 +33,25 @@ class Crossing:
     backward: Call | None = None
 
 
-def crossing_of(step: Conversion, rows: Rows) -> Crossing:
-    """The collectives of a conversion of so many rows."""
+def crossing_of(step: Conversion, rows: Rows, itemsize: int, summing: Summing) -> Crossing:
+    """The collectives of a conversion.
+
+    Args:
+        step: from which layout to which.
+        rows: of the pass.
+        itemsize: bytes of an element.
+        summing: knows what all-reduces bring.
+    """
     groups = shard_groups(step.group_size, rows.world_size)
-    before = rows.elements(step.source, step.shape, step.rows)
-    after = rows.elements(step.target, step.shape, step.rows)
+    numel = rows.elements(step.target, step.shape, step.rows)
+    before = rows.elements(step.source, step.shape, step.rows) * itemsize
+    after = numel * itemsize
     summands = step.gradient == "partial"
     match step.source.placement, step.target.placement:
         case _ if step.source == step.target:
-            return Crossing(backward=("all_reduce", received.all_reduce(after, groups)))
+            return Crossing(backward=("all_reduce", summing.waited_for(numel, groups, itemsize)))
         case Partial(), Replicate() if step.target != ROWS:
-            summed = "all_reduce", received.all_reduce(after, groups)
+            summed = "all_reduce", summing.waited_for(numel, groups, itemsize)
             return Crossing(summed, summed if summands else None)
         case Partial(), _:
             return Crossing(
@@ -57,14 +66,16 @@ def crossing_of(step: Conversion, rows: Rows) -> Crossing:
             return Crossing(gathered, scattered if summands else None)
         case _:
             return Crossing(
-                ("all_to_all", _exchanged(step, step.source, step.target, rows)),
-                ("all_to_all", _exchanged(step, step.target, step.source, rows)),
+                ("all_to_all", _exchanged(step, step.source, step.target, rows, itemsize)),
+                ("all_to_all", _exchanged(step, step.target, step.source, rows, itemsize)),
             )
 
 
-def _exchanged(step: Conversion, source: Layout, target: Layout, rows: Rows) -> Received:
+def _exchanged(
+    step: Conversion, source: Layout, target: Layout, rows: Rows, itemsize: int
+) -> Received:
     """An all-to-all; groups differ in their rows."""
-    messages, elements = np.zeros_like(rows.own), np.zeros_like(rows.own)
+    messages, bytes_ = np.zeros_like(rows.own), np.zeros_like(rows.own)
     for members in shard_groups(step.group_size, rows.world_size):
         own = Shard(0, tuple(int(rows.own[rank]) * step.rows for rank in members))
         before, after = (own if layout == ROWS else layout.placement for layout in (source, target))
@@ -72,6 +83,7 @@ def _exchanged(step: Conversion, source: Layout, target: Layout, rows: Rows) -> 
         assert isinstance(after, Shard)
         lengths = (own.extent, *step.shape)
         rest = math.prod(n for d, n in enumerate(lengths) if d not in (before.dim, after.dim))
-        got = received.all_to_all(np.full_like(rows.own, rest), before, after, [members])
-        messages, elements = messages + got.messages, elements + got.elements
-    return Received(messages, elements)
+        slabs = np.full_like(rows.own, rest * itemsize)
+        got = received.all_to_all(slabs, before, after, [members])
+        messages, bytes_ = messages + got.messages, bytes_ + got.bytes
+    return Received(messages, bytes_)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.plan.device import Device, Estimate
+from workbench.plan.device import Device
+from workbench.plan.experience import Estimate
 from workbench.plan.graph import Layer
 from workbench.plan.layout import Conversion
 from workbench.plan.machine import Machine
@@ -205,7 +206,7 @@ def load_seconds(images: Counts, speeds: Speeds) -> Seconds:
     return images * speeds.each("load_s_per_byte")
 
 
-def update_seconds(kind: str, parameters: Counts, copies: int, speeds: Speeds) -> Seconds:
+def update_seconds(kind: str, parameters: Seconds, copies: int, speeds: Speeds) -> Seconds:
     """An optimizer's update of so many bytes of parameters.
 
     On a device that has not been timed with this optimizer it reads parameters, gradients and

@@ -1,12 +1,12 @@
-"""A model's parameters as ranks hold them: their order, their pieces, and their buckets."""
+"""A model's parameters as ranks hold them: their order and their pieces."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from workbench.plan.experiment import SGD, Experiment, LocalSGD, Optimizer
+from workbench.plan.experiment import SGD, Experiment, Optimizer
 from workbench.plan.graph import Graph
 from workbench.plan.placement import Replicate
 from workbench.plan.plan import Plan
@@ -110,83 +110,11 @@ def trainable_names(graph: Graph) -> tuple[str, ...]:
     return tuple(names)
 
 
-@dataclass(frozen=True)
-class Bucket:
-    """Gradients that travel together, on one rank.
-
-    Attributes:
-        group_size: of the shard groups that their parameters lie over.
-        names: of the parameters, in the order of the backward pass.
-        bytes: of all of them.
-    """
-
-    group_size: int
-    names: tuple[str, ...]
-    bytes: int
-
-
-def buckets_of(experiment: Experiment, pieces: Pieces, rank: int) -> tuple[Bucket, ...]:
-    """Those in which one rank's gradients travel, in every step or after every round."""
-    sync = experiment.sync
-    every = set(pieces.names)
-    if isinstance(sync, LocalSGD):
-        return ()
-    if not sync.per_round:
-        return _bucketed(experiment, pieces, rank, every)
-    tail = tail_names(experiment.plan)
-    head = _bucketed(experiment, pieces, rank, every - tail)
-    return head + _bucketed(experiment, pieces, rank, tail)
-
-
-def _bucketed(
-    experiment: Experiment, pieces: Pieces, rank: int, names: Collection[str]
-) -> tuple[Bucket, ...]:
-    """By replica group, closed once they hold `bucket_bytes`; no empty pieces.
-
-    Parameters without replicas are in none.
-    """
-    plan = experiment.plan
-    closed: list[tuple[int, list[str], list[int]]] = []
-    opened: dict[int, tuple[list[str], list[int]]] = {}
-    for name in reversed(pieces.names):
-        k = plan.flow.weights[name].group_size
-        size = int(pieces.sizes[name][rank])
-        if name not in names or size == 0 or k == plan.world_size:
-            continue
-        if k not in opened:
-            opened[k] = ([], [])
-            closed.append((k, *opened[k]))
-        members, sizes = opened[k]
-        members.append(name)
-        sizes.append(size)
-        if sum(sizes) >= experiment.sync.bucket_bytes:
-            del opened[k]
-    return tuple(Bucket(k, tuple(members), sum(sizes)) for k, members, sizes in closed)
-
-
 def tail_names(plan: Plan) -> set[str]:
     """Parameters behind the gather."""
     inside = frozenset() if plan.tail is None else plan.tail.layers
     layers = (layer for layer in plan.graph.layers if layer.name in inside)
     return {weight.name for layer in layers for weight in layer.weights if weight.trainable}
-
-
-def averaged(
-    experiment: Experiment, sync: LocalSGD, pieces: Pieces, group_size: int, rank: int
-) -> tuple[int, ...]:
-    """Bytes of the buckets in which local SGD averages what lies over groups of one size."""
-    placed = experiment.plan.flow.weights
-    names = [name for name in pieces.names if placed[name].group_size == group_size]
-    sizes = [int(pieces.sizes[name][rank]) for name in names]
-    if sync.momentum == "average":
-        sizes += [size for size in sizes for _ in range(copies(experiment.optimizer))]
-    closed, opened = [], 0
-    for size in sizes:
-        opened += size
-        if opened >= sync.bucket_bytes:
-            closed.append(opened)
-            opened = 0
-    return (*closed, opened) if opened else tuple(closed)
 
 
 def copies(optimizer: Optimizer) -> int:

@@ -5,28 +5,30 @@ while autograd keeps it. The backward pass goes through the operations in revers
 the gradients of what it read beside that of what it gave, then lets go of what was kept. Where
 several readers hand a gradient back, they are added in the first one's memory, unless somebody
 else holds that.
+
+Of a segment that is recomputed only the inputs are kept. Once the gradients of its outputs are
+there, it runs forward again, and then back; its inputs are there to the end of that.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 import numpy as np
-import numpy.typing as npt
 
-from workbench.plan.graph import Layer
-from workbench.plan.layout import Conversion
-from workbench.plan.placement import Partial, Replicate
-from workbench.plan.weights import heads_of
-from workbench.predict import kernels
+from workbench.predict.execution import Execution, is_parameter
 from workbench.predict.gradients import Gradients
-from workbench.predict.kept import Kept, kept_by
-from workbench.predict.program import HALF, Operation, Program, Value, layout_of
-from workbench.predict.rows import Counts, Rows, tiled
-from workbench.predict.timeline import Timeline
+from workbench.predict.program import Operation, Program, Value
+from workbench.predict.rows import Counts, Rows
+from workbench.predict.timeline import Phase, Timeline
 
-_CONVERSION = Kept()
-_SAME = Kept(view=True)
-_NO_WORKSPACE = kernels.Workspace()
+
+@dataclass
+class Segment:
+    """Operations that run again in the backward pass, and what they are given then."""
+
+    operations: tuple[Operation, ...]
+    inputs: dict[Value, int]
 
 
 @dataclass
@@ -34,11 +36,11 @@ class Tape:
     """What a forward pass has left for its backward pass.
 
     Attributes:
-        kept: for each operation, the tensors that it keeps.
+        kept: for each operation, the tensors that it keeps; segments stand where they run.
         results: the values that were asked for.
     """
 
-    kept: list[tuple[Operation, list[int]]] = field(default_factory=list)
+    kept: list[tuple[Operation, list[int]] | Segment] = field(default_factory=list)
     results: dict[Value, int] = field(default_factory=dict)
 
 
@@ -57,14 +59,14 @@ class Pass:
     ) -> None:
         self.program, self.timeline = program, timeline
         self.gradients, self.rows = gradients, rows
-        self.synchronized = program.plan.batch_norm == "synchronized"
-        self._spaces: dict[Value, kernels.Workspace] = {}
+        self._execution = Execution(program, timeline, gradients, rows)
 
     def forward(
         self,
         operations: Iterable[Operation],
         given: Mapping[Value, int],
-        wanted: tuple[Value, ...],
+        wanted: Sequence[Value],
+        phase: Phase = "forward",
     ) -> Tape:
         """Runs operations forward.
 
@@ -72,28 +74,34 @@ class Pass:
             operations: in order.
             given: values that exist; their memory is the caller's.
             wanted: values to keep until the tape is dropped.
+            phase: when.
         """
-        tape, chosen = Tape(), list(operations)
+        chosen = [operation for operation in operations if _has_memory(operation)]
         readers: dict[Value, int] = {}
         for value in [*wanted, *(v for op in chosen for v in dict.fromkeys(op.reads))]:
             readers[value] = readers.get(value, 0) + 1
         alive = {value: self.timeline.hold(tensor) for value, tensor in given.items()}
-        for operation in chosen:
-            if operation.itemsize == 0 or _is_parameter(operation):
-                continue  # sizes are no tensors, and parameters are there all the time
-            self.timeline.at("forward", operation.label)
-            tensor, kept = self._run(operation, alive)
-            alive[operation.gives] = tensor
-            if operation.needs_gradient:
-                tape.kept.append((operation, kept))
-            for value in dict.fromkeys(operation.reads):
-                readers[value] -= 1
-                if value in alive and readers[value] == 0:
-                    self.timeline.drop(alive.pop(value))
-            if operation.gives not in readers:
-                self.timeline.drop(alive.pop(operation.gives))
+        tape, casts = Tape(), list[int]()
+        for run in _runs(chosen):
+            segment = None
+            if run[0].segment is not None and any(operation.needs_gradient for operation in run):
+                inputs = {v: alive[v] for v in _read_inside(run) if v in alive}
+                held = {value: self.timeline.hold(tensor) for value, tensor in inputs.items()}
+                segment = Segment(tuple(run), held)
+                tape.kept.append(segment)
+            for operation in run:
+                self.timeline.at(phase, operation.label)
+                tensor, kept = self._execution.run(operation, alive)
+                alive[operation.gives] = tensor
+                if segment is not None:
+                    casts += self._forget(operation, kept)
+                elif operation.needs_gradient:
+                    tape.kept.append((operation, kept))
+                self._pass_on(operation, alive, readers)
         for value in [v for v in alive if v not in wanted]:
             self.timeline.drop(alive.pop(value))
+        for tensor in casts:
+            self.timeline.drop(tensor)
         tape.results = alive
         return tape
 
@@ -104,174 +112,90 @@ class Pass:
             tape: of `forward`; what it kept is let go, its results are not.
             grads: the gradients of values; on return, of those that nothing here gave.
         """
-        for operation, kept in reversed(tape.kept):
+        for entry in reversed(tape.kept):
+            if isinstance(entry, Segment):
+                self._again(entry, grads)
+                continue
+            operation, kept = entry
             self.timeline.at("backward", operation.label)
             given = grads.pop(operation.gives, None)
-            of_weights = {} if given is None else self._run_back(operation, given, grads)
+            of_weights = {} if given is None else self._execution.run_back(operation, given, grads)
             for tensor in kept:
                 self.timeline.drop(tensor)
             if operation.layer is not None:
-                copied = self._workspace(operation).copies_weight
+                copied = self._execution.workspace(operation).copies_weight
                 self.gradients.settle(operation.layer, of_weights, copied=copied)
         tape.kept = []
 
     def size(self, value: Value, itemsize: int | None = None) -> Counts:
         """Bytes of a value on each rank."""
-        layout, shape, per_sample, own = layout_of(self.program, value)
-        return self.rows.elements(layout, shape, per_sample) * (itemsize or own)
+        return self._execution.size(value, itemsize)
 
-    def _run(self, operation: Operation, alive: Mapping[Value, int]) -> tuple[int, list[int]]:
-        """(the tensor that it gives, the tensors that it keeps)."""
-        timeline, keeps = self.timeline, self._keeps(operation)
-        space, label = self._workspace(operation), operation.label
-        timeline.pass_by(space.forward, "workspace", label)
-        read = [alive[value] for value in operation.reads if value in alive]
-        held: list[int] = []
-        if operation.needs_gradient:
-            held += self._kept_beside(operation, keeps)
-        if keeps.view and read:
-            tensor = timeline.hold(read[0])
-        else:
-            of_parameter = keeps.view and bool(operation.reads)
-            size = self.size(operation.gives) * (0 if of_parameter else 1)
-            tensor = timeline.make(size, "activations", label)
-        timeline.pass_by(space.beside_output, "workspace", label)
-        if operation.needs_gradient:
-            if keeps.input and not self._casts_input(operation):
-                held += [timeline.hold(tensor) for tensor in self._factors(operation, alive)]
-            if keeps.output:
-                held.append(timeline.hold(tensor))
-        return tensor, held
-
-    def _factors(self, operation: Operation, alive: Mapping[Value, int]) -> list[int]:
-        """Of what it reads, what its backward pass needs."""
-        reads = [value for value in operation.reads if value in alive]
-        if operation.layer is not None and operation.layer.kind == "mul" and len(reads) == 2:
-            wants = [self.program.needs_gradient(value) for value in reversed(reads)]
-            return [alive[value] for value, needed in zip(reads, wants, strict=True) if needed]
-        return [alive[value] for value in dict.fromkeys(reads)]
-
-    def _kept_beside(self, operation: Operation, keeps: Kept) -> list[int]:
-        """New tensors that it keeps: masks, places, statistics, casts."""
-        layer, found = operation.layer, []
-        if layer is None:
-            return []
-        elements = self.rows.elements(operation.layout, operation.shape, operation.rows)
-        heads = self._heads(layer)
-        words = keeps.words + keeps.of_heads * (1.0 if heads is None else heads)
-        each = words * operation.itemsize + keeps.bytes
-        if np.any(each):
-            found.append((elements * each).astype(np.int64))
-        elif layer.kind == "stochastic_depth":
-            found.append(self.rows.elements(operation.layout, (), operation.rows) * 4)
-        sizes = self.gradients.sizes
-        if keeps.statistics and layer.weights and layer.weights[0].name in sizes:
-            found.append(sizes[layer.weights[0].name] * keeps.statistics)
-        if self.gradients.half and layer.kind in ("conv2d", "linear"):
-            found += [sizes[w.name] // 4 * HALF for w in layer.weights if w.name in sizes]
-            if self._casts_input(operation):
-                found.append(self.size(operation.reads[0], HALF))
-        return [self.timeline.make(size, "activations", operation.label) for size in found]
-
-    def _casts_input(self, operation: Operation) -> bool:
-        layer = operation.layer
-        if not self.gradients.half or layer is None or layer.kind not in ("conv2d", "linear"):
-            return False
-        return layout_of(self.program, operation.reads[0])[-1] > HALF
-
-    def _run_back(
-        self, operation: Operation, given: int, grads: dict[Value, int]
-    ) -> dict[str, int]:
-        """The gradients of what it read, from that of what it gave; gives those of its weights."""
-        timeline, label = self.timeline, operation.label
-        wanted = [v for v in operation.reads if self.program.needs_gradient(v)]
-        for owner in [o for v in wanted if _is_parameter(o := self.program.by_value[v])]:
-            assert owner.layer is not None
-            made = self.gradients.made(owner.layer)
-            self.gradients.settle(owner.layer, made, copied=False)
-        wanted = [v for v in wanted if not _is_parameter(self.program.by_value[v])]
-        of_weights: dict[str, int] = {}
-        if self._passes_on(operation):
-            of_inputs = [(value, timeline.hold(given)) for value in wanted]
-        else:
-            space, of_inputs = self._workspace(operation), []
-            if wanted:
-                timeline.pass_by(space.backward, "workspace", label)
-                of_inputs = [
-                    (value, timeline.make(self.size(value), "activation_gradients", label))
-                    for value in dict.fromkeys(wanted)
-                ]
-                timeline.pass_by(space.beside_gradient, "workspace", label)
-            timeline.pass_by(space.of_weight, "workspace", label)
-            if operation.layer is not None:
-                of_weights = self.gradients.made(operation.layer)
-        timeline.drop(given)
-        for value, tensor in of_inputs:
-            self._add(grads, value, tensor)
-        return of_weights
-
-    def _add(self, grads: dict[Value, int], value: Value, tensor: int) -> None:
-        """Adds a gradient to what has come back for a value so far."""
-        before = grads.get(value)
-        if before is None:
-            grads[value] = tensor
-        elif self.timeline.alone(before):
+    def _again(self, segment: Segment, grads: dict[Value, int]) -> None:
+        """Runs a segment forward once more, and then back."""
+        operations = [replace(operation, segment=None) for operation in segment.operations]
+        outputs = _read_outside(self.program, segment.operations)
+        self.timeline.at("recompute", operations[0].label)
+        buffers = self.timeline.make(self._buffers(operations), "workspace", operations[0].label)
+        tape = self.forward(operations, segment.inputs, outputs, "recompute")
+        for tensor in (*tape.results.values(), buffers):
             self.timeline.drop(tensor)
-        else:
-            grads[value] = self.timeline.make(self.size(value), "activation_gradients", value[0])
-            self.timeline.drop(before)
+        self.backward(tape, grads)
+        for tensor in segment.inputs.values():
             self.timeline.drop(tensor)
 
-    def _keeps(self, operation: Operation) -> Kept:
-        if operation.layer is not None:
-            return kept_by(operation.layer, self.synchronized)
-        assert operation.step is not None
-        return _SAME if operation.step.name == "copy_to" else _CONVERSION
+    def _buffers(self, operations: Iterable[Operation]) -> Counts:
+        """Copies of running statistics, which count a batch once."""
+        pieces, total = self.program.pieces, np.zeros_like(self.rows.own)
+        for operation in operations:
+            for weight in operation.layer.weights if operation.layer is not None else ():
+                if not weight.trainable:
+                    total = total + pieces.sizes[weight.name]
+        return total
 
-    def _passes_on(self, operation: Operation) -> bool:
-        if operation.step is not None:
-            return _returns_as_it_is(operation.step)
-        return self._keeps(operation).passes
+    def _forget(self, operation: Operation, kept: list[int]) -> list[int]:
+        """Lets go of what an operation of a segment keeps; autocast remembers what it has cast."""
+        for tensor in kept:
+            self.timeline.drop(tensor)
+        cast = self._execution.casts(operation)
+        return [self.timeline.make(size, "activations", operation.label) for size in cast]
 
-    def _workspace(self, operation: Operation) -> kernels.Workspace:
-        known = self._spaces.get(operation.gives)
-        if known is None:
-            known = self._spaces[operation.gives] = self._workspace_of(operation)
-        return known
-
-    def _workspace_of(self, operation: Operation) -> kernels.Workspace:
-        layer = operation.layer
-        if layer is None:
-            return _NO_WORKSPACE
-        if layer.kind == "conv2d" and layer.weights:
-            width = operation.itemsize
-            whole = self.gradients.sizes.get(layer.weights[0].name, np.zeros_like(self.rows.own))
-            held = whole * width // self.program.itemsize
-            x, y = self.size(operation.reads[0], width), self.size(operation.gives)
-            rows = self.rows.over(self.program.plan.flow.inputs[layer.name].group_size)
-            return kernels.convolution(layer, x, held, y, rows, width)
-        if layer.kind == "dropout":
-            elements = self.rows.elements(operation.layout, operation.shape, operation.rows)
-            return kernels.mask(elements)
-        if layer.kind == "attention":
-            return kernels.attention(self.size(operation.gives), self._heads(layer))
-        return _NO_WORKSPACE
-
-    def _heads(self, layer: Layer) -> npt.NDArray[np.float64] | None:
-        """The share of an attention layer's heads that each rank has; None: it is not cut."""
-        plan = self.program.plan
-        choice = plan.layers.get(layer.name)
-        if choice is None or choice.scheme != "shard_heads":
-            return None
-        return tiled(heads_of(layer, choice), plan.world_size) / layer.heads
+    def _pass_on(
+        self, operation: Operation, alive: dict[Value, int], readers: dict[Value, int]
+    ) -> None:
+        """Drops what nobody reads any more."""
+        for value in dict.fromkeys(operation.reads):
+            readers[value] -= 1
+            if value in alive and readers[value] == 0:
+                self.timeline.drop(alive.pop(value))
+        if operation.gives not in readers:
+            self.timeline.drop(alive.pop(operation.gives))
 
 
-def _is_parameter(operation: Operation) -> bool:
-    return operation.layer is not None and operation.layer.kind == "parameter"
+def _has_memory(operation: Operation) -> bool:
+    """Sizes are no tensors, and parameters are there all the time."""
+    return operation.itemsize > 0 and not is_parameter(operation)
 
 
-def _returns_as_it_is(step: Conversion) -> bool:
-    """Whether the gradient of a conversion's output is that of its input, in the same memory."""
-    summed = isinstance(step.source.placement, Partial)
-    whole = isinstance(step.target.placement, Replicate) and step.name == "all_reduce"
-    return summed and whole and step.gradient == "same"
+def _runs(operations: Iterable[Operation]) -> Iterator[list[Operation]]:
+    """Operations of one segment together, others one by one."""
+    for segment, run in groupby(operations, lambda operation: operation.segment):
+        if segment is None:
+            yield from ([operation] for operation in run)
+        else:
+            yield list(run)
+
+
+def _read_inside(run: Sequence[Operation]) -> list[Value]:
+    """What these operations read and do not give."""
+    given = {operation.gives for operation in run}
+    reads = dict.fromkeys(value for operation in run for value in operation.reads)
+    return [value for value in reads if value not in given]
+
+
+def _read_outside(program: Program, run: Sequence[Operation]) -> list[Value]:
+    """What these operations give and others read."""
+    given = {operation.gives for operation in run}
+    others = (operation for operation in program.operations if operation.gives not in given)
+    read = {value for operation in others for value in operation.reads} | set(program.results)
+    return [operation.gives for operation in run if operation.gives in read]

@@ -1,17 +1,17 @@
 """What is known of a plan before it runs."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
 from workbench.plan.errors import ExperimentError
-from workbench.plan.experiment import Experiment, Synchronous
+from workbench.plan.experiment import Experiment
 from workbench.plan.plan import Plan
+from workbench.predict.counting import traffic_of
 from workbench.predict.memory import Memory, memory_of
 from workbench.predict.program import Program, program_of
 from workbench.predict.show import as_html, as_text
-from workbench.predict.traffic import Traffic, traffic_of
+from workbench.predict.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -66,24 +66,10 @@ def predict(plan: Plan, machine: None = None, experiment: Experiment | None = No
         experiment: how it is run; its own plan is put aside for `plan`.
 
     Raises:
-        ExperimentError: no experiment, one that cannot run this plan, or one with what is not
-            predicted yet: recomputation, a sharded optimizer, a named all-reduce algorithm.
+        ExperimentError: no experiment, or one that cannot run this plan.
     """
     if not isinstance(experiment, Experiment):
         raise ExperimentError(
             f"predict needs an Experiment (batch size, optimizer, precision), got {experiment!r}"
         )
-    if unknown := list(_unknown(plan, experiment)):
-        raise ExperimentError(f"not predicted yet: {'; '.join(unknown)}")
     return Prediction(experiment.replace(plan=plan))
-
-
-def _unknown(plan: Plan, experiment: Experiment) -> Iterator[str]:
-    """What an experiment has that a prediction would leave out."""
-    if plan.segments:
-        yield f"layers that are recomputed ({plan.segments[0][0]}, ...)"
-    if experiment.shard_optimizer:
-        yield "shard_optimizer=True"
-    sync = experiment.sync
-    if isinstance(sync, Synchronous) and sync.algorithm != "auto":
-        yield f"algorithm={sync.algorithm!r}"

@@ -5,7 +5,7 @@ conversions start alike share them.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from workbench.plan.experiment import Experiment
@@ -13,6 +13,7 @@ from workbench.plan.graph import Layer
 from workbench.plan.layout import ROWS, Conversion, Layout
 from workbench.plan.plan import Plan
 from workbench.plan.tail import Tail
+from workbench.predict.hosts import Hosts
 from workbench.predict.parameters import BYTES, Pieces
 
 # What a conversion or a layer gives: the layer's name, and the conversions since.
@@ -39,6 +40,7 @@ class Operation:
         rows: of that value, for one sample.
         itemsize: bytes of an element of that value.
         needs_gradient: whether a backward pass reaches it.
+        segment: which of the plan's segments it is computed again with; None: it is not.
     """
 
     label: str
@@ -51,6 +53,7 @@ class Operation:
     rows: int
     itemsize: int
     needs_gradient: bool
+    segment: int | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class Program:
         results: the values that the model returns.
         by_value: each operation by what it gives; the model's input is given by none.
         itemsize: bytes of an element of the model's input.
+        hosts: where its ranks are.
     """
 
     experiment: Experiment
@@ -72,6 +76,7 @@ class Program:
     results: tuple[Value, ...]
     by_value: dict[Value, Operation]
     itemsize: int
+    hosts: Hosts
 
     @property
     def plan(self) -> Plan:
@@ -93,9 +98,14 @@ class Program:
         return parts
 
 
-def program_of(experiment: Experiment) -> Program:
-    """The operations of an experiment's plan, in its precision."""
-    return _Writing(experiment).program()
+def program_of(experiment: Experiment, ranks_per_host: int | None = None) -> Program:
+    """The operations of an experiment's plan, in its precision.
+
+    Args:
+        experiment: whose.
+        ranks_per_host: that share memory; None: all ranks of the world do.
+    """
+    return _Writing(experiment).program(Hosts.of(experiment.plan.world_size, ranks_per_host))
 
 
 class _Writing:
@@ -106,7 +116,7 @@ class _Writing:
         self.itemsize = BYTES[experiment.precision]
         self.by_value: dict[Value, Operation] = {}
 
-    def program(self) -> Program:
+    def program(self, hosts: Hosts) -> Program:
         conversions = self._conversions()
         for value, label in conversions.get("input", ()):
             self._convert(value, label)
@@ -115,9 +125,22 @@ class _Writing:
             for value, label in conversions.get(layer.name, ()):
                 self._convert(value, label)
         results = tuple((name, self.flow.returns[name]) for name in self.graph.outputs)
+        for index, names in enumerate(self.plan.segments):
+            self._fold(index, names)
         operations = tuple(self.by_value.values())
         pieces = Pieces.of(self.experiment)
-        return Program(self.experiment, pieces, operations, results, self.by_value, self.itemsize)
+        return Program(
+            self.experiment, pieces, operations, results, self.by_value, self.itemsize, hosts
+        )
+
+    def _fold(self, index: int, names: tuple[str, ...]) -> None:
+        """Marks what lies from the first layer of a segment to its last one, but parameters."""
+        order = list(self.by_value)
+        first, last = (order.index((name, ())) for name in (names[0], names[-1]))
+        for value in order[first : last + 1]:
+            operation = self.by_value[value]
+            if operation.layer is None or operation.layer.kind != "parameter":
+                self.by_value[value] = replace(operation, segment=index)
 
     def _conversions(self) -> dict[str, list[tuple[Value, str]]]:
         """For each producer, the converted values in the order in which they are made."""

@@ -1,24 +1,21 @@
-"""What one call of a collective brings to each rank: messages and elements, for all groups at once.
+"""What one call of a collective brings to each rank: messages and bytes, for all groups at once.
 
 A rank of a group receives
 
     all_gather       the pieces of the others
     reduce_scatter   its own piece from each of the others
-    all_reduce       its near-equal segment from each of the others, then their segments
     all_to_all       from each of the others what lies in its new piece
 
-and a message for each of these that is not empty.
+and a message for each of these that is not empty. All-reduces are in `summing.py`.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from workbench.plan.placement import Shard
+from workbench.predict.hosts import Groups
 from workbench.predict.rows import Counts
-
-Groups = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -27,56 +24,46 @@ class Received:
 
     Attributes:
         messages: non-empty pieces from others.
-        elements: in them.
+        bytes: in them.
     """
 
     messages: Counts
-    elements: Counts
+    bytes: Counts
 
 
 def all_gather(pieces: Counts, groups: Groups) -> Received:
-    """Of pieces of so many elements on each rank."""
+    """Of pieces of so many bytes on each rank."""
     members = np.asarray(groups)
     held = pieces[members]
-    messages, elements = np.zeros_like(pieces), np.zeros_like(pieces)
+    messages, received = np.zeros_like(pieces), np.zeros_like(pieces)
     messages[members] = (held > 0).sum(axis=1, keepdims=True) - (held > 0)
-    elements[members] = held.sum(axis=1, keepdims=True) - held
-    return Received(messages, elements)
+    received[members] = held.sum(axis=1, keepdims=True) - held
+    return Received(messages, received)
 
 
 def reduce_scatter(pieces: Counts, groups: Groups) -> Received:
-    """Into pieces of so many elements on each rank."""
+    """Into pieces of so many bytes on each rank."""
     others = len(groups[0]) - 1
     return Received((pieces > 0) * others, pieces * others)
-
-
-def all_reduce(numel: Counts, groups: Groups) -> Received:
-    """Of so many elements, which are the same on all ranks of a group."""
-    size = len(groups[0])
-    index = np.empty_like(numel)
-    index[np.asarray(groups)] = np.arange(size)
-    segment = numel // size + (index < numel % size)
-    summed, spread = reduce_scatter(segment, groups), all_gather(segment, groups)
-    return Received(summed.messages + spread.messages, summed.elements + spread.elements)
 
 
 def all_to_all(slabs: Counts, source: Shard, target: Shard, groups: Groups) -> Received:
     """From the pieces of one cut to those of another.
 
     Args:
-        slabs: on each rank, elements of the group's tensor for one index of each cut dimension.
+        slabs: on each rank, bytes of the group's tensor for one index of each cut dimension.
         source: the cut before, of one group; its pieces are its ranks'.
         target: the cut after.
         groups: which are cut alike.
     """
-    messages, elements = np.zeros_like(slabs), np.zeros_like(slabs)
+    messages, received = np.zeros_like(slabs), np.zeros_like(slabs)
     for members in groups:
         for place, rank in enumerate(members):
             others = [_taken(source, target, giver, place) for giver in range(len(members))]
             sizes = [n * int(slabs[rank]) for r, n in enumerate(others) if r != place]
             messages[rank] = sum(size > 0 for size in sizes)
-            elements[rank] = sum(sizes)
-    return Received(messages, elements)
+            received[rank] = sum(sizes)
+    return Received(messages, received)
 
 
 def _taken(source: Shard, target: Shard, giver: int, taker: int) -> int:

@@ -1,23 +1,27 @@
 """What stays in memory from step to step, in bytes, for each layer and rank.
 
     weights     parameters and buffers, as the plan places them
-    optimizer   SGD nothing, with momentum one copy of the parameters, Adam two and a step count
-    shared      staging, and the sums of gradient buckets: memory that ranks of one host share
+    optimizer   SGD nothing, with momentum one copy of what a rank moves, Adam two and step counts
+    staging     through which ranks of one host hand each other what they convert and sum
+    sums        of gradient buckets, which ranks of one host share
 
-A rank's staging is three slots of 2 MiB, and a page, for each group that it is in. A bucket's
-sum is a k-th of it, where k ranks share it. (Buckets themselves hold the gradients.)
+A rank's staging is three slots of 2 MiB, and a page, for each group in which it has mates on its
+host. A bucket's sum is an n-th of it, where n ranks share it. (Buckets themselves hold the
+gradients.)
 
 Source: Rajbhandari et al. 2020 (arXiv:1910.02054, sec. 3) for the copies of optimizers.
 """
 
 import numpy as np
 
-from workbench.plan.experiment import SGD, Experiment, LocalSGD
-from workbench.plan.mesh import replica_group
-from workbench.plan.placement import apportion
-from workbench.plan.plan import Plan
-from workbench.predict.parameters import BYTES, Pieces, averaged, buckets_of, copies
+from workbench.plan.experiment import SGD
+from workbench.plan.mesh import replica_groups, shard_groups
+from workbench.predict.buckets import Buckets
+from workbench.predict.hosts import Groups
+from workbench.predict.parameters import Pieces, copies
+from workbench.predict.program import Program
 from workbench.predict.rows import Counts
+from workbench.predict.sharding import updated
 
 PAGE_BYTES = 4096
 SLOTS = 3
@@ -31,64 +35,61 @@ def weight_bytes(pieces: Pieces) -> dict[str, Counts]:
     return pieces.by_layer(pieces.sizes)
 
 
-def optimizer_bytes(experiment: Experiment, pieces: Pieces) -> dict[str, Counts]:
-    """The optimizer's memory of each layer's parameters."""
+def optimizer_bytes(program: Program, buckets: Buckets) -> dict[str, Counts]:
+    """The optimizer's memory of each layer's parameters.
+
+    Args:
+        program: whose experiment has an optimizer.
+        buckets: of gradients.
+    """
+    experiment = program.experiment
     times = copies(experiment.optimizer)
     if times == 0:
         return {}
     count = 0 if isinstance(experiment.optimizer, SGD) else _STEP_COUNT_BYTES
-    held = {name: pieces.sizes[name] for name in pieces.names}
-    return pieces.by_layer({n: size * times + count * (size > 0) for n, size in held.items()})
+    cut = buckets if experiment.shard_optimizer else None
+    moved = updated(program.pieces, cut, program.itemsize)
+    held = {name: size * times + count * (size > 0) for name, size in moved.items()}
+    return program.pieces.by_layer(held)
 
 
-def shared_bytes(experiment: Experiment, pieces: Pieces) -> dict[str, Counts]:
-    """Staging of all groups, and the sums of gradient buckets, where all ranks share memory."""
-    plan = experiment.plan
-    groups = groups_of_a_rank(plan)
-    staging = np.full(plan.world_size, groups * STAGING_BYTES, dtype=np.int64)
-    return {"staging": staging, "sums of gradients": _sums(experiment, pieces)}
+def staging_bytes(program: Program) -> Counts:
+    """Of all groups in which a rank has mates on its host."""
+    found = np.zeros(program.plan.world_size, dtype=np.int64)
+    for groups in _groups(program):
+        found += (program.hosts.mates(groups) > 1) * STAGING_BYTES
+    return found
 
 
-def groups_of_a_rank(plan: Plan) -> int:
-    """Groups of two or more ranks that each rank is in: activations, gradients, norms, control."""
-    flow, world = plan.flow, plan.world_size
+def sums_bytes(program: Program, buckets: Buckets) -> Counts:
+    """This rank's part of the sums of its buckets, where it has mates on its host."""
+    world, found = program.plan.world_size, np.zeros(program.plan.world_size, dtype=np.int64)
+    for column in buckets.columns():
+        groups = replica_groups(column.group_size, world)
+        mates, index = program.hosts.mates(groups), program.hosts.index(groups)
+        numel = column.bytes // program.itemsize
+        share = numel // mates + (index < numel % mates)
+        found += share * (mates > 1) * program.itemsize
+    return found
+
+
+def averaging_bytes(buckets: Buckets) -> Counts:
+    """The room of the largest bucket that local SGD averages."""
+    largest = [max((bucket.bytes for bucket in own), default=0) for own in buckets.of_place]
+    return np.array(largest, dtype=np.int64)[buckets.place]
+
+
+def _groups(program: Program) -> list[Groups]:
+    """That ranks are in, by what they are for: activations, gradients, norms, control."""
+    plan, flow = program.plan, program.plan.flow
     crossings = [step for steps in (*flow.edges.values(), *flow.returns.values()) for step in steps]
     shard = {step.group_size for step in crossings}
     shard |= {flow.returned(name).group_size for name in plan.graph.outputs}
-    replica = {weight.group_size for weight in flow.weights.values()} | {1}
+    replica = sorted({weight.group_size for weight in flow.weights.values()} | {1})
     norm: set[int] = set()
     if plan.batch_norm == "synchronized":
         norms = (layer for layer in plan.graph.layers if layer.kind == "batch_norm")
         norm = {flow.inputs[layer.name].group_size for layer in norms}
-    apart = sum(world // k > 1 for k in (*replica, *norm))
-    return sum(k > 1 for k in shard) + apart + int(world > 1)
-
-
-def averaging_bytes(experiment: Experiment, sync: LocalSGD, pieces: Pieces) -> Counts:
-    """The room of the largest bucket of parameters that local SGD averages."""
-    world = experiment.plan.world_size
-    groups = {experiment.plan.flow.weights[name].group_size for name in pieces.names} - {world}
-    largest = [
-        max((n for k in groups for n in averaged(experiment, sync, pieces, k, rank)), default=0)
-        for rank in range(world)
-    ]
-    return np.array(largest, dtype=np.int64)
-
-
-def _sums(experiment: Experiment, pieces: Pieces) -> Counts:
-    plan, element = experiment.plan, BYTES[experiment.precision]
-    found = np.zeros(plan.world_size, dtype=np.int64)
-    known: dict[tuple[object, ...], list[tuple[int, int]]] = {}
-    for rank in range(plan.world_size):
-        # Ranks at one place of their groups hold the same pieces, and so have equal buckets.
-        sizes = {w.group_size for w in plan.flow.weights.values()}
-        place = tuple(rank % k for k in sorted(sizes))
-        if place not in known:
-            known[place] = [
-                (b.group_size, b.bytes // element) for b in buckets_of(experiment, pieces, rank)
-            ]
-        for k, numel in known[place]:
-            members = replica_group(rank, k, plan.world_size)
-            share = apportion(numel, (1,) * len(members))[members.index(rank)]
-            found[rank] += share * element
-    return found
+    found: list[Groups] = [shard_groups(k, plan.world_size) for k in sorted(shard)]
+    found += [replica_groups(k, plan.world_size) for k in (*replica, *sorted(norm))]
+    return [*found, shard_groups(plan.world_size, plan.world_size)]

@@ -12,12 +12,20 @@ from workbench.plan.experiment import LocalSGD, Synchronous
 from workbench.plan.placement import Shard
 from workbench.plan.tail import Tail, round_rows
 from workbench.predict.batches import micro_batches
+from workbench.predict.buckets import averaged, buckets_of
 from workbench.predict.gradients import Gradients
 from workbench.predict.parameters import tail_names
 from workbench.predict.passes import Pass, Tape
 from workbench.predict.program import Program, Value, layout_of
-from workbench.predict.resident import averaging_bytes, optimizer_bytes, shared_bytes, weight_bytes
+from workbench.predict.resident import (
+    averaging_bytes,
+    optimizer_bytes,
+    staging_bytes,
+    sums_bytes,
+    weight_bytes,
+)
 from workbench.predict.rows import Counts, Rows
+from workbench.predict.sharding import moved_by
 from workbench.predict.timeline import Category, Timeline
 
 _INT64 = 8
@@ -35,12 +43,14 @@ class _Step:
         self.experiment, self.plan = program.experiment, program.plan
         self.timeline = Timeline(self.plan.world_size)
         self.gradients = Gradients(self.experiment, self.pieces, self.timeline)
+        self.buckets = buckets_of(self.experiment, self.pieces)
 
     def written(self) -> Timeline:
         self._reside("weights", weight_bytes(self.pieces))
-        self._reside("optimizer", optimizer_bytes(self.experiment, self.pieces))
+        self._reside("optimizer", optimizer_bytes(self.program, self.buckets))
         self._reside("gradients", self.gradients.resident())
-        self._reside("shared", shared_bytes(self.experiment, self.pieces))
+        self._reside("buckets", {"sums of gradients": sums_bytes(self.program, self.buckets)})
+        self._reside("staging", {"staging": staging_bytes(self.program)})
         self.gradients.left_by_last_step()
         batches = micro_batches(self.experiment)
         every = Rows([sum(column) for column in zip(*batches, strict=True)])
@@ -62,12 +72,21 @@ class _Step:
             self.timeline.make(size, category, layer)
 
     def _update(self) -> None:
-        """Fused optimizers need nothing besides; an averaging needs a bucket's room."""
+        """Fused optimizers need nothing besides.
+
+        An averaging needs a bucket's room; handing out weights that others have moved needs the
+        bucket, and beside it this rank's part in one piece.
+        """
         self.timeline.at("step")
         sync = self.experiment.sync
         if isinstance(sync, LocalSGD):
-            room = averaging_bytes(self.experiment, sync, self.pieces)
-            self.timeline.pass_by(room, "workspace")
+            room = averaging_bytes(averaged(self.experiment, sync, self.pieces))
+            self.timeline.pass_by(room, "buckets", "parameters")
+        if self.experiment.shard_optimizer:
+            for column in self.buckets.columns():
+                moved = moved_by(column, self.program.itemsize)
+                own = sum(moved.values(), np.zeros_like(column.bytes))
+                self.timeline.pass_by(own + column.bytes, "buckets", "parameters")
 
     def _pass(self, rows: tuple[int, ...]) -> list[int]:
         """Forward and backward of one micro-batch; gives its outputs."""

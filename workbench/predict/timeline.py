@@ -11,12 +11,13 @@ import numpy as np
 
 from workbench.predict.rows import Counts
 
-Phase = Literal["load", "forward", "loss", "backward", "step"]
+Phase = Literal["load", "forward", "loss", "backward", "recompute", "step"]
 Category = Literal[
     "weights",
     "gradients",
+    "buckets",
     "optimizer",
-    "shared",
+    "staging",
     "data",
     "activations",
     "activation_gradients",

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
+import torch.fx
 from torch import Tensor
 
 from workbench.layers.cut_model import CutModel
@@ -19,6 +20,11 @@ AfterRound = Callable[[int, int], None]
 
 class Pass(Protocol):
     """Adds the gradients of one micro-batch."""
+
+    @property
+    def parts(self) -> tuple[torch.fx.GraphModule, ...]:
+        """Of the model, in the order in which they are executed; the last gives its outputs."""
+        ...
 
     def run(
         self, batch: MicroBatch, step: int, samples: int, before_last: Callable[[], None]
@@ -59,6 +65,10 @@ class WholePass:
     def __init__(self, model: CutModel, precision: Precision) -> None:
         self.model, self.precision = model, precision
 
+    @property
+    def parts(self) -> tuple[torch.fx.GraphModule, ...]:
+        return (self.model.compute,)
+
     def run(
         self, batch: MicroBatch, step: int, samples: int, before_last: Callable[[], None]
     ) -> tuple[tuple[Tensor, ...], float]:
@@ -86,6 +96,10 @@ class RoundsPass:
     def __init__(self, parted: PartedModel, precision: Precision, after_round: AfterRound) -> None:
         self.parted, self.model, self.precision = parted, parted.model, precision
         self.after_round = after_round
+
+    @property
+    def parts(self) -> tuple[torch.fx.GraphModule, ...]:
+        return self.parted.compute_head, self.parted.compute_tail
 
     def run(
         self, batch: MicroBatch, step: int, samples: int, before_last: Callable[[], None]

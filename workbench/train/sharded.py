@@ -22,7 +22,6 @@ order, or the bits would differ.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -30,44 +29,12 @@ from torch import Tensor, nn
 from workbench.comm.collectives import all_gather
 from workbench.comm.group import Group
 from workbench.layers.cut_model import CutModel
+from workbench.plan.division import divide
 from workbench.plan.experiment import Optimizer
 from workbench.plan.placement import Shard
 from workbench.train.gradients import bucketed
 from workbench.train.optimizer import entry, state_names, state_tensors
 from workbench.train.updater import Updater
-
-# Elements; a multiple of every vector's length.
-BLOCK = 64
-
-
-def divide(lengths: Sequence[int], count: int) -> list[tuple[int, ...]]:
-    """Hands out consecutive elements of tensors that lie one after another to `count` ranks.
-
-    Every rank gets near 1/count of all, and begins a multiple of BLOCK behind the begin of a
-    tensor; so it has at most BLOCK elements more or less than that.
-
-    Args:
-        lengths: of the tensors.
-        count: of ranks.
-
-    Returns:
-        For each tensor, how many elements each rank gets.
-    """
-    ends = list(accumulate(lengths))
-    total = ends[-1]
-    borders = [0]
-    for rank in range(1, count):
-        ideal = total * rank // count
-        end = next((end for end in ends if ideal < end), total)
-        begin = end - lengths[ends.index(end)]
-        below = begin + (ideal - begin) // BLOCK * BLOCK
-        above = min(below + BLOCK, end)
-        borders.append(below if ideal - below <= above - ideal else above)
-    borders.append(total)
-    return [
-        tuple(max(0, min(b, end) - max(a, end - n)) for a, b in pairwise(borders))
-        for n, end in zip(lengths, ends, strict=True)
-    ]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,215 @@
+"""What `Cluster.calibrate` measures, and how it becomes a machine."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from workbench.cluster import calibrate_cache as cache
+from workbench.cluster import message
+from workbench.cluster.assistant import Assistant, complete
+from workbench.cluster.calibrate_devices import devices_of, extended, missing
+from workbench.cluster.calibrate_links import links_of
+from workbench.cluster.devices import Device
+from workbench.cluster.dispatch import Dispatch
+from workbench.plan.experiment import SGD, Adam, AdamW, Experiment, Synthetic
+from workbench.plan.graph import Graph, Layer, Source
+from workbench.plan.machine import Machine
+from workbench.plan.mesh import group_sizes
+from workbench.plan.plan import Plan
+
+# Updates shall take as long as others do, and move nothing.
+STILL = SGD(lr=1e-9, momentum=0.9)
+_OF_DEVICES, _OF_LINKS = 0.1, 0.25  # of the time
+_MEASURED = 0.7  # of a plan's time; the rest goes to starting its ranks
+
+
+def plans_of(what: Sequence[Graph | Plan], world_size: int) -> tuple[Plan, ...]:
+    """The plans to measure: those given, and for a graph data parallel and every hybrid one.
+
+    Of a plan that recomputes layers or runs its tail in rounds, layers are measured once each,
+    on all of their rows.
+
+    Raises:
+        TypeError: something else was given.
+        ValueError: plans for different numbers of ranks.
+    """
+    plans: list[Plan] = []
+    for given in what:
+        if isinstance(given, Graph):
+            plans.append(Plan.data_parallel(given, world_size))
+            plans += [Plan.hybrid(given, world_size, k) for k in group_sizes(world_size)[:0:-1]]
+        elif isinstance(given, Plan):
+            plans.append(given.with_rounds("BK").with_recompute("*", recompute=False))
+        else:
+            raise TypeError(f"calibrate takes graphs and plans, got {type(given).__name__}")
+    sizes = sorted({plan.world_size for plan in plans})
+    if len(sizes) > 1:
+        raise ValueError(f"plans for {sizes} ranks: a machine is measured for one number of ranks")
+    return tuple(dict.fromkeys(plans)) or (Plan.data_parallel(_NOTHING, world_size),)
+
+
+def rows_of(rows: int | Sequence[int]) -> tuple[int, ...]:
+    """The numbers of rows to measure at, ascending.
+
+    Raises:
+        ValueError: there is none, or one that is no positive integer.
+    """
+    counts = (rows,) if isinstance(rows, int) else tuple(rows)
+    if not counts or not all(
+        isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in counts
+    ):
+        raise ValueError(f"rows must be one or more positive integers, got {rows!r}")
+    return tuple(sorted(set(counts)))
+
+
+_NOTHING = Graph(
+    source=Source("module", "nothing"),
+    input_shape=(1,),
+    num_classes=1,
+    layers=(Layer("nothing", "elementwise", ("input",), (1,), (1,)),),
+    outputs=("nothing",),
+)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What to measure besides the plans' layers.
+
+    Attributes:
+        rows: of each rank, ascending.
+        precision: of the layers.
+        optimizer: whose updates are measured; None: SGD with momentum.
+        data: that is loaded; None: synthetic.
+        within_s: about how long all of it may take.
+    """
+
+    rows: tuple[int, ...]
+    precision: Literal["fp32", "bf16", "fp64"]
+    optimizer: SGD | Adam | AdamW | None
+    data: Any
+    within_s: float
+
+    def experiment(self, plan: Plan) -> Experiment:
+        """What the ranks are given."""
+        optimizer = STILL if self.optimizer is None else self.optimizer
+        size = max(self.rows) * plan.world_size
+        classes = max(2, plan.graph.num_classes)
+        return Experiment(
+            plan=plan,
+            data=Synthetic(samples=size, classes=classes) if self.data is None else self.data,
+            batch_size=size,
+            optimizer=optimizer.model_copy(update={"lr": STILL.lr}),
+            steps=1,
+            precision=self.precision,
+        )
+
+
+class Calibration:
+    """One calibration: what is known already is kept, what is missing is measured.
+
+    Args:
+        places: the engine of each rank, taken for this.
+        devices: of each rank.
+        hosts: emulated ones, or None.
+        assistant: makes the initial weights.
+        dispatch: starts the ranks.
+    """
+
+    def __init__(
+        self,
+        places: Sequence[int],
+        devices: Sequence[Device],
+        hosts: object,
+        assistant: Assistant,
+        dispatch: Dispatch,
+    ) -> None:
+        self.places, self.devices = places, devices
+        self.assistant, self.dispatch = assistant, dispatch
+        self.hosts = [device.host for device in devices]
+        self.name = cache.fingerprint(devices, hosts)
+
+    def carry_out(
+        self, plans: Sequence[Plan], wish: Wish, module: nn.Module | None, *, fresh: bool
+    ) -> Machine:
+        """Measures what is missing; each finding is kept on disk at once.
+
+        Raises:
+            ModelError: `module` is missing, or is another one than was traced.
+            RunError: a rank failed.
+        """
+        end = time.perf_counter() + wish.within_s
+        machine = None if fresh else cache.kept(self.name)
+        print(f"calibrating {len(self.places)} engines:", end="", flush=True)
+        try:
+            if machine is None:
+                machine = self._bare(wish.experiment(plans[0]), wish.within_s)
+                cache.keep(self.name, machine)
+            open_ = [plan for plan in plans if plan.graph is not _NOTHING]
+            for index, plan in enumerate(open_):
+                left = max(0.0, end - time.perf_counter()) / (len(open_) - index)
+                machine = self._with(machine, plan, wish, module, left * _MEASURED)
+                cache.keep(self.name, machine)
+        finally:
+            print(flush=True)
+        return machine
+
+    def _bare(self, experiment: Experiment, within_s: float) -> Machine:
+        """The devices' own figures, and the links."""
+        packed = message.pack(experiment)
+        print(" devices", end="", flush=True)
+        figures = self._on_ranks("measure_device:device", packed, within_s=_OF_DEVICES * within_s)
+        print(", links", end="", flush=True)
+        found = self._on_ranks("measure_links:links", packed, within_s=_OF_LINKS * within_s)
+        within, across = links_of(found, self.hosts)
+        return Machine(
+            name=f"{len(self.places)} engines on {', '.join(dict.fromkeys(self.hosts))}",
+            devices=devices_of(figures, self.devices),
+            within=within,
+            across=across,
+            ranks_per_host=None if across is None else _per_host(self.hosts),
+            slowdown=max(own.slowdown for own in found),
+        )
+
+    def _with(
+        self, machine: Machine, plan: Plan, wish: Wish, module: nn.Module | None, within_s: float
+    ) -> Machine:
+        """The machine with a plan's layers, measured unless it has them."""
+        experiment = wish.experiment(plan)
+        rows = missing(machine.devices, experiment, wish.rows)
+        if not rows:
+            return machine
+        print(f", {_said(plan)} x {'/'.join(map(str, rows))} rows", end="", flush=True)
+        packed = message.pack(experiment)
+        weights = self.assistant.values_of(experiment, module) or self.assistant.weights(packed)
+        found = self._on_ranks(
+            "measure:layers", packed, weights=Path(weights), rows=rows, within_s=within_s
+        )
+        return machine.replace(devices=extended(machine.devices, experiment, found))
+
+    def _on_ranks(self, task: str, packed: bytes, **shared: Any) -> list[Any]:
+        started = self.dispatch.start(f"workbench.train.{task}", packed, self.places, shared)
+        return complete(started)
+
+
+def _per_host(hosts: Sequence[str]) -> int:
+    """How many ranks each host has, neighbours together.
+
+    Raises:
+        ValueError: not all have the same number.
+    """
+    counts = {hosts.count(host) for host in hosts}
+    if len(counts) > 1:
+        raise ValueError(
+            f"hosts with {sorted(counts)} ranks: a machine has the same number on every host"
+        )
+    return counts.pop()
+
+
+def _said(plan: Plan) -> str:
+    cut = {choice.group_size for choice in plan.layers.values() if choice.group_size > 1}
+    how = f"cut over {'/'.join(map(str, sorted(cut)))}" if cut else "data parallel"
+    return f"{plan.graph.source.name} {how}"

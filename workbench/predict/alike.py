@@ -1,0 +1,93 @@
+"""Ranks that are alike: of a large world, a few stand for all.
+
+Shard groups are runs of ranks next to each other. With L the least common multiple of a plan's
+group sizes, the world is a row of blocks of L ranks, and what ranks of a block do with each other
+is the same in all blocks whose members have equal rows and devices, and equal hosts among them.
+One block of each kind is kept, in their order. Sums over replicas then wait for the slowest of
+those that are kept, which are the slowest of all.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.plan.experiment import Experiment
+from workbench.plan.machine import Machine
+from workbench.plan.plan import Plan
+from workbench.predict.batches import micro_batches
+
+
+@dataclass(frozen=True)
+class Alike:
+    """The ranks that stand for a world.
+
+    Attributes:
+        world_size: of the world.
+        ranks: those that are kept, ascending, in whole blocks.
+        column: for each rank of the world, which of the kept ones stands for it.
+        batches: for each micro-batch, the rows of the kept ranks.
+    """
+
+    world_size: int
+    ranks: NDArray[np.int64]
+    column: NDArray[np.int64]
+    batches: tuple[tuple[int, ...], ...]
+
+
+def alike(experiment: Experiment, machine: Machine, *, every: bool = False) -> Alike:
+    """The ranks that stand for an experiment's world.
+
+    At least two blocks are kept where there are two, so that what has replicas still has some.
+
+    Args:
+        experiment: whose.
+        machine: that runs it.
+        every: keep all.
+    """
+    world = experiment.plan.world_size
+    block = block_of(experiment.plan)
+    rows = np.array(micro_batches(experiment), dtype=np.int64)
+    starts = np.arange(0, world, block)
+    facts = rows.T.reshape(len(starts), -1)
+    facts = np.hstack([facts, _devices(machine, world, block), _hosts(machine, starts, block)])
+    _, first, kind = np.unique(facts, axis=0, return_index=True, return_inverse=True)
+    kind = kind.reshape(-1)
+    kept = np.arange(len(starts)) if every else np.sort(first)
+    if len(kept) == 1 < len(starts):
+        kept = np.array([kept[0], kept[0] + 1])
+    stands = np.searchsorted(kept, np.arange(len(starts)) if every else first[kind])
+    within = np.arange(block)
+    ranks = (starts[kept][:, None] + within).reshape(-1)
+    column = (stands[:, None] * block + within).reshape(-1)
+    return Alike(world, ranks, column, tuple(tuple(own[ranks].tolist()) for own in rows))
+
+
+def block_of(plan: Plan) -> int:
+    """The least common multiple of a plan's group sizes."""
+    return math.lcm(*group_sizes_of(plan))
+
+
+def group_sizes_of(plan: Plan) -> tuple[int, ...]:
+    """The group sizes that a plan's placements have, ascending."""
+    flow = plan.flow
+    sizes = {layout.group_size for layout in (*flow.inputs.values(), *flow.outputs.values())}
+    sizes |= {weight.group_size for weight in flow.weights.values()}
+    steps = (*flow.edges.values(), *flow.returns.values())
+    return tuple(sorted(sizes | {step.group_size for path in steps for step in path}))
+
+
+def _devices(machine: Machine, world: int, block: int) -> NDArray[np.int64]:
+    if len(machine.devices) == 1:
+        return np.zeros((world // block, 0), dtype=np.int64)
+    known = [machine.devices.index(machine.device(rank)) for rank in range(world)]
+    return np.array(known, dtype=np.int64).reshape(-1, block)
+
+
+def _hosts(machine: Machine, starts: NDArray[np.int64], block: int) -> NDArray[np.int64]:
+    """Of each block, on which host its members are, counted from that of its first one."""
+    if machine.ranks_per_host is None:
+        return np.zeros((len(starts), 0), dtype=np.int64)
+    hosts = (starts[:, None] + np.arange(block)) // machine.ranks_per_host
+    return hosts - hosts[:, :1]

@@ -1,0 +1,166 @@
+"""Tensors of parameters' sizes that travel together, on all ranks at once.
+
+Ranks at one place of their shard groups, whatever the groups' size, hold the same pieces, and so
+have the same buckets: they are made once for each place.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from workbench.plan.experiment import Experiment, LocalSGD
+from workbench.predict.parameters import Pieces, copies, tail_names
+from workbench.predict.rows import Counts
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """What travels together, on one rank.
+
+    Attributes:
+        group_size: of the shard groups that the parameters lie over; it travels over as many
+            replica groups.
+        names: of the parameters, in the order of the backward pass.
+        sizes: bytes of each of them.
+    """
+
+    group_size: int
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Of all of them."""
+        return sum(self.sizes)
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Those of all ranks.
+
+    Attributes:
+        of_place: for each place.
+        place: of each rank.
+    """
+
+    of_place: tuple[tuple[Bucket, ...], ...]
+    place: Counts
+
+    def columns(self) -> "Iterator[Column]":
+        """The n-th buckets of all ranks that travel over groups of one size: they travel at once.
+
+        Those who have less than n take no part; nor does anyone in their replica group.
+        """
+        for k in sorted({bucket.group_size for own in self.of_place for bucket in own}):
+            chosen = [[bucket for bucket in own if bucket.group_size == k] for own in self.of_place]
+            for index in range(max(map(len, chosen))):
+                row = tuple(own[index] if index < len(own) else None for own in chosen)
+                yield Column(k, row, self.place)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One bucket of each rank; see `Buckets.columns`."""
+
+    group_size: int
+    of_place: tuple[Bucket | None, ...]
+    place: Counts
+
+    @property
+    def bytes(self) -> Counts:
+        """Of each rank's."""
+        sizes = [0 if bucket is None else bucket.bytes for bucket in self.of_place]
+        return np.array(sizes, dtype=np.int64)[self.place]
+
+    def within(self, names: Collection[str]) -> Counts:
+        """1 for each rank whose bucket holds some of these parameters, else 0."""
+        some = [bucket is not None and bucket.names[0] in names for bucket in self.of_place]
+        return np.array(some, dtype=np.int64)[self.place]
+
+    @property
+    def there(self) -> Counts:
+        """1 for each rank that has one, else 0."""
+        some = [bucket is not None for bucket in self.of_place]
+        return np.array(some, dtype=np.int64)[self.place]
+
+
+def buckets_of(experiment: Experiment, pieces: Pieces) -> Buckets:
+    """Those in which gradients travel, in every step or after every round."""
+    sync, every = experiment.sync, set(pieces.names)
+    if isinstance(sync, LocalSGD):
+        apart: list[set[str]] = []
+    elif sync.per_round:
+        tail = tail_names(experiment.plan)
+        apart = [every - tail, tail]
+    else:
+        apart = [every]
+    ranks, place = _places(experiment)
+    of_place = tuple(
+        tuple(bucket for names in apart for bucket in _bucketed(experiment, pieces, rank, names))
+        for rank in ranks
+    )
+    return Buckets(of_place, place)
+
+
+def averaged(experiment: Experiment, sync: LocalSGD, pieces: Pieces) -> Buckets:
+    """Those in which local SGD averages parameters, and momentum where it is averaged too."""
+    ranks, place = _places(experiment)
+    of_place = tuple(tuple(_averaged(experiment, sync, pieces, rank)) for rank in ranks)
+    return Buckets(of_place, place)
+
+
+def _places(experiment: Experiment) -> tuple[list[int], Counts]:
+    """The first rank of each place, and the place of each rank."""
+    plan = experiment.plan
+    sizes = sorted({placed.group_size for placed in plan.flow.weights.values()})
+    every = np.arange(plan.world_size)
+    keys = np.stack([every % k for k in sizes or [1]])
+    _, first, place = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+    return first.tolist(), place.reshape(-1)
+
+
+def _bucketed(
+    experiment: Experiment, pieces: Pieces, rank: int, names: Collection[str]
+) -> list[Bucket]:
+    """By replica group, closed once they hold `bucket_bytes`; no empty pieces.
+
+    Parameters without replicas are in none.
+    """
+    closed: list[tuple[int, list[str], list[int]]] = []
+    opened: dict[int, tuple[list[str], list[int]]] = {}
+    for name in reversed(pieces.names):
+        k = experiment.plan.flow.weights[name].group_size
+        size = int(pieces.sizes[name][rank])
+        if name not in names or size == 0 or k == experiment.plan.world_size:
+            continue
+        if k not in opened:
+            opened[k] = ([], [])
+            closed.append((k, *opened[k]))
+        members, sizes = opened[k]
+        members.append(name)
+        sizes.append(size)
+        if sum(sizes) >= experiment.sync.bucket_bytes:
+            del opened[k]
+    return [Bucket(k, tuple(members), tuple(sizes)) for k, members, sizes in closed]
+
+
+def _averaged(
+    experiment: Experiment, sync: LocalSGD, pieces: Pieces, rank: int
+) -> Iterator[Bucket]:
+    placed = experiment.plan.flow.weights
+    times = copies(experiment.optimizer) if sync.momentum == "average" else 0
+    for k in sorted({placed[name].group_size for name in pieces.names}):
+        if k == experiment.plan.world_size:
+            continue
+        own = [name for name in pieces.names if placed[name].group_size == k]
+        names: list[str] = []
+        for name in own + [name for name in own for _ in range(times)]:
+            if pieces.sizes[name][rank]:
+                names.append(name)
+            held = tuple(int(pieces.sizes[name][rank]) for name in names)
+            if sum(held) >= sync.bucket_bytes:
+                yield Bucket(k, tuple(names), held)
+                names = []
+        if names:
+            yield Bucket(k, tuple(names), tuple(int(pieces.sizes[n][rank]) for n in names))

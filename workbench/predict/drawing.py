@@ -1,0 +1,84 @@
+"""A step in time as a picture: two lanes for each rank, readable in light and dark."""
+
+from collections.abc import Sequence
+from html import escape
+from itertools import groupby
+
+from workbench.plan.span import LANES, Span
+from workbench.predict.schedule import Schedule
+
+# Of middling lightness, so that they stand out from white as from black.
+COLOURS = {
+    "load": "#8c8c8c",
+    "forward": "#3f8fd2",
+    "loss": "#7a6fd0",
+    "backward": "#d9822b",
+    "collective": "#2e9e6b",
+    "wait": "#c94f4f",
+    "update": "#a86cc1",
+    "step": "#8c8c8c",
+}
+_MOST_RANKS = 8
+_WIDTH, _LEFT, _LANE, _GAP = 760, 64, 12, 6
+_TEXT = "fill='currentColor' font-size='11' font-family='sans-serif'"
+
+
+def svg(schedule: Schedule) -> str:
+    """The step of the first ranks that differ."""
+    ranks = shown_ranks(schedule)
+    spans = {rank: schedule.spans(rank) for rank in ranks}
+    end = max((span.end_s for own in spans.values() for span in own), default=0.0)
+    scale = (_WIDTH - _LEFT) / end if end > 0 else 0.0
+    lanes = [lane for lane in LANES if any(s.lane == lane for own in spans.values() for s in own)]
+    height = len(lanes) * _LANE + _GAP
+    parts = []
+    for row, (rank, own) in enumerate(spans.items()):
+        top = row * height
+        parts.append(f"<text x='0' y='{top + 10}' {_TEXT}>rank {rank:,}</text>")
+        for index, lane in enumerate(lanes):
+            mine = [span for span in own if span.lane == lane]
+            parts += _lane(mine, top + index * _LANE, scale)
+    bottom = len(spans) * height
+    parts.append(f"<text x='{_LEFT}' y='{bottom + 12}' {_TEXT}>0</text>")
+    parts.append(
+        f"<text x='{_WIDTH}' y='{bottom + 12}' text-anchor='end' {_TEXT}>{end * 1e3:,.3g} ms</text>"
+    )
+    found = {span.what for own in spans.values() for span in own}
+    parts += _legend([what for what in COLOURS if what in found], bottom + 30)
+    label = "Predicted step: compute lane above, communication lane below, of each rank"
+    return (
+        f"<svg viewBox='0 0 {_WIDTH} {bottom + 36}' width='{_WIDTH}' role='img' "
+        f"aria-label='{escape(label)}' style='max-width:100%'>{''.join(parts)}</svg>"
+    )
+
+
+def shown_ranks(schedule: Schedule, most: int = _MOST_RANKS) -> tuple[int, ...]:
+    """The first ranks; of a large world, of those that stand for the others."""
+    if schedule.world_size <= most:
+        return tuple(range(schedule.world_size))
+    return tuple(schedule.alike.ranks[:most].tolist())
+
+
+def _lane(spans: Sequence[Span], top: int, scale: float) -> list[str]:
+    """Neighbours of one kind are one rectangle."""
+    parts = []
+    for what, same in groupby(spans, key=lambda span: span.what):
+        run = list(same)
+        begin, end = run[0].start_s, run[-1].end_s
+        width = max((end - begin) * scale, 0.4)
+        named = run[0].label if len(run) == 1 else f"{run[0].label} to {run[-1].label}"
+        title = f"{what} {run[0].op} {named}: {(end - begin) * 1e3:.4g} ms"
+        parts.append(
+            f"<rect x='{_LEFT + begin * scale:.2f}' y='{top}' width='{width:.2f}' "
+            f"height='{_LANE - 1}' fill='{COLOURS[what]}'><title>{escape(title)}</title></rect>"
+        )
+    return parts
+
+
+def _legend(kinds: Sequence[str], y: int) -> list[str]:
+    parts, x = [], _LEFT
+    for what in kinds:
+        parts.append(f"<rect x='{x}' y='{y - 9}' width='10' height='10' fill='{COLOURS[what]}'/>")
+        parts.append(f"<text x='{x + 14}' y='{y}' {_TEXT}>{what}</text>")
+        x += 84
+    return parts

@@ -1,0 +1,181 @@
+"""A step in time: two lanes on every rank, and what they wait for.
+
+A collective begins when the last rank of its group has come to it, and when those that this
+rank's communication lane has begun before are over. All of the group end together. While one is
+under way beside it, the compute lane advances at
+
+    (1 - busy) / slowdown       of its own speed
+
+for `busy` of the time the device works for the collective, and what it computes meanwhile, or
+what else it communicates, takes `slowdown` times as long.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from workbench.predict.duration import Seconds
+from workbench.predict.events import Call, Event, Join, Meet, Start, Stretch
+
+_MOST_STEPS = 32
+_SETTLED = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A collective on the communication lane of each rank.
+
+    Attributes:
+        begin: seconds; where a rank takes no part, its `end`.
+        end: seconds.
+        rate: at which the compute lane advances meanwhile.
+    """
+
+    begin: Seconds
+    end: Seconds
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """An event in time.
+
+    Attributes:
+        event: it.
+        arrive: when each rank came to it.
+        begin: when a collective began; else as `arrive`.
+        end: when it was over.
+        beside: of a stretch: what was under way.
+    """
+
+    event: Event
+    arrive: Seconds
+    begin: Seconds
+    end: Seconds
+    beside: tuple[Beside, ...] = ()
+
+
+@dataclass
+class Lanes:
+    """The lanes of some ranks, from step to step.
+
+    Args:
+        ranks: their number.
+        slowdown: of the machine.
+    """
+
+    ranks: int
+    slowdown: float
+    compute: Seconds = field(init=False)
+    communication: Seconds = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.compute, self.communication = np.zeros(self.ranks), np.zeros(self.ranks)
+        self._beside: list[Beside] = []
+        self._steps: list[dict[int, Seconds]] = []  # for each step, the ends of what was started
+
+    def run(self, events: Iterable[Event]) -> list[Happened]:
+        """One step."""
+        self._steps.append({})
+        return [self._happen(event) for event in events]
+
+    def steady(self, events: Sequence[Event]) -> "Step":
+        """Steps until each takes as long as the one before; gives the last of them."""
+        step = self.step(events)
+        for _ in range(_MOST_STEPS):
+            before, step = step, self.step(events)
+            if np.allclose(step.seconds, before.seconds, rtol=_SETTLED, atol=0):
+                break
+        return step
+
+    def step(self, events: Sequence[Event]) -> "Step":
+        """One step, with when it began and ended."""
+        began = self.compute
+        happened = self.run(events)
+        return Step(tuple(happened), began, self.compute)
+
+    def _happen(self, event: Event) -> Happened:
+        arrive = begin = self.compute
+        match event:
+            case Stretch():
+                self._forget()
+                beside = tuple(self._beside)
+                self.compute = advanced(arrive, event.ends[-1], beside)
+                return Happened(event, arrive, arrive, self.compute, beside)
+            case Meet(call):
+                begin = _together(call, arrive)
+                self._forget()
+                alone = advanced(begin, call.seconds, self._beside)
+                self.compute = _together(call, alone)
+            case Start(call, handle):
+                begin = _together(call, np.maximum(arrive, self.communication))
+                end = begin + call.seconds
+                if call.takes is not None:
+                    end = np.where(call.takes, end, self.communication)
+                    begin = np.where(call.takes, begin, self.communication)
+                self.communication = end
+                self._beside.append(Beside(begin, end, (1 - call.busy) / self.slowdown))
+                self._steps[-1][handle] = end
+                return Happened(event, arrive, begin, end)
+            case Join(handle, _, late):
+                ends = self._steps[-1 - late] if late < len(self._steps) else {}
+                self.compute = np.maximum(arrive, ends.get(handle, arrive))
+        return Happened(event, arrive, begin, self.compute)
+
+    def _forget(self) -> None:
+        """What is over on all ranks is beside nothing any more."""
+        if self._beside:
+            now = self.compute
+            self._beside = [one for one in self._beside if (one.end > now).any()]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step in time.
+
+    Attributes:
+        happened: its events.
+        began: of each rank.
+        ended: of each rank.
+    """
+
+    happened: tuple[Happened, ...]
+    began: Seconds
+    ended: Seconds
+
+    @property
+    def seconds(self) -> Seconds:
+        """From each rank's beginning to its end."""
+        return self.ended - self.began
+
+
+def advanced(begin: Seconds, work: Seconds, beside: Sequence[Beside]) -> Seconds:
+    """When so many seconds of work are done, of each rank.
+
+    Args:
+        begin: when they begin, [ranks].
+        work: [..., ranks].
+        beside: collectives that are under way meanwhile, one after another.
+    """
+    if not beside:
+        return begin + work
+    left, now = work, np.broadcast_to(begin, work.shape)
+    for one in beside:
+        free = np.minimum(np.maximum(one.begin - now, 0.0), left)
+        now, left = now + free, left - free
+        under_way = np.maximum(one.end - np.maximum(now, one.begin), 0.0)
+        if one.rate == 0:
+            now = np.where((left > 0) & (under_way > 0), one.end, now)
+            continue
+        done = np.minimum(left, under_way * one.rate)
+        now, left = now + done / one.rate, left - done
+    return now + left
+
+
+def _together(call: Call, times: Seconds) -> Seconds:
+    """The latest time in each rank's group; of ranks that take no part, their own."""
+    if call.takes is None:
+        return call.groups.latest(times)
+    latest = call.groups.latest(np.where(call.takes, times, -np.inf))
+    return np.where(call.takes, latest, times)

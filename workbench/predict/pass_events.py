@@ -1,0 +1,279 @@
+"""The events of forward and backward passes over some of a program's operations."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from workbench.plan.graph import Layer
+from workbench.plan.layout import ROWS
+from workbench.plan.mesh import shard_groups
+from workbench.plan.placement import Shard
+from workbench.predict import received
+from workbench.predict.duration import (
+    Crossed,
+    LayerSeconds,
+    Leg,
+    conversion_seconds,
+    layer_seconds,
+    leg_seconds,
+    loss_seconds,
+)
+from workbench.predict.events import Call, Grouping, Script
+from workbench.predict.program import Operation, Program, Value, layout_of
+from workbench.predict.replicas import Replicas
+from workbench.predict.rows import Counts, Rows, features
+
+_FP32 = 4
+_INT64 = 8
+# What synchronized statistics cost beside a fused kernel, in passes over the activation.
+_NORM_FORWARD, _NORM_BACKWARD = 9, 13
+_ADDED = 3  # two gradients of one value are read, and their sum is written
+
+Settle = Callable[[Layer], None]
+
+
+class Timed:
+    """What is known of the layers' times, over all passes.
+
+    Attributes:
+        weighed: sum of seconds times their error.
+        seconds: sum of all.
+        estimated: layers of shapes that the machine has not measured.
+    """
+
+    def __init__(self) -> None:
+        self.weighed, self.seconds = 0.0, 0.0
+        self.estimated: dict[str, None] = {}
+
+    def add(self, layer: Layer, found: LayerSeconds) -> None:
+        """Counts one layer of one pass."""
+        both = found.forward + found.backward
+        self.seconds += float(both.sum())
+        self.weighed += float((both * found.error).sum())
+        if found.estimated:
+            self.estimated.setdefault(layer.name)
+
+    @property
+    def error(self) -> float:
+        """Relative half width of the band around the sum, were all errors of one sign."""
+        return self.weighed / self.seconds if self.seconds else 0.0
+
+
+class PassEvents:
+    """Writes a pass of so many rows.
+
+    Args:
+        program: of the kept ranks.
+        replicas: their groups.
+        script: to write on.
+        rows: of the pass.
+        timed: counts layers.
+    """
+
+    def __init__(
+        self, program: Program, replicas: Replicas, script: Script, rows: Rows, timed: Timed
+    ) -> None:
+        self.program, self.replicas, self.script, self.rows = program, replicas, script, rows
+        self.plan, self.speeds, self.timed = program.plan, replicas.speeds, timed
+        self._layers: dict[str, LayerSeconds] = {}
+        self._crossed: dict[Value, Crossed] = {}
+        self._groupings: dict[int, Grouping] = {}
+
+    def forward(
+        self, operations: Iterable[Operation], ahead: Mapping[Value, int] | None = None
+    ) -> None:
+        """Runs operations forward.
+
+        Args:
+            operations: in order.
+            ahead: handles of the gathers that have been started, by what they give.
+        """
+        for operation in operations:
+            if operation.step is not None:
+                crossed = self._conversion(operation)
+                self.script.work("forward", operation.label, crossed.forward_s)
+                handle = None if ahead is None else ahead.get(operation.gives)
+                if handle is not None:
+                    self.script.join(handle, operation.label)
+                elif crossed.forward is not None:
+                    self._meet(crossed.forward, operation, "forward")
+            elif (layer := operation.layer) is not None and operation.itemsize > 0:
+                self._forward(operation, layer)
+
+    def start_gathers(self, operations: Iterable[Operation]) -> dict[Value, int]:
+        """Starts the gathers of rows among some operations, where ranks of no host share memory.
+
+        Within a host a gather takes no longer than what would start it.
+        """
+        handles = {}
+        for operation in operations:
+            step = operation.step
+            if step is None or not step.name.startswith("all_gather_rows"):
+                continue
+            meeting = self.speeds.shard_group(0, step.group_size)
+            leg = self._conversion(operation).forward
+            if leg is not None and not (meeting.memory and len(meeting.hosts) == 1):
+                call = self._call(leg, operation.label, "forward", step.group_size)
+                handles[operation.gives] = self.script.start(call)
+        return handles
+
+    def backward(self, operations: Sequence[Operation], settle: Settle) -> None:
+        """Runs operations backward.
+
+        Args:
+            operations: in the order of the forward pass.
+            settle: told of each layer whose gradients are there.
+        """
+        readers = _readers(operations)
+        segments = _segments(self.program, operations)
+        again: set[int] = set()
+        for index in range(len(operations) - 1, -1, -1):
+            operation = operations[index]
+            if not operation.needs_gradient or operation.itemsize == 0:
+                continue
+            segment = segments.get(index)
+            if segment is not None and segment.start not in again:
+                again.add(segment.start)
+                self.forward(operations[segment.start : segment.stop])
+            more = readers.get(operation.gives, 1) - 1
+            if more > 0:
+                size = self._size(operation.gives) * (_ADDED * more)
+                self.script.work("backward", operation.label, self.speeds.streaming(size, more))
+            if operation.step is not None:
+                crossed = self._conversion(operation)
+                if crossed.backward is not None:
+                    self._meet(crossed.backward, operation, "backward")
+                self.script.work("backward", operation.label, crossed.backward_s)
+            elif operation.layer is not None:
+                self._backward(operation, operation.layer)
+                settle(operation.layer)
+
+    def loss(self) -> None:
+        """The loss of what the program returns, and its gradient."""
+        for value in self.program.results:
+            layout, _, _, _ = layout_of(self.program, value)
+            k, name = layout.group_size, value[0]
+            logits = self._size(value)
+            if layout != ROWS:
+                groups = shard_groups(k, self.rows.world_size)
+                labels = received.all_gather(self.rows.own, groups).elements * _INT64
+                self._of_loss("all_gather", "labels", labels, k)
+                if isinstance(layout.placement, Shard):
+                    width, every = max(_FP32, self.program.itemsize), self.rows.over(k)
+                    highest = received.all_gather(every, groups).elements * width
+                    self._of_loss("all_gather", name, highest, k)
+                    sums = received.all_reduce(2 * every, groups).elements * width
+                    self._of_loss("all_reduce", name, sums, k)
+            seconds = loss_seconds(logits, self.speeds)
+            self.script.work("loss", name, seconds)
+            self.script.work("backward", "loss", seconds)
+
+    def _forward(self, operation: Operation, layer: Layer) -> None:
+        if layer.kind == "parameter":
+            return
+        self.script.work("forward", layer.name, self._seconds(layer).forward)
+        if layer.kind == "batch_norm" and self.plan.batch_norm == "synchronized":
+            self._normalize(operation, layer, "forward", _NORM_FORWARD)
+
+    def _backward(self, operation: Operation, layer: Layer) -> None:
+        if layer.kind == "parameter":
+            return
+        seconds = self._seconds(layer).backward
+        learns = any(weight.trainable for weight in layer.weights)
+        if learns and not any(map(self.program.needs_gradient, operation.reads)):
+            seconds = seconds / 2  # the gradient of the weights alone
+        self.script.work("backward", layer.name, seconds)
+        if layer.kind == "batch_norm" and self.plan.batch_norm == "synchronized":
+            if self.program.needs_gradient(operation.reads[0]):
+                self._normalize(operation, layer, "backward", _NORM_BACKWARD)
+        elif layer.kind == "attention":
+            self._attend(layer)
+
+    def _normalize(self, operation: Operation, layer: Layer, phase: str, passes: int) -> None:
+        """Two sums of statistics over all that have the same channels."""
+        read = self.plan.flow.inputs[layer.name]
+        channels = features(read, layer.input_shape[:1], self.rows.world_size)
+        width = max(operation.itemsize, _FP32)
+        more = self.speeds.streaming(self._size(operation.gives) * passes, passes)
+        self.script.work("forward" if phase == "forward" else "backward", layer.name, more)
+        if self.replicas.count(read.group_size) == 1:
+            return
+        for numel in (channels + 1, channels):
+            call = self.replicas.all_reduce(
+                numel * width, width, read.group_size, layer.name, phase=phase
+            )
+            self.script.meet(call)
+
+    def _attend(self, layer: Layer) -> None:
+        """The gradient that heads of windowed attention, version 2, have in common."""
+        choice = self.plan.layers.get(layer.name)
+        hidden = [w.shape[0] for w in layer.weights if w.name.endswith(".cpb_mlp.0.bias")]
+        if not hidden or choice is None or choice.scheme != "shard_heads" or choice.group_size == 1:
+            return
+        groups = shard_groups(choice.group_size, self.rows.world_size)
+        got = received.all_reduce(np.full_like(self.rows.own, 3 * hidden[0]), groups)
+        size = got.elements * self.program.itemsize
+        leg = leg_seconds("all_reduce", size, choice.group_size, self.speeds)
+        self.script.meet(self._call(leg, layer.name, "backward", choice.group_size))
+
+    def _of_loss(self, op: str, label: str, size: Counts, group_size: int) -> None:
+        leg = leg_seconds(op, size, group_size, self.speeds)
+        self.script.meet(self._call(leg, label, "step", group_size))
+
+    def _meet(self, leg: Leg, operation: Operation, phase: str) -> None:
+        assert operation.step is not None
+        if leg.bytes.any():
+            call = self._call(leg, operation.label, phase, operation.step.group_size)
+            self.script.meet(call)
+
+    def _call(self, leg: Leg, label: str, phase: str, group_size: int) -> Call:
+        if group_size not in self._groupings:
+            numbers = np.arange(self.rows.world_size) // group_size
+            self._groupings[group_size] = Grouping(numbers)
+        busy = self.speeds.shard_group(0, group_size).link.busy
+        groups = self._groupings[group_size]
+        return Call(leg.op, label, phase, groups, leg.seconds, leg.bytes, busy=busy)
+
+    def _seconds(self, layer: Layer) -> LayerSeconds:
+        found = self._layers.get(layer.name)
+        if found is None:
+            precision = self.program.experiment.precision
+            found = layer_seconds(self.plan, layer, self.rows, precision, self.speeds)
+            self._layers[layer.name] = found
+        self.timed.add(layer, found)
+        return found
+
+    def _conversion(self, operation: Operation) -> Crossed:
+        assert operation.step is not None
+        if operation.gives not in self._crossed:
+            self._crossed[operation.gives] = conversion_seconds(
+                operation.step, self.rows, operation.itemsize, self.speeds
+            )
+        return self._crossed[operation.gives]
+
+    def _size(self, value: Value) -> Counts:
+        layout, shape, per_sample, width = layout_of(self.program, value)
+        return self.rows.elements(layout, shape, per_sample) * width
+
+
+def _readers(operations: Sequence[Operation]) -> dict[Value, int]:
+    """How many operations hand a gradient back for each value."""
+    found: dict[Value, int] = {}
+    for operation in operations:
+        if operation.needs_gradient:
+            for value in operation.reads:
+                found[value] = found.get(value, 0) + 1
+    return found
+
+
+def _segments(program: Program, operations: Sequence[Operation]) -> dict[int, range]:
+    """For each operation that is computed again, by its place, the run of its segment."""
+    if not program.plan.segments:
+        return {}
+    place = {op.layer.name: i for i, op in enumerate(operations) if op.layer is not None}
+    found: dict[int, range] = {}
+    for names in program.plan.segments:
+        if names[0] in place:
+            run = range(place[names[0]], place[names[-1]] + 1)
+            found.update(dict.fromkeys(run, run))
+    return found

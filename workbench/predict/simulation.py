@@ -1,0 +1,83 @@
+"""From an experiment and a machine to a step in time."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from workbench.plan.errors import MachineError
+from workbench.plan.experiment import Experiment, LocalSGD
+from workbench.plan.machine import Machine
+from workbench.predict.alike import Alike, alike
+from workbench.predict.duration import Speeds
+from workbench.predict.lanes import Lanes
+from workbench.predict.program import Program, program_of
+from workbench.predict.schedule import Schedule
+from workbench.predict.step_events import Written, written
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A step of an experiment on a machine.
+
+    Attributes:
+        schedule: it, in time.
+        error: relative half width of the band around its layers' seconds.
+        estimated: layers of shapes that the machine has not measured.
+        algorithms: of the all-reduces, by what they sum.
+    """
+
+    schedule: Schedule
+    error: float
+    estimated: tuple[str, ...]
+    algorithms: Mapping[str, tuple[str, ...]]
+
+
+def simulated(
+    experiment: Experiment, machine: Machine, program: Program | None = None
+) -> Simulation:
+    """One step in the middle of a run.
+
+    Args:
+        experiment: whose.
+        machine: what it runs on.
+        program: of the experiment, all of whose ranks are then simulated; None: of ranks that
+            are alike, one stands for all.
+
+    Raises:
+        MachineError: the machine has devices for another number of ranks.
+    """
+    check_ranks(machine, experiment.plan.world_size)
+    ranks = alike(experiment, machine, every=program is not None)
+    own = program or program_of(kept(experiment, ranks))
+    speeds = Speeds(machine, ranks.ranks.tolist())
+    lanes = Lanes(len(ranks.ranks), machine.slowdown)
+    plain = written(own, ranks, speeds)
+    step = lanes.steady(plain.events)
+    if not isinstance(experiment.sync, LocalSGD):
+        return _simulation(Schedule(ranks, step, ((1.0, step),)), plain)
+    averaging = written(own, ranks, speeds, averaging=True)
+    often = experiment.sync.every
+    if often == 1:
+        shown = lanes.steady(averaging.events)
+        return _simulation(Schedule(ranks, shown, ((1.0, shown),)), averaging)
+    shown, after = lanes.step(averaging.events), lanes.step(plain.events)
+    mean = ((1 - 2 / often, step), (1 / often, shown), (1 / often, after))
+    return _simulation(Schedule(ranks, shown, mean), averaging)
+
+
+def _simulation(schedule: Schedule, of: Written) -> Simulation:
+    return Simulation(schedule, of.error, of.estimated, of.algorithms)
+
+
+def check_ranks(machine: Machine, world_size: int) -> None:
+    """Refuses a machine of another number of ranks."""
+    count = len(machine.devices)
+    if count not in (1, world_size):
+        raise MachineError(
+            f"machine {machine.name!r} has {count} devices, one for each of {count} ranks, and the "
+            f"plan is for {world_size}; a machine with one device is for any number of ranks"
+        )
+
+
+def kept(experiment: Experiment, ranks: Alike) -> Experiment:
+    """The experiment of a world of only the ranks that are kept."""
+    return experiment.replace(plan=experiment.plan.with_world_size(len(ranks.ranks)))

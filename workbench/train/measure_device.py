@@ -1,0 +1,100 @@
+"""A device's own figures: what it attains where no layer was measured.
+
+All ranks measure at once, since they share the memory of their host.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import nn
+
+from workbench.comm.group import Group
+from workbench.comm.world import Seat, World
+from workbench.plan.experiment import SGD, Adam, AdamW, Experiment, Optimizer
+from workbench.train.measure_links import finish
+from workbench.train.optimizer import build_optimizer
+from workbench.train.repeating import Repetition, Until, estimate
+
+_UNTIL = Until(relative=0.05, least=5, most=40)
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+_OPTIMIZERS: tuple[Optimizer, ...] = (SGD(lr=1e-6, momentum=0.9), Adam(lr=1e-6), AdamW(lr=1e-6))
+_COPIED_BYTES, _UPDATED_BYTES = 2**26, 2**24
+_SIDE = {"cpu": 512, "cuda": 8192}  # of the matrices that are multiplied
+_CALLS = 200
+
+
+@dataclass(frozen=True)
+class DeviceMeasured:
+    """What one rank's device attains while the others do the same.
+
+    Attributes:
+        bandwidth: bytes read and written per second by a copy.
+        flops: floating-point operations per second of products of square matrices, by precision.
+        call_s: seconds of an operation that has next to nothing to do.
+        update_s_per_byte: of an update, for each byte of parameters, by the optimizer's kind.
+    """
+
+    bandwidth: float
+    flops: dict[str, float]
+    call_s: float
+    update_s_per_byte: dict[str, float]
+
+
+def device(seat: Seat, experiment: Experiment, *, within_s: float) -> DeviceMeasured:
+    """Measures the devices of the ranks of an experiment's plan.
+
+    Args:
+        seat: where this rank sits.
+        experiment: says how many ranks there are.
+        within_s: seconds for all figures; each is repeated a few times at least.
+    """
+    with World.open(seat) as world:
+        spec = ("calibration", tuple(range(world.size)))
+        group = world.groups([spec])[spec]
+        each = within_s / (2 + len(_DTYPES) + len(_OPTIMIZERS))
+
+        def timed(call: Callable[[], object]) -> float:
+            return _timed(call, group, world.device, each)
+
+        source = torch.ones(_COPIED_BYTES // 4, device=world.device)
+        target = torch.empty_like(source)
+        copy_s = timed(lambda: target.copy_(source))
+        side = _SIDE[world.device.type]
+        flops = {}
+        for name, dtype in _DTYPES.items():
+            a = torch.ones(side, side, dtype=dtype, device=world.device)
+            flops[name] = 2.0 * side**3 / timed(partial(torch.mm, a, a))
+        small = torch.ones(1, device=world.device, requires_grad=True)
+        updates = {value.kind: timed(_update(value, world.device)) for value in _OPTIMIZERS}
+        return DeviceMeasured(
+            2 * _COPIED_BYTES / copy_s,
+            flops,
+            timed(lambda: [small.relu() for _ in range(_CALLS)]) / _CALLS,
+            {kind: seconds / _UPDATED_BYTES for kind, seconds in updates.items()},
+        )
+
+
+def _update(value: Optimizer, device: torch.device) -> Callable[[], object]:
+    parameter = nn.Parameter(torch.ones(_UPDATED_BYTES // 4, device=device))
+    parameter.grad = torch.ones_like(parameter)
+    return build_optimizer(value, [parameter]).step
+
+
+def _timed(
+    call: Callable[[], object], group: Group, device: torch.device, within_s: float
+) -> float:
+    """Seconds of a call, while all ranks do the same."""
+    call()
+    finish(device)
+    repetition = Repetition(group, _UNTIL, within_s)
+    seconds: list[np.ndarray] = []
+    while repetition.goes_on(seconds):
+        began = time.perf_counter()
+        call()
+        finish(device)
+        seconds.append(np.array([time.perf_counter() - began]))
+    return float(estimate(np.stack(seconds))[0][0])

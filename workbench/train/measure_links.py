@@ -1,0 +1,249 @@
+"""How long collectives take, in groups of every size, all groups at once.
+
+    all_reduce       in place, of a buffer of the group, as gradients are summed
+    all_gather, reduce_scatter, all_to_all    out of place, as activations are converted
+
+What a rank computes meanwhile is measured with a sum of gradients that goes on beside products:
+`busy` is the part of the sum's time that its thread spends on it, and `slowdown` what the products
+take more than alone.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from workbench.comm.collectives import (
+    Pending,
+    all_gather,
+    all_to_all,
+    reduce_scatter,
+    start_all_reduce,
+)
+from workbench.comm.group import Group
+from workbench.comm.world import Seat, World
+from workbench.plan.experiment import Experiment
+from workbench.plan.mesh import group_sizes, replica_groups, shard_groups
+from workbench.plan.placement import Shard, apportion
+from workbench.train.repeating import Repetition, Until, estimate
+
+Seconds = NDArray[np.float64]
+
+SIZES = (2**12, 2**16, 2**20, 2**23, 2**26)
+"""Bytes of the whole tensor."""
+_OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+_UNTIL = Until(relative=0.05, least=5, most=40)
+_TOGETHER = 2**18  # small ones are timed several in a row, up to so many bytes
+_COLUMNS = 64
+_BESIDE_BYTES = 2**23
+_PRODUCT = 192  # rows and columns of the matrices whose products run beside a sum
+_PARTS = 12  # after each of which the sum is polled, as after a layer's gradient
+_LONGER = 2.0  # products take so many times as long as the sum
+_EVERYONE = "calibration"
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One collective on this rank.
+
+    Attributes:
+        op: as in the record.
+        ranks: of this rank's group.
+        seconds: of one call.
+        received: bytes that came to this rank.
+        rounds: exchanges that followed each other.
+        added: bytes that this rank added up.
+    """
+
+    op: str
+    ranks: tuple[int, ...]
+    seconds: float
+    received: int
+    rounds: int
+    added: int
+
+
+@dataclass(frozen=True)
+class LinksMeasured:
+    """What one rank found.
+
+    Attributes:
+        collectives: each op, group and size.
+        busy: for each group, the share of a sum's time that this rank's thread spends on it.
+        slowdown: how many times as long products take while a sum goes on beside them.
+    """
+
+    collectives: tuple[Timed, ...]
+    busy: dict[tuple[int, ...], float]
+    slowdown: float
+
+
+def families(world_size: int) -> list[tuple[tuple[int, ...], ...]]:
+    """The ways to part the world into groups that plans have: of neighbours, and of replicas."""
+    found = []
+    for k in group_sizes(world_size)[1:]:
+        found.append(shard_groups(k, world_size))
+        if k < world_size:
+            found.append(replica_groups(world_size // k, world_size))
+    return found
+
+
+def links(seat: Seat, experiment: Experiment, *, within_s: float) -> LinksMeasured:
+    """Measures collectives between the ranks of an experiment's plan.
+
+    Args:
+        seat: where this rank sits.
+        experiment: says how many ranks there are.
+        within_s: seconds for all of it; each collective is repeated a few times at least.
+    """
+    with World.open(seat) as world:
+        parted = families(world.size)
+        everyone = (_EVERYONE, tuple(range(world.size)))
+        specs = [(f"family {i}", ranks) for i, family in enumerate(parted) for ranks in family]
+        groups = world.groups([everyone, *specs])
+        whole = groups.pop(everyone)
+        each = within_s / (max(1, len(groups)) * (len(_OPS) * len(SIZES) + 1))
+        found: list[Timed] = []
+        busy, slowdowns = {}, [1.0]
+        for group in groups.values():  # of each family, the one that this rank is in
+            found += _Measuring(group, whole, world.device, each).collectives()
+            sums = [timed.seconds for timed in found if timed.ranks == group.ranks]
+            busy[group.ranks], slowdown = beside(group, whole, world.device, max(sums), each)
+            slowdowns.append(slowdown)
+        return LinksMeasured(tuple(found), busy, max(slowdowns))
+
+
+class _Measuring:
+    """Times every collective of one group, while the others of its family do the same."""
+
+    def __init__(self, group: Group, whole: Group, device: torch.device, each_s: float) -> None:
+        self.group, self.whole, self.device, self.each_s = group, whole, device, each_s
+
+    def collectives(self) -> Iterator[Timed]:
+        """Each op at ascending sizes, as long as there is time."""
+        for op in _OPS:
+            last = 0.0
+            for before, size in zip((SIZES[0], *SIZES), SIZES, strict=False):
+                if last * size / before * (_UNTIL.least + 2) > 2 * self.each_s:
+                    break
+                timed = self._timed(op, size)
+                last = slowest(timed.seconds, self.whole)
+                yield timed
+
+    def _timed(self, op: str, size: int) -> Timed:
+        call, moved = self._call(op, size)
+        times = max(1, _TOGETHER // size)
+        call()
+        before = self._counts(op)
+        call()
+        received, rounds = (b - a for a, b in zip(before, self._counts(op), strict=True))
+        repetition = Repetition(self.whole, _UNTIL, self.each_s)
+        seconds: list[Seconds] = []
+        while repetition.goes_on(seconds):
+            began = time.perf_counter()
+            for _ in range(times):
+                call()
+            finish(self.device)
+            seconds.append(np.array([(time.perf_counter() - began) / times]))
+        mean, _ = estimate(np.stack(seconds))
+        added = moved if op in ("all_reduce", "reduce_scatter") else 0
+        return Timed(op, self.group.ranks, float(mean[0]), received, rounds, added)
+
+    def _call(self, op: str, size: int) -> tuple[Callable[[], object], int]:
+        """What to call; and the bytes that a rank has to add up of others', if it is a sum."""
+        group, k = self.group, self.group.size
+        rows = max(1, size // 4 // _COLUMNS // k) * k
+        x = torch.zeros(rows, _COLUMNS, device=self.device)
+        own = x[: rows // k].clone()
+        by_rows, by_columns = Shard(0, (rows // k,) * k), Shard(1, apportion(_COLUMNS, (1,) * k))
+        moved = x.nbytes * (k - 1) // k
+        match op:
+            case "all_reduce":
+                flat = group.buffer(x.numel(), x)
+                return lambda: start_all_reduce(flat, group).wait(), moved
+            case "all_gather":
+                return lambda: all_gather(own, by_rows, group), moved
+            case "reduce_scatter":
+                return lambda: reduce_scatter(x, by_rows, group), moved
+            case _:
+                return lambda: all_to_all(own, by_rows, by_columns, group), moved
+
+    def _counts(self, op: str) -> tuple[int, int]:
+        """(bytes, rounds) that this rank's record has so far."""
+        rows = [r for r in self.group.recorder.rows() if (r.group, r.op) == (self.group.name, op)]
+        return sum(row.bytes for row in rows), sum(row.rounds for row in rows)
+
+
+def beside(
+    group: Group, whole: Group, device: torch.device, sum_s: float, within_s: float
+) -> tuple[float, float]:
+    """(busy, slowdown) of a sum of gradients beside products.
+
+    Args:
+        group: that sums.
+        whole: all ranks, which do the same at the same time.
+        device: of this rank.
+        sum_s: seconds of the largest sum that was measured, about.
+        within_s: for this.
+    """
+    a = torch.ones(_PRODUCT, _PRODUCT, device=device)
+    flat = group.buffer(_BESIDE_BYTES // 4, a)
+
+    def products(times: int, pending: Pending | None = None) -> tuple[float, float]:
+        """Seconds of the products, and of the polls between them."""
+        computing = polling = 0.0
+        for _ in range(_PARTS):
+            began = time.perf_counter()
+            for _ in range(times):
+                a @ a
+            finish(device)
+            computed = time.perf_counter()
+            if pending is not None:
+                pending.poll()
+            computing += computed - began
+            polling += time.perf_counter() - computed
+        return computing, polling
+
+    one = slowest(min(products(1)[0] for _ in range(3)), whole) / _PARTS
+    alone_s = slowest(_alone(group, flat, device), whole)
+    times = max(1, round(_LONGER * alone_s / _PARTS / one))
+    repetition = Repetition(whole, _UNTIL, within_s)
+    seconds: list[Seconds] = []
+    while repetition.goes_on(seconds):
+        alone, _ = products(times)
+        began = time.perf_counter()
+        pending = start_all_reduce(flat, group)
+        started = time.perf_counter() - began
+        together, polled = products(times, pending)
+        began = time.perf_counter()
+        pending.wait()
+        finish(device)
+        waited = time.perf_counter() - began
+        again = _alone(group, flat, device)
+        seconds.append(np.array([alone, together, started + polled + waited, again]))
+    alone, together, spent, summing = estimate(np.stack(seconds))[0].tolist()
+    return min(1.0, spent / summing), max(1.0, together / alone)
+
+
+def _alone(group: Group, flat: Tensor, device: torch.device) -> float:
+    began = time.perf_counter()
+    start_all_reduce(flat, group).wait()
+    finish(device)
+    return time.perf_counter() - began
+
+
+def slowest(seconds: float, whole: Group) -> float:
+    """The largest of all ranks' values."""
+    mine = torch.tensor([seconds], dtype=torch.float64)
+    each = Shard(0, (1,) * whole.size)
+    return float(all_gather(mine, each, whole, layer="calibration").max())
+
+
+def finish(device: torch.device) -> None:
+    """Waits for what the host has asked a GPU for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

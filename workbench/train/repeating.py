@@ -1,0 +1,93 @@
+"""Repeating a measurement until it is sure, or time is up.
+
+The estimate is the mean without the fastest and slowest fifth, since a host that does something
+else for a moment makes few repetitions much slower; its interval is Student's, with the variance
+of the values as they would be with those fifths pushed in to the rest.
+
+Source: repetition until the confidence interval is small, as in FuPerMod; the trimmed mean's
+interval is Tukey and McLaughlin's (1963).
+"""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from workbench.comm.collectives import all_gather
+from workbench.comm.group import Group
+from workbench.plan.placement import Shard
+
+CONFIDENCE = 0.95
+_TRIMMED = 0.2
+_FEWEST = 2  # repetitions that are made however late it is
+
+
+@dataclass(frozen=True)
+class Until:
+    """When to stop repeating.
+
+    Attributes:
+        relative: half width of the confidence interval, relative to the mean, that is enough.
+        least: repetitions before anybody is sure.
+        most: repetitions that are never exceeded.
+    """
+
+    relative: float = 0.04
+    least: int = 5
+    most: int = 100
+
+
+def estimate(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(trimmed mean, half width of its 95 % confidence interval) over repetitions.
+
+    Args:
+        values: [repetitions, ...], at least two repetitions.
+    """
+    ordered = np.sort(values, axis=0)
+    n, cut = len(ordered), int(_TRIMMED * len(ordered))
+    kept = ordered[cut : n - cut]
+    pushed = np.clip(ordered, kept[0], kept[-1])
+    degrees = len(kept) - 1
+    error = pushed.std(axis=0, ddof=1) / ((1 - 2 * cut / n) * np.sqrt(n))
+    return kept.mean(axis=0), stdtrit(degrees, (1 + CONFIDENCE) / 2) * error
+
+
+class Repetition:
+    """Says whether to go on; all ranks get the same answer.
+
+    Args:
+        group: who repeats together.
+        until: when it is enough.
+        within_s: seconds after which to stop, whatever is known by then.
+    """
+
+    def __init__(self, group: Group, until: Until, within_s: float) -> None:
+        self._group, self._until = group, until
+        self._end = time.perf_counter() + within_s
+        self._each = Shard(0, (1,) * group.size)
+        self._done = 0
+
+    def goes_on(self, values: list[NDArray[np.float64]]) -> bool:
+        """Whether to repeat once more.
+
+        Args:
+            values: so far: seconds of the things that are measured together. What takes less
+                than a hundredth of all need not be known as well as the rest.
+        """
+        n = len(values)
+        late = n >= _FEWEST and time.perf_counter() > self._end
+        if n < self._until.least:
+            return self._agreed(False, late)
+        mean, half = estimate(np.stack(values))
+        matters = mean > 0.01 * mean.sum()
+        sure = bool(np.all(half[matters] <= self._until.relative * mean[matters]))
+        return self._agreed(sure, late or n >= self._until.most)
+
+    def _agreed(self, sure: bool, late: bool) -> bool:
+        """Goes on unless every rank is sure, or any is late; a rank waits here for the others."""
+        mine = torch.tensor([int(late) * 2 + int(sure)])
+        every = all_gather(mine, self._each, self._group, layer="calibration")
+        return not (bool((every >= 2).any()) or bool((every % 2 == 1).all()))

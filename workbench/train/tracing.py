@@ -1,0 +1,228 @@
+"""Measures what a rank does in a step: each layer, each collective, the update.
+
+Everything that measures is installed when a step begins, and gone when it is over:
+
+    forward     every part of the model runs node by node (`replay.py`)
+    backward    a hook before each layer's part of it; from one to the next is the layer's time.
+                Autograd takes nodes in the reverse order of their making, so that a layer's come
+                one after another; those that add to a weight's gradient, and the hooks that send
+                it, come at once behind the layer that made it
+    collectives the recorder tells of them
+    update      hooks of the optimizer
+
+Nothing is computed, kept or freed otherwise than without: hooks behind a node of autograd would
+do that, as they keep its gradients alive.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self, get_args
+
+import torch
+import torch.fx
+from torch import Tensor
+from torch._C._autograd import _get_sequence_nr
+from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
+
+from workbench.comm.group import Call
+from workbench.comm.record import Doing, Recorder
+from workbench.layers.convert import Convert
+from workbench.layers.cut_model import CutModel
+from workbench.plan.span import What
+from workbench.train.clock import clock_of
+from workbench.train.rank_trace import Called, Interval, RankTrace, Stretch
+from workbench.train.replay import Replay
+
+Moment = Any
+"""What the clock gives."""
+
+
+@dataclass
+class _Seen:
+    """One collective."""
+
+    began: Moment
+    ended: Moment
+    bytes: int = 0
+    intervals: dict[Doing, list[tuple[Moment, Moment]]] = field(
+        default_factory=lambda: {"blocked": [], "helping": []}
+    )
+
+
+class Tracer:
+    """Measures passes of a model on this rank, between its beginning and its end.
+
+        with Tracer(model, passing.parts, recorder, device) as tracer:
+            passing.run(...)
+        tracer.trace.layer_seconds()
+
+    Args:
+        model: this rank's part.
+        parts: of the model, which passes execute one after another; behind the last is the loss.
+        recorder: of this rank's groups.
+        device: of this rank.
+        optimizer: whose updates are measured too, if any.
+
+    Attributes:
+        trace: what was measured, after the end.
+    """
+
+    trace: RankTrace
+
+    def __init__(
+        self,
+        model: CutModel,
+        parts: Sequence[torch.fx.GraphModule],
+        recorder: Recorder,
+        device: torch.device,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        self._recorder, self._optimizer, self._clock = recorder, optimizer, clock_of(device)
+        self._parts = tuple(parts)
+        self._layers = {layer.node: layer.name for layer in model.plan.graph.layers}
+        self._stretches: list[tuple[What, str, Moment, Moment]] = []
+        self._open: tuple[What, str, Moment] | None = None
+        self._calls: dict[Call, _Seen] = {}
+        self._entered: dict[tuple[Call, Doing], Moment] = {}
+        self._in_backward = False
+        self._handles: list[RemovableHandle] = []
+        self._origin: Moment = None
+
+    def __enter__(self) -> Self:
+        for module in self._modules():
+            replay: Callable[..., Any] = Replay(module, self._run)
+            own = self._last(replay) if module is self._parts[-1] else replay
+            module.__dict__["forward"] = own  # goes before that of its class
+        if self._optimizer is not None:
+            self._handles = [
+                self._optimizer.register_step_pre_hook(lambda *_: self._turn("update")),
+                self._optimizer.register_step_post_hook(lambda *_: self._turn()),
+            ]
+        self._recorder.listener = self
+        self._origin = self._clock.now()
+        self._turn("load")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._turn()
+        end = self._clock.now()
+        self._recorder.listener = None
+        for handle in self._handles:
+            handle.remove()
+        for module in self._modules():
+            del module.__dict__["forward"]
+        if kind is None:
+            self.trace = self._resolved(end)
+
+    def begun(self, call: Call) -> None:
+        self._calls[call] = _Seen(began := self._clock.now(), began)
+
+    def received(self, call: Call, num_bytes: int) -> None:
+        self._seen(call).bytes += num_bytes
+
+    def entered(self, call: Call, doing: Doing) -> None:
+        self._entered[call, doing] = self._clock.now()
+
+    def left(self, call: Call, doing: Doing) -> None:
+        seen, now = self._seen(call), self._clock.now()
+        seen.ended = now
+        seen.intervals[doing].append((self._entered.pop((call, doing)), now))
+
+    def _seen(self, call: Call) -> _Seen:
+        """What is known of a collective; it may have begun before the step."""
+        if call not in self._calls:
+            self._calls[call] = _Seen(self._origin, self._origin)
+        return self._calls[call]
+
+    def _modules(self) -> Iterator[torch.fx.GraphModule]:
+        """The parts, and the segments in them that are computed again in backward."""
+        for part in self._parts:
+            yield from (m for m in part.modules() if isinstance(m, torch.fx.GraphModule))
+
+    def _last(self, replay: Callable[..., Any]) -> Callable[..., Any]:
+        """The last part, behind which the loss is computed."""
+
+        def run(*inputs: Any) -> Any:
+            outputs = replay(*inputs)
+            self._turn("loss")
+            return outputs
+
+        return run
+
+    def _run(self, part: torch.fx.GraphModule, node: torch.fx.Node, call: Callable[[], Any]) -> Any:
+        """Does what a node of a part says."""
+        label = self._label(part, node)
+        made = _get_sequence_nr()
+        if label:
+            self._turn("forward", label)
+        outputs = call()
+        if label:
+            self._turn()
+        if torch.is_grad_enabled() and not self._in_backward:
+            self._await(label, outputs, made)
+        return outputs
+
+    def _label(self, part: torch.fx.GraphModule, node: torch.fx.Node) -> str:
+        """The layer or conversion; empty for what holds others, and what takes them apart."""
+        if node.name in self._layers:
+            return self._layers[node.name]
+        module = part.get_submodule(str(node.target)) if node.op == "call_module" else None
+        return f"{module.conversion.name} of {module.layer}" if isinstance(module, Convert) else ""
+
+    def _await(self, label: str, outputs: Any, made: int) -> None:
+        """Sees to it that the backward pass of what gave `outputs` is noticed when it begins.
+
+        Args:
+            label: of it.
+            outputs: tensors, nested or not.
+            made: the number of autograd's first node that is its own.
+        """
+
+        def begin(_gradients: tuple[Tensor | None, ...]) -> None:
+            if not self._in_backward:
+                self._in_backward = True
+                engine: Any = torch.autograd.Variable._execution_engine
+                engine.queue_callback(self._end_backward)
+            self._turn("backward" if label else None, label)
+
+        for output in tree_leaves(outputs):
+            node = output.grad_fn if isinstance(output, Tensor) else None
+            if node is not None and node._sequence_nr() >= made:
+                node.register_prehook(begin)
+
+    def _end_backward(self) -> None:
+        self._in_backward = False
+        self._turn()
+
+    def _turn(self, what: What | None = None, label: str = "") -> None:
+        """From now on this is computed, or nothing that is known."""
+        if self._open is not None and self._open[:2] == (what, label):
+            return  # a further output of the same layer
+        now = self._clock.now()
+        if self._open is not None:
+            self._stretches.append((*self._open, now))
+        self._open = None if what is None else (what, label, now)
+
+    def _resolved(self, end: Moment) -> RankTrace:
+        stretches = [
+            Stretch(what, label, self._during((begin, until)))
+            for what, label, begin, until in self._stretches
+        ]
+        return RankTrace(
+            self._clock.seconds(self._origin, end),
+            tuple(stretches),
+            tuple(self._called(call, seen) for call, seen in self._calls.items()),
+        )
+
+    def _called(self, call: Call, seen: _Seen) -> Called:
+        group, op, layer, phase = call.key
+        blocked, helped = (
+            tuple(map(self._during, seen.intervals[doing])) for doing in get_args(Doing)
+        )
+        during = self._during((seen.began, seen.ended))
+        return Called(group, call.number, op, layer, phase, seen.bytes, during, blocked, helped)
+
+    def _during(self, moments: tuple[Moment, Moment]) -> Interval:
+        begin, end = (self._clock.seconds(self._origin, moment) for moment in moments)
+        return begin, end
