@@ -6,7 +6,9 @@ average over ranks, a step takes at least
     f + b + s g + u       sums hold up the compute lane of the same rank for s of their time
     f + g + u             sums begin when forward has ended, and follow each other
 
-hence any mean of the two, which is a sum over layers and conversions; so is memory. Where plans
+where a gather that could run beside a tail in rounds counts for s of its time, or not at all,
+
+and so does any mean of the two, which is a sum over layers and conversions; so is memory. Where plans
 must fit into a memory m, a price on memory gives a bound for all that do:
 
     time(plan) >= time(plan) + price (memory(plan) - m)        as memory(plan) <= m
@@ -28,6 +30,7 @@ from workbench.plan.choice import LayerPlan
 from workbench.predict.search.costs import (
     BACKWARD,
     FORWARD,
+    GATHER,
     GRADIENTS,
     KEPT,
     LAYER,
@@ -48,6 +51,7 @@ class Terms:
         fixed: seconds that every plan takes: loading, and what a step costs besides.
         slowed: share of a gradient sum's time that its rank loses on the compute lane.
         apart: whether gradient sums begin only behind the forward pass.
+        rounds: whether gathers may run beside a tail.
         recompute: for each layer, whether it may be computed again.
         parts: for each layer, in how many rounds it may run at most.
     """
@@ -55,6 +59,7 @@ class Terms:
     fixed: float
     slowed: float
     apart: bool
+    rounds: bool
     recompute: tuple[bool, ...]
     parts: tuple[int, ...]
 
@@ -126,7 +131,7 @@ class Relaxation:
         known = self._seen.get((mix, price))
         if known is None:
             edges = [
-                _seconds(stage, mix, self.terms.slowed)
+                _seconds(stage, mix, self.terms)
                 + self._of_memory(stage, index, mix, price)
                 for index, stage in enumerate(self.trellis.stages)
             ]
@@ -173,8 +178,10 @@ class Relaxation:
                 recomputed += float(costs[LAYER])
                 kept = 0.0
             memory += float(costs[RESIDENT] + kept)
-        sides = totals[LAYER] + totals[FORWARD] + totals[UPDATE] + self.terms.fixed
-        whole = sides + totals[BACKWARD] + recomputed + self.terms.slowed * totals[GRADIENTS]
+        gather = totals[GATHER] * self.terms.rounds
+        sides = totals[LAYER] + totals[FORWARD] - gather + totals[UPDATE] + self.terms.fixed
+        beside_it = self.terms.slowed * (totals[GRADIENTS] + gather)
+        whole = sides + totals[BACKWARD] + recomputed + beside_it
         beside = sides + totals[GRADIENTS] if self.terms.apart else 0.0
         choices = self.trellis.choices(path)
         return Found(choices, tuple(again), float(whole), float(beside), memory)
@@ -243,11 +250,13 @@ class Relaxation:
         return max(self._seen.values(), key=self.bound)
 
 
-def _seconds(stage: Stage, mix: float, slowed: float) -> Floats:
-    costs = stage.costs
+def _seconds(stage: Stage, mix: float, terms: Terms) -> Floats:
+    costs, slowed = stage.costs, terms.slowed
+    hidden = (1 - (1 - mix) * slowed) if terms.rounds else 0.0
     found: Floats = (
         costs[:, LAYER]
         + costs[:, FORWARD]
+        - hidden * costs[:, GATHER]
         + costs[:, UPDATE]
         + (1 - mix) * costs[:, BACKWARD]
         + ((1 - mix) * slowed + mix) * costs[:, GRADIENTS]

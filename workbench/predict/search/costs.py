@@ -2,6 +2,7 @@
 
     layer       seconds of the layer's forward pass
     forward     seconds of conversions and the loss, one way
+    gather      of these, seconds of gathers that could run beside a tail in rounds
     backward    seconds of all these, the other way
     gradients   seconds of the all-reduces that go on beside backward
     update      seconds of the optimizer
@@ -30,10 +31,11 @@ from workbench.plan.choice import LayerPlan
 from workbench.plan.experiment import Experiment, LocalSGD, Synchronous
 from workbench.plan.flow import Flow
 from workbench.plan.graph import Graph, Layer
-from workbench.plan.layout import Conversion, Layout
+from workbench.plan.layout import ROWS, Conversion, Layout
 from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.plan.routing import crossings, returned
+from workbench.plan.tail import mixes_rows
 from workbench.plan.weights import WeightPlacement, heads_of, place_weight
 from workbench.predict.batches import micro_batches
 from workbench.predict.duration import (
@@ -49,8 +51,8 @@ from workbench.predict.program import HALF, program_of
 from workbench.predict.rows import Counts, Rows, tiled
 from workbench.predict.search.trellis import Cost, Floats, Readings
 
-LAYER, FORWARD, BACKWARD, GRADIENTS, UPDATE, RESIDENT, KEPT = range(7)
-_NOTHING = (0.0,) * 7
+LAYER, FORWARD, GATHER, BACKWARD, GRADIENTS, UPDATE, RESIDENT, KEPT = range(8)
+_NOTHING = (0.0,) * 8
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,12 @@ class StepCosts:
             name for (name, _), op in program.by_value.items() if op.needs_gradient
         }
         self._rates = {k: self._rate(k) for k in range(1, self.world + 1) if self.world % k == 0}
+        self.tailable = _tailable(plan.graph)
+        self.before_tails = {
+            name
+            for name, readers in plan.graph.consumers.items()
+            if all(reader in self.tailable for reader in readers)
+        }
         self._crossed: dict[tuple[Conversion, int, bool], tuple[float, float]] = {}
         self._kept = {
             layer.name: kept_by(layer, plan.batch_norm == "synchronized")
@@ -102,7 +110,7 @@ class StepCosts:
             layer.kind, layer.target, layer.input_shape, layer.output_shape, layer.rows,
             layer.groups, layer.heads, layer.flops, bool(layer.shared),
             tuple((w.shape, w.dtype, w.trainable) for w in owner.weights),
-            self.itemsizes.get(name), name in self.learns, name in self.graph.outputs,
+            self.itemsizes.get(name), name in self.learns, name in self.graph.outputs, name in self.before_tails,
             len(self._keeps_of(layer)[1]), self._keeps_of(layer)[0],
             tuple((self.graph.input_shape, 1) if read == "input" else
                   (self.graph[read].kind, self.graph[read].output_shape, self.graph[read].rows)
@@ -127,7 +135,7 @@ class StepCosts:
         backward *= layer.name in self.learns
         summed, update, resident = self._weights(layer, placed)
         kept = self._kept_beside(layer, choice, given) + self._kept_values(layer, read, given)
-        return forward, 0.0, backward, summed, update, resident, kept
+        return forward, 0.0, 0.0, backward, summed, update, resident, kept
 
     def value(self, name: str, source: Layout, readings: Readings, carried: bool) -> Cost:
         """Of a layer's output: its conversions, and the loss where the model returns it."""
@@ -137,16 +145,18 @@ class StepCosts:
             shape, per_sample = self.graph[name].output_shape, self.graph[name].rows
         if per_sample == 0:
             return _NOTHING
-        forward = backward = 0.0
+        forward = gather = backward = 0.0
         for step in self._steps(name, source, readings, carried, shape, per_sample):
             there, back = self._crossing(step, self.itemsizes[name], name in self.learns)
             forward, backward = forward + there, backward + back
+            if step.source == ROWS and name in self.before_tails:
+                gather += there
         if name in self.graph.outputs:
             for rows, times in self.passes:
                 logits = rows.elements(returned(source, shape), shape, per_sample)
                 seconds = times * self._mean(loss_seconds(logits * 4, self.speeds))
                 forward, backward = forward + seconds, backward + seconds
-        return 0.0, forward, backward, 0.0, 0.0, 0.0, 0.0
+        return 0.0, forward, gather, backward, 0.0, 0.0, 0.0, 0.0
 
     def _steps(
         self,
@@ -292,3 +302,12 @@ class StepCosts:
 
     def _mean(self, seconds: Floats) -> float:
         return float(self.weights @ seconds)
+
+
+def _tailable(graph: Graph) -> frozenset[str]:
+    """Layers behind which nothing mixes rows, so that they could run in rounds."""
+    found: set[str] = set()
+    for layer in reversed(graph.layers):
+        if not mixes_rows(layer) and all(name in found for name in graph.consumers[layer.name]):
+            found.add(layer.name)
+    return frozenset(found)

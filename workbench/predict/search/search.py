@@ -10,7 +10,8 @@
 Small models are searched until the proof is there; of large ones the best found so far is given
 when the time is over, with the bound reached: the gap is certified, against predicted step time.
 
-Computing layers again and rounds only cost time, and are taken only where the limit asks for it.
+Computing layers again only costs time, and is done only where the limit asks for it. Rounds save
+memory too, and hide a gather behind what they compute.
 """
 
 import time
@@ -22,7 +23,7 @@ from workbench.plan.experiment import Experiment, Optimizer, Synchronous
 from workbench.plan.graph import Graph
 from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
-from workbench.plan.tail import RoundsError, mixes_rows
+from workbench.plan.tail import RoundsError
 from workbench.predict.batches import micro_batches
 from workbench.predict.duration import load_seconds
 from workbench.predict.rows import Rows
@@ -151,11 +152,12 @@ class _Search:
         free = (1 - min(link.busy for link in links)) / machine.slowdown
         apart = isinstance(sync, Synchronous) and not sync.per_round
         most = max(question.sizes) if parts and question.rounds else 1
-        behind = _tailable(question.graph) if most > 1 else frozenset[str]()
+        behind = self.costs.tailable if most > 1 else frozenset[str]()
         return Terms(
             fixed=self._fixed(),
             slowed=1 - free,
             apart=apart,
+            rounds=question.rounds,
             recompute=tuple(question.may_recompute(layer) for layer in layers),
             parts=tuple(most if layer.name in behind else 1 for layer in layers),
         )
@@ -314,11 +316,3 @@ def _in_rounds(plan: Plan) -> Iterator[Plan]:
     yield plan.with_rounds("B/K")
     yield plan.with_rounds("B")
 
-
-def _tailable(graph: Graph) -> frozenset[str]:
-    """Layers behind which nothing mixes rows, so that they could run in rounds."""
-    found: set[str] = set()
-    for layer in reversed(graph.layers):
-        if not mixes_rows(layer) and all(name in found for name in graph.consumers[layer.name]):
-            found.add(layer.name)
-    return frozenset(found)
