@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from html import escape
-from itertools import groupby
 
 from workbench.plan.span import LANES, Span
 from workbench.predict.schedule import Schedule
@@ -19,6 +18,7 @@ COLOURS = {
     "step": "#8c8c8c",
 }
 _MOST_RANKS = 8
+_NO_GAP = 1e-9  # seconds
 _WIDTH, _LEFT, _LANE, _GAP = 760, 64, 12, 6
 _TEXT = "fill='currentColor' font-size='11' font-family='sans-serif'"
 
@@ -60,23 +60,32 @@ def shown_ranks(schedule: Schedule, most: int = _MOST_RANKS) -> tuple[int, ...]:
 
 
 def _lane(spans: Sequence[Span], top: int, scale: float) -> list[str]:
-    """Neighbours of one kind are one rectangle."""
-    parts = []
-    for what, same in groupby(spans, key=lambda span: span.what):
-        run = list(same)
-        begin, end = run[0].start_s, run[-1].end_s
-        width = max((end - begin) * scale, 0.4)
-        named = run[0].label if len(run) == 1 else f"{run[0].label} to {run[-1].label}"
-        title = f"{what} {run[0].op} {named}: {(end - begin) * 1e3:.4g} ms"
-        parts.append(
-            f"<rect x='{_LEFT + begin * scale:.2f}' y='{top}' width='{width:.2f}' "
-            f"height='{_LANE - 1}' fill='{COLOURS[what]}'><title>{escape(title)}</title></rect>"
-        )
-    return parts
+    """Spans of one kind that follow each other at once are one rectangle."""
+    runs: list[list[Span]] = []
+    for span in spans:
+        last = runs[-1][-1] if runs else None
+        if last is not None and last.what == span.what and span.start_s <= last.end_s + _NO_GAP:
+            runs[-1].append(span)
+        else:
+            runs.append([span])
+    return [_rectangle(run, top, scale) for run in runs]
+
+
+def _rectangle(run: Sequence[Span], top: int, scale: float) -> str:
+    first, last = run[0], run[-1]
+    length = last.end_s - first.start_s
+    labels = first.label if len(run) == 1 else f"{first.label} to {last.label}"
+    title = f"{first.what} {first.op} {labels}: {length * 1e3:.4g} ms"
+    return (
+        f"<rect x='{_LEFT + first.start_s * scale:.2f}' y='{top}' "
+        f"width='{max(length * scale, 0.4):.2f}' height='{_LANE - 1}' "
+        f"fill='{COLOURS[first.what]}'><title>{escape(title)}</title></rect>"
+    )
 
 
 def _legend(kinds: Sequence[str], y: int) -> list[str]:
-    parts, x = [], _LEFT
+    parts: list[str] = []
+    x = _LEFT
     for what in kinds:
         parts.append(f"<rect x='{x}' y='{y - 9}' width='10' height='10' fill='{COLOURS[what]}'/>")
         parts.append(f"<text x='{x + 14}' y='{y}' {_TEXT}>{what}</text>")

@@ -19,8 +19,10 @@ from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
 from workbench.plan.work import work_of
 from workbench.predict.crossing import Call, crossing_of
+from workbench.predict.hosts import Hosts
 from workbench.predict.meeting import Meeting, meeting_of
 from workbench.predict.rows import Counts, Rows
+from workbench.predict.summing import Summing
 
 Seconds = NDArray[np.float64]
 
@@ -45,6 +47,7 @@ class Speeds:
         self.devices = tuple(machine.device(int(rank)) for rank in ranks)
         kinds = list(dict.fromkeys(map(id, self.devices)))
         self.kind = [kinds.index(id(device)) for device in self.devices]
+        self.summing = Summing(Hosts.of(len(self.ranks)))
         self._meetings: dict[tuple[int, int, int], Meeting] = {}
 
     def each(self, attribute: str) -> Seconds:
@@ -158,9 +161,8 @@ def conversion_seconds(step: Conversion, rows: Rows, itemsize: int, speeds: Spee
         itemsize: bytes of an element.
         speeds: of the same ranks.
     """
-    crossing = crossing_of(step, rows)
-    nothing = np.zeros(rows.world_size)
-    forward_s = backward_s = nothing
+    crossing = crossing_of(step, rows, itemsize, speeds.summing)
+    forward_s = backward_s = np.zeros(rows.world_size)
     if crossing.forward is None and step.source != step.target:
         sliced = rows.elements(step.target, step.shape, step.rows) * itemsize
         forward_s = speeds.streaming(2 * sliced)
@@ -168,8 +170,8 @@ def conversion_seconds(step: Conversion, rows: Rows, itemsize: int, speeds: Spee
         sliced = rows.elements(step.source, step.shape, step.rows) * itemsize
         backward_s = speeds.streaming(2 * sliced)
     return Crossed(
-        _leg(crossing.forward, step.group_size, itemsize, speeds),
-        _leg(crossing.backward, step.group_size, itemsize, speeds),
+        _leg(crossing.forward, step.group_size, speeds),
+        _leg(crossing.backward, step.group_size, speeds),
         forward_s,
         backward_s,
     )
@@ -238,11 +240,11 @@ def _pieces(plan: Plan, layer: Layer, group_size: int) -> Sequence[object]:
     return [tuple(length(member) for length in cuts) for member in range(group_size)]
 
 
-def _leg(call: Call | None, group_size: int, itemsize: int, speeds: Speeds) -> Leg | None:
+def _leg(call: Call | None, group_size: int, speeds: Speeds) -> Leg | None:
     if call is None:
         return None
     op, got = call
-    return leg_seconds(op, got.elements * itemsize, group_size, speeds)
+    return leg_seconds(op, got.bytes, group_size, speeds)
 
 
 def _of_shards(meeting: Meeting, op: str, received: int) -> float:

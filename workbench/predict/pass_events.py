@@ -125,16 +125,14 @@ class PassEvents:
             settle: told of each layer whose gradients are there.
         """
         readers = _readers(operations)
-        segments = _segments(self.program, operations)
         again: set[int] = set()
-        for index in range(len(operations) - 1, -1, -1):
-            operation = operations[index]
+        for operation in reversed(operations):
             if not operation.needs_gradient or operation.itemsize == 0:
                 continue
-            segment = segments.get(index)
-            if segment is not None and segment.start not in again:
-                again.add(segment.start)
-                self.forward(operations[segment.start : segment.stop])
+            segment = operation.segment
+            if segment is not None and segment not in again:
+                again.add(segment)
+                self.forward([one for one in operations if one.segment == segment])
             more = readers.get(operation.gives, 1) - 1
             if more > 0:
                 size = self._size(operation.gives) * (_ADDED * more)
@@ -156,13 +154,13 @@ class PassEvents:
             logits = self._size(value)
             if layout != ROWS:
                 groups = shard_groups(k, self.rows.world_size)
-                labels = received.all_gather(self.rows.own, groups).elements * _INT64
+                labels = received.all_gather(self.rows.own * _INT64, groups).bytes
                 self._of_loss("all_gather", "labels", labels, k)
                 if isinstance(layout.placement, Shard):
                     width, every = max(_FP32, self.program.itemsize), self.rows.over(k)
-                    highest = received.all_gather(every, groups).elements * width
+                    highest = received.all_gather(every * width, groups).bytes
                     self._of_loss("all_gather", name, highest, k)
-                    sums = received.all_reduce(2 * every, groups).elements * width
+                    sums = self.speeds.summing.waited_for(2 * every, groups, width).bytes
                     self._of_loss("all_reduce", name, sums, k)
             seconds = loss_seconds(logits, self.speeds)
             self.script.work("loss", name, seconds)
@@ -211,9 +209,9 @@ class PassEvents:
         if not hidden or choice is None or choice.scheme != "shard_heads" or choice.group_size == 1:
             return
         groups = shard_groups(choice.group_size, self.rows.world_size)
-        got = received.all_reduce(np.full_like(self.rows.own, 3 * hidden[0]), groups)
-        size = got.elements * self.program.itemsize
-        leg = leg_seconds("all_reduce", size, choice.group_size, self.speeds)
+        numel = np.full_like(self.rows.own, 3 * hidden[0])
+        got = self.speeds.summing.waited_for(numel, groups, self.program.itemsize)
+        leg = leg_seconds("all_reduce", got.bytes, choice.group_size, self.speeds)
         self.script.meet(self._call(leg, layer.name, "backward", choice.group_size))
 
     def _of_loss(self, op: str, label: str, size: Counts, group_size: int) -> None:
@@ -263,17 +261,4 @@ def _readers(operations: Sequence[Operation]) -> dict[Value, int]:
         if operation.needs_gradient:
             for value in operation.reads:
                 found[value] = found.get(value, 0) + 1
-    return found
-
-
-def _segments(program: Program, operations: Sequence[Operation]) -> dict[int, range]:
-    """For each operation that is computed again, by its place, the run of its segment."""
-    if not program.plan.segments:
-        return {}
-    place = {op.layer.name: i for i, op in enumerate(operations) if op.layer is not None}
-    found: dict[int, range] = {}
-    for names in program.plan.segments:
-        if names[0] in place:
-            run = range(place[names[0]], place[names[-1]] + 1)
-            found.update(dict.fromkeys(run, run))
     return found

@@ -1,8 +1,9 @@
 """A step in time on every rank: spans, and where the time goes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 import numpy as np
 
@@ -84,10 +85,19 @@ class Schedule:
                         found["wait"] += share * (happened.end - happened.arrive)
         return found
 
-    def breakdown(self, rank: int) -> dict[str, float]:
+    @cached_property
+    def breakdowns(self) -> tuple[Mapping[str, float], ...]:
+        """That of every rank; ranks that are alike share one."""
+        found = [
+            MappingProxyType({part: float(times[column]) for part, times in self.parts.items()})
+            for column in range(len(self.alike.ranks))
+        ]
+        return tuple(found[column] for column in self.alike.column.tolist())
+
+    def breakdown(self, rank: int) -> Mapping[str, float]:
         """Seconds of one rank's mean step for each of PARTS."""
-        column = self._column(rank)
-        return {part: float(seconds[column]) for part, seconds in self.parts.items()}
+        self._column(rank)
+        return self.breakdowns[rank]
 
     def spans(self, rank: int) -> tuple[Span, ...]:
         """What one rank does in the step that is shown, in the order in which it begins."""

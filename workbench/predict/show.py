@@ -1,42 +1,99 @@
 """Predictions for people: tables of text, and HTML that also reads well where no kernel runs."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 
+from workbench.predict.drawing import svg
 from workbench.predict.memory import Memory
+from workbench.predict.schedule import PARTS
+from workbench.predict.simulation import Simulation
+from workbench.predict.tables import html_table, shortened, text_table
 from workbench.predict.timeline import CATEGORIES
 from workbench.predict.traffic import Traffic
 
 MIB = 2**20
 _MEMORY = ("rank", "peak MiB", *(name.replace("_", " ") for name in CATEGORIES), "when")
 _TRAFFIC = ("collective", "phase", "of", "calls", "messages", "kB received")
+_TIME = ("rank", "step ms", *PARTS)
 _LINES = 40
 
 
-def as_text(title: str, memory: Memory, traffic: Traffic) -> str:
-    """Both tables."""
-    tables = (_lines(_MEMORY, _memory(memory)), _lines(_TRAFFIC, _traffic(traffic)))
-    return "\n\n".join([title, *map("\n".join, tables), *_caution(memory)])
+@dataclass(frozen=True)
+class Shown:
+    """What is shown of a prediction.
+
+    Attributes:
+        title: in one line.
+        memory: of a step.
+        traffic: of a step.
+        simulation: of a step; None without a machine.
+    """
+
+    title: str
+    memory: Memory
+    traffic: Traffic
+    simulation: Simulation | None = None
+
+    def text(self) -> str:
+        """All tables."""
+        tables = []
+        if self.simulation is not None:
+            tables.append(text_table(_TIME, _time(self.simulation)))
+        tables.append(text_table(_MEMORY, _memory(self.memory)))
+        tables.append(text_table(_TRAFFIC, _traffic(self.traffic)))
+        return "\n\n".join([self.title, *map("\n".join, tables), *self._notes()])
+
+    def html(self) -> str:
+        """The same in HTML, and the step in time as a picture."""
+        heading, _, rest = self.title.strip("<>").partition(": ")
+        parts = []
+        if self.simulation is not None:
+            caption = "Where a step's time goes, ms"
+            parts.append(svg(self.simulation.schedule))
+            parts.append(html_table(caption, _TIME, _time(self.simulation)))
+        caption = "Memory at the highest point, MiB"
+        parts.append(html_table(caption, _MEMORY, _memory(self.memory)))
+        caption = "Received in a step, by the rank that receives most"
+        parts.append(html_table(caption, _TRAFFIC, _traffic(self.traffic)))
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self._notes())
+        return f"<div><p><b>{escape(heading)}</b>: {escape(rest)}.</p>{''.join(parts)}{notes}</div>"
+
+    def _notes(self) -> list[str]:
+        """What a reader must know to judge the figures."""
+        notes = []
+        if self.memory.guessed:
+            named = _named(self.memory.guessed)
+            notes.append(
+                f"Too little, perhaps: what {named} keep for their backward pass is not known."
+            )
+        if self.simulation is None:
+            return notes
+        if self.simulation.estimated:
+            named = _named(self.simulation.estimated)
+            notes.append(f"Estimated, for the machine has not measured such shapes: {named}.")
+        sums = [
+            f"{what} by {' or '.join(name.replace('_', '-') for name in names)}"
+            for what, names in self.simulation.algorithms.items()
+        ]
+        if sums:
+            notes.append(f"All-reduces: {'; '.join(sums[:6])}.")
+        return notes
 
 
-def as_html(title: str, memory: Memory, traffic: Traffic) -> str:
-    """The same in HTML."""
-    heading, _, rest = title.strip("<>").partition(": ")
-    tables = (
-        _table("Memory at the highest point, MiB", _MEMORY, _memory(memory)),
-        _table("Received in a step, by the rank that receives most", _TRAFFIC, _traffic(traffic)),
-    )
-    notes = "".join(f"<p>{escape(note)}</p>" for note in _caution(memory))
-    return f"<div><p><b>{escape(heading)}</b>: {escape(rest)}.</p>{''.join(tables)}{notes}</div>"
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
-def _caution(memory: Memory) -> list[str]:
-    """What a reader must know to judge the figures."""
-    if not memory.guessed:
-        return []
-    more = f" and {len(memory.guessed) - 3} more" if len(memory.guessed) > 3 else ""
-    named = ", ".join(memory.guessed[:3]) + more
-    return [f"Too little, perhaps: what {named} keep for their backward pass is not known."]
+def _time(simulation: Simulation) -> list[tuple[str, ...]]:
+    schedule = simulation.schedule
+    rows: list[tuple[str, ...]] = []
+    for rank in range(min(_LINES, schedule.world_size)):
+        parts = schedule.breakdown(rank)
+        sizes = (sum(parts.values()), *parts.values())
+        rows.append((str(rank), *(f"{seconds * 1e3:,.3f}" for seconds in sizes)))
+    return shortened(rows, schedule.world_size, "ranks")
 
 
 def _memory(memory: Memory) -> list[tuple[str, ...]]:
@@ -44,7 +101,7 @@ def _memory(memory: Memory) -> list[tuple[str, ...]]:
     for rank in memory.ranks[:_LINES]:
         sizes = (rank.peak_bytes, *rank.categories.values())
         rows.append((str(rank.rank), *(f"{n / MIB:,.1f}" for n in sizes), str(rank.moment)))
-    return _shortened(rows, len(memory.ranks), "ranks")
+    return shortened(rows, len(memory.ranks), "ranks")
 
 
 def _traffic(traffic: Traffic) -> list[tuple[str, ...]]:
@@ -53,31 +110,4 @@ def _traffic(traffic: Traffic) -> list[tuple[str, ...]]:
         often = "" if one.every == 1 else f" every {one.every} steps"
         counts = (f"{max(one.calls):,}", f"{max(one.messages):,}", f"{max(one.bytes) / 1e3:,.1f}")
         rows.append((one.op, one.phase + often, one.layer, *counts))
-    return _shortened(rows, len(traffic.collectives), "collectives")
-
-
-def _shortened(rows: list[tuple[str, ...]], count: int, what: str) -> list[tuple[str, ...]]:
-    if count > len(rows):
-        rows.append((f"... {count - len(rows)} more {what}", *[""] * (len(rows[0]) - 1)))
-    return rows
-
-
-def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    every = [head, *rows]
-    widths = [max(len(row[i]) for row in every) for i in range(len(head))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in every
-    ]
-
-
-def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    top = "".join(f"<th style='text-align:left'>{escape(name)}</th>" for name in head)
-    body = "".join(
-        "<tr>" + "".join(f"<td style='text-align:left'>{escape(c)}</td>" for c in row) + "</tr>"
-        for row in rows
-    )
-    return (
-        f"<table><caption>{escape(caption)}</caption><thead><tr>{top}</tr></thead>"
-        f"<tbody>{body}</tbody></table>"
-    )
+    return shortened(rows, len(traffic.collectives), "collectives")

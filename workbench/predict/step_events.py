@@ -13,6 +13,7 @@ from workbench.plan.experiment import LocalSGD, Synchronous
 from workbench.plan.graph import Layer
 from workbench.plan.tail import Tail, round_rows
 from workbench.predict.alike import Alike
+from workbench.predict.buckets import buckets_of
 from workbench.predict.duration import Speeds, load_seconds
 from workbench.predict.events import Event, Script
 from workbench.predict.parameters import tail_names
@@ -20,7 +21,7 @@ from workbench.predict.pass_events import PassEvents, Timed
 from workbench.predict.program import Program, Value
 from workbench.predict.replicas import Replicas
 from workbench.predict.rows import Rows
-from workbench.predict.sums import Buckets, Sums
+from workbench.predict.sums import Sums
 from workbench.predict.update_events import Updates
 
 
@@ -135,9 +136,9 @@ class _Step:
         sync = self.sync
         if isinstance(sync, LocalSGD):
             return None
-        buckets = Buckets(self.program, names)
+        buckets = buckets_of(self.program.experiment, self.program.pieces)
         itemsize = self.program.itemsize
-        return Sums(buckets, self.replicas, self.script, itemsize, sync.algorithm)
+        return Sums(buckets, names, self.replicas, self.script, itemsize, sync.algorithm)
 
 
 @dataclass(frozen=True)

@@ -5,46 +5,22 @@ ranks of a replica group close their buckets in different places, which unequal 
 replicated layers can bring about, a sum starts with the last of them.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
 from workbench.plan.all_reduce import Algorithm
+from workbench.predict.buckets import Bucket, Buckets
 from workbench.predict.events import Script
-from workbench.predict.parameters import Bucket, buckets_of
-from workbench.predict.program import Program
 from workbench.predict.replicas import Replicas
-
-
-class Buckets:
-    """The buckets of all ranks.
-
-    Args:
-        program: whose.
-        names: parameters; only their buckets.
-    """
-
-    def __init__(self, program: Program, names: Collection[str] | None = None) -> None:
-        pieces, world = program.pieces, program.plan.world_size
-        held = np.array([pieces.sizes[name] for name in pieces.names]).reshape(-1, world)
-        known: dict[bytes, int] = {}
-        self.lists: list[tuple[Bucket, ...]] = []
-        self.of: list[int] = []  # for each rank, which of the lists is its own
-        for rank in range(world):
-            key = held[:, rank].tobytes()
-            if key not in known:
-                known[key] = len(self.lists)
-                found = buckets_of(program.experiment, pieces, rank)
-                chosen = (b for b in found if names is None or b.names[0] in names)
-                self.lists.append(tuple(chosen))
-            self.of.append(known[key])
 
 
 class Sums:
     """Writes the sums of one set of buckets.
 
     Args:
-        buckets: them.
+        buckets: of all ranks.
+        names: parameters; only the buckets that hold them.
         replicas: who sums.
         script: to write on.
         itemsize: of a gradient.
@@ -54,20 +30,23 @@ class Sums:
     def __init__(
         self,
         buckets: Buckets,
+        names: Collection[str],
         replicas: Replicas,
         script: Script,
         itemsize: int,
         algorithm: Algorithm,
     ) -> None:
-        self.buckets, self.replicas, self.script = buckets, replicas, script
+        self.replicas, self.script = replicas, script
         self.itemsize, self.algorithm = itemsize, algorithm
+        self.place = buckets.place
+        self.lists = [[b for b in own if b.names[0] in names] for own in buckets.of_place]
         self.begin()
 
     def begin(self) -> None:
         """Nothing is there yet."""
-        self._waiting = [[set(b.names) for b in own] for own in self.buckets.lists]
+        self._waiting = [[set(b.names) for b in own] for own in self.lists]
         self._home = [{n: w for w in own for n in w} for own in self._waiting]
-        self._next = [0] * len(self.buckets.lists)
+        self._next = [0] * len(self.lists)
         self._come: dict[tuple[int, int], set[int]] = {}
         self._begun: set[tuple[int, int, int]] = set()
         self._handles: list[int] = []
@@ -92,7 +71,7 @@ class Sums:
     def _send(self) -> None:
         """Starts, in the order of the lists, the buckets that have become ready."""
         ready: dict[tuple[int, int], None] = {}
-        for index, own in enumerate(self.buckets.lists):
+        for index, own in enumerate(self.lists):
             while self._next[index] < len(own) and not self._waiting[index][self._next[index]]:
                 key = _key(own, self._next[index])
                 self._come.setdefault(key, set()).add(index)
@@ -103,15 +82,15 @@ class Sums:
 
     def _start(self, group_size: int, number: int) -> None:
         """Starts the sums of all groups whose members have come to this bucket."""
-        replicas, of = self.replicas, np.array(self.buckets.of)
-        place = replicas.ranks.ranks % group_size
-        sizes = np.zeros_like(place)
+        replicas = self.replicas
+        member_of = replicas.ranks.ranks % group_size
+        sizes = np.zeros_like(member_of)
         for index in self._come[group_size, number]:
-            own = [b for b in self.buckets.lists[index] if b.group_size == group_size]
-            sizes[of == index] = own[number].bytes
+            own = [b for b in self.lists[index] if b.group_size == group_size]
+            sizes[self.place == index] = own[number].bytes
         takes = sizes > 0
         for member in range(group_size):
-            mine = place == member
+            mine = member_of == member
             begun = (group_size, number, member)
             if begun in self._begun or not takes[mine].all():
                 takes = takes & ~mine
@@ -132,7 +111,7 @@ class Sums:
         self._handles.append(self.script.start(call))
 
 
-def _key(own: tuple[Bucket, ...], index: int) -> tuple[int, int]:
+def _key(own: Sequence[Bucket], index: int) -> tuple[int, int]:
     """(group size, which of the buckets of this group size) of a bucket in a list."""
     k = own[index].group_size
     return k, sum(bucket.group_size == k for bucket in own[:index])

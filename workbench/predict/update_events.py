@@ -1,15 +1,16 @@
 """What ranks do with gradients that are summed: agree, update, hand out, average."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from workbench.plan.experiment import LocalSGD
+from workbench.predict.buckets import averaged, buckets_of
 from workbench.predict.duration import Seconds, update_seconds
 from workbench.predict.events import Script
-from workbench.predict.parameters import averaged, copies
+from workbench.predict.parameters import copies
 from workbench.predict.program import Program
 from workbench.predict.replicas import Replicas
 from workbench.predict.rows import Counts
-from workbench.predict.sums import Buckets
 
 _FP64 = 8
 _COPIED = 4  # an average is read and written once into its bucket, and once back
@@ -49,21 +50,13 @@ class Updates:
 
     def average(self, sync: LocalSGD) -> None:
         """Local SGD's averaging of parameters."""
-        plan, pieces = self.program.plan, self.program.pieces
-        placed = plan.flow.weights
-        for k in sorted({placed[name].group_size for name in pieces.names}):
-            if self.replicas.count(k) == 1:
-                continue
-            columns = range(plan.world_size)
-            lists = [averaged(self.experiment, sync, pieces, k, column) for column in columns]
-            for index in range(max(map(len, lists))):
-                sizes = np.array([own[index] if index < len(own) else 0 for own in lists])
-                self.script.work("update", "averaging", self.speeds.streaming(_COPIED * sizes))
-                takes = None if sizes.all() else sizes > 0
-                call = self.replicas.all_reduce(
-                    sizes, self.program.itemsize, k, "parameters", beside=True, takes=takes
-                )
-                self.script.meet(call)
+        for column in averaged(self.experiment, sync, self.program.pieces).columns():
+            sizes, k = column.bytes, column.group_size
+            self.script.work("update", "averaging", self.speeds.streaming(_COPIED * sizes))
+            call = self.replicas.all_reduce(
+                sizes, self.program.itemsize, k, "parameters", beside=True, takes=_some(sizes)
+            )
+            self.script.meet(call)
 
     def rest(self) -> None:
         """What every step costs besides."""
@@ -77,16 +70,16 @@ class Updates:
 
     def _hand_out(self, names: set[str] | None) -> None:
         """Makes the parameters whole again, bucket by bucket."""
-        buckets = Buckets(self.program, names)
-        sizes: dict[tuple[int, int], Counts] = {}
-        for column, which in enumerate(buckets.of):
-            numbers: dict[int, int] = {}
-            for bucket in buckets.lists[which]:
-                k = bucket.group_size
-                key = (k, numbers.get(k, 0))
-                numbers[k] = key[1] + 1
-                sizes.setdefault(key, np.zeros_like(self.ones))[column] = bucket.bytes
-        for (k, _), held in sizes.items():
+        buckets = buckets_of(self.experiment, self.program.pieces)
+        for column in buckets.columns():
+            held = column.bytes if names is None else column.bytes * column.within(names)
+            if not held.any():
+                continue
             self.script.work("update", "hand-out", self.speeds.streaming(_HANDED_OUT * held))
-            takes = None if held.all() else held > 0
-            self.script.meet(self.replicas.all_gather(held, k, "parameters", takes))
+            call = self.replicas.all_gather(held, column.group_size, "parameters", _some(held))
+            self.script.meet(call)
+
+
+def _some(sizes: Counts) -> NDArray[np.bool_] | None:
+    """The ranks that have something; None: all."""
+    return None if sizes.all() else sizes > 0

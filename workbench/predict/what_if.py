@@ -1,22 +1,15 @@
 """The same experiment elsewhere: more ranks, other devices, other links."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
-
 from workbench.plan.device import Device
 from workbench.plan.errors import ExperimentError, MachineError
 from workbench.plan.experiment import Experiment
 from workbench.plan.link import Link
 from workbench.plan.machine import Machine
-from workbench.predict.schedule import Schedule
 
 MOST_RANKS = 65_536
 
 
-def changed(
-    experiment: Experiment, world_size: int | None, batch_size: int | None
-) -> Experiment:
+def changed(experiment: Experiment, world_size: int | None, batch_size: int | None) -> Experiment:
     """The experiment on another number of ranks, or with another batch.
 
     Raises:
@@ -34,9 +27,7 @@ def changed(
     return experiment.replace(plan=plan, batch_size=batch)
 
 
-def elsewhere(
-    machine: Machine, link: Link | str | None, device: Device | str | None
-) -> Machine:
+def elsewhere(machine: Machine, link: Link | str | None, device: Device | str | None) -> Machine:
     """The machine with another link, or with another device on all ranks.
 
     Args:
@@ -72,103 +63,3 @@ def _device(device: Device | str) -> Device:
     if not isinstance(device, Device):
         raise MachineError(f"device must be a Device or a known machine's name, got {device!r}")
     return device
-
-
-@dataclass(frozen=True)
-class Point:
-    """One world size.
-
-    Attributes:
-        world_size: number of ranks.
-        batch_size: samples of a step over all ranks.
-        step_time: seconds.
-        samples_per_s: of all ranks.
-        efficiency: the share of all ranks' time that goes into work.
-        exposed_s: seconds of a step that communication and waiting add, of the mean rank.
-        work_s: seconds of a step without these, of the mean rank.
-    """
-
-    world_size: int
-    batch_size: int
-    step_time: float
-    samples_per_s: float
-    efficiency: float
-    exposed_s: float
-    work_s: float
-
-
-def point_of(experiment: Experiment, schedule: Schedule) -> Point:
-    """One point of a curve."""
-    seconds, work = schedule.seconds, float(schedule.work.mean())
-    return Point(
-        experiment.plan.world_size,
-        experiment.batch_size,
-        seconds,
-        experiment.batch_size / seconds,
-        schedule.efficiency,
-        seconds - work,
-        work,
-    )
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """A step's time over world sizes.
-
-    Attributes:
-        kind: "strong": the same batch over more ranks; "weak": each rank's part is the same.
-        points: by world size.
-    """
-
-    kind: Literal["strong", "weak"]
-    points: tuple[Point, ...]
-
-    @property
-    def communication_dominates_at(self) -> int | None:
-        """The first of these world sizes where communication and waiting take more than work."""
-        return next((p.world_size for p in self.points if p.exposed_s > p.work_s), None)
-
-    def speedup(self, point: Point) -> float:
-        """Samples per second, relative to the first point."""
-        return point.samples_per_s / self.points[0].samples_per_s
-
-    def __repr__(self) -> str:
-        sizes = f"{self.points[0].world_size:,} to {self.points[-1].world_size:,} ranks"
-        at = self.communication_dominates_at
-        said = "never dominates" if at is None else f"dominates from {at:,} ranks on"
-        return f"<{self.kind.capitalize()} scaling over {sizes}: communication {said}>"
-
-    def __str__(self) -> str:
-        from workbench.predict.show import scaling_text
-
-        return scaling_text(self)
-
-    def _repr_html_(self) -> str:
-        from workbench.predict.show import scaling_html
-
-        return scaling_html(self)
-
-
-def scaling(
-    kind: Literal["strong", "weak"],
-    sizes: Sequence[int],
-    at: Callable[[int, int], Point],
-    batch_size: int,
-    world_size: int,
-) -> Scaling:
-    """A curve.
-
-    Args:
-        kind: of scaling.
-        sizes: world sizes, ascending.
-        at: gives the point of a world size and a batch.
-        batch_size: of the experiment.
-        world_size: of the experiment.
-
-    Raises:
-        ExperimentError: no sizes, or sizes that do not ascend.
-    """
-    if not sizes or any(b <= a for a, b in zip(sizes, sizes[1:], strict=False)):
-        raise ExperimentError(f"world sizes must ascend, got {tuple(sizes)}")
-    grown = (batch_size if kind == "strong" else round(batch_size * n / world_size) for n in sizes)
-    return Scaling(kind, tuple(at(n, batch) for n, batch in zip(sizes, grown, strict=True)))
