@@ -46,6 +46,7 @@ from workbench.predict.duration import (
     update_seconds,
 )
 from workbench.predict.kept import kept_by
+from workbench.predict.pass_events import ADDED
 from workbench.predict.parameters import KEEPS_GRADIENT_BYTES, copies, itemsize, piece
 from workbench.predict.program import HALF, program_of
 from workbench.predict.rows import Counts, Rows, tiled
@@ -110,7 +111,7 @@ class StepCosts:
             layer.kind, layer.target, layer.input_shape, layer.output_shape, layer.rows,
             layer.groups, layer.heads, layer.flops, bool(layer.shared),
             tuple((w.shape, w.dtype, w.trainable) for w in owner.weights),
-            self.itemsizes.get(name), name in self.learns, name in self.graph.outputs, name in self.before_tails,
+            self.itemsizes.get(name), self._share_of_backward(layer), self._readers(name), name in self.graph.outputs, name in self.before_tails,
             len(self._keeps_of(layer)[1]), self._keeps_of(layer)[0],
             tuple((self.graph.input_shape, 1) if read == "input" else
                   (self.graph[read].kind, self.graph[read].output_shape, self.graph[read].rows)
@@ -132,7 +133,7 @@ class StepCosts:
                 found = layer_seconds(alone, layer, rows, self.experiment.precision, self.speeds)
                 forward += times * self._mean(found.forward)
                 backward += times * self._mean(found.backward)
-        backward *= layer.name in self.learns
+        backward *= self._share_of_backward(layer)
         summed, update, resident = self._weights(layer, placed)
         kept = self._kept_beside(layer, choice, given) + self._kept_values(layer, read, given)
         return forward, 0.0, 0.0, backward, summed, update, resident, kept
@@ -154,9 +155,46 @@ class StepCosts:
         if name in self.graph.outputs:
             for rows, times in self.passes:
                 logits = rows.elements(returned(source, shape), shape, per_sample)
-                seconds = times * self._mean(loss_seconds(logits * 4, self.speeds))
+                size = logits * self.itemsizes[name]
+                seconds = times * self._mean(loss_seconds(size, self.speeds))
                 forward, backward = forward + seconds, backward + seconds
+        backward += self._added(name, source, readings, shape, per_sample)
         return 0.0, forward, gather, backward, 0.0, 0.0, 0.0, 0.0
+
+    def _share_of_backward(self, layer: Layer) -> float:
+        """Of a layer that learns but passes no gradient on, half of its backward pass runs."""
+        if layer.name not in self.learns:
+            return 0.0
+        learns = any(weight.trainable for weight in layer.weights)
+        return 0.5 if learns and not self.learns.intersection(layer.inputs) else 1.0
+
+    def _readers(self, name: str) -> int:
+        """How often a gradient comes back for a layer's output."""
+        readers = (r for r in self.graph.consumers[name] if r in self.learns)
+        return sum(self.graph[reader].inputs.count(name) for reader in readers)
+
+    def _added(
+        self,
+        name: str,
+        source: Layout,
+        readings: Readings,
+        shape: tuple[int, ...],
+        per_sample: int,
+    ) -> float:
+        """Seconds to add up what comes back from several readers, where it is smallest."""
+        more = self._readers(name) - 1
+        if more < 1 or name not in self.learns:
+            return 0.0
+        layouts = {source, *(layout for layout, _ in readings)}
+        seconds = 0.0
+        for rows, times in self.passes:
+            sizes = (rows.elements(layout, shape, per_sample) for layout in layouts)
+            passing = (
+                self._mean(self.speeds.streaming(ADDED * more * size * self.itemsizes[name], more))
+                for size in sizes
+            )
+            seconds += times * min(passing)
+        return seconds
 
     def _steps(
         self,
@@ -241,8 +279,9 @@ class StepCosts:
             return 0.0, 0.0
         members = range(0, self.world, group_size)
         meeting, algorithm = self.speeds.meeting(members), self.experiment.sync.algorithm
+        beside = not (meeting.memory and max(meeting.hosts) > 1)
         sizes = [float(2**power) for power in range(10, 33, 2)]
-        seconds = [meeting.all_reduce(size, algorithm, beside=True).seconds for size in sizes]
+        seconds = [meeting.all_reduce(size, algorithm, beside=beside).seconds for size in sizes]
         rate = min(after / size for after, size in zip(seconds, sizes, strict=True))
         latency = min(t - rate * size for t, size in zip(seconds, sizes, strict=True))
         return max(latency, 0.0), rate

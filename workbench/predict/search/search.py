@@ -157,18 +157,24 @@ class _Search:
             fixed=self._fixed(),
             slowed=1 - free,
             apart=apart,
-            rounds=question.rounds,
+            rounds=question.rounds and self._hides(),
             recompute=tuple(question.may_recompute(layer) for layer in layers),
             parts=tuple(most if layer.name in behind else 1 for layer in layers),
         )
 
     def _fixed(self) -> float:
-        """Seconds of loading, and of what every step costs besides."""
+        """Seconds of loading, of agreeing, and of what every step costs besides."""
         experiment, speeds = self.question.experiment, self.costs.speeds
         rows = np.sum(micro_batches(experiment), axis=0)
-        sizes = rows * int(np.prod(self.question.graph.input_shape)) * 4
-        seconds = load_seconds(sizes, speeds) + speeds.each("step_s")
+        sample = int(np.prod(self.question.graph.input_shape)) * self.costs.itemsizes["input"]
+        seconds = load_seconds(rows * sample, speeds) + speeds.each("step_s")
         return float(self.question.weights @ seconds)
+
+    def _hides(self) -> bool:
+        """Whether a gather can run beside a tail in rounds: not in memory that all share."""
+        sizes = (k for k in self.question.sizes if k > 1)
+        meetings = [self.costs.speeds.meeting(range(k)) for k in sizes]
+        return any(not meeting.memory or len(meeting.hosts) > 1 for meeting in meetings)
 
     def _candidates(self) -> None:
         """Judges presets and the cheapest plans, as far as their bounds are below the best."""
