@@ -35,6 +35,11 @@ class Following:
             for wish in self.wishes
         }
         self._one = _OneLayer(graph)
+        kinds: dict[Hashable, int] = {}
+        self._kinds = {
+            layer.name: kinds.setdefault((_shape(layer), self.alike(layer.name)), len(kinds))
+            for layer in graph.layers
+        }
         self._known: dict[Hashable, dict[tuple[Layout, Layout], frozenset[Wish]]] = {}
 
     def by_scheme(
@@ -44,7 +49,7 @@ class Following:
         return self._one.by_scheme(layer, choice, coming)
 
     def followed(
-        self, layer: Layer, coming: Sequence[Layout]
+        self, layer: Layer, coming: tuple[Layout, ...]
     ) -> dict[tuple[Layout, Layout], frozenset[Wish]]:
         """Of a layer without a scheme: under which of its wisher's wishes it reads and gives what.
 
@@ -52,7 +57,7 @@ class Following:
             layer: the layer.
             coming: the layouts of what it reads.
         """
-        key = (layer.name, tuple(coming))
+        key = (self._kinds[layer.name], coming)
         if key not in self._known:
             self._known[key] = self._followed(layer, coming)
         return self._known[key]
@@ -66,10 +71,11 @@ class Following:
             self.graph.input_shape if read == "input" else self.graph[read].output_shape
             for read in self.graph[name].inputs
         )
-        return heard, tuple(shapes), name in self.graph.shares_weights
+        hears = name in self.wishers
+        return heard, tuple(shapes), name in self.graph.shares_weights, hears
 
     def _followed(
-        self, layer: Layer, coming: Sequence[Layout]
+        self, layer: Layer, coming: tuple[Layout, ...]
     ) -> dict[tuple[Layout, Layout], frozenset[Wish]]:
         found: dict[tuple[Layout, Layout], frozenset[Wish]] = {}
         for wish in self.wishes if layer.name in self.wishers else self.wishes[:1]:
@@ -77,6 +83,11 @@ class Following:
             place = (read, after(layer, read))
             found[place] = found.get(place, frozenset()) | {wish}
         return found
+
+
+def _shape(layer: Layer) -> Hashable:
+    """What of a layer itself the rules look at."""
+    return layer.kind, layer.input_shape, layer.output_shape, layer.rows, bool(layer.inputs)
 
 
 def _wishers(graph: Graph) -> dict[str, str]:

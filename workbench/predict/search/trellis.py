@@ -13,6 +13,7 @@ and held against what follows; a wrong guess ends nowhere.
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import add
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -168,7 +169,7 @@ def trellis_of(
     return _Laying(graph, following, options, costs).laid()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Way:
     """One way to go on, as far as a stage's own values are concerned.
 
@@ -181,6 +182,35 @@ class _Way:
 
     choice: int
     state: tuple[int, ...]
+    cost: Cost
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """What a layer does, whatever its inputs have seen so far.
+
+    Attributes:
+        choice: index of the layer's choice.
+        read: number of the layout in which it reads.
+        sums: whether a gradient of summands comes back from it.
+        own: number of its own value, where that lives.
+        wishes: number of the wishes still open to whom it hears, if it hears somebody.
+        cost: of the layer.
+    """
+
+    choice: int
+    read: int
+    sums: bool
+    own: tuple[int, ...]
+    wishes: tuple[int, ...]
+    cost: Cost
+
+
+@dataclass(frozen=True, slots=True)
+class _Met:
+    """A value that has been read once more: its number, or the cost with which it ends."""
+
+    number: tuple[int, ...]
     cost: Cost
 
 
@@ -211,20 +241,23 @@ class _Laying:
         self.graph, self.following = graph, following
         self.options, self.costs = options, costs
         self.last = {name: (readers or (name,))[-1] for name, readers in graph.consumers.items()}
-        self.lives = _Numbers[Live]()
+        self.lives, self.layouts = _Numbers[Live](), _Numbers[Layout]()
+        self.layout: list[int] = []  # of each live value, the number of its layout
+        self.frames = _Numbers[Hashable]()
         self.wishes = _Numbers[frozenset[Wish]](frozenset(following.wishes))
         kinds = _Numbers[Hashable]()
         self.kinds = {name: kinds.of(costs.alike(name)) for name in graph.consumers}
         self.rules = {layer.name: kinds.of(following.alike(layer.name)) for layer in graph.layers}
         self._stages: dict[Hashable, tuple[Stage, Integers]] = {}
-        self._ways: dict[Hashable, list[_Way]] = {}
+        self._moves: dict[Hashable, list[_Move]] = {}
+        self._meets: dict[Hashable, _Met | None] = {}
         self._costs: dict[Hashable, Cost] = {}
 
     def laid(self) -> Trellis:
-        states = np.array([[self.lives.of(Live(ROWS))]], dtype=np.int64)
+        states = np.array([[self._number(Live(ROWS))]], dtype=np.int64)
         stages = []
         for frame in self._frames():
-            alike = self._alike(frame)
+            alike = self.frames.of(self._alike(frame))
             known = (alike, states.shape, states.tobytes())
             if known not in self._stages:
                 self._stages[known] = self._made(frame, alike, states)
@@ -286,7 +319,7 @@ class _Laying:
         )
 
     def _made(
-        self, frame: _Frame, alike: Hashable, states: Integers
+        self, frame: _Frame, alike: int, states: Integers
     ) -> tuple[Stage, Integers]:
         count, width = len(states), len(frame.names)
         newly = frame.heard - (states.shape[1] - width)
@@ -295,7 +328,7 @@ class _Laying:
         heard = [] if frame.wisher is None else [width + frame.wisher]
         shown = states[:, [*ours, *heard]]
         first, which = _distinct(shown)
-        ways = [self._known_ways(frame, alike, shown[index].tolist()) for index in first]
+        ways = [self._ways_of(frame, alike, shown[index].tolist()) for index in first]
 
         # Every state with each of its ways: an edge.
         counts = np.array([len(some) for some in ways], dtype=np.int64)
@@ -321,12 +354,75 @@ class _Laying:
         chosen = np.array([one.choice for one in every], dtype=np.int64)[way]
         return Stage(count, source, target, costs, chosen), after[first]
 
-    def _known_ways(self, frame: _Frame, alike: Hashable, shown: list[int]) -> list[_Way]:
-        key = (alike, *shown)
-        if key not in self._ways:
-            count = len(set(frame.reads))
-            self._ways[key] = self._ways_of(frame, shown[:count], shown[count:])
-        return self._ways[key]
+    def _ways_of(self, frame: _Frame, alike: int, shown: list[int]) -> list[_Way]:
+        """Every way to go on from given inputs, and wishes open to whom the layer hears."""
+        ours = sorted(set(frame.reads))
+        numbers = dict(zip(ours, shown, strict=False))
+        wished = shown[len(ours) :]
+        coming = tuple(self.layout[numbers[index]] for index in frame.reads)
+        key = (alike, coming, *wished)
+        if key not in self._moves:
+            self._moves[key] = self._moves_of(frame, coming, wished)
+        found = []
+        for move in self._moves[key]:
+            state, cost = list(move.own), move.cost
+            for index in ours:
+                met = self._met(frame, alike, index, numbers[index], move)
+                if met is None:
+                    break
+                state += met.number
+                if met.cost:
+                    cost = _sum(cost, met.cost)
+            else:
+                found.append(_Way(move.choice, (*state, *move.wishes), cost))
+        return found
+
+    def _moves_of(
+        self, frame: _Frame, coming: tuple[int, ...], wished: Sequence[int]
+    ) -> list[_Move]:
+        """What a layer can do with inputs of these layouts."""
+        layer, found = frame.layer, []
+        open_ = self.wishes.values[wished[0] if wished else _ALL]
+        layouts = tuple(self.layouts.values[number] for number in coming)
+        for place, choice, read, given, left in self._placed(frame, open_, layouts):
+            whole = read != ROWS and read.placement == Replicate()
+            cost = self._layer_cost(layer, choice, read, given)
+            if not frame.lives:
+                cost = _sum(cost, self._value_cost(layer.name, Live(given)))
+            for carried in (False, True) if frame.may_carry and whole else (False,):
+                sums = carried if choice is None else whole and choice.scheme in SUMMED_BACK
+                own = (self._number(Live(given, carried)),) if frame.lives else ()
+                wishes = (self.wishes.of(left),) if wished else ()
+                found.append(_Move(place, self.layouts.of(read), sums, own, wishes, cost))
+        return found
+
+    def _met(
+        self, frame: _Frame, alike: int, index: int, number: int, move: _Move
+    ) -> _Met | None:
+        """What reading makes of a value; None: its gradient was guessed wrong."""
+        key = (alike, index, number, move.read, move.sums)
+        if key not in self._meets:
+            self._meets[key] = self._read(frame, index, number, move)
+        return self._meets[key]
+
+    def _read(self, frame: _Frame, index: int, number: int, move: _Move) -> _Met | None:
+        value, read = self.lives.values[number], self.layouts.values[move.read]
+        if value.carried and (read != value.layout or not move.sums):
+            return None
+        value = replace(value, readings=value.readings | {(read, move.sums)})
+        if index not in frame.ends:
+            return _Met((self._number(value),), ())
+        name = frame.names[index]
+        alone = value.readings == {(value.layout, True)}
+        if alone and not value.carried and self._may_carry(name):
+            return None
+        return _Met((), self._value_cost(name, value))
+
+    def _number(self, value: Live) -> int:
+        number = self.lives.of(value)
+        if number == len(self.layout):
+            self.layout.append(self.layouts.of(value.layout))
+        return number
 
     def _layer_cost(
         self, layer: Layer, choice: LayerPlan | None, read: Layout, given: Layout
@@ -343,33 +439,6 @@ class _Laying:
                 name, value.layout, value.readings, value.carried
             )
         return self._costs[key]
-
-    def _ways_of(
-        self, frame: _Frame, numbers: Sequence[int], wished: Sequence[int]
-    ) -> list[_Way]:
-        """Every way to go on from given inputs, and wishes open to whom the layer hears."""
-        layer, ours = frame.layer, sorted(set(frame.reads))
-        live = {i: self.lives.values[number] for i, number in zip(ours, numbers, strict=True)}
-        coming = tuple(live[index].layout for index in frame.reads)
-        open_ = self.wishes.values[wished[0] if wished else _ALL]
-        found = []
-        for place, choice, read, given, left in self._placed(frame, open_, coming):
-            whole = read != ROWS and read.placement == Replicate()
-            for carried in (False, True) if frame.may_carry and whole else (False,):
-                sums = carried if choice is None else whole and choice.scheme in SUMMED_BACK
-                values = {i: self._read(value, read, sums) for i, value in live.items()}
-                cost = self._ended(frame, values)
-                if cost is None:
-                    continue
-                cost = _sum(cost, self._layer_cost(layer, choice, read, given))
-                if not frame.lives:
-                    cost = _sum(cost, self._value_cost(layer.name, Live(given)))
-                own = [Live(given, carried)] if frame.lives else []
-                own += [v for i, v in values.items() if v is not None and i not in frame.ends]
-                state = [self.lives.of(value) for value in own]
-                state += [self.wishes.of(left)] if wished else []
-                found.append(_Way(place, tuple(state), cost))
-        return found
 
     def _placed(
         self, frame: _Frame, open_: frozenset[Wish], coming: tuple[Layout, ...]
@@ -389,26 +458,6 @@ class _Laying:
             (-1, None, *place, wishes & open_) for place, wishes in ways.items() if wishes & open_
         ]
 
-    def _read(self, value: Live, read: Layout, sums: bool) -> Live | None:
-        """A value once it has been read, too; None: its gradient was guessed wrong."""
-        if value.carried and (read != value.layout or not sums):
-            return None
-        return replace(value, readings=value.readings | {(read, sums)})
-
-    def _ended(self, frame: _Frame, values: Mapping[int, Live | None]) -> Cost | None:
-        """The cost of what is read for the last time; None: a guess was wrong."""
-        cost: Cost = ()
-        for index, value in values.items():
-            if value is None:
-                return None
-            if index in frame.ends:
-                name = frame.names[index]
-                alone = value.readings == {(value.layout, True)}
-                if alone and not value.carried and self._may_carry(name):
-                    return None
-                cost = _sum(cost, self._value_cost(name, value))
-        return cost
-
 
 def _distinct(rows: Integers) -> tuple[Integers, Integers]:
     """(index of one of each kind of row, for each row the number of its kind)."""
@@ -422,4 +471,4 @@ def _distinct(rows: Integers) -> tuple[Integers, Integers]:
 
 
 def _sum(one: Cost, other: Cost) -> Cost:
-    return tuple(a + b for a, b in zip(one, other, strict=True)) if one else other
+    return tuple(map(add, one, other))
