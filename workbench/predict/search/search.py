@@ -104,10 +104,17 @@ def search(
         rounds=rounds,
         recompute=recompute,
     )
-    return _Search(question, began).result()
+    return Searching(question, began).result()
 
 
-class _Search:
+class Searching:
+    """One search, as far as it has come.
+
+    Args:
+        question: what is asked.
+        began: when, by `time.perf_counter`.
+    """
+
     def __init__(self, question: Question, began: float) -> None:
         self.question, self.began = question, began
         self.judge = Judge(question.experiment, question.machine, question.limit)
@@ -117,6 +124,11 @@ class _Search:
         self.all = Relaxation(self.trellis, self._terms(parts=True), question.limit)
 
     def result(self) -> SearchResult:
+        """Searches.
+
+        Raises:
+            MemoryLimitError: no plan fits.
+        """
         tightest = self.all.tightest()
         leanest = self.all.leanest()
         if leanest.memory <= self.question.limit:
@@ -168,7 +180,9 @@ class _Search:
         rows = np.sum(micro_batches(experiment), axis=0)
         sample = int(np.prod(self.question.graph.input_shape)) * self.costs.itemsizes["input"]
         seconds = load_seconds(rows * sample, speeds) + speeds.each("step_s")
-        return float(self.question.weights @ seconds)
+        world = self.question.world_size
+        status = speeds.meeting(range(world)).all_reduce((2 + world) * 8, "auto", beside=False)
+        return float(self.question.weights @ seconds) + status.seconds
 
     def _hides(self) -> bool:
         """Whether a gather can run beside a tail in rounds: not in memory that all share."""
