@@ -42,15 +42,10 @@ class Judge:
         self.best: Judged | None = None
         self.leanest: Judged | None = None
         self._known: dict[Plan, Judged] = {}
-        self._tight = False
+        self.tight = False  # whether a plan that was faster than the best so far did not fit
 
     def __len__(self) -> int:
         return len(self._known)
-
-    @property
-    def tight(self) -> bool:
-        """Whether a plan that was faster than the best so far did not fit."""
-        return self._tight
 
     @property
     def seconds(self) -> float:
@@ -58,19 +53,25 @@ class Judge:
         return float("inf") if self.best is None else self.best.step_time
 
     def judge(self, plan: Plan) -> Judged:
-        """What is predicted for a plan, which becomes the best if it is."""
+        """What is predicted for a plan, which becomes the best if it fits and is faster."""
         known = self._known.get(plan)
         if known is None:
             known = Judged(plan, predict(plan, self.machine, self.experiment))
             self._known[plan] = known
-            if known.step_time < self.seconds:
-                if self.leanest is None or known.peak_bytes < self.leanest.peak_bytes:
-                    self.leanest = known
-                if known.peak_bytes <= self.limit:
-                    self.best = known
-                else:
-                    self._tight = True
+            if self.best is None:
+                self._weigh(known)
+            elif known.step_time < self.seconds:
+                self._weigh(known)
         return known
+
+    def _weigh(self, judged: Judged) -> None:
+        """Whether it fits is asked for first while nothing does: that is the quicker question."""
+        if self.leanest is None or judged.peak_bytes < self.leanest.peak_bytes:
+            self.leanest = judged
+        if judged.peak_bytes <= self.limit:
+            self.best = judged
+        else:
+            self.tight = True
 
     def front(self, more: Iterable[Plan] = ()) -> tuple[Judged, ...]:
         """Of all plans that were judged, and these, those that none beats in time and memory.

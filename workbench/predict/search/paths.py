@@ -6,7 +6,7 @@ from itertools import count
 
 import numpy as np
 
-from workbench.predict.search.trellis import Floats, Trellis
+from workbench.predict.search.trellis import Floats, Integers, Trellis
 
 
 class Weighted:
@@ -28,42 +28,53 @@ class Weighted:
 
     def best(self) -> list[int]:
         """The edges of a cheapest path."""
-        state, path = 0, []
-        for stage, edges, behind in zip(
-            self.trellis.stages, self.edges, self.to_go[1:], strict=True
-        ):
-            first, end = np.searchsorted(stage.source, (state, state + 1))
-            costs = edges[first:end] + behind[stage.target[first:end]]
-            path.append(int(first + np.argmin(costs)))
-            state = int(stage.target[path[-1]])
+        state, path = 0, list[int]()
+        for depth, costs in enumerate(self.edges):
+            edges, targets = self._from(depth, state)
+            best = int(np.argmin(costs[edges] + self.to_go[depth + 1][targets]))
+            path.append(edges.start + best)
+            state = int(targets[best])
         return path
 
     def in_order(self) -> Iterator[tuple[float, list[int]]]:
         """(cost, edges) of every path, the cheapest first.
 
-        A* with the exact cost to go: a path is never left for one that turns out to be dearer.
+        Every path is another one up to some stage, leaves it there, and then goes on as cheaply
+        as can be; so each that is given leads to those that leave it.
+
+        Source: Hoffman and Pavley 1959, doi:10.1145/320998.321004.
         """
         ties = count()
-        waiting: list[tuple[float, int, int, float, int, tuple[object, ...]]] = []
-        heappush(waiting, (self.cheapest, next(ties), 0, 0.0, 0, ()))
-        while waiting:
-            total, _, depth, spent, state, path = heappop(waiting)
-            if total == float("inf"):
-                return
-            if depth == len(self.edges):
-                yield total, _unlinked(path)
-                continue
-            stage, edges, behind = (
-                self.trellis.stages[depth],
-                self.edges[depth],
-                self.to_go[depth + 1],
-            )
-            first, end = np.searchsorted(stage.source, (state, state + 1))
-            for edge in range(int(first), int(end)):
-                after = int(stage.target[edge])
-                now = spent + float(edges[edge])
-                expected = now + float(behind[after])
-                heappush(waiting, (expected, next(ties), depth + 1, now, after, (edge, path)))
+        # (cost, a number, what it has cost up to the stage where it leaves, edges up to there)
+        waiting: list[tuple[float, int, float, list[int]]] = []
+        heappush(waiting, (self.cheapest, next(ties), 0.0, []))
+        while waiting and waiting[0][0] < float("inf"):
+            total, _, spent, path = heappop(waiting)
+            path = list(path)
+            state = self._state(path)
+            for depth in range(len(path), len(self.edges)):
+                edges, targets = self._from(depth, state)
+                costs = spent + self.edges[depth][edges] + self.to_go[depth + 1][targets]
+                best = int(np.argmin(costs))
+                for other, cost in enumerate(costs.tolist()):
+                    if other != best:
+                        edge = edges.start + other
+                        after = spent + float(self.edges[depth][edge])
+                        heappush(waiting, (cost, next(ties), after, [*path, edge]))
+                path.append(edges.start + best)
+                spent += float(self.edges[depth][path[-1]])
+                state = int(targets[best])
+            yield total, path
+
+    def _state(self, path: Sequence[int]) -> int:
+        """Where a path leads."""
+        return int(self.trellis.stages[len(path) - 1].target[path[-1]]) if path else 0
+
+    def _from(self, depth: int, state: int) -> tuple[slice, Integers]:
+        """(edges that leave a state, where they lead)."""
+        stage = self.trellis.stages[depth]
+        first, end = np.searchsorted(stage.source, (state, state + 1))
+        return slice(int(first), int(end)), stage.target[first:end]
 
     def through(self) -> list[Floats]:
         """For each stage and edge, the least cost of a path that goes through it."""
@@ -92,10 +103,3 @@ class Weighted:
             behind = here
         return found[::-1]
 
-
-def _unlinked(path: tuple[object, ...]) -> list[int]:
-    found: list[int] = []
-    while path:
-        edge, path = path  # type: ignore[assignment]
-        found.append(edge)  # type: ignore[arg-type]
-    return found[::-1]

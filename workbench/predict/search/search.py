@@ -16,6 +16,7 @@ memory too, and hide a gather behind what they compute.
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -200,8 +201,22 @@ class Searching:
         for one in sorted(found, key=lambda one: one.least_seconds):
             if one.least_seconds < self.judge.seconds:
                 self.judge.judge(self.question.plan(one.choices))
+        if self.judge.best is not None:
+            self._judge_rounds(self.judge.best.plan)
         if self.judge.tight:
             self._fit()
+
+    def _judge_rounds(self, plan: Plan) -> None:
+        """Judges a plan in the rounds that it can run in."""
+        if not self.question.rounds:
+            return
+        try:
+            if plan.tail is None:
+                return
+        except RoundsError:
+            return
+        for rounds in ("B/K", "B"):
+            self.judge.judge(plan.with_rounds(rounds))
 
     def _presets(self) -> Iterator[Plan]:
         graph, world = self.question.graph, self.question.world_size
@@ -211,51 +226,77 @@ class Searching:
                 yield Plan.hybrid(graph, world, k)
 
     def _fit(self) -> None:
-        """Looks for plans that fit, below the limit by what the last one was above its bound."""
+        """Looks for plans that fit: first leaner ones, then with layers computed again."""
         terms, limit = self._terms(parts=False), float(self.question.limit)
+        none = replace(terms, recompute=(False,) * len(terms.recompute))
+        bases = [self.all.at(0.0, 0.0).best]
         for _ in range(_SHRINKS):
-            some = Relaxation(self.trellis, terms, limit)
-            lean = some.leanest()
-            if lean.memory > limit:
-                return
+            some = Relaxation(self.trellis, none, limit)
+            if some.leanest().memory > limit:
+                break
             some.tightest()
-            fitting = [one for one in some.seen() if one.memory <= limit] or [lean]
-            best = min(fitting, key=lambda one: one.least_seconds)
-            judged = [self.judge.judge(plan) for plan in self._with_rounds(best)]
-            excess = min(one.peak_bytes for one in judged) - self.question.limit
-            if excess <= 0 or self._late():
-                return
-            limit -= excess
+            fitting = [one for one in some.seen() if one.memory <= limit] or [some.leanest()]
+            bases.append(min(fitting, key=lambda one: one.least_seconds))
+            judged = self.judge.judge(self.question.plan(bases[-1].choices))
+            if judged.peak_bytes <= self.question.limit:
+                break
+            self._judge_rounds(judged.plan)
+            limit -= judged.peak_bytes - self.question.limit
+        if self.question.recompute:
+            for base in (bases[0], *bases[:0:-1]):
+                if base.least_seconds < self.judge.seconds:
+                    self._again(base)
+                if self._late() and self.judge.best is not None:
+                    return
 
-    def _with_rounds(self, found: Found) -> Iterator[Plan]:
-        """A plan, and the same in rounds where it can run in them."""
-        plan = self.question.plan(found.choices, found.again)
-        yield plan
-        if self.question.rounds:
-            yield from _in_rounds(plan)
+    def _again(self, base: Found) -> None:
+        """Looks for the least part of a plan that must be computed again for it to fit."""
+        segments = self._segments()
+
+        def fits(part: int) -> bool:
+            again = [name for segment in segments[:part] for name in segment]
+            judged = self.judge.judge(self.question.plan(base.choices, again))
+            return judged.peak_bytes <= self.question.limit
+
+        few, many = 0, len(segments)  # so many do not suffice, so many may
+        if not fits(many):
+            return
+        while few + 1 < many:
+            part = (few + many) // 2
+            few, many = (few, part) if fits(part) else (part, many)
+
+    def _segments(self) -> list[list[str]]:
+        """All layers that may be computed again, in about the square root of their number."""
+        layers = self.question.graph.layers
+        able = [layer.name for layer in layers if self.question.may_recompute(layer)]
+        length = max(2, round(len(able) ** 0.5))
+        # The last of each is left out, so that segments are held one after the other.
+        return [able[first : first + length - 1] for first in range(0, len(able), length)]
 
     def _lean(self, leanest: Found) -> None:
-        """Judges what needs little memory, where nothing else has been found to fit."""
-        choices = [leanest.choices]
-        choices += [dict(preset.layers) for preset in self._presets()]
-        for chosen in choices:
-            if self.trellis.path(chosen) is None:
-                continue
-            for again in self._agains():
+        """Judges what needs little memory, until something fits."""
+        lean = Relaxation(self.trellis, self._terms(parts=False)).leanest()
+        choices = [leanest.choices, lean.choices, *(dict(p.layers) for p in self._presets())]
+        for again in self._agains():
+            for chosen in choices:
+                if self.trellis.path(chosen) is None:
+                    continue
                 plan = self.question.plan(chosen, again)
-                for variant in (plan, *(_in_rounds(plan) if self.question.rounds else ())):
-                    self.judge.judge(variant)
+                self.judge.judge(plan)
+                self._judge_rounds(plan)
+                if self.judge.best is not None:
+                    return
+            if self._late():
+                return
 
-    def _agains(self) -> Iterator[tuple[str, ...]]:
-        """Nothing computed again; everything; everything in shorter and shorter segments."""
-        able = [
-            layer.name for layer in self.question.graph.layers if self.question.may_recompute(layer)
-        ]
-        yield ()
-        length = len(able)
-        while length > 1:
-            yield tuple(name for index, name in enumerate(able) if (index + 1) % length)
-            length = length // 4
+    def _agains(self) -> Iterator[list[str]]:
+        """All layers in segments, all in one, none."""
+        segments = self._segments() if self.question.recompute else []
+        if segments:
+            yield [name for segment in segments for name in segment]
+            layers = self.question.graph.layers
+            yield [layer.name for layer in layers if self.question.may_recompute(layer)]
+        yield []
 
     def _refusal(self, leanest: Found) -> MemoryLimitError:
         lean = self.judge.leanest
@@ -297,18 +338,15 @@ class Searching:
         if base.least_seconds >= self.judge.seconds:
             return
         plain = self.judge.judge(self.question.plan(base.choices))
+        self._judge_rounds(plain.plan)
         if plain.step_time >= self.judge.seconds:
             return
-        for plan in _in_rounds(plain.plan) if self.question.rounds else ():
-            self.judge.judge(plan)
-        seconds = self.all.forward(path)
-        for again, more in cheapest_sums(seconds):
+        for again, more in cheapest_sums(self.all.forward(path)):
             if base.whole + more >= self.judge.seconds or self._late():
                 return
             plan = self.question.plan(base.choices, again)
             self.judge.judge(plan)
-            for variant in _in_rounds(plan) if self.question.rounds else ():
-                self.judge.judge(variant)
+            self._judge_rounds(plan)
 
     def _front(self) -> tuple[Judged, ...]:
         """The judged plans, and some for smaller limits."""
@@ -324,15 +362,3 @@ class Searching:
             for one in sorted(fitting, key=lambda one: one.least_seconds)[:1]:
                 plans.append(self.question.plan(one.choices, one.again))
         return self.judge.front(plans)
-
-
-def _in_rounds(plan: Plan) -> Iterator[Plan]:
-    """A plan in the rounds that it can run in."""
-    try:
-        if plan.tail is None:
-            return
-    except RoundsError:
-        return
-    yield plan.with_rounds("B/K")
-    yield plan.with_rounds("B")
-
