@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from workbench.plan import apportion as apportion
     from workbench.predict import Prediction as Prediction
     from workbench.predict import predict as predict
+    from workbench.predict.search import MemoryLimitError as MemoryLimitError
+    from workbench.predict.search import SearchResult as SearchResult
+    from workbench.predict.search import search as search
     from workbench.widgets import Dashboard as Dashboard
 
 _HOME = {
@@ -50,6 +53,7 @@ _HOME = {
             "Synchronous Synthetic apportion"
         ),
         "predict": "Prediction predict",
+        "predict.search": "MemoryLimitError SearchResult search",
         "widgets": "Dashboard",
     }.items()
     for name in names.split()

@@ -74,7 +74,9 @@ class Question:
 
     def may_recompute(self, layer: Layer) -> bool:
         """Whether a layer may be computed again."""
-        if not self.recompute or layer.rows == 0:
+        pin = self.pinned.get(layer.name)
+        pinned = isinstance(pin, LayerPlan) and pin.recompute
+        if not (self.recompute or pinned) or layer.rows == 0:
             return False
         try:
             check(layer, LayerPlan(recompute=True), self.world_size, shares_weights=False)

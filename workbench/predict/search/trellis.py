@@ -113,10 +113,11 @@ class Trellis:
         for layer, stage in zip(self.layers, self.stages, strict=True):
             place = -1
             if layer.name in self.options:
-                choice = replace(choices.get(layer.name, LayerPlan()), recompute=False)
-                if choice not in self.options[layer.name]:
+                choice = kept(choices.get(layer.name, LayerPlan()))
+                options = [kept(option) for option in self.options[layer.name]]
+                if choice not in options:
                     return None
-                place = self.options[layer.name].index(choice)
+                place = options.index(choice)
             behind = {}
             for state, path in reached.items():
                 first, end = np.searchsorted(stage.source, (state, state + 1))
@@ -457,6 +458,11 @@ class _Laying:
         return [
             (-1, None, *place, wishes & open_) for place, wishes in ways.items() if wishes & open_
         ]
+
+
+def kept(choice: LayerPlan) -> LayerPlan:
+    """A choice without what it says of computing again."""
+    return replace(choice, recompute=False)
 
 
 def _distinct(rows: Integers) -> tuple[Integers, Integers]:
