@@ -15,6 +15,7 @@ BENCHES = {
     "collectives": "all-reduce through shared memory, against gloo's",
     "hierarchical": "all-reduce over two emulated hosts with a shaped link, against gloo's",
     "predict": "peak memory and traffic of a step, against what was predicted",
+    "search": "the best plan, found and proven, and run against others",
     "splitbrain": "convolutions replicated, linear layers sharded, against torch's DDP",
 }
 

@@ -1,7 +1,5 @@
 """No plan is predicted to take less time or memory than the search reckons with."""
 
-import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -176,7 +176,9 @@ def test_refused(fields, error, text):
 
 def test_an_impossible_limit_says_what_is_needed():
     graph, some = graphs.mlp(64, 256, 4), machine()
-    with pytest.raises(MemoryLimitError, match=r"the leanest plan found for Toy on 2 ranks") as info:
+    with pytest.raises(
+        MemoryLimitError, match=r"the leanest plan found for Toy on 2 ranks"
+    ) as info:
         searched(graph, some, 2, "1 KiB")
     error = info.value
     experiment = wb.Experiment(plan=error.plan, optimizer=MOMENTUM, steps=1, batch_size=8)

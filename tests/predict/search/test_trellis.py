@@ -5,7 +5,6 @@ from itertools import product
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.plan import graphs
 from tests.predict.search.drawn import convolutions, tokens

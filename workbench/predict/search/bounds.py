@@ -6,10 +6,9 @@ average over ranks, a step takes at least
     f + b + s g + u       sums hold up the compute lane of the same rank for s of their time
     f + g + u             sums begin when forward has ended, and follow each other
 
-where a gather that could run beside a tail in rounds counts for s of its time, or not at all,
-
-and so does any mean of the two, which is a sum over layers and conversions; so is memory. Where plans
-must fit into a memory m, a price on memory gives a bound for all that do:
+where a gather that could run beside a tail in rounds counts for s of its time, or not at all;
+and so does any mean of the two, which is a sum over layers and conversions; so is memory. Where
+plans must fit into a memory m, a price on memory gives a bound for all that do:
 
     time(plan) >= time(plan) + price (memory(plan) - m)        as memory(plan) <= m
 
@@ -131,8 +130,7 @@ class Relaxation:
         known = self._seen.get((mix, price))
         if known is None:
             edges = [
-                _seconds(stage, mix, self.terms)
-                + self._of_memory(stage, index, mix, price)
+                _seconds(stage, mix, self.terms) + self._of_memory(stage, index, mix, price)
                 for index, stage in enumerate(self.trellis.stages)
             ]
             paths = Weighted(self.trellis, edges)

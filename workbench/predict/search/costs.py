@@ -46,8 +46,8 @@ from workbench.predict.duration import (
     update_seconds,
 )
 from workbench.predict.kept import kept_by
-from workbench.predict.pass_events import ADDED
 from workbench.predict.parameters import KEEPS_GRADIENT_BYTES, copies, itemsize, piece
+from workbench.predict.pass_events import ADDED
 from workbench.predict.program import HALF, program_of
 from workbench.predict.rows import Counts, Rows, tiled
 from workbench.predict.search.trellis import Cost, Floats, Readings
@@ -85,9 +85,7 @@ class StepCosts:
         program = program_of(alone)
         self.itemsizes = {name: op.itemsize for (name, _), op in program.by_value.items()}
         self.itemsizes["input"] = program.itemsize
-        self.learns = {
-            name for (name, _), op in program.by_value.items() if op.needs_gradient
-        }
+        self.learns = {name for (name, _), op in program.by_value.items() if op.needs_gradient}
         self._rates = {k: self._rate(k) for k in range(1, self.world + 1) if self.world % k == 0}
         self.tailable = _tailable(plan.graph)
         self.before_tails = {
@@ -107,20 +105,22 @@ class StepCosts:
             return name
         layer = self.graph[name]
         owner = self.graph[layer.shared] if layer.shared else layer
-        return (
-            layer.kind, layer.target, layer.input_shape, layer.output_shape, layer.rows,
-            layer.groups, layer.heads, layer.flops, bool(layer.shared),
-            tuple((w.shape, w.dtype, w.trainable) for w in owner.weights),
-            self.itemsizes.get(name), self._share_of_backward(layer), self._readers(name), name in self.graph.outputs, name in self.before_tails,
-            len(self._keeps_of(layer)[1]), self._keeps_of(layer)[0],
-            tuple((self.graph.input_shape, 1) if read == "input" else
-                  (self.graph[read].kind, self.graph[read].output_shape, self.graph[read].rows)
-                  for read in layer.inputs),
-        )  # fmt: skip
+        learnt = (self._share_of_backward(layer), self._readers(name), self._keeps_of(layer)[0])
+        kept = len(self._keeps_of(layer)[1])
+        ends = (name in self.graph.outputs, name in self.before_tails)
+        weights = tuple((w.shape, w.dtype, w.trainable) for w in owner.weights)
+        own = (layer.kind, layer.target, layer.input_shape, layer.output_shape, layer.rows)
+        more = (layer.groups, layer.heads, layer.flops, bool(layer.shared))
+        reads = tuple(self._as_read(read) for read in layer.inputs)
+        return own, more, weights, reads, self.itemsizes.get(name), learnt, kept, ends
 
-    def layer(
-        self, layer: Layer, choice: LayerPlan | None, read: Layout, given: Layout
-    ) -> Cost:
+    def _as_read(self, name: str) -> Hashable:
+        if name == "input":
+            return self.graph.input_shape
+        layer = self.graph[name]
+        return layer.kind, layer.output_shape, layer.rows, name in self.learns
+
+    def layer(self, layer: Layer, choice: LayerPlan | None, read: Layout, given: Layout) -> Cost:
         """Of computing a layer, holding its weights, summing their gradients and updating them."""
         choices = {} if choice is None else {layer.name: choice}
         owner = self.graph[layer.shared] if layer.shared else layer
@@ -251,7 +251,9 @@ class StepCosts:
             members = self.world // where.group_size
             owners = members if experiment.shard_optimizer else 1
             memory += float(size.mean()) * copies(optimizer) / owners
-            held = update_seconds(optimizer.kind, size, copies(optimizer), self.speeds)
+            held = update_seconds(
+                optimizer.kind, size.astype(np.float64), copies(optimizer), self.speeds
+            )
             update += self._mean(held) / owners
             if members == 1 or not synchronous:
                 rewrites = layer.kind == "linear" and index == 0

@@ -93,13 +93,10 @@ class Weighted:
         """For each stage and state, the least cost from there to the end."""
         behind: Floats = np.zeros(1)
         found = [behind]
-        for stage, edges in zip(
-            reversed(self.trellis.stages), reversed(self.edges), strict=True
-        ):
+        for stage, edges in zip(reversed(self.trellis.stages), reversed(self.edges), strict=True):
             here = np.full(stage.states, np.inf)
             if len(edges):
                 np.minimum.at(here, stage.source, edges + behind[stage.target])
             found.append(here)
             behind = here
         return found[::-1]
-

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -129,9 +130,7 @@ def asked(
     if limit is None:
         limit = min(device.memory_bytes for device in machine.devices)
     weights = speeds / speeds.sum()
-    return Question(
-        experiment, machine, limit, sizes, options, weights, pins, rounds, recompute
-    )
+    return Question(experiment, machine, limit, sizes, options, weights, pins, rounds, recompute)
 
 
 def _experiment(
@@ -142,10 +141,9 @@ def _experiment(
     precision: str | None,
 ) -> Experiment:
     given = {"batch_size": batch_size, "optimizer": optimizer, "precision": precision}
-    fields = {name: value for name, value in given.items() if value is not None}
+    fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if experiment is None:
-        default = {"optimizer": SGD(lr=0.01, momentum=0.9), "steps": 1}
-        return Experiment(**{**default, **fields, "plan": plan})
+        experiment = Experiment(plan=plan, optimizer=SGD(lr=0.01, momentum=0.9), steps=1)
     if not isinstance(experiment, Experiment):
         raise ExperimentError(f"experiment must be an Experiment, got {experiment!r}")
     plan = plan.with_batch_norm(experiment.plan.batch_norm)

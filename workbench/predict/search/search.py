@@ -24,10 +24,9 @@ from workbench.plan.experiment import Experiment, Optimizer, Synchronous
 from workbench.plan.graph import Graph
 from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
-from workbench.plan.tail import RoundsError
+from workbench.plan.tail import Rounds, RoundsError
 from workbench.predict.batches import micro_batches
 from workbench.predict.duration import load_seconds
-from workbench.predict.rows import Rows
 from workbench.predict.search.bounds import Found, Relaxation, Terms
 from workbench.predict.search.choices import Pin, Shares
 from workbench.predict.search.costs import StepCosts
@@ -45,6 +44,7 @@ ENUMERABLE = 4096
 # Of a search among more plans, seconds after which no further plan is predicted.
 PATIENCE = 0.6
 _SHRINKS = 6
+_PARTED: tuple[Rounds, ...] = ("B/K", "B")
 _FRONT = 6
 
 
@@ -122,6 +122,7 @@ class Searching:
         self.costs = StepCosts(question.experiment, question.machine, question.weights)
         self.trellis = self._laid()
         # Bounds count with all that may save memory, plans are made with what is certain to.
+        self.able = sum(map(question.may_recompute, question.graph.layers))
         self.all = Relaxation(self.trellis, self._terms(parts=True), question.limit)
 
     def result(self) -> SearchResult:
@@ -136,10 +137,10 @@ class Searching:
             self._candidates()
         if self.judge.best is None:
             self._lean(leanest)
-        if self.judge.best is None:
-            raise self._refusal(leanest)
         bound = self._prove(tightest.mix, tightest.price)
         best = self.judge.best
+        if best is None:
+            raise self._refusal(leanest)
         return SearchResult(
             plan=best.plan,
             prediction=best.prediction,
@@ -206,17 +207,16 @@ class Searching:
         if self.judge.tight:
             self._fit()
 
-    def _judge_rounds(self, plan: Plan) -> None:
+    def _judge_rounds(self, plan: Plan) -> list[Judged]:
         """Judges a plan in the rounds that it can run in."""
         if not self.question.rounds:
-            return
+            return []
         try:
             if plan.tail is None:
-                return
+                return []
         except RoundsError:
-            return
-        for rounds in ("B/K", "B"):
-            self.judge.judge(plan.with_rounds(rounds))
+            return []
+        return [self.judge.judge(plan.with_rounds(rounds)) for rounds in _PARTED]
 
     def _presets(self) -> Iterator[Plan]:
         graph, world = self.question.graph, self.question.world_size
@@ -315,7 +315,8 @@ class Searching:
         )
 
     def _late(self) -> bool:
-        if self.question.plans <= ENUMERABLE:
+        count = self.question.plans * (2**self.able if self.judge.tight else 1)
+        if count <= ENUMERABLE:
             return False
         return time.perf_counter() - self.began > PATIENCE
 
@@ -327,9 +328,9 @@ class Searching:
             bound = priced.bound(cost, terms, limit)
             if bound >= self.judge.seconds:
                 return self.judge.seconds
-            if self._late():
-                return bound
             self._settle(path)
+            if self._late():  # perhaps before this one was settled
+                return bound
         return self.judge.seconds
 
     def _settle(self, path: list[int]) -> None:
@@ -338,8 +339,8 @@ class Searching:
         if base.least_seconds >= self.judge.seconds:
             return
         plain = self.judge.judge(self.question.plan(base.choices))
-        self._judge_rounds(plain.plan)
-        if plain.step_time >= self.judge.seconds:
+        ways = [plain, *self._judge_rounds(plain.plan)]
+        if min(one.step_time for one in ways) >= self.judge.seconds:
             return
         for again, more in cheapest_sums(self.all.forward(path)):
             if base.whole + more >= self.judge.seconds or self._late():

@@ -319,9 +319,7 @@ class _Laying:
             self.rules[name],
         )
 
-    def _made(
-        self, frame: _Frame, alike: int, states: Integers
-    ) -> tuple[Stage, Integers]:
+    def _made(self, frame: _Frame, alike: int, states: Integers) -> tuple[Stage, Integers]:
         count, width = len(states), len(frame.names)
         newly = frame.heard - (states.shape[1] - width)
         states = np.concatenate([states, np.full((count, newly), _ALL)], axis=1)
@@ -397,9 +395,7 @@ class _Laying:
                 found.append(_Move(place, self.layouts.of(read), sums, own, wishes, cost))
         return found
 
-    def _met(
-        self, frame: _Frame, alike: int, index: int, number: int, move: _Move
-    ) -> _Met | None:
+    def _met(self, frame: _Frame, alike: int, index: int, number: int, move: _Move) -> _Met | None:
         """What reading makes of a value; None: its gradient was guessed wrong."""
         key = (alike, index, number, move.read, move.sums)
         if key not in self._meets:
@@ -436,9 +432,7 @@ class _Laying:
     def _value_cost(self, name: str, value: Live) -> Cost:
         key = (self.kinds[name], value)
         if key not in self._costs:
-            self._costs[key] = self.costs.value(
-                name, value.layout, value.readings, value.carried
-            )
+            self._costs[key] = self.costs.value(name, value.layout, value.readings, value.carried)
         return self._costs[key]
 
     def _placed(
