@@ -172,5 +172,6 @@ def _plans(graph: Graph) -> dict[str, Plan]:
 
 def _tau(rows: Sequence[dict[str, Cell]]) -> float:
     """Kendall's rank correlation of predicted and measured times."""
-    predicted, measured = zip(*((row["predicted ms"], row["measured ms"]) for row in rows))
+    sides = ("predicted ms", "measured ms")
+    predicted, measured = ([row[side] for row in rows] for side in sides)
     return float(kendalltau(predicted, measured).statistic)

@@ -9,7 +9,7 @@ from tests.predict.search.machines import machines
 from workbench.plan.plan import Plan
 from workbench.plan.tail import RoundsError
 from workbench.predict.search.question import asked
-from workbench.predict.search.search import Searching
+from workbench.predict.search.searching import Searching
 
 
 def searching(graph, machine, world, **fields):

@@ -13,8 +13,8 @@ from workbench.plan.plan import Plan
 from workbench.plan.routing import crossings, returned
 from workbench.predict.search.choices import options_of
 from workbench.predict.search.following import Following
+from workbench.predict.search.laying import trellis_of
 from workbench.predict.search.paths import Weighted
-from workbench.predict.search.trellis import trellis_of
 
 ENOUGH = 700
 

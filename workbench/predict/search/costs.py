@@ -25,10 +25,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import cast
 
-import numpy as np
-
 from workbench.plan.choice import LayerPlan
-from workbench.plan.experiment import Experiment, LocalSGD, Synchronous
+from workbench.plan.experiment import Experiment
 from workbench.plan.flow import Flow
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.layout import ROWS, Conversion, Layout
@@ -36,21 +34,20 @@ from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.plan.routing import crossings, returned
 from workbench.plan.tail import mixes_rows
-from workbench.plan.weights import WeightPlacement, heads_of, place_weight
+from workbench.plan.weights import heads_of, place_weight
 from workbench.predict.batches import micro_batches
 from workbench.predict.duration import (
     Speeds,
     conversion_seconds,
     layer_seconds,
     loss_seconds,
-    update_seconds,
 )
 from workbench.predict.kept import kept_by
-from workbench.predict.parameters import KEEPS_GRADIENT_BYTES, copies, itemsize, piece
 from workbench.predict.pass_events import ADDED
 from workbench.predict.program import HALF, program_of
-from workbench.predict.rows import Counts, Rows, tiled
+from workbench.predict.rows import Rows, tiled
 from workbench.predict.search.trellis import Cost, Floats, Readings
+from workbench.predict.search.weight_costs import WeightCosts
 
 LAYER, FORWARD, GATHER, BACKWARD, GRADIENTS, UPDATE, RESIDENT, KEPT = range(8)
 _NOTHING = (0.0,) * 8
@@ -86,7 +83,7 @@ class StepCosts:
         self.itemsizes = {name: op.itemsize for (name, _), op in program.by_value.items()}
         self.itemsizes["input"] = program.itemsize
         self.learns = {name for (name, _), op in program.by_value.items() if op.needs_gradient}
-        self._rates = {k: self._rate(k) for k in range(1, self.world + 1) if self.world % k == 0}
+        self.of_weights = WeightCosts(experiment, self.speeds, weights)
         self.tailable = _tailable(plan.graph)
         self.before_tails = {
             name
@@ -134,7 +131,7 @@ class StepCosts:
                 forward += times * self._mean(found.forward)
                 backward += times * self._mean(found.backward)
         backward *= self._share_of_backward(layer)
-        summed, update, resident = self._weights(layer, placed)
+        summed, update, resident = self.of_weights.of(layer, placed)
         kept = self._kept_beside(layer, choice, given) + self._kept_values(layer, read, given)
         return forward, 0.0, 0.0, backward, summed, update, resident, kept
 
@@ -231,62 +228,6 @@ class StepCosts:
                     backward += times * self._mean(crossed.backward.seconds)
             known = self._crossed[step, width, learns] = forward, backward
         return known
-
-    def _weights(
-        self, layer: Layer, placed: dict[str, WeightPlacement]
-    ) -> tuple[float, float, float]:
-        """(seconds of gradient sums, of the update, bytes held) of the layer's own weights."""
-        summed = update = memory = 0.0
-        if layer.shared:
-            return summed, update, memory
-        experiment = self.experiment
-        synchronous = isinstance(experiment.sync, Synchronous)
-        optimizer = experiment.optimizer
-        for index, weight in enumerate(layer.weights):
-            where = placed[weight.name]
-            size = piece(where, self.world) * itemsize(where, experiment.precision)
-            memory += float(size.mean())
-            if not weight.trainable:
-                continue
-            members = self.world // where.group_size
-            owners = members if experiment.shard_optimizer else 1
-            memory += float(size.mean()) * copies(optimizer) / owners
-            held = update_seconds(
-                optimizer.kind, size.astype(np.float64), copies(optimizer), self.speeds
-            )
-            update += self._mean(held) / owners
-            if members == 1 or not synchronous:
-                rewrites = layer.kind == "linear" and index == 0
-                rewrites &= synchronous and experiment.precision != "bf16"
-                memory += float(np.where(size >= KEEPS_GRADIENT_BYTES, size, 0).mean()) * rewrites
-                continue
-            memory += float(size.mean())
-            summed += self._summed(size, where.group_size)
-        return summed, update, memory
-
-    def _summed(self, size: Counts, group_size: int) -> float:
-        """At least what one gradient adds to the all-reduces of its buckets.
-
-        A bucket is closed by the gradient with which it holds enough; so it has less than twice
-        as much unless that one alone is enough, and then the others in it have less than that.
-        """
-        bucket = self.experiment.sync.bucket_bytes
-        latency, rate = self._rates[group_size]
-        seconds = latency * np.minimum(size / (2 * bucket), 0.5) + rate * size
-        return self._mean(seconds)
-
-    def _rate(self, group_size: int) -> tuple[float, float]:
-        """(seconds of an all-reduce among replicas, seconds for each byte in it), at least."""
-        if isinstance(self.experiment.sync, LocalSGD) or group_size == self.world:
-            return 0.0, 0.0
-        members = range(0, self.world, group_size)
-        meeting, algorithm = self.speeds.meeting(members), self.experiment.sync.algorithm
-        beside = not (meeting.memory and max(meeting.hosts) > 1)
-        sizes = [float(2**power) for power in range(10, 33, 2)]
-        seconds = [meeting.all_reduce(size, algorithm, beside=beside).seconds for size in sizes]
-        rate = min(after / size for after, size in zip(seconds, sizes, strict=True))
-        latency = min(t - rate * size for t, size in zip(seconds, sizes, strict=True))
-        return max(latency, 0.0), rate
 
     def _kept_beside(self, layer: Layer, choice: LayerPlan | None, given: Layout) -> float:
         """Bytes of masks, places and what else a layer keeps of its own."""
