@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "predict": {"plan"},
     "layers": {"plan", "model", "comm"},
     "train": {"plan", "model", "comm", "layers"},
-    "cluster": {"plan", "model", "train"},
+    "cluster": {"plan", "model", "predict", "train"},
     "widgets": {"plan", "model", "predict", "cluster"},
     "bench": {"plan", "model", "comm", "predict", "layers", "train", "cluster", "widgets"},
 }

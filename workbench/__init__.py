@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from workbench.plan import SGD as SGD
     from workbench.plan import Adam as Adam
     from workbench.plan import AdamW as AdamW
+    from workbench.plan import Codec as Codec
     from workbench.plan import Digits as Digits
     from workbench.plan import Experiment as Experiment
     from workbench.plan import ExperimentError as ExperimentError
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from workbench.plan import LocalSGD as LocalSGD
     from workbench.plan import Machine as Machine
     from workbench.plan import MachineError as MachineError
+    from workbench.plan import ParameterServer as ParameterServer
     from workbench.plan import Partial as Partial
+    from workbench.plan import Pipelined as Pipelined
     from workbench.plan import Plan as Plan
     from workbench.plan import PlanError as PlanError
     from workbench.plan import Replicate as Replicate
@@ -48,8 +51,9 @@ _HOME = {
         "cluster": "Cluster Hosts Run",
         "model": "TraceError trace",
         "plan": (
-            "CIFAR10 SGD Adam AdamW Digits Experiment ExperimentError Graph ImageFolder "
-            "LayerPlan LocalSGD Machine MachineError Partial Plan PlanError Replicate Shard "
+            "CIFAR10 SGD Adam AdamW Codec Digits Experiment ExperimentError Graph ImageFolder "
+            "LayerPlan LocalSGD Machine MachineError ParameterServer Partial Pipelined Plan "
+            "PlanError Replicate Shard "
             "Synchronous Synthetic apportion"
         ),
         "predict": "Prediction predict",

@@ -1,11 +1,15 @@
 """The whole way: a model, a plan, real ranks, a checkpoint, a proof."""
 
+import os
+import signal
+from contextlib import suppress
+
 import pytest
 from torch import nn
 
 import workbench as wb
 from tests.cluster.interrupts import interrupt_inside
-from workbench.cluster import RunError
+from workbench.cluster import EngineDied, RunError
 from workbench.cluster.job import Job
 from workbench.model.errors import ModelError
 
@@ -57,6 +61,59 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_been(cluster, experiment):
     assert run.metrics[columns].equals(straight.metrics[columns])
     assert run.evaluation == straight.evaluation
     assert cluster.occupied == {}
+
+
+def test_gradients_in_flight_survive_a_stop(cluster, experiment):
+    late = experiment.replace(sync=wb.Pipelined(width=3, warmup=2), steps=200)
+    straight = cluster.train(late, module=NET).wait(LONG_S)
+    run = cluster.train(late, module=NET)
+    unsubscribe = run.subscribe(lambda rows: run.stop() if rows else None)
+    run.wait(LONG_S)
+    unsubscribe()
+    assert run.resume().wait(LONG_S).state == "finished"
+    columns = ["step", "rank", "loss"]
+    assert run.metrics[columns].equals(straight.metrics[columns])
+    assert run.evaluation == straight.evaluation
+    assert straight.notes == [
+        f"step {step} moved no weights: it filled the pipeline" for step in (2, 3)
+    ]
+
+
+def test_doubts_come_from_measuring(cluster, experiment):
+    late = experiment.replace(sync=wb.Pipelined(), optimizer=wb.SGD(lr=0.1, momentum=0.9), steps=2)
+    measured = cluster.curvature(late, module=NET)
+    assert measured.value > 0
+    steep = late.replace(optimizer=wb.SGD(lr=1.0 / measured.value, momentum=0.9))
+    with pytest.warns(UserWarning, match=r"likely to diverge: at a curvature .* stable only below"):
+        run = cluster.train(steep, module=NET, curvature=measured).wait(LONG_S)
+    assert run.notes[0].startswith("likely to diverge")
+    gentle = late.replace(optimizer=wb.SGD(lr=0.05 / measured.value, momentum=0.9))
+    assert "diverge" not in " ".join(
+        cluster.train(gentle, module=NET, curvature=measured).wait(LONG_S).notes
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sync",
+    [wb.Pipelined(algorithm="ring"), wb.Pipelined(algorithm="backend"), wb.ParameterServer()],
+    ids=["ring", "backend", "server"],
+)
+def test_a_rank_that_vanishes_in_an_all_reduce_is_named(cluster, experiment, sync):
+    data_parallel = wb.Plan.data_parallel(experiment.plan.graph, 2)
+    forever = experiment.replace(plan=data_parallel, sync=sync, steps=10**6)
+    run, victim = cluster.train(forever, module=NET), cluster.pids[1]
+
+    def kill(rows):
+        if rows:
+            with suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+
+    unsubscribe = run.subscribe(kill)
+    with pytest.raises(EngineDied, match=rf"rank 1 \(pid {victim}\) died"):
+        run.wait(LONG_S)
+    unsubscribe()
+    assert cluster.train(experiment.replace(sync=sync), module=NET).wait(LONG_S).state == "finished"
 
 
 def test_a_user_s_own_module_has_to_be_given(cluster, experiment):

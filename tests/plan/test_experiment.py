@@ -12,6 +12,8 @@ from workbench.plan import (
     ExperimentError,
     ImageFolder,
     LocalSGD,
+    ParameterServer,
+    Pipelined,
     Plan,
     Synchronous,
     Synthetic,
@@ -88,6 +90,43 @@ def test_wrong_local_sgd(wrong, says):
         LocalSGD(**wrong)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (dict(width=0), "width: .*greater than or equal to 1 .got 0"),
+        (dict(width=2.5), "width: .*got 2.5"),
+        (dict(warmup=-1), "warmup: .*got -1"),
+        (dict(compensation="predict"), "compensation: .*'delay'.*got 'predict'"),
+        (dict(width=1, compensation="delay"), "valid with width >= 2"),
+        (dict(codec="int8", algorithm="backend"), "'backend' cannot take codec 'int8'"),
+        (dict(per_round=True), "per_round .* valid with Synchronous"),
+    ],
+)
+def test_wrong_pipelines(wrong, says):
+    with pytest.raises(ExperimentError, match=f"^Pipelined: .*{says}"):
+        Pipelined(**wrong)
+
+
+def test_where_strategies_do_not_compose():
+    with pytest.raises(ExperimentError, match="rank of the world, 0 to 3, got 4"):
+        Experiment(**FIELDS, sync=ParameterServer(server=4))
+    with pytest.raises(ExperimentError, match=r"server alone has it.*Synchronous and Pipelined"):
+        Experiment(**FIELDS, sync=ParameterServer(), shard_optimizer=True)
+    with pytest.raises(ExperimentError, match=r"server: .*got -1"):
+        ParameterServer(server=-1)
+
+
+def test_what_strategies_say_of_themselves():
+    assert Pipelined(width=1).inexact == ParameterServer().inexact == ""
+    assert Pipelined().inexact == "gradients are 1 step late"
+    late = Pipelined(width=4, warmup=20, compensation="delay", codec="fp16")
+    assert late.inexact == (
+        "gradients are 3 steps late after 20 steps, with delay compensation; "
+        "gradients travel as fp16"
+    )
+    assert "(gradients are 1 step late)" in repr(Experiment(**FIELDS, sync=Pipelined()))
+
+
 def test_wrong_algorithm():
     with pytest.raises(ExperimentError, match=r"^Synchronous: algorithm: .*'ring'.*got 'tree'"):
         Synchronous(algorithm="tree")
@@ -95,7 +134,14 @@ def test_wrong_algorithm():
 
 @pytest.mark.parametrize(
     "sync",
-    [Synchronous(), Synchronous(algorithm="ring"), LocalSGD(every=7, momentum="average")],
+    [
+        Synchronous(),
+        Synchronous(algorithm="ring"),
+        LocalSGD(every=7, momentum="average"),
+        Pipelined(),
+        Pipelined(width=3, warmup=9, compensation="delay", codec="int8"),
+        ParameterServer(server=2),
+    ],
 )
 def test_strategies_survive_their_text(sync):
     experiment = Experiment(**FIELDS, sync=sync)

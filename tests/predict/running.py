@@ -45,6 +45,7 @@ def received_in_a_step(
     strategy.finish(apportion(len(images), (1,) * world.size))
     agree(everyone(groups, plan), 0.0, False, 0.0)
     strategy.update(0)
+    strategy.rest()
     return [row.counts for row in world.recorder.rows()]
 
 

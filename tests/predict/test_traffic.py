@@ -7,7 +7,16 @@ from hypothesis import strategies as st
 from tests.layers import nets
 from tests.layers.drawn import GRAPHS, plans
 from tests.predict import running
-from workbench.plan.experiment import SGD, Adam, Experiment, LocalSGD, Synchronous
+from workbench.plan.codec import Codec
+from workbench.plan.experiment import (
+    SGD,
+    Adam,
+    Experiment,
+    LocalSGD,
+    ParameterServer,
+    Pipelined,
+    Synchronous,
+)
 from workbench.plan.plan import Plan
 from workbench.plan.tail import ROUNDS
 from workbench.predict.counting import traffic_of
@@ -91,6 +100,32 @@ def test_algorithms_wherever_ranks_are(on_ranks, algorithm, hosts):
     plan = Plan.hybrid(GRAPHS[nets.Images], 4, 2).with_batch_norm("synchronized")
     sync = Synchronous(algorithm=algorithm, bucket_bytes=600)
     check(on_ranks, experiment(plan, sync=sync), nets.Images, hosts)
+
+
+CODED = [
+    ("auto", "fp16"),
+    ("ring", "int8"),
+    ("direct", Codec(name="top_k", fraction=0.2)),
+    ("auto", Codec(name="int4", chunk=16)),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "codec"), CODED)
+@pytest.mark.parametrize("hosts", ["aaaa", "aabb", "aaab"])
+def test_codecs(on_ranks, algorithm, codec, hosts):
+    plan = Plan.hybrid(GRAPHS[nets.Images], 4, 2)
+    sync = Synchronous(algorithm=algorithm, codec=codec, bucket_bytes=600)
+    check(on_ranks, experiment(plan, sync=sync), nets.Images, hosts)
+
+
+LATE = [Pipelined(width=2), Pipelined(width=3, codec="int8"), ParameterServer(server=1)]
+
+
+@pytest.mark.parametrize("sync", LATE, ids=["two", "three", "server"])
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_strategies_that_do_otherwise(on_ranks, sync, k):
+    plan = Plan.hybrid(GRAPHS[nets.Images], 4, k)
+    check(on_ranks, experiment(plan, sync=sync, batch_size=9), nets.Images)
 
 
 @pytest.mark.parametrize("hosts", ["aabb", "aaab"])

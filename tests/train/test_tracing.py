@@ -90,13 +90,17 @@ def test_every_layer_is_there_once_in_each_pass(both):
     named = {layer.name for layer in plan.graph.layers}
     again = {name for segment in plan.segments for name in segment}
     for trace in traces(traced):
-        forward = Counter(s.label for s in trace.stretches if s.what == "forward")
-        backward = Counter(s.label for s in trace.stretches if s.what == "backward")
+        forward = layers(trace, "forward")
+        backward = layers(trace, "backward")
         for name in named:
             rounds = tail.group_size if tail is not None and name in tail.layers else 1
             passes = experiment.accumulate * rounds
             assert forward[name] == passes * (2 if name in again else 1), name
             assert backward[name] == passes, name
+
+
+def layers(trace: RankTrace, what: str) -> Counter[str]:
+    return Counter(s.label for s in trace.stretches if s.what == what and not s.conversion)
 
 
 def test_stretches_lie_in_the_step_one_after_another(both):
@@ -124,8 +128,14 @@ def test_layers_without_what_collectives_took(both):
     _, _, traced, _ = both
     for trace in traces(traced):
         held = sum(end - begin for begin, end in trace.held_up)
+        own = trace.own_seconds()
+        assert sum(own) + held <= trace.seconds
+        for stretch, seconds in zip(trace.stretches, own, strict=True):
+            assert 0 <= seconds <= stretch.during[1] - stretch.during[0]
+        layers = [
+            seconds
+            for stretch, seconds in zip(trace.stretches, own, strict=True)
+            if stretch.what in ("forward", "backward") and not stretch.conversion
+        ]
         computed = sum(s.forward_s + s.backward_s for s in trace.layer_seconds().values())
-        assert computed + held <= trace.seconds
-        for stretch in trace.stretches:
-            for begin, end in trace.own_pieces(stretch):
-                assert not any(a < end and begin < b for a, b in trace.held_up)
+        assert computed == pytest.approx(sum(layers))

@@ -63,6 +63,7 @@ def step(world: World, experiment: Experiment, weights: Path, traced: bool) -> S
     optimizer = state.updater.optimizer
     left += ["update"] * len(optimizer._optimizer_step_pre_hooks)
     left += ["updated"] * len(optimizer._optimizer_step_post_hooks)
+    left += ["no garbage is collected"] * (not gc.isenabled())
     left += ["listener"] * (world.recorder.listener is not None)
     pieces = {name: piece.detach().clone() for name, piece in state.model.pieces().items()}
     return Seen(pieces, peak, [row.counts for row in world.recorder.rows()], left, trace)

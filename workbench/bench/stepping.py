@@ -7,12 +7,16 @@ from pathlib import Path
 import torch
 
 from workbench.comm.world import Seat, World
-from workbench.plan.experiment import Experiment
+from workbench.plan.experiment import Experiment, Pipelined
 from workbench.train.loop import agree
 from workbench.train.memory import PeakMeter
 from workbench.train.state import RankState, group_specs_of
 
-FIRST = 2
+
+def watched(experiment: Experiment) -> int:
+    """The step that is watched: the first one that finds the state of an update before it."""
+    sync = experiment.sync
+    return max(2, sync.warmup + sync.width if isinstance(sync, Pipelined) else 0)
 
 
 @dataclass(frozen=True)
@@ -34,14 +38,16 @@ def measure(seat: Seat, experiment: Experiment, *, weights: Path) -> Observed:
     with PeakMeter(torch.device(seat.device)) as meter, World.open(seat) as world:
         groups = world.groups(group_specs_of(experiment.plan))
         state = RankState.start(experiment, world, groups, weights, None)
-        meter.add(world.shared_bytes)
-        for index in range(FIRST):
+        for index in range(watched(experiment)):
             _step(state, index)
+        meter.add(world.shared_bytes)
+        state.strategy.rest()
         world.recorder.reset()
         meter.lap()
-        _step(state, FIRST)
+        _step(state, watched(experiment))
         peak = meter.stop().peak_bytes
         meter.start()
+        state.strategy.rest()
         rows = tuple(row.counts for row in world.recorder.rows())
     return Observed(peak, rows)
 

@@ -1,9 +1,9 @@
 """What `Cluster.calibrate` measures, and how it becomes a machine."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
@@ -160,10 +160,12 @@ class Calibration:
     def _bare(self, experiment: Experiment, within_s: float) -> Machine:
         """The devices' own figures, and the links."""
         packed = message.pack(experiment)
-        print(" devices", end="", flush=True)
-        figures = self._on_ranks("measure_device:device", packed, within_s=_OF_DEVICES * within_s)
-        print(", links", end="", flush=True)
-        found = self._on_ranks("measure_links:links", packed, within_s=_OF_LINKS * within_s)
+        with _told("devices"):
+            own_s = _OF_DEVICES * within_s
+            figures = self._on_ranks("measure_device:device", packed, within_s=own_s)
+        with _told("links"):
+            own_s = _OF_LINKS * within_s
+            found = self._on_ranks("measure_links:links", packed, within_s=own_s)
         within, across = links_of(found, self.hosts)
         return Machine(
             name=f"{len(self.places)} engines on {', '.join(dict.fromkeys(self.hosts))}",
@@ -182,12 +184,12 @@ class Calibration:
         rows = missing(machine.devices, experiment, wish.rows)
         if not rows:
             return machine
-        print(f", {_said(plan)} x {'/'.join(map(str, rows))} rows", end="", flush=True)
         packed = message.pack(experiment)
-        weights = self.assistant.values_of(experiment, module) or self.assistant.weights(packed)
-        found = self._on_ranks(
-            "measure:layers", packed, weights=Path(weights), rows=rows, within_s=within_s
-        )
+        with _told(f"{_named(plan)} x {'/'.join(map(str, rows))} rows"):
+            weights = self.assistant.values_of(experiment, module) or self.assistant.weights(packed)
+            found = self._on_ranks(
+                "measure:layers", packed, weights=weights, rows=rows, within_s=within_s
+            )
         return machine.replace(devices=extended(machine.devices, experiment, found))
 
     def _on_ranks(self, task: str, packed: bytes, **shared: Any) -> list[Any]:
@@ -209,7 +211,16 @@ def _per_host(hosts: Sequence[str]) -> int:
     return counts.pop()
 
 
-def _said(plan: Plan) -> str:
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Says what is measured, then how long it took."""
+    began = time.perf_counter()
+    print(f" {what}", end="", flush=True)
+    yield
+    print(f" ({time.perf_counter() - began:.1f} s)", end="", flush=True)
+
+
+def _named(plan: Plan) -> str:
     cut = {choice.group_size for choice in plan.layers.values() if choice.group_size > 1}
     how = f"cut over {'/'.join(map(str, sorted(cut)))}" if cut else "data parallel"
     return f"{plan.graph.source.name} {how}"

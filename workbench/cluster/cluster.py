@@ -1,6 +1,7 @@
 """The engines of this host, or of emulated ones, as one object in a notebook."""
 
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import Any, Literal, Self
 
 from torch import nn
 
-from workbench.cluster import calibrate, files, message, report, verifying
+from workbench.cluster import calibrate, files, message, report, sum_trace, verifying
 from workbench.cluster.assistant import Assistant, complete
 from workbench.cluster.beginning import Beginning
 from workbench.cluster.devices import Device
@@ -22,10 +23,15 @@ from workbench.cluster.ground import Ground, ground_of
 from workbench.cluster.job import Job
 from workbench.cluster.resume import again, checkpoint_of
 from workbench.cluster.run import Launch, Release, Run
+from workbench.cluster.sum_trace import SumTrace
+from workbench.plan import stability
+from workbench.plan.all_reduce import Algorithm
+from workbench.plan.codec import Codec
 from workbench.plan.experiment import SGD, Adam, AdamW, Experiment
 from workbench.plan.graph import Graph
 from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
+from workbench.plan.stability import Curvature
 from workbench.train.verification import Verification
 
 STOP_RUNS_WITHIN_S = 10.0
@@ -106,6 +112,7 @@ class Cluster:
         *,
         resume: str | Path | Run | None = None,
         module: nn.Module | None = None,
+        curvature: Curvature | None = None,
     ) -> Run:
         """Starts an experiment and returns at once.
 
@@ -115,6 +122,8 @@ class Cluster:
                 left one, to go on from.
             module: the user's own module, where the model was traced from one: its values are
                 the initial weights. Not needed with `resume`.
+            curvature: as `curvature` has measured it: then a warning, and a note on the run, say
+                if a pipelined experiment is likely to diverge. Without it nothing is claimed.
 
         Raises:
             ClusterError: the plan needs more engines than are here, or free.
@@ -138,7 +147,38 @@ class Cluster:
                 release()
                 raise
             self._runs = [*(run for run in self._runs if not run.is_done), run]
+        if curvature is not None and (doubt := stability.advice(experiment, curvature)):
+            run.notes.append(doubt)
+            warnings.warn(doubt, stacklevel=2)
         return run
+
+    def curvature(
+        self,
+        experiment: Experiment,
+        *,
+        resume: str | Path | Run | None = None,
+        module: nn.Module | None = None,
+        batches: int = 2,
+    ) -> Curvature:
+        """Measures the loss's largest curvature, by up to 40 gradients of each batch; waits for it.
+
+        It is that of the weights given, and grows or falls as they are trained.
+
+        Args:
+            experiment: whose loss; its strategy does not matter.
+            resume: as in `train`: measured at the weights that a run would go on from.
+            module: as in `train`.
+            batches: over which the loss is a mean.
+
+        Raises:
+            ClusterError: the plan needs more engines than are here, or free.
+            RunError: a rank failed.
+        """
+        task = "workbench.train.curvature:measure_curvature"
+        start = checkpoint_of(resume, experiment.plan.graph)
+        found = self.call(task, experiment, module=module, resume=start, batches=batches)
+        measured: Curvature = found[0]
+        return measured
 
     def _taking(
         self, experiment: Experiment, packed: bytes, weights: Path | None, resume: Path | None
@@ -252,6 +292,37 @@ class Cluster:
                 places, devices, self.hosts, self._assistant, self._dispatch
             )
             return calibration.carry_out(plans, wish, module, fresh=fresh)
+
+    def trace_all_reduce(
+        self,
+        nbytes: int,
+        *,
+        algorithm: Algorithm = "auto",
+        codec: str | Codec | None = None,
+        times: int = 5,
+    ) -> SumTrace:
+        """Shows where an all-reduce over all engines spends its time, phase by phase.
+
+        Args:
+            nbytes: on each rank, in fp32.
+            algorithm: who sums what.
+            codec: what values become while they travel.
+            times: of so many, that of median time is shown; odd.
+
+        Raises:
+            ExperimentError: there is no such algorithm or codec, or they do not go together.
+            ClusterError: an engine is not free.
+            RunError: a rank failed.
+        """
+        if nbytes < 4 or times % 2 == 0:
+            raise ValueError(f"needs 4 bytes or more and an odd count, got {nbytes} and {times}")
+        experiment = sum_trace.experiment_for(len(self), algorithm, codec)
+        task = "workbench.train.tracing_sums:trace_sums"
+        with self._taken(experiment.plan, "a trace of an all-reduce") as places:
+            shared = {"weights": None, "numel": nbytes // 4, "times": times}
+            packed = message.pack(experiment)
+            ranks = complete(self._dispatch.start(task, packed, places, shared))
+        return sum_trace.described(experiment, nbytes, ranks)
 
     def call(
         self,

@@ -4,15 +4,20 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from workbench.cluster import files, report
+from workbench.cluster import comparing, files, report
 from workbench.cluster.errors import ClusterError, Diverged
 from workbench.cluster.job import Job
+from workbench.cluster.recalibrating import recalibrated
+from workbench.cluster.subscribers import Callback, Subscribers
+from workbench.cluster.timeline import timeline_of
 from workbench.plan.experiment import Experiment
+from workbench.plan.machine import Machine
+from workbench.predict.compare import Comparison, compare
+from workbench.predict.measured import Timeline
+from workbench.predict.prediction import Prediction
 from workbench.train.checkpoint import latest
 from workbench.train.control import Outcome
 from workbench.train.metrics import COLUMNS, Row
@@ -21,7 +26,6 @@ if TYPE_CHECKING:
     import pandas
 
 State = Literal["starting", "running", "finished", "stopped", "failed"]
-Callback = Callable[[list[Row]], None]
 Launch = Callable[["Run"], Job | None]
 Release = Callable[[], None]
 
@@ -71,7 +75,7 @@ class Run:
         self.error: BaseException | None = None
         self.notes: list[str] = []
         self._lock = threading.RLock()
-        self._subscribers: list[Callback] = []
+        self._subscribers = Subscribers()
         self._frame: pandas.DataFrame | None = None
         self._num_framed = 0
         self._stopping, self._done = threading.Event(), threading.Event()
@@ -108,6 +112,47 @@ class Run:
         """The newest complete checkpoint; also while the run goes on, and after it failed."""
         reported = [outcome.checkpoint for outcome in self.outcomes if outcome.checkpoint]
         return Path(reported[0]) if reported else latest(self.directory)
+
+    def timeline(self, step: int | None = None) -> Timeline:
+        """What every rank did when, in a step that was traced (`Experiment.trace_every`).
+
+        Ranks write it into the run's directory, from where it is read; of a long run the last
+        few traced steps are there.
+
+        Args:
+            step: index of the step; None: the last one that all ranks have traced.
+
+        Raises:
+            ClusterError: that step was not traced, or none was yet; it says how to have some.
+            ValueError: a trace is damaged.
+        """
+        return timeline_of(comparing.samples_of(self.directory, self.experiment, step))
+
+    def compare(self, prediction: Prediction) -> Comparison:
+        """Sets a prediction beside what was measured: of every rank, and of every layer.
+
+        Args:
+            prediction: `predict(plan, machine, experiment)` of this run's plan and batch.
+
+        Raises:
+            ExperimentError: the prediction is for another experiment; it names the difference.
+            MachineError: the prediction was made without a machine.
+            ClusterError: no step was traced; it says how to have some.
+        """
+        measured = comparing.measurement_of(self.directory, self.experiment, self.rows[:])
+        return compare(prediction, measured)
+
+    def calibrated(self, machine: Machine) -> Machine:
+        """The machine with the times of this run's layers as they were measured in it.
+
+        Args:
+            machine: from `cluster.calibrate()`, or any other that the run's ranks are.
+
+        Raises:
+            ClusterError: no step was traced, or the machine has other ranks.
+        """
+        steps = comparing.whole_samples(self.directory, self.experiment)
+        return recalibrated(machine, self.experiment, steps)
 
     @property
     def is_done(self) -> bool:
@@ -162,9 +207,7 @@ class Run:
         Returns:
             A function that ends the subscription.
         """
-        with self._lock:
-            self._subscribers.append(callback)
-        return partial(self._unsubscribe, callback)
+        return self._subscribers.add(callback)
 
     def wait(self, timeout: float | None = None) -> Self:
         """Returns when the run has ended.
@@ -221,6 +264,7 @@ class Run:
                 state = "stopped"
             else:
                 self.outcomes = tuple(self._job.watch(self._take))
+                self.notes += self.outcomes[0].notes
                 state = self._judge()
         except BaseException as error:
             self.error = error
@@ -256,18 +300,7 @@ class Run:
         self._tell(rows)
 
     def _tell(self, rows: list[Row]) -> None:
-        with self._lock:
-            subscribers = list(self._subscribers)
-        for callback in subscribers:
-            try:
-                callback(rows)
-            except Exception as error:  # a broken view is no reason to lose a run
-                self._unsubscribe(callback)
-                self.notes.append(f"a subscriber failed and was dropped: {error!r}")
-
-    def _unsubscribe(self, callback: Callback) -> None:
-        with self._lock, suppress(ValueError):
-            self._subscribers.remove(callback)
+        self.notes.extend(self._subscribers.tell(rows))
 
     def __repr__(self) -> str:
         return report.run_line(self)

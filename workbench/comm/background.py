@@ -11,7 +11,7 @@ class Background:
     """Sums `flat` in place; what gloo or nccl then do goes on by itself.
 
     They do not tell what they send: what is recorded are two rounds of near-equal segments, which
-    is what both move where bandwidth counts, though in more messages.
+    is what both move where bandwidth counts, though in more messages; in a trace, all is "wait".
 
     Args:
         flat: contiguous, where the communicator wants it, of a type to sum in.
@@ -22,8 +22,10 @@ class Background:
     def __init__(self, flat: Tensor, link: Link, call: Call) -> None:
         group = call.group
         call.count_two_rounds(len(flat), flat.itemsize, group.rank, group.size)
+        call.mark("send")
         work = dist.all_reduce(flat, group=link.process_group, async_op=True)
         self._link, self._call = link, call
+        call.mark("wait")
         self._work: Work | None = link.begin(work)
 
     def advance(self) -> bool:

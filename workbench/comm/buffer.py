@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from workbench.comm.futex import MASK, Count
+from workbench.comm.phases import Mark, unheard
 from workbench.comm.pieces import even
 from workbench.comm.progress import Progress
 from workbench.comm.segment import PAGE, Offer, attach, create
@@ -70,12 +71,16 @@ class SharedBuffer:
         self._turn, self._stage = 0, _Stage.DONE
         self._cross: Callable[[Tensor], Progress] | None = None
         self._crossing: Progress | None = None
+        self._mark: Mark = unheard
 
-    def start(self, cross: Callable[[Tensor], Progress] | None = None) -> None:
+    def start(
+        self, cross: Callable[[Tensor], Progress] | None = None, mark: Mark = unheard
+    ) -> None:
         """Says that this rank's buffer is filled.
 
         Args:
             cross: sums a segment, in place, over the hosts of the group; None: there is but one.
+            mark: hears of the phases.
 
         Raises:
             RuntimeError: its last sum is still under way.
@@ -83,22 +88,28 @@ class SharedBuffer:
         if self._stage is not _Stage.DONE:
             raise RuntimeError("a buffer's sum must be waited for before the next one starts")
         self._turn, self._stage = (self._turn + 1) & MASK, _Stage.FILLING
-        self._cross, self._crossing = cross, None
+        self._cross, self._crossing, self._mark = cross, None, mark
+        mark("send")
         self._filled[self.staging.rank].post(self._turn)
+        mark("wait")
 
     def advance(self) -> bool:
         """Does what has become possible, and waits for nothing; whether the sum is there."""
         if self._stage is _Stage.FILLING and self._missing() is None:
             self.staging.futex.fence()
+            self._mark("reduce")
             self._add_up()
             if self._cross is not None:
                 self._crossing = self._cross(self._sums[self.staging.rank])
             self._stage = _Stage.CROSSING
         if self._stage is _Stage.CROSSING and (self._crossing is None or self._crossing.advance()):
+            self._mark("send")
             self._summed[self.staging.rank].post(self._turn)
             self._stage = _Stage.SUMMING
+            self._mark("wait")
         if self._stage is _Stage.SUMMING and self._missing() is None:
             self.staging.futex.fence()
+            self._mark("copy")
             for mine, total in zip(self._flats[self.staging.rank], self._sums, strict=True):
                 mine.copy_(total)
             self._stage = _Stage.DONE

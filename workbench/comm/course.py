@@ -1,11 +1,14 @@
 """An algorithm on its way: its rounds follow each other as they become possible."""
 
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 
 from torch import Tensor
 
 from workbench.comm.background import Background
+from workbench.comm.codecs import rounds as coded
+from workbench.comm.codecs.coding import Coding
 from workbench.comm.direct import direct
 from workbench.comm.exchange import Algorithm, Rounds
 from workbench.comm.group import Call, Link
@@ -19,6 +22,7 @@ FLAT: Mapping[str, Algorithm] = MappingProxyType(
     {"direct": direct, "ring": ring, "halving_doubling": halving_doubling}
 )
 """The algorithms that know no hosts, by name."""
+_CODED = MappingProxyType({"direct": coded.direct, "ring": coded.ring})
 
 
 class Course:
@@ -51,11 +55,14 @@ class Course:
                 if not link.is_done(self._under_way):
                     return False
                 link.wait([self._under_way], self._call)  # raises what went wrong
+                self._call.mark("reduce")
             exchange = next(self._rounds, None)
             self._over = exchange is None
             self._under_way = None
             if exchange is not None:
+                self._call.mark("send", sum(piece.nbytes for _, piece in exchange.sends))
                 self._under_way = trade(exchange, self._call, self._index)
+                self._call.mark("wait", sum(piece.nbytes for _, piece in exchange.receives))
         return True
 
     def wait(self) -> None:
@@ -70,7 +77,9 @@ class Course:
                 link.wait([self._under_way], self._call)
 
 
-def begin(name: str, flat: Tensor, link: Link, call: Call) -> Progress:
+def begin(
+    name: str, flat: Tensor, link: Link, call: Call, coding: Coding | None = None
+) -> Progress:
     """Starts to sum `flat` in place over all ranks of a group.
 
     Args:
@@ -78,7 +87,9 @@ def begin(name: str, flat: Tensor, link: Link, call: Call) -> Progress:
         flat: contiguous, where the communicator wants it.
         link: of the group.
         call: what it is part of.
+        coding: of the values while they travel; None: they stay as they are.
     """
     if name == "backend":
         return Background(flat, link, call)
-    return Course(FLAT[name](flat, range(call.group.size), call.group.rank), call)
+    algorithm = FLAT[name] if coding is None else partial(_CODED[name], coding=coding)
+    return Course(algorithm(flat, range(call.group.size), call.group.rank), call)

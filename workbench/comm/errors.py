@@ -20,3 +20,7 @@ class CommTimeout(CommError):
 
 class PeerLost(CommError):
     """Another rank does not come any more: its process ended, or it gave up after an error."""
+
+
+class CodecError(CommError):
+    """A codec cannot hold a value: it is too large, infinite, or no number."""

@@ -52,17 +52,18 @@ def start_all_gather(x: Tensor, rows: Shard, group: Group, *, layer: str = "") -
     shape = resized(x.shape, 0, rows.extent)
     owned = lengths(shape, 0, rows.sizes)
     call, link = group.call("all_gather", layer, "forward"), group.link
-    flat = x.new_empty(sum(owned), device=x.device if link is None else link.device)
-    parts = cut(flat, owned)
-    parts[group.rank].view(x.shape).copy_(x)
-    if link is None:
-        return PendingGather(call, flat, shape, rows, [])
-    call.count(owned, flat.itemsize)
-    works = [
-        link.begin(dist.broadcast(part, group.ranks[root], link.process_group, async_op=True))
-        for root, part in enumerate(parts)
-        if len(part) > 0
-    ]
+    with call.told("helping"):
+        flat = x.new_empty(sum(owned), device=x.device if link is None else link.device)
+        parts = cut(flat, owned)
+        parts[group.rank].view(x.shape).copy_(x)
+        if link is None:
+            return PendingGather(call, flat, shape, rows, [])
+        call.count(owned, flat.itemsize)
+        works = [
+            link.begin(dist.broadcast(part, group.ranks[root], link.process_group, async_op=True))
+            for root, part in enumerate(parts)
+            if len(part) > 0
+        ]
     return PendingGather(call, flat, shape, rows, works)
 
 

@@ -13,12 +13,15 @@ from torch import Tensor
 from workbench.comm.buffer import SharedBuffer, allocate
 from workbench.comm.exchange import Piece
 from workbench.comm.hierarchical import Hosts
+from workbench.comm.phases import Mark, PhaseLog, unheard
 from workbench.comm.pieces import even
 from workbench.comm.record import Doing, Key, Listener, Phase, Recorder
 from workbench.comm.staging import Staging
 from workbench.comm.transit import Waiters
 from workbench.comm.watch import Watch, Work
 from workbench.plan.all_reduce import Algorithm, chosen
+from workbench.plan.codec import Codec
+from workbench.plan.phases import CollectiveTrace
 
 _SILENT = nullcontext()
 
@@ -119,13 +122,14 @@ class Group:
         """The memory that the ranks share; None where they do not, or there is but one."""
         return None if self.link is None else self.link.staging
 
-    def chosen(self, algorithm: Algorithm, nbytes: int, *, beside: bool) -> Algorithm:
+    def chosen(
+        self, algorithm: Algorithm, nbytes: int, *, beside: bool, codec: Codec | None = None
+    ) -> Algorithm:
         """What this group does for `algorithm`; see `workbench.plan.all_reduce.chosen`."""
-        if self.link is None:
-            return chosen(algorithm, (1,), "gloo", nbytes, beside=beside)
-        hosts = [len(members) for members in self.link.hosts]
-        backend = "gloo" if self.link.device.type == "cpu" else "nccl"
-        return chosen(algorithm, hosts, backend, nbytes, beside=beside)
+        hosts = [1] if self.link is None else [len(members) for members in self.link.hosts]
+        gloo = self.link is None or self.link.device.type == "cpu"
+        backend, named = "gloo" if gloo else "nccl", "" if codec is None else codec.name
+        return chosen(algorithm, hosts, backend, nbytes, beside=beside, codec=named)
 
     @property
     def transport(self) -> str:
@@ -175,17 +179,32 @@ class Group:
 
 
 class Call:
-    """One collective of a group: its name in the record and in errors."""
+    """One collective of a group: its name in the record and in errors.
+
+    Attributes:
+        mark: hears of the phases, if they are traced.
+    """
 
     def __init__(self, group: Group, number: int, key: Key) -> None:
         self.group, self.key, self.number = group, key, number
         group.recorder.add(key, calls=1)
         if group.recorder.listener is not None:
             group.recorder.listener.begun(self)
+        self._traces = group.recorder.traces if key.op == "all_reduce" else None
+        self._log = None if self._traces is None else PhaseLog()
+        self.mark: Mark = unheard if self._log is None else self._log.mark
 
     def __str__(self) -> str:
         label = f" of layer {self.key.layer!r}" if self.key.layer else ""
         return f"{self.key.op}{label} (call {self.number} of group {self.key.group})"
+
+    def conclude(self) -> None:
+        """Says that all is done; with this a trace of it ends."""
+        if self._log is not None and self._traces is not None:
+            rank, key = self.group.ranks[self.group.rank], self.key
+            named = (rank, key.group, key.op, key.layer, self.number)
+            self._traces.append(CollectiveTrace(*named, *self._log.close()))
+            self._log = None
 
     @contextmanager
     def timed(self) -> Iterator[None]:

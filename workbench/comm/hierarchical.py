@@ -9,27 +9,33 @@ Hosts may have different numbers of ranks. Their segments then differ, and where
 hosts overlap is a stripe, which its owners, one on each host, sum among themselves: of two hosts
 both send all and add; of more, as in `direct`.
 
-A half type is rounded twice: the sum of a host, and that of the hosts.
+A half type is rounded twice: the sum of a host, and that of the hosts. A codec sees only what goes
+from host to host.
 
 Source: the scheme of Goyal et al. 2017 (arXiv:1706.02677, sec. 4.1: within servers, across, within)
 with a wire for every rank; stripes for unequal hosts are ours.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 
 from torch import Tensor
 
+from workbench.comm.codecs import rounds as coded
+from workbench.comm.codecs.coding import Coding
 from workbench.comm.direct import direct
-from workbench.comm.exchange import Exchange, Rounds
-from workbench.comm.pieces import even
+from workbench.comm.exchange import Algorithm, Exchange, Rounds
+from workbench.comm.pieces import cut, even
 from workbench.comm.sums import blocks
 
 Hosts = tuple[tuple[int, ...], ...]
 """The ranks of each host, as indices in their group."""
 
 
-def across(part: Tensor, length: int, hosts: Hosts, rank: int) -> Rounds:
+def across(
+    part: Tensor, length: int, hosts: Hosts, rank: int, coding: Coding | None = None
+) -> Rounds:
     """Sums `part`, this rank's segment of its host's sum of `length` elements, over all hosts.
 
     In place, with the same bits on all who own an element.
@@ -39,10 +45,21 @@ def across(part: Tensor, length: int, hosts: Hosts, rank: int) -> Rounds:
         length: elements of the whole.
         hosts: two or more.
         rank: this rank's index in the group.
+        coding: of `part` while it travels; None: it stays as it is.
     """
+    here = next(index for index, members in enumerate(hosts) if rank in members)
+    owners = list(_stripes(len(part), length, hosts, rank, here))
+    sizes = [size for size, _ in owners]
+    two = len(hosts) == 2
+    algorithms: list[Algorithm] = [_of_two if two else direct] * len(sizes)
+    if coding is not None:
+        by = coded.swap if two else coded.direct
+        algorithms = [partial(by, coding=of) for of in coding.cut(sizes)]
     stripes = [
-        _of_two(stripe, owners, here) if len(hosts) == 2 else direct(stripe, owners, here)
-        for stripe, owners, here in _stripes(part, length, hosts, rank)
+        algorithm(stripe, members, here)
+        for algorithm, stripe, (_, members) in zip(
+            algorithms, cut(part, sizes), owners, strict=True
+        )
     ]
     for together in zip(*stripes, strict=True):
         yield Exchange(
@@ -60,16 +77,14 @@ def _of_two(flat: Tensor, members: Sequence[int], me: int) -> Rounds:
 
 
 def _stripes(
-    part: Tensor, length: int, hosts: Hosts, rank: int
-) -> Iterator[tuple[Tensor, list[int], int]]:
-    """Of each stripe in `part`: its elements, who owns it on each host, and this rank's host."""
-    here = next(index for index, members in enumerate(hosts) if rank in members)
+    owned: int, length: int, hosts: Hosts, rank: int, here: int
+) -> Iterator[tuple[int, list[int]]]:
+    """Of each stripe in this rank's `owned` elements: how many it has, and who owns it by host."""
     ends = [list(accumulate(even(length, len(members)))) for members in hosts]
     last = ends[here][hosts[here].index(rank)]
-    begin = start = last - len(part)
+    start = last - owned
     while start < last:
-        owned = [next(i for i, end in enumerate(of) if end > start) for of in ends]
-        stop = min(of[i] for of, i in zip(ends, owned, strict=True))
-        owners = [members[i] for members, i in zip(hosts, owned, strict=True)]
-        yield part[start - begin : stop - begin], owners, here
+        places = [next(i for i, end in enumerate(of) if end > start) for of in ends]
+        stop = min(of[i] for of, i in zip(ends, places, strict=True))
+        yield stop - start, [members[i] for members, i in zip(hosts, places, strict=True)]
         start = stop

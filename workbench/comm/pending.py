@@ -1,27 +1,35 @@
 """The all-reduce that runs while its caller computes on."""
 
+import threading
 from functools import partial
 
 from torch import Tensor
 
 from workbench.comm.buffer import SharedBuffer
+from workbench.comm.codecs.coding import Coding
+from workbench.comm.coded import checked, coding_of
 from workbench.comm.course import Course, begin
 from workbench.comm.group import Call, Group, Link
 from workbench.comm.hierarchical import across
 from workbench.comm.over_hosts import sum_over_hosts
-from workbench.comm.pieces import accumulator
+from workbench.comm.pieces import accumulator, even
 from workbench.comm.progress import Progress
 from workbench.plan.all_reduce import Algorithm
+from workbench.plan.codec import Codec
 
 
 class Pending:
     """An all-reduce under way; its buffer holds the sum once `wait` has returned.
+
+    Several threads may poll it. What goes wrong while one does is raised again by `wait`.
 
     Args:
         call: it.
         progress: of the sum; None if there is nothing to do.
         returned: a buffer, and the copy, elsewhere or of a wider type, whose sum it is to hold;
             None if it is summed where it is.
+        by_itself: whether it goes on when nobody polls. Then to poll is to wait, where it is a
+            GPU's stream that waits and not the host: leave it until the sum is needed.
     """
 
     def __init__(
@@ -29,16 +37,34 @@ class Pending:
         call: Call,
         progress: Progress | None,
         returned: tuple[Tensor, Tensor] | None = None,
+        *,
+        by_itself: bool = False,
     ) -> None:
+        self.by_itself = by_itself
         self._call, self._progress, self._returned = call, progress, returned
+        self._lock = threading.Lock()
+        self._error: Exception | None = None
 
     def poll(self) -> bool:
-        """Does what has become possible, and waits for nothing; whether the sum is there."""
-        if self._progress is not None:
+        """Does what has become possible, and waits for nothing; whether the sum is there.
+
+        While another thread is at it, it is not.
+        """
+        if self._progress is None:
+            return True
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._raise_again()
             with self._call.told("helping"):
-                if self._progress.advance():
+                if self._progress is not None and self._progress.advance():
                     self._finish()
-        return self._progress is None
+            return self._progress is None
+        except Exception as error:
+            self._error = error
+            raise
+        finally:
+            self._lock.release()
 
     def wait(self) -> None:
         """Returns when the sum is there; only this time counts as blocked.
@@ -46,17 +72,27 @@ class Pending:
         Raises:
             CommError: as for a collective that blocks.
         """
-        if self._progress is not None:
-            with self._call.timed():
+        if self._progress is None:
+            return
+        with self._call.timed(), self._lock:
+            self._raise_again()
+            if self._progress is not None:
                 self._progress.wait()
                 self._finish()
+
+    def _raise_again(self) -> None:
+        """A part of it that failed must not pass for done."""
+        if self._error is not None:
+            raise self._error
 
     def _finish(self) -> None:
         """Keeps nothing: whoever polls may hold on to this for longer than memory should live."""
         if self._returned is not None:
+            self._call.mark("copy")
             flat, travelled = self._returned
             flat.copy_(travelled)
         self._progress = self._returned = None
+        self._call.conclude()
 
 
 class _Turn:
@@ -73,7 +109,13 @@ class _Turn:
 
 
 def start_all_reduce(
-    flat: Tensor, group: Group, *, algorithm: Algorithm = "auto", layer: str = ""
+    flat: Tensor,
+    group: Group,
+    *,
+    algorithm: Algorithm = "auto",
+    codec: Codec | str | None = None,
+    residual: Tensor | None = None,
+    layer: str = "",
 ) -> Pending:
     """Starts to sum `flat`, contiguous and one-dimensional, in place over the group.
 
@@ -89,48 +131,59 @@ def start_all_reduce(
     backend, and "hierarchical" sums it before this returns, unless the rank is alone on its host:
     memory that is staged is not looked after in between.
 
+    A codec and its residual are as for `all_reduce`. The residual is left alone like `flat`; what
+    cannot be encoded is said here, or by whoever polls or waits.
+
     Raises:
         ValueError: `flat` is not a contiguous one-dimensional tensor, or there is no such
-            algorithm.
+            algorithm, or it cannot take a codec, or the codec cannot take `flat` or `residual`.
+        CodecError: a value is no number, or too large for the codec.
         RuntimeError: `flat` is a shared buffer whose last sum has not been waited for.
     """
     if flat.ndim != 1 or not flat.is_contiguous():
         shape, stride = tuple(flat.shape), flat.stride()
         raise ValueError(f"needs one contiguous dimension, got shape {shape}, stride {stride}")
     flat = flat.detach()
-    call, link, buffer = group.call("all_reduce", layer, "step"), group.link, group.shared(flat)
-    name = group.chosen(algorithm, flat.nbytes, beside=buffer is None)
+    codec = checked(codec, flat, group, residual)
+    buffer = group.shared(flat)
+    name = group.chosen(algorithm, flat.nbytes, beside=buffer is None, codec=codec)
+    call, link = group.call("all_reduce", layer, "step"), group.link
     if link is None:
         return Pending(call, None)
-    lies_there = name == "hierarchical" or (name == "direct" and link.staging is not None)
+    coding = coding_of(codec, call, residual)
+    staged = name == "direct" and link.staging is not None and coding is None
     with call.told("helping"):
-        if buffer is not None and lies_there:
-            pending = Pending(call, _start(buffer, len(flat), link, call))
+        if buffer is not None and (staged or name == "hierarchical"):
+            pending = Pending(call, _start(buffer, len(flat), link, call, coding))
         else:
-            wide = accumulator(flat.dtype) if name == "backend" else flat.dtype
+            wide = flat.dtype if name != "backend" and coding is None else accumulator(flat.dtype)
             travelling = flat.to(link.device, wide)
             start = _start_over_hosts if name == "hierarchical" else partial(begin, name)
             returned = None if travelling is flat else (flat, travelling)
-            pending = Pending(call, start(travelling, link, call), returned)
-    if name != "backend":
+            course = start(travelling, link, call, coding)
+            pending = Pending(call, course, returned, by_itself=name == "backend")
+    if not pending.by_itself:
         link.watch.also(pending.poll)
     return pending
 
 
-def _start(buffer: SharedBuffer, length: int, link: Link, call: Call) -> Progress:
+def _start(
+    buffer: SharedBuffer, length: int, link: Link, call: Call, coding: Coding | None
+) -> Progress:
     staging, rank = buffer.staging, call.group.rank
+    of = None if coding is None else coding.cut(even(length, staging.size))[staging.rank]
     call.count_two_rounds(length, buffer.nbytes // length, staging.rank, staging.size)
 
     def cross(segment: Tensor) -> Course:
-        return Course(across(segment, length, link.hosts, rank), call)
+        return Course(across(segment, length, link.hosts, rank, of), call)
 
-    buffer.start(None if len(link.hosts) == 1 else cross)
+    buffer.start(None if len(link.hosts) == 1 else cross, call.mark)
     return _Turn(buffer, call)
 
 
-def _start_over_hosts(flat: Tensor, link: Link, call: Call) -> Progress:
+def _start_over_hosts(flat: Tensor, link: Link, call: Call, coding: Coding | None) -> Progress:
     if link.local is None:
-        return Course(across(flat, len(flat), link.hosts, call.group.rank), call)
+        return Course(across(flat, len(flat), link.hosts, call.group.rank, coding), call)
     with call.timed():
-        sum_over_hosts(flat, link, call, flat.nbytes)
+        sum_over_hosts(flat, link, call, flat.nbytes, coding)
     return Course(iter(()), call)  # nothing is left to do

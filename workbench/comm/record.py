@@ -1,11 +1,15 @@
 """Counts what each collective moved, and how long its caller stood still for it."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from workbench.comm.group import Call
+
+from workbench.plan.phases import CollectiveTrace
 
 Phase = Literal["forward", "backward", "step"]
 Doing = Literal["blocked", "helping"]
@@ -75,12 +79,23 @@ class Recorder:
 
     Attributes:
         listener: who is told of every collective meanwhile; None: nobody.
+        traces: where all-reduces that begin now leave their phases; None: nobody asks.
     """
 
     def __init__(self) -> None:
         self.listener: Listener | None = None
         self._lock = threading.Lock()
+        self.traces: list[CollectiveTrace] | None = None
         self.reset()
+
+    @contextmanager
+    def tracing(self) -> Iterator[list[CollectiveTrace]]:
+        """Has every all-reduce that begins in the body traced; the list fills as they end."""
+        before, self.traces = self.traces, []
+        try:
+            yield self.traces
+        finally:
+            self.traces = before
 
     def reset(self) -> None:
         """Forgets everything."""

@@ -4,7 +4,8 @@ What fits into a slot takes one meeting (an all-reduce, where that is faster, tw
 portions, of which one is read while the next is staged. Results are the caller's own, contiguous,
 and of the same bits on all ranks, for sums are taken in rank order wherever they are taken.
 
-All ranks of the group call the same function with arguments that agree; `what` goes into errors.
+All ranks of the group call the same function with arguments that agree; `what` goes into errors,
+and `mark` hears of the phases of what an all-reduce is made of.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from workbench.comm.phases import Mark, unheard
 from workbench.comm.pieces import cut, pack, resized, shaped, unpack
 from workbench.comm.portions import portions_of
 from workbench.comm.staging import SLOT_BYTES, Staging
@@ -24,7 +26,9 @@ from workbench.plan.placement import Shard
 ONE_MEETING_BYTES = 2**16
 
 
-def all_gather(x: Tensor, shard: Shard, staging: Staging, what: object) -> Tensor:
+def all_gather(
+    x: Tensor, shard: Shard, staging: Staging, what: object, mark: Mark = unheard
+) -> Tensor:
     """The tensor of which x is this rank's piece."""
     dim, shape = shard.dim, resized(x.shape, shard.dim, shard.extent)
     rows = prod(shape[:dim])
@@ -33,8 +37,10 @@ def all_gather(x: Tensor, shard: Shard, staging: Staging, what: object) -> Tenso
         return x.new_empty(shape)
     staging.begin(what, prod(shape) * x.itemsize)
     if rows * max(widths) * x.itemsize <= SLOT_BYTES:
+        mark("send")
         staging.staged(x.dtype, tuple(x.shape))[staging.rank].copy_(x)
-        staging.meet(what)
+        staging.meet(what, mark)
+        mark("copy")
         return torch.cat(
             [
                 staging.staged(x.dtype, resized(shape, dim, size), 1)[rank]
@@ -47,10 +53,12 @@ def all_gather(x: Tensor, shard: Shard, staging: Staging, what: object) -> Tenso
     portions = portions_of(rows, max(widths), SLOT_BYTES // x.itemsize)
 
     def put(index: int) -> None:
+        mark("send")
         block = portions[index].of(mine)
         staging.staged(x.dtype, tuple(block.shape))[staging.rank].copy_(block)
 
     def take(index: int) -> None:
+        mark("copy")
         for rank, place in enumerate(places):
             block = portions[index].of(place)
             if rank == staging.rank:
@@ -58,11 +66,13 @@ def all_gather(x: Tensor, shard: Shard, staging: Staging, what: object) -> Tenso
             else:
                 block.copy_(staging.staged(x.dtype, tuple(block.shape), 1)[rank])
 
-    staging.stream(len(portions), put, take, what)
+    staging.stream(len(portions), put, take, what, mark)
     return result
 
 
-def reduce_scatter(x: Tensor, shard: Shard, staging: Staging, what: object) -> Tensor:
+def reduce_scatter(
+    x: Tensor, shard: Shard, staging: Staging, what: object, mark: Mark = unheard
+) -> Tensor:
     """This rank's piece of the sum of all ranks' x."""
     dim, shape = shard.dim, resized(x.shape, shard.dim, shard.sizes[staging.rank])
     if x.numel() == 0:
@@ -70,8 +80,10 @@ def reduce_scatter(x: Tensor, shard: Shard, staging: Staging, what: object) -> T
     staging.begin(what, x.nbytes)
     span = shard.span(staging.rank)
     if x.nbytes <= SLOT_BYTES:
+        mark("send")
         staging.staged(x.dtype, tuple(x.shape))[staging.rank].copy_(x)
-        staging.meet(what)
+        staging.meet(what, mark)
+        mark("reduce")
         staged = staging.staged(x.dtype, tuple(x.shape), 1)
         return added([whole.narrow(dim, *span) for whole in staged])
     rows, size = prod(x.shape[:dim]), prod(x.shape[dim + 1 :])
@@ -88,15 +100,17 @@ def reduce_scatter(x: Tensor, shard: Shard, staging: Staging, what: object) -> T
         return [own, *(cut(slot, widths, 1) for slot in staging.staged(x.dtype, whole, ago))]
 
     def put(index: int) -> None:
+        mark("send")
         own, *slots = blocks(index, 0)
         for block, slot in zip(own, slots[staging.rank], strict=True):
             slot.copy_(block)
 
     def take(index: int) -> None:
+        mark("reduce")
         _, *slots = blocks(index, 1)
         added([slot[staging.rank] for slot in slots], portions[index].of(place))
 
-    staging.stream(len(portions), put, take, what)
+    staging.stream(len(portions), put, take, what, mark)
     return result
 
 
@@ -132,15 +146,17 @@ def all_to_all(x: Tensor, source: Shard, target: Shard, staging: Staging, what: 
     return unpack(_swap(flat, lengths, staging, what), shape, source.dim, taken)
 
 
-def all_reduce(x: Tensor, staging: Staging, what: object) -> Tensor:
+def all_reduce(x: Tensor, staging: Staging, what: object, mark: Mark = unheard) -> Tensor:
     """The sum of all ranks' x."""
     if x.numel() == 0:
         return x.new_empty(x.shape)
     staging.begin(what, x.nbytes)
     if x.nbytes <= ONE_MEETING_BYTES:
         shape = tuple(x.shape)
+        mark("send")
         staging.staged(x.dtype, shape)[staging.rank].copy_(x)
-        staging.meet(what)
+        staging.meet(what, mark)
+        mark("reduce")
         return added(staging.staged(x.dtype, shape, 1))
     flat, result = x.reshape(-1), x.new_empty((x.numel(),))
     portions = flat.split(SLOT_BYTES // x.itemsize)
@@ -148,21 +164,24 @@ def all_reduce(x: Tensor, staging: Staging, what: object) -> Tensor:
     # While one portion is staged, the one before is summed, and the one before that fetched.
     for step in range(len(portions) + 2):
         if step < len(portions):
+            mark("send")
             portion = portions[step]
             staging.staged(x.dtype, tuple(portion.shape))[staging.rank].copy_(portion)
         if 1 <= step <= len(portions):
+            mark("reduce")
             slots = staging.segments(x.dtype, len(portions[step - 1]), 1)
             mine = cut(places[step - 1], [len(part) for part in slots[0]])[staging.rank]
             added([slot[staging.rank] for slot in slots], mine)
             slots[staging.rank][staging.rank].copy_(mine)
         if step >= 2:
+            mark("copy")
             slots = staging.segments(x.dtype, len(portions[step - 2]), 2)
             places_of = cut(places[step - 2], [len(part) for part in slots[0]])
             for rank, place in enumerate(places_of):
                 if rank != staging.rank:
                     place.copy_(slots[rank][rank])
         if step <= len(portions):
-            staging.meet(what)
+            staging.meet(what, mark)
     return shaped(result, x.shape)
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from workbench.comm.errors import CommError, PeerLost
 from workbench.comm.futex import Count, Futex
 from workbench.comm.peers import Peers
+from workbench.comm.phases import Mark, unheard
 from workbench.comm.pieces import cut, even
 from workbench.comm.segment import PAGE
 from workbench.comm.watch import TICK, Watch
@@ -118,17 +119,19 @@ class Staging:
         """
         self._sign = zlib.crc32(f"{what} {size}".encode())
 
-    def meet(self, what: object) -> None:
+    def meet(self, what: object, mark: Mark = unheard) -> None:
         """Returns when all ranks have come to this round.
 
         Args:
             what: the collective; its `str` goes into errors.
+            mark: hears that it waits.
 
         Raises:
             CommTimeout: not all came; it names them.
             PeerLost: a rank's process has ended, or it has left the world or given up.
             CommError: a rank came for something else.
         """
+        mark("wait")
         stale = self._round
         self._round = (stale + 1) % TURN
         signs = self._signs[self._round % SLOTS]
@@ -159,6 +162,7 @@ class Staging:
         put: Callable[[int], None],
         take: Callable[[int], None],
         what: object,
+        mark: Mark = unheard,
     ) -> None:
         """Passes `count` portions on: `put` stages one in the coming round, `take` reads it after.
 
@@ -168,7 +172,7 @@ class Staging:
             put(step)
             if step:
                 take(step - 1)
-            self.meet(what)
+            self.meet(what, mark)
         take(count - 1)
 
     def wait(self, index: int, count: Count, stale: int, what: object) -> None:

@@ -66,9 +66,9 @@ class Waiters:
     def begin(self, works: Sequence[dist.Work]) -> Transit:
         """Takes over works that have just been started."""
         transit = Transit(works)
-        if self._idle:
+        try:  # and not a look first: several threads may begin
             queue = self._idle.pop()
-        else:
+        except IndexError:
             queue = SimpleQueue()
             threading.Thread(target=self._attend, args=(queue,), daemon=True).start()
         queue.put(transit)

@@ -55,7 +55,7 @@ class Watch:
     @property
     def unfinished(self) -> bool:
         """Whether a work is still under way."""
-        return any(not work.is_completed() for work in self._begun)
+        return any(not work.is_completed() for work in list(self._begun))
 
     def begin(self, work: Work) -> None:
         """Takes note of a work that somebody is going to wait for."""
@@ -175,7 +175,8 @@ class Watch:
             except RuntimeError as error:
                 if time.monotonic() - begun > self.timeout_s:  # torch has lost its patience first
                     raise self._absence(ranks, collective) from error
-                raise PeerLost(f"rank {self.rank} lost a peer in {collective}: {error}") from error
+                why = self.said() or error  # a peer that gave up has said more than torch knows
+                raise PeerLost(f"rank {self.rank} lost a peer in {collective}: {why}") from error
         return True
 
     def _look(self, place: str, unless: Callable[[], bool]) -> None:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from workbench.comm.buffer import SharedBuffer
 from workbench.comm.group import Group, Link
 from workbench.comm.host import Host
 from workbench.comm.record import Recorder
@@ -180,9 +181,17 @@ class World:
     @property
     def shared_bytes(self) -> int:
         """Of this rank's part of shared memory, which torch's allocator does not see."""
-        staged = sum(SEGMENT_BYTES for link in self._links if link.local is not None)
-        buffers = (buffer for link in self._links for buffer in link.buffers.values())
-        return staged + sum(buffer.held_bytes for buffer in buffers)
+        return self.staged_bytes + sum(buffer.nbytes for buffer in self._buffers())
+
+    @property
+    def staged_bytes(self) -> int:
+        """The same without the buffers that are tensors of this rank: slots, and sums of them."""
+        slots = sum(SEGMENT_BYTES for link in self._links if link.local is not None)
+        return slots + sum(buffer.held_bytes - buffer.nbytes for buffer in self._buffers())
+
+    def _buffers(self) -> Iterator[SharedBuffer]:
+        for link in self._links:
+            yield from link.buffers.values()
 
     def _connect(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
         # Every rank creates every group, its own or not. torch's default timeout is half an

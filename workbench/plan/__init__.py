@@ -1,6 +1,7 @@
 """What a model is, and how it can be split: values only, without torch."""
 
 from workbench.plan.choice import LayerPlan
+from workbench.plan.codec import Codec
 from workbench.plan.device import Device
 from workbench.plan.errors import ExperimentError, MachineError, PlanError
 from workbench.plan.experience import Estimate
@@ -13,6 +14,8 @@ from workbench.plan.experiment import (
     Experiment,
     ImageFolder,
     LocalSGD,
+    ParameterServer,
+    Pipelined,
     Synchronous,
     Synthetic,
 )
@@ -29,6 +32,7 @@ __all__ = [
     "SGD",
     "Adam",
     "AdamW",
+    "Codec",
     "Curve",
     "Device",
     "Digits",
@@ -43,7 +47,9 @@ __all__ = [
     "LocalSGD",
     "Machine",
     "MachineError",
+    "ParameterServer",
     "Partial",
+    "Pipelined",
     "Plan",
     "PlanError",
     "Replicate",

@@ -7,6 +7,14 @@ from typing import Literal, get_args
 Algorithm = Literal["auto", "direct", "ring", "halving_doubling", "hierarchical", "backend"]
 """All of them sum exactly, in different orders; "backend" is what gloo or nccl do themselves."""
 
+CODED: tuple[Algorithm, ...] = ("auto", "direct", "ring", "hierarchical")
+"""Those that can send values through a codec."""
+
+MOST_DIRECT = 8
+"""Up to so many hosts "auto" with a codec is "direct", and beyond "ring". Both send and code as
+much; the first rounds values less often and waits twice, not 2 (k-1) times, but hears all at once.
+Where some of several hosts have several ranks, it is "hierarchical"."""
+
 
 @dataclass(frozen=True)
 class Thresholds:
@@ -36,7 +44,13 @@ rank order, they have the bits that they have in shared memory.
 
 
 def chosen(
-    algorithm: Algorithm, hosts: Sequence[int], backend: str, nbytes: int, *, beside: bool
+    algorithm: Algorithm,
+    hosts: Sequence[int],
+    backend: str,
+    nbytes: int,
+    *,
+    beside: bool,
+    codec: str = "",
 ) -> Algorithm:
     """What a group does for `algorithm`: just that, or what "auto" stands for there.
 
@@ -47,15 +61,22 @@ def chosen(
         backend: "gloo" or "nccl".
         nbytes: of what is summed on each rank.
         beside: whether it lies in a rank's own memory, and is summed while the rank computes on.
+        codec: the name of the codec that it goes through; empty: none.
 
     Raises:
-        ValueError: there is no such algorithm.
+        ValueError: there is no such algorithm, or it cannot take a codec.
     """
     if algorithm not in get_args(Algorithm):
         names = ", ".join(map(repr, get_args(Algorithm)))
         raise ValueError(f"no all-reduce algorithm {algorithm!r}; there are {names}")
+    if codec and algorithm not in CODED:
+        names = ", ".join(map(repr, CODED))
+        raise ValueError(f"algorithm {algorithm!r} cannot take codec {codec!r}; {names} can")
     if algorithm != "auto":
         return algorithm
+    if codec:
+        shared = 1 < len(hosts) < sum(hosts)
+        return "hierarchical" if shared else "direct" if len(hosts) <= MOST_DIRECT else "ring"
     if len(hosts) == 1:
         return "backend" if beside else "direct"
     if len(hosts) < sum(hosts):

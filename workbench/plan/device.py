@@ -1,28 +1,25 @@
 """What computes: how long a layer takes on it."""
 
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from workbench.plan.errors import MachineError
 from workbench.plan.experience import Estimate, Experience, Rates
 from workbench.plan.sample import Sample
-from workbench.plan.value import Value
+from workbench.plan.value import MachineValue
 from workbench.plan.work import Work
 
 
-class Device(Value):
+class Device(MachineValue):
     """What one rank computes on."""
-
-    _refusal: ClassVar[type[ValueError]] = MachineError
 
     name: str
     kind: Literal["cpu", "cuda"]
     memory_bytes: int = Field(gt=0)
     bandwidth: float = Field(gt=0)
     """Bytes per second of memory, streaming, as attained."""
-    flops: dict[str, float]
+    flops: dict[str, Annotated[float, Field(gt=0)]] = Field(min_length=1)
     """Floating-point operations per second of matrix products as attained, by precision."""
     call_s: float = Field(default=0.0, ge=0)
     """Overhead of one operation, as the host starts it."""
@@ -46,11 +43,6 @@ class Device(Value):
             known = self._known[work] = self._experience.estimate(work)
         return known
 
-    def replace(self, **fields: Any) -> "Device":
-        """A copy with other values in some fields, validated."""
-        current = {name: getattr(self, name) for name in type(self).model_fields}
-        return Device(**{**current, **fields})
-
     @cached_property
     def _known(self) -> dict[Work, Estimate]:
         return {}
@@ -58,6 +50,9 @@ class Device(Value):
     @cached_property
     def _experience(self) -> Experience:
         return Experience(self.samples, Rates(self.flops, self.bandwidth, self.call_s))
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.memory_bytes, self.bandwidth, len(self.samples)))
 
     def __getstate__(self) -> dict[Any, Any]:
         state = super().__getstate__()

@@ -9,6 +9,8 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_v
 from workbench.plan.errors import ExperimentError
 from workbench.plan.plan import Plan
 from workbench.plan.sync import LocalSGD as LocalSGD
+from workbench.plan.sync import ParameterServer as ParameterServer
+from workbench.plan.sync import Pipelined as Pipelined
 from workbench.plan.sync import Sync as Sync
 from workbench.plan.sync import Synchronous as Synchronous
 from workbench.plan.text import dump
@@ -148,6 +150,9 @@ class Experiment(Value):
     """Steps between checkpoints; None: one at the end, or when stopped."""
     evaluate_every: int | None = Field(default=None, ge=1)
     """Steps between evaluations on the test split; None: one at the end."""
+    trace_every: int = Field(default=20, ge=0)
+    """Steps from one whose layers and collectives are timed (`run.timeline`) to the next; 0: none.
+    The others pay nothing for it."""
 
     @model_validator(mode="after")
     def _batch_can_be_cut(self) -> Self:
@@ -163,8 +168,25 @@ class Experiment(Value):
         if self.shard_optimizer and isinstance(self.sync, LocalSGD):
             raise ValueError(
                 "shard_optimizer needs ranks that update the same weights with the same "
-                "gradients, and under LocalSGD each has its own; it is valid with Synchronous"
+                "gradients, and under LocalSGD each has its own; "
+                "it is valid with Synchronous and Pipelined"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _the_server_is_there(self) -> Self:
+        if isinstance(self.sync, ParameterServer):
+            if self.sync.server >= self.plan.world_size:
+                raise ValueError(
+                    f"sync: server must be a rank of the world, 0 to {self.plan.world_size - 1}, "
+                    f"got {self.sync.server}"
+                )
+            if self.shard_optimizer:
+                raise ValueError(
+                    "shard_optimizer cuts the optimizer's state over replicas, and under "
+                    "ParameterServer the server alone has it; "
+                    "it is valid with Synchronous and Pipelined"
+                )
         return self
 
     @model_validator(mode="after")
@@ -181,11 +203,6 @@ class Experiment(Value):
                     f"{self.accumulate} micro-batches; accumulate=1 is valid"
                 )
         return self
-
-    def replace(self, **fields: Any) -> "Experiment":
-        """A copy with other values in some fields, validated."""
-        current = {name: getattr(self, name) for name in type(self).model_fields}
-        return Experiment(**{**current, **fields})
 
     def to_toml(self) -> str:
         """The experiment as text that a person can read and edit, its plan included."""

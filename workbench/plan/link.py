@@ -9,18 +9,14 @@ latency, 1/beta the bandwidth and gamma the seconds for each byte that is added 
 from bisect import bisect_right
 from collections.abc import Mapping
 from functools import cached_property
-from typing import ClassVar
 
 from pydantic import Field
 
-from workbench.plan.errors import MachineError
-from workbench.plan.value import Value
+from workbench.plan.value import MachineValue
 
 
-class Curve(Value):
+class Curve(MachineValue):
     """One collective as measured."""
-
-    _refusal: ClassVar[type[ValueError]] = MachineError
 
     op: str
     """As the recorder names it: "all_reduce", "all_gather", "reduce_scatter", "all_to_all"."""
@@ -41,10 +37,8 @@ class Curve(Value):
         return max(before + slope * (received - left), floor)
 
 
-class Link(Value):
+class Link(MachineValue):
     """How a group of ranks is connected."""
-
-    _refusal: ClassVar[type[ValueError]] = MachineError
 
     name: str
     latency_s: float = Field(ge=0)

@@ -4,27 +4,26 @@ import hashlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
+from workbench.plan import show_machine
 from workbench.plan.device import Device
 from workbench.plan.errors import MachineError
 from workbench.plan.graph import unknown
 from workbench.plan.known_machines import KNOWN
 from workbench.plan.link import Link
 from workbench.plan.text import dump
-from workbench.plan.value import Value
+from workbench.plan.value import MachineValue
 
 
-class Machine(Value):
+class Machine(MachineValue):
     """What an experiment runs on: measured by `cluster.calibrate()`, or known by name.
 
     Raises:
         MachineError: a field has a wrong type or value; the text names it.
     """
-
-    _refusal: ClassVar[type[ValueError]] = MachineError
 
     name: str
     devices: tuple[Device, ...] = Field(min_length=1)
@@ -69,11 +68,6 @@ class Machine(Value):
         first, last = min(ranks), max(ranks)
         same = first // self.ranks_per_host == last // self.ranks_per_host
         return self.within if same else self.across
-
-    def replace(self, **fields: Any) -> "Machine":
-        """A copy with other values in some fields, validated."""
-        current = {name: getattr(self, name) for name in type(self).model_fields}
-        return Machine(**{**current, **fields})
 
     @classmethod
     def presets(cls) -> tuple[str, ...]:
@@ -134,9 +128,9 @@ class Machine(Value):
         return cls.from_toml(Path(path).read_text())
 
     def __repr__(self) -> str:
-        device, count = self.devices[0], len(self.devices)
-        ranks = "any number of ranks" if count == 1 else f"{count} ranks"
-        shapes = sum(len(device.samples) for device in self.devices)
-        return f"<Machine {self.name}: {ranks} on {device.name}, {shapes} measured layer shapes>"
+        return show_machine.headline(self)
 
     __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        return show_machine.as_html(self)

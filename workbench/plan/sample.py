@@ -1,17 +1,12 @@
 """One measured layer shape."""
 
-from typing import ClassVar
-
 from pydantic import Field
 
-from workbench.plan.errors import MachineError
-from workbench.plan.value import Value
+from workbench.plan.value import MachineValue
 
 
-class Sample(Value):
+class Sample(MachineValue):
     """How long one layer shape took at one number of rows."""
-
-    _refusal: ClassVar[type[ValueError]] = MachineError
 
     kind: str
     key: str

@@ -1,11 +1,11 @@
 """The base of the values that an experiment is made of."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel as PydanticModel
 from pydantic import ConfigDict
 
-from workbench.plan.errors import ExperimentError, readable
+from workbench.plan.errors import ExperimentError, MachineError, readable
 
 
 class Value(PydanticModel):
@@ -20,3 +20,14 @@ class Value(PydanticModel):
     def __init__(self, **fields: Any) -> None:
         with readable(self._refusal, type(self).__name__):
             super().__init__(**fields)
+
+    def replace(self, **fields: Any) -> Self:
+        """A copy with other values in some fields, validated."""
+        current = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self)(**{**current, **fields})
+
+
+class MachineValue(Value):
+    """A value that a machine is made of."""
+
+    _refusal: ClassVar[type[ValueError]] = MachineError

@@ -2,7 +2,8 @@
 
 Shard groups are runs of ranks next to each other. With L the least common multiple of a plan's
 group sizes, the world is a row of blocks of L ranks, and what ranks of a block do with each other
-is the same in all blocks whose members have equal rows and devices, and equal hosts among them.
+is the same in all blocks whose members have equal rows and devices, and equal hosts among them;
+where there is a parameter server, its block is one of its own.
 One block of each kind is kept, in their order. Sums over replicas then wait for the slowest of
 those that are kept, which are the slowest of all.
 """
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.plan.experiment import Experiment
+from workbench.plan.experiment import Experiment, ParameterServer
 from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.predict.batches import micro_batches
@@ -36,14 +37,14 @@ class Alike:
     batches: tuple[tuple[int, ...], ...]
 
 
-def alike(experiment: Experiment, machine: Machine, *, every: bool = False) -> Alike:
+def alike(experiment: Experiment, machine: Machine | None, *, every: bool = False) -> Alike:
     """The ranks that stand for an experiment's world.
 
     At least two blocks are kept where there are two, so that what has replicas still has some.
 
     Args:
         experiment: whose.
-        machine: that runs it.
+        machine: that runs it; None: on which all ranks are alike.
         every: keep all.
     """
     world = experiment.plan.world_size
@@ -51,7 +52,10 @@ def alike(experiment: Experiment, machine: Machine, *, every: bool = False) -> A
     rows = np.array(micro_batches(experiment), dtype=np.int64)
     starts = np.arange(0, world, block)
     facts = rows.T.reshape(len(starts), -1)
-    facts = np.hstack([facts, _devices(machine, world, block), _hosts(machine, starts, block)])
+    serves = (starts == _server(experiment) // block * block)[:, None]
+    facts = np.hstack(
+        [facts, serves, _devices(machine, world, block), _hosts(machine, starts, block)]
+    )
     _, first, kind = np.unique(facts, axis=0, return_index=True, return_inverse=True)
     kind = kind.reshape(-1)
     kept = np.arange(len(starts)) if every else np.sort(first)
@@ -78,16 +82,21 @@ def group_sizes_of(plan: Plan) -> tuple[int, ...]:
     return tuple(sorted(sizes | {step.group_size for path in steps for step in path}))
 
 
-def _devices(machine: Machine, world: int, block: int) -> NDArray[np.int64]:
-    if len(machine.devices) == 1:
+def _server(experiment: Experiment) -> int:
+    sync = experiment.sync
+    return sync.server if isinstance(sync, ParameterServer) else -1
+
+
+def _devices(machine: Machine | None, world: int, block: int) -> NDArray[np.int64]:
+    if machine is None or len(machine.devices) == 1:
         return np.zeros((world // block, 0), dtype=np.int64)
     known = [machine.devices.index(machine.device(rank)) for rank in range(world)]
     return np.array(known, dtype=np.int64).reshape(-1, block)
 
 
-def _hosts(machine: Machine, starts: NDArray[np.int64], block: int) -> NDArray[np.int64]:
+def _hosts(machine: Machine | None, starts: NDArray[np.int64], block: int) -> NDArray[np.int64]:
     """Of each block, on which host its members are, counted from that of its first one."""
-    if machine.ranks_per_host is None:
+    if machine is None or machine.ranks_per_host is None:
         return np.zeros((len(starts), 0), dtype=np.int64)
     hosts = (starts[:, None] + np.arange(block)) // machine.ranks_per_host
     return hosts - hosts[:, :1]

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workbench.plan.experiment import Experiment, LocalSGD
+from workbench.plan.experiment import Experiment, LocalSGD, Pipelined, Synchronous
 from workbench.predict.parameters import Pieces, copies, tail_names
 from workbench.predict.rows import Counts
+
+WHOLE = 2**62
+"""Bytes that no bucket holds."""
 
 
 @dataclass(frozen=True)
@@ -85,19 +88,48 @@ class Column:
         return np.array(some, dtype=np.int64)[self.place]
 
 
+def late(experiment: Experiment) -> int:
+    """How many steps' gradients are in flight beside the one that is computed."""
+    return experiment.sync.width - 1 if isinstance(experiment.sync, Pipelined) else 0
+
+
 def buckets_of(experiment: Experiment, pieces: Pieces) -> Buckets:
-    """Those in which gradients travel, in every step or after every round."""
+    """Those in which gradients travel, in every step or after every round.
+
+    Gradients that are used late travel all at once, with them those that only one rank has.
+    """
+    if isinstance(experiment.sync, LocalSGD):
+        return _made(experiment, pieces, [], 0)
+    if late(experiment):
+        return _made(experiment, pieces, [set(pieces.names)], WHOLE, alone=True)
+    return handed_out(experiment, pieces)
+
+
+def handed_out(experiment: Experiment, pieces: Pieces) -> Buckets:
+    """Those in which weights come back that other ranks have moved."""
     sync, every = experiment.sync, set(pieces.names)
-    if isinstance(sync, LocalSGD):
-        apart: list[set[str]] = []
-    elif sync.per_round:
+    apart = [every]
+    if isinstance(sync, Synchronous) and sync.per_round:
         tail = tail_names(experiment.plan)
         apart = [every - tail, tail]
-    else:
-        apart = [every]
-    ranks, place = _places(experiment)
+    return _made(experiment, pieces, apart, sync.bucket_bytes)
+
+
+def _made(
+    experiment: Experiment,
+    pieces: Pieces,
+    apart: list[set[str]],
+    limit: int,
+    *,
+    alone: bool = False,
+) -> Buckets:
+    ranks, place = _places(experiment, pieces)
     of_place = tuple(
-        tuple(bucket for names in apart for bucket in _bucketed(experiment, pieces, rank, names))
+        tuple(
+            bucket
+            for names in apart
+            for bucket in _bucketed(experiment, pieces, rank, names, limit, alone)
+        )
         for rank in ranks
     )
     return Buckets(of_place, place)
@@ -105,34 +137,43 @@ def buckets_of(experiment: Experiment, pieces: Pieces) -> Buckets:
 
 def averaged(experiment: Experiment, sync: LocalSGD, pieces: Pieces) -> Buckets:
     """Those in which local SGD averages parameters, and momentum where it is averaged too."""
-    ranks, place = _places(experiment)
+    ranks, place = _places(experiment, pieces)
     of_place = tuple(tuple(_averaged(experiment, sync, pieces, rank)) for rank in ranks)
     return Buckets(of_place, place)
 
 
-def _places(experiment: Experiment) -> tuple[list[int], Counts]:
-    """The first rank of each place, and the place of each rank."""
+def _places(experiment: Experiment, pieces: Pieces) -> tuple[list[int], Counts]:
+    """The first rank of each place, and the place of each rank; places of equal pieces are one."""
     plan = experiment.plan
     sizes = sorted({placed.group_size for placed in plan.flow.weights.values()})
     every = np.arange(plan.world_size)
     keys = np.stack([every % k for k in sizes or [1]])
     _, first, place = np.unique(keys, axis=1, return_index=True, return_inverse=True)
-    return first.tolist(), place.reshape(-1)
+    held = np.array([pieces.sizes[name][first] for name in pieces.names]).reshape(-1, len(first))
+    _, chosen, alike = np.unique(held, axis=1, return_index=True, return_inverse=True)
+    return first[chosen].tolist(), alike.reshape(-1)[place.reshape(-1)]
 
 
 def _bucketed(
-    experiment: Experiment, pieces: Pieces, rank: int, names: Collection[str]
+    experiment: Experiment,
+    pieces: Pieces,
+    rank: int,
+    names: Collection[str],
+    limit: int,
+    alone: bool,
 ) -> list[Bucket]:
-    """By replica group, closed once they hold `bucket_bytes`; no empty pieces.
+    """By replica group, closed once they hold `limit` bytes; no empty pieces.
 
-    Parameters without replicas are in none.
+    Parameters without replicas are in none, but for `alone`.
     """
     closed: list[tuple[int, list[str], list[int]]] = []
     opened: dict[int, tuple[list[str], list[int]]] = {}
     for name in reversed(pieces.names):
         k = experiment.plan.flow.weights[name].group_size
         size = int(pieces.sizes[name][rank])
-        if name not in names or size == 0 or k == experiment.plan.world_size:
+        if name not in names or size == 0:
+            continue
+        if k == experiment.plan.world_size and not alone:
             continue
         if k not in opened:
             opened[k] = ([], [])
@@ -140,7 +181,7 @@ def _bucketed(
         members, sizes = opened[k]
         members.append(name)
         sizes.append(size)
-        if sum(sizes) >= experiment.sync.bucket_bytes:
+        if sum(sizes) >= limit:
             del opened[k]
     return [Bucket(k, tuple(members), tuple(sizes)) for k, members, sizes in closed]
 

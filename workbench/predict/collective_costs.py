@@ -25,6 +25,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from workbench.plan.codec import Codec
 from workbench.predict.rows import Counts
 
 
@@ -99,16 +100,17 @@ class TwoLevelCosts:
         return self.within + self.across
 
 
-def direct(length: int, itemsize: int, ranks: int) -> Costs:
-    """Everybody sends everybody a segment, twice."""
+def direct(length: int, itemsize: int, ranks: int, codec: Codec | None = None) -> Costs:
+    """Everybody sends everybody a segment, twice; of coded ones its encoding."""
     if ranks == 1:
         return Costs.none(1)
-    own = _segments(length, ranks)
+    own = segments(length, ranks)
     messages = (ranks - 1) * (own > 0) + min(length, ranks) - (own > 0)
-    return Costs(messages, ((ranks - 2) * own + length) * itemsize, np.full_like(own, 2))
+    sizes = encoded(own, itemsize, codec)
+    return Costs(messages, (ranks - 2) * sizes + sizes.sum(), np.full_like(own, 2))
 
 
-def ring(length: int, itemsize: int, ranks: int) -> Costs:
+def ring(length: int, itemsize: int, ranks: int, codec: Codec | None = None) -> Costs:
     """In each of the two turns a rank receives all segments but one.
 
     In the first that is the one that it passes on first, of the rank before it; in the second
@@ -116,10 +118,11 @@ def ring(length: int, itemsize: int, ranks: int) -> Costs:
     """
     if ranks == 1:
         return Costs.none(1)
-    own = _segments(length, ranks)
+    own = segments(length, ranks)
     before = np.roll(own, 1)
     messages = 2 * min(length, ranks) - (own > 0) - (before > 0)
-    received = (2 * length - own - before) * itemsize
+    sizes = encoded(own, itemsize, codec)
+    received = 2 * sizes.sum() - sizes - np.roll(sizes, 1)
     return Costs(messages, received, np.full_like(own, 2 * (ranks - 1)))
 
 
@@ -146,13 +149,16 @@ def halving_doubling(length: int, itemsize: int, ranks: int) -> Costs:
     return costs
 
 
-def hierarchical(length: int, itemsize: int, hosts: Sequence[int]) -> TwoLevelCosts:
+def hierarchical(
+    length: int, itemsize: int, hosts: Sequence[int], codec: Codec | None = None
+) -> TwoLevelCosts:
     """Direct within each host; then, of each stripe, among those who own it on their hosts.
 
     Args:
         length: in elements.
         itemsize: in bytes.
         hosts: how many ranks each has.
+        codec: of what goes from host to host.
 
     Returns:
         Of all ranks of the first host, then of the second, and so on.
@@ -170,7 +176,7 @@ def hierarchical(length: int, itemsize: int, hosts: Sequence[int]) -> TwoLevelCo
                 total[places] = more[rank]
             for start, stop in stripes:
                 if begin <= start < end:
-                    moved = _across(stop - start, itemsize, len(hosts))
+                    moved = _across(stop - start, itemsize, len(hosts), codec)
                     across.messages[places] += moved.messages[here]
                     across.bytes[places] += moved.bytes[here]
                     across.rounds[places] = moved.rounds[here]  # stripes go side by side
@@ -183,14 +189,23 @@ FLAT: Mapping[str, Callable[[int, int, int], Costs]] = MappingProxyType(
 """The algorithms that know no hosts: of (length, itemsize, ranks), the cost of each rank."""
 
 
-def _across(length: int, itemsize: int, hosts: int) -> Costs:
+def encoded(lengths: Counts, itemsize: int, codec: Codec | None) -> Counts:
+    """Bytes of pieces of so many elements, each encoded by itself; None: as they are."""
+    if codec is None:
+        return lengths * itemsize
+    found, place = np.unique(lengths, return_inverse=True)
+    sizes = [codec.encoded_bytes(length) for length in found.tolist()]
+    return np.array(sizes, dtype=np.int64)[place]
+
+
+def _across(length: int, itemsize: int, hosts: int, codec: Codec | None) -> Costs:
     if hosts == 2:
         one = np.ones(2, dtype=np.int64)
-        return Costs(one * (length > 0), one * length * itemsize, one)
-    return direct(length, itemsize, hosts)
+        return Costs(one * (length > 0), encoded(one * length, itemsize, codec), one)
+    return direct(length, itemsize, hosts, codec)
 
 
-def _segments(length: int, count: int) -> Counts:
+def segments(length: int, count: int) -> Counts:
     """Elements of each of `count` near-equal segments."""
     return length // count + (np.arange(count) < length % count)
 
@@ -202,7 +217,7 @@ def _starts(length: int, count: int, index: Counts) -> Counts:
 
 def _ends(length: int, count: int) -> tuple[int, ...]:
     """Where each segment ends."""
-    return tuple(np.cumsum(_segments(length, count)).tolist())
+    return tuple(np.cumsum(segments(length, count)).tolist())
 
 
 def _sums(costs: Costs) -> tuple[Counts, Counts, Counts]:

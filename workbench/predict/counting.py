@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from workbench.plan.experiment import LocalSGD, Synchronous
+from workbench.plan.experiment import LocalSGD, ParameterServer, Pipelined, Synchronous
 from workbench.plan.graph import Layer
 from workbench.plan.layout import ROWS, Conversion, Layout
 from workbench.plan.mesh import replica_groups, shard_groups
@@ -12,7 +12,7 @@ from workbench.plan.placement import Shard
 from workbench.plan.tail import round_rows
 from workbench.predict import received
 from workbench.predict.batches import micro_batches
-from workbench.predict.buckets import averaged, buckets_of
+from workbench.predict.buckets import averaged, handed_out
 from workbench.predict.crossing import crossing_of
 from workbench.predict.hosts import Groups
 from workbench.predict.parameters import tail_names
@@ -49,10 +49,13 @@ class _Counting:
         for rows in micro_batches(self.experiment):
             for operations, part in self._passes(rows):
                 self._pass(operations, part)
-        if isinstance(self.experiment.sync, LocalSGD):
-            self._averaging(self.experiment.sync)
-        else:
-            self._gradients(self.experiment.sync)
+        match self.experiment.sync:
+            case LocalSGD() as sync:
+                self._averaging(sync)
+            case ParameterServer() as sync:
+                self._served(sync)
+            case sync:
+                self._gradients(sync)
         status = self.everywhere * (2 + self.world)
         world = shard_groups(self.world, self.world)
         got = self.summing.waited_for(status, world, _FP64)
@@ -139,25 +142,40 @@ class _Counting:
             got = self.summing.waited_for(2 * every, groups, width)
             self._add("all_reduce", name, "step", "shard", groups, got)
 
-    def _gradients(self, sync: Synchronous) -> None:
+    def _gradients(self, sync: Synchronous | Pipelined) -> None:
         """Their sums, and the weights that whoever has moved them hands out."""
         tail, rounds, updates = set[str](), 1, 1
-        if sync.per_round and self.plan.tail is not None:
+        if isinstance(sync, Synchronous) and sync.per_round and self.plan.tail is not None:
             tail, rounds = tail_names(self.plan), self.plan.tail.group_size
             updates = self._rounds_with_rows()
         width = self.program.itemsize
-        for column in buckets_of(self.experiment, self.pieces).columns():
-            groups, behind = replica_groups(column.group_size, self.world), column.within(tail)
+        for column in self.program.buckets.columns():
+            groups = replica_groups(column.group_size, self.world)
+            codec = sync.codec if len(groups[0]) > 1 else None
             got = self.summing.started(
-                column.bytes // width, groups, width, sync.algorithm, buffer=True
+                column.bytes // width, groups, width, sync.algorithm, buffer=True, codec=codec
             )
-            times = column.there + behind * (rounds - 1)
+            times = column.there + column.within(tail) * (rounds - 1)
             self._add("all_reduce", "gradients", "step", "replica", groups, got, times)
-            if self.experiment.shard_optimizer:
+        if self.experiment.shard_optimizer:
+            for column in handed_out(self.experiment, self.pieces).columns():
+                groups = replica_groups(column.group_size, self.world)
                 moved = sum(moved_by(column, width).values(), self.everywhere * 0)
-                times = column.there + behind * (updates - 1)
+                times = column.there + column.within(tail) * (updates - 1)
                 got = received.all_gather(moved, groups)
                 self._add("all_gather", "parameters", "step", "replica", groups, got, times)
+
+    def _served(self, sync: ParameterServer) -> None:
+        """All gradients to the server of each piece, and all weights back."""
+        for column in self.program.buckets.columns():
+            k = column.group_size
+            groups, ranks = replica_groups(k, self.world), np.arange(self.world)
+            serves = (ranks // k == sync.server // k) & (column.there > 0)
+            others = (self.world // k - 1) * serves
+            asks = column.there * ~serves
+            up, down = Received(others, others * column.bytes), Received(asks, asks * column.bytes)
+            self._add("reduce", "gradients", "step", "replica", groups, up, column.there)
+            self._add("broadcast", "parameters", "step", "replica", groups, down, column.there)
 
     def _rounds_with_rows(self) -> int:
         """Those after which weights behind the gather move."""

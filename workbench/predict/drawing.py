@@ -1,6 +1,6 @@
 """A step in time as a picture: two lanes for each rank, readable in light and dark."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from workbench.plan.span import LANES, Span
@@ -18,23 +18,32 @@ COLOURS = {
     "step": "#8c8c8c",
 }
 _MOST_RANKS = 8
-_NO_GAP = 1e-9  # seconds
+_NO_GAP = 0.3  # of the picture's width unit: nobody sees it
 _WIDTH, _LEFT, _LANE, _GAP = 760, 64, 12, 6
 _TEXT = "fill='currentColor' font-size='11' font-family='sans-serif'"
 
 
 def svg(schedule: Schedule) -> str:
     """The step of the first ranks that differ."""
-    ranks = shown_ranks(schedule)
-    spans = {rank: schedule.spans(rank) for rank in ranks}
+    spans = {f"rank {rank:,}": schedule.spans(rank) for rank in shown_ranks(schedule)}
+    return picture(spans, "Predicted step")
+
+
+def picture(spans: Mapping[str, Sequence[Span]], title: str) -> str:
+    """Two lanes for each of some lists of spans, on one scale.
+
+    Args:
+        spans: in order, by what stands before the lanes.
+        title: what is seen, for those who do not see it.
+    """
     end = max((span.end_s for own in spans.values() for span in own), default=0.0)
     scale = (_WIDTH - _LEFT) / end if end > 0 else 0.0
     lanes = [lane for lane in LANES if any(s.lane == lane for own in spans.values() for s in own)]
     height = len(lanes) * _LANE + _GAP
     parts = []
-    for row, (rank, own) in enumerate(spans.items()):
+    for row, (name, own) in enumerate(spans.items()):
         top = row * height
-        parts.append(f"<text x='0' y='{top + 10}' {_TEXT}>rank {rank:,}</text>")
+        parts.append(f"<text x='0' y='{top + 10}' {_TEXT}>{escape(name)}</text>")
         for index, lane in enumerate(lanes):
             mine = [span for span in own if span.lane == lane]
             parts += _lane(mine, top + index * _LANE, scale)
@@ -45,7 +54,7 @@ def svg(schedule: Schedule) -> str:
     )
     found = {span.what for own in spans.values() for span in own}
     parts += _legend([what for what in COLOURS if what in found], bottom + 30)
-    label = "Predicted step: compute lane above, communication lane below, of each rank"
+    label = f"{title}: compute lane above, communication lane below, of each rank"
     return (
         f"<svg viewBox='0 0 {_WIDTH} {bottom + 36}' width='{_WIDTH}' role='img' "
         f"aria-label='{escape(label)}' style='max-width:100%'>{''.join(parts)}</svg>"
@@ -64,7 +73,8 @@ def _lane(spans: Sequence[Span], top: int, scale: float) -> list[str]:
     runs: list[list[Span]] = []
     for span in spans:
         last = runs[-1][-1] if runs else None
-        if last is not None and last.what == span.what and span.start_s <= last.end_s + _NO_GAP:
+        gap = 0.0 if last is None else (span.start_s - last.end_s) * scale
+        if last is not None and last.what == span.what and gap <= _NO_GAP:
             runs[-1].append(span)
         else:
             runs.append([span])

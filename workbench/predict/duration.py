@@ -6,6 +6,7 @@ the search for a plan use these functions, so that they agree.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,11 +49,15 @@ class Speeds:
         kinds = list(dict.fromkeys(map(id, self.devices)))
         self.kind = [kinds.index(id(device)) for device in self.devices]
         self.summing = Summing(Hosts.of(len(self.ranks)))
+        self._figures: dict[str, Seconds] = {}
         self._meetings: dict[tuple[int, int, int], Meeting] = {}
 
     def each(self, attribute: str) -> Seconds:
         """A figure of every rank's device."""
-        return np.array([getattr(device, attribute) for device in self.devices], dtype=np.float64)
+        if attribute not in self._figures:
+            found = [getattr(device, attribute) for device in self.devices]
+            self._figures[attribute] = np.array(found, dtype=np.float64)
+        return self._figures[attribute]
 
     def streaming(self, sizes: Counts, calls: int = 1) -> Seconds:
         """Seconds to pass so many bytes through memory, in operations that the host starts."""
@@ -87,6 +92,16 @@ class LayerSeconds:
     backward: Seconds
     error: Seconds
     estimated: bool
+
+    @cached_property
+    def total(self) -> float:
+        """Forward and backward, over all ranks."""
+        return float((self.forward + self.backward).sum())
+
+    @cached_property
+    def weighed(self) -> float:
+        """The same, times the error."""
+        return float(((self.forward + self.backward) * self.error).sum())
 
 
 @dataclass(frozen=True)
@@ -199,8 +214,12 @@ def leg_seconds(op: str, received: Counts, group_size: int, speeds: Speeds) -> L
 
 
 def loss_seconds(logits: Counts, speeds: Speeds) -> Seconds:
-    """The loss of so many bytes of logits, one way; backward takes as long."""
-    return speeds.streaming(_LOSS_PASSES * logits, _LOSS_CALLS)
+    """The loss of so many bytes of logits, one way; backward takes as long.
+
+    Where steps have been measured, it is among what every step costs besides its layers.
+    """
+    known = speeds.each("step_s") > 0
+    return np.where(known, 0.0, speeds.streaming(_LOSS_PASSES * logits, _LOSS_CALLS))
 
 
 def load_seconds(images: Counts, speeds: Speeds) -> Seconds:

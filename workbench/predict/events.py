@@ -8,6 +8,7 @@ places where it waits for these.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +39,7 @@ class Grouping:
         return np.maximum.reduceat(times[self._order], self._starts)[self._of]
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(NamedTuple):
     """Work of every rank on its compute lane.
 
     Attributes:
@@ -168,8 +168,7 @@ class Script:
 
     def work(self, what: What, label: str, seconds: Seconds) -> None:
         """Something to compute."""
-        if seconds.any():
-            self._tasks.append(Task(what, label, seconds))
+        self._tasks.append(Task(what, label, seconds))
 
     def meet(self, call: Call) -> None:
         """A collective in which the compute lane takes part."""

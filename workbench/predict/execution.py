@@ -1,6 +1,6 @@
 """What one operation makes, keeps and hands back, on all ranks: the steps of a pass."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from workbench.predict.kept import Kept, kept_by
 from workbench.predict.program import HALF, Operation, Program, Value, layout_of
 from workbench.predict.rows import Counts, Rows, tiled
 from workbench.predict.timeline import Timeline
+from workbench.predict.windows import Windows
 
 _CONVERSION = Kept()
 _SAME = Kept(view=True)
@@ -38,11 +39,24 @@ class Execution:
         self.gradients, self.rows = gradients, rows
         self.synchronized = program.plan.batch_norm == "synchronized"
         self._spaces: dict[Value, kernels.Workspace] = {}
+        self._alike: dict[Hashable, kernels.Workspace] = {}  # deep models repeat their blocks
+        self._sizes: dict[tuple[Hashable, ...], Counts] = {}
+        self._kept: dict[str, Kept] = {}
 
     def size(self, value: Value, itemsize: int | None = None) -> Counts:
         """Bytes of a value on each rank."""
         layout, shape, per_sample, own = layout_of(self.program, value)
-        return self.rows.elements(layout, shape, per_sample) * (itemsize or own)
+        width = itemsize or own
+        key = (
+            id(layout),
+            shape,
+            per_sample,
+            width,
+        )  # a layout is slow to hash, and stays where it is
+        known = self._sizes.get(key)
+        if known is None:
+            known = self._sizes[key] = self.rows.elements(layout, shape, per_sample) * width
+        return known
 
     def run(self, operation: Operation, alive: Mapping[Value, int]) -> tuple[int, list[int]]:
         """(the tensor that it gives, the tensors that it keeps)."""
@@ -57,8 +71,8 @@ class Execution:
             tensor = timeline.hold(read[0])
         else:
             of_parameter = keeps.view and bool(operation.reads)
-            size = self.size(operation.gives) * (0 if of_parameter else 1)
-            tensor = timeline.make(size, "activations", label)
+            size = self.size(operation.gives)
+            tensor = timeline.make(size * 0 if of_parameter else size, "activations", label)
         timeline.pass_by(space.beside_output, "workspace", label)
         if operation.needs_gradient:
             if keeps.input and not self._casts_input(operation):
@@ -84,10 +98,12 @@ class Execution:
         heads = self._heads(layer)
         words = keeps.words + keeps.of_heads * (1.0 if heads is None else heads)
         each = words * operation.itemsize + keeps.bytes
-        if np.any(each):
+        if each if isinstance(each, int | float) else each.any():
             found.append((elements * each).astype(np.int64))
         elif layer.kind == "stochastic_depth":
             found.append(self.rows.elements(operation.layout, (), operation.rows) * 4)
+        if keeps.constant:
+            found.append(np.full_like(elements, keeps.constant * operation.itemsize))
         sizes = self.gradients.sizes
         if keeps.statistics and layer.weights and layer.weights[0].name in sizes:
             found.append(sizes[layer.weights[0].name] * keeps.statistics)
@@ -152,7 +168,10 @@ class Execution:
 
     def _keeps(self, operation: Operation) -> Kept:
         if operation.layer is not None:
-            return kept_by(operation.layer, self.synchronized)
+            name = operation.layer.name
+            if name not in self._kept:
+                self._kept[name] = kept_by(operation.layer, self.synchronized)
+            return self._kept[name]
         assert operation.step is not None
         return _SAME if operation.step.name == "copy_to" else _CONVERSION
 
@@ -172,18 +191,42 @@ class Execution:
         if layer is None:
             return _NO_WORKSPACE
         if layer.kind == "conv2d" and layer.weights:
-            width = operation.itemsize
-            whole = self.gradients.sizes.get(layer.weights[0].name, np.zeros_like(self.rows.own))
-            held = whole * width // self.program.itemsize
-            x, y = self.size(operation.reads[0], width), self.size(operation.gives)
-            rows = self.rows.over(self.program.plan.flow.inputs[layer.name].group_size)
-            return kernels.convolution(layer, x, held, y, rows, width)
+            look = self._look(operation, layer)
+            if look not in self._alike:
+                self._alike[look] = self._convolution(operation, layer)
+            return self._alike[look]
         if layer.kind == "dropout":
             elements = self.rows.elements(operation.layout, operation.shape, operation.rows)
             return kernels.mask(elements)
         if layer.kind == "attention":
-            return kernels.attention(self.size(operation.gives), self._heads(layer))
+            size, heads, windows = self.size(operation.gives), self._heads(layer), Windows.of(layer)
+            if windows is not None:
+                return windows.workspace(size, 1.0 if heads is None else heads)
+            return kernels.attention(size, heads)
         return _NO_WORKSPACE
+
+    def _look(self, operation: Operation, layer: Layer) -> Hashable:
+        """Equal for convolutions that need equal room."""
+        plan = self.program.plan
+        return (
+            layer.input_shape,
+            layer.output_shape,
+            layer.weights[0].shape,
+            layer.weights[0].trainable,
+            plan.flow.inputs[layer.name],
+            operation.layout,
+            operation.itemsize,
+            plan.layers.get(layer.name),
+            layout_of(self.program, operation.reads[0])[0],
+        )
+
+    def _convolution(self, operation: Operation, layer: Layer) -> kernels.Workspace:
+        width = operation.itemsize
+        whole = self.gradients.sizes.get(layer.weights[0].name, np.zeros_like(self.rows.own))
+        held = whole * width // self.program.itemsize
+        x, y = self.size(operation.reads[0], width), self.size(operation.gives)
+        rows = self.rows.over(self.program.plan.flow.inputs[layer.name].group_size)
+        return kernels.convolution(layer, x, held, y, rows, width)
 
     def _heads(self, layer: Layer) -> npt.NDArray[np.float64] | None:
         """The share of an attention layer's heads that each rank has; None: it is not cut."""

@@ -16,8 +16,10 @@ import numpy as np
 
 from workbench.plan.experiment import Experiment, LocalSGD
 from workbench.plan.graph import Layer
+from workbench.predict.buckets import late
 from workbench.predict.parameters import KEEPS_GRADIENT_BYTES, Pieces
 from workbench.predict.program import HALF
+from workbench.predict.rooms import Rooms
 from workbench.predict.rows import Counts
 from workbench.predict.timeline import Timeline
 
@@ -29,16 +31,20 @@ class Gradients:
         experiment: decides on buckets.
         pieces: of its weights.
         timeline: to write on.
+        rooms: hears which gradients are there.
     """
 
-    def __init__(self, experiment: Experiment, pieces: Pieces, timeline: Timeline) -> None:
+    def __init__(
+        self, experiment: Experiment, pieces: Pieces, timeline: Timeline, rooms: Rooms
+    ) -> None:
         plan = experiment.plan
         self.timeline, world = timeline, plan.world_size
         self.half = experiment.precision == "bf16"
         placed = plan.flow.weights
         self.sizes = {name: pieces.sizes[name] for name in pieces.names}
         sums = not isinstance(experiment.sync, LocalSGD)
-        self.in_bucket = {n for n in self.sizes if sums and placed[n].group_size < world}
+        alone = late(experiment) > 0
+        self.in_bucket = {n for n in self.sizes if sums and (placed[n].group_size < world or alone)}
         rewritten = (
             layer.weights[0].name
             for layer in plan.graph.layers
@@ -50,7 +56,7 @@ class Gradients:
             if name in self.sizes
         }
         self._there: dict[str, int | None] = {}
-        self._pieces = pieces
+        self._pieces, self._rooms = pieces, rooms
 
     def resident(self) -> dict[str, Counts]:
         """Bytes that stay from step to step, for each layer that has some."""
@@ -97,6 +103,7 @@ class Gradients:
                 self._there.setdefault(name, None)
             else:
                 self._there[name] = tensor
+        self._rooms.settled(made)
 
     def _made(self, name: str, layer: str) -> int:
         size = self.sizes[name]

@@ -10,6 +10,7 @@
     GELU, SiLU, hard-swish ...          input (in place: a copy of it)
     mul                                 both factors
     add, flatten, cat, views            nothing
+    attention in windows                see `windows.py`
     multi-head attention                input, query, key, value and their product, transposed
     anything else                       input and output
 
@@ -19,6 +20,7 @@ Source: torch's derivatives.yaml; attention as its events show.
 from dataclasses import dataclass
 
 from workbench.plan.graph import Layer
+from workbench.predict.windows import Windows
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Kept:
         of_heads: as `words`, of what is cut with an attention layer's heads.
         bytes: for each element of the output, whatever the activation's type.
         statistics: fp32 numbers for each channel.
+        constant: elements of the activation's type, however many rows there are.
     """
 
     input: bool = False
@@ -44,6 +47,7 @@ class Kept:
     of_heads: float = 0.0
     bytes: float = 0.0
     statistics: int = 0
+    constant: int = 0
 
 
 _NOTHING = Kept()
@@ -75,10 +79,12 @@ _ELEMENTWISE = {
 _VIEWS = {
     "getitem", "view", "reshape", "permute", "transpose", "expand", "unsqueeze", "squeeze",
     "chunk", "split", "unbind", "narrow", "select", "flatten", "unflatten", "getattr",
+    "swapaxes",
 }  # fmt: skip
 _OPERATIONS = {
     **dict.fromkeys(_VIEWS, _VIEW),
     **dict.fromkeys(("cat", "concat", "concatenate", "stack", "roll", "mean", "sum"), _NOTHING),
+    **dict.fromkeys(("contiguous", "patch_merging_pad"), _NOTHING),
     **dict.fromkeys(("add", "sub", "iadd"), _PASSED_ON),
     **dict.fromkeys(("mul", "matmul", "bmm", "einsum"), _INPUT),
     **dict.fromkeys(("softmax", "log_softmax"), _OUTPUT),
@@ -99,7 +105,7 @@ def kept_by(layer: Layer, synchronized: bool) -> Kept:
         case "batch_norm":
             return _SYNCHRONIZED if synchronized else _BATCH_NORM
         case "layer_norm":
-            return Kept(input=True, bytes=8.0 / max(layer.output_shape[-1], 1))
+            return _layer_norm(layer)
         case "dropout":
             return Kept(words=1.0)
         case "add":
@@ -113,21 +119,28 @@ def kept_by(layer: Layer, synchronized: bool) -> Kept:
         case "stochastic_depth":
             return _NOTHING
         case "attention":
-            return _BOTH if is_guessed(layer) else _ATTENTION
+            windows = Windows.of(layer)
+            if windows is None:
+                return _ATTENTION
+            return Kept(words=windows.padded, of_heads=windows.of_heads, constant=windows.table)
+        case "op" if name == "layer_norm":
+            return _layer_norm(layer)
         case _:
             return _OPERATIONS.get(name, _BOTH)
 
 
 def is_guessed(layer: Layer) -> bool:
-    """Whether nothing is known of what an operation keeps; attention in windows is one."""
-    if layer.kind == "attention":
-        return _name(layer) != "selfattention"
-    return layer.kind == "op" and _name(layer) not in _OPERATIONS
+    """Whether nothing is known of what an operation keeps."""
+    return layer.kind == "op" and _name(layer) not in (*_OPERATIONS, "layer_norm")
 
 
 def _name(layer: Layer) -> str:
     """The bare name of what is called, in place or not."""
-    return layer.target.rpartition(".")[2].lower().removesuffix("_")
+    return layer.target.rpartition(".")[2].lower().strip("_")
+
+
+def _layer_norm(layer: Layer) -> Kept:
+    return Kept(input=True, bytes=8.0 / max(layer.output_shape[-1], 1))
 
 
 def _pool(layer: Layer, name: str) -> Kept:

@@ -18,8 +18,8 @@ import numpy as np
 from workbench.predict.duration import Seconds
 from workbench.predict.events import Call, Event, Join, Meet, Start, Stretch
 
-_MOST_STEPS = 32
-_SETTLED = 1e-12
+_MOST_STEPS = 64
+_SETTLED = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +81,18 @@ class Lanes:
         return [self._happen(event) for event in events]
 
     def steady(self, events: Sequence[Event]) -> "Step":
-        """Steps until each takes as long as the one before; gives the last of them."""
+        """Steps until each takes as long as the one before; gives the last of them.
+
+        A communication lane that falls behind a little more in every step, while nobody waits
+        for it yet, is no such state.
+        """
         step = self.step(events)
         for _ in range(_MOST_STEPS):
-            before, step = step, self.step(events)
-            if np.allclose(step.seconds, before.seconds, rtol=_SETTLED, atol=0):
+            before, behind = step, self.communication
+            step = self.step(events)
+            sent = self.communication - behind
+            same = np.allclose(step.seconds, before.seconds, rtol=_SETTLED, atol=0)
+            if same and (sent <= step.seconds * (1 + _SETTLED)).all():
                 break
         return step
 

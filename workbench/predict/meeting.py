@@ -65,19 +65,34 @@ class Meeting:
         rounds = 1 if self.memory else self.ranks - 1
         return self.link.seconds(op, self.ranks, received, rounds, added)
 
-    def all_reduce(self, nbytes: float, algorithm: Algorithm, *, beside: bool) -> "Sum":
+    def rooted(self, op: str, moved: float, added: float) -> float:
+        """Of a collective whose root receives all that the others send, or sends all they receive.
+
+        Args:
+            op: "reduce" or "broadcast".
+            moved: bytes through the root.
+            added: bytes that it adds up.
+        """
+        if self.ranks == 1 or moved == 0:
+            return 0.0
+        return self.link.seconds(op, self.ranks, moved, 1, added)
+
+    def all_reduce(
+        self, nbytes: float, algorithm: Algorithm, *, beside: bool, codec: str = ""
+    ) -> "Sum":
         """Of an all-reduce.
 
         Args:
-            nbytes: of what is summed on each rank.
+            nbytes: of what is summed on each rank, as it travels.
             algorithm: as asked for; "auto" is what the ranks' transport makes of it.
             beside: whether ranks compute on meanwhile, and share no buffer.
+            codec: the name of the codec through which it travels, if any.
         """
         if self.ranks == 1 or nbytes == 0:
             return Sum("direct", 0.0)
         shared = self.hosts if self.memory else (1,) * self.ranks
         backend = "gloo" if self.memory else "nccl"
-        name = chosen(algorithm, shared, backend, int(nbytes), beside=beside)
+        name = chosen(algorithm, shared, backend, int(nbytes), beside=beside, codec=codec)
         if name != "backend":
             return Sum(name, self._flat(name, nbytes))
         ways = ["ring", "halving_doubling"]

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from workbench.predict.kept import is_guessed
 from workbench.predict.program import Program
 from workbench.predict.step import timeline_of
-from workbench.predict.timeline import CATEGORIES, Category, Moment, Peak
+from workbench.predict.timeline import CATEGORIES, Category, Moment
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ def memory_of(program: Program) -> Memory:
     taken to be on one. `workbench.train.memory.PeakMeter` measures the same.
     """
     guessed = tuple(layer.name for layer in program.plan.graph.layers if is_guessed(layer))
-    return Memory(tuple(map(_rank, timeline_of(program).peaks())), guessed)
-
-
-def _rank(peak: Peak) -> RankMemory:
-    held = {(owner.category, owner.layer): size for owner, size in peak.held.items()}
-    return RankMemory(peak.rank, peak.total, peak.moment, MappingProxyType(held))
+    held: dict[int, Mapping[tuple[Category, str], int]] = {}  # ranks that are alike share it
+    ranks = []
+    for peak in timeline_of(program).peaks():
+        same = held.setdefault(id(peak.held), MappingProxyType(peak.held))
+        ranks.append(RankMemory(peak.rank, peak.total, peak.moment, same))
+    return Memory(tuple(ranks), guessed)

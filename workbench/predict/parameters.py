@@ -37,7 +37,7 @@ class Pieces:
         """Those of an experiment's plan, in its precision."""
         plan = experiment.plan
         sizes = {
-            name: piece(placed, plan.world_size) * itemsize(placed, experiment.precision)
+            name: piece(placed, plan.world_size, itemsize(placed, experiment.precision))
             for name, placed in plan.flow.weights.items()
         }
         owners = {w.name: layer.name for layer in plan.graph.layers for w in layer.weights}
@@ -52,11 +52,11 @@ class Pieces:
         return found
 
 
-def piece(placed: WeightPlacement, world_size: int) -> Counts:
-    """Elements of a weight that each rank holds."""
-    numel = math.prod(placed.shape)
+def piece(placed: WeightPlacement, world_size: int, element: int = 1) -> Counts:
+    """Bytes of a weight that each rank holds, if an element has so many."""
+    numel = math.prod(placed.shape) * element
     if isinstance(placed.placement, Replicate):
-        return np.full(world_size, numel, dtype=np.int64)
+        return np.broadcast_to(np.int64(numel), world_size)  # as small for very many ranks
     others = numel // max(placed.shape[placed.placement.dim], 1)
     sizes = [placed.placement.length(rank) for rank in range(placed.group_size)]
     return tiled(sizes, world_size) * others

@@ -14,11 +14,11 @@ from workbench.predict.duration import (
     LayerSeconds,
     Leg,
     conversion_seconds,
-    layer_seconds,
     leg_seconds,
     loss_seconds,
 )
 from workbench.predict.events import Call, Grouping, Script
+from workbench.predict.layer_times import LayerTimes
 from workbench.predict.program import Operation, Program, Value, layout_of
 from workbench.predict.replicas import Replicas
 from workbench.predict.rows import Counts, Rows, features
@@ -32,33 +32,6 @@ ADDED = 3  # two gradients of one value are read, and their sum is written
 Settle = Callable[[Layer], None]
 
 
-class Timed:
-    """What is known of the layers' times, over all passes.
-
-    Attributes:
-        weighed: sum of seconds times their error.
-        seconds: sum of all.
-        estimated: layers of shapes that the machine has not measured.
-    """
-
-    def __init__(self) -> None:
-        self.weighed, self.seconds = 0.0, 0.0
-        self.estimated: dict[str, None] = {}
-
-    def add(self, layer: Layer, found: LayerSeconds) -> None:
-        """Counts one layer of one pass."""
-        both = found.forward + found.backward
-        self.seconds += float(both.sum())
-        self.weighed += float((both * found.error).sum())
-        if found.estimated:
-            self.estimated.setdefault(layer.name)
-
-    @property
-    def error(self) -> float:
-        """Relative half width of the band around the sum, were all errors of one sign."""
-        return self.weighed / self.seconds if self.seconds else 0.0
-
-
 class PassEvents:
     """Writes a pass of so many rows.
 
@@ -67,14 +40,14 @@ class PassEvents:
         replicas: their groups.
         script: to write on.
         rows: of the pass.
-        timed: counts layers.
+        times: of layers.
     """
 
     def __init__(
-        self, program: Program, replicas: Replicas, script: Script, rows: Rows, timed: Timed
+        self, program: Program, replicas: Replicas, script: Script, rows: Rows, times: LayerTimes
     ) -> None:
         self.program, self.replicas, self.script, self.rows = program, replicas, script, rows
-        self.plan, self.speeds, self.timed = program.plan, replicas.speeds, timed
+        self.plan, self.speeds, self.times = program.plan, replicas.speeds, times
         self._layers: dict[str, LayerSeconds] = {}
         self._crossed: dict[Value, Crossed] = {}
         self._groupings: dict[int, Grouping] = {}
@@ -134,7 +107,7 @@ class PassEvents:
                 again.add(segment)
                 self.forward([one for one in operations if one.segment == segment])
             more = readers.get(operation.gives, 1) - 1
-            if more > 0:
+            if more > 0 and self._is_estimated(operation):
                 size = self._size(operation.gives) * (ADDED * more)
                 self.script.work("backward", operation.label, self.speeds.streaming(size, more))
             if operation.step is not None:
@@ -176,9 +149,9 @@ class PassEvents:
     def _backward(self, operation: Operation, layer: Layer) -> None:
         if layer.kind == "parameter":
             return
-        seconds = self._seconds(layer).backward
-        learns = any(weight.trainable for weight in layer.weights)
-        if learns and not any(map(self.program.needs_gradient, operation.reads)):
+        found = self._seconds(layer)
+        seconds = found.backward
+        if found.estimated and not any(map(self.program.needs_gradient, operation.reads)):
             seconds = seconds / 2  # the gradient of the weights alone
         self.script.work("backward", layer.name, seconds)
         if layer.kind == "batch_norm" and self.plan.batch_norm == "synchronized":
@@ -186,6 +159,11 @@ class PassEvents:
                 self._normalize(operation, layer, "backward", _NORM_BACKWARD)
         elif layer.kind == "attention":
             self._attend(layer)
+
+    def _is_estimated(self, operation: Operation) -> bool:
+        """Whether gradients that are added up are not part of what was measured."""
+        layer = operation.layer
+        return layer is None or layer.kind == "parameter" or self._seconds(layer).estimated
 
     def _normalize(self, operation: Operation, layer: Layer, phase: str, passes: int) -> None:
         """Two sums of statistics over all that have the same channels."""
@@ -235,10 +213,7 @@ class PassEvents:
     def _seconds(self, layer: Layer) -> LayerSeconds:
         found = self._layers.get(layer.name)
         if found is None:
-            precision = self.program.experiment.precision
-            found = layer_seconds(self.plan, layer, self.rows, precision, self.speeds)
-            self._layers[layer.name] = found
-        self.timed.add(layer, found)
+            found = self._layers[layer.name] = self.times.of(layer, self.rows)
         return found
 
     def _conversion(self, operation: Operation) -> Crossed:

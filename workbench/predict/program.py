@@ -6,6 +6,7 @@ conversions start alike share them.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import cast
 
 from workbench.plan.experiment import Experiment
@@ -13,6 +14,7 @@ from workbench.plan.graph import Layer
 from workbench.plan.layout import ROWS, Conversion, Layout
 from workbench.plan.plan import Plan
 from workbench.plan.tail import Tail
+from workbench.predict.buckets import Buckets, buckets_of
 from workbench.predict.hosts import Hosts
 from workbench.predict.parameters import BYTES, Pieces
 
@@ -82,6 +84,11 @@ class Program:
     def plan(self) -> Plan:
         """The plan that is executed."""
         return cast(Plan, self.experiment.plan)
+
+    @cached_property
+    def buckets(self) -> Buckets:
+        """Those in which its gradients travel."""
+        return buckets_of(self.experiment, self.pieces)
 
     def needs_gradient(self, value: Value) -> bool:
         """Whether a gradient flows back to this value."""

@@ -7,11 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.plan.all_reduce import Algorithm
+from workbench.plan.codec import Codec
 from workbench.predict.alike import Alike
 from workbench.predict.duration import Speeds
 from workbench.predict.events import Call, Grouping, Segments
 from workbench.predict.meeting import Meeting
 from workbench.predict.rows import Counts
+
+# A codec reads and writes a gradient in so many passes, on its way there and back.
+_CODING = 8
 
 
 class Replicas:
@@ -48,6 +52,7 @@ class Replicas:
         algorithm: Algorithm = "auto",
         beside: bool = False,
         shared: bool = False,
+        codec: Codec | None = None,
         takes: NDArray[np.bool_] | None = None,
     ) -> Call:
         """Sums over the replica groups.
@@ -61,20 +66,77 @@ class Replicas:
             algorithm: as asked for.
             beside: whether ranks may compute on meanwhile.
             shared: whether what is summed lies in memory that ranks of a host share, if they do.
+            codec: through which it travels.
             takes: who takes part; None: all.
         """
         count, names = self.count(group_size), self.algorithms.setdefault(label, {})
 
         def seconds(meeting: Meeting, nbytes: int) -> float:
             there = shared and meeting.memory and max(meeting.hosts) > 1
-            done = meeting.all_reduce(nbytes, algorithm, beside=beside and not there)
-            names.setdefault(done.algorithm)
+            coded = "" if codec is None else codec.name
+            done = meeting.all_reduce(nbytes, algorithm, beside=beside and not there, codec=coded)
+            names.setdefault(f"{done.algorithm} with {coded}" if coded else done.algorithm)
             return done.seconds
 
+        if codec is not None:
+            return self._coded(codec, sizes, itemsize, group_size, label, phase, seconds, takes)
         segments = Segments(sizes // itemsize, itemsize, group_size, count)
         call = self._call("all_reduce", label, phase, group_size, sizes, seconds, takes)
         received = segments.received(self.ranks.ranks)
         return replace(call, bytes=received, segments=segments)
+
+    def _coded(
+        self,
+        codec: Codec,
+        sizes: Counts,
+        itemsize: int,
+        group_size: int,
+        label: str,
+        phase: str,
+        seconds: Callable[[Meeting, int], float],
+        takes: NDArray[np.bool_] | None,
+    ) -> Call:
+        """What travels is encoded in segments, and decoded and encoded again by who adds it up."""
+        count = self.count(group_size)
+        numel = -(-sizes // itemsize // count)
+        travels = count * np.array([codec.encoded_bytes(n) if n else 0 for n in numel.tolist()])
+        call = self._call("all_reduce", label, phase, group_size, travels, seconds, takes)
+        coding = _CODING * sizes / self.speeds.each("bandwidth")
+        coding = self.grouping(group_size).latest(coding)
+        return replace(call, seconds=call.seconds + coding, bytes=2 * (travels - travels // count))
+
+    def to_server(self, sizes: Counts, group_size: int, serves: NDArray[np.bool_]) -> Call:
+        """Gradients of so many bytes go to those who serve, and are added up there."""
+        others = self.count(group_size) - 1
+
+        def seconds(meeting: Meeting, nbytes: int) -> float:
+            return meeting.rooted("reduce", others * nbytes, others * nbytes)
+
+        call = self._call("reduce", "gradients", "step", group_size, sizes, seconds, some(sizes))
+        return replace(call, bytes=others * sizes * serves)
+
+    def from_server(self, sizes: Counts, group_size: int, serves: NDArray[np.bool_]) -> Call:
+        """Weights of so many bytes come back from them."""
+        others = self.count(group_size) - 1
+
+        def seconds(meeting: Meeting, nbytes: int) -> float:
+            return meeting.rooted("broadcast", others * nbytes, 0)
+
+        call = self._call(
+            "broadcast", "parameters", "step", group_size, sizes, seconds, some(sizes)
+        )
+        return replace(call, bytes=sizes * ~serves)
+
+    def serves(self, server: int, group_size: int) -> NDArray[np.bool_]:
+        """Which of the kept ranks serve what lies over groups of this size.
+
+        Args:
+            server: its number among the kept ranks.
+            group_size: of the shard groups.
+        """
+        group = self.ranks.ranks // group_size
+        found: NDArray[np.bool_] = group == group[server]
+        return found
 
     def all_gather(
         self, sizes: Counts, group_size: int, label: str, takes: NDArray[np.bool_] | None
@@ -117,3 +179,8 @@ class Replicas:
             found.append(known[place, size])
         groups, times = self.grouping(group_size), np.array(found)
         return Call(op, label, phase, groups, times, sizes, busy=busy, takes=takes)
+
+
+def some(sizes: Counts) -> NDArray[np.bool_] | None:
+    """The ranks that have something; None: all."""
+    return None if sizes.all() else sizes > 0

@@ -4,6 +4,8 @@
     optimizer   SGD nothing, with momentum one copy of what a rank moves, Adam two and step counts
     staging     through which ranks of one host hand each other what they convert and sum
     sums        of gradient buckets, which ranks of one host share
+    in flight   gradients of earlier steps, which will be used in later ones, and their sums
+    codec       what error feedback remembers of every gradient that is encoded
 
 A rank's staging is three slots of 2 MiB, and a page, for each group in which it has mates on its
 host. A bucket's sum is an n-th of it, where n ranks share it. (Buckets themselves hold the
@@ -14,9 +16,9 @@ Source: Rajbhandari et al. 2020 (arXiv:1910.02054, sec. 3) for the copies of opt
 
 import numpy as np
 
-from workbench.plan.experiment import SGD
+from workbench.plan.experiment import SGD, ParameterServer, Pipelined, Synchronous
 from workbench.plan.mesh import replica_groups, shard_groups
-from workbench.predict.buckets import Buckets
+from workbench.predict.buckets import Buckets, late
 from workbench.predict.hosts import Groups
 from workbench.predict.parameters import Pieces, copies
 from workbench.predict.program import Program
@@ -40,7 +42,7 @@ def optimizer_bytes(program: Program, buckets: Buckets) -> dict[str, Counts]:
 
     Args:
         program: whose experiment has an optimizer.
-        buckets: of gradients.
+        buckets: in which weights are handed out that others have moved.
     """
     experiment = program.experiment
     times = copies(experiment.optimizer)
@@ -49,6 +51,8 @@ def optimizer_bytes(program: Program, buckets: Buckets) -> dict[str, Counts]:
     count = 0 if isinstance(experiment.optimizer, SGD) else _STEP_COUNT_BYTES
     cut = buckets if experiment.shard_optimizer else None
     moved = updated(program.pieces, cut, program.itemsize)
+    if isinstance(experiment.sync, ParameterServer):
+        moved = _served(program, experiment.sync.server)
     held = {name: size * times + count * (size > 0) for name, size in moved.items()}
     return program.pieces.by_layer(held)
 
@@ -70,6 +74,38 @@ def sums_bytes(program: Program, buckets: Buckets) -> Counts:
         numel = column.bytes // program.itemsize
         share = numel // mates + (index < numel % mates)
         found += share * (mates > 1) * program.itemsize
+    return found * (1 + late(program.experiment))
+
+
+def flying_bytes(program: Program) -> dict[str, Counts]:
+    """Gradients of steps before, and the weights that they were computed at where those matter."""
+    sync, count = program.experiment.sync, late(program.experiment)
+    if count == 0:
+        return {}
+    weights = isinstance(sync, Pipelined) and sync.compensation is not None
+    held = {name: program.pieces.sizes[name] for name in program.pieces.names}
+    return program.pieces.by_layer({n: s * count * (1 + weights) for n, s in held.items()})
+
+
+def residual_bytes(program: Program) -> dict[str, Counts]:
+    """What error feedback keeps of each gradient that travels."""
+    sync, plan = program.experiment.sync, program.plan
+    codec = sync.codec if isinstance(sync, Synchronous | Pipelined) else None
+    if codec is None or not codec.error_feedback:
+        return {}
+    count = 1 + late(program.experiment)
+    placed = plan.flow.weights
+    names = [n for n in program.pieces.names if placed[n].group_size < plan.world_size]
+    return program.pieces.by_layer({n: program.pieces.sizes[n] * count for n in names})
+
+
+def _served(program: Program, server: int) -> dict[str, Counts]:
+    """Bytes of each parameter that each rank serves."""
+    placed, ranks = program.plan.flow.weights, np.arange(program.plan.world_size)
+    found = {}
+    for name in program.pieces.names:
+        k = placed[name].group_size
+        found[name] = program.pieces.sizes[name] * (ranks // k == server // k)
     return found
 
 

@@ -40,7 +40,7 @@ class Schedule:
     @cached_property
     def seconds(self) -> float:
         """From one step to the next, in the mean."""
-        return float(sum(share * step.seconds.max() for share, step in self.mean))
+        return float(np.sum([share * step.seconds for share, step in self.mean], axis=0).max())
 
     @cached_property
     def work(self) -> Seconds:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from workbench.plan.errors import MachineError
-from workbench.plan.experiment import Experiment, LocalSGD
+from workbench.plan.experiment import Experiment, LocalSGD, ParameterServer
 from workbench.plan.machine import Machine
 from workbench.predict.alike import Alike, alike
 from workbench.predict.duration import Speeds
@@ -80,4 +80,7 @@ def check_ranks(machine: Machine, world_size: int) -> None:
 
 def kept(experiment: Experiment, ranks: Alike) -> Experiment:
     """The experiment of a world of only the ranks that are kept."""
-    return experiment.replace(plan=experiment.plan.with_world_size(len(ranks.ranks)))
+    sync = experiment.sync
+    if isinstance(sync, ParameterServer):
+        sync = sync.replace(server=int(ranks.column[sync.server]))
+    return experiment.replace(plan=experiment.plan.with_world_size(len(ranks.ranks)), sync=sync)

@@ -8,27 +8,32 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from workbench.plan.experiment import LocalSGD, Synchronous
+from workbench.plan.experiment import LocalSGD, Pipelined, Synchronous
 from workbench.plan.placement import Shard
 from workbench.plan.tail import Tail, round_rows
+from workbench.predict.alike import alike
 from workbench.predict.batches import micro_batches
-from workbench.predict.buckets import averaged, buckets_of
+from workbench.predict.buckets import averaged, handed_out
 from workbench.predict.gradients import Gradients
 from workbench.predict.parameters import tail_names
 from workbench.predict.passes import Pass, Tape
 from workbench.predict.program import Program, Value, layout_of
 from workbench.predict.resident import (
     averaging_bytes,
+    flying_bytes,
     optimizer_bytes,
+    residual_bytes,
     staging_bytes,
     sums_bytes,
     weight_bytes,
 )
+from workbench.predict.rooms import Rooms
 from workbench.predict.rows import Counts, Rows
 from workbench.predict.sharding import moved_by
 from workbench.predict.timeline import Category, Timeline
 
 _INT64 = 8
+_MANY = 64  # ranks: beyond, few of them stand for all
 _FP32 = 4
 
 
@@ -41,13 +46,19 @@ class _Step:
     def __init__(self, program: Program) -> None:
         self.program, self.pieces = program, program.pieces
         self.experiment, self.plan = program.experiment, program.plan
-        self.timeline = Timeline(self.plan.world_size)
-        self.gradients = Gradients(self.experiment, self.pieces, self.timeline)
-        self.buckets = buckets_of(self.experiment, self.pieces)
+        many = self.plan.world_size > _MANY
+        standing = alike(self.experiment, None) if many else None
+        self.timeline = Timeline(self.plan.world_size, standing)
+        self.rooms = Rooms(program, self.timeline)
+        self.gradients = Gradients(self.experiment, self.pieces, self.timeline, self.rooms)
+        self.buckets = program.buckets
 
     def written(self) -> Timeline:
         self._reside("weights", weight_bytes(self.pieces))
-        self._reside("optimizer", optimizer_bytes(self.program, self.buckets))
+        handed = handed_out(self.experiment, self.pieces)
+        self._reside("optimizer", optimizer_bytes(self.program, handed))
+        self._reside("in_flight", flying_bytes(self.program))
+        self._reside("codec", residual_bytes(self.program))
         self._reside("gradients", self.gradients.resident())
         self._reside("buckets", {"sums of gradients": sums_bytes(self.program, self.buckets)})
         self._reside("staging", {"staging": staging_bytes(self.program)})
@@ -58,12 +69,15 @@ class _Step:
         per_row = sample * self.program.itemsize + _INT64
         self.timeline.make(every.own * per_row, "data", "input")
         self.gradients.begin()
+        self._copy_weights()
         results: list[int] = []
-        for rows in batches[:2]:  # those that follow find the same, and are no larger
-            given = self._pass(rows)
+        seen = batches[:2]  # those that follow find the same, and are no larger
+        for index, rows in enumerate(seen):
+            given = self._pass(rows, last=index == len(seen) - 1)
             for tensor in results:
                 self.timeline.drop(tensor)
             results = given
+        self.rooms.finish()
         self._update()
         return self.timeline
 
@@ -79,25 +93,43 @@ class _Step:
         """
         self.timeline.at("step")
         sync = self.experiment.sync
+        if isinstance(sync, Pipelined) and sync.compensation is not None:
+            self._compensate()
         if isinstance(sync, LocalSGD):
             room = averaging_bytes(averaged(self.experiment, sync, self.pieces))
             self.timeline.pass_by(room, "buckets", "parameters")
         if self.experiment.shard_optimizer:
-            for column in self.buckets.columns():
+            for column in handed_out(self.experiment, self.pieces).columns():
                 moved = moved_by(column, self.program.itemsize)
                 own = sum(moved.values(), np.zeros_like(column.bytes))
                 self.timeline.pass_by(own + column.bytes, "buckets", "parameters")
 
-    def _pass(self, rows: tuple[int, ...]) -> list[int]:
+    def _copy_weights(self) -> None:
+        """Those that the gradient of this step is computed at, where that matters later."""
+        sync = self.experiment.sync
+        if isinstance(sync, Pipelined) and sync.compensation is not None:
+            for name in self.pieces.names:
+                size, owner = self.pieces.sizes[name], self.pieces.owners[name]
+                self.timeline.make(size, "in_flight", owner)
+
+    def _compensate(self) -> None:
+        """How far a parameter has moved, and the correction of its gradient, one by one."""
+        for name in self.pieces.names:
+            room = 3 * self.pieces.sizes[name]
+            self.timeline.pass_by(room, "workspace", self.pieces.owners[name])
+
+    def _pass(self, rows: tuple[int, ...], *, last: bool) -> list[int]:
         """Forward and backward of one micro-batch; gives its outputs."""
         if self.plan.rounds == "BK" or self.plan.tail is None:
             running = self._running(rows)
             tape = running.forward(self.program.operations, {}, self.program.results)
+            if last:
+                self.rooms.last()
             self._learn(running, tape, {})
             return list(tape.results.values())
-        return self._in_rounds(rows, self.plan.tail)
+        return self._in_rounds(rows, self.plan.tail, last=last)
 
-    def _in_rounds(self, rows: tuple[int, ...], tail: Tail) -> list[int]:
+    def _in_rounds(self, rows: tuple[int, ...], tail: Tail, *, last: bool) -> list[int]:
         boundary: Value = (tail.boundary, ())
         head, behind = self.program.parted(tail)
         whole = self._running(rows)
@@ -110,7 +142,10 @@ class _Step:
             size = whole.size(boundary)
             gathered = self.timeline.make(size, "activation_gradients", tail.boundary)
         results: list[int] = []
-        for brought in round_rows(self.plan.rounds, rows, tail.group_size):
+        every = round_rows(self.plan.rounds, rows, tail.group_size)
+        for index, brought in enumerate(every):
+            if last and index == len(every) - 1:
+                self.rooms.last()
             running = self._running(brought)
             tape = running.forward(behind, {boundary: features}, self.program.results)
             grads: dict[Value, int] = {}

@@ -13,11 +13,11 @@ from workbench.plan.experiment import LocalSGD, Synchronous
 from workbench.plan.graph import Layer
 from workbench.plan.tail import Tail, round_rows
 from workbench.predict.alike import Alike
-from workbench.predict.buckets import buckets_of
 from workbench.predict.duration import Speeds, load_seconds
 from workbench.predict.events import Event, Script
+from workbench.predict.layer_times import LayerTimes
 from workbench.predict.parameters import tail_names
-from workbench.predict.pass_events import PassEvents, Timed
+from workbench.predict.pass_events import PassEvents
 from workbench.predict.program import Program, Value
 from workbench.predict.replicas import Replicas
 from workbench.predict.rows import Rows
@@ -58,7 +58,8 @@ class _Step:
     def __init__(self, program: Program, ranks: Alike, speeds: Speeds) -> None:
         self.program, self.ranks, self.speeds = program, ranks, speeds
         self.plan, self.sync = program.plan, program.experiment.sync
-        self.script, self.timed = Script(), Timed()
+        self.script = Script()
+        self.times = LayerTimes(self.plan, program.experiment.precision, speeds)
         self.replicas = Replicas(ranks, speeds)
         self.updates = Updates(program, self.replicas, self.script)
         self.tail = self.plan.tail if self.plan.rounds != "BK" else None
@@ -89,8 +90,8 @@ class _Step:
             self.updates.average(self.sync)
         self.updates.rest()
         algorithms = {label: tuple(names) for label, names in self.replicas.algorithms.items()}
-        estimated = tuple(self.timed.estimated)
-        return Written(self.script.events(), self.timed.error, estimated, algorithms)
+        estimated = tuple(self.times.estimated)
+        return Written(self.script.events(), self.times.error, estimated, algorithms)
 
     def _load(self) -> None:
         sample = int(np.prod(self.plan.graph.input_shape)) * self.program.itemsize
@@ -123,12 +124,12 @@ class _Step:
             whole.backward(head, self._settles(last))
 
     def _settles(self, last: bool) -> "_Settles":
-        return _Settles(self.head if last else None, self.per_round, self.behind)
+        return _Settles(self.head if last else None, self.per_round)
 
     def _passing(self, rows: tuple[int, ...]) -> PassEvents:
         if rows not in self._passes:
             self._passes[rows] = PassEvents(
-                self.program, self.replicas, self.script, Rows(rows), self.timed
+                self.program, self.replicas, self.script, Rows(rows), self.times
             )
         return self._passes[rows]
 
@@ -136,22 +137,16 @@ class _Step:
         sync = self.sync
         if isinstance(sync, LocalSGD):
             return None
-        buckets = buckets_of(self.program.experiment, self.program.pieces)
-        itemsize = self.program.itemsize
-        return Sums(buckets, names, self.replicas, self.script, itemsize, sync.algorithm)
+        buckets, itemsize = self.program.buckets, self.program.itemsize
+        return Sums(buckets, names, self.replicas, self.script, itemsize, sync)
 
 
-@dataclass(frozen=True)
 class _Settles:
     """Tells the sums of a layer's gradients: the step's when it is time, the round's always."""
 
-    head: Sums | None
-    per_round: Sums | None
-    behind: set[str]
+    def __init__(self, head: Sums | None, per_round: Sums | None) -> None:
+        self._sums = [sums for sums in (head, per_round) if sums is not None]
 
     def __call__(self, layer: Layer) -> None:
-        names = [weight.name for weight in layer.weights if weight.trainable]
-        if self.head is not None:
-            self.head.settle(names)
-        if self.per_round is not None:
-            self.per_round.settle([name for name in names if name in self.behind])
+        for sums in self._sums if layer.weights else ():
+            sums.settle([weight.name for weight in layer.weights])

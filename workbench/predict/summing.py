@@ -13,7 +13,8 @@ from functools import partial
 import numpy as np
 
 from workbench.plan.all_reduce import Algorithm, chosen
-from workbench.predict.collective_costs import FLAT, Costs, direct, hierarchical
+from workbench.plan.codec import Codec
+from workbench.predict.collective_costs import FLAT, Costs, direct, hierarchical, ring
 from workbench.predict.hosts import Groups, Hosts
 from workbench.predict.received import Received
 from workbench.predict.rows import Counts
@@ -39,7 +40,14 @@ class Summing:
         return self._received(numel, groups, itemsize, _waited_for)
 
     def started(
-        self, numel: Counts, groups: Groups, itemsize: int, algorithm: Algorithm, *, buffer: bool
+        self,
+        numel: Counts,
+        groups: Groups,
+        itemsize: int,
+        algorithm: Algorithm,
+        *,
+        buffer: bool,
+        codec: Codec | None = None,
     ) -> Received:
         """The same.
 
@@ -49,9 +57,10 @@ class Summing:
             itemsize: bytes of an element.
             algorithm: as asked for.
             buffer: whether what is summed lies in memory made for it, shared where ranks share.
+            codec: of what travels.
         """
-        cost = partial(_started, algorithm, buffer)
-        return self._received(numel, groups, itemsize, cost, (algorithm, buffer))
+        cost = partial(_started, algorithm, buffer, codec)
+        return self._received(numel, groups, itemsize, cost, (algorithm, buffer, codec))
 
     def _received(
         self, numel: Counts, groups: Groups, itemsize: int, cost: _Cost, key: object = None
@@ -84,17 +93,34 @@ def _waited_for(length: int, itemsize: int, hosts: tuple[int, ...]) -> Costs:
 
 
 def _started(
-    algorithm: Algorithm, buffer: bool, length: int, itemsize: int, hosts: tuple[int, ...]
+    algorithm: Algorithm,
+    buffer: bool,
+    codec: Codec | None,
+    length: int,
+    itemsize: int,
+    hosts: tuple[int, ...],
 ) -> Costs:
-    beside = not buffer or len(hosts) == sum(hosts)  # where nobody shares, nor do buffers
-    name = chosen(algorithm, hosts, "gloo", length * itemsize, beside=beside)
+    name = started_as(algorithm, buffer, codec, length * itemsize, hosts)
     if name == "hierarchical":
-        return hierarchical(length, itemsize, hosts).both
-    return _flat(name, length, itemsize, sum(hosts))
+        return hierarchical(length, itemsize, hosts, codec).both
+    return _flat(name, length, itemsize, sum(hosts), codec)
 
 
-def _flat(name: Algorithm, length: int, itemsize: int, ranks: int) -> Costs:
+def started_as(
+    algorithm: Algorithm, buffer: bool, codec: Codec | None, nbytes: int, hosts: tuple[int, ...]
+) -> Algorithm:
+    """The algorithm that a group of ranks on these hosts then takes."""
+    beside = not buffer or len(hosts) == sum(hosts)  # where nobody shares, nor do buffers
+    coded = "" if codec is None else codec.name
+    return chosen(algorithm, hosts, "gloo", nbytes, beside=beside, codec=coded)
+
+
+def _flat(
+    name: Algorithm, length: int, itemsize: int, ranks: int, codec: Codec | None = None
+) -> Costs:
     """The backend does not tell what it sends: recorded is what it comes to, in no half type."""
     if name == "backend":
         return direct(length, max(itemsize, _WIDE), ranks)
+    if codec is not None:
+        return (ring if name == "ring" else direct)(length, itemsize, ranks, codec)
     return FLAT[name](length, itemsize, ranks)

@@ -9,10 +9,11 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from workbench.plan.all_reduce import Algorithm
+from workbench.plan.experiment import LocalSGD, ParameterServer, Pipelined, Sync
 from workbench.predict.buckets import Bucket, Buckets
-from workbench.predict.events import Script
-from workbench.predict.replicas import Replicas
+from workbench.predict.events import Call, Script
+from workbench.predict.replicas import Replicas, some
+from workbench.predict.rows import Counts
 
 
 class Sums:
@@ -24,7 +25,7 @@ class Sums:
         replicas: who sums.
         script: to write on.
         itemsize: of a gradient.
-        algorithm: of the sums.
+        sync: how they are summed, and how many steps later they are waited for.
     """
 
     def __init__(
@@ -34,12 +35,16 @@ class Sums:
         replicas: Replicas,
         script: Script,
         itemsize: int,
-        algorithm: Algorithm,
+        sync: Sync,
     ) -> None:
         self.replicas, self.script = replicas, script
-        self.itemsize, self.algorithm = itemsize, algorithm
+        self.itemsize, self.sync = itemsize, sync
+        self.late = sync.width - 1 if isinstance(sync, Pipelined) else 0
         self.place = buckets.place
-        self.lists = [[b for b in own if b.names[0] in names] for own in buckets.of_place]
+        self.lists = [
+            [b for b in own if b.names[0] in names and replicas.count(b.group_size) > 1]
+            for own in buckets.of_place
+        ]
         self.begin()
 
     def begin(self) -> None:
@@ -52,21 +57,27 @@ class Sums:
         self._handles: list[int] = []
 
     def settle(self, names: Iterable[str]) -> None:
-        """These gradients are there."""
+        """These gradients are there; those that are used late travel all at once."""
+        if self.late:
+            return
+        filled = False
         for home in self._home:
             for name in names:
-                if name in home:
-                    home[name].discard(name)
-        self._send()
+                waiting = home.get(name)
+                if waiting is not None:
+                    waiting.discard(name)
+                    filled = filled or not waiting
+        if filled:
+            self._send()
 
     def finish(self) -> None:
-        """Starts what is left, and waits for all."""
+        """Starts what is left, and waits for all; late ones, for those of so many steps ago."""
         for own in self._waiting:
             for waiting in own:
                 waiting.clear()
         self._send()
         for handle in self._handles:
-            self.script.join(handle, "gradients")
+            self.script.join(handle, "gradients", self.late)
 
     def _send(self) -> None:
         """Starts, in the order of the lists, the buckets that have become ready."""
@@ -98,17 +109,24 @@ class Sums:
                 self._begun.add(begun)
         if not takes.any():
             return
-        call = replicas.all_reduce(
-            np.where(takes, sizes, 0),
+        self._handles.append(self.script.start(self._call(np.where(takes, sizes, 0), group_size)))
+
+    def _call(self, sizes: Counts, group_size: int) -> Call:
+        replicas, sync = self.replicas, self.sync
+        if isinstance(sync, ParameterServer):
+            return replicas.to_server(sizes, group_size, replicas.serves(sync.server, group_size))
+        assert not isinstance(sync, LocalSGD)
+        return replicas.all_reduce(
+            sizes,
             self.itemsize,
             group_size,
             "gradients",
-            algorithm=self.algorithm,
+            algorithm=sync.algorithm,
             beside=True,
             shared=True,
-            takes=None if takes.all() else takes,
+            codec=sync.codec,
+            takes=some(sizes),
         )
-        self._handles.append(self.script.start(call))
 
 
 def _key(own: Sequence[Bucket], index: int) -> tuple[int, int]:

@@ -1,14 +1,17 @@
 """Tensors as they come and go over a step, on all ranks at once.
 
 All ranks make and drop tensors in one order, and only their sizes differ: the order is written
-once, and the levels of all ranks are one cumulative sum.
+once, and the levels of all ranks are one cumulative sum. Of a large world a few ranks stand for
+all; the others may hold an element less of a bucket's sum, which all ranks take parts of.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
+from workbench.predict.alike import Alike
 from workbench.predict.rows import Counts
 
 Phase = Literal["load", "forward", "loss", "backward", "recompute", "step"]
@@ -16,6 +19,8 @@ Category = Literal[
     "weights",
     "gradients",
     "buckets",
+    "in_flight",
+    "codec",
     "optimizer",
     "staging",
     "data",
@@ -26,8 +31,7 @@ Category = Literal[
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 
-@dataclass(frozen=True)
-class Moment:
+class Moment(NamedTuple):
     """When something is the case: a phase, and the layer that is at work."""
 
     phase: Phase
@@ -37,12 +41,8 @@ class Moment:
         return f"{self.phase} of {self.layer}" if self.layer else self.phase
 
 
-@dataclass(frozen=True)
-class Owner:
-    """What a tensor is, and whose."""
-
-    category: Category
-    layer: str
+Owner = tuple[Category, str]
+"""What a tensor is, and the layer whose it is."""
 
 
 class Timeline:
@@ -52,27 +52,28 @@ class Timeline:
 
     Args:
         world_size: number of ranks.
+        alike: of a large world, the ranks that stand for the others; None: each is looked at.
     """
 
-    def __init__(self, world_size: int) -> None:
-        self.world_size = world_size
+    def __init__(self, world_size: int, alike: Alike | None = None) -> None:
+        self.world_size, self.alike = world_size, alike
         self.owners: list[Owner] = []
         self.sizes: list[Counts] = []
         self._holders: list[int] = []
-        self._events: list[tuple[int, int, Moment]] = []
-        self._now = Moment("load")
+        self._events: list[int] = []  # tensors as they are made; ~tensor when it is freed
+        self._moments: list[tuple[int, Phase, str]] = [(0, "load", "")]  # each from its event on
 
     def at(self, phase: Phase, layer: str = "") -> None:
         """What follows happens now."""
-        self._now = Moment(phase, layer)
+        self._moments.append((len(self._events), phase, layer))
 
     def make(self, size: Counts, category: Category, layer: str = "") -> int:
         """A new tensor of so many bytes on each rank, held once."""
         tensor = len(self.sizes)
-        self.sizes.append(size)
-        self.owners.append(Owner(category, layer))
+        self.sizes.append(size if self.alike is None else size[self.alike.ranks])
+        self.owners.append((category, layer))
         self._holders.append(1)
-        self._events.append((tensor, 1, self._now))
+        self._events.append(tensor)
         return tensor
 
     def hold(self, tensor: int) -> int:
@@ -85,7 +86,7 @@ class Timeline:
         self._holders[tensor] -= 1
         assert self._holders[tensor] >= 0, self.owners[tensor]
         if self._holders[tensor] == 0:
-            self._events.append((tensor, -1, self._now))
+            self._events.append(~tensor)
 
     def alone(self, tensor: int) -> bool:
         """Whether one holder has it for itself."""
@@ -98,20 +99,29 @@ class Timeline:
 
     def peaks(self) -> "tuple[Peak, ...]":
         """The highest point of each rank."""
-        which = np.array([tensor for tensor, _, _ in self._events])
-        signs = np.array([sign for _, sign, _ in self._events], dtype=np.int64)
-        sizes = np.stack(self.sizes)
+        events = np.array(self._events)
+        signs = np.where(events < 0, -1, 1)
+        which = np.where(events < 0, ~events, events)
+        sizes = np.array(self.sizes)
         levels = np.cumsum(sizes[which] * signs[:, None], axis=0)
         found: dict[bytes, Peak] = {}  # ranks that hold the same have the same
-        peaks = []
-        for rank, event in enumerate(levels.argmax(axis=0)):
+        peaks: list[Peak] = []
+        for rank, event in enumerate(levels.argmax(axis=0).tolist()):
             key = sizes[:, rank].tobytes()
             if key not in found:
                 alive = np.bincount(which[: event + 1], signs[: event + 1], len(sizes))
                 held = self._held(alive.astype(np.int64) * sizes[:, rank])
-                found[key] = Peak(rank, int(levels[event, rank]), self._events[event][2], held)
+                found[key] = Peak(rank, int(levels[event, rank]), self._moment(event), held)
             peaks.append(replace(found[key], rank=rank))
-        return tuple(peaks)
+        if self.alike is None:
+            return tuple(peaks)
+        columns = enumerate(self.alike.column.tolist())
+        return tuple(replace(peaks[column], rank=rank) for rank, column in columns)
+
+    def _moment(self, event: int) -> Moment:
+        place = bisect_right(self._moments, event, key=lambda moment: moment[0])
+        _, phase, layer = self._moments[place - 1]
+        return Moment(phase, layer)
 
     def _held(self, bytes_of: Counts) -> dict[Owner, int]:
         held: dict[Owner, int] = {}

@@ -15,7 +15,7 @@ class Collective:
     """All calls of one collective in a step, on all ranks.
 
     Attributes:
-        op: "all_gather", "reduce_scatter", "all_to_all" or "all_reduce".
+        op: "all_gather", "reduce_scatter", "all_to_all", "all_reduce", "reduce" or "broadcast".
         layer: for which it is.
         phase: of the step.
         purpose: of its groups.
@@ -61,16 +61,22 @@ class Traffic:
         """Number of ranks."""
         return len(self.collectives[0].bytes)
 
-    def rows(self, rank: int) -> tuple[tuple[str, str, str, str, int, int, int], ...]:
+    def rows(
+        self, rank: int, step: int | None = None
+    ) -> tuple[tuple[str, str, str, str, int, int, int], ...]:
         """(group, op, layer, phase, calls, messages, bytes) of one rank, as a recorder has them.
 
-        In a step that has all of them: local SGD's averaging is not in every one.
+        Args:
+            rank: which.
+            step: of which step, since local SGD's averaging is not in every one; None: of one
+                that has all of them.
         """
         found: list[tuple[str, str, str, str, int, int, int]] = []
         for one in self.collectives:
             ranks = next(group for group in one.groups if rank in group)
             name = f"{one.purpose}({','.join(map(str, ranks))})"
             counts = (one.calls[rank], one.messages[rank], one.bytes[rank])
-            if one.calls[rank]:
+            due = step is None or (step + 1) % one.every == 0
+            if one.calls[rank] and due:
                 found.append((name, one.op, one.layer, one.phase, *counts))
         return tuple(found)

@@ -1,16 +1,14 @@
 """What ranks do with gradients that are summed: agree, update, hand out, average."""
 
 import numpy as np
-from numpy.typing import NDArray
 
-from workbench.plan.experiment import LocalSGD
-from workbench.predict.buckets import averaged, buckets_of
+from workbench.plan.experiment import LocalSGD, ParameterServer
+from workbench.predict.buckets import averaged, handed_out
 from workbench.predict.duration import Seconds, update_seconds
 from workbench.predict.events import Script
 from workbench.predict.parameters import copies
 from workbench.predict.program import Program
-from workbench.predict.replicas import Replicas
-from workbench.predict.rows import Counts
+from workbench.predict.replicas import Replicas, some
 
 _FP64 = 8
 _COPIED = 4  # an average is read and written once into its bucket, and once back
@@ -45,7 +43,9 @@ class Updates:
         total = sum((self._own(name) for name in chosen), np.zeros(len(self.ones)))
         seconds = update_seconds(label, total, copies(self.experiment.optimizer), self.speeds)
         self.script.work("update", label, seconds)
-        if self.experiment.shard_optimizer:
+        if isinstance(self.experiment.sync, ParameterServer):
+            self._send_back(self.experiment.sync.server)
+        elif self.experiment.shard_optimizer:
             self._hand_out(names)
 
     def average(self, sync: LocalSGD) -> None:
@@ -54,7 +54,7 @@ class Updates:
             sizes, k = column.bytes, column.group_size
             self.script.work("update", "averaging", self.speeds.streaming(_COPIED * sizes))
             call = self.replicas.all_reduce(
-                sizes, self.program.itemsize, k, "parameters", beside=True, takes=_some(sizes)
+                sizes, self.program.itemsize, k, "parameters", beside=True, takes=some(sizes)
             )
             self.script.meet(call)
 
@@ -65,21 +65,23 @@ class Updates:
     def _own(self, name: str) -> Seconds:
         """Bytes of a parameter that each rank moves."""
         size = self.program.pieces.sizes[name]
-        k = self.program.plan.flow.weights[name].group_size
-        return size / (self.replicas.count(k) if self.experiment.shard_optimizer else 1)
+        k, sync = self.program.plan.flow.weights[name].group_size, self.experiment.sync
+        if isinstance(sync, ParameterServer) and self.replicas.count(k) > 1:
+            return np.where(self.replicas.serves(sync.server, k), size, 0.0)
+        return size / (float(self.replicas.count(k)) if self.experiment.shard_optimizer else 1.0)
 
     def _hand_out(self, names: set[str] | None) -> None:
         """Makes the parameters whole again, bucket by bucket."""
-        buckets = buckets_of(self.experiment, self.program.pieces)
-        for column in buckets.columns():
+        for column in handed_out(self.experiment, self.program.pieces).columns():
             held = column.bytes if names is None else column.bytes * column.within(names)
             if not held.any():
                 continue
             self.script.work("update", "hand-out", self.speeds.streaming(_HANDED_OUT * held))
-            call = self.replicas.all_gather(held, column.group_size, "parameters", _some(held))
+            call = self.replicas.all_gather(held, column.group_size, "parameters", some(held))
             self.script.meet(call)
 
-
-def _some(sizes: Counts) -> NDArray[np.bool_] | None:
-    """The ranks that have something; None: all."""
-    return None if sizes.all() else sizes > 0
+    def _send_back(self, server: int) -> None:
+        """The weights that servers have moved."""
+        for column in self.program.buckets.columns():
+            k, held = column.group_size, column.bytes
+            self.script.meet(self.replicas.from_server(held, k, self.replicas.serves(server, k)))

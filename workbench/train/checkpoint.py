@@ -7,14 +7,15 @@
         rank-00000.safetensors     each piece once, whichever of its holders wrote it
 
 Logical tensors are the entries of the whole model's `state_dict`, and the optimizer's state
-as `train/optimizer.py` names it. Where the data stands needs no entry of its own: the rows of
-a step follow from the seed and the step.
+as `train/optimizer.py` names it, and what is in flight, as `train/in_flight.py` does. Where the
+data stands needs no entry of its own: the rows of a step follow from the seed and the step.
 
 A checkpoint is written as `step-000050.tmp` and takes its name when all of it is there; older
 ones are removed only after that.
 """
 
 import shutil
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,11 +32,12 @@ from workbench.plan.graph import Graph
 from workbench.plan.placement import Shard
 from workbench.train import checkpoint_folder as folder
 from workbench.train.agreement import on_all_ranks
+from workbench.train.in_flight import IN_FLIGHT, InFlight, ages, kind
 from workbench.train.optimizer import entry, state_names
 from workbench.train.owners import Holding, assign, holdings
 from workbench.train.updater import Updater
 
-__all__ = ["Checkpoint", "CheckpointError", "latest", "load", "restore", "save"]
+__all__ = ["Checkpoint", "CheckpointError", "in_flight", "latest", "load", "restore", "save"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Checkpoint:
 
     Attributes:
         path: its folder.
-        step: optimizer updates made before it.
+        step: steps made before it.
         reader: its logical tensors, to be read in any slices.
     """
 
@@ -65,6 +67,7 @@ def save(
     experiment: Experiment,
     everyone: Group,
     *,
+    in_flight: Sequence[InFlight] = (),
     keep: int = 2,
 ) -> Path:
     """Writes a checkpoint; every rank calls it with its own part, and waits for the others.
@@ -77,6 +80,7 @@ def save(
         updater: of its pieces.
         experiment: what is run.
         everyone: all ranks.
+        in_flight: what is computed and not yet used, of the same steps on all ranks.
         keep: complete checkpoints to keep, this one among them.
 
     Returns:
@@ -88,11 +92,15 @@ def save(
     """
     part = folder.partial(directory, step)
     first = everyone.rank == 0
-    written = assign(_all_holdings(model, experiment.optimizer), everyone.size)
+    waiting = {what: pieces for each in in_flight for what, pieces in each.by_age(step).items()}
+    every = _all_holdings(model, experiment.optimizer) + _waiting_holdings(model, waiting)
+    written = assign(every, everyone.size)
     files = [f"rank-{rank:05d}.safetensors" if mine else "" for rank, mine in enumerate(written)]
 
     own = {held.name for held in written[everyone.rank]}
     tensors = model.pieces() | updater.state(own)
+    for what, pieces in waiting.items():
+        tensors |= {what + name: piece for name, piece in pieces.items()}
 
     def write() -> None:
         pieces = {held.name: _piece(held, tensors[held.name]) for held in written[everyone.rank]}
@@ -134,7 +142,8 @@ def load(path: Path, graph: Graph) -> Checkpoint:
     reader = PieceSet(path)
     if meta.fingerprint != graph.fingerprint:
         weights = {weight.name: weight for layer in graph.layers for weight in layer.weights}
-        theirs = {name for name in reader.names if not name.startswith("optimizer/")}
+        apart = ("optimizer/", IN_FLIGHT)
+        theirs = {name for name in reader.names if not name.startswith(apart)}
         expect(reader, weights.values(), of=str(path))
         only = sorted(theirs - set(weights))
         differ = (
@@ -158,7 +167,7 @@ def restore(saved: Checkpoint, model: CutModel, updater: Updater) -> None:
     Raises:
         CheckpointError: another optimizer was saved.
     """
-    rank, names, value = model.context.rank, set(saved.reader.names), updater.value
+    names, value = set(saved.reader.names), updater.value
     missing = {
         state
         for name in model.trainable()
@@ -174,11 +183,43 @@ def restore(saved: Checkpoint, model: CutModel, updater: Updater) -> None:
     def read(state: str, name: str) -> Tensor:
         if state == "step":
             return saved.reader.read(entry(state, name))
-        placed = model.placements[name]
-        shard = placed.placement if isinstance(placed.placement, Shard) else None
-        return saved.reader.read(entry(state, name), shard, rank % placed.group_size)
+        return _read(saved.reader, entry(state, name), model, name)
 
     updater.load(read)
+
+
+def in_flight(saved: Checkpoint, model: CutModel) -> list[InFlight]:
+    """Reads this rank's pieces of what was computed and not yet used, the oldest first.
+
+    Args:
+        saved: under any plan and strategy.
+        model: this rank's part.
+    """
+    return [
+        InFlight(
+            saved.step - age,
+            _pieces_of(saved, model, kind(age, "gradient")),
+            _pieces_of(saved, model, kind(age, "weight")),
+        )
+        for age in ages(saved.reader.names)
+    ]
+
+
+def _pieces_of(saved: Checkpoint, model: CutModel, prefix: str) -> dict[str, Tensor]:
+    """This rank's pieces of what is stored under this prefix, by the parameter's name."""
+    there = set(saved.reader.names)
+    return {
+        name: _read(saved.reader, prefix + name, model, name)
+        for name in model.trainable()
+        if prefix + name in there
+    }
+
+
+def _read(reader: PieceSet, stored: str, model: CutModel, name: str) -> Tensor:
+    """This rank's piece of a logical tensor that is cut as the parameter `name` is."""
+    placed = model.placements[name]
+    shard = placed.placement if isinstance(placed.placement, Shard) else None
+    return reader.read(stored, shard, model.context.rank % placed.group_size)
 
 
 def _all_holdings(model: CutModel, value: OptimizerValue) -> list[Holding]:
@@ -194,6 +235,17 @@ def _all_holdings(model: CutModel, value: OptimizerValue) -> list[Holding]:
             else:
                 found += holdings(entry(state, name), model.placements[name], size)
     return found
+
+
+def _waiting_holdings(model: CutModel, kinds: Iterable[str]) -> list[Holding]:
+    """The same of what is in flight, which lies as the parameters do."""
+    size, placements = model.plan.world_size, model.placements
+    return [
+        holding
+        for kind in kinds
+        for name in model.trainable()
+        for holding in holdings(kind + name, placements[name], size)
+    ]
 
 
 def _piece(held: Holding, tensor: Tensor) -> Piece:

@@ -24,6 +24,7 @@ class Outcome:
         evaluation: "loss" and "accuracy" on the test split; empty where it was not evaluated.
         message: for "diverged": step and layer.
         traffic: for each (group, operation, layer, phase): calls, messages, bytes, seconds, rounds.
+        notes: on steps that were unlike others, for people.
     """
 
     reason: Reason
@@ -32,3 +33,4 @@ class Outcome:
     evaluation: dict[str, float] = field(default_factory=dict)
     message: str = ""
     traffic: tuple[tuple[str, str, str, str, int, int, int, float, int], ...] = ()
+    notes: tuple[str, ...] = ()

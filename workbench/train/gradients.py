@@ -1,17 +1,21 @@
 """Sums gradients over replica groups, in buckets, while backward goes on."""
 
+import math
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from workbench.comm.collectives import Pending, start_all_reduce
+from workbench.comm.errors import CodecError
 from workbench.comm.group import Group
 from workbench.layers.cut_model import CutModel
 from workbench.layers.linear import Linear, Spare
 from workbench.plan.all_reduce import Algorithm
+from workbench.plan.codec import Codec
 
 
 @dataclass
@@ -21,8 +25,37 @@ class _Bucket:
     group: Group
     flat: Tensor
     views: dict[str, Tensor]
+    residual: Tensor | None
     waiting: set[str] = field(default_factory=set)
     pending: Pending | None = None
+
+    def poll(self) -> bool:
+        """Whether the sum is there."""
+        with self.blamed():
+            return self.pending is None or self.pending.poll()
+
+    def wait(self) -> None:
+        """Returns when the sum is there, if one has been started."""
+        with self.blamed():
+            if self.pending is not None:
+                self.pending.wait()
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Says of what cannot be encoded in whose gradient it probably arose.
+
+        What the bucket then holds are this rank's gradients, or their sums as far as they got.
+        """
+        try:
+            yield
+        except CodecError as error:
+            worst = max(self.views, key=lambda name: _peak(self.views[name]))
+            raise CodecError(f"{error}; the largest is in the gradient of {worst!r}") from error
+
+
+def _peak(x: Tensor) -> float:
+    """The largest magnitude; of what is no number, infinity."""
+    return x.abs().nan_to_num(nan=math.inf, posinf=math.inf).max().item() if x.numel() else 0.0
 
 
 class GradientSum:
@@ -30,13 +63,17 @@ class GradientSum:
 
     A rank's loss is a part of the global mean, so that the sum is the gradient: nothing is
     divided. Buckets are filled in the order in which backward reaches them, and sent strictly
-    in that order, the same on all ranks; parameters without replicas are left alone.
+    in that order, the same on all ranks; parameters without replicas are left alone. Of several
+    sums of one model, that which has begun last takes what backward leaves.
 
     Args:
         model: the cut model.
         bucket_bytes: a bucket is closed once it holds this much.
         names: the parameters to look after; None: all.
         algorithm: of the sums.
+        codec: what gradients become while they travel; None: they stay as they are.
+        alone: look after parameters without replicas as well; else these keep their gradients
+            themselves.
     """
 
     def __init__(
@@ -46,6 +83,8 @@ class GradientSum:
         names: Collection[str] | None = None,
         *,
         algorithm: Algorithm = "auto",
+        codec: Codec | None = None,
+        alone: bool = False,
     ) -> None:
         every = model.trainable()
         self.parameters = {n: p for n, p in every.items() if names is None or n in names}
@@ -53,17 +92,20 @@ class GradientSum:
         self._home: dict[str, _Bucket] = {}
         self._spares = _spares(model)
         self._algorithm: Algorithm = algorithm
-        self._sending = False
+        self._codec = codec
+        self._filling, self._sending = False, False
         self._next = 0
-        self._under_way: list[Pending] = []
-        for together, group in bucketed(model, self.parameters, bucket_bytes):
+        self._under_way: list[_Bucket] = []
+        for together, group in bucketed(model, self.parameters, bucket_bytes, alone):
             self._add(together, group)
-        for name, bucket in self._home.items():
+        self._hooks = [
             self.parameters[name].register_post_accumulate_grad_hook(self._hook(name, bucket))
+            for name, bucket in self._home.items()
+        ]
 
     def begin(self) -> None:
         """Forgets the last step's gradients; their memory is for this step's."""
-        self._sending, self._next, self._under_way = False, 0, []
+        self._filling, self._sending, self._next, self._under_way = True, False, 0, []
         for name, parameter in self.parameters.items():
             home = self._home.get(name)
             memory = parameter.grad if home is None else home.views[name]
@@ -78,22 +120,45 @@ class GradientSum:
         """The next backward pass is the step's last: gradients may be sent as they come."""
         self._sending = True
 
-    def finish(self) -> None:
-        """Sends what backward did not reach, and waits for all sums."""
+    def start(self) -> list[Pending]:
+        """Sends what is not on its way yet; returns the sums that are under way.
+
+        Until the next `begin`, gradients that backward leaves are no longer taken.
+        """
         for bucket in self._buckets:
             for name in bucket.waiting:
                 if self.parameters[name].grad is None:
                     self.parameters[name].grad = bucket.views[name].zero_()
             bucket.waiting = set()
         self._send_ready()
+        self._filling = False
+        return [bucket.pending for bucket in self._buckets if bucket.pending is not None]
+
+    def wait(self) -> None:
+        """Returns when all sums are there."""
         for bucket in self._buckets:
-            assert bucket.pending is not None
-            bucket.pending.wait()
+            bucket.wait()
+
+    def finish(self) -> None:
+        """Sends what backward did not reach, and waits for all sums."""
+        self.start()
+        self.wait()
+
+    def close(self) -> None:
+        """Lets go of the parameters: their next gradients are not looked after."""
+        for hook in self._hooks:
+            hook.remove()
+
+    @property
+    def views(self) -> dict[str, Tensor]:
+        """Where the gradients, and then their sums, lie: those that travel, by name."""
+        return {name: view for bucket in self._buckets for name, view in bucket.views.items()}
 
     @property
     def buffers(self) -> list[Tensor]:
-        """The flat buffers, for the account of memory."""
-        return [bucket.flat for bucket in self._buckets]
+        """The flat buffers and residuals, for the account of memory."""
+        residuals = [bucket.residual for bucket in self._buckets]
+        return [bucket.flat for bucket in self._buckets] + [r for r in residuals if r is not None]
 
     def _add(self, names: list[str], group: Group) -> None:
         first = self.parameters[names[0]]
@@ -104,7 +169,10 @@ class GradientSum:
             parameter = self.parameters[name]
             views[name] = flat[start : start + parameter.numel()].view_as(parameter)
             start += parameter.numel()
-        bucket = _Bucket(group, flat.detach(), views)
+        codec = self._codec if group.size > 1 else None
+        keeps = codec is not None and codec.error_feedback
+        residual = torch.zeros_like(flat) if keeps else None
+        bucket = _Bucket(group, flat.detach(), views, residual)
         self._buckets.append(bucket)
         self._home.update(dict.fromkeys(names, bucket))
 
@@ -115,12 +183,14 @@ class GradientSum:
         owner = weakref.ref(self)
 
         def gather(parameter: Tensor) -> None:
+            gradients = owner()
+            if gradients is None or not gradients._filling:
+                return
             assert parameter.grad is not None
             if parameter.grad.data_ptr() != view.data_ptr():
                 view.copy_(parameter.grad)
             parameter.grad = view  # further micro-batches add in place
-            gradients = owner()
-            if gradients is not None and gradients._sending:
+            if gradients._sending:
                 bucket.waiting.discard(name)
                 gradients._send_ready()
                 gradients._advance()
@@ -130,15 +200,21 @@ class GradientSum:
     def _send_ready(self) -> None:
         while self._next < len(self._buckets) and not self._buckets[self._next].waiting:
             bucket = self._buckets[self._next]
-            bucket.pending = start_all_reduce(
-                bucket.flat, bucket.group, algorithm=self._algorithm, layer="gradients"
-            )
-            self._under_way.append(bucket.pending)
+            with bucket.blamed():
+                bucket.pending = self._summed(bucket.flat, bucket.group, bucket.residual)
+            if not bucket.pending.by_itself:
+                self._under_way.append(bucket)
             self._next += 1
+
+    def _summed(self, flat: Tensor, group: Group, residual: Tensor | None) -> Pending:
+        by, codec = self._algorithm, self._codec
+        return start_all_reduce(
+            flat, group, algorithm=by, codec=codec, residual=residual, layer="gradients"
+        )
 
     def _advance(self) -> None:
         """Adds up what has arrived, which no thread does meanwhile."""
-        self._under_way = [pending for pending in self._under_way if not pending.poll()]
+        self._under_way = [bucket for bucket in self._under_way if not bucket.poll()]
 
 
 def _spares(model: CutModel) -> dict[Tensor, Spare]:
@@ -147,15 +223,18 @@ def _spares(model: CutModel) -> dict[Tensor, Spare]:
 
 
 def bucketed(
-    model: CutModel, parameters: dict[str, nn.Parameter], bucket_bytes: int
+    model: CutModel, parameters: dict[str, nn.Parameter], bucket_bytes: int, alone: bool = False
 ) -> list[tuple[list[str], Group]]:
-    """Names in the order of backward, closed into buckets by replica group and dtype."""
+    """Names in the order of backward, closed into buckets by replica group and dtype.
+
+    Those that no other rank holds are left out, but for `alone`.
+    """
     buckets: list[tuple[list[str], Group]] = []
     opened: dict[tuple[int, torch.dtype], tuple[list[str], int]] = {}
     for name, parameter in reversed(parameters.items()):
         k = model.placements[name].group_size
         group = model.replica_group(k)
-        if group.size == 1 or parameter.numel() == 0:
+        if (group.size == 1 and not alone) or parameter.numel() == 0:
             continue
         names, held = opened.get((k, parameter.dtype), ([], 0))
         if not names:

@@ -16,11 +16,12 @@ from torch import Tensor
 from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment import LocalSGD, Optimizer
 from workbench.plan.mesh import shard_group
+from workbench.train.at_once import AtOnce
 from workbench.train.averaging import average
 from workbench.train.optimizer import state_names
 
 
-class LocalUpdates:
+class LocalUpdates(AtOnce):
     """Each rank (or shard group) by itself, until the next averaging.
 
     Args:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import torch
@@ -19,6 +19,19 @@ from workbench.train.metrics import Row, step_row
 from workbench.train.state import RankState
 from workbench.train.statistics import average_statistics
 from workbench.train.step import StepResult
+from workbench.train.traces import Traces
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """One step that was taken; what it left on this rank, if the loss is no number, is `bad`."""
+
+    loss: float
+    stop: bool
+    samples: int
+    seconds: float
+    blocked_s: tuple[float, ...]
+    bad: StepResult | None
 
 
 class Loop:
@@ -44,30 +57,29 @@ class Loop:
         self.control, self.emit = control, emit
         self.checkpoint: Path | None = None
         self.evaluation: dict[str, float] = {}
+        every = state.experiment.trace_every
+        self.traces = Traces(directory, state.world.rank, every, state.tracer)
 
     def run(self) -> Outcome:
         """Trains; every rank returns after the same step, for the same reason."""
         experiment = self.state.experiment
         for step in range(self.state.first_step, experiment.steps):
-            began = time.perf_counter()
-            result = self.state.stepper.run(step)
-            wish = self.control.stop_requested
-            loss, stop, blocked_s = agree(self.state.everyone, result.loss, wish, result.blocked_s)
-            if not math.isfinite(loss):
-                return self._diverged(step, result)
-            self.state.strategy.update(step)
+            taken = self._step(step)
+            if taken.bad is not None:
+                return self._diverged(step, taken.bad)
             row = step_row(
                 step=step,
                 rank=self.state.world.rank,
-                loss=loss,
-                samples=result.samples,
-                seconds=time.perf_counter() - began,
-                blocked_s=blocked_s,
+                loss=taken.loss,
+                samples=taken.samples,
+                seconds=taken.seconds,
+                blocked_s=taken.blocked_s,
                 meter=self.meter,
                 tensors=self.state.tensors(),
+                beside_bytes=self.state.world.staged_bytes,
                 device=self.state.world.device,
             )
-            done = step + 1
+            done, stop = step + 1, taken.stop
             last = done == experiment.steps
             if last:
                 self.state.strategy.settle()
@@ -81,6 +93,21 @@ class Loop:
                 return self._outcome("stopped", done)
         return self._outcome("finished", max(experiment.steps, self.state.first_step))
 
+    def _step(self, step: int) -> "_Taken":
+        """One step; what it computed with is gone when it returns, unless it came to no number."""
+        state = self.state
+        with self.traces.around(step):
+            began = time.perf_counter()
+            result = state.stepper.run(step)
+            wish = self.control.stop_requested
+            loss, stop, blocked_s = agree(state.everyone, result.loss, wish, result.blocked_s)
+            self.traces.agreed(tuple(batch.rows for batch in result.batches))
+            bad = None if math.isfinite(loss) else result
+            if bad is None:
+                state.strategy.update(step)
+            seconds = time.perf_counter() - began
+        return _Taken(loss, stop, result.samples, seconds, blocked_s, bad)
+
     def _diverged(self, step: int, result: StepResult) -> Outcome:
         """Leaves the weights as they were before the step, and says where the NaN arose."""
         batch = result.batches[-1]
@@ -88,6 +115,7 @@ class Loop:
         state.model.context.set(batch.rows, first_row=batch.first_row, step=step)
         layer = first_bad_layer(state.model, batch.images, state.everyone)
         kept = f"; the last checkpoint is {self.checkpoint}" if self.checkpoint else ""
+        state.strategy.rest()
         message = f"the loss became {result.loss} at step {step}, first in {layer}{kept}"
         return self._outcome("diverged", step, message)
 
@@ -113,6 +141,7 @@ class Loop:
             state.updater,
             state.experiment,
             state.everyone,
+            in_flight=state.strategy.in_flight,
         )
 
     def _outcome(self, reason: Reason, step: int, message: str = "") -> Outcome:
@@ -123,6 +152,7 @@ class Loop:
             self.evaluation,
             message,
             tuple(astuple(row) for row in self.state.world.recorder.rows()),
+            tuple(self.state.notes),
         )
 
 

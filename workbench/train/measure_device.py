@@ -10,20 +10,22 @@ from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from workbench.comm.group import Group
 from workbench.comm.world import Seat, World
 from workbench.plan.experiment import SGD, Adam, AdamW, Experiment, Optimizer
-from workbench.train.measure_links import finish
+from workbench.train.measure_links import finish, slowest
 from workbench.train.optimizer import build_optimizer
 from workbench.train.repeating import Repetition, Until, estimate
 
-_UNTIL = Until(relative=0.05, least=5, most=40)
+_UNTIL = Until(relative=0.05, least=4, most=40)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 _OPTIMIZERS: tuple[Optimizer, ...] = (SGD(lr=1e-6, momentum=0.9), Adam(lr=1e-6), AdamW(lr=1e-6))
 _COPIED_BYTES, _UPDATED_BYTES = 2**26, 2**24
 _SIDE = {"cpu": 512, "cuda": 8192}  # of the matrices that are multiplied
+_ROW_S = 0.15
 _CALLS = 200
 
 
@@ -87,14 +89,24 @@ def _update(value: Optimizer, device: torch.device) -> Callable[[], object]:
 def _timed(
     call: Callable[[], object], group: Group, device: torch.device, within_s: float
 ) -> float:
-    """Seconds of a call, while all ranks do the same."""
+    """Seconds of a call, while all ranks do the same.
+
+    Calls are timed many in a row: a host that grants a part of its time takes the rest away in
+    pieces of up to a tenth of a second, which must not pass for odd moments.
+    """
     call()
-    finish(device)
+    times = max(1, round(_ROW_S / slowest(_seconds(call, 1, device), group)))
     repetition = Repetition(group, _UNTIL, within_s)
-    seconds: list[np.ndarray] = []
+    seconds: list[NDArray[np.float64]] = []
     while repetition.goes_on(seconds):
-        began = time.perf_counter()
-        call()
-        finish(device)
-        seconds.append(np.array([time.perf_counter() - began]))
+        seconds.append(np.array([_seconds(call, times, device)]))
     return float(estimate(np.stack(seconds))[0][0])
+
+
+def _seconds(call: Callable[[], object], times: int, device: torch.device) -> float:
+    finish(device)
+    began = time.perf_counter()
+    for _ in range(times):
+        call()
+    finish(device)
+    return (time.perf_counter() - began) / times

@@ -38,6 +38,7 @@ SIZES = (2**12, 2**16, 2**20, 2**23, 2**26)
 _OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _UNTIL = Until(relative=0.05, least=5, most=40)
 _TOGETHER = 2**18  # small ones are timed several in a row, up to so many bytes
+_PATIENCE = 4.0  # the largest size may take so many times its share of the time
 _COLUMNS = 64
 _BESIDE_BYTES = 2**23
 _PRODUCT = 192  # rows and columns of the matrices whose products run beside a sum
@@ -106,42 +107,72 @@ def links(seat: Seat, experiment: Experiment, *, within_s: float) -> LinksMeasur
         specs = [(f"family {i}", ranks) for i, family in enumerate(parted) for ranks in family]
         groups = world.groups([everyone, *specs])
         whole = groups.pop(everyone)
-        each = within_s / (max(1, len(groups)) * (len(_OPS) * len(SIZES) + 1))
+        slots = len(groups) * (len(_OPS) * len(SIZES) + 1)
+        budget = _Budget(whole, within_s, slots)
         found: list[Timed] = []
         busy, slowdowns = {}, [1.0]
         for group in groups.values():  # of each family, the one that this rank is in
-            found += _Measuring(group, whole, world.device, each).collectives()
-            sums = [timed.seconds for timed in found if timed.ranks == group.ranks]
-            busy[group.ranks], slowdown = beside(group, whole, world.device, max(sums), each)
+            found += _Measuring(group, world.device, budget).collectives()
+            busy[group.ranks], slowdown = beside(group, whole, world.device, budget.next())
             slowdowns.append(slowdown)
         return LinksMeasured(tuple(found), busy, max(slowdowns))
+
+
+class _Budget:
+    """What is left of the time, in equal shares; all ranks get the same answers.
+
+    Args:
+        whole: all ranks.
+        within_s: seconds in all.
+        slots: shares.
+    """
+
+    def __init__(self, whole: Group, within_s: float, slots: int) -> None:
+        self.whole, self._slots = whole, slots
+        self._end = time.perf_counter() + within_s
+
+    def skip(self, slots: int) -> None:
+        """Leaves shares to those that follow."""
+        self._slots -= slots
+
+    def next(self) -> float:
+        """The next share, in seconds."""
+        left = -slowest(time.perf_counter() - self._end, self.whole)
+        share = max(0.0, left) / max(1, self._slots)
+        self._slots -= 1
+        return share
 
 
 class _Measuring:
     """Times every collective of one group, while the others of its family do the same."""
 
-    def __init__(self, group: Group, whole: Group, device: torch.device, each_s: float) -> None:
-        self.group, self.whole, self.device, self.each_s = group, whole, device, each_s
+    def __init__(self, group: Group, device: torch.device, budget: _Budget) -> None:
+        self.group, self.device, self.budget = group, device, budget
+        self.whole = budget.whole
 
     def collectives(self) -> Iterator[Timed]:
         """Each op at ascending sizes, as long as there is time."""
         for op in _OPS:
-            last = 0.0
-            for before, size in zip((SIZES[0], *SIZES), SIZES, strict=False):
-                if last * size / before * (_UNTIL.least + 2) > 2 * self.each_s:
-                    break
-                timed = self._timed(op, size)
-                last = slowest(timed.seconds, self.whole)
+            seconds: list[float] = []
+            for index, size in enumerate(SIZES):
+                share = self.budget.next()
+                if index > 1:
+                    grown = (seconds[-1] - seconds[-2]) / (SIZES[index - 1] - SIZES[index - 2])
+                    if grown * size * _UNTIL.least > _PATIENCE * share:
+                        self.budget.skip(len(SIZES) - index - 1)
+                        break
+                timed = self._timed(op, size, share)
+                seconds.append(slowest(timed.seconds, self.whole))
                 yield timed
 
-    def _timed(self, op: str, size: int) -> Timed:
+    def _timed(self, op: str, size: int, within_s: float) -> Timed:
         call, moved = self._call(op, size)
         times = max(1, _TOGETHER // size)
         call()
         before = self._counts(op)
         call()
         received, rounds = (b - a for a, b in zip(before, self._counts(op), strict=True))
-        repetition = Repetition(self.whole, _UNTIL, self.each_s)
+        repetition = Repetition(self.whole, _UNTIL, within_s)
         seconds: list[Seconds] = []
         while repetition.goes_on(seconds):
             began = time.perf_counter()
@@ -179,7 +210,7 @@ class _Measuring:
 
 
 def beside(
-    group: Group, whole: Group, device: torch.device, sum_s: float, within_s: float
+    group: Group, whole: Group, device: torch.device, within_s: float
 ) -> tuple[float, float]:
     """(busy, slowdown) of a sum of gradients beside products.
 
@@ -187,7 +218,6 @@ def beside(
         group: that sums.
         whole: all ranks, which do the same at the same time.
         device: of this rank.
-        sum_s: seconds of the largest sum that was measured, about.
         within_s: for this.
     """
     a = torch.ones(_PRODUCT, _PRODUCT, device=device)

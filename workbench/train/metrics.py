@@ -20,7 +20,7 @@ COLUMNS = (
     "communication_s",  # blocked in collectives, as long as the rank that waited least
     "wait_s",  # blocked for longer than that: for slower ranks
     "tensor_bytes",  # live tensors at the end of the step
-    "peak_bytes",  # highest since the last row; the first row includes the start-up
+    "peak_bytes",  # highest since the last row, shared memory included; first: and the start-up
     "rss_bytes",  # resident memory of the process
     "gpu_bytes",  # allocated on this rank's GPU; 0 without one
     "accuracy",  # on the test split; NaN where it was not evaluated after this step
@@ -37,6 +37,7 @@ def step_row(
     blocked_s: tuple[float, ...],
     meter: PeakMeter,
     tensors: Iterable[Tensor],
+    beside_bytes: int,
     device: torch.device,
 ) -> Row:
     """The row of one step.
@@ -49,10 +50,12 @@ def step_row(
         seconds: of the whole step.
         blocked_s: seconds that each rank of the world was blocked in collectives.
         meter: of this rank's tensors; one lap is taken.
-        tensors: that stay alive from step to step.
+        tensors: that stay alive from step to step; nothing else of the step is.
+        beside_bytes: of memory that stays too and is no tensor's (staging, sums on their way).
         device: of this rank.
     """
-    memory = meter.lap(live_bytes=tensor_bytes(tensors))
+    held_bytes = tensor_bytes(tensors)
+    memory = meter.lap(live_bytes=held_bytes + beside_bytes)
     blocked, least = blocked_s[rank], min(blocked_s)
     on_gpu = device.type == "cuda"
     return {
@@ -64,7 +67,7 @@ def step_row(
         "compute_s": max(seconds - blocked, 0.0),
         "communication_s": least,
         "wait_s": blocked - least,
-        "tensor_bytes": memory.live_bytes,
+        "tensor_bytes": held_bytes,
         "peak_bytes": memory.peak_bytes,
         "rss_bytes": rss_bytes(),
         "gpu_bytes": torch.cuda.memory_allocated(device) if on_gpu else 0,

@@ -13,6 +13,7 @@ from torch import Tensor
 from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment import Synchronous
 from workbench.plan.plan import Plan
+from workbench.train.at_once import AtOnce
 from workbench.train.gradients import GradientSum
 from workbench.train.updater import Updater
 
@@ -24,7 +25,7 @@ def weights_behind(plan: Plan) -> set[str]:
     return {weight.name for layer in layers for weight in layer.weights}
 
 
-class PerRoundUpdates:
+class PerRoundUpdates(AtOnce):
     """Two sums of gradients: the tail's once a round, the head's once a step.
 
     Args:
@@ -36,9 +37,9 @@ class PerRoundUpdates:
     def __init__(self, sync: Synchronous, model: CutModel, updater: Updater) -> None:
         tail = weights_behind(model.plan)
         self.updater = updater
-        head, by = set(model.trainable()) - tail, sync.algorithm
-        self._head = GradientSum(model, sync.bucket_bytes, head, algorithm=by)
-        self._tail = GradientSum(model, sync.bucket_bytes, tail, algorithm=by)
+        head, by, codec = set(model.trainable()) - tail, sync.algorithm, sync.codec
+        self._head = GradientSum(model, sync.bucket_bytes, head, algorithm=by, codec=codec)
+        self._tail = GradientSum(model, sync.bucket_bytes, tail, algorithm=by, codec=codec)
 
     def begin(self) -> None:
         self._head.begin()

@@ -6,7 +6,7 @@
       helped                                       |.|   |.|
 
 A stretch of the computation goes on from its beginning to its end, whatever collectives held up
-its thread in between: `own_pieces` takes that out.
+its thread in between: `own_seconds` leaves that out.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,13 +25,15 @@ class Stretch:
 
     Attributes:
         what: "load", "forward", "loss", "backward" or "update".
-        label: the layer, or the conversion.
+        label: the layer; of a conversion, the layer that it was made for.
         during: from when to when.
+        conversion: its name; empty for a layer.
     """
 
     what: What
     label: str
     during: Interval
+    conversion: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Called:
         op: as in the record; so are `layer` and `phase`.
         bytes: received.
         during: from its beginning until its result was there.
+        beside: whether the rank computes on meanwhile, until it waits for it.
         blocked: when the rank's thread waited in it.
         helped: when the thread advanced it, instead of what it was computing.
     """
@@ -55,6 +58,7 @@ class Called:
     phase: Literal["forward", "backward", "step"]
     bytes: int
     during: Interval
+    beside: bool
     blocked: tuple[Interval, ...]
     helped: tuple[Interval, ...]
 
@@ -87,17 +91,19 @@ class RankTrace:
         every = [interval for call in self.calls for interval in (*call.blocked, *call.helped)]
         return united(every)
 
-    def own_pieces(self, stretch: Stretch) -> list[Interval]:
-        """When a stretch was computed, without what the thread did for collectives meanwhile."""
-        return list(without(stretch.during, self.held_up))
+    def own_seconds(self) -> list[float]:
+        """Of each stretch, without what the thread did for collectives meanwhile."""
+        held = self.held_up
+        return [
+            sum(end - begin for begin, end in without(stretch.during, held))
+            for stretch in self.stretches
+        ]
 
     def layer_seconds(self) -> dict[str, LayerSeconds]:
-        """Of each layer and conversion, over all passes."""
+        """Of each layer, over all passes; conversions are no part of it."""
         sums: dict[str, dict[What, float]] = {}
-        held = self.held_up
-        for stretch in self.stretches:
-            if stretch.what in ("forward", "backward"):
-                own = sum(end - begin for begin, end in without(stretch.during, held))
+        for stretch, own in zip(self.stretches, self.own_seconds(), strict=True):
+            if stretch.what in ("forward", "backward") and not stretch.conversion:
                 of_layer = sums.setdefault(stretch.label, {"forward": 0.0, "backward": 0.0})
                 of_layer[stretch.what] += own
         return {

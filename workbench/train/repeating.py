@@ -1,6 +1,6 @@
 """Repeating a measurement until it is sure, or time is up.
 
-The estimate is the mean without the fastest and slowest fifth, since a host that does something
+The estimate is the mean without the fastest and the slowest fifth, since a host that does something
 else for a moment makes few repetitions much slower; its interval is Student's, with the variance
 of the values as they would be with those fifths pushed in to the rest.
 
@@ -47,10 +47,11 @@ def estimate(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[
         values: [repetitions, ...], at least two repetitions.
     """
     ordered = np.sort(values, axis=0)
-    n, cut = len(ordered), int(_TRIMMED * len(ordered))
+    n = len(ordered)
+    cut = max(int(_TRIMMED * n), int(n > 2))
     kept = ordered[cut : n - cut]
-    pushed = np.clip(ordered, kept[0], kept[-1])
-    degrees = len(kept) - 1
+    pushed = np.clip(ordered, kept[0], kept[-1]) if len(kept) > 1 else ordered
+    degrees = max(1, len(kept) - 1)
     error = pushed.std(axis=0, ddof=1) / ((1 - 2 * cut / n) * np.sqrt(n))
     return kept.mean(axis=0), stdtrit(degrees, (1 + CONFIDENCE) / 2) * error
 

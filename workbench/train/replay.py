@@ -24,6 +24,11 @@ class Replay:
 
     def __init__(self, part: torch.fx.GraphModule, run: Runner) -> None:
         self.part, self.run = part, run
+        self.modules = {
+            node: part.get_submodule(str(node.target))
+            for node in part.graph.nodes
+            if node.op == "call_module"
+        }
         self.last_read: dict[torch.fx.Node, list[torch.fx.Node]] = {}
         seen: set[torch.fx.Node] = set()
         for node in reversed(part.graph.nodes):
@@ -54,7 +59,7 @@ class Replay:
         kwargs: Any = map_arg(node.kwargs, values.__getitem__)
         target: Any = node.target
         if node.op == "call_module":
-            target = self.part.get_submodule(target)
+            target = self.modules[node]
         elif node.op == "call_method":
             args, target = args[1:], getattr(args[0], target)
         return self.run(self.part, node, partial(target, *args, **kwargs))

@@ -15,10 +15,11 @@ from workbench.layers.cut_model import CutModel, Groups, group_specs
 from workbench.model.slices import Reader, WeightsFile
 from workbench.plan.experiment import Experiment
 from workbench.plan.plan import Plan
-from workbench.train.checkpoint import load, restore
+from workbench.train.checkpoint import in_flight, load, restore
 from workbench.train.data import Dataset, open_data
 from workbench.train.step import Stepper
 from workbench.train.strategy import Strategy, strategy_of, updater_of
+from workbench.train.tracing import Tracer
 from workbench.train.updater import Updater
 
 CONTROL = "control"
@@ -47,7 +48,8 @@ class RankState:
         strategy: moves the weights.
         stepper: computes gradients.
         test_data: the split to evaluate on.
-        first_step: updates made before this session.
+        first_step: steps made before this session.
+        notes: on steps that were unlike others, for people.
     """
 
     experiment: Experiment
@@ -59,6 +61,7 @@ class RankState:
     stepper: Stepper
     test_data: Dataset
     first_step: int
+    notes: list[str]
 
     @classmethod
     def start(
@@ -81,7 +84,10 @@ class RankState:
             restore(saved, model, updater)
         shape, classes = plan.graph.input_shape, plan.graph.num_classes
         train_data = open_data(experiment.data, shape, classes, "train")
-        strategy = strategy_of(experiment, model, updater)
+        first_step = 0 if saved is None else saved.step
+        left = [] if saved is None else in_flight(saved, model)
+        notes: list[str] = []
+        strategy = strategy_of(experiment, model, updater, first_step, left, notes)
         return cls(
             experiment=experiment,
             world=world,
@@ -91,8 +97,14 @@ class RankState:
             strategy=strategy,
             stepper=Stepper(experiment, model, strategy, train_data, world, dtype),
             test_data=open_data(experiment.data, shape, classes, "test"),
-            first_step=0 if saved is None else saved.step,
+            first_step=first_step,
+            notes=notes,
         )
+
+    def tracer(self) -> Tracer:
+        """Measures what this rank does from its beginning to its end."""
+        parts, optimizer = self.stepper.passing.parts, self.updater.optimizer
+        return Tracer(self.model, parts, self.world.recorder, self.world.device, optimizer)
 
     def tensors(self) -> Iterator[Tensor]:
         """What stays alive from step to step: weights, gradients, optimizer state, buffers."""

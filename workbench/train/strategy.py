@@ -1,13 +1,28 @@
 """When ranks exchange gradients or parameters, and when their optimizers move."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
 
 from workbench.layers.cut_model import CutModel
-from workbench.plan.experiment import Experiment, LocalSGD, Synchronous
+from workbench.plan.experiment import (
+    Experiment,
+    LocalSGD,
+    ParameterServer,
+    Pipelined,
+    Synchronous,
+)
+from workbench.train.in_flight import InFlight
 from workbench.train.local_sgd import LocalUpdates
+from workbench.train.parameter_server import ServedUpdates, ServingUpdater
 from workbench.train.per_round import PerRoundUpdates, weights_behind
+from workbench.train.pipelined import (
+    PipelinedUpdates,
+    as_synchronous,
+    drain,
+    stays_in_flight,
+)
 from workbench.train.sharded import ShardedUpdater
 from workbench.train.synchronous import SynchronousUpdates
 from workbench.train.updater import Updater
@@ -57,6 +72,15 @@ class Strategy(Protocol):
         """Makes weights and optimizer state equal on all ranks that hold the same piece."""
         ...
 
+    def rest(self) -> None:
+        """Waits until nothing travels any more, whatever comes of it; moves no weights."""
+        ...
+
+    @property
+    def in_flight(self) -> list[InFlight]:
+        """What has been computed and will be used in later steps; sums once it has settled."""
+        ...
+
     @property
     def buffers(self) -> list[Tensor]:
         """What it keeps from step to step, for the account of memory."""
@@ -66,6 +90,8 @@ class Strategy(Protocol):
 def updater_of(experiment: Experiment, model: CutModel) -> Updater:
     """Moves a rank's weights, as an experiment's strategy wants it."""
     value, sync = experiment.optimizer, experiment.sync
+    if isinstance(sync, ParameterServer):
+        return ServingUpdater(value, model, sync.server)
     if not experiment.shard_optimizer:
         return Updater(value, model, model.trainable())
     every = set(model.trainable())
@@ -74,12 +100,38 @@ def updater_of(experiment: Experiment, model: CutModel) -> Updater:
     return ShardedUpdater.over_replicas(value, model, sync.bucket_bytes, apart)
 
 
-def strategy_of(experiment: Experiment, model: CutModel, updater: Updater) -> Strategy:
-    """The strategy that an experiment's `sync` names."""
+def strategy_of(
+    experiment: Experiment,
+    model: CutModel,
+    updater: Updater,
+    first_step: int = 0,
+    left: Sequence[InFlight] = (),
+    notes: list[str] | None = None,
+) -> Strategy:
+    """The strategy that an experiment's `sync` names.
+
+    Args:
+        experiment: what runs.
+        model: this rank's part.
+        updater: of its pieces.
+        first_step: that this session begins with.
+        left: what was in flight before it, under whatever strategy, the oldest first. What has no
+            place in this one's pipeline moves the weights now.
+        notes: takes what people should know of steps that were unlike others.
+    """
+    notes = [] if notes is None else notes
+    spare = max(0, len(left) - stays_in_flight(experiment.sync, first_step))
+    drain(left[:spare], model, updater, notes)
     match experiment.sync:
+        case Pipelined(width=1) as sync:
+            return SynchronousUpdates(as_synchronous(sync), model, updater)
+        case Pipelined() as sync:
+            return PipelinedUpdates(sync, model, updater, first_step, left[spare:], notes)
         case Synchronous(per_round=True) as sync:
             return PerRoundUpdates(sync, model, updater)
         case Synchronous() as sync:
             return SynchronousUpdates(sync, model, updater)
         case LocalSGD() as sync:
             return LocalUpdates(sync, experiment.optimizer, model, updater.optimizer)
+        case ParameterServer() as sync:
+            return ServedUpdates(sync, model, updater)

@@ -4,11 +4,12 @@ from torch import Tensor
 
 from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment import Synchronous
+from workbench.train.at_once import AtOnce
 from workbench.train.gradients import GradientSum
 from workbench.train.updater import Updater
 
 
-class SynchronousUpdates:
+class SynchronousUpdates(AtOnce):
     """One process's step at any world size, to rounding.
 
     Args:
@@ -19,7 +20,9 @@ class SynchronousUpdates:
 
     def __init__(self, sync: Synchronous, model: CutModel, updater: Updater) -> None:
         self.updater = updater
-        self._sums = GradientSum(model, sync.bucket_bytes, algorithm=sync.algorithm)
+        self._sums = GradientSum(
+            model, sync.bucket_bytes, algorithm=sync.algorithm, codec=sync.codec
+        )
 
     def begin(self) -> None:
         self._sums.begin()
@@ -42,3 +45,7 @@ class SynchronousUpdates:
     @property
     def buffers(self) -> list[Tensor]:
         return self._sums.buffers
+
+    def close(self) -> None:
+        """Leaves the parameters to another strategy."""
+        self._sums.close()

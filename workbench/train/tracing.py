@@ -14,6 +14,7 @@ Nothing is computed, kept or freed otherwise than without: hooks behind a node o
 do that, as they keep its gradients alive.
 """
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, get_args
@@ -22,7 +23,6 @@ import torch
 import torch.fx
 from torch import Tensor
 from torch._C._autograd import _get_sequence_nr
-from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from workbench.comm.group import Call
@@ -36,6 +36,9 @@ from workbench.train.replay import Replay
 
 Moment = Any
 """What the clock gives."""
+
+Work = tuple[What, str, str]
+"""What is computed, its label, and the conversion if it is one."""
 
 
 @dataclass
@@ -81,11 +84,11 @@ class Tracer:
         self._recorder, self._optimizer, self._clock = recorder, optimizer, clock_of(device)
         self._parts = tuple(parts)
         self._layers = {layer.node: layer.name for layer in model.plan.graph.layers}
-        self._stretches: list[tuple[What, str, Moment, Moment]] = []
-        self._open: tuple[What, str, Moment] | None = None
+        self._stretches: list[tuple[Work, Moment, Moment]] = []
+        self._open: tuple[Work, Moment] | None = None
         self._calls: dict[Call, _Seen] = {}
         self._entered: dict[tuple[Call, Doing], Moment] = {}
-        self._in_backward = False
+        self._in_backward = self._collects = False
         self._handles: list[RemovableHandle] = []
         self._origin: Moment = None
 
@@ -100,6 +103,8 @@ class Tracer:
                 self._optimizer.register_step_post_hook(lambda *_: self._turn()),
             ]
         self._recorder.listener = self
+        self._collects = gc.isenabled()
+        gc.disable()  # or the layer that is at work would seem to take what collecting takes
         self._origin = self._clock.now()
         self._turn("load")
         return self
@@ -107,6 +112,8 @@ class Tracer:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._turn()
         end = self._clock.now()
+        if self._collects:
+            gc.enable()
         self._recorder.listener = None
         for handle in self._handles:
             handle.remove()
@@ -152,29 +159,35 @@ class Tracer:
 
     def _run(self, part: torch.fx.GraphModule, node: torch.fx.Node, call: Callable[[], Any]) -> Any:
         """Does what a node of a part says."""
-        label = self._label(part, node)
+        label, conversion = self._label(part, node)
         made = _get_sequence_nr()
         if label:
-            self._turn("forward", label)
+            self._turn("forward", label, conversion)
         outputs = call()
         if label:
             self._turn()
         if torch.is_grad_enabled() and not self._in_backward:
-            self._await(label, outputs, made)
+            self._await(label, conversion, outputs, made)
         return outputs
 
-    def _label(self, part: torch.fx.GraphModule, node: torch.fx.Node) -> str:
-        """The layer or conversion; empty for what holds others, and what takes them apart."""
-        if node.name in self._layers:
-            return self._layers[node.name]
-        module = part.get_submodule(str(node.target)) if node.op == "call_module" else None
-        return f"{module.conversion.name} of {module.layer}" if isinstance(module, Convert) else ""
+    def _label(self, part: torch.fx.GraphModule, node: torch.fx.Node) -> tuple[str, str]:
+        """The layer, or a conversion's reader and its name.
 
-    def _await(self, label: str, outputs: Any, made: int) -> None:
+        Both are empty for what holds others, and for what takes its outputs apart.
+        """
+        if node.name in self._layers:
+            return self._layers[node.name], ""
+        module = part.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(module, Convert):
+            return module.layer, module.conversion.name
+        return "", ""
+
+    def _await(self, label: str, conversion: str, outputs: Any, made: int) -> None:
         """Sees to it that the backward pass of what gave `outputs` is noticed when it begins.
 
         Args:
             label: of it.
+            conversion: its name, if it is one.
             outputs: tensors, nested or not.
             made: the number of autograd's first node that is its own.
         """
@@ -184,10 +197,10 @@ class Tracer:
                 self._in_backward = True
                 engine: Any = torch.autograd.Variable._execution_engine
                 engine.queue_callback(self._end_backward)
-            self._turn("backward" if label else None, label)
+            self._turn("backward" if label else None, label, conversion)
 
-        for output in tree_leaves(outputs):
-            node = output.grad_fn if isinstance(output, Tensor) else None
+        for output in _tensors(outputs):
+            node = output.grad_fn
             if node is not None and node._sequence_nr() >= made:
                 node.register_prehook(begin)
 
@@ -195,19 +208,20 @@ class Tracer:
         self._in_backward = False
         self._turn()
 
-    def _turn(self, what: What | None = None, label: str = "") -> None:
+    def _turn(self, what: What | None = None, label: str = "", conversion: str = "") -> None:
         """From now on this is computed, or nothing that is known."""
-        if self._open is not None and self._open[:2] == (what, label):
+        work = None if what is None else (what, label, conversion)
+        if self._open is not None and self._open[0] == work:
             return  # a further output of the same layer
         now = self._clock.now()
         if self._open is not None:
             self._stretches.append((*self._open, now))
-        self._open = None if what is None else (what, label, now)
+        self._open = None if work is None else (work, now)
 
     def _resolved(self, end: Moment) -> RankTrace:
         stretches = [
-            Stretch(what, label, self._during((begin, until)))
-            for what, label, begin, until in self._stretches
+            Stretch(what, label, self._during((begin, until)), conversion)
+            for (what, label, conversion), begin, until in self._stretches
         ]
         return RankTrace(
             self._clock.seconds(self._origin, end),
@@ -221,8 +235,22 @@ class Tracer:
             tuple(map(self._during, seen.intervals[doing])) for doing in get_args(Doing)
         )
         during = self._during((seen.began, seen.ended))
-        return Called(group, call.number, op, layer, phase, seen.bytes, during, blocked, helped)
+        beside = bool(helped) or seen.began is self._origin  # or it began in an earlier step
+        return Called(
+            group, call.number, op, layer, phase, seen.bytes, during, beside, blocked, helped
+        )
 
     def _during(self, moments: tuple[Moment, Moment]) -> Interval:
         begin, end = (self._clock.seconds(self._origin, moment) for moment in moments)
         return begin, end
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Those that a layer gave, alone or in tuples, lists and mappings."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _tensors(part)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))

@@ -76,6 +76,7 @@ class StepCosts:
         self.experiment, self.graph, self.world = experiment, plan.graph, plan.world_size
         self.speeds = Speeds(machine, range(self.world))
         self.weights = weights
+        self.measured = any(device.samples for device in machine.devices)
         batches = micro_batches(experiment)
         self.passes = [(Rows(rows), batches.count(rows)) for rows in dict.fromkeys(batches)]
         alone = experiment.replace(plan=Plan.data_parallel(plan.graph, self.world))
@@ -102,7 +103,12 @@ class StepCosts:
             return name
         layer = self.graph[name]
         owner = self.graph[layer.shared] if layer.shared else layer
-        learnt = (self._share_of_backward(layer), self._readers(name), self._keeps_of(layer)[0])
+        learnt = (
+            name in self.learns,
+            self._passes_on(layer),
+            self._readers(name),
+            self._keeps_of(layer)[0],
+        )
         kept = len(self._keeps_of(layer)[1])
         ends = (name in self.graph.outputs, name in self.before_tails)
         weights = tuple((w.shape, w.dtype, w.trainable) for w in owner.weights)
@@ -129,8 +135,9 @@ class StepCosts:
             for rows, times in self.passes:
                 found = layer_seconds(alone, layer, rows, self.experiment.precision, self.speeds)
                 forward += times * self._mean(found.forward)
-                backward += times * self._mean(found.backward)
-        backward *= self._share_of_backward(layer)
+                half = found.estimated and not self._passes_on(layer)  # the weights' gradient
+                backward += times * self._mean(found.backward) * (0.5 if half else 1.0)
+        backward *= layer.name in self.learns
         summed, update, resident = self.of_weights.of(layer, placed)
         kept = self._kept_beside(layer, choice, given) + self._kept_values(layer, read, given)
         return forward, 0.0, 0.0, backward, summed, update, resident, kept
@@ -158,12 +165,9 @@ class StepCosts:
         backward += self._added(name, source, readings, shape, per_sample)
         return 0.0, forward, gather, backward, 0.0, 0.0, 0.0, 0.0
 
-    def _share_of_backward(self, layer: Layer) -> float:
-        """Of a layer that learns but passes no gradient on, half of its backward pass runs."""
-        if layer.name not in self.learns:
-            return 0.0
-        learns = any(weight.trainable for weight in layer.weights)
-        return 0.5 if learns and not self.learns.intersection(layer.inputs) else 1.0
+    def _passes_on(self, layer: Layer) -> bool:
+        """Whether a gradient goes on from a layer to what it reads."""
+        return not self.learns.isdisjoint(layer.inputs)
 
     def _readers(self, name: str) -> int:
         """How often a gradient comes back for a layer's output."""
@@ -180,8 +184,8 @@ class StepCosts:
     ) -> float:
         """Seconds to add up what comes back from several readers, where it is smallest."""
         more = self._readers(name) - 1
-        if more < 1 or name not in self.learns:
-            return 0.0
+        if more < 1 or name not in self.learns or self.measured:
+            return 0.0  # measured layers have it in their times
         layouts = {source, *(layout for layout, _ in readings)}
         seconds = 0.0
         for rows, times in self.passes:

@@ -41,6 +41,8 @@ class WeightCosts:
             memory += float(size.mean())
             if not weight.trainable:
                 continue
+            if not isinstance(experiment.sync, Synchronous | LocalSGD):
+                continue  # a server may have all of it
             members = self.world // where.group_size
             owners = members if experiment.shard_optimizer else 1
             memory += float(size.mean()) * copies(optimizer) / owners
@@ -70,10 +72,11 @@ class WeightCosts:
 
     def _rate(self, group_size: int) -> tuple[float, float]:
         """(seconds of an all-reduce among replicas, seconds for each byte in it), at least."""
-        if isinstance(self.experiment.sync, LocalSGD) or group_size == self.world:
+        sync = self.experiment.sync
+        if not isinstance(sync, Synchronous) or sync.codec or group_size == self.world:
             return 0.0, 0.0
         members = range(0, self.world, group_size)
-        meeting, algorithm = self.speeds.meeting(members), self.experiment.sync.algorithm
+        meeting, algorithm = self.speeds.meeting(members), sync.algorithm
         beside = not (meeting.memory and max(meeting.hosts) > 1)
         sizes = [float(2**power) for power in range(10, 33, 2)]
         seconds = [meeting.all_reduce(size, algorithm, beside=beside).seconds for size in sizes]

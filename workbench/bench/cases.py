@@ -1,0 +1,240 @@
+"""What `bench predict` runs: models, plans and experiments of every kind that can be predicted."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from torch import nn
+
+from workbench.bench.small_vgg import INPUT_SHAPE, SmallVGG
+from workbench.model.trace import trace
+from workbench.plan.codec import Codec
+from workbench.plan.experiment import (
+    SGD,
+    AdamW,
+    Experiment,
+    LocalSGD,
+    ParameterServer,
+    Pipelined,
+    Synchronous,
+    Synthetic,
+)
+from workbench.plan.graph import Graph
+from workbench.plan.plan import Plan
+
+ENGINES = 4
+ROWS = 32  # of a rank
+STEPS = 3
+MOMENTUM = SGD(lr=0.01, momentum=0.9)
+SMALL = "SmallVGG"
+SIZES = {"swin_t": 64, "swin_v2_t": 64, "efficientnet_b0": 64, "convnext_tiny": 64, "maxvit_t": 224}
+"""Heights and widths of images where 32 would not do."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is run, and how it is called."""
+
+    plan: str
+    experiment: Experiment
+    module: nn.Module | None = None
+
+    @property
+    def name(self) -> str:
+        """Model, plan, and what else is special."""
+        return f"{self.experiment.plan.graph.source.name}, {self.plan}"
+
+
+def _data_parallel(graph: Graph) -> Plan:
+    return Plan.data_parallel(graph, ENGINES)
+
+
+def _pair(graph: Graph) -> Plan:
+    return Plan.data_parallel(graph, 2)
+
+
+def _synchronized(graph: Graph) -> Plan:
+    return _pair(graph).with_batch_norm("synchronized")
+
+
+def _hybrid(graph: Graph) -> Plan:
+    return Plan.hybrid(graph, ENGINES)
+
+
+def _in_groups(graph: Graph) -> Plan:
+    return Plan.hybrid(graph, ENGINES, 2)
+
+
+def _of_two(graph: Graph) -> Plan:
+    return Plan.hybrid(graph, 2)
+
+
+def _unequal(graph: Graph) -> Plan:
+    """Every layer that is cut, in pieces of 3 to 1."""
+    plan = _of_two(graph)
+    for name, choice in plan.layers.items():
+        if choice.scheme in ("shard_out", "shard_heads"):
+            plan = plan.with_layer(name, shares=(3, 1))
+    return plan
+
+
+def _filters(graph: Graph) -> Plan:
+    """The same for two convolutions of the small VGG, and what lies between them."""
+    plan = _unequal(graph)
+    for name in ("features.12", "features.14"):
+        plan = plan.with_layer(name, scheme="shard_out", group_size=2, shares=(3, 1))
+    return plan
+
+
+PLANS: Mapping[str, Callable[[Graph], Plan]] = {
+    "data parallel, 4": _data_parallel,
+    "data parallel, 2": _pair,
+    "data parallel, 2, synchronized": _synchronized,
+    "hybrid, 4": _hybrid,
+    "hybrid, 2 x 2": _in_groups,
+    "hybrid, 2": _of_two,
+    "unequal, 2": _unequal,
+    "unequal filters, 2": _filters,
+    "hybrid, 4, rounds B": lambda graph: _hybrid(graph).with_rounds("B"),
+    "hybrid, 2 x 2, rounds B/K": lambda graph: _in_groups(graph).with_rounds("B/K"),
+}
+
+_LOCAL = LocalSGD(every=9)
+_AVERAGED = LocalSGD(every=3, momentum="average")
+_INT8, _FP16 = Codec(name="int8"), Codec(name="fp16")
+_FEEDBACK = Codec(name="int8", error_feedback=True)
+_PER_ROUND = Synchronous(per_round=True)
+
+# Of the model, the plan, what is recomputed, and what the experiment has besides.
+_Row = tuple[str, str, tuple[str, ...], dict[str, object]]
+
+QUICK: tuple[_Row, ...] = (
+    (SMALL, "hybrid, 4", (), {}),
+    (SMALL, "hybrid, 2 x 2, rounds B/K", (), {}),
+)
+
+STRATEGIES: tuple[_Row, ...] = (
+    (SMALL, "data parallel, 4", (), {}),
+    (SMALL, "hybrid, 4, rounds B", (), {}),
+    (SMALL, "hybrid, 4", (), dict(accumulate=2)),
+    (SMALL, "hybrid, 4", (), dict(optimizer=AdamW())),
+    (SMALL, "hybrid, 4", (), dict(precision="bf16")),
+    (SMALL, "hybrid, 4", (), dict(precision="fp64")),
+    (SMALL, "unequal, 2", (), {}),
+    (SMALL, "unequal filters, 2", (), {}),
+    (SMALL, "unequal filters, 2", (), dict(precision="bf16", optimizer=AdamW())),
+    (SMALL, "data parallel, 2", ("features.*",), dict(batch_size=256)),
+    (SMALL, "data parallel, 2", ("features.[0-4]", "features.[6-9]"), dict(batch_size=256)),
+    (SMALL, "hybrid, 2 x 2, rounds B/K", ("*",), dict(batch_size=256)),
+    (SMALL, "hybrid, 2", ("features.*",), dict(precision="bf16", batch_size=256)),
+    (SMALL, "hybrid, 2", ("features.*",), dict(accumulate=3, optimizer=AdamW())),
+    (SMALL, "data parallel, 4", (), dict(shard_optimizer=True, optimizer=AdamW())),
+    (SMALL, "hybrid, 2 x 2", (), dict(shard_optimizer=True)),
+    (SMALL, "data parallel, 2", (), dict(shard_optimizer=True, batch_size=4)),
+    (SMALL, "data parallel, 4", (), dict(sync=Synchronous(algorithm="ring"))),
+    (SMALL, "hybrid, 2 x 2", (), dict(sync=Synchronous(algorithm="halving_doubling"))),
+    (SMALL, "data parallel, 2", (), dict(sync=Synchronous(algorithm="backend"))),
+    (SMALL, "data parallel, 2", (), dict(sync=_LOCAL)),
+    (SMALL, "hybrid, 2 x 2", (), dict(sync=_AVERAGED)),
+    (SMALL, "hybrid, 2 x 2, rounds B/K", (), dict(sync=_PER_ROUND)),
+    (SMALL, "hybrid, 2 x 2, rounds B/K", (), dict(sync=_PER_ROUND, shard_optimizer=True)),
+    (SMALL, "data parallel, 2", (), dict(sync=Synchronous(bucket_bytes=2**18))),
+    (SMALL, "data parallel, 2", (), dict(batch_size=15, accumulate=4)),
+    (SMALL, "data parallel, 2", (), dict(sync=Pipelined(width=2))),
+    (SMALL, "hybrid, 2", (), dict(sync=Pipelined(width=2), optimizer=AdamW())),
+    (SMALL, "hybrid, 2 x 2", (), dict(sync=Pipelined(width=3, codec=_INT8))),
+    (SMALL, "data parallel, 2", (), dict(sync=Pipelined(compensation="delay"))),
+    (SMALL, "data parallel, 2", (), dict(sync=Synchronous(codec=_FP16))),
+    (SMALL, "data parallel, 4", (), dict(sync=Synchronous(codec=_INT8, algorithm="ring"))),
+    (SMALL, "data parallel, 2", (), dict(sync=Synchronous(codec=_FEEDBACK))),
+    (SMALL, "data parallel, 2", (), dict(sync=ParameterServer())),
+    (SMALL, "hybrid, 2 x 2", (), dict(sync=ParameterServer(server=3), optimizer=AdamW())),
+    ("resnet18", "data parallel, 2", ("layer[1-4].0.*",), {}),
+    ("resnet18", "data parallel, 2, synchronized", ("*",), {}),
+    ("resnet18", "data parallel, 2", (), dict(precision="bf16")),
+    ("resnet18", "data parallel, 2", (), dict(precision="fp64", optimizer=AdamW())),
+    ("densenet121", "data parallel, 2", ("features.denseblock*",), {}),
+    ("vit_b_16", "hybrid, 2", ("encoder.*",), {}),
+    ("vit_b_16", "data parallel, 2", (), dict(shard_optimizer=True, optimizer=AdamW())),
+    ("vit_b_16", "unequal, 2", (), {}),
+)
+
+MODELS = ("vgg11", "resnet18", "mobilenet_v3_small", "densenet121", "googlenet", "vit_b_16")
+WINDOWED = ("swin_t", "swin_v2_t")
+OTHERS = ("efficientnet_b0", "convnext_tiny")
+_EVERYWHERE: tuple[_Row, ...] = (
+    ("", "data parallel, 4", (), {}),
+    ("", "data parallel, 2, synchronized", (), dict(optimizer=AdamW())),
+    ("", "hybrid, 4", (), dict(optimizer=AdamW())),
+    ("", "hybrid, 2 x 2", (), {}),
+)
+_WINDOWED: tuple[_Row, ...] = (
+    ("", "data parallel, 2", (), {}),
+    ("", "hybrid, 2", (), dict(optimizer=AdamW())),
+    ("", "unequal, 2", (), {}),
+    ("", "data parallel, 2", ("features.[13].*",), {}),
+)
+
+
+def quick() -> Iterator[Case]:
+    """A small VGG under two plans."""
+    return map(_case, QUICK)
+
+
+def every() -> Iterator[Case]:
+    """All of them, the quick ones first."""
+    rows = [*QUICK, *STRATEGIES]
+    rows += [(model, *row[1:]) for model in MODELS for row in _EVERYWHERE]
+    rows += [(model, *row[1:]) for model in WINDOWED for row in _WINDOWED]
+    rows += [(model, *row[1:]) for model in OTHERS for row in _WINDOWED[:2]]
+    rows.append(("maxvit_t", "data parallel, 2", (), dict(batch_size=4)))
+    return map(_case, rows)
+
+
+def _case(row: _Row) -> Case:
+    model, name, recomputed, fields = row
+    graph, module = _model(model)
+    plan = PLANS[name](graph).with_recompute(*recomputed)
+    experiment = Experiment(
+        plan=plan,
+        data=Synthetic(samples=512),
+        batch_size=ROWS * plan.world_size,
+        optimizer=MOMENTUM,
+        steps=STEPS,
+    ).replace(**fields)
+    return Case(", ".join([name, *_words(recomputed, experiment)]), experiment, module)
+
+
+def _words(recomputed: tuple[str, ...], experiment: Experiment) -> Iterator[str]:
+    """What the tables of a benchmark say besides the plan, the optimizer and the precision."""
+    sync = experiment.sync
+    if recomputed:
+        yield f"{' '.join(recomputed)} recomputed"
+    if experiment.accumulate > 1:
+        yield f"{experiment.accumulate} micro-batches"
+    if experiment.shard_optimizer:
+        yield "optimizer in parts"
+    if isinstance(sync, LocalSGD):
+        yield f"local, every {sync.every}, momentum {sync.momentum}"
+    if isinstance(sync, Synchronous) and sync.per_round:
+        yield "a step for each round"
+    if isinstance(sync, Pipelined):
+        yield f"pipelined, {sync.width}" + (", compensated" if sync.compensation else "")
+    if isinstance(sync, ParameterServer):
+        yield "parameter server"
+    if isinstance(sync, Synchronous | Pipelined):
+        if sync.algorithm != "auto":
+            yield sync.algorithm
+        if sync.codec is not None:
+            yield sync.codec.inexact
+    if sync.bucket_bytes != type(sync)().bucket_bytes:
+        yield f"buckets of {sync.bucket_bytes / 2**20:g} MiB"
+
+
+@cache
+def _model(name: str) -> tuple[Graph, nn.Module | None]:
+    if name == SMALL:
+        module = SmallVGG()
+        return trace(module, input_shape=INPUT_SHAPE), module
+    side = SIZES.get(name, 32)
+    return trace(name, input_shape=(3, side, side), num_classes=10), None

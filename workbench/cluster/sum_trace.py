@@ -1,0 +1,139 @@
+"""An all-reduce's phases on all ranks, to look at."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+import pandas as pd
+
+from workbench.plan.all_reduce import Algorithm
+from workbench.plan.codec import Codec, as_codec
+from workbench.plan.experiment import SGD, Experiment, Synchronous, Synthetic
+from workbench.plan.graph import Graph, Layer, Source, Weight
+from workbench.plan.phases import PHASES, CollectiveTrace
+from workbench.plan.plan import Plan
+
+# Okabe and Ito's palette: told apart by every kind of colour vision.
+COLOURS = dict(
+    zip(
+        PHASES,
+        ("#cccccc", "#e69f00", "#0072b2", "#f0f0f0", "#009e73", "#cc79a7"),
+        strict=True,
+    )
+)
+_WIDTH, _LANE, _GAP, _LEFT, _TOP = 840, 22, 6, 64, 26
+
+
+@dataclass(frozen=True)
+class SumTrace:
+    """Where one all-reduce spent its time.
+
+    Attributes:
+        what: algorithm, codec and size, for people.
+        ranks: each rank's trace; all left a meeting together just before.
+    """
+
+    what: str
+    ranks: tuple[CollectiveTrace, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Of the slowest rank."""
+        return max(rank.seconds for rank in self.ranks)
+
+    @property
+    def phases(self) -> pd.DataFrame:
+        """One row for each phase: rank, round, phase, start_s, seconds, bytes."""
+        return pd.DataFrame(
+            [
+                (trace.rank, phase.round, phase.name, phase.start_s, phase.seconds, phase.bytes)
+                for trace in self.ranks
+                for phase in trace.phases
+            ],
+            columns=["rank", "round", "phase", "start_s", "seconds", "bytes"],
+        )
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """Seconds of each phase on each rank, and of all together."""
+        rows = [
+            [trace.rank, *(trace.seconds_of([name]) for name in PHASES), trace.seconds]
+            for trace in self.ranks
+        ]
+        return pd.DataFrame(rows, columns=["rank", *PHASES, "all"])
+
+    def save(self, path: str | Path) -> None:
+        """Writes the timeline as SVG."""
+        Path(path).write_text(self.svg())
+
+    def svg(self) -> str:
+        """The timeline: a lane for each rank, a bar for each phase."""
+        height = _TOP + len(self.ranks) * (_LANE + _GAP) + 44
+        scale = (_WIDTH - _LEFT - 8) / self.seconds
+        parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
+            'font-family="sans-serif" font-size="12">',
+            f'<text x="0" y="14">{escape(self.what)}</text>',
+        ]
+        for lane, trace in enumerate(self.ranks):
+            y = _TOP + lane * (_LANE + _GAP)
+            parts.append(f'<text x="0" y="{y + 15}">rank {trace.rank}</text>')
+            for phase in trace.phases:
+                told = f"{phase.name}, round {phase.round}: {1e3 * phase.seconds:.3f} ms"
+                told += f", {phase.bytes:,} bytes" if phase.bytes else ""
+                parts.append(
+                    f'<rect x="{_LEFT + scale * phase.start_s:.2f}" y="{y}" '
+                    f'width="{scale * phase.seconds:.2f}" height="{_LANE}" '
+                    f'fill="{COLOURS[phase.name]}"><title>{told}</title></rect>'
+                )
+        y = _TOP + len(self.ranks) * (_LANE + _GAP)
+        parts.append(
+            f'<text x="{_LEFT}" y="{y + 12}">0</text><text x="{_WIDTH - 8}" y="{y + 12}" '
+            f'text-anchor="end">{1e3 * self.seconds:.2f} ms</text>'
+        )
+        for place, name in enumerate(PHASES):
+            x = _LEFT + 110 * place
+            parts.append(
+                f'<rect x="{x}" y="{y + 22}" width="12" height="12" stroke="#999999" '
+                f'fill="{COLOURS[name]}"/><text x="{x + 18}" y="{y + 32}">{name}</text>'
+            )
+        return "".join([*parts, "</svg>"])
+
+    def _repr_html_(self) -> str:
+        ms = 1e3 * self.table.set_index("rank")
+        return f"<div>{self.svg()}{ms.to_html(float_format='{:.3f}'.format)}<p>in ms</p></div>"
+
+    def __repr__(self) -> str:
+        slowest = max(self.ranks, key=lambda rank: rank.seconds)
+        parts = [(name, slowest.seconds_of([name]) / slowest.seconds) for name in PHASES]
+        said = ", ".join(f"{name} {share:.0%}" for name, share in parts if share >= 0.005)
+        return f"<SumTrace {self.what}: {1e3 * self.seconds:.2f} ms, {said}>"
+
+
+def experiment_for(world_size: int, algorithm: Algorithm, codec: str | Codec | None) -> Experiment:
+    """What ranks are asked with: only its strategy and its world size matter.
+
+    Raises:
+        ExperimentError: there is no such algorithm or codec, or they do not go together.
+    """
+    weight = Weight("fc.weight", (2, 1))
+    layer = Layer("fc", "linear", ("input",), (1,), (2,), weights=(weight,), node="fc", flops=4)
+    graph = Graph(Source("module", "nothing", ()), (1,), 2, (layer,), ("fc",))
+    return Experiment(
+        plan=Plan.data_parallel(graph, world_size),
+        data=Synthetic(samples=world_size),
+        optimizer=SGD(lr=1.0),
+        steps=1,
+        sync=Synchronous(algorithm=algorithm, codec=as_codec(codec)),
+    )
+
+
+def described(experiment: Experiment, nbytes: int, ranks: Sequence[CollectiveTrace]) -> SumTrace:
+    """The trace of what was asked for."""
+    sync = experiment.sync
+    assert isinstance(sync, Synchronous)
+    coded = f" as {sync.codec.inexact}" if sync.codec is not None else ""
+    size = f"{nbytes / 2**20:.3g} MiB"
+    what = f"all-reduce ({sync.algorithm}) of {size}{coded}, {len(ranks)} ranks"
+    return SumTrace(what, tuple(ranks))

@@ -1,0 +1,77 @@
+"""A step as it was measured, in the same spans as a predicted one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.plan.span import Span
+from workbench.predict.chrome import save_trace
+from workbench.predict.drawing import picture
+from workbench.predict.schedule import PARTS
+
+_MOST_RANKS = 8
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One measured step, on all ranks.
+
+    Its origin is the beginning of the rank that began first. Ranks are set beside each other by
+    the moment at which they came out of the step before, the all-reduce of its status, since
+    their clocks may differ: to within the time that it takes from the first rank to the last.
+
+    Attributes:
+        step: index of the step.
+        of_rank: spans of each rank, in the order in which they begin.
+        lasted: seconds of each rank's step, from its own beginning to its own end.
+    """
+
+    step: int
+    of_rank: tuple[tuple[Span, ...], ...]
+    lasted: tuple[float, ...]
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return len(self.of_rank)
+
+    @property
+    def seconds(self) -> float:
+        """Of the rank that took longest."""
+        return max(self.lasted)
+
+    def spans(self, rank: int) -> tuple[Span, ...]:
+        """What one rank did, in the order in which it began."""
+        if not 0 <= rank < self.world_size:
+            raise IndexError(f"no rank {rank}: there are 0 to {self.world_size - 1}")
+        return self.of_rank[rank]
+
+    def breakdown(self, rank: int) -> dict[str, float]:
+        """Seconds of one rank's step for each of `schedule.PARTS`; they add up to it.
+
+        "step" is what belongs to none of the others.
+        """
+        found = dict.fromkeys(PARTS, 0.0)
+        for span in self.spans(rank):
+            if span.lane == "compute":
+                found["communication" if span.what == "collective" else span.what] += span.seconds
+        found["step"] += self.lasted[rank] - sum(found.values())
+        return found
+
+    def save_trace(self, path: str | Path) -> None:
+        """Writes it for Perfetto (ui.perfetto.dev) or chrome://tracing."""
+        save_trace((span for own in self.of_rank for span in own), path)
+
+    def __repr__(self) -> str:
+        count = sum(map(len, self.of_rank))
+        return (
+            f"<Timeline of step {self.step}: {self.seconds * 1e3:,.4g} ms on "
+            f"{self.world_size} ranks, {count:,} spans>"
+        )
+
+    def _repr_html_(self) -> str:
+        rows: Mapping[str, tuple[Span, ...]] = {
+            f"rank {rank:,}": self.spans(rank) for rank in range(self.world_size)[:_MOST_RANKS]
+        }
+        caption = f"Step {self.step} as measured: {self.seconds * 1e3:,.4g} ms"
+        return f"<div><p>{caption}</p>{picture(rows, caption)}</div>"

@@ -1,0 +1,122 @@
+"""Memory that sums of gradients need while they are under way beside the backward pass.
+
+Where buckets are summed where they lie, in memory that ranks share, there is none. Elsewhere a
+rank needs room for what arrives, in segments of n/k elements of a bucket of n over k ranks:
+
+    direct               k - 1 segments
+    ring                 1 segment
+    halving_doubling     half a bucket, and a whole one where a further rank is folded in
+    hierarchical         of a host's segment, what its owners on other hosts send at one time
+    parameter server     the buckets of all others, on the server
+    with a codec         direct: encodings of all segments, k - 1 of the own one, and its sum;
+                         ring: two encodings of a segment; between two hosts: two of what goes
+
+It is taken to be there from the bucket's last gradient until the next bucket's.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from workbench.plan.codec import Codec
+from workbench.plan.experiment import LocalSGD, ParameterServer
+from workbench.plan.mesh import replica_groups
+from workbench.predict.buckets import Column, buckets_of
+from workbench.predict.collective_costs import encoded, segments
+from workbench.predict.program import Program
+from workbench.predict.rows import Counts
+from workbench.predict.summing import started_as
+from workbench.predict.timeline import Timeline
+
+_FP32 = 4
+
+
+class Rooms:
+    """Writes them.
+
+    Args:
+        program: whose experiment sums gradients.
+        timeline: to write on.
+    """
+
+    def __init__(self, program: Program, timeline: Timeline) -> None:
+        self.timeline = timeline
+        self._of_buckets = [(names, room) for names, room in _rooms(program) if np.any(room)]
+        self._waiting: list[set[str]] = []
+        self._under_way: list[int] = []
+
+    def last(self) -> None:
+        """No parameter gets more gradients than from the passes under way."""
+        self._waiting = [set(names) for names, _ in self._of_buckets]
+
+    def settled(self, names: Iterable[str]) -> None:
+        """These gradients are there."""
+        if not self._waiting:
+            return
+        some = set(names)
+        for waiting, (_, room) in zip(self._waiting, self._of_buckets, strict=True):
+            if waiting and waiting <= some:
+                self._drop()
+                self._under_way.append(self.timeline.make(room, "buckets", "arriving"))
+            waiting -= some
+
+    def finish(self) -> None:
+        """All sums are there."""
+        self._drop()
+
+    def _drop(self) -> None:
+        for tensor in self._under_way:
+            self.timeline.drop(tensor)
+        self._under_way = []
+
+
+def _rooms(program: Program) -> Iterable[tuple[set[str], Counts]]:
+    sync = program.experiment.sync
+    if isinstance(sync, LocalSGD):
+        return
+    for column in buckets_of(program.experiment, program.pieces).columns():
+        names = {n for bucket in column.of_place if bucket is not None for n in bucket.names}
+        if isinstance(sync, ParameterServer):
+            yield names, _at_server(column, sync.server)
+        elif sync.algorithm != "auto" or sync.codec is not None or len(program.hosts.ranks) > 1:
+            room = np.zeros_like(column.bytes)
+            groups, width = replica_groups(column.group_size, len(room)), program.itemsize
+            for members, hosts in zip(groups, program.hosts.over(groups), strict=True):
+                nbytes, codec = int(column.bytes[members[0]]), sync.codec
+                name = started_as(sync.algorithm, True, codec, nbytes, hosts)
+                if len(members) > 1:
+                    room[list(members)] = _room(name, nbytes // width, width, hosts, codec)
+            yield names, room
+
+
+def _at_server(column: Column, server: int) -> Counts:
+    k, world = column.group_size, len(column.place)
+    serves = np.arange(world) // k == server // k
+    return column.bytes * (world // k - 1) * serves
+
+
+def _room(
+    name: str, length: int, itemsize: int, hosts: tuple[int, ...], codec: Codec | None
+) -> Counts:
+    """Bytes on each rank of a group with so many on each host."""
+    ranks = sum(hosts)
+    own = segments(length, ranks)
+    sizes = encoded(own, itemsize, codec)
+    if name == "hierarchical" and len(hosts) > 1:
+        part = np.concatenate([segments(length, n) for n in hosts])
+        if len(hosts) == 2:
+            return encoded(part, itemsize, codec) * (1 if codec is None else 2)
+        stripe = encoded(-(-part // len(hosts)), itemsize, codec)
+        return stripe * (len(hosts) - 1 + (0 if codec is None else len(hosts)))
+    if name == "ring":
+        return np.full_like(own, sizes[0] * (1 if codec is None else 2))
+    if name == "halving_doubling":
+        power = 2 ** (ranks.bit_length() - 1)
+        half = int(segments(length, power)[: power // 2].sum()) * itemsize
+        folded = np.arange(ranks) < ranks - power
+        return (half + folded * length * itemsize) * (np.arange(ranks) < power)
+    if name == "direct" and codec is not None:
+        return sizes.sum() + (ranks - 1) * sizes + own * max(itemsize, _FP32)
+    if name == "direct" and len(hosts) > 1:
+        return (ranks - 1) * sizes
+    return np.zeros_like(own)
