@@ -11,6 +11,14 @@ from workbench.plan.tail import RoundsError
 from workbench.predict.search.question import asked
 from workbench.predict.search.searching import Searching
 
+SYNCS = (
+    wb.Synchronous(bucket_bytes=64),
+    wb.Synchronous(codec="int8"),
+    wb.LocalSGD(every=2),
+    wb.Pipelined(),
+    wb.ParameterServer(),
+)
+
 
 def searching(graph, machine, world, **fields):
     given = dict(
@@ -36,8 +44,9 @@ def searching(graph, machine, world, **fields):
     optimizer=st.sampled_from((wb.SGD(lr=0.1), wb.SGD(lr=0.1, momentum=0.9), wb.Adam())),
     batch=st.sampled_from((2, 7, 16)),
     accumulate=st.sampled_from((1, 2)),
+    sync=st.sampled_from(SYNCS),
 )
-def test_bounds_are_below(data, graph, machine, precision, optimizer, batch, accumulate):
+def test_bounds_are_below(data, graph, machine, precision, optimizer, batch, accumulate, sync):
     plan = Plan(graph, 2)
     experiment = wb.Experiment(
         plan=plan,
@@ -45,7 +54,8 @@ def test_bounds_are_below(data, graph, machine, precision, optimizer, batch, acc
         precision=precision,
         steps=1,
         batch_size=batch,
-        accumulate=accumulate,
+        accumulate=1 if isinstance(sync, wb.ParameterServer) else accumulate,
+        sync=sync,
     )
     fields = dict(experiment=experiment, batch_size=None, optimizer=None, precision=None)
     found = searching(graph, machine, 2, **fields)
