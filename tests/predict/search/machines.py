@@ -21,7 +21,7 @@ def device(speed=1.0, kind="cuda"):
     )
 
 
-def machine(world=2, latency=1e-6, bandwidth=1e8, busy=0.2, slowdown=1.1, kind="cuda", speeds=None):
+def machine(latency=1e-6, bandwidth=1e8, busy=0.2, slowdown=1.1, kind="cuda", speeds=None):
     link = Link(
         name="link",
         latency_s=latency,
@@ -36,7 +36,6 @@ def machine(world=2, latency=1e-6, bandwidth=1e8, busy=0.2, slowdown=1.1, kind="
 @st.composite
 def machines(draw, world=2):
     return machine(
-        world,
         latency=draw(st.sampled_from((1e-8, 1e-6, 1e-4))),
         bandwidth=draw(st.sampled_from((1e6, 1e8, 1e10))),
         busy=draw(st.sampled_from((0.0, 0.3, 1.0))),

@@ -104,12 +104,12 @@ def test_it_equals_brute_force_with_layers_computed_again(some, place):
 
 
 def test_groups_of_several_sizes():
-    graph, some = graphs.mlp(64, 96, 32), machine(4)
+    graph, some = graphs.mlp(64, 96, 32), machine()
     check(graph, some, 4, tried(graph, some, 4, batch=64), 2**34, batch_size=64)
 
 
 def test_presets_are_never_faster():
-    graph, some = graphs.vgg(), machine(4, latency=1e-5, bandwidth=1e7)
+    graph, some = graphs.vgg(), machine(latency=1e-5, bandwidth=1e7)
     result = searched(graph, some, 4, batch_size=32)
     for plan in (Plan.data_parallel(graph, 4), Plan.hybrid(graph, 4, 2), Plan.hybrid(graph, 4)):
         assert result.step_time <= wb.predict(plan, some, result.prediction.experiment).step_time

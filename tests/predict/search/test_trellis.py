@@ -16,8 +16,6 @@ from workbench.predict.search.following import Following
 from workbench.predict.search.laying import trellis_of
 from workbench.predict.search.paths import Weighted
 
-ENOUGH = 700
-
 
 def toll(*what):
     """Some cost, the same for the same thing, and unlike that of any other."""

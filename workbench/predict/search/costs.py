@@ -91,6 +91,7 @@ class StepCosts:
             for name, readers in plan.graph.consumers.items()
             if all(reader in self.tailable for reader in readers)
         }
+        self._adds: dict[Hashable, float] = {}
         self._crossed: dict[tuple[Conversion, int, bool], tuple[float, float]] = {}
         self._kept = {
             layer.name: kept_by(layer, plan.batch_norm == "synchronized")
@@ -187,15 +188,19 @@ class StepCosts:
         if more < 1 or name not in self.learns or self.measured:
             return 0.0  # measured layers have it in their times
         layouts = {source, *(layout for layout, _ in readings)}
-        seconds = 0.0
-        for rows, times in self.passes:
-            sizes = (rows.elements(layout, shape, per_sample) for layout in layouts)
-            passing = (
-                self._mean(self.speeds.streaming(ADDED * more * size * self.itemsizes[name], more))
-                for size in sizes
-            )
-            seconds += times * min(passing)
-        return seconds
+        width = self.itemsizes[name]
+        return min(self._adding(layout, shape, per_sample, width, more) for layout in layouts)
+
+    def _adding(
+        self, layout: Layout, shape: tuple[int, ...], per_sample: int, width: int, more: int
+    ) -> float:
+        key = (layout, shape, per_sample, width, more)
+        if key not in self._adds:
+            self._adds[key] = 0.0
+            for rows, times in self.passes:
+                size = rows.elements(layout, shape, per_sample) * (ADDED * more * width)
+                self._adds[key] += times * self._mean(self.speeds.streaming(size, more))
+        return self._adds[key]
 
     def _steps(
         self,

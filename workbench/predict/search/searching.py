@@ -59,8 +59,8 @@ class Searching:
         self.judge = Judge(question.experiment, question.machine, question.limit)
         self.costs = StepCosts(question.experiment, question.machine, question.weights)
         self.trellis = self._laid()
-        # Bounds count with all that may save memory, plans are made with what is certain to.
         self.able = sum(map(question.may_recompute, question.graph.layers))
+        # Bounds count with all that may save memory, plans are made with what is certain to.
         self.all = Relaxation(self.trellis, self._terms(parts=True), question.limit)
 
     def result(self) -> SearchResult:
