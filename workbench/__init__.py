@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from workbench.predict import TimingModel as TimingModel
     from workbench.predict import balanced as balanced
     from workbench.predict import predict as predict
+    from workbench.predict.search import MemoryLimitError as MemoryLimitError
+    from workbench.predict.search import SearchResult as SearchResult
+    from workbench.predict.search import search as search
     from workbench.widgets import AccuracyChart as AccuracyChart
     from workbench.widgets import Dashboard as Dashboard
     from workbench.widgets import TimingChart as TimingChart
@@ -59,6 +62,7 @@ _HOME = {
             "PlanError Replicate Shard Synchronous Synthetic apportion"
         ),
         "predict": "Balanced Prediction TimingModel balanced predict",
+        "predict.search": "MemoryLimitError SearchResult search",
         "widgets": "AccuracyChart Dashboard TimingChart",
     }.items()
     for name in names.split()

@@ -3,7 +3,7 @@
 import gc
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -14,8 +14,10 @@ from workbench.bench.sides import Side, whole_machine, workbench_side
 from workbench.comm.collectives import all_gather
 from workbench.comm.group import Group
 from workbench.comm.world import Seat, World
+from workbench.layers.cut_model import Groups
 from workbench.plan.experiment import Experiment
 from workbench.plan.placement import Shard
+from workbench.plan.plan import Plan
 from workbench.train.memory import PeakMeter
 from workbench.train.state import everyone, group_specs_of
 
@@ -81,6 +83,46 @@ def measure(
             for side in sides:
                 bench.run(side, range(first, first + steps))
         return bench.found
+
+
+def measure_plans(
+    seat: Seat,
+    experiment: Experiment,
+    *,
+    weights: Path,
+    plans: Sequence[str],
+    rounds: int,
+    steps: int,
+) -> Measured:
+    """Builds a side for each plan, then runs `rounds` rounds of `steps` steps of each.
+
+    Args:
+        seat: where this rank sits.
+        experiment: in which each plan runs.
+        weights: from which all start.
+        plans: as TOML; a side has the number of its plan as its name.
+        rounds: how often each side takes its turn.
+        steps: of a turn.
+    """
+    graph = experiment.plan.graph
+    with PeakMeter(torch.device(seat.device)) as meter, World.open(seat) as world:
+        everybody = everyone(world.groups(group_specs_of(experiment.plan)), experiment.plan)
+        bench, sides = _Bench(meter, everybody), list[Side]()
+        for number, text in enumerate(plans):
+            own = experiment.replace(plan=Plan.from_toml(text, graph))
+            groups = world.groups(group_specs_of(own.plan))
+            sides += bench.built(partial(_named_side, str(number), own, world, groups, weights))
+        for index in range(rounds):
+            first = WARM_UP + index * steps
+            for side in sides:
+                bench.run(side, range(first, first + steps))
+        return bench.found
+
+
+def _named_side(
+    name: str, experiment: Experiment, world: World, groups: Groups, weights: Path
+) -> list[Side]:
+    return [replace(workbench_side(experiment, world, groups, weights), name=name)]
 
 
 class _Bench:

@@ -179,12 +179,12 @@ class Graph:
         except KeyError:
             raise KeyError(unknown("layer", name, self._by_name, of=self.source.name)) from None
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Number of trainable elements of the whole model."""
         return sum(layer.parameters for layer in self.layers)
 
-    @property
+    @cached_property
     def flops(self) -> int:
         """Floating-point operations of one sample's forward pass."""
         return sum(layer.flops for layer in self.layers)

@@ -1,6 +1,6 @@
 """The conversions on every edge of the graph, and where a gradient's summands are added."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from workbench.plan.choice import LayerPlan
 from workbench.plan.graph import Graph, Layer
@@ -49,21 +49,39 @@ def conversions(
                     carried[name] = "partial"
                     edges.update({(name, reader.name): () for reader in group})
                     continue
-            merged: Gradient = "partial" if all_summands and target != source else "same"
-            steps = _steps(source, target, merged, shape, rows)
-            copy = Conversion(target, target, "partial", shape, rows)
-            for reader in group:
-                sums_here = reader in summands and merged == "same"
-                edges[name, reader.name] = (*steps, copy) if sums_here else steps
+            passing = crossings(source, target, [r in summands for r in group], shape, rows)
+            for reader, steps in zip(group, passing, strict=True):
+                edges[name, reader.name] = steps
 
     returns: dict[str, tuple[Conversion, ...]] = {}
     for name in graph.outputs:
         shape, source = graph[name].output_shape, outputs[name]
-        cut_classes = isinstance(source.placement, Shard) and len(shape) == 1
-        whole_rows = source.placement == Replicate() and len(shape) == 1
-        target = source if cut_classes or whole_rows else ROWS
-        returns[name] = _steps(source, target, "same", shape, graph[name].rows)
+        returns[name] = _steps(source, returned(source, shape), "same", shape, graph[name].rows)
     return edges, returns
+
+
+def crossings(
+    source: Layout, target: Layout, summands: Sequence[bool], shape: tuple[int, ...], rows: int
+) -> list[tuple[Conversion, ...]]:
+    """The conversions to each of the readers that read one activation in the same layout.
+
+    Args:
+        source: the activation's layout.
+        target: the readers'.
+        summands: of each reader, whether its gradient comes back as summands.
+        shape: one sample's shape of the activation.
+        rows: rows of dimension 0 for each sample.
+    """
+    merged: Gradient = "partial" if all(summands) and target != source else "same"
+    steps = _steps(source, target, merged, shape, rows)
+    copy = Conversion(target, target, "partial", shape, rows)
+    return [(*steps, copy) if sums and merged == "same" else steps for sums in summands]
+
+
+def returned(source: Layout, shape: tuple[int, ...]) -> Layout:
+    """The layout in which a model returns what lies like this: cut classes stay cut."""
+    stays = isinstance(source.placement, Shard) or source.placement == Replicate()
+    return source if stays and len(shape) == 1 else ROWS
 
 
 def _steps(

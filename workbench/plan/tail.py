@@ -146,7 +146,7 @@ def _check(graph: Graph, tail: Tail, before: Set[str]) -> None:
         for name in layer.inputs:
             if name != tail.boundary and name in before and name not in tail.layers:
                 raise _refusal(f"layer {layer.name!r} is {gathered} and also reads {name!r}")
-        if _mixes_rows(layer):
+        if mixes_rows(layer):
             raise _refusal(
                 f"layer {layer.name!r} ({layer.kind}) is {gathered}, and a round would give it "
                 f"the statistics of a part of the rows"
@@ -156,7 +156,8 @@ def _check(graph: Graph, tail: Tail, before: Set[str]) -> None:
             raise _refusal(f"the model also returns {name!r}, which is not {gathered}")
 
 
-def _mixes_rows(layer: Layer) -> bool:
+def mixes_rows(layer: Layer) -> bool:
+    """Whether a layer's output for one row depends on the others."""
     return layer.kind == "batch_norm" or "BatchNorm" in layer.target
 
 

@@ -27,7 +27,7 @@ _FP32 = 4
 _INT64 = 8
 # What synchronized statistics cost beside a fused kernel, in passes over the activation.
 _NORM_FORWARD, _NORM_BACKWARD = 9, 13
-_ADDED = 3  # two gradients of one value are read, and their sum is written
+ADDED = 3  # two gradients of one value are read, and their sum is written
 
 Settle = Callable[[Layer], None]
 
@@ -108,7 +108,7 @@ class PassEvents:
                 self.forward([one for one in operations if one.segment == segment])
             more = readers.get(operation.gives, 1) - 1
             if more > 0 and self._is_estimated(operation):
-                size = self._size(operation.gives) * (_ADDED * more)
+                size = self._size(operation.gives) * (ADDED * more)
                 self.script.work("backward", operation.label, self.speeds.streaming(size, more))
             if operation.step is not None:
                 crossed = self._conversion(operation)

@@ -1,0 +1,212 @@
+"""Search finds what trying every plan finds, and refuses what cannot be asked."""
+
+import pickle
+from itertools import combinations, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import workbench as wb
+from tests.plan import graphs
+from tests.predict.search.drawn import convolutions, tokens
+from tests.predict.search.machines import machine, machines
+from workbench.plan.choice import LayerPlan
+from workbench.plan.errors import ExperimentError, MachineError, PlanError
+from workbench.plan.plan import Plan
+from workbench.plan.tail import RoundsError
+from workbench.predict.search import MemoryLimitError, search
+from workbench.predict.search.choices import options_of
+from workbench.predict.search.limit import bytes_of
+
+MOMENTUM = wb.SGD(lr=0.1, momentum=0.9)
+
+
+def in_rounds(plan):
+    yield plan
+    try:
+        if plan.tail:
+            yield plan.with_rounds("B")
+            yield plan.with_rounds("B/K")
+    except RoundsError:
+        pass
+
+
+def subsets(names):
+    for count in range(len(names) + 1):
+        yield from combinations(names, count)
+
+
+def every_plan(graph, world, recompute=False, options=None):
+    sizes = [k for k in range(1, world + 1) if world % k == 0]
+    options = options or options_of(graph, world, sizes, {}, {})
+    again = [layer.name for layer in graph.layers if layer.rows] if recompute else []
+    for choices in product(*options.values()):
+        plan = Plan(graph, world, dict(zip(options, choices, strict=True)))
+        for names in subsets(again):
+            yield from in_rounds(plan.with_recompute(*names) if names else plan)
+
+
+def tried(graph, some, world, batch=8, **how):
+    """(seconds, bytes) of every plan."""
+    experiment = wb.Experiment(
+        plan=Plan(graph, world), optimizer=MOMENTUM, steps=1, batch_size=batch
+    )
+    found = []
+    for plan in every_plan(graph, world, **how):
+        prediction = wb.predict(plan, some, experiment)
+        found.append((prediction.step_time, prediction.memory.peak_bytes))
+    return found
+
+
+def searched(graph, some, world, limit=None, **fields):
+    given = dict(optimizer=MOMENTUM, batch_size=8, shares=False)
+    return search(graph, some, world, limit, **(given | fields))
+
+
+def check(graph, some, world, found, limit, **fields):
+    fitting = [seconds for seconds, size in found if size <= limit]
+    if not fitting:
+        with pytest.raises(MemoryLimitError):
+            searched(graph, some, world, limit, **fields)
+        return
+    result = searched(graph, some, world, limit, **fields)
+    assert result.step_time == pytest.approx(min(fitting), rel=1e-9)
+    assert result.gap == 0
+    assert result.prediction.memory.peak_bytes <= limit
+
+
+@pytest.mark.slow
+@settings(max_examples=8, deadline=None)
+@given(graph=st.one_of(convolutions(most=2), tokens()), some=machines())
+def test_it_equals_brute_force(graph, some):
+    found = tried(graph, some, 2)
+    check(graph, some, 2, found, 2**34)
+
+
+@pytest.mark.slow
+@settings(max_examples=6, deadline=None)
+@given(graph=convolutions(most=1), some=machines(), place=st.floats(0, 1))
+def test_it_equals_brute_force_under_a_limit(graph, some, place):
+    found = tried(graph, some, 2)
+    sizes = sorted(size for _, size in found)
+    check(graph, some, 2, found, sizes[int(place * (len(sizes) - 1))], recompute=False)
+
+
+@pytest.mark.slow
+@settings(max_examples=2, deadline=None)
+@given(some=machines(), place=st.floats(0, 1))
+def test_it_equals_brute_force_with_layers_computed_again(some, place):
+    graph = graphs.mlp(64, 256, 4)
+    found = tried(graph, some, 2, batch=512, recompute=True)
+    sizes = sorted(size for _, size in found)
+    check(graph, some, 2, found, sizes[int(place * (len(sizes) - 1))], batch_size=512)
+
+
+def test_groups_of_several_sizes():
+    graph, some = graphs.mlp(64, 96, 32), machine()
+    check(graph, some, 4, tried(graph, some, 4, batch=64), 2**34, batch_size=64)
+
+
+def test_presets_are_never_faster():
+    graph, some = graphs.vgg(), machine(latency=1e-5, bandwidth=1e7)
+    result = searched(graph, some, 4, batch_size=32)
+    for plan in (Plan.data_parallel(graph, 4), Plan.hybrid(graph, 4, 2), Plan.hybrid(graph, 4)):
+        assert result.step_time <= wb.predict(plan, some, result.prediction.experiment).step_time
+    assert result.bound <= result.step_time
+
+
+def test_unequal_devices_get_unequal_shares():
+    graph, some = graphs.mlp(512, 1024, 512), machine(speeds=(3.0, 1.0), latency=1e-8)
+    result = searched(graph, some, 2, batch_size=256, shares=True)
+    shares = {choice.shares for choice in result.plan.layers.values()}
+    assert any(cut and cut[0] > 2 * cut[1] for cut in shares)
+    equal = searched(graph, some, 2, batch_size=256)
+    assert result.step_time < equal.step_time
+
+
+PINS = [
+    {"fc0": "shard_out"},
+    {"fc0": LayerPlan("shard_in", 2)},
+    {"fc*": "duplicate"},
+    {"fc0": "shard_out", "fc1": "shard_in"},
+    {"fc0": LayerPlan("shard_out", 2, (3, 1))},
+]
+
+
+@pytest.mark.parametrize("pin", PINS, ids=str)
+def test_pins_are_kept_and_the_rest_is_best(pin):
+    graph, some = graphs.mlp(8, 32, 8), machine()
+    result = searched(graph, some, 2, pin=pin)
+    assert {n.pinned for name, n in result.why.items() if name in pin} <= {True}
+    options = options_of(graph, 2, (1, 2), {}, {})
+    for name, choice in pin.items():
+        for layer in options if name == "fc*" else [name]:
+            given = [choice] if isinstance(choice, LayerPlan) else []
+            options[layer] = given or [o for o in options[layer] if o.scheme == choice]
+            assert result.plan.layers[layer] in options[layer]
+    found = tried(graph, some, 2, options=options)
+    assert result.step_time == pytest.approx(min(seconds for seconds, _ in found))
+    assert result.gap == 0
+
+
+REFUSED = [
+    (dict(pin={"fc": "shard_out"}), PlanError, "no layer 'fc' of Toy; did you mean 'fc"),
+    (dict(pin={"fc0": "shard_uot"}), PlanError, "no scheme 'shard_uot'; did you mean 'shard_out'"),
+    (dict(pin={"fc0": 3}), PlanError, "must be a scheme"),
+    (dict(pin={"fc0": LayerPlan("shard_out", 3)}), PlanError, "group_size 3 does not divide"),
+    (dict(pin={"fc0": "shard_out"}, group_sizes=(1,)), PlanError, "impossible in groups of 1"),
+    (dict(group_sizes=(3,)), PlanError, "3 does not divide world_size 2; valid are 1, 2"),
+    (dict(shares=[(1, 2, 3)]), PlanError, "are for 3 ranks"),
+    (dict(limit="much"), PlanError, "such as '2GiB', got 'much'"),
+    (dict(limit=-1), PlanError, "positive"),
+    (dict(some=machine(speeds=(1.0, 1.0, 1.0))), MachineError, "has 3 devices"),
+    (dict(some=None), MachineError, "search needs a Machine"),
+    (dict(graph=3), PlanError, "search needs a Graph"),
+    (dict(experiment=3), ExperimentError, "must be an Experiment"),
+]
+
+
+@pytest.mark.parametrize(("fields", "error", "text"), REFUSED, ids=[row[2] for row in REFUSED])
+def test_refused(fields, error, text):
+    given = dict(graph=graphs.mlp(6, 8, 4), some=machine(), world=2, limit=None) | fields
+    with pytest.raises(error, match=text):
+        searched(given.pop("graph"), given.pop("some"), given.pop("world"), **given)
+
+
+def test_an_impossible_limit_says_what_is_needed():
+    graph, some = graphs.mlp(64, 256, 4), machine()
+    with pytest.raises(
+        MemoryLimitError, match=r"the leanest plan found for Toy on 2 ranks"
+    ) as info:
+        searched(graph, some, 2, "1 KiB")
+    error = info.value
+    experiment = wb.Experiment(plan=error.plan, optimizer=MOMENTUM, steps=1, batch_size=8)
+    assert wb.predict(error.plan, some, experiment).memory.peak_bytes == error.needed
+    assert f"{error.needed:,} bytes" in str(error)
+    assert error.least <= error.needed
+    assert searched(graph, some, 2, error.needed).prediction.memory.peak_bytes <= error.needed
+
+
+def test_what_is_found_reads_well():
+    graph, some = graphs.vgg(), machine(latency=1e-6, bandwidth=1e7)
+    result = searched(graph, some, 2, "1GiB", batch_size=64)
+    assert "proven best" in repr(result)
+    assert str(result).count("ms") > 3
+    html = result._repr_html_()
+    assert html.count("<tr>") >= len(result.why) + len(result.pareto)
+    front = result.pareto
+    assert front[0].step_time == result.step_time
+    assert [one.peak_bytes for one in front] == sorted((o.peak_bytes for o in front), reverse=True)
+    for name, reason in result.why.items():
+        assert min(option.more_s for option in reason.options) >= -1e-9
+        assert str(reason).startswith(name)
+    again = pickle.loads(pickle.dumps(result))
+    assert again.plan == result.plan
+    assert str(again) == str(result)
+
+
+def test_units():
+    assert bytes_of("2GiB") == 2**31
+    assert bytes_of("1.5 MB") == 1_500_000
+    assert bytes_of(10) == 10

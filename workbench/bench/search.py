@@ -1,0 +1,177 @@
+"""How fast a plan is found, how far it is proven, and how good it is when it runs.
+
+First the search alone, for large models on machines known by their data sheets. Then on local
+engines: they are calibrated, a plan is searched, and it runs interleaved with others; each time is
+held against its prediction.
+"""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from scipy.stats import kendalltau
+from torch import nn
+
+from workbench.bench.interleaved import Measured
+from workbench.bench.report import Cell, Figure, Report
+from workbench.bench.small_vgg import INPUT_SHAPE, SmallVGG
+from workbench.cluster.cluster import Cluster
+from workbench.model.trace import trace
+from workbench.plan.choice import LayerPlan
+from workbench.plan.experiment import SGD, Experiment, Synthetic
+from workbench.plan.graph import Graph
+from workbench.plan.machine import Machine
+from workbench.plan.plan import Plan
+from workbench.predict.prediction import predict
+from workbench.predict.search import MemoryLimitError, search
+from workbench.predict.search.result import summary
+
+ENGINES = 4
+RANKS = 8
+ROWS = 32  # of a rank
+REPEATS = 5
+MODELS = ("vgg16", "resnet152", "vit_l_16")
+IMAGE = (3, 224, 224)
+MACHINES = ("h100-nvlink", "cpu-10gbe")
+LIMITS: tuple[str | None, ...] = (None, "4GiB")
+MOMENTUM = SGD(lr=0.01, momentum=0.9)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is trained: a graph, and its module where it is none of torchvision's."""
+
+    graph: Graph
+    module: nn.Module | None = None
+
+
+def run(*, quick: bool) -> Report:
+    """Searches, then runs what was found; `quick` takes one large model, and a small one to run."""
+    searched = [row for name in MODELS[: 1 if quick else None] for row in _searched(name, quick)]
+    found = [row for row in searched if row["gap"] != "-"]
+    figures = {
+        "search_seconds": Figure.of([float(row["seconds"]) for row in found]),
+        "gap": Figure.of([float(row["gap"]) for row in found]),
+    }
+    ran: list[dict[str, Cell]] = []
+    ratios: list[list[float]] = []
+    taus = []
+    with Cluster(ENGINES, timeout=300.0) as cluster:
+        for model in _models(quick):
+            rows, ratio = _ran(cluster, model, quick)
+            ran += rows
+            ratios.append(ratio)
+            taus.append(_tau(rows))
+    figures["chosen_vs_best"] = Figure.of([ratio for model in ratios for ratio in model])
+    figures["kendall_tau"] = Figure.of(taus)
+    notes = (
+        f"seconds: median of {REPEATS} searches, each from nothing, at {RANKS} ranks of {ROWS} "
+        "rows; gap: by how much, at most, a plan could be predicted to be faster.",
+        "chosen_vs_best: seconds of the plan that was searched over those of the fastest plan "
+        "that ran, in each round; 1: it is the fastest.",
+    )
+    return Report("search", (*searched, *ran), figures, notes)
+
+
+def _searched(name: str, quick: bool) -> Iterator[dict[str, Cell]]:
+    graph = trace(name, input_shape=IMAGE, num_classes=1000)
+    for machine in MACHINES[: 1 if quick else None]:
+        for limit in LIMITS:
+            yield _row(graph, machine, limit)
+
+
+def _row(graph: Graph, name: str, limit: str | None) -> dict[str, Cell]:
+    row: dict[str, Cell] = {
+        "model": graph.source.name,
+        "machine": name,
+        "limit": limit or "-",
+    }
+    machine, seconds = Machine.preset(name), []
+    for _ in range(REPEATS):
+        try:
+            result = search(
+                graph, machine, RANKS, limit, batch_size=ROWS * RANKS, optimizer=MOMENTUM
+            )
+        except MemoryLimitError as error:
+            return {**row, "seconds": 0.0, "gap": "-", "step ms": "-", "plan": str(error)}
+        seconds.append(result.seconds)
+    return {
+        **row,
+        "seconds": statistics.median(seconds),
+        "gap": result.gap,
+        "step ms": result.step_time * 1e3,
+        "plan": summary(result.plan),
+    }
+
+
+def _models(quick: bool) -> Iterator[Model]:
+    module = SmallVGG()
+    yield Model(trace(module, input_shape=INPUT_SHAPE), module)
+    if not quick:
+        yield Model(trace("vgg11", input_shape=INPUT_SHAPE, num_classes=10))
+
+
+def _ran(cluster: Cluster, model: Model, quick: bool) -> tuple[list[dict[str, Cell]], list[float]]:
+    """(a row for each plan, in each round the searched plan's seconds over the least)."""
+    graph = model.graph
+    experiment = Experiment(
+        plan=Plan.data_parallel(graph, ENGINES),
+        data=Synthetic(samples=2048),
+        batch_size=ROWS * ENGINES,
+        optimizer=MOMENTUM,
+        steps=1,
+    )
+    plans = _plans(graph)
+    machine = cluster.calibrate(*plans.values(), rows=ROWS, module=model.module)
+    result = search(graph, machine, ENGINES, experiment=experiment)
+    plans["searched"] = result.plan
+    found: list[Measured] = cluster.call(
+        "workbench.bench.interleaved:measure_plans",
+        experiment,
+        module=model.module,
+        plans=[plan.to_toml() for plan in plans.values()],
+        rounds=2 if quick else 7,
+        steps=2 if quick else 3,
+    )
+    measured = [found[0].seconds[str(number)] for number in range(len(plans))]
+    rows: list[dict[str, Cell]] = [
+        {
+            "runs": graph.source.name,
+            "plan": name,
+            "predicted ms": predict(plan, machine, experiment).step_time * 1e3,
+            "measured ms": statistics.median(seconds) * 1e3,
+            "schemes": summary(plan),
+        }
+        for (name, plan), seconds in zip(plans.items(), measured, strict=True)
+    ]
+    ratios = [own / min(every) for own, every in _rounds(measured)]
+    return rows, ratios
+
+
+def _rounds(measured: Sequence[Sequence[float]]) -> Iterator[tuple[float, tuple[float, ...]]]:
+    """For each round, the seconds of the searched plan, which is the last, and of all."""
+    for every in zip(*measured, strict=True):
+        yield every[-1], every
+
+
+def _plans(graph: Graph) -> dict[str, Plan]:
+    """Some plans that people would try."""
+    filters = {
+        layer.name: LayerPlan("shard_out", ENGINES)
+        for layer in graph.layers
+        if layer.kind in ("conv2d", "linear") and layer.output_shape[0] >= ENGINES
+    }
+    return {
+        "data parallel": Plan.data_parallel(graph, ENGINES),
+        "hybrid, 2": Plan.hybrid(graph, ENGINES, 2),
+        "hybrid, 4": Plan.hybrid(graph, ENGINES),
+        "hybrid, 4, rounds B/K": Plan.hybrid(graph, ENGINES, rounds="B/K"),
+        "filters, 4": Plan(graph, ENGINES, filters),
+    }
+
+
+def _tau(rows: Sequence[dict[str, Cell]]) -> float:
+    """Kendall's rank correlation of predicted and measured times."""
+    sides = ("predicted ms", "measured ms")
+    predicted, measured = ([row[side] for row in rows] for side in sides)
+    return float(kendalltau(predicted, measured).statistic)

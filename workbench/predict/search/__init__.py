@@ -1,0 +1,7 @@
+"""The best plan, found by its predicted step time."""
+
+from workbench.predict.search.limit import MemoryLimitError
+from workbench.predict.search.result import SearchResult
+from workbench.predict.search.search import search
+
+__all__ = ["MemoryLimitError", "SearchResult", "search"]

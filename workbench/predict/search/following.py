@@ -1,0 +1,128 @@
+"""How the placement rules (`plan/placing.py`) decide on one layer, given what it depends on.
+
+A layer's layouts follow from what its inputs give, and from the wish of one layer behind it:
+that which is reached by going on to the first reader until one has a scheme. Hence every layer
+can be asked by itself, and a search can go through the graph layer by layer.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from workbench.plan.choice import LayerPlan
+from workbench.plan.graph import Graph, Layer
+from workbench.plan.layout import Layout
+from workbench.plan.placing import Placing
+from workbench.plan.rules import SPLITTABLE, after
+from workbench.predict.search.choices import Wish, wishes, wishing
+
+
+class Following:
+    """The rules, layer by layer.
+
+    Args:
+        graph: the model.
+        sizes: of groups that occur.
+    """
+
+    def __init__(self, graph: Graph, sizes: Sequence[int]) -> None:
+        self.graph = graph
+        self.wishes = wishes(sizes)
+        self.wishers = _wishers(graph)
+        able = [layer for layer in graph.layers if layer.kind in SPLITTABLE]
+        # Where all layers wish alike, each layer sees what it does where only its wisher does so.
+        self._uniform = {
+            wish: Placing(graph, {layer.name: wishing(layer, wish) for layer in able})
+            for wish in self.wishes
+        }
+        self._one = _OneLayer(graph)
+        kinds: dict[Hashable, int] = {}
+        self._kinds = {
+            layer.name: kinds.setdefault((_shape(layer), self.alike(layer.name)), len(kinds))
+            for layer in graph.layers
+        }
+        self._known: dict[Hashable, dict[tuple[Layout, Layout], frozenset[Wish]]] = {}
+
+    def by_scheme(
+        self, layer: Layer, choice: LayerPlan, coming: Sequence[Layout]
+    ) -> tuple[Layout, Layout]:
+        """(the layout that it reads, the one that it gives) of a layer with a scheme."""
+        return self._one.by_scheme(layer, choice, coming)
+
+    def followed(
+        self, layer: Layer, coming: tuple[Layout, ...]
+    ) -> dict[tuple[Layout, Layout], frozenset[Wish]]:
+        """Of a layer without a scheme: under which of its wisher's wishes it reads and gives what.
+
+        Args:
+            layer: the layer.
+            coming: the layouts of what it reads.
+        """
+        key = (self._kinds[layer.name], coming)
+        if key not in self._known:
+            self._known[key] = self._followed(layer, coming)
+        return self._known[key]
+
+    def alike(self, name: str) -> Hashable:
+        """Equal for layers of one shape that follow alike."""
+        heard = tuple(
+            (placing.wishes[name], placing.gathered.get(name)) for placing in self._uniform.values()
+        )
+        shapes = (
+            self.graph.input_shape if read == "input" else self.graph[read].output_shape
+            for read in self.graph[name].inputs
+        )
+        hears = name in self.wishers
+        return heard, tuple(shapes), name in self.graph.shares_weights, hears
+
+    def _followed(
+        self, layer: Layer, coming: tuple[Layout, ...]
+    ) -> dict[tuple[Layout, Layout], frozenset[Wish]]:
+        found: dict[tuple[Layout, Layout], frozenset[Wish]] = {}
+        for wish in self.wishes if layer.name in self.wishers else self.wishes[:1]:
+            read = self._one.followed(layer, coming, self._uniform[wish])
+            place = (read, after(layer, read))
+            found[place] = found.get(place, frozenset()) | {wish}
+        return found
+
+
+def _shape(layer: Layer) -> Hashable:
+    """What of a layer itself the rules look at."""
+    return layer.kind, layer.input_shape, layer.output_shape, layer.rows, bool(layer.inputs)
+
+
+def _wishers(graph: Graph) -> dict[str, str]:
+    """For each layer without a scheme, the layer whose wish it hears; none: at the outputs."""
+    found: dict[str, str] = {}
+    for layer in reversed(graph.layers):
+        readers = graph.consumers[layer.name]
+        if layer.kind in SPLITTABLE or not readers:
+            continue
+        first = readers[0]
+        if graph[first].kind in SPLITTABLE:
+            found[layer.name] = first
+        elif first in found:
+            found[layer.name] = found[first]
+    return found
+
+
+@dataclass
+class _OneLayer(Placing):
+    """`Placing` of one layer, told what the passes over the whole graph would have found."""
+
+    graph: Graph
+
+    def __post_init__(self) -> None:
+        self.choices: Mapping[str, LayerPlan] = {}
+        self.outputs: dict[str, Layout] = {}
+
+    def by_scheme(
+        self, layer: Layer, choice: LayerPlan, coming: Sequence[Layout]
+    ) -> tuple[Layout, Layout]:
+        self.choices = {layer.name: choice}
+        self.outputs = dict(zip(layer.inputs, coming, strict=True))
+        return self._by_scheme(layer)
+
+    def followed(self, layer: Layer, coming: Sequence[Layout], heard: Placing) -> Layout:
+        self.outputs = dict(zip(layer.inputs, coming, strict=True))
+        self.wishes, self.gathered = heard.wishes, heard.gathered
+        return self._followed(layer)

@@ -1,0 +1,87 @@
+"""Plans judged by the full prediction, once each, and the best of those that fit."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from workbench.plan.experiment import Experiment
+from workbench.plan.machine import Machine
+from workbench.plan.plan import Plan
+from workbench.predict.prediction import Prediction, predict
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A plan and what is predicted for it."""
+
+    plan: Plan
+    prediction: Prediction
+
+    @cached_property
+    def step_time(self) -> float:
+        """Seconds."""
+        return float(self.prediction.step_time)
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """Of the rank that needs most."""
+        return self.prediction.memory.peak_bytes
+
+
+class Judge:
+    """Keeps the fastest plan that fits.
+
+    Args:
+        experiment: that every plan is judged in.
+        machine: that it runs on.
+        limit: bytes of a rank.
+    """
+
+    def __init__(self, experiment: Experiment, machine: Machine, limit: int) -> None:
+        self.experiment, self.machine, self.limit = experiment, machine, limit
+        self.best: Judged | None = None
+        self.leanest: Judged | None = None
+        self._known: dict[Plan, Judged] = {}
+        self.tight = False  # whether a plan that was faster than the best so far did not fit
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @property
+    def seconds(self) -> float:
+        """Of the best plan; infinite while there is none."""
+        return float("inf") if self.best is None else self.best.step_time
+
+    def judge(self, plan: Plan) -> Judged:
+        """What is predicted for a plan, which becomes the best if it fits and is faster."""
+        known = self._known.get(plan)
+        if known is None:
+            known = Judged(plan, predict(plan, self.machine, self.experiment))
+            self._known[plan] = known
+            if self.best is None:
+                self._weigh(known)
+            elif known.step_time < self.seconds:
+                self._weigh(known)
+        return known
+
+    def _weigh(self, judged: Judged) -> None:
+        """Whether it fits is asked for first while nothing does: that is the quicker question."""
+        if self.leanest is None or judged.peak_bytes < self.leanest.peak_bytes:
+            self.leanest = judged
+        if judged.peak_bytes <= self.limit:
+            self.best = judged
+        else:
+            self.tight = True
+
+    def front(self, more: Iterable[Plan] = ()) -> tuple[Judged, ...]:
+        """Of all plans that were judged, and these, those that none beats in time and memory.
+
+        The fastest first.
+        """
+        for plan in more:
+            self.judge(plan)
+        found: list[Judged] = []
+        for one in sorted(self._known.values(), key=lambda one: (one.step_time, one.peak_bytes)):
+            if not found or one.peak_bytes < found[-1].peak_bytes:
+                found.append(one)
+        return tuple(found)

@@ -1,0 +1,51 @@
+"""Memory limits: from what people write, and what is said of one that is too tight."""
+
+import math
+import re
+
+from workbench.plan.errors import PlanError
+from workbench.plan.plan import Plan
+
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_WRITTEN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
+
+
+class MemoryLimitError(PlanError):
+    """No plan fits into a memory limit.
+
+    Attributes:
+        plan: the leanest plan that was found.
+        needed: bytes that its ranks need, of the one that needs most.
+        least: bytes that every plan needs at least.
+    """
+
+    def __init__(self, text: str, plan: Plan, needed: int, least: int) -> None:
+        super().__init__(text)
+        self.plan, self.needed, self.least = plan, needed, least
+
+
+def bytes_of(limit: float | str) -> int:
+    """Bytes, from a number or from text such as "2GiB" or "800 MB".
+
+    Raises:
+        PlanError: neither, or not positive.
+    """
+    found: float = math.nan
+    if isinstance(limit, str):
+        match = _WRITTEN.fullmatch(limit)
+        if match and match[2].upper() in _UNITS:
+            found = float(match[1]) * _UNITS[match[2].upper()]
+    elif isinstance(limit, int | float) and not isinstance(limit, bool):
+        found = float(limit)
+    if not 0 < found < math.inf:
+        raise PlanError(
+            f"memory_limit must be a positive number of bytes, or text such as '2GiB', "
+            f"got {limit!r}"
+        )
+    return int(found)
+
+
+def shown(nbytes: float) -> str:
+    """Bytes as people read them."""
+    return f"{nbytes / 2**30:,.2f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:,.1f} MiB"

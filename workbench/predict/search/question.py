@@ -1,0 +1,190 @@
+"""What a search is asked, checked: which plans count, in which experiment, on which machine."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from workbench.plan.choice import LayerPlan, check
+from workbench.plan.errors import ExperimentError, MachineError, PlanError
+from workbench.plan.experiment import SGD, Experiment, Optimizer
+from workbench.plan.graph import Graph, Layer
+from workbench.plan.machine import Machine
+from workbench.plan.plan import Plan
+from workbench.predict.batches import micro_batches
+from workbench.predict.duration import Speeds, layer_seconds
+from workbench.predict.rows import Rows
+from workbench.predict.search.choices import Pin, Shares, checked_sizes, options_of, pinned
+from workbench.predict.search.trellis import Floats
+
+_DIFFERENT = 0.02  # devices whose speeds differ by less are taken to be equal
+
+
+@dataclass(frozen=True)
+class Question:
+    """A search, as asked.
+
+    Attributes:
+        experiment: in which plans are compared; its own plan is data-parallel.
+        machine: that it runs on.
+        limit: bytes of a rank.
+        sizes: of groups.
+        options: for each layer that can be split, its choices.
+        weights: of each rank in the mean of times: its speed.
+        pinned: layers that the user has decided on, and whether they are computed again.
+        rounds: whether tails may run in rounds.
+        recompute: whether layers may be computed again.
+    """
+
+    experiment: Experiment
+    machine: Machine
+    limit: int
+    sizes: tuple[int, ...]
+    options: Mapping[str, tuple[LayerPlan, ...]]
+    weights: Floats
+    pinned: Mapping[str, Pin]
+    rounds: bool
+    recompute: bool
+
+    @property
+    def graph(self) -> Graph:
+        """The model."""
+        graph: Graph = self.experiment.plan.graph
+        return graph
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return int(self.experiment.plan.world_size)
+
+    @property
+    def plans(self) -> int:
+        """How many ways there are to choose schemes, group sizes and shares."""
+        count = 1
+        for options in self.options.values():
+            count *= len(options)
+        return count
+
+    def plan(self, choices: Mapping[str, LayerPlan], again: Sequence[str] = ()) -> Plan:
+        """The plan of these choices, with these layers computed again."""
+        layers = dict(choices)
+        for name in again:
+            layers[name] = replace(layers.get(name, LayerPlan()), recompute=True)
+        return replace(self.experiment.plan, layers=layers)
+
+    def may_recompute(self, layer: Layer) -> bool:
+        """Whether a layer may be computed again."""
+        pin = self.pinned.get(layer.name)
+        pinned = isinstance(pin, LayerPlan) and pin.recompute
+        if not (self.recompute or pinned) or layer.rows == 0:
+            return False
+        try:
+            check(layer, LayerPlan(recompute=True), self.world_size, shares_weights=False)
+        except PlanError:
+            return False
+        return True
+
+
+def asked(
+    graph: Graph,
+    machine: Machine,
+    world_size: int,
+    limit: int | None,
+    *,
+    experiment: Experiment | None,
+    batch_size: int | None,
+    optimizer: Optimizer | None,
+    precision: str | None,
+    pin: Mapping[str, Pin] | None,
+    group_sizes: Sequence[int] | None,
+    shares: Sequence[Shares] | bool,
+    rounds: bool,
+    recompute: bool,
+) -> Question:
+    """Checks what `search` was given.
+
+    Raises:
+        MachineError: no machine, or one of another world size.
+        PlanError: no graph, a pin, group size or shares that cannot be.
+        ExperimentError: an experiment that cannot be, or one for another kind of plan.
+    """
+    if not isinstance(graph, Graph):
+        raise PlanError(f"search needs a Graph, as trace() gives one, got {graph!r}")
+    if not isinstance(machine, Machine):
+        raise MachineError(
+            f"search needs a Machine: cluster.calibrate() measures one, and Machine.preset(name) "
+            f"knows {', '.join(Machine.presets())}; got {machine!r}"
+        )
+    plan = Plan.data_parallel(graph, world_size)
+    if len(machine.devices) not in (1, world_size):
+        raise MachineError(
+            f"machine {machine.name!r} has {len(machine.devices)} devices, one for each rank, "
+            f"and the search is for {world_size} ranks; calibrate a cluster of that size"
+        )
+    sizes = checked_sizes(world_size, group_sizes)
+    experiment = _experiment(plan, experiment, batch_size, optimizer, precision)
+    speeds = _speeds(experiment, machine)
+    pins = pinned(graph, pin or {})
+    options = options_of(graph, world_size, sizes, _shares(speeds, sizes, shares), pins)
+    if limit is None:
+        limit = min(device.memory_bytes for device in machine.devices)
+    weights = speeds / speeds.sum()
+    return Question(experiment, machine, limit, sizes, options, weights, pins, rounds, recompute)
+
+
+def _experiment(
+    plan: Plan,
+    experiment: Experiment | None,
+    batch_size: int | None,
+    optimizer: Optimizer | None,
+    precision: str | None,
+) -> Experiment:
+    given = {"batch_size": batch_size, "optimizer": optimizer, "precision": precision}
+    fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if experiment is None:
+        experiment = Experiment(plan=plan, optimizer=SGD(lr=0.01, momentum=0.9), steps=1)
+    if not isinstance(experiment, Experiment):
+        raise ExperimentError(f"experiment must be an Experiment, got {experiment!r}")
+    plan = plan.with_batch_norm(experiment.plan.batch_norm)
+    return experiment.replace(**fields, plan=plan)
+
+
+def _speeds(experiment: Experiment, machine: Machine) -> Floats:
+    """Of each rank, relative: from its time for equal shares of the whole model."""
+    plan: Plan = experiment.plan
+    if len(machine.devices) == 1:
+        return np.ones(plan.world_size)
+    rows = Rows(micro_batches(experiment)[0])
+    speeds = Speeds(machine, range(plan.world_size))
+    seconds = np.zeros(plan.world_size)
+    for layer in plan.graph.layers:
+        if layer.rows:
+            found = layer_seconds(plan, layer, rows, experiment.precision, speeds)
+            seconds += (found.forward + found.backward) / np.maximum(rows.own, 1)
+    found_speeds: Floats = seconds.min() / seconds
+    if found_speeds.min() > 1 - _DIFFERENT:
+        return np.ones(plan.world_size)
+    return found_speeds
+
+
+def _shares(
+    speeds: Floats, sizes: Sequence[int], shares: Sequence[Shares] | bool
+) -> dict[int, list[tuple[float, ...]]]:
+    """For each group size, the unequal shares to consider."""
+    found: dict[int, list[tuple[float, ...]]] = {}
+    if shares is False:
+        return found
+    if shares is not True:
+        for some in shares:
+            if len(some) not in sizes:
+                raise PlanError(
+                    f"shares {tuple(some)} are for {len(some)} ranks; groups have "
+                    f"{', '.join(map(str, sizes))}"
+                )
+            found.setdefault(len(some), []).append(tuple(some))
+        return found
+    for k in sizes:
+        groups = {tuple(group) for group in np.round(speeds.reshape(-1, k), 3).tolist()}
+        found[k] = [group for group in sorted(groups) if k > 1 and len(set(group)) > 1]
+    return found

@@ -1,0 +1,171 @@
+"""What a search has found, and why."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from html import escape
+from typing import Any
+
+from workbench.plan.choice import LayerPlan
+from workbench.plan.plan import Plan
+from workbench.predict.prediction import Prediction
+from workbench.predict.search.judge import Judged
+from workbench.predict.search.limit import shown
+
+_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Option:
+    """One choice that a layer had.
+
+    Attributes:
+        choice: the scheme, group size and shares.
+        more_s: seconds by which the lower bound of the best plan with this choice is above that
+            of the best plan at all.
+    """
+
+    choice: LayerPlan
+    more_s: float
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a layer got its scheme.
+
+    Attributes:
+        layer: its name.
+        chosen: what it got.
+        pinned: whether the user had decided.
+        options: what it could have had, the cheapest first.
+    """
+
+    layer: str
+    chosen: LayerPlan
+    pinned: bool
+    options: tuple[Option, ...]
+
+    def __str__(self) -> str:
+        if self.pinned:
+            return f"{self.layer}: {named(self.chosen)}, as pinned"
+        others = [o for o in self.options if not _alike(o.choice, self.chosen)]
+        if not others:
+            return f"{self.layer}: {named(self.chosen)}, the only choice"
+        listed = ", ".join(f"{named(o.choice)} {o.more_s * 1e3:+.3g} ms" for o in others[:3])
+        return f"{self.layer}: {named(self.chosen)}; instead: {listed}"
+
+
+@dataclass(frozen=True, repr=False)
+class SearchResult:
+    """The plan with the least predicted step time among those that fit.
+
+    Attributes:
+        plan: the best plan found.
+        prediction: for it.
+        bound: seconds: no plan that was asked for and fits is predicted to take less.
+        seconds: how long the search took.
+        memory_limit: bytes of a rank.
+        judged: how many plans were predicted in full.
+        plans: how many ways there were to choose schemes, group sizes and shares.
+    """
+
+    plan: Plan
+    prediction: Prediction
+    bound: float
+    seconds: float
+    memory_limit: int
+    judged: int
+    plans: int
+    _why: Callable[[], Mapping[str, Reason]] = field(compare=False)
+    _pareto: Callable[[], tuple[Judged, ...]] = field(compare=False)
+
+    @cached_property
+    def step_time(self) -> float:
+        """Predicted seconds of a step."""
+        return float(self.prediction.step_time)
+
+    @property
+    def gap(self) -> float:
+        """By how much, relative to its step time, a better plan could be faster; 0: none is."""
+        return max(0.0, 1 - self.bound / self.step_time)
+
+    @cached_property
+    def why(self) -> Mapping[str, Reason]:
+        """For each layer that can be split: its options, and what the others would cost."""
+        return self._why()
+
+    @cached_property
+    def pareto(self) -> tuple[Judged, ...]:
+        """Plans that no other one judged beats in both time and memory, the fastest first."""
+        return self._pareto()
+
+    def __getstate__(self) -> dict[str, Any]:
+        why, pareto = self.why, self.pareto
+        known = {name: value for name, value in self.__dict__.items() if name[0] != "_"}
+        return {**known, "why": dict(why), "pareto": pareto}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def __repr__(self) -> str:
+        proven = "proven best" if self.gap == 0 else f"at most {self.gap:.2%} above the best"
+        return (
+            f"<SearchResult {self.plan.graph.source.name} on {self.plan.world_size} ranks: "
+            f"{self.step_time * 1e3:,.4g} ms a step, {proven}; "
+            f"{shown(self.prediction.memory.peak_bytes)} of {shown(self.memory_limit)}; "
+            f"{self.judged} of {self.plans:.3g} plans predicted in {self.seconds:.2f} s>"
+        )
+
+    def __str__(self) -> str:
+        reasons = [str(reason) for reason in self.why.values()]
+        more = [f"... {len(reasons) - _SHOWN} more layers"] if len(reasons) > _SHOWN else []
+        return "\n".join([repr(self), *reasons[:_SHOWN], *more, "", *self._front_lines()])
+
+    def _front_lines(self) -> list[str]:
+        return [
+            f"{one.step_time * 1e3:10,.4g} ms  {shown(one.peak_bytes):>12}  {summary(one.plan)}"
+            for one in self.pareto
+        ]
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{escape(reason.layer)}</td><td>{escape(named(reason.chosen))}</td>"
+            f"<td>{escape(str(reason).partition(': ')[2])}</td></tr>"
+            for reason in self.why.values()
+        )
+        front = "".join(
+            f"<tr><td>{one.step_time * 1e3:,.4g} ms</td><td>{shown(one.peak_bytes)}</td>"
+            f"<td>{escape(summary(one.plan))}</td></tr>"
+            for one in self.pareto
+        )
+        return (
+            f"<p>{escape(repr(self)[1:-1])}</p>"
+            f"<table><tr><th>step</th><th>peak</th><th>plan</th></tr>{front}</table>"
+            f"<details><summary>why</summary><table>"
+            f"<tr><th>layer</th><th>scheme</th><th>why</th></tr>{rows}</table></details>"
+        )
+
+
+def named(choice: LayerPlan) -> str:
+    """A choice in a word: "shard_out/4"."""
+    if choice.scheme == "replicate":
+        return "replicate"
+    shares = f" by {'/'.join(map('{:g}'.format, choice.shares))}" if choice.shares else ""
+    return f"{choice.scheme}/{choice.group_size}{shares}"
+
+
+def summary(plan: Plan) -> str:
+    """A plan in a line: how many layers have which scheme."""
+    counts: dict[str, int] = {}
+    for choice in plan.layers.values():
+        if choice.scheme != "replicate":
+            counts[named(choice)] = counts.get(named(choice), 0) + 1
+    parts = [f"{count} {name}" for name, count in counts.items()] or ["data parallel"]
+    if plan.rounds != "BK":
+        parts.append(f"rounds {plan.rounds}")
+    again = sum(choice.recompute for choice in plan.layers.values())
+    return ", ".join(parts + ([f"{again} recomputed"] if again else []))
+
+
+def _alike(one: LayerPlan, other: LayerPlan) -> bool:
+    return named(one) == named(other)

@@ -1,0 +1,88 @@
+"""What the weights of a layer cost: the sums of their gradients, their update, and their memory."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from workbench.plan.experiment import Experiment, LocalSGD, Synchronous
+from workbench.plan.graph import Layer
+from workbench.plan.mesh import group_sizes
+from workbench.plan.weights import WeightPlacement
+from workbench.predict.duration import Seconds, Speeds, update_seconds
+from workbench.predict.parameters import KEEPS_GRADIENT_BYTES, copies, itemsize, piece
+from workbench.predict.rows import Counts
+
+
+class WeightCosts:
+    """Of any layer's weights, on average over ranks.
+
+    Args:
+        experiment: decides on optimizer, buckets and precision.
+        speeds: of all ranks.
+        weights: of each rank in the mean of times.
+    """
+
+    def __init__(self, experiment: Experiment, speeds: Speeds, weights: Seconds) -> None:
+        self.experiment, self.speeds, self.weights = experiment, speeds, weights
+        self.world = speeds.ranks.size
+        self._rates = {k: self._rate(k) for k in group_sizes(self.world)}
+
+    def of(self, layer: Layer, placed: Mapping[str, WeightPlacement]) -> tuple[float, float, float]:
+        """(seconds of gradient sums, of the update, bytes held) of the layer's own weights."""
+        summed = update = memory = 0.0
+        if layer.shared:
+            return summed, update, memory
+        experiment = self.experiment
+        synchronous = isinstance(experiment.sync, Synchronous)
+        optimizer = experiment.optimizer
+        for index, weight in enumerate(layer.weights):
+            where = placed[weight.name]
+            size = piece(where, self.world) * itemsize(where, experiment.precision)
+            memory += float(size.mean())
+            if not weight.trainable:
+                continue
+            if not isinstance(experiment.sync, Synchronous | LocalSGD):
+                continue  # a server may have all of it
+            members = self.world // where.group_size
+            owners = members if experiment.shard_optimizer else 1
+            memory += float(size.mean()) * copies(optimizer) / owners
+            held = update_seconds(
+                optimizer.kind, size.astype(np.float64), copies(optimizer), self.speeds
+            )
+            update += self._mean(held) / owners
+            if members == 1 or not synchronous:
+                rewrites = layer.kind == "linear" and index == 0
+                rewrites &= synchronous and experiment.precision != "bf16"
+                memory += float(np.where(size >= KEEPS_GRADIENT_BYTES, size, 0).mean()) * rewrites
+                continue
+            memory += float(size.mean())
+            summed += self._summed(size, where.group_size)
+        return summed, update, memory
+
+    def _summed(self, size: Counts, group_size: int) -> float:
+        """At least what one gradient adds to the all-reduces of its buckets.
+
+        A bucket is closed by the gradient with which it holds enough; so it has less than twice
+        as much unless that one alone is enough, and then the others in it have less than that.
+        """
+        bucket = self.experiment.sync.bucket_bytes
+        latency, rate = self._rates[group_size]
+        seconds = latency * np.minimum(size / (2 * bucket), 0.5) + rate * size
+        return self._mean(seconds)
+
+    def _rate(self, group_size: int) -> tuple[float, float]:
+        """(seconds of an all-reduce among replicas, seconds for each byte in it), at least."""
+        sync = self.experiment.sync
+        if not isinstance(sync, Synchronous) or sync.codec or group_size == self.world:
+            return 0.0, 0.0
+        members = range(0, self.world, group_size)
+        meeting, algorithm = self.speeds.meeting(members), sync.algorithm
+        beside = not (meeting.memory and max(meeting.hosts) > 1)
+        sizes = [float(2**power) for power in range(10, 33, 2)]
+        seconds = [meeting.all_reduce(size, algorithm, beside=beside).seconds for size in sizes]
+        rate = min(after / size for after, size in zip(seconds, sizes, strict=True))
+        latency = min(t - rate * size for t, size in zip(seconds, sizes, strict=True))
+        return max(latency, 0.0), rate
+
+    def _mean(self, seconds: Seconds) -> float:
+        return float(self.weights @ seconds)
