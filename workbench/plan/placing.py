@@ -7,7 +7,7 @@ from workbench.plan.choice import LayerPlan
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.layout import ROWS, Layout, over, volume
 from workbench.plan.placement import Partial, Replicate, Shard, apportion
-from workbench.plan.rules import SPLITTABLE, UNARY, after, before, can_keep, feature_dim
+from workbench.plan.rules import SPLITTABLE, UNARY, after, before, can_keep, feature_dim, joins
 
 
 class Placing:
@@ -19,9 +19,7 @@ class Placing:
         self.inputs: dict[str, Layout] = {}
         self.outputs: dict[str, Layout] = {"input": ROWS}
         self.gathered = self._gathered_early()
-        self.wanted: dict[str, Layout] = {}
         self.wishes = self._wishes()
-        self._made: set[tuple[str, Layout]] = set()  # values, and a layout that somebody reads
 
     def place(self) -> None:
         for layer in self.graph.layers:
@@ -31,7 +29,6 @@ class Placing:
                 read = self._followed(layer)
                 given = after(layer, read)
             self.inputs[layer.name], self.outputs[layer.name] = read, given
-            self._made |= {(name, read) for name in layer.inputs}
 
     def _scheme(self, layer: Layer) -> tuple[str, int]:
         choice = self.choices.get(layer.name)
@@ -90,16 +87,16 @@ class Placing:
     def _rows_or_whole(self, layer: Layer, coming: list[Layout]) -> Layout:
         """For a layer that reads whole samples: own rows, or all of the group's.
 
-        All where its inputs lie so; and where it joins features with less traffic so, as a dense
-        network's concatenation, which reads a few new channels, and is read whole by the next.
+        All where its inputs lie so; and where it joins features of the group and that is no more
+        traffic, as in a dense network, whose readers share what was gathered once.
         """
-        first, wish = coming[0], self.wanted[layer.name]
+        first, wish = coming[0], self.wishes[layer.name]
         if first.placement == Replicate() and all(layout == first for layout in coming):
             return first
         met = any(layout.group_size == wish.group_size for layout in coming)
-        if not layer.target.endswith("cat") or wish.placement != Replicate() or not met:
+        if not joins(layer) or wish == ROWS or not met:
             return ROWS
-        return self._least((ROWS, wish), layer, coming, wish)
+        return self._least((wish, ROWS), layer, coming, wish)
 
     def _cheapest(self, layer: Layer, coming: list[Layout]) -> Layout:
         """Of the layouts that its inputs have, or that its readers wish: the least traffic."""
@@ -116,7 +113,6 @@ class Placing:
             there = sum(
                 volume(layout, target, self._shape(name))
                 for name, layout in zip(layer.inputs, coming, strict=True)
-                if (name, target) not in self._made
             )
             return there + volume(target, wish, layer.output_shape)
 
@@ -148,7 +144,7 @@ class Placing:
         for layer in reversed(self.graph.layers):
             scheme, k = self._scheme(layer)
             readers = self.graph.consumers[layer.name]
-            wanted = self.wanted[layer.name] = wishes[readers[0]] if readers else ROWS
+            wanted = wishes[readers[0]] if readers else ROWS
             if layer.kind in SPLITTABLE:
                 if scheme == "shard_in" or (scheme == "shard_out" and layer.groups > 1):
                     wishes[layer.name] = Layout(k, self._read_cut(layer, k))
@@ -156,6 +152,8 @@ class Placing:
                     wishes[layer.name] = over(k, Replicate())
             elif layer.kind in ("batch_norm", "add", "mul"):
                 wishes[layer.name] = wanted if can_keep(layer, wanted) else ROWS
+            elif joins(layer):
+                wishes[layer.name] = wanted if wanted.placement == Replicate() else ROWS
             else:
                 wishes[layer.name] = before(layer, wanted)
         return wishes

@@ -63,6 +63,11 @@ def can_keep(layer: Layer, layout: Layout) -> bool:
             return layer.kind in ("elementwise", "dropout", "stochastic_depth", "add", "mul")
 
 
+def joins(layer: Layer) -> bool:
+    """Whether a layer puts the features of several others side by side."""
+    return layer.target.endswith("cat")
+
+
 def after(layer: Layer, layout: Layout) -> Layout:
     """The output's layout of a layer that keeps its input's."""
     if layer.kind == "flatten" and isinstance(layout.placement, Shard):

@@ -44,7 +44,8 @@ class Prediction:
     @cached_property
     def program(self) -> Program:
         """What its ranks execute."""
-        return program_of(self.experiment)
+        hosts = None if self.machine is None else self.machine.ranks_per_host
+        return program_of(self.experiment, hosts)
 
     @cached_property
     def memory(self) -> Memory:

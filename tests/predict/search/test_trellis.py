@@ -69,7 +69,7 @@ def cost_of(plan, options):
 def laid(graph, world, shares=None):
     sizes = [k for k in range(1, world + 1) if world % k == 0]
     options = options_of(graph, world, sizes, shares or {}, {})
-    return trellis_of(graph, Following(graph, sizes), options, Tolls(graph)), options
+    return trellis_of(graph, Following(graph, options), options, Tolls(graph)), options
 
 
 def every_plan(graph, world, options):

@@ -15,8 +15,8 @@ from workbench.plan.rules import SCHEMES, SPLITTABLE, schemes_of
 
 Pin = str | LayerPlan
 Shares = Sequence[float]
-# What a choice wishes: ("rows", 1), ("whole", k) or ("cut", k).
-Wish = tuple[str, int]
+# What a choice wishes: ("rows", 1, None), ("whole", k, None) or ("cut", k, shares).
+Wish = tuple[str, int, tuple[float, ...] | None]
 
 _CUT = ("shard_out", "shard_in", "shard_heads")
 
@@ -122,22 +122,25 @@ def checked_sizes(world_size: int, sizes: Sequence[int] | None) -> tuple[int, ..
 def wish_of(layer: Layer, choice: LayerPlan) -> Wish:
     """Which layout a choice would like to read."""
     if choice.group_size == 1:
-        return "rows", 1
+        return "rows", 1, None
     grouped = choice.scheme == "shard_out" and layer.groups > 1
-    return ("cut" if choice.scheme == "shard_in" or grouped else "whole"), choice.group_size
+    if choice.scheme == "shard_in" or grouped:
+        return "cut", choice.group_size, choice.shares
+    return "whole", choice.group_size, None
 
 
-def wishes(sizes: Sequence[int]) -> tuple[Wish, ...]:
-    """All that can be wished in groups of these sizes."""
-    larger = [k for k in sizes if k > 1]
-    return ("rows", 1), *((form, k) for k in larger for form in ("whole", "cut"))
+def wishes(graph: Graph, options: Mapping[str, Sequence[LayerPlan]]) -> tuple[Wish, ...]:
+    """All that any layer's options wish; own rows, which the outputs wish, go first."""
+    own: Wish = ("rows", 1, None)
+    every = (wish_of(graph[name], choice) for name, those in options.items() for choice in those)
+    return tuple(dict.fromkeys((own, *every)))
 
 
 def wishing(layer: Layer, wish: Wish) -> LayerPlan:
     """A choice with this wish."""
-    form, k = wish
+    form, k, shares = wish
     if form == "rows":
         return LayerPlan()
     if form == "whole":
         return LayerPlan("duplicate", k)
-    return LayerPlan("shard_out" if layer.groups > 1 else "shard_in", k)
+    return LayerPlan("shard_out" if layer.groups > 1 else "shard_in", k, shares)

@@ -12,7 +12,7 @@ from workbench.plan.choice import LayerPlan
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.layout import Layout
 from workbench.plan.placing import Placing
-from workbench.plan.rules import SPLITTABLE, after
+from workbench.plan.rules import SPLITTABLE, after, joins
 from workbench.predict.search.choices import Wish, wishes, wishing
 
 
@@ -21,12 +21,12 @@ class Following:
 
     Args:
         graph: the model.
-        sizes: of groups that occur.
+        options: of each layer that can be split.
     """
 
-    def __init__(self, graph: Graph, sizes: Sequence[int]) -> None:
+    def __init__(self, graph: Graph, options: Mapping[str, Sequence[LayerPlan]]) -> None:
         self.graph = graph
-        self.wishes = wishes(sizes)
+        self.wishes = wishes(graph, options)
         self.wishers = _wishers(graph)
         able = [layer for layer in graph.layers if layer.kind in SPLITTABLE]
         # Where all layers wish alike, each layer sees what it does where only its wisher does so.
@@ -87,7 +87,8 @@ class Following:
 
 def _shape(layer: Layer) -> Hashable:
     """What of a layer itself the rules look at."""
-    return layer.kind, layer.input_shape, layer.output_shape, layer.rows, bool(layer.inputs)
+    shapes = layer.input_shape, layer.output_shape, layer.rows
+    return layer.kind, shapes, bool(layer.inputs), joins(layer)
 
 
 def _wishers(graph: Graph) -> dict[str, str]:

@@ -93,7 +93,7 @@ class Searching:
 
     def _laid(self) -> Trellis:
         question = self.question
-        following = Following(question.graph, question.sizes)
+        following = Following(question.graph, question.options)
         return trellis_of(question.graph, following, question.options, self.costs)
 
     def _terms(self, *, parts: bool) -> Terms:
