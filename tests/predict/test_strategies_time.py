@@ -27,8 +27,8 @@ def step_time(sync, bandwidth=1e9, ranks=4, rows=1, **fields):
 
 
 def status(bandwidth, ranks=4):
-    """A direct sum of 2 + p numbers of 8 bytes."""
-    share = (2 + ranks) * 8 * (ranks - 1) / ranks
+    """A direct sum of 3 + p numbers of 8 bytes."""
+    share = (3 + ranks) * 8 * (ranks - 1) / ranks
     return 2 * ALPHA + 2 * share / bandwidth + share * GAMMA
 
 
