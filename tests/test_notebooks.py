@@ -22,6 +22,7 @@ SMALL = {"MODEL": "mobilenet_v3_small", "ENGINES": 2, "TARGET": 0.0}
 SHORT: dict[str, dict[str, Any]] = {
     "01-first-light.ipynb": {**SMALL, "STEPS": 3},
     "02-pipe-sgd.ipynb": {"STEPS": 6, "LESSONS": 10},
+    "03-unequal-devices.ipynb": {"SPEEDS": (2, 1), "BATCH": 24, "STEPS": 4, "DIVISOR": 10},
 }
 
 
@@ -90,6 +91,10 @@ def test_runs(path: Path, tmp_path: Path) -> None:
         for drawn in ("model", "race", "learn"):
             (chart,) = [o for o in outputs[drawn] if "text/html" in o.get("data", {})]
             assert "data:image/svg+xml;base64," in chart.data["text/html"]
+    if path.name == "03-unequal-devices.ipynb":
+        assert "over the fastest alone 1.50" in text_of(outputs["ideal"])
+        assert text_of(outputs["exact"]).count("<Verification") == 2
+        assert "none lost, and all ranks agree" in text_of(outputs["check"])
 
 
 def text_of(outputs: list[nbformat.NotebookNode]) -> str:

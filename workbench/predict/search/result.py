@@ -14,6 +14,8 @@ from workbench.predict.search.limit import shown
 
 _SHOWN = 12
 
+_ROUNDING_S = 1e-12
+
 
 @dataclass(frozen=True)
 class Option:
@@ -51,7 +53,7 @@ class Reason:
         others = [o for o in self.options if not _alike(o.choice, self.chosen)]
         if not others:
             return f"{self.layer}: {named(self.chosen)}, the only choice"
-        listed = ", ".join(f"{named(o.choice)} {o.more_s * 1e3:+.3g} ms" for o in others[:3])
+        listed = ", ".join(f"{named(o.choice)} {_difference(o.more_s)}" for o in others[:3])
         return f"{self.layer}: {named(self.chosen)}; instead: {listed}"
 
 
@@ -169,3 +171,8 @@ def summary(plan: Plan) -> str:
 
 def _alike(one: LayerPlan, other: LayerPlan) -> bool:
     return named(one) == named(other)
+
+
+def _difference(seconds: float) -> str:
+    """As "+2.1 ms"; what rounding alone makes is none."""
+    return "+0 ms" if abs(seconds) < _ROUNDING_S else f"{seconds * 1e3:+.3g} ms"
