@@ -54,6 +54,9 @@ def at_different_collectives(world):
         pending = start_all_reduce(x, replica, layer="bucket 0")
     with pytest.raises(CommTimeout) as caught:
         pending.wait() if pending else broadcast(x, 1, shard, layer="fc1")
+    # Whoever left first would be what the other has lost.
+    world.store.set(f"{world.rank} gave up", "")
+    world.store.wait(["0 gave up", "1 gave up"])
     return str(caught.value)
 
 
