@@ -14,17 +14,14 @@ import statistics
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.replan import Replan
 from workbench.cluster.run import Run
 from workbench.plan.plan import Plan
 from workbench.predict.balance import Balancer
-from workbench.predict.balance.plans import UNITS
+from workbench.predict.balance.plans import UNITS, Split
 from workbench.train.metrics import Row
-
-Split = Literal["rows", "filters"]
 
 
 @dataclass(frozen=True)
