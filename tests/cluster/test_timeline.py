@@ -24,7 +24,7 @@ PLAN = wb.Plan.hybrid(GRAPH, world_size=2)
 EXPERIMENT = wb.Experiment(
     plan=PLAN, batch_size=64, optimizer=wb.SGD(lr=0.1), steps=13, trace_every=3
 )
-PRESET = wb.Machine.preset("cpu-10gbe")
+PRESET = wb.Machine.preset("cpu-10gbe").replace(ranks_per_host=None)  # as the engines are here
 LONG_S = 120.0
 
 

@@ -32,7 +32,8 @@ def timeline_of(samples: Sequence[Sample]) -> Timeline:
     lanes = []
     for sample, offset in zip(samples, offsets, strict=True):
         spans = [*_compute(sample, offset, last), *_communication(sample, offset, last)]
-        lanes.append(tuple(sorted(spans, key=lambda span: span.start_s)))
+        # What takes no time goes before what begins then.
+        lanes.append(tuple(sorted(spans, key=lambda span: (span.start_s, span.seconds))))
     return Timeline(
         samples[0].step, tuple(lanes), tuple(sample.trace.seconds for sample in samples)
     )
@@ -56,10 +57,12 @@ def _compute(sample: Sample, offset: float, last: Arrivals) -> Iterator[Span]:
             yield Span(rank, "compute", stretch.what, stretch.label, offset + begin, end - begin)
     for call in trace.calls:
         if not call.beside:
-            came = call.blocked[0][0] if call.blocked else call.during[0]
-            yield from _met(rank, "compute", call, offset, last, came)
-            continue
-        for begin, end in call.blocked:
+            # In between, the thread may have been at something else.
+            *waits, (came, over) = call.blocked or (call.during,)
+            yield from _met(rank, "compute", call, offset, last, (came, over))
+        else:
+            waits = list(call.blocked)
+        for begin, end in waits:
             yield Span(rank, "compute", "wait", call.layer, offset + begin, end - begin)
 
 
@@ -67,16 +70,21 @@ def _communication(sample: Sample, offset: float, last: Arrivals) -> Iterator[Sp
     free_at = 0.0
     for call in sorted(sample.trace.calls, key=lambda call: call.during[1]):
         if call.beside:
-            came = max(call.during[0], free_at)
-            yield from _met(sample.rank, "communication", call, offset, last, came)
+            span = (max(call.during[0], free_at), call.during[1])
+            yield from _met(sample.rank, "communication", call, offset, last, span)
             free_at = call.during[1]
 
 
 def _met(
-    rank: int, lane: Lane, call: Called, offset: float, last: Arrivals, came: float
+    rank: int,
+    lane: Lane,
+    call: Called,
+    offset: float,
+    last: Arrivals,
+    during: tuple[float, float],
 ) -> Iterator[Span]:
     """A collective: until the last rank has come, and from then on."""
-    end = call.during[1]
+    came, end = during
     begin = min(max(last[call.group, call.number] - offset, came), end)
     if begin > came:
         yield Span(rank, lane, "wait", call.layer, offset + came, begin - came)
