@@ -34,17 +34,7 @@ def work(rows: int = 8, *, key: str = "linear Linear 4 > 4", **fields: object) -
 
 
 def sample(work: Work, forward_s: float, backward_s: float, error: float = 0.02) -> Sample:
-    return Sample(
-        kind=work.kind,
-        key=work.key,
-        precision=work.precision,
-        rows=work.rows,
-        flops=work.flops,
-        bytes=work.bytes,
-        forward_s=forward_s,
-        backward_s=backward_s,
-        error=error,
-    )
+    return Sample.of(work, forward_s, backward_s, error)
 
 
 CURVED = LINK.replace(curves=(Curve(op="all_reduce", ranks=4, points=((1e3, 1e-4), (1e6, 1e-3))),))

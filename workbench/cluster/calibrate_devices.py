@@ -105,17 +105,8 @@ def _sample(work: Work, times: Sequence[tuple[float, float, float]]) -> Sample:
     """The mean over ranks; its error is a rank's own and the spread over the ranks."""
     sums = [forward + backward for forward, backward, _ in times]
     spread = stdev(sums) / fmean(sums) if len(sums) > 1 and fmean(sums) else 0.0
-    return Sample(
-        kind=work.kind,
-        key=work.key,
-        precision=work.precision,
-        rows=work.rows,
-        flops=work.flops,
-        bytes=work.bytes,
-        forward_s=fmean(forward for forward, _, _ in times),
-        backward_s=fmean(backward for _, backward, _ in times),
-        error=fmean(error for _, _, error in times) + spread,
-    )
+    forward, backward, error = (fmean(values) for values in zip(*times, strict=True))
+    return Sample.of(work, forward, backward, error + spread)
 
 
 def _samples(device: Device) -> Samples:

@@ -106,14 +106,4 @@ def _sample(work: Work, pairs: list[tuple[float, float]]) -> Sample:
     if len(pairs) > 1 and forward + backward > 0:
         _, half = estimate(np.array([sum(pair) for pair in pairs]))
         error = float(half) / (forward + backward)
-    return Sample(
-        kind=work.kind,
-        key=work.key,
-        precision=work.precision,
-        rows=work.rows,
-        flops=work.flops,
-        bytes=work.bytes,
-        forward_s=forward,
-        backward_s=backward,
-        error=error,
-    )
+    return Sample.of(work, forward, backward, error)

@@ -41,9 +41,9 @@ class Pieces:
     """This rank's pieces under a plan, by key: where a model cut by that plan reads its weights."""
 
     def __init__(
-        self, rank: int, placements: Mapping[str, WeightPlacement], tensors: dict[str, Tensor]
+        self, placements: Mapping[str, WeightPlacement], tensors: dict[str, Tensor]
     ) -> None:
-        self._rank, self._placements, self._tensors = rank, placements, tensors
+        self._placements, self._tensors = placements, tensors
         self.names = tuple(tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:

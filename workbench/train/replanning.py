@@ -2,7 +2,8 @@
 
     on the way      weights, buffers, the optimizer's state, gradients in flight: what changes
                     hands, and nothing else
-    built anew      this rank's part of the model, its optimizer, its strategy's buckets
+    built anew      this rank's part of the model, its optimizer, its strategy's buckets; what a
+                    codec's error feedback had put aside is dropped, and the run notes it
     as before       the data and its order, the step, the seed
 
 The run that goes on is the one that would have been resumed from a checkpoint at this step.
@@ -51,7 +52,7 @@ def under(state: RankState, plan: Plan, done: int) -> RankState:
     world, dtype = state.world, state.stepper.dtype
     groups = groups_for(plan, world, state.groups, state.asked)
     context = BatchContext(world.rank, (0,) * world.size, seed=experiment.seed)
-    reader = Pieces(world.rank, plan.flow.weights, moved)
+    reader = Pieces(plan.flow.weights, moved)
     model = cut(plan, context, groups, reader, device=world.device, dtype=dtype)
     updater = updater_of(experiment, model)
 
@@ -61,6 +62,8 @@ def under(state: RankState, plan: Plan, done: int) -> RankState:
     updater.load(read)
     left = [_left(flight, moved) for flight in waiting]
     strategy = strategy_of(experiment, model, updater, done, left, state.notes)
+    if state.strategy.residuals:
+        state.notes.append(f"what codecs had left out before step {done} was dropped by a re-cut")
     return RankState(
         experiment=experiment,
         world=world,
