@@ -104,3 +104,16 @@ def test_only_what_changes_hands_travels(on_ranks, weights):
         recut = Recut(before, after)
         for rank, (_, _, received) in enumerate(every):
             assert received[index] == 8 * recut.received(rank, states=2)
+
+
+def rows_taken(world, first, weights):
+    state = RankState.start(first, world, world.groups(group_specs_of(first.plan)), weights, None)
+    (batch,) = state.stepper.run(0).batches
+    return batch.rows, len(batch.images)
+
+
+def test_a_step_hands_out_rows_by_their_shares(on_ranks, weights):
+    rows = PLANS[-1].rows_of(20)
+    assert rows == (0, 13, 7)
+    expected = [(rows, own) for own in rows]
+    assert on_ranks(3, rows_taken, experiment(PLANS[-1]), weights) == expected
