@@ -1,8 +1,11 @@
 """Pipelined steps: gradients are summed while later steps compute, and used late by a fixed count.
 
-With width K, step t computes its gradient at w[t], starts the sum S[t] of it, waits for S[t-(K-1)],
-which was started K-1 steps ago, and moves the weights by that one. K gradients have memory: one is
-being computed, K-1 are in flight; each carries the step that it is of.
+With width K, step t computes its gradient at w[t], waits for the sum S[t-(K-1)], which was started
+K-1 steps ago, starts the sum S[t] of its own, and moves the weights by the old one. K gradients
+have memory: one is being computed, K-1 are in flight; each carries the step that it is of.
+
+The new sum starts last, after the ranks have agreed on the step: their few bytes would otherwise
+queue behind it on the wire, and the next step's computing, which is to hide it, with them.
 
     step             t-1         t          t+1
     computes         G[t-1]      G[t]       G[t+1]
@@ -102,18 +105,19 @@ class PipelinedUpdates:
         if self._warm is not None:
             self._warm.finish(rows)
             return
-        assert self._filling is not None
-        self._attendant.attend(self._filling.start())
-        self._flying.append(_Flight(self._step, self._filling, self._then))
-        self._filling, self._then = None, {}
-        if len(self._flying) == self.sync.width:
+        if len(self._flying) == self.sync.width - 1:
             self._flying[0].sums.wait()
 
     def update(self, step: int) -> None:
         self._step = step + 1
         if self._warm is not None:
             self._warm.update(step)
-        elif len(self._flying) < self.sync.width:
+            return
+        assert self._filling is not None
+        self._attendant.attend(self._filling.start())
+        self._flying.append(_Flight(step, self._filling, self._then))
+        self._filling, self._then = None, {}
+        if len(self._flying) < self.sync.width:
             self._notes.append(f"step {step} moved no weights: it filled the pipeline")
         else:
             self._move(step)
