@@ -16,7 +16,7 @@ from itertools import count
 import numpy as np
 
 from workbench.predict.search.columns import Columns
-from workbench.predict.search.laden import WHATS, Laden, Load, Rule
+from workbench.predict.search.laden import WHATS, Laden, Load, Prices, Rule
 
 _SOME = 1e-6  # a smaller share of a mixture is rounding
 
@@ -28,6 +28,7 @@ class _Part:
     laden: Laden = field(compare=False)
     rules: tuple[Rule, ...] = field(compare=False)
     loads: list[Load] = field(compare=False)
+    prices: Prices | None = field(compare=False)
 
 
 class Branching:
@@ -46,9 +47,10 @@ class Branching:
         self._numbers = count()
         self._parts: list[_Part] = []
         self._now = np.inf  # the bound of the part at work
+        self._prices: Prices | None = None
         self._left = np.inf  # of the parts that are of no interest
         for laden in every:
-            self._push(0.0, laden, (), [])
+            heappush(self._parts, _Part(0.0, next(self._numbers), laden, (), [], None))
 
     @property
     def bound(self) -> float:
@@ -66,7 +68,8 @@ class Branching:
             yield from self._worked(part)
 
     def _worked(self, part: _Part) -> Iterator[Load]:
-        columns = Columns(part.laden, self.limit, part.rules, part.loads)
+        known = part.rules, part.loads, part.prices or self._prices
+        columns = Columns(part.laden, self.limit, *known)
         self._now = max(part.bound, columns.bound)
         yield from columns.loads
         while not columns.done and self._now < self.seconds():
@@ -75,18 +78,15 @@ class Branching:
             if load is not None:
                 yield load
         bound, self._now = self._now, np.inf
+        self._prices = columns.prices
         if bound >= self.seconds():
             self._left = min(self._left, bound)
             return
         rule = _parting(columns)
         for kept in (True, False) if rule is not None else ():
-            other = Rule(rule.stage, rule.what, rule.value, kept)
-            self._push(bound, part.laden, (*part.rules, other), columns.loads)
-
-    def _push(
-        self, bound: float, laden: Laden, rules: tuple[Rule, ...], loads: list[Load]
-    ) -> None:
-        heappush(self._parts, _Part(bound, next(self._numbers), laden, rules, loads))
+            rules = (*part.rules, Rule(rule.stage, rule.what, rule.value, kept))
+            more = part.laden, rules, columns.loads, columns.prices
+            heappush(self._parts, _Part(bound, next(self._numbers), *more))
 
 
 def _parting(columns: Columns) -> Rule | None:

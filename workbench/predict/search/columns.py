@@ -30,10 +30,12 @@ class Columns:
         limit: bytes; None: what is looked for is the least memory.
         rules: that the plans keep.
         loads: plans that are known, whether they keep them or not.
+        prices: to begin with; None: memory costs nothing.
 
     Attributes:
         bound: seconds that every plan that fits takes at least; of the least memory: bytes.
         loads: the plans that have been found.
+        prices: the last ones.
         shares: of the plans in the best mixture.
         done: whether the bound cannot become better.
     """
@@ -44,6 +46,7 @@ class Columns:
         limit: float | None,
         rules: tuple[Rule, ...] = (),
         loads: Sequence[Load] = (),
+        prices: Prices | None = None,
     ) -> None:
         self.laden, self.limit, self.rules = laden, limit, rules
         self.bound, self.done = 0.0, False
@@ -55,7 +58,10 @@ class Columns:
         for load in loads:
             if all(rule.holds(load) for rule in rules):
                 self._keep(load)
-        if self.loads:
+        self.prices = prices
+        if prices is not None:
+            self._price(prices)
+        if self.loads or self.done:
             return
         if limit is None:
             self._price(Prices(0.0, np.full(self._moments, 1 / self._moments), 0.0))
@@ -68,8 +74,8 @@ class Columns:
         if self.done or not self.loads:
             self.done = True
             return None
-        self.shares, prices, value = self._mixture()
-        load = self._price(prices)
+        self.shares, self.prices, value = self._mixture()
+        load = self._price(self.prices)
         if load is None or self.bound >= value * (1 - _CLOSE):
             self.done = True
         return load

@@ -22,7 +22,6 @@ from functools import cached_property
 import numpy as np
 
 from workbench.plan.graph import Graph, Layer
-from workbench.plan.tail import Rounds
 from workbench.predict.search.footprint import SLOTS, Footprints
 from workbench.predict.search.trellis import Floats, Integers
 
@@ -38,6 +37,7 @@ class Moves:
 
     Attributes:
         states: number of states before.
+        after_states: number of states behind.
         before: of each transition.
         after: of each transition.
         again: 1 where the layer is computed again, else 0.
@@ -49,6 +49,7 @@ class Moves:
     """
 
     states: int
+    after_states: int
     before: Integers
     after: Integers
     again: Floats
@@ -73,7 +74,7 @@ class Moves:
     def key(self) -> tuple[bytes, ...]:
         """Equal for equal transitions."""
         columns = (getattr(self, name) for name in _COLUMNS)
-        return (bytes(self.states), *(column.tobytes() for column in columns))
+        return (repr((self.states, self.after_states)).encode(), *(column.tobytes() for column in columns))
 
     @classmethod
     def joined(cls, every: "Sequence[tuple[Moves, int]]") -> "Moves":
@@ -81,10 +82,10 @@ class Moves:
         columns = (
             np.array([getattr(moves, name)[place] for moves, place in every]) for name in _COLUMNS
         )
-        return cls(1, *columns)
+        return cls(1, 1, *columns)
 
 
-_COLUMNS = tuple(field.name for field in fields(Moves))[1:]
+_COLUMNS = tuple(field.name for field in fields(Moves))[2:]
 
 
 @dataclass(frozen=True)
@@ -92,14 +93,10 @@ class Keeping:
     """An automaton.
 
     Attributes:
-        rounds: of the plans that it is for.
-        group_size: of their tail; 1: there is none.
         moves: of each layer.
         ends: for each state behind the last layer, whether a plan may end there.
     """
 
-    rounds: Rounds
-    group_size: int
     moves: tuple[Moves, ...]
     ends: tuple[bool, ...]
 
@@ -108,29 +105,26 @@ def keeping_of(
     graph: Graph,
     footprints: Footprints,
     able: Sequence[bool],
-    boundaries: Mapping[str, float],
-    rounds: Rounds = "BK",
-    group_size: int = 1,
+    boundaries: Mapping[str, float] | None = None,
 ) -> Keeping:
-    """The automaton of plans in some rounds.
+    """The automaton of plans without rounds, or of those with a tail in rounds.
 
     Args:
         graph: the model.
         footprints: what layers keep.
         able: of each layer, whether it may be computed again.
-        boundaries: values whose readers can be a tail, and the bytes of their gradients.
-        rounds: of the plans.
-        group_size: of their tail; 1: all at once.
+        boundaries: values whose readers can be a tail, and the bytes of their gradients; None:
+            there is no tail.
     """
-    writing = _Writing(graph, footprints, boundaries, group_size)
+    writing = _Writing(graph, footprints, boundaries)
     known: dict[tuple[bytes, ...], Moves] = {}
     states: list[_State] = [(_BEFORE, ())]
     found = []
     for layer, again in zip(graph.layers, able, strict=True):
         moves, states = writing.moves(layer, again, states)
         found.append(known.setdefault(moves.key, moves))
-    ends = tuple(group_size == 1 or phase == _BEHIND for phase, _ in states)
-    return Keeping(rounds, group_size, tuple(found), ends)
+    ends = tuple(boundaries is None or phase == _BEHIND for phase, _ in states)
+    return Keeping(tuple(found), ends)
 
 
 def boundaries_of(graph: Graph, heads: frozenset[str] | set[str]) -> list[str]:
@@ -150,14 +144,14 @@ def boundaries_of(graph: Graph, heads: frozenset[str] | set[str]) -> list[str]:
 
 class _Writing:
     def __init__(
-        self, graph: Graph, footprints: Footprints, boundaries: Mapping[str, float], size: int
+        self, graph: Graph, footprints: Footprints, boundaries: Mapping[str, float] | None
     ) -> None:
-        self.graph, self.footprints, self.size = graph, footprints, size
+        self.graph, self.footprints = graph, footprints
+        self.whole, self.boundaries = boundaries is None, boundaries or {}
         consumers = graph.consumers
-        self.first = {consumers[name][0]: name for name in boundaries}
+        self.first = {consumers[name][0]: name for name in self.boundaries}
         self.last = {name: readers[-1] for name, readers in consumers.items() if readers}
         self.until = self._until()
-        self.boundaries = boundaries
         self.gathered, self.held = "", float("inf")
 
     def _until(self) -> dict[str, str]:
@@ -172,7 +166,12 @@ class _Writing:
     ) -> tuple[Moves, list[_State]]:
         numbers: dict[_State, int] = {}
         rows = []
-        learns = layer.name in self.footprints.learns
+        footprints = self.footprints
+        learns = layer.name in footprints.learns
+        roots = map(footprints.root, footprints.slots(layer))
+        self.reads = list(zip(roots, footprints.needs(layer), strict=True))
+        self.gives = footprints.gives(layer.name)
+        self.lives = layer.name in self.until and footprints.counts(layer.name)
         if layer.name in self.first:
             self.gathered = self.first[layer.name]
             self.held = min(self.held, self.boundaries[self.gathered])
@@ -190,12 +189,12 @@ class _Writing:
         columns = list(zip(*rows, strict=True))
         whole = [np.array(columns[place], dtype=np.int64) for place in (0, 1, 7)]
         broken = [np.array(columns[place], dtype=np.float64) for place in (2, 3, 4, 5, 6)]
-        moves = Moves(len(states), *whole[:2], *broken, whole[2])
+        moves = Moves(len(states), len(numbers), *whole[:2], *broken, whole[2])
         return moves, list(numbers)
 
     def _phases(self, layer: Layer, phase: int) -> Iterator[tuple[int, int]]:
         """(the phase behind the layer, what it may convert)."""
-        if self.size == 1:
+        if self.whole:
             yield _BEFORE, ANY
             return
         begins = layer.name in self.first
@@ -211,14 +210,11 @@ class _Writing:
         self, layer: Layer, again: bool, values: dict[str, int]
     ) -> tuple[list[float], list[float], tuple[tuple[str, int], ...]]:
         """(what is kept, what is there in its backward pass alone, what is not kept yet)."""
-        footprints, name = self.footprints, layer.name
+        name, gives = layer.name, self.gives
         kept, there = [0.0] * (2 + SLOTS), [0.0] * (2 + SLOTS)
-        gives = footprints.gives(name)
         own = there if again else kept
         own[:2] = 1.0, float(gives)
-        slots = zip(footprints.slots(layer), footprints.needs(layer), strict=True)
-        for place, (seen, needed) in enumerate(slots, start=2):
-            value = footprints.root(seen)
+        for place, (value, needed) in enumerate(self.reads, start=2):
             where = values.get(value)
             if where is None:
                 continue
@@ -230,6 +226,6 @@ class _Writing:
         if layer.rows and not again:  # a segment ends
             values = dict.fromkeys(values, _OUTSIDE)
         values = {value: where for value, where in values.items() if self.until[value] != name}
-        if name in self.until and footprints.counts(name) and not (gives and not again):
+        if self.lives and not (gives and not again):
             values[name] = _INSIDE if again else _OUTSIDE
         return kept, there, tuple(sorted(values.items()))

@@ -41,22 +41,63 @@ WHATS = ("choice", "again", "tail")
 
 @dataclass(frozen=True)
 class Edges:
-    """Of one stage: as `Stage`, and where the edges of each state begin."""
+    """Of one stage: as `Stage`, by the state that they leave.
+
+    Attributes:
+        states: number of states before it.
+        source: the state that each edge leaves; ascending.
+        target: where it leads.
+        costs: [edges, costs].
+        choice: the index of the layer's choice.
+        place: its index among the stage's edges.
+    """
 
     states: int
+    source: Integers
+    target: Integers
     costs: Floats
-    target: np.ndarray
-    choice: np.ndarray
-    present: np.ndarray
-    starts: np.ndarray
-    first: np.ndarray
+    choice: Integers
+    place: Integers
 
-    def refused(self, entry: np.ndarray, parts: int) -> np.ndarray:
+    @classmethod
+    def of(cls, stage: Stage) -> "Edges":
+        """All of a stage."""
+        place = np.arange(len(stage.source))
+        return cls(stage.states, stage.source, stage.target, stage.costs, stage.choice, place)
+
+    def only(self, mine: "np.ndarray") -> "Edges":
+        """Some of them."""
+        columns = (self.source, self.target, self.costs, self.choice, self.place)
+        return Edges(self.states, *(column[mine] for column in columns))
+
+    @cached_property
+    def first(self) -> Integers:
+        """Of each state, its first edge; then the number of edges."""
+        found: Integers = np.searchsorted(self.source, np.arange(self.states + 1))
+        return found
+
+    @cached_property
+    def present(self) -> Integers:
+        """The states that edges leave."""
+        return np.flatnonzero(np.diff(self.first))
+
+    @cached_property
+    def starts(self) -> Integers:
+        """The first edge of each of these."""
+        return self.first[self.present]
+
+    def refused(self, entry: "np.ndarray", parts: int) -> "np.ndarray":
         """[edges, transitions]: which do not go together."""
         entries, over = self.costs[:, ENTRIES, None], self.costs[:, OVER, None]
         one = (entries == 1) & (over == parts)
         refused: np.ndarray = ((entry == NONE) & (entries > 0)) | ((entry == ONE) & ~one)
         return refused
+
+
+def edges_of(trellis: Trellis) -> list[Edges]:
+    """The edges of all stages; stages that are one have one."""
+    known = {id(stage): Edges.of(stage) for stage in trellis.stages}
+    return [known[id(stage)] for stage in trellis.stages]
 
 
 @dataclass(frozen=True)
@@ -124,7 +165,7 @@ class Load:
         tails: of each stage, whether it is in the tail.
         rounds: of its tail.
         whole: f + b + s g + u, in seconds; see `bounds.py`.
-        beside: f + g + u.
+        beside: f + g + u, and b but for the last of the tail's rounds.
         levels: bytes in the backward pass of each layer.
     """
 
@@ -154,19 +195,30 @@ class Laden:
     """All plans in some rounds.
 
     Args:
-        trellis: with the costs of `costs.py`.
+        edges: of each stage of the trellis.
+        trellis: of all plans, with the costs of `costs.py`.
         keeping: the automaton.
         terms: of the bounds of time.
         resident: bytes that every rank holds whatever the plan.
+        rounds: of the plans.
+        group_size: of their tail; 1: all at once.
     """
 
     def __init__(
-        self, trellis: Trellis, keeping: Keeping, terms: Terms, resident: float
+        self,
+        edges: Sequence[Edges],
+        trellis: Trellis,
+        keeping: Keeping,
+        terms: Terms,
+        resident: float,
+        rounds: Rounds = "BK",
+        group_size: int = 1,
     ) -> None:
         self.trellis, self.keeping = trellis, keeping
         self.terms, self.resident = terms, resident
-        self._known: dict[int, Edges] = {}
-        self.edges = [self._edges(stage) for stage in trellis.stages]
+        self.rounds, self.group_size = rounds, group_size
+        self.edges = edges if group_size == 1 else self._reached(edges)
+        self._nexts: dict[tuple[int, int], Integers] = {}
 
     def cheapest(
         self, prices: Prices, rules: Sequence[Rule] = ()
@@ -204,13 +256,38 @@ class Laden:
                 for rule in rules[index]:
                     costs[~rule.allowed(edges, moves)] = np.inf
             paid.append(costs)
-            total = found[-1][edges.target][:, moves.after]
+            total = found[-1].ravel()[self._next(edges, moves)]
             total += costs
             least = np.minimum.reduceat(total, edges.starts, axis=0)
             best = np.full((edges.states, moves.states), np.inf)
             best[edges.present] = np.minimum.reduceat(least, moves.starts, axis=1)
             found.append(best)
         return found, paid
+
+    def _next(self, edges: Edges, moves: Moves) -> Integers:
+        """[edges, transitions]: where each leads, as one number."""
+        key = (id(edges), id(moves))
+        if key not in self._nexts:
+            count = int(moves.after_states)
+            self._nexts[key] = edges.target[:, None] * count + moves.after[None, :]
+        return self._nexts[key]
+
+    def _reached(self, every: Sequence[Edges]) -> list[Edges]:
+        """The edges that plans in rounds can have: behind a head of own rows, few are left."""
+        here, found = np.ones((1, 1), dtype=bool), []
+        known: dict[tuple[int, bytes], Edges] = {}
+        for edges, moves in zip(every, self.keeping.moves, strict=True):
+            open_ = here[edges.source][:, moves.before]
+            open_ &= ~edges.refused(moves.entry, self.group_size)
+            mine = open_.any(axis=1)
+            key = (id(edges), mine.tobytes())
+            if key not in known:
+                known[key] = edges.only(mine)
+            found.append(known[key])
+            here = np.zeros((int(edges.target.max()) + 1, moves.after_states), dtype=bool)
+            which, move = np.nonzero(open_)
+            here[edges.target[which], moves.after[move]] = True
+        return found
 
     def _costs(
         self, edges: Edges, moves: Moves, prices: Prices, kept: float, here: float
@@ -230,28 +307,32 @@ class Laden:
         found: Floats = rooms * self._shares(costs, moves.tail) + here * moves.held
         found += (prices.total * costs[:, RESIDENT])[:, None]
         found += prices.time * (seconds[:, None] + np.outer(costs[:, LAYER], again))
-        if self.keeping.group_size > 1:
+        if self.group_size > 1:
             there, back = self._more(costs)
-            more = there + (1 - mix) * back
+            # Sums begin in the last round: of all others the backward pass is over by then.
+            early = mix * (1 - 1 / self.group_size)
+            more = there + (1 - mix + early) * back + early * costs[:, BACKWARD]
             hidden = (1 - (1 - mix) * slowed) * self.terms.rounds * (moves.entry == ONE)
             found += prices.time * (
-                np.outer(more, moves.tail) - np.outer(costs[:, GATHER], hidden)
+                np.outer(more, moves.tail)
+                + np.outer(costs[:, LAYER], early * moves.again * moves.tail)
+                - np.outer(costs[:, GATHER], hidden)
             )
-            found[edges.refused(moves.entry, self.keeping.group_size)] = np.inf
+            found[edges.refused(moves.entry, self.group_size)] = np.inf
         return found
 
     def _shares(self, costs: Floats, tail: Floats) -> Floats:
         """[edges, transitions]: the part of a layer's activations that is there at a time."""
-        size = self.keeping.group_size
-        cut = np.ones(len(costs)) if self.keeping.rounds == "B/K" else costs[:, APART]
+        size = self.group_size
+        cut = np.ones(len(costs)) if self.rounds == "B/K" else costs[:, APART]
         shares: Floats = 1 - np.outer(cut, tail) * (1 - 1 / size)
         return shares
 
     def _more(self, costs: Floats) -> tuple[Floats, Floats]:
         """Of each edge, what its rounds take more: forward, backward."""
-        column = ROUNDS + 2 * self.terms.parts.index(self.keeping.group_size)
+        column = ROUNDS + 2 * self.terms.parts.index(self.group_size)
         there, back = costs[:, column], costs[:, column + 1]
-        if self.keeping.rounds == "B/K":
+        if self.rounds == "B/K":
             return there, back
         # Of own rows, a rank works on all that it has in one round.
         own = costs[:, APART] == 0
@@ -280,10 +361,12 @@ class Laden:
         kept = share * np.einsum("sc,sc->s", costs[:, _KEPT], moves.kept)
         here = np.einsum("sc,sc->s", costs[:, _KEPT], moves.there) + costs[:, TRANSIENT]
         here = share * here + moves.held
-        gathers, more = moves.entry == ONE, (0.0, 0.0)
-        if self.keeping.group_size > 1:
+        gathers, more, early = moves.entry == ONE, (0.0, 0.0), 0.0
+        if self.group_size > 1:
             there, back = self._more(costs)
             more = float(there @ tails), float(back @ tails)
+            early = float((costs[:, BACKWARD] + back + again * costs[:, LAYER]) @ tails)
+            early *= 1 - 1 / self.group_size
         totals, slowed = costs.sum(axis=0), self.terms.slowed
         levels = np.cumsum(kept) + here + totals[RESIDENT] + self.resident
         gather = float(costs[:, GATHER] @ gathers) * self.terms.rounds
@@ -292,16 +375,17 @@ class Laden:
         whole = sides + totals[BACKWARD] + more[1] + again @ costs[:, LAYER]
         whole += slowed * (totals[GRADIENTS] + gather)
         layers = self.trellis.layers
+        places = [int(e.place[edge]) for e, edge in zip(self.edges, path, strict=True)]
         return Load(
             path=tuple(path),
-            plan=self.trellis.choices(path),
+            plan=self.trellis.choices(places),
             again=tuple(layers[index].name for index in np.flatnonzero(again)),
             choices=np.array([e.choice[edge] for e, edge in zip(self.edges, path, strict=True)]),
             agains=again.astype(np.int64),
             tails=tails.astype(np.int64),
-            rounds=self.keeping.rounds,
+            rounds=self.rounds,
             whole=float(whole),
-            beside=float(sides + totals[GRADIENTS]) if self.terms.apart else 0.0,
+            beside=float(sides + early + totals[GRADIENTS]) if self.terms.apart else 0.0,
             levels=levels,
         )
 
@@ -319,12 +403,3 @@ class Laden:
             "again": (np.array(kept) + 1) * able,
             "tail": (total + 1) * np.array(tails),
         }
-
-    def _edges(self, stage: Stage) -> Edges:
-        if id(stage) not in self._known:
-            present, starts = np.unique(stage.source, return_index=True)
-            first = np.searchsorted(stage.source, np.arange(stage.states + 1))
-            self._known[id(stage)] = Edges(
-                stage.states, stage.costs, stage.target, stage.choice, present, starts, first
-            )
-        return self._known[id(stage)]

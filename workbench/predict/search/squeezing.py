@@ -11,18 +11,19 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from workbench.plan.tail import RoundsError
+from workbench.plan.tail import Rounds, RoundsError
 from workbench.predict.search.bounds import Terms
 from workbench.predict.search.branching import Branching
 from workbench.predict.search.columns import Columns
 from workbench.predict.search.costs import StepCosts
 from workbench.predict.search.judge import Judge, Judged
 from workbench.predict.search.keeping import boundaries_of, keeping_of
-from workbench.predict.search.laden import Laden, Load
+from workbench.predict.search.laden import Laden, Load, edges_of
 from workbench.predict.search.question import Question
 from workbench.predict.search.trellis import Trellis
 
 _NEAR = 0.01  # plans that could be faster by less are not looked for
+_PARTED: tuple[Rounds, ...] = ("B/K", "B")
 _SHORT, _MOST_SHRINKS = 6, 8
 
 
@@ -52,6 +53,7 @@ class Squeezing:
         layers = question.graph.layers
         self.able = [question.may_recompute(layer) for layer in layers]
         self.boundaries = self._boundaries()
+        self.edges = edges_of(trellis)
         self.every = self._laden(self.able)
         self.bound = 0.0
 
@@ -115,13 +117,14 @@ class Squeezing:
 
     def _laden(self, able: Sequence[bool]) -> list[Laden]:
         graph, footprints = self.question.graph, self.costs.footprints
-        keepings = [keeping_of(graph, footprints, able, {})]
-        for size in self.terms.parts:
-            for rounds in ("B/K", "B"):
-                keepings.append(
-                    keeping_of(graph, footprints, able, self.boundaries, rounds, size)
-                )
-        return [Laden(self.trellis, one, self.terms, self.resident) for one in keepings]
+        common = self.edges, self.trellis
+        terms = self.terms, self.resident
+        found = [Laden(*common, keeping_of(graph, footprints, able), *terms)]
+        if self.terms.parts and self.boundaries:
+            parted = keeping_of(graph, footprints, able, self.boundaries)
+            for size in self.terms.parts:
+                found += [Laden(*common, parted, *terms, rounds, size) for rounds in _PARTED]
+        return found
 
     def _boundaries(self) -> dict[str, float]:
         """Values behind which a tail may begin, and the bytes of their gradients."""
