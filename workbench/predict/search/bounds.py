@@ -100,12 +100,14 @@ class Relaxation:
     def __init__(self, trellis: Trellis, terms: Terms) -> None:
         self.trellis, self.terms = trellis, terms
         self._seen: dict[float, Priced] = {}
+        self._distinct = list({id(stage): stage for stage in trellis.stages}.values())
 
     def at(self, mix: float) -> Priced:
         """All plans at a mean of the two bounds."""
         known = self._seen.get(mix)
         if known is None:
-            edges = [_seconds(stage, mix, self.terms) for stage in self.trellis.stages]
+            alike = {id(s): _seconds(s, mix, self.terms) for s in self._distinct}
+            edges = [alike[id(stage)] for stage in self.trellis.stages]
             paths = Weighted(self.trellis, edges)
             known = self._seen[mix] = Priced(mix, paths, self.found(paths.best()))
         return known

@@ -128,7 +128,7 @@ class StepCosts:
             if all(reader in self.tailable for reader in readers)
         }
         self._adds: dict[Hashable, float] = {}
-        self._crossed: dict[tuple[Conversion, int, bool], list[_Ways]] = {}
+        self._crossed: dict[tuple[Conversion, int, bool, bool], list[_Ways]] = {}
         self._nothing = (0.0,) * (ROUNDS + 2 * len(self.parts))
         self.footprints = Footprints(experiment, self.passes[0][0], self.itemsizes, self.learns)
 
@@ -186,10 +186,12 @@ class StepCosts:
         count = 1 + len(self.parts)
         ways, gather = [_Ways(0.0, 0.0)] * count, 0.0
         for step in self._steps(name, source, readings, carried, shape, per_sample):
-            crossed = self._crossing(step, self.itemsizes[name], name in self.learns)
+            tails = name in self.tailable or name in self.before_tails
+            crossed = self._crossing(step, self.itemsizes[name], name in self.learns, tails)
             if step.source == ROWS and name in self.before_tails:
                 gather += crossed[0].forward
-                crossed = crossed[:1] * count  # beside a tail, rounds need not take more
+                crossed = crossed[:1]  # beside a tail, rounds need not take more
+            crossed = crossed if len(crossed) == count else crossed[:1] * count
             ways = [way.plus(more) for way, more in zip(ways, crossed, strict=True)]
         if name in self.graph.outputs:
             size = self.itemsizes[name]
@@ -284,13 +286,16 @@ class StepCosts:
         prefixes = {chain[: end + 1] for chain in chains for end in range(len(chain))}
         return [prefix[-1] for prefix in prefixes]
 
-    def _crossing(self, step: Conversion, width: int, learns: bool) -> list[_Ways]:
-        """Seconds of a conversion, and for each size of groups those in rounds."""
-        known = self._crossed.get((step, width, learns))
+    def _crossing(
+        self, step: Conversion, width: int, learns: bool, tails: bool
+    ) -> list[_Ways]:
+        """Seconds of a conversion, and where it can be in a tail, in rounds of each size."""
+        key = (step, width, learns, tails)
+        known = self._crossed.get(key)
         if known is None:
-            every = (self.passes, *self.rounds)
+            every = (self.passes, *(self.rounds if tails else ()))
             known = [self._crossing_in(passes, step, width, learns) for passes in every]
-            self._crossed[step, width, learns] = known
+            self._crossed[key] = known
         return known
 
     def _crossing_in(

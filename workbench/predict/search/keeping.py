@@ -74,7 +74,8 @@ class Moves:
     def key(self) -> tuple[bytes, ...]:
         """Equal for equal transitions."""
         columns = (getattr(self, name) for name in _COLUMNS)
-        return (repr((self.states, self.after_states)).encode(), *(column.tobytes() for column in columns))
+        sizes = repr((self.states, self.after_states)).encode()
+        return (sizes, *(column.tobytes() for column in columns))
 
     @classmethod
     def joined(cls, every: "Sequence[tuple[Moves, int]]") -> "Moves":

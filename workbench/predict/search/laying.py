@@ -7,7 +7,7 @@ reading makes of an input once for each that an input has seen, and both are the
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import add
+from itertools import chain
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from workbench.plan.rules import SUMMED_BACK
 from workbench.predict.search.choices import Wish, wish_of
 from workbench.predict.search.following import Following
 from workbench.predict.search.frames import Frame, frames_of, may_carry
-from workbench.predict.search.trellis import Cost, Costs, Integers, Live, Stage, Trellis
+from workbench.predict.search.trellis import Cost, Costs, Floats, Integers, Live, Stage, Trellis
 
 T = TypeVar("T", bound=Hashable)
 _ALL = 0  # the number of: every wish
@@ -51,12 +51,12 @@ class _Way:
         choice: index of the layer's choice.
         state: numbers of its own value, of its inputs that live on, and of the wishes still open
             to whom it hears; as far as there are any.
-        cost: of the layer, and of all that ends here.
+        costs: numbers of the cost of the layer, and of all that ends here.
     """
 
     choice: int
     state: tuple[int, ...]
-    cost: Cost
+    costs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class _Move:
         sums: whether a gradient of summands comes back from it.
         own: number of its own value, where that lives.
         wishes: number of the wishes still open to whom it hears, if it hears somebody.
-        cost: of the layer.
+        costs: numbers of the cost of the layer, and of its value where nobody reads that.
     """
 
     choice: int
@@ -77,15 +77,15 @@ class _Move:
     sums: bool
     own: tuple[int, ...]
     wishes: tuple[int, ...]
-    cost: Cost
+    costs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Met:
-    """A value that has been read once more: its number, or the cost with which it ends."""
+    """A value that has been read once more: its number, or that of the cost with which it ends."""
 
     number: tuple[int, ...]
-    cost: Cost
+    cost: tuple[int, ...]
 
 
 class _Numbers(Generic[T]):
@@ -124,7 +124,9 @@ class _Laying:
         self._stages: dict[Hashable, tuple[Stage, Integers]] = {}
         self._moves: dict[Hashable, list[_Move]] = {}
         self._meets: dict[Hashable, _Met | None] = {}
-        self._costs: dict[Hashable, Cost] = {}
+        self._costs: dict[Hashable, tuple[int, ...]] = {}
+        self._table: Floats = np.zeros((0, 0))
+        self._priced_so_far = 0
 
     def laid(self) -> Trellis:
         states = np.array([[self._number(Live(ROWS))]], dtype=np.int64)
@@ -184,7 +186,7 @@ class _Laying:
         kept = after[:, stay]
         after = np.concatenate([kept[:, :split], *own, kept[:, split:]], axis=1)
         first, target = _distinct(after)
-        costs = np.array([one.cost for one in every], dtype=np.float64)[way]
+        costs = self._summed([one.costs for one in every])[way]
         chosen = np.array([one.choice for one in every], dtype=np.int64)[way]
         return Stage(count, source, target, costs, chosen), after[first]
 
@@ -199,16 +201,15 @@ class _Laying:
             self._moves[key] = self._moves_of(frame, coming, wished)
         found = []
         for move in self._moves[key]:
-            state, cost = list(move.own), move.cost
+            state, costs = list(move.own), move.costs
             for index in ours:
                 met = self._met(frame, alike, index, numbers[index], move)
                 if met is None:
                     break
                 state += met.number
-                if met.cost:
-                    cost = _sum(cost, met.cost)
+                costs += met.cost
             else:
-                found.append(_Way(move.choice, (*state, *move.wishes), cost))
+                found.append(_Way(move.choice, (*state, *move.wishes), costs))
         return found
 
     def _moves_of(
@@ -220,14 +221,14 @@ class _Laying:
         layouts = tuple(self.layouts.values[number] for number in coming)
         for place, choice, read, given, left in self._placed(frame, open_, layouts):
             whole = read != ROWS and read.placement == Replicate()
-            cost = self._layer_cost(layer, choice, read, given)
+            costs = self._layer_cost(layer, choice, read, given)
             if not frame.lives:
-                cost = _sum(cost, self._value_cost(layer.name, Live(given)))
+                costs += self._value_cost(layer.name, Live(given))
             for carried in (False, True) if frame.may_carry and whole else (False,):
                 sums = carried if choice is None else whole and choice.scheme in SUMMED_BACK
                 own = (self._number(Live(given, carried)),) if frame.lives else ()
                 wishes = (self.wishes.of(left),) if wished else ()
-                found.append(_Move(place, self.layouts.of(read), sums, own, wishes, cost))
+                found.append(_Move(place, self.layouts.of(read), sums, own, wishes, costs))
         return found
 
     def _met(self, frame: Frame, alike: int, index: int, number: int, move: _Move) -> _Met | None:
@@ -258,17 +259,35 @@ class _Laying:
 
     def _layer_cost(
         self, layer: Layer, choice: LayerPlan | None, read: Layout, given: Layout
-    ) -> Cost:
-        key = (self.kinds[layer.name], choice, read, given)
+    ) -> tuple[int, ...]:
+        kind = self.kinds[layer.name]
+        key = (kind, choice, self.layouts.of(read), self.layouts.of(given))
         if key not in self._costs:
-            self._costs[key] = self.costs.layer(layer, choice, read, given)
+            self._costs[key] = self._priced(self.costs.layer(layer, choice, read, given))
         return self._costs[key]
 
-    def _value_cost(self, name: str, value: Live) -> Cost:
+    def _value_cost(self, name: str, value: Live) -> tuple[int, ...]:
         key = (self.kinds[name], value)
         if key not in self._costs:
-            self._costs[key] = self.costs.value(name, value.layout, value.readings, value.carried)
+            cost = self.costs.value(name, value.layout, value.readings, value.carried)
+            self._costs[key] = self._priced(cost)
         return self._costs[key]
+
+    def _priced(self, cost: Cost) -> tuple[int, ...]:
+        """The number of a cost."""
+        if self._priced_so_far == len(self._table):
+            more = np.zeros((max(1024, len(self._table)), len(cost)))
+            self._table = more if not len(self._table) else np.concatenate([self._table, more])
+        self._table[self._priced_so_far] = cost
+        self._priced_so_far += 1
+        return (self._priced_so_far - 1,)
+
+    def _summed(self, numbers: Sequence[tuple[int, ...]]) -> Floats:
+        """The sums of the costs of these numbers."""
+        counts = np.array([len(some) for some in numbers], dtype=np.int64)
+        every = self._table[np.fromiter(chain.from_iterable(numbers), dtype=np.int64)]
+        found: Floats = np.add.reduceat(every, np.cumsum(counts) - counts, axis=0)
+        return found
 
     def _placed(
         self, frame: Frame, open_: frozenset[Wish], coming: tuple[Layout, ...]
@@ -298,7 +317,3 @@ def _distinct(rows: Integers) -> tuple[Integers, Integers]:
         code = code * (column.max(initial=0) + 1) + column
     _, first, which = np.unique(code, return_index=True, return_inverse=True)
     return first, which
-
-
-def _sum(one: Cost, other: Cost) -> Cost:
-    return tuple(map(add, one, other))

@@ -45,7 +45,6 @@ from workbench.predict.search.subsets import cheapest_sums
 ENUMERABLE = 4096
 # Of a search among more plans, seconds after which no further plan is predicted.
 PATIENCE = 0.6
-NEAR = 0.01  # a gap that is small enough to end with
 _PARTED: tuple[Rounds, ...] = ("B/K", "B")
 _FRONT = 6
 
@@ -60,6 +59,7 @@ class Searching:
 
     def __init__(self, question: Question, began: float) -> None:
         self.question, self.began = question, began
+        self.worked = time.thread_time()  # limits are for work, whoever else is at work
         self.judge = Judge(question.experiment, question.machine, question.limit)
         parts = [k for k in question.sizes if k > 1] if question.rounds else []
         self.costs = StepCosts(question.experiment, question.machine, question.weights, parts)
@@ -80,13 +80,15 @@ class Searching:
         if self._enumerable or not self.judge.tight:
             bound = self._prove(tightest.mix)
         if self.judge.tight and not self._enumerable:
-            squeezing = self._squeezing(self.question.limit, self.judge)
+            squeezing = self.squeezing(self.question.limit, self.judge)
             self._lean()
-            squeezing.search(self.began + self.question.seconds)
+            squeezing.search(self.worked + self.question.seconds)
             bound = max(bound, squeezing.bound)
+        if self.judge.best is None:
+            least = self._least()
         best = self.judge.best
         if best is None:
-            raise self._refusal()
+            raise self._refusal(least)
         return SearchResult(
             plan=best.plan,
             prediction=best.prediction,
@@ -99,7 +101,8 @@ class Searching:
             _pareto=self._front,
         )
 
-    def _squeezing(self, limit: float, judge: Judge) -> Squeezing:
+    def squeezing(self, limit: float, judge: Judge) -> Squeezing:
+        """The same search under another limit."""
         return Squeezing(
             replace(self.question, limit=int(limit)),
             self.trellis,
@@ -197,10 +200,12 @@ class Searching:
     def _may(self, name: str) -> bool:
         return self.question.may_recompute(self.question.graph[name])
 
-    def _refusal(self) -> MemoryLimitError:
-        until = time.perf_counter() + self.question.seconds
-        squeezing = self._squeezing(self.question.limit, self.judge)
-        bytes_ = squeezing.least(until)
+    def _least(self) -> float:
+        """Bytes that every plan needs at least; judges those that need little."""
+        until = time.thread_time() + self.question.seconds
+        return self.squeezing(self.question.limit, self.judge).least(until)
+
+    def _refusal(self, bytes_: float) -> MemoryLimitError:
         lean = self.judge.leanest
         assert lean is not None
         least = min(int(bytes_), lean.peak_bytes)
@@ -223,7 +228,7 @@ class Searching:
         return self.question.plans * ways <= ENUMERABLE
 
     def _late(self) -> bool:
-        return not self._enumerable and time.perf_counter() - self.began > PATIENCE
+        return not self._enumerable and time.thread_time() - self.worked > PATIENCE
 
     def _prove(self, mix: float) -> float:
         """Judges plans in the order of their bounds; gives the bound of all that are left."""
@@ -257,11 +262,11 @@ class Searching:
         """The judged plans, and some for smaller limits."""
         best = self.judge.best
         assert best is not None
-        squeezing = self._squeezing(best.peak_bytes, self.judge)
-        low = squeezing.least(time.perf_counter() + PATIENCE)
+        squeezing = self.squeezing(best.peak_bytes, self.judge)
+        low = squeezing.least(time.thread_time() + PATIENCE)
         for part in range(1, _FRONT):
             limit = int(low + (best.peak_bytes - low) * part / _FRONT)
             judge = Judge(self.question.experiment, self.question.machine, limit)
-            self._squeezing(limit, judge).search(time.perf_counter() + PATIENCE)
+            self.squeezing(limit, judge).search(time.thread_time() + PATIENCE)
             self.judge.take(judge)
         return self.judge.front()

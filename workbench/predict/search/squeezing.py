@@ -7,7 +7,7 @@ finds does fit.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -58,23 +58,31 @@ class Squeezing:
         self.bound = 0.0
 
     def search(self, until: float) -> None:
-        """Looks for plans that fit until the bound is near, or the time is over."""
+        """Looks for plans that fit until the bound is near, or so much work is done.
+
+        Args:
+            until: by `time.thread_time`.
+        """
         all_ = Branching(self.every, self.question.limit, self._enough)
         sure, safe = all_.plans(), self._safe()
         for load in _turns(sure, safe):
             if load is not None:
                 self._judged(load, self.question.limit)
             self.bound = max(self.bound, all_.bound)
-            if self.bound >= self._enough() or time.perf_counter() > until:
+            if self.bound >= self._enough() or time.thread_time() > until:
                 break
         self.bound = max(self.bound, all_.bound)
 
     def least(self, until: float) -> float:
-        """Bytes that every plan needs at least; plans that need little are judged meanwhile."""
+        """Bytes that every plan needs at least; plans that need little are judged meanwhile.
+
+        Args:
+            until: by `time.thread_time`.
+        """
         found = []
         for laden in self.every:
             columns = Columns(laden, None)
-            while columns.step() is not None and time.perf_counter() < until:
+            while columns.step() is not None and time.thread_time() < until:
                 pass
             found.append(columns.bound)
             for load in columns.loads[-1:]:
