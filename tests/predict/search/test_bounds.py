@@ -9,7 +9,8 @@ from tests.predict.search.drawn import convolutions, tokens
 from tests.predict.search.machines import machines
 from workbench.plan.plan import Plan
 from workbench.plan.tail import RoundsError
-from workbench.predict.search.laden import Prices, Rule
+from workbench.predict.search.edges import Rule
+from workbench.predict.search.loads import Prices
 from workbench.predict.search.question import asked
 from workbench.predict.search.searching import Searching
 

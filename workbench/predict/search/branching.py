@@ -16,7 +16,9 @@ from itertools import count
 import numpy as np
 
 from workbench.predict.search.columns import Columns
-from workbench.predict.search.laden import WHATS, Laden, Load, Prices, Rule
+from workbench.predict.search.edges import WHATS, Rule
+from workbench.predict.search.laden import Laden
+from workbench.predict.search.loads import Load, Prices
 
 _SOME = 1e-6  # a smaller share of a mixture is rounding
 
@@ -40,9 +42,7 @@ class Branching:
         seconds: that a plan must be below to be of interest, at the moment.
     """
 
-    def __init__(
-        self, every: Sequence[Laden], limit: float, seconds: Callable[[], float]
-    ) -> None:
+    def __init__(self, every: Sequence[Laden], limit: float, seconds: Callable[[], float]) -> None:
         self.limit, self.seconds = limit, seconds
         self._numbers = count()
         self._parts: list[_Part] = []
@@ -83,7 +83,9 @@ class Branching:
             self._left = min(self._left, bound)
             return
         rule = _parting(columns)
-        for kept in (True, False) if rule is not None else ():
+        if rule is None:
+            return
+        for kept in (True, False):
             rules = (*part.rules, Rule(rule.stage, rule.what, rule.value, kept))
             more = part.laden, rules, columns.loads, columns.prices
             heappush(self._parts, _Part(bound, next(self._numbers), *more))

@@ -14,7 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.optimize import linprog
 
-from workbench.predict.search.laden import Laden, Load, Prices, Rule
+from workbench.predict.search.edges import Rule
+from workbench.predict.search.laden import Laden
+from workbench.predict.search.loads import Load, Prices
 from workbench.predict.search.trellis import Floats
 
 _CLOSE = 1e-5

@@ -31,7 +31,7 @@ Source: the functions by which a prediction times layers, conversions and update
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple, cast
+from typing import cast
 
 from workbench.plan.choice import LayerPlan
 from workbench.plan.experiment import Experiment
@@ -46,13 +46,18 @@ from workbench.plan.weights import place_weight
 from workbench.predict.batches import micro_batches
 from workbench.predict.duration import (
     Speeds,
-    conversion_seconds,
     layer_seconds,
     loss_seconds,
 )
 from workbench.predict.pass_events import ADDED
 from workbench.predict.program import program_of
-from workbench.predict.rows import Rows
+from workbench.predict.search.conversion_costs import (
+    ConversionCosts,
+    Passes,
+    Ways,
+    more_of,
+    passes_of,
+)
 from workbench.predict.search.footprint import Footprints
 from workbench.predict.search.trellis import Cost, Floats, Readings
 from workbench.predict.search.weight_costs import WeightCosts
@@ -70,20 +75,6 @@ class _Alone:
     graph: Graph
     flow: Flow
     layers: MappingProxyType[str, LayerPlan]
-
-
-class _Ways(NamedTuple):
-    """Seconds, one way and the other."""
-
-    forward: float
-    backward: float
-
-    def plus(self, other: "_Ways") -> "_Ways":
-        return _Ways(self.forward + other.forward, self.backward + other.backward)
-
-
-# The rows of passes that differ, and how many there are of each.
-_Passes = list[tuple[Rows, int]]
 
 
 class StepCosts:
@@ -110,9 +101,9 @@ class StepCosts:
         self.measured = any(device.samples for device in machine.devices)
         batches = micro_batches(experiment)
         self.parts = tuple(parts)
-        self.passes = _passes(batches)
+        self.passes = passes_of(batches)
         self.rounds = [
-            _passes([part for rows in batches for part in round_rows("B/K", rows, k)])
+            passes_of([part for rows in batches for part in round_rows("B/K", rows, k)])
             for k in self.parts
         ]
         alone = experiment.replace(plan=Plan.data_parallel(plan.graph, self.world))
@@ -128,7 +119,7 @@ class StepCosts:
             if all(reader in self.tailable for reader in readers)
         }
         self._adds: dict[Hashable, float] = {}
-        self._crossed: dict[tuple[Conversion, int, bool, bool], list[_Ways]] = {}
+        self._conversions = ConversionCosts(self.speeds, weights, self.passes, self.rounds)
         self._nothing = (0.0,) * (ROUNDS + 2 * len(self.parts))
         self.footprints = Footprints(experiment, self.passes[0][0], self.itemsizes, self.learns)
 
@@ -172,7 +163,7 @@ class StepCosts:
         room = self.footprints.of(layer, choice, read, given, placed)
         times = (forward, 0.0, 0.0, backward, summed, update)
         apart = float(read != ROWS)
-        more = _more((forward, backward), others, len(self.parts))
+        more = more_of(Ways(forward, backward), others, len(self.parts))
         return *times, resident, *room, 0.0, 0.0, apart, *more
 
     def value(self, name: str, source: Layout, readings: Readings, carried: bool) -> Cost:
@@ -184,10 +175,10 @@ class StepCosts:
         if per_sample == 0:
             return self._nothing
         count = 1 + len(self.parts)
-        ways, gather = [_Ways(0.0, 0.0)] * count, 0.0
+        ways, gather = [Ways(0.0, 0.0)] * count, 0.0
         for step in self._steps(name, source, readings, carried, shape, per_sample):
             tails = name in self.tailable or name in self.before_tails
-            crossed = self._crossing(step, self.itemsizes[name], name in self.learns, tails)
+            crossed = self._conversions.of(step, self.itemsizes[name], name in self.learns, tails)
             if step.source == ROWS and name in self.before_tails:
                 gather += crossed[0].forward
                 crossed = crossed[:1]  # beside a tail, rounds need not take more
@@ -205,30 +196,30 @@ class StepCosts:
         groups = {read.group_size for read, _ in readings if read != ROWS}
         over = groups - {source.group_size}
         entries = float(len(over)), float(sum(over))
-        more = _more((forward, backward), others, len(self.parts))
+        more = more_of(Ways(forward, backward), others, len(self.parts))
         backward += self._added(name, source, readings, shape, per_sample)
         return 0.0, forward, gather, backward, *(0.0,) * 8, *entries, 0.0, *more
 
-    def _computing(self, alone: Plan, layer: Layer, passes: _Passes) -> _Ways:
+    def _computing(self, alone: Plan, layer: Layer, passes: Passes) -> Ways:
         """Seconds of a layer."""
         forward = backward = 0.0
         if layer.kind in ("size", "parameter"):
-            return _Ways(forward, backward)
+            return Ways(forward, backward)
         for rows, times in passes:
             found = layer_seconds(alone, layer, rows, self.experiment.precision, self.speeds)
             forward += times * self._mean(found.forward)
             half = found.estimated and not self._passes_on(layer)  # the weights' gradient
             backward += times * self._mean(found.backward) * (0.5 if half else 1.0)
-        return _Ways(forward, backward * (layer.name in self.learns))
+        return Ways(forward, backward * (layer.name in self.learns))
 
     def _loss(
-        self, passes: _Passes, layout: Layout, shape: tuple[int, ...], per_sample: int, size: int
-    ) -> _Ways:
+        self, passes: Passes, layout: Layout, shape: tuple[int, ...], per_sample: int, size: int
+    ) -> Ways:
         total = 0.0
         for rows, times in passes:
             logits = rows.elements(layout, shape, per_sample) * size
             total += times * self._mean(loss_seconds(logits, self.speeds))
-        return _Ways(total, total)
+        return Ways(total, total)
 
     def _passes_on(self, layer: Layer) -> bool:
         """Whether a gradient goes on from a layer to what it reads."""
@@ -286,47 +277,8 @@ class StepCosts:
         prefixes = {chain[: end + 1] for chain in chains for end in range(len(chain))}
         return [prefix[-1] for prefix in prefixes]
 
-    def _crossing(
-        self, step: Conversion, width: int, learns: bool, tails: bool
-    ) -> list[_Ways]:
-        """Seconds of a conversion, and where it can be in a tail, in rounds of each size."""
-        key = (step, width, learns, tails)
-        known = self._crossed.get(key)
-        if known is None:
-            every = (self.passes, *(self.rounds if tails else ()))
-            known = [self._crossing_in(passes, step, width, learns) for passes in every]
-            self._crossed[key] = known
-        return known
-
-    def _crossing_in(
-        self, passes: _Passes, step: Conversion, width: int, learns: bool
-    ) -> _Ways:
-        forward = backward = 0.0
-        for rows, times in passes:
-            crossed = conversion_seconds(step, rows, width, self.speeds)
-            forward += times * self._mean(crossed.forward_s)
-            if crossed.forward is not None:
-                forward += times * self._mean(crossed.forward.seconds)
-            if learns:
-                backward += times * self._mean(crossed.backward_s)
-            if learns and crossed.backward is not None:
-                backward += times * self._mean(crossed.backward.seconds)
-        return _Ways(forward, backward)
-
     def _mean(self, seconds: Floats) -> float:
         return float(self.weights @ seconds)
-
-
-def _passes(batches: Sequence[tuple[int, ...]]) -> _Passes:
-    return [(Rows(rows), batches.count(rows)) for rows in dict.fromkeys(batches)]
-
-
-def _more(plain: _Ways, others: Sequence[_Ways], count: int) -> tuple[float, ...]:
-    """What each of the others takes more, one way and the other; nothing where there are none."""
-    every = others or [plain] * count
-    return tuple(
-        more for way in every for more in (way[0] - plain[0], way[1] - plain[1])
-    )
 
 
 def _tailable(graph: Graph) -> frozenset[str]:

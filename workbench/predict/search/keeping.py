@@ -162,9 +162,7 @@ class _Writing:
             found.update({self.footprints.root(name): layer.name for name in layer.inputs})
         return found
 
-    def moves(
-        self, layer: Layer, able: bool, states: list[_State]
-    ) -> tuple[Moves, list[_State]]:
+    def moves(self, layer: Layer, able: bool, states: list[_State]) -> tuple[Moves, list[_State]]:
         numbers: dict[_State, int] = {}
         rows = []
         footprints = self.footprints
@@ -189,9 +187,8 @@ class _Writing:
                     rows.append((before, after, again, kept, there, apart, held, entry))
         columns = list(zip(*rows, strict=True))
         whole = [np.array(columns[place], dtype=np.int64) for place in (0, 1, 7)]
-        broken = [np.array(columns[place], dtype=np.float64) for place in (2, 3, 4, 5, 6)]
-        moves = Moves(len(states), len(numbers), *whole[:2], *broken, whole[2])
-        return moves, list(numbers)
+        others = [np.array(column, dtype=np.float64) for column in columns[2:7]]
+        return _moves(len(states), len(numbers), whole, others), list(numbers)
 
     def _phases(self, layer: Layer, phase: int) -> Iterator[tuple[int, int]]:
         """(the phase behind the layer, what it may convert)."""
@@ -224,9 +221,17 @@ class _Writing:
                 del values[value]
             elif again and needed:
                 there[place] = 1.0
-        if layer.rows and not again:  # a segment ends
+        if layer.rows and layer.name in self.footprints.learns and not again:  # a segment ends
             values = dict.fromkeys(values, _OUTSIDE)
         values = {value: where for value, where in values.items() if self.until[value] != name}
         if self.lives and not (gives and not again):
             values[name] = _INSIDE if again else _OUTSIDE
         return kept, there, tuple(sorted(values.items()))
+
+
+def _moves(
+    states: int, after_states: int, whole: Sequence[Integers], others: Sequence[Floats]
+) -> Moves:
+    before, after, entry = whole
+    again, kept, there, tail, held = others
+    return Moves(states, after_states, before, after, again, kept, there, tail, held, entry)

@@ -6,189 +6,33 @@ moments, and on both bounds of its time, a cheapest plan is found stage by stage
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from workbench.plan.choice import LayerPlan
 from workbench.plan.tail import Rounds
 from workbench.predict.search.bounds import Terms
 from workbench.predict.search.costs import (
     APART,
     BACKWARD,
     BESIDE,
-    ENTRIES,
     FORWARD,
     GATHER,
     GRADIENTS,
     LAYER,
-    OVER,
     RESIDENT,
     ROUNDS,
     SECOND,
     TRANSIENT,
     UPDATE,
 )
-from workbench.predict.search.keeping import NONE, ONE, Keeping, Moves
-from workbench.predict.search.trellis import Floats, Integers, Stage, Trellis
+from workbench.predict.search.edges import Edges, Flags, Rule
+from workbench.predict.search.keeping import ONE, Keeping, Moves
+from workbench.predict.search.loads import Load, Prices
+from workbench.predict.search.trellis import Floats, Integers, Trellis
 
 _KEPT = slice(BESIDE, SECOND + 1)
 _TAIL = np.ones(1)
-WHATS = ("choice", "again", "tail")
-"""By what plans can be told from each other, at one stage."""
-
-
-@dataclass(frozen=True)
-class Edges:
-    """Of one stage: as `Stage`, by the state that they leave.
-
-    Attributes:
-        states: number of states before it.
-        source: the state that each edge leaves; ascending.
-        target: where it leads.
-        costs: [edges, costs].
-        choice: the index of the layer's choice.
-        place: its index among the stage's edges.
-    """
-
-    states: int
-    source: Integers
-    target: Integers
-    costs: Floats
-    choice: Integers
-    place: Integers
-
-    @classmethod
-    def of(cls, stage: Stage) -> "Edges":
-        """All of a stage."""
-        place = np.arange(len(stage.source))
-        return cls(stage.states, stage.source, stage.target, stage.costs, stage.choice, place)
-
-    def only(self, mine: "np.ndarray") -> "Edges":
-        """Some of them."""
-        columns = (self.source, self.target, self.costs, self.choice, self.place)
-        return Edges(self.states, *(column[mine] for column in columns))
-
-    @cached_property
-    def first(self) -> Integers:
-        """Of each state, its first edge; then the number of edges."""
-        found: Integers = np.searchsorted(self.source, np.arange(self.states + 1))
-        return found
-
-    @cached_property
-    def present(self) -> Integers:
-        """The states that edges leave."""
-        return np.flatnonzero(np.diff(self.first))
-
-    @cached_property
-    def starts(self) -> Integers:
-        """The first edge of each of these."""
-        return self.first[self.present]
-
-    def refused(self, entry: "np.ndarray", parts: int) -> "np.ndarray":
-        """[edges, transitions]: which do not go together."""
-        entries, over = self.costs[:, ENTRIES, None], self.costs[:, OVER, None]
-        one = (entries == 1) & (over == parts)
-        refused: np.ndarray = ((entry == NONE) & (entries > 0)) | ((entry == ONE) & ~one)
-        return refused
-
-
-def edges_of(trellis: Trellis) -> list[Edges]:
-    """The edges of all stages; stages that are one have one."""
-    known = {id(stage): Edges.of(stage) for stage in trellis.stages}
-    return [known[id(stage)] for stage in trellis.stages]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What plans must have in common at one stage, or must not have.
-
-    Attributes:
-        stage: of the trellis.
-        what: "choice": the index of its choice; "again", "tail": as in `Moves`.
-        value: that it has.
-        kept: whether it must have it, or must not.
-    """
-
-    stage: int
-    what: str
-    value: int
-    kept: bool
-
-    def allowed(self, edges: Edges, moves: Moves) -> "np.ndarray":
-        """[edges, transitions]: which keep the rule."""
-        if self.what == "choice":
-            have = (edges.choice == self.value)[:, None]
-        else:
-            have = (getattr(moves, self.what) == self.value)[None, :]
-        found: np.ndarray = np.broadcast_to(
-            have == self.kept, (len(edges.choice), len(moves.before))
-        )
-        return found
-
-    def holds(self, load: "Load") -> bool:
-        """Whether a plan keeps it."""
-        return (getattr(load, f"{self.what}s")[self.stage] == self.value) == self.kept
-
-
-@dataclass(frozen=True)
-class Prices:
-    """What time and memory cost.
-
-    Attributes:
-        mix: share of the second bound of time.
-        moments: seconds for each byte that is there in the backward pass of each layer.
-        time: of a second: 1, or 0 where memory alone counts.
-    """
-
-    mix: float
-    moments: Floats
-    time: float = 1.0
-
-    @property
-    def total(self) -> float:
-        """Of a byte that stays."""
-        return float(self.moments.sum())
-
-
-@dataclass(frozen=True)
-class Load:
-    """A plan, and what it takes at least.
-
-    Attributes:
-        path: its edges.
-        plan: the choice of each layer that can be split.
-        again: the layers to compute again.
-        choices: of each stage, the index of its choice.
-        agains: of each stage, whether its layer is computed again.
-        tails: of each stage, whether it is in the tail.
-        rounds: of its tail.
-        whole: f + b + s g + u, in seconds; see `bounds.py`.
-        beside: f + g + u, and b but for the last of the tail's rounds.
-        levels: bytes in the backward pass of each layer.
-    """
-
-    path: tuple[int, ...]
-    plan: dict[str, LayerPlan]
-    again: tuple[str, ...]
-    choices: Integers
-    agains: Integers
-    tails: Integers
-    rounds: Rounds
-    whole: float
-    beside: float
-    levels: Floats
-
-    @property
-    def peak(self) -> float:
-        """Bytes, at least."""
-        return float(self.levels.max())
-
-    @property
-    def seconds(self) -> float:
-        """Of a step, at least."""
-        return max(self.whole, self.beside)
 
 
 class Laden:
@@ -220,9 +64,7 @@ class Laden:
         self.edges = edges if group_size == 1 else self._reached(edges)
         self._nexts: dict[tuple[int, int], Integers] = {}
 
-    def cheapest(
-        self, prices: Prices, rules: Sequence[Rule] = ()
-    ) -> tuple[float, Load | None]:
+    def cheapest(self, prices: Prices, rules: Sequence[Rule] = ()) -> tuple[float, Load | None]:
         """(its cost, a plan) that is cheapest; `fixed` and `resident` are not in the cost.
 
         Args:
@@ -279,7 +121,7 @@ class Laden:
         for edges, moves in zip(every, self.keeping.moves, strict=True):
             open_ = here[edges.source][:, moves.before]
             open_ &= ~edges.refused(moves.entry, self.group_size)
-            mine = open_.any(axis=1)
+            mine: Flags = np.any(open_, axis=1)
             key = (id(edges), mine.tobytes())
             if key not in known:
                 known[key] = edges.only(mine)

@@ -7,8 +7,6 @@ reading makes of an input once for each that an input has seen, and both are the
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
-from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -20,9 +18,9 @@ from workbench.plan.rules import SUMMED_BACK
 from workbench.predict.search.choices import Wish, wish_of
 from workbench.predict.search.following import Following
 from workbench.predict.search.frames import Frame, frames_of, may_carry
-from workbench.predict.search.trellis import Cost, Costs, Floats, Integers, Live, Stage, Trellis
+from workbench.predict.search.numbers import Numbers, Table, distinct
+from workbench.predict.search.trellis import Costs, Integers, Live, Stage, Trellis
 
-T = TypeVar("T", bound=Hashable)
 _ALL = 0  # the number of: every wish
 
 
@@ -88,22 +86,6 @@ class _Met:
     cost: tuple[int, ...]
 
 
-class _Numbers(Generic[T]):
-    """Equal values have equal numbers, so that states are cheap to compare."""
-
-    def __init__(self, *first: T) -> None:
-        self.values: list[T] = []
-        self._of: dict[T, int] = {}
-        for value in first:
-            self.of(value)
-
-    def of(self, value: T) -> int:
-        number = self._of.setdefault(value, len(self.values))
-        if number == len(self.values):
-            self.values.append(value)
-        return number
-
-
 class _Laying:
     def __init__(
         self,
@@ -114,19 +96,18 @@ class _Laying:
     ) -> None:
         self.graph, self.following = graph, following
         self.options, self.costs = options, costs
-        self.lives, self.layouts = _Numbers[Live](), _Numbers[Layout]()
+        self.lives, self.layouts = Numbers[Live](), Numbers[Layout]()
         self.layout: list[int] = []  # of each live value, the number of its layout
-        self.frames = _Numbers[Hashable]()
-        self.wishes = _Numbers[frozenset[Wish]](frozenset(following.wishes))
-        kinds = _Numbers[Hashable]()
+        self.frames = Numbers[Hashable]()
+        self.wishes = Numbers[frozenset[Wish]](frozenset(following.wishes))
+        kinds = Numbers[Hashable]()
         self.kinds = {name: kinds.of(costs.alike(name)) for name in graph.consumers}
         self.rules = {layer.name: kinds.of(following.alike(layer.name)) for layer in graph.layers}
         self._stages: dict[Hashable, tuple[Stage, Integers]] = {}
         self._moves: dict[Hashable, list[_Move]] = {}
         self._meets: dict[Hashable, _Met | None] = {}
         self._costs: dict[Hashable, tuple[int, ...]] = {}
-        self._table: Floats = np.zeros((0, 0))
-        self._priced_so_far = 0
+        self._table = Table()
 
     def laid(self) -> Trellis:
         states = np.array([[self._number(Live(ROWS))]], dtype=np.int64)
@@ -163,7 +144,7 @@ class _Laying:
         ours = sorted(set(frame.reads))
         heard = [] if frame.wisher is None else [width + frame.wisher]
         shown = states[:, [*ours, *heard]]
-        first, which = _distinct(shown)
+        first, which = distinct(shown)
         ways = [self._ways_of(frame, alike, shown[index].tolist()) for index in first]
 
         # Every state with each of its ways: an edge.
@@ -185,8 +166,8 @@ class _Laying:
         own = [changed[way, :1]] if frame.lives else []
         kept = after[:, stay]
         after = np.concatenate([kept[:, :split], *own, kept[:, split:]], axis=1)
-        first, target = _distinct(after)
-        costs = self._summed([one.costs for one in every])[way]
+        first, target = distinct(after)
+        costs = self._table.summed([one.costs for one in every])[way]
         chosen = np.array([one.choice for one in every], dtype=np.int64)[way]
         return Stage(count, source, target, costs, chosen), after[first]
 
@@ -263,31 +244,15 @@ class _Laying:
         kind = self.kinds[layer.name]
         key = (kind, choice, self.layouts.of(read), self.layouts.of(given))
         if key not in self._costs:
-            self._costs[key] = self._priced(self.costs.layer(layer, choice, read, given))
+            self._costs[key] = self._table.add(self.costs.layer(layer, choice, read, given))
         return self._costs[key]
 
     def _value_cost(self, name: str, value: Live) -> tuple[int, ...]:
         key = (self.kinds[name], value)
         if key not in self._costs:
             cost = self.costs.value(name, value.layout, value.readings, value.carried)
-            self._costs[key] = self._priced(cost)
+            self._costs[key] = self._table.add(cost)
         return self._costs[key]
-
-    def _priced(self, cost: Cost) -> tuple[int, ...]:
-        """The number of a cost."""
-        if self._priced_so_far == len(self._table):
-            more = np.zeros((max(1024, len(self._table)), len(cost)))
-            self._table = more if not len(self._table) else np.concatenate([self._table, more])
-        self._table[self._priced_so_far] = cost
-        self._priced_so_far += 1
-        return (self._priced_so_far - 1,)
-
-    def _summed(self, numbers: Sequence[tuple[int, ...]]) -> Floats:
-        """The sums of the costs of these numbers."""
-        counts = np.array([len(some) for some in numbers], dtype=np.int64)
-        every = self._table[np.fromiter(chain.from_iterable(numbers), dtype=np.int64)]
-        found: Floats = np.add.reduceat(every, np.cumsum(counts) - counts, axis=0)
-        return found
 
     def _placed(
         self, frame: Frame, open_: frozenset[Wish], coming: tuple[Layout, ...]
@@ -306,14 +271,3 @@ class _Laying:
         return [
             (-1, None, *place, wishes & open_) for place, wishes in ways.items() if wishes & open_
         ]
-
-
-def _distinct(rows: Integers) -> tuple[Integers, Integers]:
-    """(index of one of each kind of row, for each row the number of its kind)."""
-    code = np.zeros(len(rows), dtype=np.int64)
-    for column in rows.T:
-        if len(code) and int(code.max() + 1) * int(column.max() + 1) >= 2**62:
-            code = np.unique(code, return_inverse=True)[1]
-        code = code * (column.max(initial=0) + 1) + column
-    _, first, which = np.unique(code, return_index=True, return_inverse=True)
-    return first, which

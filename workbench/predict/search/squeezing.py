@@ -16,9 +16,11 @@ from workbench.predict.search.bounds import Terms
 from workbench.predict.search.branching import Branching
 from workbench.predict.search.columns import Columns
 from workbench.predict.search.costs import StepCosts
+from workbench.predict.search.edges import edges_of
 from workbench.predict.search.judge import Judge, Judged
 from workbench.predict.search.keeping import boundaries_of, keeping_of
-from workbench.predict.search.laden import Laden, Load, edges_of
+from workbench.predict.search.laden import Laden
+from workbench.predict.search.loads import Load
 from workbench.predict.search.question import Question
 from workbench.predict.search.trellis import Trellis
 
