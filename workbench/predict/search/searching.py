@@ -202,13 +202,15 @@ class Searching:
 
     def _least(self) -> float:
         """Bytes that every plan needs at least; judges those that need little."""
+        if self._enumerable:  # all have been judged
+            return float("inf")
         until = time.thread_time() + self.question.seconds
         return self.squeezing(self.question.limit, self.judge).least(until)
 
     def _refusal(self, bytes_: float) -> MemoryLimitError:
         lean = self.judge.leanest
         assert lean is not None
-        least = min(int(bytes_), lean.peak_bytes)
+        least = int(min(bytes_, lean.peak_bytes))
         limit, plan = self.question.limit, lean.plan
         return MemoryLimitError(
             f"memory_limit {shown(limit)}: the leanest plan found for {plan.graph.source.name} on "
