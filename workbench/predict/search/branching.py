@@ -54,7 +54,7 @@ class Branching:
 
     @property
     def bound(self) -> float:
-        """Seconds that every plan takes at least that fits, but for those that were given."""
+        """Seconds that every plan takes at least that fits."""
         left = self._parts[0].bound if self._parts else np.inf
         return min(left, self._now, self._left)
 
@@ -83,7 +83,8 @@ class Branching:
             self._left = min(self._left, bound)
             return
         rule = _parting(columns)
-        if rule is None:
+        if rule is None:  # it is of one plan
+            self._left = min(self._left, bound)
             return
         for kept in (True, False):
             rules = (*part.rules, Rule(rule.stage, rule.what, rule.value, kept))

@@ -76,7 +76,11 @@ class Columns:
         if self.done or not self.loads:
             self.done = True
             return None
-        self.shares, self.prices, value = self._mixture()
+        mixture = self._mixture()
+        if mixture is None:
+            self.done = True
+            return None
+        self.shares, self.prices, value = mixture
         load = self._price(self.prices)
         if load is None or self.bound >= value * (1 - _CLOSE):
             self.done = True
@@ -108,19 +112,22 @@ class Columns:
         if moment not in self._rows:
             self._rows.append(moment)
 
-    def _mixture(self) -> tuple[Floats, Prices, float]:
-        """(the best mixture, the prices at which it is cheapest, its value)."""
+    def _mixture(self) -> tuple[Floats, Prices, float] | None:
+        """(the best mixture, the prices at which it is cheapest, its value); None: not solved."""
         levels = np.array([load.levels for load in self.loads])
         for _ in range(_CUTS):
-            shares, prices, value, most = self._solved(levels)
+            solved = self._solved(levels)
+            if solved is None:
+                return None
+            shares, prices, value, most = solved
             mixed = shares @ levels
             if mixed.max() <= most * (1 + 1e-9):
                 break
             self._add(mixed)
         return shares, prices, value
 
-    def _solved(self, levels: Floats) -> tuple[Floats, Prices, float, float]:
-        """(shares of the plans, prices, value, bytes at most); see the module's text."""
+    def _solved(self, levels: Floats) -> tuple[Floats, Prices, float, float] | None:
+        """(shares of the plans, prices, value, bytes at most); None: numbers are in the way."""
         count, rows = len(self.loads), self._rows
         unit = max(float(levels.max()), 1.0)
         memory = np.zeros((len(rows), count + 2))
@@ -146,6 +153,8 @@ class Columns:
             b_eq=[1.0],
             method="highs",
         )
+        if not found.success:
+            return None
         duals = np.maximum(-found.ineqlin.marginals, 0.0)
         moments = np.zeros(self._moments)
         moments[rows] = duals[: len(rows)] / unit * (unit if lean else 1.0)

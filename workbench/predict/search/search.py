@@ -28,7 +28,7 @@ def search(
     shares: Sequence[Shares] | bool = True,
     rounds: bool = True,
     recompute: bool = True,
-    time_limit: float = 5.0,
+    time_limit: float = 10.0,
 ) -> SearchResult:
     """Finds the plan with the least predicted step time under a memory limit of each rank.
 

@@ -7,7 +7,7 @@ finds does fit.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from workbench.predict.search.trellis import Trellis
 
 _NEAR = 0.01  # plans that could be faster by less are not looked for
 _PARTED: tuple[Rounds, ...] = ("B/K", "B")
+_FIRST = 3  # of the plans that are found before there is a bound, so many are judged
 _SHORT, _MOST_SHRINKS = 6, 8
 
 
@@ -66,14 +67,18 @@ class Squeezing:
             until: by `time.thread_time`.
         """
         all_ = Branching(self.every, self.question.limit, self._enough)
-        sure, safe = all_.plans(), self._safe()
-        for load in _turns(sure, safe):
-            if load is not None:
-                self._judged(load, self.question.limit)
-            self.bound = max(self.bound, all_.bound)
-            if self.bound >= self._enough() or time.thread_time() > until:
+        sure = all_.plans()
+        # While some kind of rounds has not been looked at, there is no bound to speak of.
+        first = list(_until(sure, lambda: all_.bound > 0 or time.thread_time() > until))
+        first.sort(key=lambda load: load.seconds)
+        for load in [load for load in first if load.peak <= self.question.limit][:_FIRST]:
+            self._judged(load, self.question.limit)
+        for found in _turns(sure, self._safe()):
+            if found is not None:
+                self._judged(found, self.question.limit)
+            if all_.bound >= self._enough() or time.thread_time() > until:
                 break
-        self.bound = max(self.bound, all_.bound)
+        self.bound = all_.bound
 
     def least(self, until: float) -> float:
         """Bytes that every plan needs at least; plans that need little are judged meanwhile.
@@ -157,6 +162,14 @@ class Squeezing:
             if count > length and layer.name in alone:
                 able[index], count = False, 0
         return able
+
+
+def _until(every: Iterator[Load], over: Callable[[], bool]) -> Iterator[Load]:
+    """Of these, those that come before something is so."""
+    for one in every:
+        yield one
+        if over():
+            return
 
 
 def _turns(*every: Iterator[Load | None]) -> Iterator[Load | None]:
