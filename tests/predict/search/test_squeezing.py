@@ -22,8 +22,8 @@ def squeezed(graph, some, found, limit, **fields):
     search = searching(graph, some, 2, shares=False, **fields)
     judge = Judge(search.question.experiment, some, limit)
     squeezing = search.squeezing(limit, judge)
-    squeezing.search(search.worked + 3.0)
-    assert squeezing.least(search.worked + 4.0) <= min(size for _, size in found)
+    squeezing.search(search.worked + 1.0)
+    assert squeezing.least(search.worked + 1.5) <= min(size for _, size in found)
     return squeezing, judge
 
 
