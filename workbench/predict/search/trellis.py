@@ -13,6 +13,7 @@ and held against what follows; a wrong guess ends nowhere.
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -74,6 +75,17 @@ class Stage:
     target: Integers
     costs: Floats
     choice: Integers
+
+    @cached_property
+    def starts(self) -> Integers:
+        """The first edge of each state that has edges."""
+        return np.flatnonzero(np.diff(self.source, prepend=-1))
+
+    @cached_property
+    def left(self) -> Integers:
+        """The states that edges leave."""
+        found: Integers = self.source[self.starts]
+        return found
 
 
 @dataclass(frozen=True)

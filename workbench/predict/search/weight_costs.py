@@ -6,9 +6,10 @@ import numpy as np
 
 from workbench.plan.experiment import Experiment, LocalSGD, Synchronous
 from workbench.plan.graph import Layer
-from workbench.plan.mesh import group_sizes
+from workbench.plan.mesh import group_sizes, replica_groups
 from workbench.plan.weights import WeightPlacement
 from workbench.predict.duration import Seconds, Speeds, update_seconds
+from workbench.predict.hosts import Hosts
 from workbench.predict.parameters import KEEPS_GRADIENT_BYTES, copies, itemsize, piece
 from workbench.predict.rows import Counts
 
@@ -25,6 +26,7 @@ class WeightCosts:
     def __init__(self, experiment: Experiment, speeds: Speeds, weights: Seconds) -> None:
         self.experiment, self.speeds, self.weights = experiment, speeds, weights
         self.world = speeds.ranks.size
+        self._shares = {k: self._share(k) for k in group_sizes(self.world)}
         self._rates = {k: self._rate(k) for k in group_sizes(self.world)}
 
     def of(self, layer: Layer, placed: Mapping[str, WeightPlacement]) -> tuple[float, float, float]:
@@ -55,7 +57,7 @@ class WeightCosts:
                 rewrites &= synchronous and experiment.precision != "bf16"
                 memory += float(np.where(size >= KEEPS_GRADIENT_BYTES, size, 0).mean()) * rewrites
                 continue
-            memory += float(size.mean())
+            memory += float((size * (1 + self._shares[where.group_size])).mean())
             summed += self._summed(size, where.group_size)
         return summed, update, memory
 
@@ -83,6 +85,12 @@ class WeightCosts:
         rate = min(after / size for after, size in zip(seconds, sizes, strict=True))
         latency = min(t - rate * size for t, size in zip(seconds, sizes, strict=True))
         return max(latency, 0.0), rate
+
+    def _share(self, group_size: int) -> Seconds:
+        """Of a bucket's sum, what lies with each rank where ranks of one host share it."""
+        hosts = Hosts.of(self.world, self.speeds.machine.ranks_per_host)
+        mates = hosts.mates(replica_groups(group_size, self.world))
+        return np.where(mates > 1, 1 / mates, 0.0)
 
     def _mean(self, seconds: Seconds) -> float:
         return float(self.weights @ seconds)

@@ -1,0 +1,165 @@
+"""The tightest bound under a memory limit, by column generation.
+
+Of some plans that are known, and all mixtures of them, the fastest mixture that fits is found as
+a linear program. Its duals are prices on time and on the memory at each moment; the plan that is
+cheapest at these prices joins the known ones, until none is cheaper than the mixture. At any
+prices, what the cheapest plan costs less the price of the limit is a bound on all that fit.
+
+Source: Dantzig and Wolfe 1960, doi:10.1287/opre.8.1.101; for constrained shortest paths,
+Handler and Zang 1980, doi:10.1002/net.3230100403.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.optimize import linprog
+
+from workbench.predict.search.edges import Rule
+from workbench.predict.search.laden import Laden
+from workbench.predict.search.loads import Load, Prices
+from workbench.predict.search.trellis import Floats
+
+_CLOSE = 1e-5
+_CUTS = 8  # how often a mixture is held against the moments that are not in the program yet
+_DEAR = 100.0  # what a whole limit too much costs, in steps of the fastest plan
+
+
+class Columns:
+    """Plans in so many rounds, and a bound on all of them.
+
+    Args:
+        laden: all of them.
+        limit: bytes; None: what is looked for is the least memory.
+        rules: that the plans keep.
+        loads: plans that are known, whether they keep them or not.
+        prices: to begin with; None: memory costs nothing.
+
+    Attributes:
+        bound: seconds that every plan that fits takes at least; of the least memory: bytes.
+        loads: the plans that have been found.
+        prices: the last ones.
+        shares: of the plans in the best mixture.
+        done: whether the bound cannot become better.
+    """
+
+    def __init__(
+        self,
+        laden: Laden,
+        limit: float | None,
+        rules: tuple[Rule, ...] = (),
+        loads: Sequence[Load] = (),
+        prices: Prices | None = None,
+    ) -> None:
+        self.laden, self.limit, self.rules = laden, limit, rules
+        self.bound, self.done = 0.0, False
+        self.loads: list[Load] = []
+        self.shares: Floats = np.ones(1)
+        self._rows: list[int] = []
+        self._moments = len(laden.edges)
+        self._seen: set[tuple[object, ...]] = set()
+        for load in loads:
+            if all(rule.holds(load) for rule in rules):
+                self._keep(load)
+        self.prices = prices
+        if prices is not None:
+            self._price(prices)
+        if self.loads or self.done:
+            return
+        if limit is None:
+            self._price(Prices(0.0, np.full(self._moments, 1 / self._moments), 0.0))
+            return
+        for mix in (0.0, 1.0) if laden.terms.apart else (0.0,):
+            self._price(Prices(mix, np.zeros(self._moments)))
+
+    def step(self) -> Load | None:
+        """Looks for one more plan; None: there is none that would tell more."""
+        if self.done or not self.loads:
+            self.done = True
+            return None
+        mixture = self._mixture()
+        if mixture is None:
+            self.done = True
+            return None
+        self.shares, self.prices, value = mixture
+        load = self._price(self.prices)
+        if load is None or self.bound >= value * (1 - _CLOSE):
+            self.done = True
+        return load
+
+    def _price(self, prices: Prices) -> Load | None:
+        """The cheapest plan; None: it is known."""
+        cost, load = self.laden.cheapest(prices, self.rules)
+        if load is None:
+            self.bound, self.done = np.inf, True
+            return None
+        bound = cost + prices.total * (self.laden.resident - (self.limit or 0.0))
+        bound += prices.time * self.laden.terms.fixed
+        self.bound = max(self.bound, bound)
+        return load if self._keep(load) else None
+
+    def _keep(self, load: Load) -> bool:
+        """Adds a plan, if it is new."""
+        key = (load.path, load.again)
+        new = key not in self._seen
+        if new:
+            self._seen.add(key)
+            self.loads.append(load)
+            self._add(load.levels)
+        return new
+
+    def _add(self, levels: Floats) -> None:
+        moment = int(levels.argmax())
+        if moment not in self._rows:
+            self._rows.append(moment)
+
+    def _mixture(self) -> tuple[Floats, Prices, float] | None:
+        """(the best mixture, the prices at which it is cheapest, its value); None: not solved."""
+        levels = np.array([load.levels for load in self.loads])
+        for _ in range(_CUTS):
+            solved = self._solved(levels)
+            if solved is None:
+                return None
+            shares, prices, value, most = solved
+            mixed = shares @ levels
+            if mixed.max() <= most * (1 + 1e-9):
+                break
+            self._add(mixed)
+        return shares, prices, value
+
+    def _solved(self, levels: Floats) -> tuple[Floats, Prices, float, float] | None:
+        """(shares of the plans, prices, value, bytes at most); None: numbers are in the way."""
+        count, rows = len(self.loads), self._rows
+        unit = max(float(levels.max()), 1.0)
+        memory = np.zeros((len(rows), count + 2))
+        memory[:, :count] = levels[:, rows].T / unit
+        memory[:, count] = -1.0
+        times = np.zeros((2, count + 2))
+        times[0, :count] = [load.whole for load in self.loads]
+        times[1, :count] = [load.beside for load in self.loads]
+        times[:, count + 1] = -1.0
+        one = np.zeros((1, count + 2))
+        one[0, :count] = 1.0
+        lean = self.limit is None
+        limit = 0.0 if self.limit is None else self.limit / unit
+        fastest = min(load.seconds for load in self.loads)
+        goal = np.zeros(count + 2)
+        goal[count] = 1.0 if lean else _DEAR * fastest
+        goal[count + 1] = 0.0 if lean else 1.0
+        found = linprog(
+            goal,
+            A_ub=np.vstack([memory, times]),
+            b_ub=np.array([limit] * len(rows) + [0.0, 0.0]),
+            A_eq=one,
+            b_eq=[1.0],
+            method="highs",
+        )
+        if not found.success:
+            return None
+        duals = np.maximum(-found.ineqlin.marginals, 0.0)
+        moments = np.zeros(self._moments)
+        moments[rows] = duals[: len(rows)] / unit * (unit if lean else 1.0)
+        mix = 0.0 if lean else float(duals[-1] / max(duals[-2:].sum(), 1e-300))
+        value = float(found.fun) * (unit if lean else 1.0)
+        most = float(found.x[count]) * unit + (self.limit or 0.0)
+        prices = Prices(mix, moments, 0.0 if lean else 1.0)
+        return found.x[:count], prices, value, most

@@ -1,0 +1,194 @@
+"""What a layer keeps for its backward pass, and what it needs there, in bytes.
+
+All are means over ranks: no rank's peak can be below the mean, so that sums of them are lower
+bounds of what is predicted. Of what a view shows, and of values that no gradient reaches, nothing
+is counted.
+
+Source: the functions by which a prediction writes down a step's tensors (`execution.py`).
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from workbench.plan.choice import LayerPlan
+from workbench.plan.experiment import Experiment
+from workbench.plan.graph import Graph, Layer
+from workbench.plan.layout import Layout
+from workbench.plan.plan import Plan
+from workbench.plan.weights import WeightPlacement, heads_of
+from workbench.predict import kernels
+from workbench.predict.kept import kept_by
+from workbench.predict.parameters import itemsize, piece
+from workbench.predict.program import HALF
+from workbench.predict.rows import Counts, Rows, tiled
+from workbench.predict.windows import Windows
+
+SLOTS = 2  # of the values that a layer reads, so many are looked at
+
+Room = tuple[float, float, float, float, float]
+
+
+class Footprints:
+    """Of any layer of an experiment's graph.
+
+    Args:
+        experiment: whose graph and precision count.
+        rows: of a pass.
+        itemsizes: bytes of an element of what each layer gives.
+        learns: layers that a gradient reaches.
+    """
+
+    def __init__(
+        self, experiment: Experiment, rows: Rows, itemsizes: Mapping[str, int], learns: set[str]
+    ) -> None:
+        plan: Plan = experiment.plan
+        self.graph: Graph = plan.graph
+        self.rows, self.itemsizes, self.learns = rows, itemsizes, learns
+        self.precision = experiment.precision
+        synchronized = plan.batch_norm == "synchronized"
+        self.kept = {layer.name: kept_by(layer, synchronized) for layer in self.graph.layers}
+
+    def of(
+        self,
+        layer: Layer,
+        choice: LayerPlan | None,
+        read: Layout,
+        given: Layout,
+        placed: Mapping[str, WeightPlacement],
+    ) -> Room:
+        """(kept beside values, output, first input, second input, transient) of one layer.
+
+        Args:
+            layer: of the graph.
+            choice: of its scheme.
+            read: layout of what it reads.
+            given: layout of what it gives.
+            placed: its weights.
+        """
+        if layer.name not in self.learns or layer.kind in ("parameter", "size"):
+            return 0.0, 0.0, 0.0, 0.0, 0.0
+        output = self._bytes(layer.name, given).mean() if self.gives(layer.name) else 0.0
+        slots = [self._read(layer, name, read) for name in self.slots(layer)]
+        slots += [0.0] * (SLOTS - len(slots))
+        beside = self._beside(layer, choice, given)
+        transient = self._transient(layer, choice, read, given, placed)
+        return beside, float(output), slots[0], slots[1], transient
+
+    def slots(self, layer: Layer) -> list[str]:
+        """The values that it reads and that can be kept for it or others, at most `SLOTS`."""
+        found = [name for name in dict.fromkeys(layer.inputs) if self.counts(self.root(name))]
+        return found[:SLOTS]
+
+    def root(self, name: str) -> str:
+        """The value in whose memory this one lies: itself, if it is no view."""
+        while name != "input" and self.kept[name].view and self.graph[name].inputs:
+            name = self.graph[name].inputs[0]
+        return name
+
+    def gives(self, name: str) -> bool:
+        """Whether a layer keeps its own output."""
+        return self.counts(name) and self.kept[name].output
+
+    def needs(self, layer: Layer) -> list[bool]:
+        """For each of `slots`, whether the layer keeps it."""
+        slots = self.slots(layer)
+        if layer.name not in self.learns or not self.kept[layer.name].input:
+            return [False] * len(slots)
+        read = list(dict.fromkeys(layer.inputs))
+        if layer.kind == "mul" and len(read) == 2:  # a factor is kept for the other's gradient
+            return [read[1 - read.index(name)] in self.learns for name in slots]
+        return [True] * len(slots)
+
+    def counted(self, layer: Layer) -> tuple[bool, tuple[bool, ...]]:
+        """Equal for layers of which the same is counted."""
+        return self.gives(layer.name), tuple(self.needs(layer))
+
+    def counts(self, name: str) -> bool:
+        """Whether a value is looked at: memory of its own that a gradient reaches."""
+        if name == "input" or name not in self.learns or self.graph[name].rows == 0:
+            return False
+        return not self.kept[name].view
+
+    def _read(self, layer: Layer, name: str, read: Layout) -> float:
+        casts = self.precision == "bf16" and layer.kind in ("conv2d", "linear")
+        width = self.itemsizes[name]
+        share = min(width, HALF) / width if casts else 1.0
+        return float(self._bytes(name, read).mean()) * share
+
+    def _beside(self, layer: Layer, choice: LayerPlan | None, given: Layout) -> float:
+        """Masks, places and what else a layer keeps of its own."""
+        keeps = self.kept[layer.name]
+        heads = 1.0 if choice is None else self._heads(layer, choice)
+        words = keeps.words + keeps.of_heads * float(np.mean(heads))
+        each = words * self.itemsizes[layer.name] + keeps.bytes
+        elements = self.rows.elements(given, layer.output_shape, layer.rows)
+        return each * float(elements.mean()) if each else 0.0
+
+    def _transient(
+        self,
+        layer: Layer,
+        choice: LayerPlan | None,
+        read: Layout,
+        given: Layout,
+        placed: Mapping[str, WeightPlacement],
+    ) -> float:
+        """Gradients of its output and inputs, and the workspace beside them."""
+        arrived = self._bytes(layer.name, given).astype(np.float64)
+        if layer.rows == 0:
+            return 0.0
+        if self.kept[layer.name].passes:
+            return float(arrived.mean())
+        wanted = [n for n in dict.fromkeys(layer.inputs) if n in self.learns and self._rows(n)]
+        made = np.zeros(len(arrived))
+        for name in wanted:
+            made = made + self._bytes(name, read)
+        space = self._workspace(layer, choice, read, given, placed)
+        later = made + np.maximum(
+            _or_none(space.beside_gradient) if wanted else 0.0, _or_none(space.of_weight)
+        )
+        before = _or_none(space.backward) if wanted else 0.0
+        return float((arrived + np.maximum(before, later)).mean())
+
+    def _workspace(
+        self,
+        layer: Layer,
+        choice: LayerPlan | None,
+        read: Layout,
+        given: Layout,
+        placed: Mapping[str, WeightPlacement],
+    ) -> kernels.Workspace:
+        if layer.kind == "conv2d" and layer.weights:
+            where, width = placed[layer.weights[0].name], self.itemsizes[layer.name]
+            world = self.rows.world_size
+            weight = piece(where, world) * itemsize(where, self.precision)
+            whole = itemsize(where, self.precision)
+            x = self.rows.elements(read, layer.input_shape, layer.rows) * width
+            y, rows = self._bytes(layer.name, given), self.rows.over(read.group_size)
+            return kernels.convolution(layer, x, weight * width // whole, y, rows, width)
+        if layer.kind == "attention":
+            size, windows = self._bytes(layer.name, given), Windows.of(layer)
+            cut = choice is not None and choice.scheme == "shard_heads"
+            heads = self._heads(layer, choice) if choice is not None and cut else None
+            if windows is not None:
+                return windows.workspace(size, 1.0 if heads is None else heads)
+            return kernels.attention(size, heads)
+        return kernels.Workspace()
+
+    def _heads(self, layer: Layer, choice: LayerPlan) -> np.ndarray:
+        """The share of an attention layer's heads that each rank has."""
+        if choice.scheme != "shard_heads":
+            return np.ones(self.rows.world_size)
+        return tiled(heads_of(layer, choice), self.rows.world_size) / layer.heads
+
+    def _rows(self, name: str) -> bool:
+        return self.graph[name].rows > 0
+
+    def _bytes(self, name: str, layout: Layout) -> Counts:
+        layer = self.graph[name]
+        elements = self.rows.elements(layout, layer.output_shape, layer.rows)
+        return elements * self.itemsizes[name]
+
+
+def _or_none(size: Counts | None) -> Counts | float:
+    return 0.0 if size is None else size

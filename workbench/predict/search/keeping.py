@@ -1,0 +1,237 @@
+"""Which of a plan's choices decides on what is kept, layer by layer, as a small automaton.
+
+Besides its scheme every layer chooses whether it is computed again, and the model where its tail
+begins if it runs in rounds. What is kept of a value depends on those who give and read it:
+
+    a layer that is not computed again    keeps its output or inputs, as its kind needs
+    one that is                           keeps what it reads from before its segment, until the
+                                          segment's own backward pass
+
+so that a value is gone only if all who need it are computed again in one segment. A state of the
+automaton says of each value that is still to be read whether it is kept already, and if not,
+whether it was given in the segment that goes on; it is combined with the trellis's states.
+
+A tail in rounds holds a part of its activations at a time. It begins where one value alone leads
+on, and whatever goes from own rows into groups behind it is that value.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+import numpy as np
+
+from workbench.plan.graph import Graph, Layer
+from workbench.predict.search.footprint import SLOTS, Footprints
+from workbench.predict.search.trellis import Floats, Integers
+
+ANY, NONE, ONE = range(3)  # conversions from own rows into groups: any, none, one of the tail's
+_BEFORE, _BEGUN, _BEHIND = range(3)  # the tail's gather
+_OUTSIDE, _INSIDE = 1, 2  # of the segment that goes on, where a value is not kept yet
+_State = tuple[int, tuple[tuple[str, int], ...]]
+
+
+@dataclass(frozen=True)
+class Moves:
+    """The automaton's transitions at one layer, ordered by the state before.
+
+    Attributes:
+        states: number of states before.
+        after_states: number of states behind.
+        before: of each transition.
+        after: of each transition.
+        again: 1 where the layer is computed again, else 0.
+        kept: [transitions, 2 + SLOTS]: of beside, output and inputs, the part that is kept.
+        there: the part that is there in the layer's own backward pass alone.
+        tail: 1 where the layer is in a tail that runs in rounds, else 0.
+        held: bytes that are there as long as a tail is.
+        entry: `ANY`, `NONE` or `ONE`.
+    """
+
+    states: int
+    after_states: int
+    before: Integers
+    after: Integers
+    again: Floats
+    kept: Floats
+    there: Floats
+    tail: Floats
+    held: Floats
+    entry: Integers
+
+    @cached_property
+    def starts(self) -> Integers:
+        """Of each state, its first transition."""
+        found: Integers = np.searchsorted(self.before, np.arange(self.states))
+        return found
+
+    @cached_property
+    def ends(self) -> Integers:
+        """Of each state, the one behind its last transition."""
+        return np.append(self.starts[1:], len(self.before))
+
+    @property
+    def key(self) -> tuple[bytes, ...]:
+        """Equal for equal transitions."""
+        columns = (getattr(self, name) for name in _COLUMNS)
+        sizes = repr((self.states, self.after_states)).encode()
+        return (sizes, *(column.tobytes() for column in columns))
+
+    @classmethod
+    def joined(cls, every: "Sequence[tuple[Moves, int]]") -> "Moves":
+        """One transition of each."""
+        columns = (
+            np.array([getattr(moves, name)[place] for moves, place in every]) for name in _COLUMNS
+        )
+        return cls(1, 1, *columns)
+
+
+_COLUMNS = tuple(field.name for field in fields(Moves))[2:]
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """An automaton.
+
+    Attributes:
+        moves: of each layer.
+        ends: for each state behind the last layer, whether a plan may end there.
+    """
+
+    moves: tuple[Moves, ...]
+    ends: tuple[bool, ...]
+
+
+def keeping_of(
+    graph: Graph,
+    footprints: Footprints,
+    able: Sequence[bool],
+    boundaries: Mapping[str, float] | None = None,
+) -> Keeping:
+    """The automaton of plans without rounds, or of those with a tail in rounds.
+
+    Args:
+        graph: the model.
+        footprints: what layers keep.
+        able: of each layer, whether it may be computed again.
+        boundaries: values whose readers can be a tail, and the bytes of their gradients; None:
+            there is no tail.
+    """
+    writing = _Writing(graph, footprints, boundaries)
+    known: dict[tuple[bytes, ...], Moves] = {}
+    states: list[_State] = [(_BEFORE, ())]
+    found = []
+    for layer, again in zip(graph.layers, able, strict=True):
+        moves, states = writing.moves(layer, again, states)
+        found.append(known.setdefault(moves.key, moves))
+    ends = tuple(boundaries is None or phase == _BEHIND for phase, _ in states)
+    return Keeping(tuple(found), ends)
+
+
+def boundaries_of(graph: Graph, heads: frozenset[str] | set[str]) -> list[str]:
+    """Of these values, those that lead on alone where they are first read."""
+    last = {name: readers[-1] for name, readers in graph.consumers.items() if readers}
+    live, found, seen = {"input"}, list[str](), set[str]()
+    for layer in graph.layers:
+        for name in dict.fromkeys(layer.inputs):
+            if name in heads and name not in seen and live == {name}:
+                found.append(name)
+            seen.add(name)
+        live -= {name for name in layer.inputs if last[name] == layer.name}
+        if layer.rows and layer.name in last:
+            live.add(layer.name)
+    return found
+
+
+class _Writing:
+    def __init__(
+        self, graph: Graph, footprints: Footprints, boundaries: Mapping[str, float] | None
+    ) -> None:
+        self.graph, self.footprints = graph, footprints
+        self.whole, self.boundaries = boundaries is None, boundaries or {}
+        consumers = graph.consumers
+        self.first = {consumers[name][0]: name for name in self.boundaries}
+        self.last = {name: readers[-1] for name, readers in consumers.items() if readers}
+        self.until = self._until()
+        self.gathered, self.held = "", float("inf")
+
+    def _until(self) -> dict[str, str]:
+        """The last layer that reads a value, itself or as a view."""
+        found: dict[str, str] = {}
+        for layer in self.graph.layers:
+            found.update({self.footprints.root(name): layer.name for name in layer.inputs})
+        return found
+
+    def moves(self, layer: Layer, able: bool, states: list[_State]) -> tuple[Moves, list[_State]]:
+        numbers: dict[_State, int] = {}
+        rows = []
+        footprints = self.footprints
+        learns = layer.name in footprints.learns
+        roots = map(footprints.root, footprints.slots(layer))
+        self.reads = list(zip(roots, footprints.needs(layer), strict=True))
+        self.gives = footprints.gives(layer.name)
+        self.lives = layer.name in self.until and footprints.counts(layer.name)
+        if layer.name in self.first:
+            self.gathered = self.first[layer.name]
+            self.held = min(self.held, self.boundaries[self.gathered])
+        for before, (phase, values) in enumerate(states):
+            for then, entry in self._phases(layer, phase):
+                known = dict(values)
+                if phase == _BEFORE != then:  # a tail is a segment of its own
+                    known = dict.fromkeys(known, _OUTSIDE)
+                for again in (False, True) if able and learns else (False,):
+                    kept, there, left = self._kept(layer, again, dict(known))
+                    after = numbers.setdefault((then, left), len(numbers))
+                    apart = then != _BEFORE
+                    held = self.held if apart else 0.0
+                    rows.append((before, after, again, kept, there, apart, held, entry))
+        columns = list(zip(*rows, strict=True))
+        whole = [np.array(columns[place], dtype=np.int64) for place in (0, 1, 7)]
+        others = [np.array(column, dtype=np.float64) for column in columns[2:7]]
+        return _moves(len(states), len(numbers), whole, others), list(numbers)
+
+    def _phases(self, layer: Layer, phase: int) -> Iterator[tuple[int, int]]:
+        """(the phase behind the layer, what it may convert)."""
+        if self.whole:
+            yield _BEFORE, ANY
+            return
+        begins = layer.name in self.first
+        ends = self.last.get(self.gathered) == layer.name
+        if phase == _BEFORE:
+            yield _BEFORE, NONE
+        if phase == _BEHIND:
+            yield _BEHIND, NONE
+        elif phase == _BEGUN or begins:
+            yield (_BEHIND, ONE) if ends else (_BEGUN, NONE)
+
+    def _kept(
+        self, layer: Layer, again: bool, values: dict[str, int]
+    ) -> tuple[list[float], list[float], tuple[tuple[str, int], ...]]:
+        """(what is kept, what is there in its backward pass alone, what is not kept yet)."""
+        name, gives = layer.name, self.gives
+        kept, there = [0.0] * (2 + SLOTS), [0.0] * (2 + SLOTS)
+        own = there if again else kept
+        own[:2] = 1.0, float(gives)
+        for place, (value, needed) in enumerate(self.reads, start=2):
+            where = values.get(value)
+            if where is None:
+                continue
+            if where == _OUTSIDE if again else needed:
+                kept[place] = 1.0
+                del values[value]
+            elif again and needed:
+                there[place] = 1.0
+        if layer.rows and layer.name in self.footprints.learns and not again:  # a segment ends
+            values = dict.fromkeys(values, _OUTSIDE)
+        values = {value: where for value, where in values.items() if self.until[value] != name}
+        if self.lives and not (gives and not again):
+            values[name] = _INSIDE if again else _OUTSIDE
+        return kept, there, tuple(sorted(values.items()))
+
+
+def _moves(
+    states: int, after_states: int, whole: Sequence[Integers], others: Sequence[Floats]
+) -> Moves:
+    before, after, entry = whole
+    again, kept, there, tail, held = others
+    return Moves(states, after_states, before, after, again, kept, there, tail, held, entry)

@@ -1,0 +1,247 @@
+"""All plans with what they keep: the trellis and the automaton of `keeping.py` together.
+
+A plan's memory is looked at once in the backward pass of each layer: what stays from step to
+step, what layers up to this one keep, and what its own backward pass needs. At prices on these
+moments, and on both bounds of its time, a cheapest plan is found stage by stage.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from workbench.plan.tail import Rounds
+from workbench.predict.search.bounds import Terms
+from workbench.predict.search.costs import (
+    APART,
+    BACKWARD,
+    BESIDE,
+    FORWARD,
+    GATHER,
+    GRADIENTS,
+    LAYER,
+    RESIDENT,
+    ROUNDS,
+    SECOND,
+    TRANSIENT,
+    UPDATE,
+)
+from workbench.predict.search.edges import Edges, Flags, Rule
+from workbench.predict.search.keeping import ONE, Keeping, Moves
+from workbench.predict.search.loads import Load, Prices
+from workbench.predict.search.trellis import Floats, Integers, Trellis
+
+_KEPT = slice(BESIDE, SECOND + 1)
+_TAIL = np.ones(1)
+
+
+class Laden:
+    """All plans in some rounds.
+
+    Args:
+        edges: of each stage of the trellis.
+        trellis: of all plans, with the costs of `costs.py`.
+        keeping: the automaton.
+        terms: of the bounds of time.
+        resident: bytes that every rank holds whatever the plan.
+        rounds: of the plans.
+        group_size: of their tail; 1: all at once.
+    """
+
+    def __init__(
+        self,
+        edges: Sequence[Edges],
+        trellis: Trellis,
+        keeping: Keeping,
+        terms: Terms,
+        resident: float,
+        rounds: Rounds = "BK",
+        group_size: int = 1,
+    ) -> None:
+        self.trellis, self.keeping = trellis, keeping
+        self.terms, self.resident = terms, resident
+        self.rounds, self.group_size = rounds, group_size
+        self.edges = edges if group_size == 1 else self._reached(edges)
+        self._nexts: dict[tuple[int, int], Integers] = {}
+
+    def cheapest(self, prices: Prices, rules: Sequence[Rule] = ()) -> tuple[float, Load | None]:
+        """(its cost, a plan) that is cheapest; `fixed` and `resident` are not in the cost.
+
+        Args:
+            prices: of time and memory.
+            rules: that it keeps; infinite cost and no plan where none does.
+        """
+        of_stage: dict[int, list[Rule]] = {}
+        for rule in rules:
+            of_stage.setdefault(rule.stage, []).append(rule)
+        behind, costs = self._behind(prices, of_stage)
+        least = float(behind[-1][0, 0])
+        return least, self._found(behind[::-1], costs[::-1]) if np.isfinite(least) else None
+
+    def _behind(
+        self, prices: Prices, rules: Mapping[int, Sequence[Rule]]
+    ) -> tuple[list[Floats], list[Floats]]:
+        """(least cost from each state to the end, cost of each edge and transition), last first."""
+        last: Floats = np.where(self.keeping.ends, 0.0, np.inf)[None, :]
+        found, paid = [last], list[Floats]()
+        after = np.cumsum(prices.moments[::-1])[::-1]
+        memo: dict[tuple[int, int, float, float], Floats] = {}
+        for index in range(len(self.edges) - 1, -1, -1):
+            edges, moves = self.edges[index], self.keeping.moves[index]
+            kept, here = float(after[index]), float(prices.moments[index])
+            key = (id(edges), id(moves), kept, here)
+            if key not in memo:
+                memo[key] = self._costs(edges, moves, prices, kept, here)
+            costs = memo[key]
+            if index in rules:
+                costs = costs.copy()
+                for rule in rules[index]:
+                    costs[~rule.allowed(edges, moves)] = np.inf
+            paid.append(costs)
+            total = found[-1].ravel()[self._next(edges, moves)]
+            total += costs
+            least = np.minimum.reduceat(total, edges.starts, axis=0)
+            best = np.full((edges.states, moves.states), np.inf)
+            best[edges.present] = np.minimum.reduceat(least, moves.starts, axis=1)
+            found.append(best)
+        return found, paid
+
+    def _next(self, edges: Edges, moves: Moves) -> Integers:
+        """[edges, transitions]: where each leads, as one number."""
+        key = (id(edges), id(moves))
+        if key not in self._nexts:
+            count = int(moves.after_states)
+            self._nexts[key] = edges.target[:, None] * count + moves.after[None, :]
+        return self._nexts[key]
+
+    def _reached(self, every: Sequence[Edges]) -> list[Edges]:
+        """The edges that plans in rounds can have: behind a head of own rows, few are left."""
+        here, found = np.ones((1, 1), dtype=bool), []
+        known: dict[tuple[int, bytes], Edges] = {}
+        for edges, moves in zip(every, self.keeping.moves, strict=True):
+            open_ = here[edges.source][:, moves.before]
+            open_ &= ~edges.refused(moves.entry, self.group_size)
+            mine: Flags = np.any(open_, axis=1)
+            key = (id(edges), mine.tobytes())
+            if key not in known:
+                known[key] = edges.only(mine)
+            found.append(known[key])
+            here = np.zeros((int(edges.target.max()) + 1, moves.after_states), dtype=bool)
+            which, move = np.nonzero(open_)
+            here[edges.target[which], moves.after[move]] = True
+        return found
+
+    def _costs(
+        self, edges: Edges, moves: Moves, prices: Prices, kept: float, here: float
+    ) -> Floats:
+        """[edges, transitions]: of a stage, without what follows."""
+        mix, costs, slowed = prices.mix, edges.costs, self.terms.slowed
+        seconds = (
+            costs[:, LAYER]
+            + costs[:, FORWARD]
+            + costs[:, UPDATE]
+            + (1 - mix) * costs[:, BACKWARD]
+            + ((1 - mix) * slowed + mix) * costs[:, GRADIENTS]
+        )
+        again = (1 - mix) * moves.again
+        rooms = costs[:, _KEPT] @ (kept * moves.kept + here * moves.there).T
+        rooms += here * costs[:, TRANSIENT, None]
+        found: Floats = rooms * self._shares(costs, moves.tail) + here * moves.held
+        found += (prices.total * costs[:, RESIDENT])[:, None]
+        found += prices.time * (seconds[:, None] + np.outer(costs[:, LAYER], again))
+        if self.group_size > 1:
+            there, back = self._more(costs)
+            # Sums begin in the last round: of all others the backward pass is over by then.
+            early = mix * (1 - 1 / self.group_size)
+            more = there + (1 - mix + early) * back + early * costs[:, BACKWARD]
+            hidden = (1 - (1 - mix) * slowed) * self.terms.rounds * (moves.entry == ONE)
+            found += prices.time * (
+                np.outer(more, moves.tail)
+                + np.outer(costs[:, LAYER], early * moves.again * moves.tail)
+                - np.outer(costs[:, GATHER], hidden)
+            )
+            found[edges.refused(moves.entry, self.group_size)] = np.inf
+        return found
+
+    def _shares(self, costs: Floats, tail: Floats) -> Floats:
+        """[edges, transitions]: the part of a layer's activations that is there at a time."""
+        size = self.group_size
+        cut = np.ones(len(costs)) if self.rounds == "B/K" else costs[:, APART]
+        shares: Floats = 1 - np.outer(cut, tail) * (1 - 1 / size)
+        return shares
+
+    def _more(self, costs: Floats) -> tuple[Floats, Floats]:
+        """Of each edge, what its rounds take more: forward, backward."""
+        column = ROUNDS + 2 * self.terms.parts.index(self.group_size)
+        there, back = costs[:, column], costs[:, column + 1]
+        if self.rounds == "B/K":
+            return there, back
+        # Of own rows, a rank works on all that it has in one round.
+        own = costs[:, APART] == 0
+        return np.where(own, np.minimum(there, 0), there), np.where(own, np.minimum(back, 0), back)
+
+    def _found(self, behind: Sequence[Floats], paid: Sequence[Floats]) -> Load:
+        state = place = 0
+        path, taken = [], []
+        for index, edges in enumerate(self.edges):
+            moves = self.keeping.moves[index]
+            mine = slice(edges.first[state], edges.first[state + 1])
+            ours = slice(moves.starts[place], moves.ends[place])
+            costs = behind[index + 1][edges.target[mine]][:, moves.after[ours]]
+            edge, move = divmod(int((costs + paid[index][mine, ours]).argmin()), costs.shape[1])
+            path.append(mine.start + edge)
+            taken.append(ours.start + move)
+            state, place = int(edges.target[path[-1]]), int(moves.after[taken[-1]])
+        return self.load(path, taken)
+
+    def load(self, path: Sequence[int], taken: Sequence[int]) -> Load:
+        """The plan of a path, given as one edge and one transition for each stage."""
+        costs = np.array([e.costs[edge] for e, edge in zip(self.edges, path, strict=True)])
+        moves = Moves.joined(list(zip(self.keeping.moves, taken, strict=True)))
+        again, tails = moves.again, moves.tail
+        share = np.where(tails > 0, self._shares(costs, _TAIL)[:, 0], 1.0)
+        kept = share * np.einsum("sc,sc->s", costs[:, _KEPT], moves.kept)
+        here = np.einsum("sc,sc->s", costs[:, _KEPT], moves.there) + costs[:, TRANSIENT]
+        here = share * here + moves.held
+        gathers, more, early = moves.entry == ONE, (0.0, 0.0), 0.0
+        if self.group_size > 1:
+            there, back = self._more(costs)
+            more = float(there @ tails), float(back @ tails)
+            early = float((costs[:, BACKWARD] + back + again * costs[:, LAYER]) @ tails)
+            early *= 1 - 1 / self.group_size
+        totals, slowed = costs.sum(axis=0), self.terms.slowed
+        levels = np.cumsum(kept) + here + totals[RESIDENT] + self.resident
+        gather = float(costs[:, GATHER] @ gathers) * self.terms.rounds
+        sides = totals[LAYER] + totals[FORWARD] + more[0] - gather + totals[UPDATE]
+        sides += self.terms.fixed
+        whole = sides + totals[BACKWARD] + more[1] + again @ costs[:, LAYER]
+        whole += slowed * (totals[GRADIENTS] + gather)
+        layers = self.trellis.layers
+        places = [int(e.place[edge]) for e, edge in zip(self.edges, path, strict=True)]
+        return Load(
+            path=tuple(path),
+            plan=self.trellis.choices(places),
+            again=tuple(layers[index].name for index in np.flatnonzero(again)),
+            choices=np.array([e.choice[edge] for e, edge in zip(self.edges, path, strict=True)]),
+            agains=again.astype(np.int64),
+            tails=tails.astype(np.int64),
+            rounds=self.rounds,
+            whole=float(whole),
+            beside=float(sides + early + totals[GRADIENTS]) if self.terms.apart else 0.0,
+            levels=levels,
+        )
+
+    @cached_property
+    def spreads(self) -> dict[str, Floats]:
+        """For each of `WHATS`, bytes that it decides on at each stage; 0: nothing."""
+        held = [np.ptp(edges.costs[:, RESIDENT]) for edges in self.edges]
+        kept = [edges.costs[:, _KEPT].sum(axis=1).max() for edges in self.edges]
+        several = [np.ptp(edges.choice) > 0 for edges in self.edges]
+        able = [np.ptp(moves.again) > 0 for moves in self.keeping.moves]
+        tails = [np.ptp(moves.tail) > 0 for moves in self.keeping.moves]
+        total = sum(held) + sum(kept)
+        return {
+            "choice": (np.array(held) + np.array(kept) + 1) * several,
+            "again": (np.array(kept) + 1) * able,
+            "tail": (total + 1) * np.array(tails),
+        }

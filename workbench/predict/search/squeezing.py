@@ -1,0 +1,187 @@
+"""Plans for a memory limit that binds, and how far any other that fits could be below them.
+
+Two searches go side by side over the same plans. One counts memory as surely too little: its
+bound holds for all plans that fit. The other lowers its limit by what the predictions of its own
+plans have had beyond that, and parts what is computed again into short segments, so that what it
+finds does fit.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from workbench.plan.tail import Rounds, RoundsError
+from workbench.predict.search.bounds import Terms
+from workbench.predict.search.branching import Branching
+from workbench.predict.search.columns import Columns
+from workbench.predict.search.costs import StepCosts
+from workbench.predict.search.edges import edges_of
+from workbench.predict.search.judge import Judge, Judged
+from workbench.predict.search.keeping import boundaries_of, keeping_of
+from workbench.predict.search.laden import Laden
+from workbench.predict.search.loads import Load
+from workbench.predict.search.question import Question
+from workbench.predict.search.trellis import Trellis
+
+_NEAR = 0.01  # plans that could be faster by less are not looked for
+_PARTED: tuple[Rounds, ...] = ("B/K", "B")
+_FIRST = 3  # of the plans that are found before there is a bound, so many are judged
+_SHORT, _MOST_SHRINKS = 6, 8
+
+
+class Squeezing:
+    """A search under a limit.
+
+    Args:
+        question: what is asked.
+        trellis: of all plans.
+        costs: that it was laid out with.
+        terms: of the bounds of time.
+        resident: bytes that every rank holds whatever the plan.
+        judge: of the plans that are found.
+    """
+
+    def __init__(
+        self,
+        question: Question,
+        trellis: Trellis,
+        costs: StepCosts,
+        terms: Terms,
+        resident: float,
+        judge: Judge,
+    ) -> None:
+        self.question, self.trellis, self.costs = question, trellis, costs
+        self.terms, self.resident, self.judge = terms, resident, judge
+        layers = question.graph.layers
+        self.able = [question.may_recompute(layer) for layer in layers]
+        self.boundaries = self._boundaries()
+        self.edges = edges_of(trellis)
+        self.every = self._laden(self.able)
+        self.bound = 0.0
+
+    def search(self, until: float) -> None:
+        """Looks for plans that fit until the bound is near, or so much work is done.
+
+        Args:
+            until: by `time.thread_time`.
+        """
+        all_ = Branching(self.every, self.question.limit, self._enough)
+        sure = all_.plans()
+        # While some kind of rounds has not been looked at, there is no bound to speak of.
+        first = list(_until(sure, lambda: all_.bound > 0 or time.thread_time() > until))
+        first.sort(key=lambda load: load.seconds)
+        for load in [load for load in first if load.peak <= self.question.limit][:_FIRST]:
+            self._judged(load, self.question.limit)
+        for found in _turns(sure, self._safe()):
+            if found is not None:
+                self._judged(found, self.question.limit)
+            if all_.bound >= self._enough() or time.thread_time() > until:
+                break
+        self.bound = all_.bound
+
+    def least(self, until: float) -> float:
+        """Bytes that every plan needs at least; plans that need little are judged meanwhile.
+
+        Args:
+            until: by `time.thread_time`.
+        """
+        found = []
+        for laden in self.every:
+            columns = Columns(laden, None)
+            while columns.step() is not None and time.thread_time() < until:
+                pass
+            found.append(columns.bound)
+            for load in columns.loads[-1:]:
+                self.judged(load)
+        return min(found)
+
+    def judged(self, load: Load) -> Judged | None:
+        """What is predicted for a plan; None: it cannot run in its rounds."""
+        try:
+            plan = self.question.plan(load.plan, load.again).with_rounds(load.rounds)
+        except RoundsError:
+            return None
+        return self.judge.judge(plan)
+
+    def _enough(self) -> float:
+        return self.judge.seconds * (1 - _NEAR)
+
+    def _judged(self, load: Load, limit: float) -> float:
+        """Bytes by which a plan that should fit does not."""
+        if load.peak > limit or load.seconds >= self.judge.seconds:
+            return 0.0
+        judged = self.judged(load)
+        return 0.0 if judged is None else judged.peak_bytes - self.question.limit
+
+    def _safe(self) -> Iterator[Load | None]:
+        """Plans for smaller and smaller limits, until they fit."""
+        every = self._laden(self._parted(_SHORT))
+        limit = float(self.question.limit)
+        for _ in range(_MOST_SHRINKS):
+            branching = Branching(every, limit, self._enough)
+            over = 0.0
+            for load in branching.plans():
+                over = self._judged(load, limit)
+                yield None
+                if over > 0:
+                    break
+            if over <= 0:
+                return
+            limit -= over
+
+    def _laden(self, able: Sequence[bool]) -> list[Laden]:
+        graph, footprints = self.question.graph, self.costs.footprints
+        common = self.edges, self.trellis
+        terms = self.terms, self.resident
+        found = [Laden(*common, keeping_of(graph, footprints, able), *terms)]
+        if self.terms.parts and self.boundaries:
+            parted = keeping_of(graph, footprints, able, self.boundaries)
+            for size in self.terms.parts:
+                found += [Laden(*common, parted, *terms, rounds, size) for rounds in _PARTED]
+        return found
+
+    def _boundaries(self) -> dict[str, float]:
+        """Values behind which a tail may begin, and the bytes of their gradients."""
+        graph, costs = self.question.graph, self.costs
+        rows, found = float(np.mean(costs.passes[0][0].own)), {}
+        for name in boundaries_of(graph, costs.before_tails):
+            found[name] = 0.0
+            if name in costs.learns:
+                layer = graph[name]
+                size = float(np.prod(layer.output_shape)) * costs.itemsizes[name]
+                found[name] = rows * layer.rows * size
+        return found
+
+    def _parted(self, length: int) -> list[bool]:
+        """Who may be computed again, if no segment is to be much longer than this."""
+        graph, able, count = self.question.graph, list(self.able), 0
+        alone = set(boundaries_of(graph, set(graph.consumers)))
+        for index, layer in enumerate(graph.layers):
+            count += able[index]
+            if count > length and layer.name in alone:
+                able[index], count = False, 0
+        return able
+
+
+def _until(every: Iterator[Load], over: Callable[[], bool]) -> Iterator[Load]:
+    """Of these, those that come before something is so."""
+    for one in every:
+        yield one
+        if over():
+            return
+
+
+def _turns(*every: Iterator[Load | None]) -> Iterator[Load | None]:
+    """One of each in turn, until the first has no more."""
+    first, *others = every
+    while True:
+        for one in list(others):
+            try:
+                yield next(one)
+            except StopIteration:
+                others.remove(one)
+        try:
+            yield next(first)
+        except StopIteration:
+            return
