@@ -305,3 +305,18 @@ def test_batches_and_worlds_that_cannot_be():
 
 def test_parts_are_all_there():
     assert set(PARTS) - {"communication"} <= set(KINDS)
+
+
+def backward_s(plan, **fields):
+    """Of one rank; one second of the devices' time passes a gigabyte, and computing takes none."""
+    slow = device(flops={"fp32": 1e300}, bandwidth=1e9)
+    return predicted(plan, machine(slow, within=FAST), **fields).breakdown[0]["backward"]
+
+
+@pytest.mark.parametrize(("features", "passes"), [((400, 200, 10), 1), ((1100, 1000), 3)])
+def test_gradients_of_further_micro_batches_are_added(features, passes):
+    """A small layer's are copied into the bucket at first, in two passes, and added in three."""
+    graph = graphs.mlp(*features)
+    plan, held = Plan.data_parallel(graph, 2), 4 * graph.parameters
+    more = backward_s(plan, batch_size=24, accumulate=3) - backward_s(plan, batch_size=8) * 3
+    assert more == pytest.approx(2 * passes * held / 1e9, rel=1e-2)

@@ -38,7 +38,9 @@ class Replicas:
     def grouping(self, group_size: int) -> Grouping:
         """Which of the kept ranks hold the same piece."""
         if group_size not in self._groupings:
-            self._groupings[group_size] = Grouping(self.ranks.ranks % group_size)
+            self._groupings[group_size] = Grouping(
+                self.ranks.ranks % group_size, self.count(group_size)
+            )
         return self._groupings[group_size]
 
     def all_reduce(

@@ -8,6 +8,7 @@ from workbench.plan.experiment import Experiment, LocalSGD, ParameterServer
 from workbench.plan.machine import Machine
 from workbench.predict.alike import Alike, alike
 from workbench.predict.duration import Speeds
+from workbench.predict.lagging import Lagging
 from workbench.predict.lanes import Lanes
 from workbench.predict.program import Program, program_of
 from workbench.predict.schedule import Schedule
@@ -49,7 +50,8 @@ def simulated(
     ranks = alike(experiment, machine, every=program is not None)
     own = program or program_of(kept(experiment, ranks))
     speeds = Speeds(machine, ranks.ranks.tolist())
-    lanes = Lanes(len(ranks.ranks), machine.slowdown)
+    count = len(ranks.ranks)
+    lanes = Lanes(count, machine.slowdown, Lagging.on(machine, count))
     plain = written(own, ranks, speeds)
     step = lanes.steady(plain.events)
     if not isinstance(experiment.sync, LocalSGD):
