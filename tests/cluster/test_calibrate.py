@@ -15,6 +15,7 @@ from workbench.cluster.calibrate_links import links_of, slowdown_of
 from workbench.cluster.calibrate_spread import behind, stretches_of, unequal
 from workbench.cluster.devices import Device as Place
 from workbench.model.trace import trace
+from workbench.plan.link import INTO_NEW
 from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.train.measure import LayersMeasured, works_on
@@ -31,7 +32,9 @@ def places(*hosts: str, threads: int = 1) -> list[Place]:
 
 
 def attained(*rates: float) -> list[DeviceMeasured]:
-    return [DeviceMeasured(1e10, {"fp32": rate}, 1e-6, {"sgd": 1e-10}) for rate in rates]
+    return [
+        DeviceMeasured(1e10, {"fp32": rate}, 1e-6, {"sgd": 1e-10}, {"int8": 1e-9}) for rate in rates
+    ]
 
 
 def layers(plan: Plan, rank: int, rows: int, seconds: float) -> LayersMeasured:
@@ -56,6 +59,7 @@ def linked(size: int, hosts: tuple[str, ...], alpha=(1e-5, 1e-3)) -> list[LinksM
                 added = int(n * (k - 1) / k)
                 seconds = rounds * latency + got / rate + added * 1e-10
                 timed.append(Timed("all_reduce", ranks, seconds, got, rounds, added))
+                timed.append(Timed(INTO_NEW, ranks, 9 * seconds, got, rounds, added))
                 timed.append(Timed("all_gather", ranks, latency + added / rate, added, 1, 0))
         found.append(LinksMeasured(tuple(timed), beside))
     return found
@@ -92,7 +96,7 @@ def test_a_link_s_figures_are_found_again():
     assert within.reduction_s_per_byte == pytest.approx(1e-10, rel=1e-2)
     assert within.busy == pytest.approx(0.9)
     assert {(curve.op, curve.ranks) for curve in within.curves} == {
-        (op, k) for op in ("all_reduce", "all_gather") for k in (2, 4)
+        (op, k) for op in ("all_reduce", INTO_NEW, "all_gather") for k in (2, 4)
     }
     assert within.seconds("all_reduce", 4, 1.5e6, 2, 0) == pytest.approx(2e-5 + 1.575e-3, rel=1e-3)
 
@@ -130,6 +134,7 @@ def test_equal_devices_are_one_and_unequal_ones_are_each_rank_s_own():
     assert len(devices_of(attained(1e11, 1e11), uneven)) == 2
     one = devices_of(attained(1e11, 1.2e11), places("a", "a"))[0]
     assert one.flops["fp32"] == pytest.approx(1.1e11)
+    assert one.coding_s_per_byte == {"int8": pytest.approx(1e-9)}
     assert one.memory_bytes == 2**32  # of what the host has, each rank has half
     assert devices_of(attained(1e11, 1e11), places("a", "b"))[0].memory_bytes == 2**33
 

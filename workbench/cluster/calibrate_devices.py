@@ -43,6 +43,10 @@ def _device(found: Sequence[DeviceMeasured], place: Place, places: Sequence[Plac
             kind: fmean(own.update_s_per_byte[kind] for own in found)
             for kind in found[0].update_s_per_byte
         },
+        coding_s_per_byte={
+            name: fmean(own.coding_s_per_byte[name] for own in found)
+            for name in found[0].coding_s_per_byte
+        },
         source="measured, all ranks at once",
     )
 

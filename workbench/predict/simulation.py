@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from workbench.plan.errors import MachineError
-from workbench.plan.experiment import Experiment, LocalSGD, ParameterServer
+from workbench.plan.experiment import Experiment, LocalSGD
 from workbench.plan.machine import Machine
-from workbench.predict.alike import Alike, alike
+from workbench.predict.alike import alike, kept
 from workbench.predict.duration import Speeds
 from workbench.predict.lagging import Lagging
 from workbench.predict.lanes import Lanes
@@ -78,11 +78,3 @@ def check_ranks(machine: Machine, world_size: int) -> None:
             f"machine {machine.name!r} has {count} devices, one for each of {count} ranks, and the "
             f"plan is for {world_size}; a machine with one device is for any number of ranks"
         )
-
-
-def kept(experiment: Experiment, ranks: Alike) -> Experiment:
-    """The experiment of a world of only the ranks that are kept."""
-    sync = experiment.sync
-    if isinstance(sync, ParameterServer):
-        sync = sync.replace(server=int(ranks.column[sync.server]))
-    return experiment.replace(plan=experiment.plan.with_world_size(len(ranks.ranks)), sync=sync)
