@@ -15,7 +15,9 @@ from tests.plan import graphs
 from tests.predict.machines import FAST, device, link, machine
 from workbench.plan.errors import ExperimentError, MachineError, PlanError
 from workbench.plan.plan import Plan
+from workbench.plan.sample import Sample
 from workbench.plan.span import KINDS, LANES
+from workbench.plan.work import work_of
 from workbench.predict.program import program_of
 from workbench.predict.schedule import PARTS
 from workbench.predict.simulation import simulated
@@ -320,3 +322,18 @@ def test_gradients_of_further_micro_batches_are_added(features, passes):
     plan, held = Plan.data_parallel(graph, 2), 4 * graph.parameters
     more = backward_s(plan, batch_size=24, accumulate=3) - backward_s(plan, batch_size=8) * 3
     assert more == pytest.approx(2 * passes * held / 1e9, rel=1e-2)
+
+
+def test_the_band_is_that_of_independent_measurements_or_of_one_guess():
+    """Layers that were measured, or of which nothing is known."""
+    graph = graphs.mlp(40, 40, 40)
+    plan = Plan.data_parallel(graph, 1)
+    works = {work_of(plan, layer, 0, (8,), "fp32") for layer in graph.layers}
+    samples = tuple(Sample.of(work, 1e-3, 2e-3, 0.12) for work in works)
+    known = predicted(plan, machine(device(samples=samples)))
+    assert known.estimated == ()
+    spent = known.breakdown[0]
+    in_layers = (spent["forward"] + spent["backward"]) / known.step_time
+    alone = 0.08 + 0.12 * in_layers
+    assert 0.08 < known.error < alone * 0.9
+    assert predicted(plan).error > 0.9

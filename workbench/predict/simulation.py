@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from workbench.plan.errors import MachineError
 from workbench.plan.experiment import Experiment, LocalSGD
@@ -14,6 +15,9 @@ from workbench.predict.program import Program, program_of
 from workbench.predict.schedule import Schedule
 from workbench.predict.step_events import Written, written
 
+# Relative errors: of a step whose parts were measured, and of what ranks wait and communicate.
+_WHOLE, _EXPOSED = 0.08, 0.25
+
 
 @dataclass(frozen=True)
 class Simulation:
@@ -21,15 +25,30 @@ class Simulation:
 
     Attributes:
         schedule: it, in time.
-        error: relative half width of the band around its layers' seconds.
+        layer_error: relative half width of the band around its layers' seconds.
         estimated: layers of shapes that the machine has not measured.
         algorithms: of the all-reduces, by what they sum.
     """
 
     schedule: Schedule
-    error: float
+    layer_error: float
     estimated: tuple[str, ...]
     algorithms: Mapping[str, tuple[str, ...]]
+
+    @cached_property
+    def error(self) -> float:
+        """Relative half width of the band around the step, in which 95 % are expected.
+
+        What a step takes besides its layers is known less well: exchanges and waiting depend on
+        what else goes on. Nor is a step that consists of what was measured just the sum of it.
+        """
+        seconds = self.schedule.seconds
+        if seconds == 0:
+            return 0.0
+        spent = {part: float(times.max()) for part, times in self.schedule.parts.items()}
+        layers = self.layer_error * (spent["forward"] + spent["backward"])
+        waited = _EXPOSED * (spent["communication"] + spent["wait"])
+        return _WHOLE + (layers + waited) / seconds
 
 
 def simulated(
