@@ -60,9 +60,9 @@ def test_plans_are_measured_at_their_rows_on_devices_and_links_measured_once():
     machines = Machines(cluster, plan_s=1.0)
     found = machines.of(quick)
     assert found.keys() == {kind_of(case) for case in quick}
-    assert cluster.asked == [(2, (16,), "fp32", True), (1, (8,), "fp32", False)]
+    assert cluster.asked == [(2, (8,), "fp32", True), (1, (4,), "fp32", False)]
     machines.of(quick[:1])
-    assert cluster.asked[2:] == [(1, (16,), "fp32", False)]
+    assert cluster.asked[2:] == [(1, (8,), "fp32", False)]
 
 
 def test_every_case_has_a_name_of_its_own_and_many_are_timed():

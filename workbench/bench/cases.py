@@ -23,7 +23,7 @@ from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
 
 ENGINES = 4
-ROWS = 16  # of a rank
+ROWS = 8  # of a rank
 STEPS = 3
 MOMENTUM = SGD(lr=0.01, momentum=0.9)
 SMALL, TINY = "SmallVGG", "TinyVGG"
@@ -169,8 +169,8 @@ METERED: tuple[_Row, ...] = (
     (SMALL, "hybrid, 4", (), dict(precision="bf16", batch_size=32)),
     (SMALL, "hybrid, 4", (), dict(precision="fp64")),
     (SMALL, "unequal filters, 2", (), dict(precision="bf16", optimizer=AdamW(), batch_size=16)),
-    (SMALL, "data parallel, 2", ("features.*",), dict(batch_size=256)),
-    (SMALL, "hybrid, 2 x 2, rounds B/K", ("*",), dict(batch_size=256)),
+    (SMALL, "data parallel, 2", ("features.*",), dict(batch_size=64)),
+    (SMALL, "hybrid, 2 x 2, rounds B/K", ("*",), dict(batch_size=64)),
     (SMALL, "hybrid, 2", ("features.*",), dict(precision="bf16", batch_size=32)),
     (SMALL, "hybrid, 2", ("features.*",), dict(accumulate=3, optimizer=AdamW())),
     (SMALL, "data parallel, 4", (), dict(shard_optimizer=True, optimizer=AdamW())),

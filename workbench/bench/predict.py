@@ -27,7 +27,7 @@ from workbench.predict.prediction import Prediction, predict
 T = TypeVar("T", Case, tuple[Case, list[list[float]]])
 
 MIB = 2**20
-PLAN_S, QUICK_PLAN_S, QUICK_BARE_S = 4.0, 0.5, 2.0
+PLAN_S, QUICK_PLAN_S, QUICK_BARE_S = 3.5, 0.5, 2.0
 
 
 def run(*, quick: bool) -> Report:

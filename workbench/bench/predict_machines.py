@@ -16,7 +16,7 @@ from workbench.plan.graph import Graph
 from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
 
-BARE_S = 12.0  # to measure devices and links, about
+BARE_S = 16.0  # to measure devices and links, about
 
 Kind = tuple[str, int, str]
 """Graph, world size and precision: what a calibration is for."""

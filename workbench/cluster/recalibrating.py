@@ -31,22 +31,25 @@ class _Step:
 
     Attributes:
         layers: of one pass each.
-        often: how many passes of each work there are.
+        often: how many passes of each work there are, forward and backward.
         load_s: loading the images.
         update_s: the optimizer's.
         besides_s: what the step took besides.
     """
 
     layers: Pairs
-    often: Mapping[Work, int]
+    often: Mapping[Work, tuple[int, int]]
     load_s: float
     update_s: float
     besides_s: float
 
-    @property
-    def in_layers(self) -> float:
-        """Of all passes."""
-        return sum(sum(pair) * self.often[work] for work, pair in self.layers.items())
+    def in_layers(self, each: Pairs) -> float:
+        """Of all passes, if each took so long."""
+        return sum(
+            forward_s * self.often[work][0] + backward_s * self.often[work][1]
+            for work, (forward_s, backward_s) in each.items()
+            if work in self.often
+        )
 
 
 def recalibrated(
@@ -94,10 +97,8 @@ def _renewed(
             times.setdefault(work, []).append(pair)
     usual = {work: _each(statistics.median, pairs) for work, pairs in times.items()}
     # Each layer's slow moments were left out apart; a step has some of them each time.
-    sums = [sum(sum(usual[work]) * n for work, n in step.often.items()) for step in steps]
-    over = statistics.median([step.in_layers for step in steps]) / max(
-        statistics.median(sums), _LEAST_S
-    )
+    sums = statistics.median(step.in_layers(usual) for step in steps)
+    over = statistics.median(step.in_layers(step.layers) for step in steps) / max(sums, _LEAST_S)
     fresh = [
         Sample.of(work, usual[work][0] * over, usual[work][1] * over, _error(times[work]))
         for work in times
@@ -127,22 +128,26 @@ def _sizes(machine: Machine, experiment: Experiment) -> list[tuple[float, float]
 def _step(traced: Traced, experiment: Experiment) -> _Step:
     trace = traced.trace
     passes: dict[Work, list[tuple[float, float]]] = {}
-    for work, pair in _measured(traced, experiment):
+    often: dict[Work, tuple[int, int]] = {}
+    for work, pair, forwards in _measured(traced, experiment):
         passes.setdefault(work, []).append(pair)
+        before = often.get(work, (0, 0))
+        often[work] = (before[0] + forwards, before[1] + 1)
     apart = {"load": 0.0, "update": 0.0}
     for stretch, own in zip(trace.stretches, trace.own_seconds(), strict=True):
         if stretch.what in apart:
             apart[stretch.what] += own
     means = {work: _each(statistics.fmean, pairs) for work, pairs in passes.items()}
-    often = {work: len(pairs) for work, pairs in passes.items()}
     held_s = sum(end - begin for begin, end in trace.held_up)
     step = _Step(means, often, apart["load"], apart["update"], 0.0)
-    besides = trace.seconds - held_s - step.load_s - step.update_s - step.in_layers
+    besides = trace.seconds - held_s - step.load_s - step.update_s - step.in_layers(means)
     return replace(step, besides_s=max(0.0, besides))
 
 
-def _measured(traced: Traced, experiment: Experiment) -> Iterator[tuple[Work, tuple[float, float]]]:
-    """Each pass of each layer: its work, and its seconds forward and backward.
+def _measured(
+    traced: Traced, experiment: Experiment
+) -> Iterator[tuple[Work, tuple[float, float], int]]:
+    """Each pass of each layer: its work, its seconds forward and backward, how often forward.
 
     A segment that is recomputed runs forward twice in a pass; both are the same work. A layer that
     nothing is learnt before has no backward pass.
@@ -163,7 +168,7 @@ def _measured(traced: Traced, experiment: Experiment) -> Iterator[tuple[Work, tu
         for index, rows in enumerate(passes):
             work = work_of(plan, layer, traced.rank, rows, experiment.precision)
             mean = statistics.fmean(forward[index * often : (index + 1) * often])
-            yield work, (mean, backward[index])
+            yield work, (mean, backward[index]), often
 
 
 def _passes(

@@ -36,10 +36,12 @@ Seconds = NDArray[np.float64]
 
 SIZES = (2**12, 2**16, 2**20, 2**23, 2**26)
 """Bytes of the whole tensor."""
+_SHARES = (1, 1, 1, 2, 6)  # of the time, for each size: large sums leave the cache
 _OPS = ("all_reduce", INTO_NEW, "all_gather", "reduce_scatter", "all_to_all")
 _UNTIL = Until(relative=0.05, least=5, most=40)
 _TOGETHER = 2**18  # small ones are timed several in a row, up to so many bytes
-_PATIENCE = 4.0  # the largest size may take so many times its share of the time
+_PATIENCE = 4.0  # a size may take so many times its share of the time, repeated so often:
+_REPEATED = 3
 _COLUMNS = 64
 _EVERYONE = "calibration"
 
@@ -102,7 +104,7 @@ def links(seat: Seat, experiment: Experiment, *, within_s: float) -> LinksMeasur
         specs = [(f"family {i}", ranks) for i, family in enumerate(parted) for ranks in family]
         groups = world.groups([everyone, *specs])
         whole = groups.pop(everyone)
-        slots = len(groups) * (len(_OPS) * len(SIZES) + 1)
+        slots = len(groups) * (len(_OPS) * sum(_SHARES) + 1)
         budget = _Budget(whole, within_s, slots)
         found: list[Timed] = []
         costs = {}
@@ -129,11 +131,11 @@ class _Budget:
         """Leaves shares to those that follow."""
         self._slots -= slots
 
-    def next(self) -> float:
-        """The next share, in seconds."""
+    def next(self, slots: int = 1) -> float:
+        """The next so many shares, in seconds."""
         left = -slowest(time.perf_counter() - self._end, self.whole)
-        share = max(0.0, left) / max(1, self._slots)
-        self._slots -= 1
+        share = max(0.0, left) / max(1, self._slots) * slots
+        self._slots -= slots
         return share
 
 
@@ -149,11 +151,11 @@ class _Measuring:
         for op in _OPS:
             seconds: list[float] = []
             for index, size in enumerate(SIZES):
-                share = self.budget.next()
-                if index > 1:
+                share = self.budget.next(_SHARES[index])
+                if index > 2:
                     grown = (seconds[-1] - seconds[-2]) / (SIZES[index - 1] - SIZES[index - 2])
-                    if grown * size * _UNTIL.least > _PATIENCE * share:
-                        self.budget.skip(len(SIZES) - index - 1)
+                    if grown * size * _REPEATED > _PATIENCE * share:
+                        self.budget.skip(sum(_SHARES[index + 1 :]))
                         break
                 timed = self._timed(op, size, share)
                 seconds.append(slowest(timed.seconds, self.whole))
