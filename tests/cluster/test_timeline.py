@@ -187,6 +187,17 @@ def test_a_run_shows_where_its_steps_went(run, tmp_path):
     assert len([event for event in events if event["ph"] == "X"]) == sum(map(len, line.of_rank))
 
 
+def test_the_work_of_a_step_of_a_run_is_predicted_as_it_was(run):
+    """On devices that were measured in that very step, whatever it waited for the other rank."""
+    machine = PRESET.replace(devices=PRESET.devices * 2)
+    for samples in comparing.whole_samples(run.directory, EXPERIMENT):
+        parts = wb.predict(PLAN, recalibrated(machine, EXPERIMENT, [samples]), EXPERIMENT).breakdown
+        for own, traced in zip(parts, samples, strict=True):
+            held_s = sum(end - begin for begin, end in traced.trace.held_up)
+            work_s = sum(own.values()) - own["wait"] - own["communication"]
+            assert work_s == pytest.approx(traced.trace.seconds - held_s, rel=0.02)
+
+
 def test_a_run_is_held_against_a_prediction(run):
     prediction = wb.predict(PLAN, PRESET, EXPERIMENT.replace(steps=1000))
     found = run.compare(prediction)
