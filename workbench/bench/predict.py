@@ -41,9 +41,8 @@ def run(*, quick: bool) -> Report:
         for _, alike in groupby(every, key=lambda case: case.experiment.plan.graph.fingerprint):
             bench.measure(list(alike))
     rows = bench.rows
-    speed = prediction_speed.figures(
-        every[0].experiment.plan.graph if quick else prediction_speed.resnet152()
-    )
+    graph = every[0].experiment.plan.graph if quick else prediction_speed.resnet152()
+    speed = prediction_speed.figures(graph, times=1 if quick else 5)
     times = Times.of(rows)
     errors = [float(row["memory error"]) for row in rows]
     worst = max(errors)

@@ -13,7 +13,6 @@ from workbench.plan.plan import Plan
 from workbench.predict.prediction import predict
 
 WORLD, FAR = 8, 65_536
-_TIMES = 5
 
 
 def resnet152() -> Graph:
@@ -21,8 +20,13 @@ def resnet152() -> Graph:
     return trace("resnet152", input_shape=(3, 224, 224), num_classes=1000)
 
 
-def figures(graph: Graph) -> dict[str, Figure]:
-    """Of memory, traffic and time of a hybrid plan on 8 ranks, and of memory and time on 65,536."""
+def figures(graph: Graph, times: int) -> dict[str, Figure]:
+    """Of memory, traffic and time of a hybrid plan on 8 ranks, and of memory and time on 65,536.
+
+    Args:
+        graph: of the plan.
+        times: how often each is predicted.
+    """
     plan, machine = Plan.hybrid(graph, WORLD), Machine.preset("h100-nvlink")
     experiment = Experiment(
         plan=plan, optimizer=SGD(lr=0.1, momentum=0.9), steps=1, batch_size=8 * FAR
@@ -37,15 +41,14 @@ def figures(graph: Graph) -> dict[str, Figure]:
         _ = prediction.memory, prediction.step_time
 
     return {
-        "predict_ms": _figure(near, 1e3),
-        "at_65536_s": _figure(far, 1.0),
+        "predict_ms": _figure(near, 1e3, times),
+        "at_65536_s": _figure(far, 1.0, times),
     }
 
 
-def _figure(call: Callable[[], None], unit: float) -> Figure:
-    call()
+def _figure(call: Callable[[], None], unit: float, times: int) -> Figure:
     taken = []
-    for _ in range(_TIMES):
+    for _ in range(times):
         began = time.process_time()
         call()
         taken.append((time.process_time() - began) * unit)
