@@ -31,7 +31,7 @@ from workbench.plan.flow import Flow
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.layout import ROWS, Conversion, Layout
 from workbench.plan.machine import Machine
-from workbench.plan.plan import Plan
+from workbench.plan.plan import BatchNorm, Plan
 from workbench.plan.routing import crossings, returned
 from workbench.plan.tail import mixes_rows
 from workbench.plan.weights import heads_of, place_weight
@@ -60,6 +60,7 @@ class _Alone:
     graph: Graph
     flow: Flow
     layers: MappingProxyType[str, LayerPlan]
+    batch_norm: BatchNorm
 
 
 class StepCosts:
@@ -93,6 +94,7 @@ class StepCosts:
         }
         self._adds: dict[Hashable, float] = {}
         self._crossed: dict[tuple[Conversion, int, bool], tuple[float, float]] = {}
+        self._batch_norm = plan.batch_norm
         self._kept = {
             layer.name: kept_by(layer, plan.batch_norm == "synchronized")
             for layer in plan.graph.layers
@@ -130,7 +132,8 @@ class StepCosts:
         owner = self.graph[layer.shared] if layer.shared else layer
         placed = {w.name: place_weight(owner, w, read, choices) for w in owner.weights}
         flow = Flow({layer.name: read}, {layer.name: given}, {}, {}, placed)
-        alone = cast(Plan, _Alone(self.graph, flow, MappingProxyType(choices)))
+        stands = _Alone(self.graph, flow, MappingProxyType(choices), self._batch_norm)
+        alone = cast(Plan, stands)
         forward = backward = 0.0
         if layer.kind not in ("size", "parameter"):
             for rows, times in self.passes:
