@@ -19,7 +19,12 @@ def test_quick(tmp_path, monkeypatch):
         "traffic_exact",
         "time_error_median",
         "time_error_worst",
+        "time_bias_median",
+        "time_inside_band",
         "kendall_tau",
+        "kendall_tau_all_pairs",
+        "predict_ms",
+        "at_65536_s",
     }
     assert content["figures"]["memory_error_worst"]["max"] < 0.02
     assert content["figures"]["traffic_exact"]["min"] == 1.0

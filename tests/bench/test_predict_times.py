@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 
 from workbench.bench import cases
-from workbench.bench.predict_times import STEPS, Machines, Times, is_timed, steps_of
+from workbench.bench.predict_machines import Machines, kind_of
+from workbench.bench.predict_times import STEPS, Times, steps_of
 from workbench.plan.experiment import LocalSGD
 from workbench.plan.machine import Machine
 
 
-def row(model, predicted, measured):
-    times = {"predicted ms": predicted, "measured ms": measured}
+def row(model, predicted, measured, noise=0.0):
+    times = {"predicted ms": predicted, "measured ms": measured, "noise ms": noise, "band": 0.25}
     error = abs(predicted / measured - 1)
     return {"model": model, "plan": "p", "optimizer": "sgd", "precision": "fp32"} | (
         times | {"time error": error}
@@ -26,9 +27,19 @@ def test_figures_of_times():
     figures = found.figures()
     assert figures["time_error_median"].median == pytest.approx(0.2)
     assert figures["time_error_worst"].median == pytest.approx(0.5)
+    assert figures["time_bias_median"].median == pytest.approx(-0.05)
+    assert figures["time_inside_band"].median == pytest.approx(0.8)
     assert figures["kendall_tau"].min == pytest.approx(-1.0)
     assert "over 5 cases" in found.note()
     assert len(found.chart().bars) == 5
+
+
+def test_pairs_that_differ_by_no_more_than_noise_are_in_no_order():
+    rows = [row("a", 10.0, 10.0, 1.0), row("a", 9.0, 11.0, 1.0), row("a", 20.0, 13.5, 1.0)]
+    found = Times.of([*rows, row("b", 1.0, 1.0, 9.0), row("b", 2.0, 1.5, 9.0)])
+    assert found.clear_taus() == {"a": (1.0, 2)}
+    assert found.taus()["a"] == pytest.approx(1 / 3)
+    assert "a 1.00 of 2 pairs" in found.note()
 
 
 class Calibrating:
@@ -38,23 +49,33 @@ class Calibrating:
         self.asked = []
 
     def calibrate(self, *plans, **how):
-        self.asked.append((len(plans), how["rows"], how["precision"], how["fresh"]))
-        return Machine.preset("cpu-10gbe")
+        assert how["keep"] is False
+        self.asked.append((len(plans), how["rows"], how["precision"], how["machine"] is None))
+        device = Machine.preset("cpu-10gbe").devices[0].replace(step_s=1.0)
+        return Machine.preset("cpu-10gbe").replace(devices=(device,), unevenness=0.5)
 
 
-def test_every_kind_of_case_is_calibrated_once_and_only_from_now_on():
+def test_plans_are_measured_at_their_rows_on_devices_and_links_measured_once():
     cluster, quick = Calibrating(), list(cases.quick())
-    machines = Machines(cluster, quick)
-    for _ in range(2):
-        for case in quick:
-            assert machines.of(case).name == Machine.preset("cpu-10gbe").name
-    assert cluster.asked == [(2, [16, 32], "fp32", True)]
+    machines = Machines(cluster, plan_s=1.0)
+    found = machines.of(quick)
+    assert found.keys() == {kind_of(case) for case in quick}
+    assert cluster.asked == [(2, (8,), "fp32", True), (1, (4,), "fp32", False)]
+    machines.of(quick[:1])
+    assert cluster.asked[2:] == [(1, (8,), "fp32", False)]
+
+
+def test_many_cases_are_metered_and_of_each_model_several_are_timed():
+    assert len(cases.TIMED) >= 40
+    assert len(cases.TIMED) + len(cases.METERED) >= 60
+    models = [model for model, *_ in cases.TIMED]
+    assert min(map(models.count, models)) >= 2
 
 
 def test_local_sgd_is_timed_from_one_averaging_to_another():
     (case, *_) = cases.quick()
-    assert is_timed(case)
     assert steps_of(case) == STEPS
-    for every, steps in ((3, 6), (9, 9), (1, 5)):
+    assert steps_of(replace(case, timed=False)) == 0
+    for every, steps in ((2, 4), (9, 9), (1, 3)):
         local = replace(case, experiment=case.experiment.replace(sync=LocalSGD(every=every)))
         assert steps_of(local) == steps

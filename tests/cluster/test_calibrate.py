@@ -1,5 +1,7 @@
 """From what ranks measured to a machine; and on engines, from a graph to one, once."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -10,8 +12,10 @@ from workbench.cluster import calibrate_cache as cache
 from workbench.cluster.calibrate import Calibration, Wish, plans_of, rows_of
 from workbench.cluster.calibrate_devices import devices_of, extended, missing
 from workbench.cluster.calibrate_links import links_of, slowdown_of
+from workbench.cluster.calibrate_spread import behind, stretches_of, unequal
 from workbench.cluster.devices import Device as Place
 from workbench.model.trace import trace
+from workbench.plan.link import INTO_NEW
 from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.train.measure import LayersMeasured, works_on
@@ -28,14 +32,17 @@ def places(*hosts: str, threads: int = 1) -> list[Place]:
 
 
 def attained(*rates: float) -> list[DeviceMeasured]:
-    return [DeviceMeasured(1e10, {"fp32": rate}, 1e-6, {"sgd": 1e-10}) for rate in rates]
+    return [
+        DeviceMeasured(1e10, {"fp32": rate}, 1e-6, {"sgd": 1e-10}, {"int8": 1e-9}) for rate in rates
+    ]
 
 
 def layers(plan: Plan, rank: int, rows: int, seconds: float) -> LayersMeasured:
     """As if every layer took the same."""
     count = len(works_on(plan, rank, rows, "fp32"))
     times = np.tile(np.float32([seconds, 2 * seconds, 0.01]), (count, 1))
-    return LayersMeasured(rows, times, 1e-3, 2e-3, 3e-3, 1000, 2000, 5)
+    parts = np.full((5, 32), seconds, dtype=np.float32)
+    return LayersMeasured(rows, times, 1e-3, 2e-3, 3e-3, 1000, 2000, 5, parts)
 
 
 def linked(size: int, hosts: tuple[str, ...], alpha=(1e-5, 1e-3)) -> list[LinksMeasured]:
@@ -52,6 +59,7 @@ def linked(size: int, hosts: tuple[str, ...], alpha=(1e-5, 1e-3)) -> list[LinksM
                 added = int(n * (k - 1) / k)
                 seconds = rounds * latency + got / rate + added * 1e-10
                 timed.append(Timed("all_reduce", ranks, seconds, got, rounds, added))
+                timed.append(Timed(INTO_NEW, ranks, 9 * seconds, got, rounds, added))
                 timed.append(Timed("all_gather", ranks, latency + added / rate, added, 1, 0))
         found.append(LinksMeasured(tuple(timed), beside))
     return found
@@ -88,7 +96,7 @@ def test_a_link_s_figures_are_found_again():
     assert within.reduction_s_per_byte == pytest.approx(1e-10, rel=1e-2)
     assert within.busy == pytest.approx(0.9)
     assert {(curve.op, curve.ranks) for curve in within.curves} == {
-        (op, k) for op in ("all_reduce", "all_gather") for k in (2, 4)
+        (op, k) for op in ("all_reduce", INTO_NEW, "all_gather") for k in (2, 4)
     }
     assert within.seconds("all_reduce", 4, 1.5e6, 2, 0) == pytest.approx(2e-5 + 1.575e-3, rel=1e-3)
 
@@ -126,6 +134,7 @@ def test_equal_devices_are_one_and_unequal_ones_are_each_rank_s_own():
     assert len(devices_of(attained(1e11, 1e11), uneven)) == 2
     one = devices_of(attained(1e11, 1.2e11), places("a", "a"))[0]
     assert one.flops["fp32"] == pytest.approx(1.1e11)
+    assert one.coding_s_per_byte == {"int8": pytest.approx(1e-9)}
     assert one.memory_bytes == 2**32  # of what the host has, each rank has half
     assert devices_of(attained(1e11, 1e11), places("a", "b"))[0].memory_bytes == 2**33
 
@@ -154,6 +163,50 @@ def test_what_was_measured_is_known_and_stays(rates):
     old = {(s.key, s.rows): s for s in known[0].samples}
     assert all(s == old.get((s.key, s.rows), s) for s in again[0].samples)
     assert missing(again, experiment, (4, 8)) == []
+
+
+def test_a_step_s_layers_take_what_its_other_parts_do_not():
+    """Tracing takes as long for every layer; small ones keep half of their time at least."""
+    plan = Plan.data_parallel(GRAPH, 2)
+    experiment = WISH.experiment(plan)
+    seen = layers(plan, 0, 4, 1e-3)
+    count = sum(map(len, works_on(plan, 0, 4, "fp32").values()))
+    for besides, forward, step_s in (
+        (-1.5e-3 * count, 0.5e-3, 0.0),
+        (-30e-3 * count, 0.5e-3, 0.0),
+        (2e-3, 1e-3, 2e-3),
+    ):
+        own = dataclasses.replace(seen, besides_s=besides)
+        (device,) = extended(
+            devices_of(attained(1e11, 1e11), places("a", "a")), experiment, [[own]]
+        )
+        assert [s.forward_s for s in device.samples] == pytest.approx(
+            [forward] * len(device.samples)
+        )
+        assert device.step_s == step_s
+    (later,) = extended((device,), experiment.replace(), [[dataclasses.replace(own, rows=8)]])
+    assert all(s.forward_s == pytest.approx(1e-3) for s in later.samples if s.rows == 8)
+
+
+def test_ranks_that_are_slow_by_turns_are_uneven():
+    """Lags are found again; which rank is slow does not matter, and other plans do not count."""
+    random = np.random.default_rng(0)
+    lasting = 1 + 0.1 * random.standard_normal((4, 400, 1))
+    anew = 0.02 * random.standard_normal((4, 400, 32))
+    found = behind(0.05 * lasting + np.sqrt(0.05) * anew)
+    machine = unequal(Machine.preset("cpu-10gbe"), found)
+    assert machine.unevenness == pytest.approx(0.1, rel=0.15)
+    assert machine.jitter_s == pytest.approx(0.02**2, rel=0.2)
+    assert unequal(machine, []) == machine
+    plan, cut = Plan.data_parallel(GRAPH, 2), Plan.filters(GRAPH, 2, (3, 1))
+    seen = [[layers(plan, rank, 4, 1e-3 * (1 + rank))] for rank in (0, 1)]
+    apart = stretches_of(WISH.experiment(plan), seen, own_devices=False)
+    assert unequal(machine, apart).unevenness > 0.3
+    assert (
+        max(one.squared for one in stretches_of(WISH.experiment(plan), seen, own_devices=True))
+        < 1e-12
+    )
+    assert stretches_of(WISH.experiment(cut), seen, own_devices=False) == []
 
 
 def test_a_damaged_file_is_measured_again(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 from torch import nn
 
 import workbench as wb
+from tests.predict.machines import FAST
 from workbench.cluster import ClusterError, comparing
 from workbench.cluster.recalibrating import recalibrated
 from workbench.cluster.timeline import timeline_of
@@ -104,6 +105,26 @@ def test_a_machine_takes_the_median_of_a_run():
     assert {sample.forward_s for sample in again.devices[0].samples} == {0.25}
 
 
+@pytest.mark.parametrize("lasted", [(0.75, 0.75), (0.75, 1.0)])
+def test_a_step_that_was_traced_is_predicted_as_it_was(lasted):
+    """But for what it waited; ranks that are not equally fast have devices of their own."""
+    count = len(set(lasted))
+    machine = PRESET.replace(devices=PRESET.devices * count, within=FAST)
+    step = []
+    for rank, seconds in enumerate(lasted):
+        pass_s = seconds / 15
+        work = [one for one in passes(pass_s) if (one.what, one.label) != ("backward", "0")]
+        load = Stretch("load", "input", (1.0, 1.0 + pass_s / 2))
+        update = Stretch("update", "sgd", (2.0, 2.0 + pass_s / 4))
+        waited = call(1, (3.0, 3.25), blocked=[(3.0, 3.25)])
+        step.append(sample(rank, 0.0, [*work, load, update], [waited], 0.25 + seconds))
+    found = recalibrated(machine, EXPERIMENT, [step])
+    prediction = wb.predict(PLAN, found, EXPERIMENT)
+    assert prediction.step_time == pytest.approx(max(lasted), rel=1e-3)
+    for parts, own in zip(prediction.breakdown, lasted, strict=True):
+        assert sum(parts.values()) - parts["wait"] == pytest.approx(own, rel=1e-3)
+
+
 def test_devices_that_differ_keep_their_own_times():
     machine = PRESET.replace(devices=PRESET.devices * 2)
     step = [sample(rank, 0.0, passes(0.25 * (1 + rank)), []) for rank in range(2)]
@@ -164,6 +185,17 @@ def test_a_run_shows_where_its_steps_went(run, tmp_path):
     line.save_trace(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert len([event for event in events if event["ph"] == "X"]) == sum(map(len, line.of_rank))
+
+
+def test_the_work_of_a_step_of_a_run_is_predicted_as_it_was(run):
+    """On devices that were measured in that very step, whatever it waited for the other rank."""
+    machine = PRESET.replace(devices=PRESET.devices * 2)
+    for samples in comparing.whole_samples(run.directory, EXPERIMENT):
+        parts = wb.predict(PLAN, recalibrated(machine, EXPERIMENT, [samples]), EXPERIMENT).breakdown
+        for own, traced in zip(parts, samples, strict=True):
+            held_s = sum(end - begin for begin, end in traced.trace.held_up)
+            work_s = sum(own.values()) - own["wait"] - own["communication"]
+            assert work_s == pytest.approx(traced.trace.seconds - held_s, rel=0.02)
 
 
 def test_a_run_is_held_against_a_prediction(run):

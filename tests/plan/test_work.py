@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.plan.graphs import mlp, transformer, vgg
+from tests.plan.graphs import Builder, mlp, transformer, vgg
 from workbench.plan.plan import Plan
 from workbench.plan.work import work_of, works_of
 
@@ -80,3 +80,14 @@ def test_bytes_follow_the_precision(precision, bytes):
     plan = Plan.data_parallel(GRAPH, 1)
     fp32, other = (work_of(plan, GRAPH["relu0"], 0, [4], p) for p in ("fp32", precision))
     assert other.bytes == bytes * fp32.bytes
+
+
+def test_synchronized_norms_are_another_operation():
+    """They have no fused kernel: their times say nothing of each other's."""
+    graph = Builder((3, 8, 8)).conv("conv", 4).norm("norm").graph()
+    local = Plan.data_parallel(graph, 2)
+    keys = [
+        work_of(plan, graph["norm"], 0, (2, 2), "fp32").key
+        for plan in (local, local.with_batch_norm("synchronized"))
+    ]
+    assert ["Synchronized" in key for key in keys] == [False, True]

@@ -6,7 +6,7 @@ import workbench as wb
 from tests.plan import graphs
 from tests.predict.machines import device, link, machine
 from workbench.plan.experiment import ParameterServer, Pipelined
-from workbench.plan.link import Curve
+from workbench.plan.link import INTO_NEW, Curve
 from workbench.plan.plan import Plan
 
 WHOLE = 2**40
@@ -101,3 +101,29 @@ def test_what_was_measured_is_what_ranks_take_of_themselves():
     )
     assert auto == direct > 1.0  # the sum and the status
     assert 0.5 < ring < 0.6
+
+
+def test_coding_takes_what_was_measured():
+    """Of 4 ranks each encodes 5 quarters and decodes 6, where both at once take a second a byte."""
+    sync, plan = wb.Synchronous(codec="int8", bucket_bytes=WHOLE), Plan.data_parallel(ONE, 4)
+    run = wb.Experiment(plan=plan, optimizer=wb.SGD(lr=0.1), steps=1, batch_size=4, sync=sync)
+    plain, coding = (
+        wb.predict(plan, machine(device(coding_s_per_byte={"int8": rate})), run).step_time
+        for rate in (0.0, 1.0)
+    )
+    assert coding - plain == pytest.approx(BYTES * (5 + 6) / 4 / 2, rel=1e-6)
+
+
+def test_sums_into_new_memory_have_a_curve_of_their_own():
+    """Of activations, and the status; gradients are summed where they lie."""
+    slow = Curve(op=INTO_NEW, ranks=4, points=((1.0, 3.0), (2e9, 3.0)))
+    spans = step_time(wb.Synchronous(bucket_bytes=WHOLE), curves=(slow,)).timeline.spans(0)
+    sums = {span.label: span.seconds for span in spans if span.op == "all_reduce"}
+    assert sums["status"] == pytest.approx(3.0)
+    assert sums["gradients"] < 1.0
+    graph = graphs.mlp(400, 200, 100)
+    plan = Plan.hybrid(graph, 4)
+    run = wb.Experiment(plan=plan, optimizer=wb.SGD(lr=0.1), steps=1, batch_size=4)
+    cut = wb.predict(plan, machine(within=link(curves=(slow,))), run).timeline.spans(0)
+    taken = [s.seconds for s in cut if s.op == "all_reduce" and s.what == "collective"]
+    assert taken == pytest.approx([3.0] * len(taken))

@@ -161,8 +161,29 @@ def test_memory_of_many_is_that_of_those_who_stand_for_them(monkeypatch):
     plan = Plan.hybrid(GRAPH, 72, 4)
     run = experiment(plan, batch_size=100, accumulate=2)
     few = memory_of(program_of(run)).ranks
+    assert [one.rank for one in few[70:]] == [70, 71]
     monkeypatch.setattr(step, "_MANY", 72)
     for one, other in zip(few, memory_of(program_of(run)).ranks, strict=True):
         assert one.rank == other.rank
         assert one.moment == other.moment
         assert 0 <= one.peak_bytes - other.peak_bytes <= 4 * 4
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        dict(shard_optimizer=True, optimizer=wb.Adam()),
+        dict(sync=wb.ParameterServer(server=40)),
+        dict(sync=wb.Synchronous(algorithm="ring")),
+        dict(sync=wb.Synchronous(codec="int8")),
+        dict(sync=wb.Pipelined(width=2)),
+        dict(sync=wb.LocalSGD(every=3)),
+    ],
+)
+def test_so_it_is_however_they_exchange(monkeypatch, fields):
+    plan = Plan.hybrid(GRAPH, 72, 4)
+    run = experiment(plan, batch_size=100, **fields)
+    few = memory_of(program_of(run)).ranks
+    monkeypatch.setattr(step, "_MANY", 71)
+    for one, other in zip(few, memory_of(program_of(run)).ranks, strict=True):
+        assert one.peak_bytes == pytest.approx(other.peak_bytes, abs=2000)

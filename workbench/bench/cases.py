@@ -23,21 +23,23 @@ from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
 
 ENGINES = 4
-ROWS = 32  # of a rank
+ROWS = 8  # of a rank
 STEPS = 3
 MOMENTUM = SGD(lr=0.01, momentum=0.9)
-SMALL = "SmallVGG"
+SMALL, TINY = "SmallVGG", "TinyVGG"
+WIDTHS = {SMALL: 64, TINY: 16}
 SIZES = {"swin_t": 64, "swin_v2_t": 64, "efficientnet_b0": 64, "convnext_tiny": 64, "maxvit_t": 224}
 """Heights and widths of images where 32 would not do."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is run, and how it is called."""
+    """What is run, how it is called, and whether its steps are timed, too."""
 
     plan: str
     experiment: Experiment
     module: nn.Module | None = None
+    timed: bool = False
 
     @property
     def name(self) -> str:
@@ -109,89 +111,113 @@ _PER_ROUND = Synchronous(per_round=True)
 _Row = tuple[str, str, tuple[str, ...], dict[str, object]]
 
 QUICK: tuple[_Row, ...] = (
-    (SMALL, "hybrid, 4", (), {}),
-    (SMALL, "hybrid, 2 x 2, rounds B/K", (), {}),
+    (TINY, "hybrid, 4", (), {}),
+    (TINY, "hybrid, 2 x 2, rounds B/K", (), {}),
 )
 
-STRATEGIES: tuple[_Row, ...] = (
+_DOUBLE = 2 * ENGINES * ROWS
+
+TIMED: tuple[_Row, ...] = (
     (SMALL, "data parallel, 4", (), {}),
+    (SMALL, "hybrid, 4", (), {}),
+    (SMALL, "hybrid, 2 x 2", (), {}),
     (SMALL, "hybrid, 4, rounds B", (), {}),
-    (SMALL, "hybrid, 4", (), dict(accumulate=2)),
+    (SMALL, "hybrid, 2 x 2, rounds B/K", (), {}),
+    (SMALL, "hybrid, 2 x 2, rounds B/K", (), dict(sync=_PER_ROUND)),
+    (SMALL, "hybrid, 4", (), dict(accumulate=2, batch_size=_DOUBLE)),
+    (SMALL, "data parallel, 4", ("features.*",), {}),
+    (SMALL, "data parallel, 4", (), dict(shard_optimizer=True)),
+    (SMALL, "data parallel, 4", (), dict(sync=Synchronous(algorithm="ring"))),
+    (SMALL, "hybrid, 2 x 2", (), dict(sync=_AVERAGED)),
+    (SMALL, "data parallel, 4", (), dict(batch_size=_DOUBLE)),
+    (SMALL, "data parallel, 2", (), {}),
+    (SMALL, "hybrid, 2", (), {}),
+    (SMALL, "unequal, 2", (), {}),
+    (SMALL, "unequal filters, 2", (), {}),
+    (SMALL, "data parallel, 2", ("features.[0-4]", "features.[6-9]"), {}),
+    (SMALL, "data parallel, 2", (), dict(sync=Pipelined(width=2))),
+    (SMALL, "data parallel, 2", (), dict(sync=Synchronous(codec=_FP16))),
+    (SMALL, "data parallel, 2", (), dict(sync=Synchronous(bucket_bytes=2**18))),
+    (SMALL, "data parallel, 2", (), dict(sync=ParameterServer())),
+    ("resnet18", "data parallel, 4", (), {}),
+    ("resnet18", "data parallel, 4", (), dict(batch_size=_DOUBLE)),
+    ("resnet18", "data parallel, 2", (), {}),
+    ("resnet18", "data parallel, 2", ("layer[1-4].*",), {}),
+    ("resnet18", "data parallel, 2, synchronized", (), {}),
+    ("mobilenet_v3_small", "data parallel, 4", (), {}),
+    ("mobilenet_v3_small", "data parallel, 4", (), dict(batch_size=_DOUBLE)),
+    ("mobilenet_v3_small", "hybrid, 4", (), {}),
+    ("mobilenet_v3_small", "data parallel, 2, synchronized", (), {}),
+    ("googlenet", "data parallel, 4", (), {}),
+    ("googlenet", "data parallel, 4", (), dict(batch_size=_DOUBLE)),
+    ("googlenet", "data parallel, 2", (), {}),
+    ("googlenet", "data parallel, 2, synchronized", (), {}),
+    ("densenet121", "data parallel, 4", (), {}),
+    ("densenet121", "data parallel, 2", (), {}),
+    ("densenet121", "data parallel, 2", ("features.denseblock*",), {}),
+    ("densenet121", "data parallel, 2, synchronized", (), {}),
+    ("vgg11", "data parallel, 4", (), {}),
+    ("vgg11", "hybrid, 4", (), {}),
+    ("vgg11", "hybrid, 2 x 2", (), {}),
+    ("vit_b_16", "data parallel, 4", (), {}),
+    ("vit_b_16", "hybrid, 4", (), {}),
+)
+"""Of each model, plans that differ clearly."""
+
+METERED: tuple[_Row, ...] = (
     (SMALL, "hybrid, 4", (), dict(optimizer=AdamW())),
     (SMALL, "hybrid, 4", (), dict(precision="bf16", batch_size=32)),
     (SMALL, "hybrid, 4", (), dict(precision="fp64")),
-    (SMALL, "unequal, 2", (), {}),
-    (SMALL, "unequal filters, 2", (), {}),
     (SMALL, "unequal filters, 2", (), dict(precision="bf16", optimizer=AdamW(), batch_size=16)),
-    (SMALL, "data parallel, 2", ("features.*",), dict(batch_size=256)),
-    (SMALL, "data parallel, 2", ("features.[0-4]", "features.[6-9]"), dict(batch_size=256)),
-    (SMALL, "hybrid, 2 x 2, rounds B/K", ("*",), dict(batch_size=256)),
+    (SMALL, "data parallel, 2", ("features.*",), dict(batch_size=64)),
+    (SMALL, "hybrid, 2 x 2, rounds B/K", ("*",), dict(batch_size=64)),
     (SMALL, "hybrid, 2", ("features.*",), dict(precision="bf16", batch_size=32)),
     (SMALL, "hybrid, 2", ("features.*",), dict(accumulate=3, optimizer=AdamW())),
     (SMALL, "data parallel, 4", (), dict(shard_optimizer=True, optimizer=AdamW())),
     (SMALL, "hybrid, 2 x 2", (), dict(shard_optimizer=True)),
     (SMALL, "data parallel, 2", (), dict(shard_optimizer=True, batch_size=4)),
-    (SMALL, "data parallel, 4", (), dict(sync=Synchronous(algorithm="ring"))),
     (SMALL, "hybrid, 2 x 2", (), dict(sync=Synchronous(algorithm="halving_doubling"))),
     (SMALL, "data parallel, 2", (), dict(sync=Synchronous(algorithm="backend"))),
     (SMALL, "data parallel, 2", (), dict(sync=_LOCAL)),
-    (SMALL, "hybrid, 2 x 2", (), dict(sync=_AVERAGED)),
-    (SMALL, "hybrid, 2 x 2, rounds B/K", (), dict(sync=_PER_ROUND)),
     (SMALL, "hybrid, 2 x 2, rounds B/K", (), dict(sync=_PER_ROUND, shard_optimizer=True)),
-    (SMALL, "data parallel, 2", (), dict(sync=Synchronous(bucket_bytes=2**18))),
     (SMALL, "data parallel, 2", (), dict(batch_size=15, accumulate=4)),
-    (SMALL, "data parallel, 2", (), dict(sync=Pipelined(width=2))),
     (SMALL, "hybrid, 2", (), dict(sync=Pipelined(width=2), optimizer=AdamW())),
     (SMALL, "hybrid, 2 x 2", (), dict(sync=Pipelined(width=3, codec=_INT8))),
     (SMALL, "data parallel, 2", (), dict(sync=Pipelined(compensation="delay"))),
-    (SMALL, "data parallel, 2", (), dict(sync=Synchronous(codec=_FP16))),
     (SMALL, "data parallel, 4", (), dict(sync=Synchronous(codec=_INT8, algorithm="ring"))),
     (SMALL, "data parallel, 2", (), dict(sync=Synchronous(codec=_FEEDBACK))),
-    (SMALL, "data parallel, 2", (), dict(sync=ParameterServer())),
     (SMALL, "hybrid, 2 x 2", (), dict(sync=ParameterServer(server=3), optimizer=AdamW())),
-    ("resnet18", "data parallel, 2", ("layer[1-4].0.*",), {}),
     ("resnet18", "data parallel, 2, synchronized", ("*",), {}),
     ("resnet18", "data parallel, 2", (), dict(precision="bf16", batch_size=16)),
     ("resnet18", "data parallel, 2", (), dict(precision="fp64", optimizer=AdamW())),
-    ("densenet121", "data parallel, 2", ("features.denseblock*",), {}),
+    ("resnet18", "hybrid, 4", (), dict(optimizer=AdamW())),
+    ("densenet121", "hybrid, 4", (), dict(optimizer=AdamW())),
+    ("googlenet", "hybrid, 2 x 2", (), dict(optimizer=AdamW())),
     ("vit_b_16", "hybrid, 2", ("encoder.*",), {}),
     ("vit_b_16", "data parallel, 2", (), dict(shard_optimizer=True, optimizer=AdamW())),
     ("vit_b_16", "unequal, 2", (), {}),
-)
-
-MODELS = ("vgg11", "resnet18", "mobilenet_v3_small", "densenet121", "googlenet", "vit_b_16")
-WINDOWED = ("swin_t", "swin_v2_t")
-OTHERS = ("efficientnet_b0", "convnext_tiny")
-_EVERYWHERE: tuple[_Row, ...] = (
-    ("", "data parallel, 4", (), {}),
-    ("", "data parallel, 2, synchronized", (), dict(optimizer=AdamW())),
-    ("", "hybrid, 4", (), dict(optimizer=AdamW())),
-    ("", "hybrid, 2 x 2", (), {}),
-)
-_WINDOWED: tuple[_Row, ...] = (
-    ("", "data parallel, 2", (), {}),
-    ("", "hybrid, 2", (), dict(optimizer=AdamW())),
-    ("", "unequal, 2", (), {}),
-    ("", "data parallel, 2", ("features.[13].*",), {}),
+    ("swin_t", "data parallel, 2", (), {}),
+    ("swin_t", "hybrid, 2", (), dict(optimizer=AdamW())),
+    ("swin_t", "data parallel, 2", ("features.[13].*",), {}),
+    ("swin_v2_t", "unequal, 2", (), {}),
+    ("efficientnet_b0", "data parallel, 2", (), {}),
+    ("convnext_tiny", "hybrid, 2", (), dict(optimizer=AdamW())),
+    ("maxvit_t", "data parallel, 2", (), dict(batch_size=4)),
 )
 
 
 def quick() -> Iterator[Case]:
-    """A small VGG under two plans."""
-    return map(_case, QUICK)
+    """A tiny VGG under two plans."""
+    return (_case(row, timed=True) for row in QUICK)
 
 
 def every() -> Iterator[Case]:
-    """All of them, the quick ones first."""
-    rows = [*QUICK, *STRATEGIES]
-    rows += [(model, *row[1:]) for model in MODELS for row in _EVERYWHERE]
-    rows += [(model, *row[1:]) for model in WINDOWED for row in _WINDOWED]
-    rows += [(model, *row[1:]) for model in OTHERS for row in _WINDOWED[:2]]
-    rows.append(("maxvit_t", "data parallel, 2", (), dict(batch_size=4)))
-    return map(_case, rows)
+    """All of them: those of one model that are timed follow each other."""
+    yield from (_case(row, timed=True) for row in TIMED)
+    yield from (_case(row, timed=False) for row in METERED)
 
 
-def _case(row: _Row) -> Case:
+def _case(row: _Row, *, timed: bool) -> Case:
     model, name, recomputed, fields = row
     graph, module = _model(model)
     plan = PLANS[name](graph).with_recompute(*recomputed)
@@ -202,7 +228,7 @@ def _case(row: _Row) -> Case:
         optimizer=MOMENTUM,
         steps=STEPS,
     ).replace(**fields)
-    return Case(", ".join([name, *_words(recomputed, experiment)]), experiment, module)
+    return Case(", ".join([name, *_words(recomputed, experiment)]), experiment, module, timed)
 
 
 def _words(recomputed: tuple[str, ...], experiment: Experiment) -> Iterator[str]:
@@ -210,6 +236,8 @@ def _words(recomputed: tuple[str, ...], experiment: Experiment) -> Iterator[str]
     sync = experiment.sync
     if recomputed:
         yield f"{' '.join(recomputed)} recomputed"
+    if experiment.batch_size == _DOUBLE:
+        yield "twice the batch"
     if experiment.accumulate > 1:
         yield f"{experiment.accumulate} micro-batches"
     if experiment.shard_optimizer:
@@ -233,8 +261,8 @@ def _words(recomputed: tuple[str, ...], experiment: Experiment) -> Iterator[str]
 
 @cache
 def _model(name: str) -> tuple[Graph, nn.Module | None]:
-    if name == SMALL:
-        module = SmallVGG()
+    if name in WIDTHS:
+        module = SmallVGG(WIDTHS[name])
         return trace(module, input_shape=INPUT_SHAPE), module
     side = SIZES.get(name, 32)
     return trace(name, input_shape=(3, side, side), num_classes=10), None

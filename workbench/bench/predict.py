@@ -1,46 +1,48 @@
 """Peak memory, traffic and time of real steps, beside what was predicted for them.
 
-Each case runs three steps or more on local engines; the last one is metered, tensor by tensor,
-and its collectives are recorded. Every rank is compared. Then some more steps are timed, and held
-against a machine that was calibrated in the same session.
+Each case runs three steps on local engines; the last one is metered, tensor by tensor, and its
+collectives are recorded. Every rank is compared. Steps of some cases are timed in several rounds,
+and held against a machine that was calibrated between these.
 """
 
 import statistics
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import TypeVar
 
-from workbench.bench import cases
+from workbench.bench import cases, prediction_speed
 from workbench.bench.cases import Case
 from workbench.bench.plot import Bar, Chart
-from workbench.bench.predict_times import Machines, Times, is_timed, steps_of, time_cells
+from workbench.bench.predict_machines import Kind, Machines, kind_of
+from workbench.bench.predict_times import ROUNDS, Times, steps_of, time_cells
 from workbench.bench.report import Cell, Figure, Report
 from workbench.bench.stepping import Observed, watched
 from workbench.cluster.cluster import Cluster
 from workbench.cluster.errors import RunError
+from workbench.plan.machine import Machine
 from workbench.predict.prediction import Prediction, predict
 
+T = TypeVar("T", Case, tuple[Case, list[list[float]]])
+
 MIB = 2**20
+PLAN_S, QUICK_PLAN_S, QUICK_BARE_S = 3.5, 0.5, 2.0
 
 
 def run(*, quick: bool) -> Report:
-    """Measures every case; `quick` takes a small VGG under two plans."""
-    rows: list[dict[str, Cell]] = []
-    notes: list[str] = []
+    """Measures every case; `quick` takes a tiny VGG under two plans."""
     every = list(cases.quick() if quick else cases.every())
     with Cluster(cases.ENGINES, timeout=300.0) as cluster:
-        machines = Machines(cluster, filter(is_timed, every))
-        for case in every:
-            try:
-                machine = machines.of(case) if is_timed(case) else None
-                found: list[Observed] = cluster.call(
-                    "workbench.bench.stepping:measure",
-                    case.experiment,
-                    module=case.module,
-                    timed=steps_of(case),
-                )
-            except RunError as error:  # for want of memory, perhaps; the others go on
-                notes.append(f"{case.name}: {error}")
-            else:
-                prediction = predict(case.experiment.plan, machine, case.experiment)
-                rows.append(_row(case, prediction, found))
+        machines = (
+            Machines(cluster, QUICK_PLAN_S, QUICK_BARE_S) if quick else Machines(cluster, PLAN_S)
+        )
+        bench = _Bench(cluster, machines, every)
+        for _, alike in groupby(every, key=lambda case: case.experiment.plan.graph.fingerprint):
+            bench.measure(list(alike))
+    rows = bench.rows
+    graph = every[0].experiment.plan.graph if quick else prediction_speed.resnet152()
+    speed = prediction_speed.figures(graph, times=1 if quick else 5)
     times = Times.of(rows)
     errors = [float(row["memory error"]) for row in rows]
     worst = max(errors)
@@ -49,18 +51,83 @@ def run(*, quick: bool) -> Report:
         "memory_error_worst": Figure(worst, worst, worst),
         "traffic_exact": Figure.of([float(row["traffic"] == "equal") for row in rows]),
         **times.figures(),
+        **speed,
     }
     text = (
         f"Peak: live tensor bytes of the rank that is furthest off, shared memory included; "
         f"{statistics.fmean(errors):.2%} off on average over {len(rows)} cases.",
         "Traffic: calls, messages and bytes of every collective of every rank.",
         times.note(),
-        *notes,
+        *bench.notes,
     )
     return Report("predict", tuple(rows), figures, text, (_chart(rows), times.chart()))
 
 
-def _row(case: Case, prediction: Prediction, found: list[Observed]) -> dict[str, Cell]:
+class _Bench:
+    """Runs cases and says how far it has come.
+
+    Attributes:
+        rows: of the report.
+        notes: cases that could not be run.
+    """
+
+    def __init__(self, cluster: Cluster, machines: Machines, every: Sequence[Case]) -> None:
+        self.cluster, self.machines = cluster, machines
+        self.rows: list[dict[str, Cell]] = []
+        self.notes: list[str] = []
+        self._began, self._done = time.perf_counter(), 0
+        self._all = sum(ROUNDS if case.timed else 1 for case in every)
+
+    def measure(self, alike: Sequence[Case]) -> None:
+        """Cases of one model: the first round, its machines, the other rounds."""
+        first = [(case, seen) for case in self._steps(alike) if (seen := self._observed(case))]
+        timed = [(case, [[one.step_s for one in seen]]) for case, seen in first if case.timed]
+        known = self.machines.of(case for case, _ in timed)
+        for _ in range(ROUNDS - 1):
+            for case, rounds in self._steps(timed):
+                rounds.append(self._seconds(case))
+        taken = iter(timed)
+        for case, seen in first:
+            own = next(taken)[1] if case.timed else None
+            self.rows.append(_row(case, known, seen, own))
+
+    def _observed(self, case: Case) -> list[Observed]:
+        """Of each rank; nothing where the case could not be run."""
+        task, timed = "workbench.bench.stepping:measure", steps_of(case)
+        try:
+            return self.cluster.call(task, case.experiment, module=case.module, timed=timed)
+        except RunError as error:  # for want of memory, perhaps; the others go on
+            self.notes.append(f"{case.name}: {error}")
+            return []
+
+    def _seconds(self, case: Case) -> list[float]:
+        task, timed = "workbench.bench.stepping:time_steps", steps_of(case)
+        return self.cluster.call(task, case.experiment, module=case.module, timed=timed)
+
+    def _steps(self, some: Iterable[T]) -> Iterator[T]:
+        """Says what comes next, and how long all has taken so far."""
+        for one in some:
+            case = one if isinstance(one, Case) else one[0]
+            minutes, seconds = divmod(int(time.perf_counter() - self._began), 60)
+            said = f"{minutes}:{seconds:02} {self._done}/{self._all} {case.name}"
+            print(said, file=sys.stderr, flush=True)
+            yield one
+            self._done += 1
+
+
+def _row(
+    case: Case,
+    machines: dict[Kind, Machine],
+    found: Sequence[Observed],
+    taken: Sequence[Sequence[float]] | None,
+) -> dict[str, Cell]:
+    experiment = case.experiment
+    prediction = predict(experiment.plan, machines.get(kind_of(case)), experiment)
+    times = {} if taken is None else time_cells(prediction, taken)
+    return {**_memory_cells(case, prediction, found), **times}
+
+
+def _memory_cells(case: Case, prediction: Prediction, found: Sequence[Observed]) -> dict[str, Cell]:
     memory, experiment = prediction.memory, case.experiment
     errors = [abs(memory[rank].peak_bytes / seen.peak_bytes - 1) for rank, seen in enumerate(found)]
     rank = max(range(len(errors)), key=errors.__getitem__)
@@ -79,7 +146,6 @@ def _row(case: Case, prediction: Prediction, found: list[Observed]) -> dict[str,
         "memory error": errors[rank],
         "when": str(memory[rank].moment),
         "traffic": "equal" if equal else "NOT EQUAL",
-        **(time_cells(prediction, found) if is_timed(case) else {}),
     }
 
 

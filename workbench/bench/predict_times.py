@@ -1,93 +1,52 @@
-"""Step times of real runs beside predicted ones, on machines that were calibrated just before."""
+"""Step times of real runs beside predicted ones.
+
+Each case is timed in several rounds, some seconds apart and with the other cases of its model in
+between; its machine is calibrated between two of them. What a round's median of a few steps says
+differs from round to round: half of that range is the case's noise.
+"""
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from scipy.stats import kendalltau
 
-from workbench.bench import cases
 from workbench.bench.cases import Case
 from workbench.bench.plot import Bar, Chart
 from workbench.bench.report import Cell, Figure
-from workbench.bench.stepping import Observed
-from workbench.cluster.cluster import Cluster
-from workbench.plan.experiment import Experiment, LocalSGD
-from workbench.plan.machine import Machine
+from workbench.plan.experiment import LocalSGD
 from workbench.predict.prediction import Prediction
 
-STEPS = 5
-PLAN_S = 6.0  # to calibrate one plan at one number of rows, about
-MODELS = (cases.SMALL, *cases.MODELS)
-
-# Graph, world size and precision: what a calibration is for.
-_Kind = tuple[str, int, str]
-
-
-def is_timed(case: Case) -> bool:
-    """Whether a case's time is predicted: of models of which there are several, to be ordered."""
-    return case.experiment.plan.graph.source.name in MODELS
+ROUNDS = 3
+STEPS = 3  # of a round, that are timed
 
 
 def steps_of(case: Case) -> int:
-    """How many steps are timed; of local SGD, from one averaging to another."""
-    sync = case.experiment.sync
-    if not is_timed(case):
+    """How many steps are timed in a round; of local SGD, from one averaging to another."""
+    if not case.timed:
         return 0
+    sync = case.experiment.sync
     every = sync.every if isinstance(sync, LocalSGD) else 1
     return math.ceil(STEPS / every) * every
 
 
-class Machines:
-    """Calibrates what cases need, when it is first needed.
-
-    What earlier calibrations of the same hardware have left is not used: only what has been
-    measured since this object was made.
+def time_cells(prediction: Prediction, rounds: Sequence[Sequence[float]]) -> dict[str, Cell]:
+    """What the table says of a case's time.
 
     Args:
-        cluster: runs the cases.
-        every: all cases that will be asked for.
+        prediction: of it.
+        rounds: of each round, seconds of a step on every rank.
     """
-
-    def __init__(self, cluster: Cluster, every: Iterable[Case]) -> None:
-        self._cluster = cluster
-        self._cases: dict[_Kind, list[Case]] = {}
-        for case in every:
-            self._cases.setdefault(_kind(case), []).append(case)
-        self._found: dict[_Kind, Machine] = {}
-        self._world_sizes: set[int] = set()
-
-    def of(self, case: Case) -> Machine:
-        """The machine for a case."""
-        kind = _kind(case)
-        if kind not in self._found:
-            self._found[kind] = self._calibrated(self._cases[kind])
-        return self._found[kind]
-
-    def _calibrated(self, alike: Sequence[Case]) -> Machine:
-        experiment = alike[0].experiment
-        plans = tuple(dict.fromkeys(case.experiment.plan for case in alike))
-        rows = sorted({count for case in alike for count in _rows(case.experiment)})
-        world = experiment.plan.world_size
-        machine = self._cluster.calibrate(
-            *plans,
-            rows=rows,
-            precision=experiment.precision,
-            within_s=PLAN_S * len(plans) * len(rows),
-            fresh=world not in self._world_sizes,
-            module=alike[0].module,
-        )
-        self._world_sizes.add(world)
-        return machine
-
-
-def time_cells(prediction: Prediction, found: Sequence[Observed]) -> dict[str, Cell]:
-    """What the table says of a case's time."""
-    measured = max(seen.step_s for seen in found)
+    slowest = [max(ranks) for ranks in rounds]
+    measured = statistics.median(slowest)
     return {
         "measured ms": measured * 1e3,
+        "noise ms": (max(slowest) - min(slowest)) / 2 * 1e3,
         "predicted ms": prediction.step_time * 1e3,
         "time error": abs(prediction.step_time / measured - 1),
+        "band": prediction.error,
     }
 
 
@@ -107,52 +66,80 @@ class Times:
         return cls(tuple(row for row in rows if "time error" in row))
 
     def figures(self) -> dict[str, Figure]:
-        """Errors, and how well the order within each model is kept."""
+        """Errors, how well the order within each model is kept, and how good the bands are."""
         errors = [float(row["time error"]) for row in self.rows]
+        bias = [_ratio(row) - 1 for row in self.rows]
+        inside = [float(float(row["time error"]) <= float(row["band"])) for row in self.rows]
+        share = statistics.fmean(inside)
         return {
             "time_error_median": Figure.of(errors),
             "time_error_worst": Figure(*(max(errors),) * 3),
-            "kendall_tau": Figure.of(list(self.taus().values())),
+            "time_bias_median": Figure.of(bias),
+            "time_inside_band": Figure(share, min(inside), max(inside)),
+            "kendall_tau": Figure.of([tau for tau, _ in self.clear_taus().values()]),
+            "kendall_tau_all_pairs": Figure.of(list(self.taus().values())),
         }
 
     def taus(self) -> dict[str, float]:
         """Kendall's tau of predicted and measured times, for each model with two cases or more."""
         found = {}
-        for model in dict.fromkeys(str(row["model"]) for row in self.rows):
-            mine = [row for row in self.rows if row["model"] == model]
-            if len(mine) > 1:
-                predicted = [float(row["predicted ms"]) for row in mine]
-                measured = [float(row["measured ms"]) for row in mine]
-                found[model] = float(kendalltau(predicted, measured).statistic)
+        for model, mine in self._models().items():
+            predicted = [float(row["predicted ms"]) for row in mine]
+            measured = [float(row["measured ms"]) for row in mine]
+            found[model] = float(kendalltau(predicted, measured).statistic)
         return found
+
+    def clear_taus(self) -> dict[str, tuple[float, int]]:
+        """The same of pairs that differ by more than both their noises; and how many there are."""
+        found = {}
+        for model, mine in self._models().items():
+            signs = [_agree(a, b) for a, b in combinations(mine, 2) if _differ(a, b)]
+            if signs:
+                found[model] = statistics.fmean(signs), len(signs)
+        return found or {"no model": (0.0, 0)}
 
     def note(self) -> str:
         """What a reader must know of the figures."""
-        taus = ", ".join(f"{model} {tau:.2f}" for model, tau in self.taus().items())
+        clear = ", ".join(
+            f"{model} {tau:.2f} of {n} pairs" for model, (tau, n) in self.clear_taus().items()
+        )
+        every = ", ".join(f"{model} {tau:.2f}" for model, tau in self.taus().items())
+        noise = statistics.median(
+            float(row["noise ms"]) / float(row["measured ms"]) for row in self.rows
+        )
         return (
-            f"Time: of the slowest rank, the median of {STEPS} steps, over {len(self.rows)} cases; "
-            f"the machines were calibrated in the same session. Kendall's tau: {taus}."
+            f"Time: of the slowest rank, the median of {ROUNDS} rounds of {STEPS} steps, over "
+            f"{len(self.rows)} cases; machines were calibrated between rounds. Noise, half the "
+            f"range of a case's rounds: {noise:.1%} in the median. Kendall's tau of the pairs of a "
+            f"model that differ by more than both their noises: {clear}; of all: {every}."
         )
 
     def chart(self) -> Chart:
         """Predicted over measured times."""
         bars = []
         for row in self.rows:
-            ratio = float(row["predicted ms"]) / float(row["measured ms"])
+            ratio = _ratio(row)
             name = f"{row['model']}, {row['plan']}, {row['optimizer']}, {row['precision']}"
             bars.append(Bar(name, ratio, ratio, ratio, True))
         return Chart("predicted / measured step time", tuple(bars), target=1.0)
 
+    def _models(self) -> dict[str, list[Mapping[str, Cell]]]:
+        found: dict[str, list[Mapping[str, Cell]]] = {}
+        for row in self.rows:
+            found.setdefault(str(row["model"]), []).append(row)
+        return {model: mine for model, mine in found.items() if len(mine) > 1}
 
-def _kind(case: Case) -> _Kind:
-    experiment = case.experiment
-    return experiment.plan.graph.fingerprint, experiment.plan.world_size, experiment.precision
+
+def _ratio(row: Mapping[str, Cell]) -> float:
+    return float(row["predicted ms"]) / float(row["measured ms"])
 
 
-def _rows(experiment: Experiment) -> set[int]:
-    """Rows of a rank in a pass; of a tail in rounds, as many as give the group's rows."""
-    plan = experiment.plan
-    own = max(1, experiment.batch_size // experiment.accumulate // plan.world_size)
-    if plan.rounds == "BK" or plan.tail is None:
-        return {own}
-    return {own, max(1, own // plan.tail.group_size)}
+def _differ(a: Mapping[str, Cell], b: Mapping[str, Cell]) -> bool:
+    apart = abs(float(a["measured ms"]) - float(b["measured ms"]))
+    return apart > float(a["noise ms"]) + float(b["noise ms"])
+
+
+def _agree(a: Mapping[str, Cell], b: Mapping[str, Cell]) -> float:
+    """1 where the prediction orders two cases as they are, else -1."""
+    measured = float(a["measured ms"]) < float(b["measured ms"])
+    return 1.0 if (float(a["predicted ms"]) < float(b["predicted ms"])) == measured else -1.0

@@ -67,6 +67,26 @@ def measure(seat: Seat, experiment: Experiment, *, weights: Path, timed: int = 0
     return Observed(peak, rows, step_s)
 
 
+def time_steps(seat: Seat, experiment: Experiment, *, weights: Path, timed: int) -> float:
+    """Seconds of a step, as in `Observed`, of a run of its own.
+
+    Args:
+        seat: where this rank sits.
+        experiment: what to run.
+        weights: the initial weights.
+        timed: steps that are timed, after those that make memory and the optimizer's state.
+    """
+    with World.open(seat) as world:
+        groups = world.groups(group_specs_of(experiment.plan))
+        state = RankState.start(experiment, world, groups, weights, None)
+        first = watched(experiment)
+        for index in range(first):
+            _step(state, index)
+        step_s = _seconds(state, range(first, first + timed))
+        state.strategy.rest()
+    return step_s
+
+
 def _seconds(state: RankState, steps: range) -> float:
     """Of a step."""
     taken = []

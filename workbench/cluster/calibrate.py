@@ -13,6 +13,7 @@ from workbench.cluster import message
 from workbench.cluster.assistant import Assistant, complete
 from workbench.cluster.calibrate_devices import devices_of, extended, missing
 from workbench.cluster.calibrate_links import links_of, slowdown_of
+from workbench.cluster.calibrate_spread import Behind, stretches_of, unequal
 from workbench.cluster.devices import Device
 from workbench.cluster.dispatch import Dispatch
 from workbench.plan.experiment import SGD, Adam, AdamW, Experiment, Synthetic
@@ -135,28 +136,47 @@ class Calibration:
         self.hosts = [device.host for device in devices]
         self.ranks_per_host = _per_host(self.hosts)
         self.name = cache.fingerprint(devices, hosts)
+        self._stretches: list[Behind] = []
 
     def carry_out(
-        self, plans: Sequence[Plan], wish: Wish, module: nn.Module | None, *, fresh: bool
+        self,
+        plans: Sequence[Plan],
+        wish: Wish,
+        module: nn.Module | None,
+        *,
+        fresh: bool,
+        machine: Machine | None = None,
+        keep: bool = True,
     ) -> Machine:
         """Measures what is missing; each finding is kept on disk at once.
+
+        Args:
+            plans: whose layers are measured.
+            wish: what else.
+            module: whose layers they are.
+            fresh: forget what is kept.
+            machine: to complete, instead of what is kept.
+            keep: whether to look for what is kept, and to keep what is found.
 
         Raises:
             ModelError: `module` is missing, or is another one than was traced.
             RunError: a rank failed.
         """
         end = time.perf_counter() + wish.within_s
-        machine = None if fresh else cache.kept(self.name)
+        self._stretches = []
+        if machine is None and keep and not fresh:
+            machine = cache.kept(self.name)
         print(f"calibrating {len(self.places)} engines:", end="", flush=True)
         try:
             if machine is None:
                 machine = self._bare(wish.experiment(plans[0]), wish.within_s)
-                cache.keep(self.name, machine)
+                if keep:
+                    cache.keep(self.name, machine)
             open_ = [plan for plan in plans if plan.graph is not _NOTHING]
             for index, plan in enumerate(open_):
                 left = max(0.0, end - time.perf_counter()) / (len(open_) - index)
                 more = self._with(machine, plan, wish, module, left * _MEASURED)
-                if more is not machine:
+                if keep and more is not machine:
                     cache.keep(self.name, more)
                 machine = more
         finally:
@@ -196,6 +216,9 @@ class Calibration:
             found = self._on_ranks(
                 "measure:layers", packed, weights=weights, rows=rows, within_s=within_s
             )
+        own_devices = len(machine.devices) > 1
+        self._stretches += stretches_of(experiment, found, own_devices=own_devices)
+        machine = unequal(machine, self._stretches)
         return machine.replace(devices=extended(machine.devices, experiment, found))
 
     def _on_ranks(self, task: str, packed: bytes, **shared: Any) -> list[Any]:

@@ -43,6 +43,10 @@ def _device(found: Sequence[DeviceMeasured], place: Place, places: Sequence[Plac
             kind: fmean(own.update_s_per_byte[kind] for own in found)
             for kind in found[0].update_s_per_byte
         },
+        coding_s_per_byte={
+            name: fmean(own.coding_s_per_byte[name] for own in found)
+            for name in found[0].coding_s_per_byte
+        },
         source="measured, all ranks at once",
     )
 
@@ -82,23 +86,47 @@ def extended(
 def _extended(
     device: Device, experiment: Experiment, found: Mapping[int, Sequence[LayersMeasured]]
 ) -> Device:
+    every = [own for measured in found.values() for own in measured]
+    loaded = [own.load_s / own.image_bytes for own in every if own.image_bytes]
+    updated = [own.update_s / own.parameter_bytes for own in every if own.parameter_bytes]
+    device = device.replace(
+        load_s_per_byte=device.load_s_per_byte or median(loaded),
+        step_s=device.step_s or max(0.0, median(own.besides_s for own in every)),
+        update_s_per_byte={
+            **device.update_s_per_byte,
+            experiment.optimizer.kind: median(updated),
+        },
+    )
     seen: dict[Work, list[tuple[float, float, float]]] = {}
     for rank, measured in found.items():
         for own in measured:
             works = works_on(experiment.plan, rank, own.rows, experiment.precision)
+            each = _unexplained(own, device, experiment) / sum(map(len, works.values()))
             for work, times in zip(works, own.layers.tolist(), strict=True):
-                seen.setdefault(work, []).append(tuple(times))
+                seen.setdefault(work, []).append(_shifted(times, each))
     new = {_place(sample): sample for sample in (_sample(*item) for item in seen.items())}
-    every = [own for measured in found.values() for own in measured]
-    loaded = [own.load_s / own.image_bytes for own in every if own.image_bytes]
-    updated = [own.update_s / own.parameter_bytes for own in every if own.parameter_bytes]
-    kind = experiment.optimizer.kind
-    return device.replace(
-        samples=tuple({**new, **_samples(device)}.values()),
-        load_s_per_byte=device.load_s_per_byte or median(loaded),
-        step_s=device.step_s or median(own.besides_s for own in every),
-        update_s_per_byte={**device.update_s_per_byte, kind: median(updated)},
+    return device.replace(samples=tuple({**new, **_samples(device)}.values()))
+
+
+def _unexplained(own: LayersMeasured, device: Device, experiment: Experiment) -> float:
+    """Seconds of a step that neither its layers nor the device's figures account for."""
+    update = device.update_s_per_byte[experiment.optimizer.kind] * own.parameter_bytes
+    figures = device.load_s_per_byte * own.image_bytes + update + device.step_s
+    return own.load_s + own.update_s + own.besides_s - figures
+
+
+def _shifted(times: Sequence[float], seconds: float) -> tuple[float, float, float]:
+    """A layer's times with its share of what is unexplained, so that steps take as they did.
+
+    What is less than nothing is what tracing took, which is the same for small layers and large.
+    """
+    forward, backward, error = times
+    share = seconds * backward / (forward + backward) if forward + backward else 0.0
+    forward, backward = (
+        max(value + more, value / 2)
+        for value, more in ((forward, seconds - share), (backward, share))
     )
+    return forward, backward, error
 
 
 def _sample(work: Work, times: Sequence[tuple[float, float, float]]) -> Sample:

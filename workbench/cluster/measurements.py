@@ -62,6 +62,8 @@ class Measurements(ABC):
         within_s: float = 60.0,
         fresh: bool = False,
         module: nn.Module | None = None,
+        machine: Machine | None = None,
+        keep: bool = True,
     ) -> Machine:
         """Measures devices, links and the layers of plans, on all engines at once.
 
@@ -79,6 +81,8 @@ class Measurements(ABC):
             within_s: about how many seconds it may take; with less, errors are larger.
             fresh: forget what was measured before.
             module: as in `train`.
+            machine: what was measured of these engines, to be completed instead of what is kept.
+            keep: False: what is kept stays as it is, and is not looked at.
 
         Raises:
             TypeError: something else than graphs and plans.
@@ -97,7 +101,9 @@ class Measurements(ABC):
             calibration = calibrate.Calibration(
                 places, devices, self.hosts, self._assistant, self._dispatch
             )
-            return calibration.carry_out(plans, wish, module, fresh=fresh)
+            return calibration.carry_out(
+                plans, wish, module, fresh=fresh, machine=machine, keep=keep
+            )
 
     def trace_all_reduce(
         self,

@@ -27,6 +27,8 @@ class Device(MachineValue):
     """Overhead of one operation, as the host starts it."""
     update_s_per_byte: dict[str, float] = Field(default_factory=dict)
     """Seconds for each byte of parameters, by the optimizer's kind."""
+    coding_s_per_byte: dict[str, float] = Field(default_factory=dict)
+    """Seconds to encode and decode each byte of a gradient, by the codec's name."""
     load_s_per_byte: float = Field(default=0.0, ge=0)
     """Seconds for each byte of a step's images."""
     step_s: float = Field(default=0.0, ge=0)

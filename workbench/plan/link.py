@@ -16,12 +16,15 @@ from pydantic import Field, model_validator
 
 from workbench.plan.value import MachineValue
 
+INTO_NEW = "all_reduce into new memory"
+
 
 class Curve(MachineValue):
     """One collective as measured."""
 
     op: str
-    """As the recorder names it: "all_reduce", "all_gather", "reduce_scatter", "all_to_all"."""
+    """As the recorder names it: "all_reduce", "all_gather", "reduce_scatter", "all_to_all".
+    All-reduces are in place; those of activations, whose sum needs new memory, are `INTO_NEW`."""
     ranks: int = Field(ge=1)
     points: tuple[tuple[float, float], ...] = Field(min_length=1)
     """(bytes received by a rank, seconds), in ascending order of bytes."""
@@ -77,6 +80,10 @@ class Link(MachineValue):
             return curve.seconds(received)
         moving = received / self.bandwidth + added * self.reduction_s_per_byte
         return rounds * self.latency_s + moving
+
+    def has_measured(self, op: str, ranks: int) -> bool:
+        """Whether there is a curve for a collective in groups of so many ranks."""
+        return (op, ranks) in self._curve
 
     @cached_property
     def _curve(self) -> Mapping[tuple[str, int], Curve]:

@@ -37,6 +37,11 @@ class Machine(MachineValue):
     """None: all ranks are on one host."""
     slowdown: float = Field(default=1.0, ge=1)
     """How much slower a rank computes while a collective of its own is under way."""
+    unevenness: float = Field(default=0.0, ge=0)
+    """Ranks that have the same to do take unequally long: by this standard deviation, relative to
+    the mean, which lasts for a step."""
+    jitter_s: float = Field(default=0.0, ge=0)
+    """And by this variance, in seconds squared for each second of work, which arises anew."""
 
     @model_validator(mode="after")
     def _hosts_are_linked(self) -> Self:

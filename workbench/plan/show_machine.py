@@ -36,8 +36,15 @@ def as_html(machine: "Machine") -> str:
         f"<div><p>{escape(headline(machine))}</p>{_table(_DEVICES, devices)}"
         f"{_table(_LINKS, map(_link, links))}"
         f"<p>A rank computes {machine.slowdown:.3g} times as long while a collective of its own "
-        "goes on.</p></div>"
+        f"goes on.{_unequal(machine)}</p></div>"
     )
+
+
+def _unequal(machine: "Machine") -> str:
+    if machine.unevenness == 0 and machine.jitter_s == 0:
+        return ""
+    spread = (machine.unevenness**2 + machine.jitter_s) ** 0.5
+    return f" What takes a second takes each rank {spread * 1e3:.3g} ms more or less."
 
 
 def _device(device: Device) -> tuple[str, ...]:

@@ -102,7 +102,7 @@ def _of_piece(plan: Plan, layer: Layer, member: int, samples: int, precision: st
     activations += sum(math.prod(shape) * (rows * samples or 1) for shape, rows in inputs)
     return Work(
         kind=layer.kind,
-        key=_key(layer, [shape for shape, _ in inputs], output, weights, own_heads),
+        key=_key(layer, _how(plan, layer), [s for s, _ in inputs], output, weights, own_heads),
         precision=precision,
         rows=samples * layer.rows if layer.rows else 1,
         flops=layer.flops * times * _part(plan, layer, member, output),
@@ -149,15 +149,21 @@ def _part(plan: Plan, layer: Layer, member: int, output: tuple[int, ...]) -> flo
     return math.prod(output) / whole if whole else 1.0
 
 
+def _how(plan: Plan, layer: Layer) -> str:
+    """What is computed; synchronized statistics have no kernel of their own."""
+    apart = layer.kind == "batch_norm" and plan.batch_norm == "synchronized"
+    return layer.target.rpartition(".")[-1] + ("Synchronized" if apart else "")
+
+
 def _key(
     layer: Layer,
+    name: str,
     inputs: Sequence[tuple[int, ...]],
     output: tuple[int, ...],
     weights: Sequence[tuple[int, ...]],
     heads: int,
 ) -> str:
     """As "conv2d Conv2d 3x32x32 > 64x32x32, 64x3x3x3, 64"."""
-    name = layer.target.rpartition(".")[-1]
     parts = [f"{layer.kind} {name} {' + '.join(map(_text, inputs))} > {_text(output)}"]
     parts += map(_text, weights)
     if layer.groups > 1:

@@ -68,6 +68,14 @@ def alike(experiment: Experiment, machine: Machine | None, *, every: bool = Fals
     return Alike(world, ranks, column, tuple(tuple(own[ranks].tolist()) for own in rows))
 
 
+def kept(experiment: Experiment, ranks: Alike) -> Experiment:
+    """The experiment of a world of only the ranks that are kept."""
+    sync = experiment.sync
+    if isinstance(sync, ParameterServer):
+        sync = sync.replace(server=int(ranks.column[sync.server]))
+    return experiment.replace(plan=experiment.plan.with_world_size(len(ranks.ranks)), sync=sync)
+
+
 def block_of(plan: Plan) -> int:
     """The least common multiple of a plan's group sizes."""
     return math.lcm(*group_sizes_of(plan))

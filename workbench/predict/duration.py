@@ -269,5 +269,5 @@ def _leg(call: Call | None, group_size: int, speeds: Speeds) -> Leg | None:
 def _of_shards(meeting: Meeting, op: str, received: int) -> float:
     if op == "all_reduce":
         size = received * meeting.ranks / (2 * (meeting.ranks - 1))
-        return meeting.all_reduce(size, "auto", beside=False).seconds
+        return meeting.all_reduce(size, "auto", beside=False, into_new=True).seconds
     return meeting.seconds(op, received, received if op == "reduce_scatter" else 0)

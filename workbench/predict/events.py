@@ -23,20 +23,33 @@ class Grouping:
 
     Args:
         number: for each rank, that of its group.
+        count: ranks of the world in each group; None: those at hand are all.
+
+    Attributes:
+        count: ranks of the world in the largest group.
+        is_one: whether all ranks at hand are in one.
+        key: equal for equal groups.
     """
 
-    def __init__(self, number: Sequence[int] | Counts) -> None:
+    def __init__(self, number: Sequence[int] | Counts, count: int | None = None) -> None:
         found, self._of = np.unique(np.asarray(number), return_inverse=True)
-        self._one = len(found) == 1
+        self.is_one = len(found) == 1
+        self.key = self._of.tobytes()
         self._order = np.argsort(self._of, kind="stable")
-        counts = np.bincount(self._of)
+        self._sizes = counts = np.bincount(self._of)
+        self.count = int(counts.max()) if count is None else count
         self._starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
 
     def latest(self, times: Seconds) -> Seconds:
         """For each rank, the greatest of its group's values."""
-        if self._one:
+        if self.is_one:
             return np.full_like(times, times.max())
         return np.maximum.reduceat(times[self._order], self._starts)[self._of]
+
+    def share(self, which: NDArray[np.bool_]) -> Seconds:
+        """For each rank, of how much of its group this is so."""
+        found: Seconds = (np.bincount(self._of, which) / self._sizes)[self._of]
+        return found
 
 
 class Task(NamedTuple):

@@ -1,8 +1,8 @@
 """A step in time: two lanes on every rank, and what they wait for.
 
-A collective begins when the last rank of its group has come to it, and when those that this
-rank's communication lane has begun before are over. All of the group end together. While one is
-under way beside it, the compute lane advances at
+A collective begins when the last rank of its group has come to it (`lagging.py` says how far it is
+behind), and when those that this rank's communication lane has begun before are over. All of the
+group end together. While one is under way beside it, the compute lane advances at
 
     (1 - busy) / slowdown       of its own speed
 
@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from workbench.predict.duration import Seconds
-from workbench.predict.events import Call, Event, Join, Meet, Start, Stretch
+from workbench.predict.events import Call, Event, Grouping, Join, Meet, Start, Stretch
+from workbench.predict.lagging import Lagging
 
 _MOST_STEPS = 64
 _SETTLED = 1e-9
@@ -63,17 +64,20 @@ class Lanes:
     Args:
         ranks: their number.
         slowdown: of the machine.
+        lagging: of these ranks; None: all are equally fast.
     """
 
     ranks: int
     slowdown: float
+    lagging: Lagging | None = None
     compute: Seconds = field(init=False)
     communication: Seconds = field(init=False)
 
     def __post_init__(self) -> None:
         self.compute, self.communication = np.zeros(self.ranks), np.zeros(self.ranks)
+        self._lagging = self.lagging or Lagging(self.ranks)
         self._beside: list[Beside] = []
-        self._steps: list[dict[int, Seconds]] = []  # for each step, the ends of what was started
+        self._steps: list[dict[int, tuple[Grouping, Seconds]]] = []  # what was started: its end
 
     def run(self, events: Iterable[Event]) -> list[Happened]:
         """One step."""
@@ -109,26 +113,37 @@ class Lanes:
                 self._forget()
                 beside = tuple(self._beside)
                 self.compute = advanced(arrive, event.ends[-1], beside)
+                self._lagging.work(event.ends[-1])
                 return Happened(event, arrive, arrive, self.compute, beside)
             case Meet(call):
-                begin = _together(call, arrive)
+                begin = _together(call, arrive + self._lagging.behind(call.groups, arrive))
+                self._lagging.meet(call.groups, call.takes)
                 self._forget()
                 alone = advanced(begin, call.seconds, self._beside)
                 self.compute = _together(call, alone)
             case Start(call, handle):
-                begin = _together(call, np.maximum(arrive, self.communication))
+                last = arrive + self._lagging.behind(call.groups, arrive)
+                begin = _together(call, np.maximum(last, self.communication))
                 end = begin + call.seconds
                 if call.takes is not None:
                     end = np.where(call.takes, end, self.communication)
                     begin = np.where(call.takes, begin, self.communication)
                 self.communication = end
                 self._beside.append(Beside(begin, end, (1 - call.busy) / self.slowdown))
-                self._steps[-1][handle] = end
+                self._steps[-1][handle] = (call.groups, end)
                 return Happened(event, arrive, begin, end)
             case Join(handle, _, late):
-                ends = self._steps[-1 - late] if late < len(self._steps) else {}
-                self.compute = np.maximum(arrive, ends.get(handle, arrive))
+                started = self._steps[-1 - late] if late < len(self._steps) else {}
+                if handle in started:
+                    groups, end = started[handle]
+                    self._join(groups, end)
         return Happened(event, arrive, begin, self.compute)
+
+    def _join(self, groups: Grouping, end: Seconds) -> None:
+        """Waits; where even the last of a group would have to, all of it go on together."""
+        behind = self._lagging.behind(groups, self.compute)
+        self._lagging.meet(groups, end >= self.compute + behind)
+        self.compute = np.maximum(self.compute, end)
 
     def _forget(self) -> None:
         """What is over on all ranks is beside nothing any more."""

@@ -1,5 +1,6 @@
 """Seconds of layers, asked for once for all that are alike: deep models repeat their blocks."""
 
+import math
 from collections.abc import Hashable
 
 from workbench.plan.graph import Layer
@@ -23,7 +24,7 @@ class LayerTimes:
     def __init__(self, plan: Plan, precision: str, speeds: Speeds) -> None:
         self.plan, self.precision, self.speeds = plan, precision, speeds
         self.estimated: dict[str, None] = {}
-        self._seconds = self._weighed = 0.0
+        self._seconds = self._squared = self._guessed = 0.0
         self._looks: dict[str, Hashable] = {}
         self._known: dict[tuple[Hashable, int], LayerSeconds] = {}
 
@@ -42,15 +43,22 @@ class LayerTimes:
             found = layer_seconds(self.plan, layer, rows, self.precision, self.speeds)
             self._known[look, id(rows)] = found
         self._seconds += found.total
-        self._weighed += found.weighed
         if found.estimated:
             self.estimated.setdefault(layer.name)
+            self._guessed += found.weighed
+        else:
+            self._squared += found.weighed**2
         return found
 
     @property
     def error(self) -> float:
-        """Relative half width of the band around all of them, were their errors of one sign."""
-        return self._weighed / self._seconds if self._seconds else 0.0
+        """Relative half width of the band around all of them.
+
+        Measurements are wrong independently of each other; estimates, all in one direction.
+        """
+        if self._seconds == 0:
+            return 0.0
+        return (math.sqrt(self._squared) + self._guessed) / self._seconds
 
     def _look(self, layer: Layer) -> Hashable:
         """Equal for layers that take equally long."""

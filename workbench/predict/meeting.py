@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.plan.all_reduce import Algorithm, chosen
-from workbench.plan.link import Link
+from workbench.plan.link import INTO_NEW, Link
 from workbench.plan.machine import Machine
 
 
@@ -78,7 +78,13 @@ class Meeting:
         return self.link.seconds(op, self.ranks, moved, 1, added)
 
     def all_reduce(
-        self, nbytes: float, algorithm: Algorithm, *, beside: bool, codec: str = ""
+        self,
+        nbytes: float,
+        algorithm: Algorithm,
+        *,
+        beside: bool,
+        into_new: bool = False,
+        codec: str = "",
     ) -> "Sum":
         """Of an all-reduce.
 
@@ -86,6 +92,7 @@ class Meeting:
             nbytes: of what is summed on each rank, as it travels.
             algorithm: as asked for; "auto" is what the ranks' transport makes of it.
             beside: whether ranks compute on meanwhile, and share no buffer.
+            into_new: whether the sum is to lie in new memory, as activations do.
             codec: the name of the codec through which it travels, if any.
         """
         if self.ranks == 1 or nbytes == 0:
@@ -95,7 +102,8 @@ class Meeting:
         name = chosen(algorithm, shared, backend, int(nbytes), beside=beside, codec=codec)
         if name != "backend":
             usual = chosen("auto", shared, backend, int(nbytes), beside=beside)
-            return Sum(name, self._flat(name, nbytes, measured=name == usual and not codec))
+            measured = name == usual and not codec
+            return Sum(name, self._flat(name, nbytes, measured=measured, into_new=into_new))
         ways = ["ring", "halving_doubling"]
         ways += [f"two levels, {way}" for way in ways] if self._levels else []
         return min((Sum(way, self._flat(way, nbytes)) for way in ways), key=lambda s: s.seconds)
@@ -104,7 +112,9 @@ class Meeting:
     def _levels(self) -> bool:
         return 1 < len(self.hosts) < self.ranks
 
-    def _flat(self, name: str, nbytes: float, *, measured: bool = True) -> float:
+    def _flat(
+        self, name: str, nbytes: float, *, measured: bool = True, into_new: bool = False
+    ) -> float:
         """Seconds of an algorithm; links have measured what ranks take of themselves."""
         if name == "hierarchical" or name.startswith("two levels"):
             of_hosts = "swap" if len(self.hosts) == 2 else "direct"
@@ -113,7 +123,8 @@ class Meeting:
             inner = "direct" if self.memory else "ring"
             within = _timed(self.within, inner, nbytes, most)
             return within + _timed(self.across, outer, nbytes / most, len(self.hosts))
-        return _timed(self.link, name, nbytes, self.ranks, measured=measured)
+        op = INTO_NEW if into_new and self.link.has_measured(INTO_NEW, self.ranks) else "all_reduce"
+        return _timed(self.link, name, nbytes, self.ranks, measured=measured, op=op)
 
 
 @dataclass(frozen=True)
@@ -135,13 +146,21 @@ def meeting_of(machine: Machine, members: range) -> Meeting:
     return Meeting(len(members), hosts, machine.within, across, memory)
 
 
-def _timed(link: Link, name: str, nbytes: float, ranks: int, *, measured: bool = True) -> float:
+def _timed(
+    link: Link,
+    name: str,
+    nbytes: float,
+    ranks: int,
+    *,
+    measured: bool = True,
+    op: str = "all_reduce",
+) -> float:
     if ranks == 1:
         return 0.0
     received, rounds, added = _moved(name, nbytes, ranks)
     if not measured:
         link = link.replace(curves=())
-    return link.seconds("all_reduce", ranks, received, rounds, added)
+    return link.seconds(op, ranks, received, rounds, added)
 
 
 def _moved(name: str, nbytes: float, ranks: int) -> tuple[float, int, float]:

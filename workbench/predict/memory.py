@@ -1,8 +1,9 @@
 """The memory that a step needs on every rank: how much, of what, of which layer, and when."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import overload
 
 from workbench.predict.kept import is_guessed
 from workbench.predict.program import Program
@@ -47,6 +48,35 @@ class RankMemory:
 
 
 @dataclass(frozen=True)
+class Ranks(Sequence[RankMemory]):
+    """All ranks of a world, of which a few stand for the others.
+
+    Attributes:
+        kept: those.
+        column: for each rank of the world, which of them; None: they are all.
+    """
+
+    kept: tuple[RankMemory, ...]
+    column: tuple[int, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.kept if self.column is None else self.column)
+
+    @overload
+    def __getitem__(self, index: int) -> RankMemory: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[RankMemory, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> RankMemory | tuple[RankMemory, ...]:
+        ranks = range(len(self))[index]
+        return self._of(ranks) if isinstance(ranks, int) else tuple(map(self._of, ranks))
+
+    def _of(self, rank: int) -> RankMemory:
+        return replace(self.kept[rank if self.column is None else self.column[rank]], rank=rank)
+
+
+@dataclass(frozen=True)
 class Memory:
     """The memory of all ranks.
 
@@ -56,13 +86,13 @@ class Memory:
             output for the backward pass, which may be too little.
     """
 
-    ranks: tuple[RankMemory, ...]
+    ranks: "Ranks"
     guessed: tuple[str, ...] = ()
 
     @property
     def peak_bytes(self) -> int:
         """Of the rank that needs most."""
-        return max(rank.peak_bytes for rank in self.ranks)
+        return max(rank.peak_bytes for rank in self.ranks.kept)
 
     def __getitem__(self, rank: int) -> RankMemory:
         return self.ranks[rank]
@@ -76,8 +106,10 @@ def memory_of(program: Program) -> Memory:
     """
     guessed = tuple(layer.name for layer in program.plan.graph.layers if is_guessed(layer))
     held: dict[int, Mapping[tuple[Category, str], int]] = {}  # ranks that are alike share it
-    ranks = []
-    for peak in timeline_of(program).peaks():
+    ranks, timeline = [], timeline_of(program)
+    for peak in timeline.peaks():
         same = held.setdefault(id(peak.held), MappingProxyType(peak.held))
         ranks.append(RankMemory(peak.rank, peak.total, peak.moment, same))
-    return Memory(tuple(ranks), guessed)
+    alike = timeline.alike
+    column = None if alike is None else tuple(alike.column.tolist())
+    return Memory(Ranks(tuple(ranks), column), guessed)

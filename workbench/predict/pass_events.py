@@ -9,6 +9,7 @@ from workbench.plan.layout import ROWS
 from workbench.plan.mesh import shard_groups
 from workbench.plan.placement import Shard
 from workbench.predict import received
+from workbench.predict.adding import Additions
 from workbench.predict.duration import (
     Crossed,
     LayerSeconds,
@@ -51,6 +52,7 @@ class PassEvents:
         self._layers: dict[str, LayerSeconds] = {}
         self._crossed: dict[Value, Crossed] = {}
         self._groupings: dict[int, Grouping] = {}
+        self._additions = Additions(program, self.speeds)
 
     def forward(
         self, operations: Iterable[Operation], ahead: Mapping[Value, int] | None = None
@@ -90,12 +92,13 @@ class PassEvents:
                 handles[operation.gives] = self.script.start(call)
         return handles
 
-    def backward(self, operations: Sequence[Operation], settle: Settle) -> None:
+    def backward(self, operations: Sequence[Operation], settle: Settle, *, adds: bool) -> None:
         """Runs operations backward.
 
         Args:
             operations: in the order of the forward pass.
             settle: told of each layer whose gradients are there.
+            adds: whether weights have gradients from earlier passes.
         """
         readers = _readers(operations)
         again: set[int] = set()
@@ -117,6 +120,9 @@ class PassEvents:
                 self.script.work("backward", operation.label, crossed.backward_s)
             elif operation.layer is not None:
                 self._backward(operation, operation.layer)
+                if adds and operation.layer.weights:
+                    seconds = self._additions.seconds(operation.layer)
+                    self.script.work("backward", operation.label, seconds)
                 settle(operation.layer)
 
     def loss(self) -> None:
@@ -170,8 +176,9 @@ class PassEvents:
         read = self.plan.flow.inputs[layer.name]
         channels = features(read, layer.input_shape[:1], self.rows.world_size)
         width = max(operation.itemsize, _FP32)
-        more = self.speeds.streaming(self._size(operation.gives) * passes, passes)
-        self.script.work("forward" if phase == "forward" else "backward", layer.name, more)
+        if self._seconds(layer).estimated:
+            more = self.speeds.streaming(self._size(operation.gives) * passes, passes)
+            self.script.work("forward" if phase == "forward" else "backward", layer.name, more)
         if self.replicas.count(read.group_size) == 1:
             return
         for numel in (channels + 1, channels):

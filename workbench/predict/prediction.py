@@ -99,7 +99,7 @@ class Prediction:
 
     @property
     def error(self) -> float:
-        """Relative half width of the band around the step time that layers' times leave."""
+        """Relative half width of the band around the step time, in which 95 % are expected."""
         return self.simulation.error
 
     @property

@@ -8,13 +8,14 @@ from numpy.typing import NDArray
 
 from workbench.plan.all_reduce import Algorithm
 from workbench.plan.codec import Codec
+from workbench.plan.device import Device
 from workbench.predict.alike import Alike
 from workbench.predict.duration import Speeds
 from workbench.predict.events import Call, Grouping, Segments
 from workbench.predict.meeting import Meeting
 from workbench.predict.rows import Counts
 
-# A codec reads and writes a gradient in so many passes, on its way there and back.
+# Where codecs were not timed: reading and writing a gradient in so many passes in all.
 _CODING = 8
 
 
@@ -38,7 +39,9 @@ class Replicas:
     def grouping(self, group_size: int) -> Grouping:
         """Which of the kept ranks hold the same piece."""
         if group_size not in self._groupings:
-            self._groupings[group_size] = Grouping(self.ranks.ranks % group_size)
+            self._groupings[group_size] = Grouping(
+                self.ranks.ranks % group_size, self.count(group_size)
+            )
         return self._groupings[group_size]
 
     def all_reduce(
@@ -74,7 +77,13 @@ class Replicas:
         def seconds(meeting: Meeting, nbytes: int) -> float:
             there = shared and meeting.memory and max(meeting.hosts) > 1
             coded = "" if codec is None else codec.name
-            done = meeting.all_reduce(nbytes, algorithm, beside=beside and not there, codec=coded)
+            done = meeting.all_reduce(
+                nbytes,
+                algorithm,
+                beside=beside and not there,
+                into_new=not (beside or shared),
+                codec=coded,
+            )
             names.setdefault(f"{done.algorithm} with {coded}" if coded else done.algorithm)
             return done.seconds
 
@@ -96,12 +105,22 @@ class Replicas:
         seconds: Callable[[Meeting, int], float],
         takes: NDArray[np.bool_] | None,
     ) -> Call:
-        """What travels is encoded in segments, and decoded and encoded again by who adds it up."""
+        """What travels is encoded in segments, and decoded and encoded again by who adds it up.
+
+        Of k segments a rank encodes all and one sum, and decodes two of each other rank, those
+        that it adds up and those sums: (k + 1) / k times the whole, and 2 (k - 1) / k times.
+        """
         count = self.count(group_size)
         numel = -(-sizes // itemsize // count)
         travels = count * np.array([codec.encoded_bytes(n) if n else 0 for n in numel.tolist()])
         call = self._call("all_reduce", label, phase, group_size, travels, seconds, takes)
-        coding = _CODING * sizes / self.speeds.each("bandwidth")
+        often = (3 * count - 1) / count / 2  # there and back
+
+        def rate(device: Device) -> float:
+            both_ways = device.coding_s_per_byte.get(codec.name)
+            return _CODING / device.bandwidth if both_ways is None else often * both_ways
+
+        coding = sizes * np.array([rate(device) for device in self.speeds.devices])
         coding = self.grouping(group_size).latest(coding)
         return replace(call, seconds=call.seconds + coding, bytes=2 * (travels - travels // count))
 

@@ -2,16 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from workbench.plan.errors import MachineError
-from workbench.plan.experiment import Experiment, LocalSGD, ParameterServer
+from workbench.plan.experiment import Experiment, LocalSGD
 from workbench.plan.machine import Machine
-from workbench.predict.alike import Alike, alike
+from workbench.predict.alike import alike, kept
 from workbench.predict.duration import Speeds
+from workbench.predict.lagging import Lagging
 from workbench.predict.lanes import Lanes
 from workbench.predict.program import Program, program_of
 from workbench.predict.schedule import Schedule
 from workbench.predict.step_events import Written, written
+
+# Relative errors: of a step whose parts were measured, and of what ranks wait and communicate.
+_WHOLE, _EXPOSED = 0.08, 0.25
 
 
 @dataclass(frozen=True)
@@ -20,15 +25,30 @@ class Simulation:
 
     Attributes:
         schedule: it, in time.
-        error: relative half width of the band around its layers' seconds.
+        layer_error: relative half width of the band around its layers' seconds.
         estimated: layers of shapes that the machine has not measured.
         algorithms: of the all-reduces, by what they sum.
     """
 
     schedule: Schedule
-    error: float
+    layer_error: float
     estimated: tuple[str, ...]
     algorithms: Mapping[str, tuple[str, ...]]
+
+    @cached_property
+    def error(self) -> float:
+        """Relative half width of the band around the step, in which 95 % are expected.
+
+        What a step takes besides its layers is known less well: exchanges and waiting depend on
+        what else goes on. Nor is a step that consists of what was measured just the sum of it.
+        """
+        seconds = self.schedule.seconds
+        if seconds == 0:
+            return 0.0
+        spent = {part: float(times.max()) for part, times in self.schedule.parts.items()}
+        layers = self.layer_error * (spent["forward"] + spent["backward"])
+        waited = _EXPOSED * (spent["communication"] + spent["wait"])
+        return _WHOLE + (layers + waited) / seconds
 
 
 def simulated(
@@ -49,7 +69,8 @@ def simulated(
     ranks = alike(experiment, machine, every=program is not None)
     own = program or program_of(kept(experiment, ranks))
     speeds = Speeds(machine, ranks.ranks.tolist())
-    lanes = Lanes(len(ranks.ranks), machine.slowdown)
+    count = len(ranks.ranks)
+    lanes = Lanes(count, machine.slowdown, Lagging.on(machine, count))
     plain = written(own, ranks, speeds)
     step = lanes.steady(plain.events)
     if not isinstance(experiment.sync, LocalSGD):
@@ -76,11 +97,3 @@ def check_ranks(machine: Machine, world_size: int) -> None:
             f"machine {machine.name!r} has {count} devices, one for each of {count} ranks, and the "
             f"plan is for {world_size}; a machine with one device is for any number of ranks"
         )
-
-
-def kept(experiment: Experiment, ranks: Alike) -> Experiment:
-    """The experiment of a world of only the ranks that are kept."""
-    sync = experiment.sync
-    if isinstance(sync, ParameterServer):
-        sync = sync.replace(server=int(ranks.column[sync.server]))
-    return experiment.replace(plan=experiment.plan.with_world_size(len(ranks.ranks)), sync=sync)

@@ -11,13 +11,13 @@ import numpy as np
 from workbench.plan.experiment import LocalSGD, Pipelined, Synchronous
 from workbench.plan.placement import Shard
 from workbench.plan.tail import Tail, round_rows
-from workbench.predict.alike import alike
+from workbench.predict.alike import alike, kept
 from workbench.predict.batches import micro_batches
 from workbench.predict.buckets import averaged, handed_out, late
 from workbench.predict.gradients import Gradients
 from workbench.predict.parameters import tail_names
 from workbench.predict.passes import Pass, Tape
-from workbench.predict.program import Program, Value, layout_of
+from workbench.predict.program import Program, Value, layout_of, program_of
 from workbench.predict.resident import (
     averaging_bytes,
     flying_bytes,
@@ -43,28 +43,35 @@ def timeline_of(program: Program) -> Timeline:
 
 
 class _Step:
+    """Of a large world, passes are those of the ranks that stand for it."""
+
     def __init__(self, program: Program) -> None:
+        self.whole, world = program, program.plan.world_size
+        self.buckets = self.handed = program.buckets
+        if late(program.experiment):
+            self.handed = handed_out(program.experiment, program.pieces)
+        standing = None
+        if world > _MANY:
+            standing = alike(program.experiment, None)
+            program = program_of(kept(program.experiment, standing))
         self.program, self.pieces = program, program.pieces
         self.experiment, self.plan = program.experiment, program.plan
-        many = self.plan.world_size > _MANY
-        standing = alike(self.experiment, None) if many else None
-        self.timeline = Timeline(self.plan.world_size, standing)
-        self.buckets = self.handed = program.buckets
-        if late(self.experiment):
-            self.handed = handed_out(self.experiment, self.pieces)
-        self.rooms = Rooms(program, self.buckets, self.timeline)
+        own = micro_batches(self.experiment) if standing is None else standing.batches
+        self.batches = list(own)
+        self.timeline = Timeline(world, standing)
+        self.rooms = Rooms(self.whole, self.buckets, self.timeline)
         self.gradients = Gradients(self.experiment, self.pieces, self.timeline, self.rooms)
 
     def written(self) -> Timeline:
         self._reside("weights", weight_bytes(self.pieces))
-        self._reside("optimizer", optimizer_bytes(self.program, self.handed))
+        self._reside("optimizer", self._of_optimizer())
         self._reside("in_flight", flying_bytes(self.program))
         self._reside("codec", residual_bytes(self.program))
         self._reside("gradients", self.gradients.resident())
-        self._reside("buckets", {"sums of gradients": sums_bytes(self.program, self.buckets)})
-        self._reside("staging", {"staging": staging_bytes(self.program)})
+        self._reside("buckets", {"sums of gradients": sums_bytes(self.whole, self.buckets)})
+        self._reside("staging", {"staging": staging_bytes(self.whole)})
         self.gradients.left_by_last_step()
-        batches = micro_batches(self.experiment)
+        batches = self.batches
         every = Rows([sum(column) for column in zip(*batches, strict=True)])
         sample = int(np.prod(self.plan.graph.input_shape))
         per_row = sample * self.program.itemsize + _INT64
@@ -86,6 +93,11 @@ class _Step:
         for layer, size in sizes.items():
             self.timeline.make(size, category, layer)
 
+    def _of_optimizer(self) -> Mapping[str, Counts]:
+        """Where its state is in parts, these depend on how many ranks the world has."""
+        cut = self.experiment.shard_optimizer
+        return optimizer_bytes(self.whole if cut else self.program, self.handed)
+
     def _update(self) -> None:
         """Fused optimizers need nothing besides.
 
@@ -97,7 +109,7 @@ class _Step:
         if isinstance(sync, Pipelined) and sync.compensation is not None:
             self._compensate()
         if isinstance(sync, LocalSGD):
-            room = averaging_bytes(averaged(self.experiment, sync, self.pieces))
+            room = averaging_bytes(averaged(self.whole.experiment, sync, self.whole.pieces))
             self.timeline.pass_by(room, "buckets", "parameters")
         apart = isinstance(sync, Synchronous) and sync.per_round
         self._hand_out(set(self.pieces.names) - (tail_names(self.plan) if apart else set()))

@@ -79,9 +79,10 @@ class _Step:
                 passing = self._passing(rows)
                 passing.forward(self.program.operations)
                 passing.loss()
-                passing.backward(self.program.operations, self._settles(last))
+                settles = self._settles(last)
+                passing.backward(self.program.operations, settles, adds=index > 0)
             else:
-                self._in_rounds(rows, self.tail, last)
+                self._in_rounds(rows, self.tail, last, adds=index > 0)
         if self.head is not None:
             self.head.finish()
         self.updates.agree()
@@ -98,7 +99,7 @@ class _Step:
         rows = np.array(self.ranks.batches).sum(axis=0)
         self.script.work("load", "input", load_seconds(rows * sample, self.speeds))
 
-    def _in_rounds(self, rows: tuple[int, ...], tail: Tail, last: bool) -> None:
+    def _in_rounds(self, rows: tuple[int, ...], tail: Tail, last: bool, *, adds: bool) -> None:
         """The head once, the tail in rounds; the next round's rows are gathered beside one."""
         boundary: Value = (tail.boundary, ())
         head, behind = self.program.parted(tail)
@@ -115,13 +116,15 @@ class _Step:
                 ahead.append(every[index + 1].start_gathers(gathers))
             passing.forward(behind, ahead[index])
             passing.loss()
-            passing.backward(behind, self._settles(last and index == len(every) - 1))
+            settles = self._settles(last and index == len(every) - 1)
+            further = (adds or index > 0) and self.per_round is None
+            passing.backward(behind, settles, adds=further)
             if self.per_round is not None:
                 self.per_round.finish()
                 self.updates.update(self.behind)
                 self.per_round.begin()
         if self.program.needs_gradient(boundary):
-            whole.backward(head, self._settles(last))
+            whole.backward(head, self._settles(last), adds=adds)
 
     def _settles(self, last: bool) -> "_Settles":
         return _Settles(self.head if last else None, self.per_round)

@@ -52,7 +52,8 @@ class Timeline:
 
     Args:
         world_size: number of ranks.
-        alike: of a large world, the ranks that stand for the others; None: each is looked at.
+        alike: of a large world, the ranks that stand for the others, of which sizes may also be
+            said alone; None: each is looked at.
     """
 
     def __init__(self, world_size: int, alike: Alike | None = None) -> None:
@@ -70,7 +71,8 @@ class Timeline:
     def make(self, size: Counts, category: Category, layer: str = "") -> int:
         """A new tensor of so many bytes on each rank, held once."""
         tensor = len(self.sizes)
-        self.sizes.append(size if self.alike is None else size[self.alike.ranks])
+        whole = self.alike is not None and len(size) == self.world_size
+        self.sizes.append(size[self.alike.ranks] if self.alike is not None and whole else size)
         self.owners.append((category, layer))
         self._holders.append(1)
         self._events.append(tensor)
@@ -98,7 +100,7 @@ class Timeline:
             self.drop(self.make(size, category, layer))
 
     def peaks(self) -> "tuple[Peak, ...]":
-        """The highest point of each rank."""
+        """The highest point of each rank; of a large world, of those that stand for the others."""
         events = np.array(self._events)
         signs = np.where(events < 0, -1, 1)
         which = np.where(events < 0, ~events, events)
@@ -113,10 +115,7 @@ class Timeline:
                 held = self._held(alive.astype(np.int64) * sizes[:, rank])
                 found[key] = Peak(rank, int(levels[event, rank]), self._moment(event), held)
             peaks.append(replace(found[key], rank=rank))
-        if self.alike is None:
-            return tuple(peaks)
-        columns = enumerate(self.alike.column.tolist())
-        return tuple(replace(peaks[column], rank=rank) for rank, column in columns)
+        return tuple(peaks)
 
     def _moment(self, event: int) -> Moment:
         place = bisect_right(self._moments, event, key=lambda moment: moment[0])
@@ -136,7 +135,7 @@ class Peak:
     """The highest point of one rank.
 
     Attributes:
-        rank: of the world.
+        rank: of those that were looked at.
         total: bytes alive.
         moment: when.
         held: bytes of each category and layer that are alive then; they add up to `total`.

@@ -27,6 +27,8 @@ from workbench.train.state import RankState, group_specs_of
 from workbench.train.tracing import Tracer
 
 _UNTRACED = 3  # of so many steps, one
+PARTS = 32  # of a step, whose times tell how unequally fast ranks are
+_KEPT = 24  # steps of which they are told
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,11 @@ class LayersMeasured:
             and the relative half width of the 95 % interval of their sum.
         load_s: loading the images of a step.
         update_s: the optimizer's.
-        besides_s: what a step takes besides.
+        besides_s: what a step takes besides; less than nothing where tracing took longer than that.
         image_bytes: that were loaded.
         parameter_bytes: that were updated.
         steps: that were measured.
+        parts: [steps, PARTS]: seconds of runs of as many layers each, of the last few steps.
     """
 
     rows: int
@@ -53,6 +56,7 @@ class LayersMeasured:
     image_bytes: int
     parameter_bytes: int
     steps: int
+    parts: NDArray[np.float32]
 
 
 def works_on(plan: Plan, rank: int, rows: int, precision: str) -> dict[Work, list[str]]:
@@ -95,6 +99,7 @@ class _Seen:
     load_s: list[float] = field(default_factory=list)
     update_s: list[float] = field(default_factory=list)
     untraced_s: list[float] = field(default_factory=list)
+    parts: list[NDArray[np.float64]] = field(default_factory=list)
 
 
 class _Measuring:
@@ -156,6 +161,8 @@ class _Measuring:
             forward = sum(seconds.forward_s for seconds in known) / len(names)
             rows.append((forward, sum(seconds.backward_s for seconds in known) / len(names)))
         self.seen.layers.append(np.array(rows).reshape(-1))
+        own = np.array_split(np.array(trace.own_seconds()), PARTS)
+        self.seen.parts.append(np.array([part.sum() for part in own]))
         self.seen.load_s.append(load_s)
         updates = [stretch.during for stretch in trace.stretches if stretch.what == "update"]
         self.seen.update_s.append(sum(end - begin for begin, end in updates))
@@ -185,10 +192,11 @@ class _Measuring:
             np.concatenate([mean, error[:, None]], axis=1).astype(np.float32),
             load_s,
             update_s,
-            max(0.0, besides),
+            besides,
             self.rows * sample * state.stepper.dtype.itemsize,
             sum(parameter.nbytes for parameter in state.model.trainable().values()),
             len(seen.layers),
+            np.stack(seen.parts[-_KEPT:]).astype(np.float32),
         )
 
 

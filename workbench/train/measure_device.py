@@ -7,14 +7,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from workbench.comm.codecs import Coding, coder_of
 from workbench.comm.group import Group
 from workbench.comm.world import Seat, World
+from workbench.plan.codec import Codec, CodecName
 from workbench.plan.experiment import SGD, Adam, AdamW, Experiment, Optimizer
 from workbench.train.optimizer import build_optimizer
 from workbench.train.repeating import Repetition, Until, estimate, finish, slowest
@@ -22,7 +25,8 @@ from workbench.train.repeating import Repetition, Until, estimate, finish, slowe
 _UNTIL = Until(relative=0.05, least=3, most=40)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 _OPTIMIZERS: tuple[Optimizer, ...] = (SGD(lr=1e-6, momentum=0.9), Adam(lr=1e-6), AdamW(lr=1e-6))
-_COPIED_BYTES, _UPDATED_BYTES = 2**26, 2**24
+_CODECS: tuple[CodecName, ...] = get_args(CodecName)
+_COPIED_BYTES, _UPDATED_BYTES, _CODED_BYTES = 2**26, 2**24, 2**22
 _SIDE = {"cpu": 384, "cuda": 8192}  # of the matrices that are multiplied
 _ROW_S = 0.1
 _CALLS = 200
@@ -37,12 +41,14 @@ class DeviceMeasured:
         flops: floating-point operations per second of products of square matrices, by precision.
         call_s: seconds of an operation that has next to nothing to do.
         update_s_per_byte: of an update, for each byte of parameters, by the optimizer's kind.
+        coding_s_per_byte: of encoding and decoding, for each byte of a tensor, by the codec's name.
     """
 
     bandwidth: float
     flops: dict[str, float]
     call_s: float
     update_s_per_byte: dict[str, float]
+    coding_s_per_byte: dict[str, float]
 
 
 def device(seat: Seat, experiment: Experiment, *, within_s: float) -> DeviceMeasured:
@@ -56,7 +62,7 @@ def device(seat: Seat, experiment: Experiment, *, within_s: float) -> DeviceMeas
     with World.open(seat) as world:
         spec = ("calibration", tuple(range(world.size)))
         group = world.groups([spec])[spec]
-        each = within_s / (2 + len(_DTYPES) + len(_OPTIMIZERS))
+        each = within_s / (2 + len(_DTYPES) + len(_OPTIMIZERS) + len(_CODECS))
 
         def timed(call: Callable[[], object]) -> float:
             return _timed(call, group, world.device, each)
@@ -71,11 +77,13 @@ def device(seat: Seat, experiment: Experiment, *, within_s: float) -> DeviceMeas
             flops[name] = 2.0 * side**3 / timed(partial(torch.mm, a, a))
         small = torch.ones(1, device=world.device, requires_grad=True)
         updates = {value.kind: timed(_update(value, world.device)) for value in _OPTIMIZERS}
+        codings = {name: timed(_coding(Codec(name=name), world.device)) for name in _CODECS}
         return DeviceMeasured(
             2 * _COPIED_BYTES / copy_s,
             flops,
             timed(lambda: [small.relu() for _ in range(_CALLS)]) / _CALLS,
             {kind: seconds / _UPDATED_BYTES for kind, seconds in updates.items()},
+            {name: seconds / _CODED_BYTES for name, seconds in codings.items()},
         )
 
 
@@ -83,6 +91,19 @@ def _update(value: Optimizer, device: torch.device) -> Callable[[], object]:
     parameter = nn.Parameter(torch.ones(_UPDATED_BYTES // 4, device=device))
     parameter.grad = torch.ones_like(parameter)
     return build_optimizer(value, [parameter]).step
+
+
+def _coding(codec: Codec, device: torch.device) -> Callable[[], object]:
+    """Encodes and decodes, as a rank does with what it sends and receives."""
+    x = torch.randn(_CODED_BYTES // 4, device=device)
+    coding = Coding(coder_of(codec, device))
+    (wire,) = coding.rooms([len(x)])
+
+    def there_and_back() -> None:
+        coding.encode(x, wire)
+        coding.decode(wire, x)
+
+    return there_and_back
 
 
 def _timed(

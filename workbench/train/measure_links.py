@@ -1,6 +1,7 @@
 """How long collectives take, in groups of every size, all groups at once.
 
     all_reduce       in place, of a buffer of the group, as gradients are summed
+    all_reduce into new memory,
     all_gather, reduce_scatter, all_to_all    out of place, as activations are converted
 
 Beside them, what a sum of gradients costs the computation that goes on meanwhile
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from workbench.comm.collectives import (
     all_gather,
+    all_reduce,
     all_to_all,
     reduce_scatter,
     start_all_reduce,
@@ -24,6 +26,7 @@ from workbench.comm.collectives import (
 from workbench.comm.group import Group
 from workbench.comm.world import Seat, World
 from workbench.plan.experiment import Experiment
+from workbench.plan.link import INTO_NEW
 from workbench.plan.mesh import group_sizes, replica_groups, shard_groups
 from workbench.plan.placement import Shard, apportion
 from workbench.train.measure_beside import Beside, beside
@@ -33,10 +36,12 @@ Seconds = NDArray[np.float64]
 
 SIZES = (2**12, 2**16, 2**20, 2**23, 2**26)
 """Bytes of the whole tensor."""
-_OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+_SHARES = (1, 1, 1, 2, 6)  # of the time, for each size: large sums leave the cache
+_OPS = ("all_reduce", INTO_NEW, "all_gather", "reduce_scatter", "all_to_all")
 _UNTIL = Until(relative=0.05, least=5, most=40)
 _TOGETHER = 2**18  # small ones are timed several in a row, up to so many bytes
-_PATIENCE = 4.0  # the largest size may take so many times its share of the time
+_PATIENCE = 4.0  # a size may take so many times its share of the time, repeated so often:
+_REPEATED = 3
 _COLUMNS = 64
 _EVERYONE = "calibration"
 
@@ -46,7 +51,7 @@ class Timed:
     """One collective on this rank.
 
     Attributes:
-        op: as in the record.
+        op: as in the record, or `INTO_NEW`.
         ranks: of this rank's group.
         seconds: of one call.
         received: bytes that came to this rank.
@@ -99,7 +104,7 @@ def links(seat: Seat, experiment: Experiment, *, within_s: float) -> LinksMeasur
         specs = [(f"family {i}", ranks) for i, family in enumerate(parted) for ranks in family]
         groups = world.groups([everyone, *specs])
         whole = groups.pop(everyone)
-        slots = len(groups) * (len(_OPS) * len(SIZES) + 1)
+        slots = len(groups) * (len(_OPS) * sum(_SHARES) + 1)
         budget = _Budget(whole, within_s, slots)
         found: list[Timed] = []
         costs = {}
@@ -126,11 +131,11 @@ class _Budget:
         """Leaves shares to those that follow."""
         self._slots -= slots
 
-    def next(self) -> float:
-        """The next share, in seconds."""
+    def next(self, slots: int = 1) -> float:
+        """The next so many shares, in seconds."""
         left = -slowest(time.perf_counter() - self._end, self.whole)
-        share = max(0.0, left) / max(1, self._slots)
-        self._slots -= 1
+        share = max(0.0, left) / max(1, self._slots) * slots
+        self._slots -= slots
         return share
 
 
@@ -146,11 +151,11 @@ class _Measuring:
         for op in _OPS:
             seconds: list[float] = []
             for index, size in enumerate(SIZES):
-                share = self.budget.next()
-                if index > 1:
+                share = self.budget.next(_SHARES[index])
+                if index > 2:
                     grown = (seconds[-1] - seconds[-2]) / (SIZES[index - 1] - SIZES[index - 2])
-                    if grown * size * _UNTIL.least > _PATIENCE * share:
-                        self.budget.skip(len(SIZES) - index - 1)
+                    if grown * size * _REPEATED > _PATIENCE * share:
+                        self.budget.skip(sum(_SHARES[index + 1 :]))
                         break
                 timed = self._timed(op, size, share)
                 seconds.append(slowest(timed.seconds, self.whole))
@@ -172,7 +177,7 @@ class _Measuring:
             finish(self.device)
             seconds.append(np.array([(time.perf_counter() - began) / times]))
         mean, _ = estimate(np.stack(seconds))
-        added = moved if op in ("all_reduce", "reduce_scatter") else 0
+        added = moved if op in ("all_reduce", INTO_NEW, "reduce_scatter") else 0
         return Timed(op, self.group.ranks, float(mean[0]), received, rounds, added)
 
     def _call(self, op: str, size: int) -> tuple[Callable[[], object], int]:
@@ -187,6 +192,8 @@ class _Measuring:
             case "all_reduce":
                 flat = group.buffer(x.numel(), x)
                 return lambda: start_all_reduce(flat, group).wait(), moved
+            case _ if op == INTO_NEW:
+                return lambda: all_reduce(x, group), moved
             case "all_gather":
                 return lambda: all_gather(own, by_rows, group), moved
             case "reduce_scatter":
@@ -196,5 +203,6 @@ class _Measuring:
 
     def _counts(self, op: str) -> tuple[int, int]:
         """(bytes, rounds) that this rank's record has so far."""
-        rows = [r for r in self.group.recorder.rows() if (r.group, r.op) == (self.group.name, op)]
+        name = "all_reduce" if op == INTO_NEW else op
+        rows = [r for r in self.group.recorder.rows() if (r.group, r.op) == (self.group.name, name)]
         return sum(row.bytes for row in rows), sum(row.rounds for row in rows)

@@ -39,7 +39,7 @@ from workbench.plan.flow import Flow
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.layout import ROWS, Conversion, Layout
 from workbench.plan.machine import Machine
-from workbench.plan.plan import Plan
+from workbench.plan.plan import BatchNorm, Plan
 from workbench.plan.routing import crossings, returned
 from workbench.plan.tail import mixes_rows, round_rows
 from workbench.plan.weights import place_weight
@@ -75,6 +75,7 @@ class _Alone:
     graph: Graph
     flow: Flow
     layers: MappingProxyType[str, LayerPlan]
+    batch_norm: BatchNorm
 
 
 class StepCosts:
@@ -119,6 +120,7 @@ class StepCosts:
             if all(reader in self.tailable for reader in readers)
         }
         self._adds: dict[Hashable, float] = {}
+        self._batch_norm = plan.batch_norm
         self._conversions = ConversionCosts(self.speeds, weights, self.passes, self.rounds)
         self._nothing = (0.0,) * (ROUNDS + 2 * len(self.parts))
         self.footprints = Footprints(experiment, self.passes[0][0], self.itemsizes, self.learns)
@@ -154,7 +156,8 @@ class StepCosts:
         owner = self.graph[layer.shared] if layer.shared else layer
         placed = {w.name: place_weight(owner, w, read, choices) for w in owner.weights}
         flow = Flow({layer.name: read}, {layer.name: given}, {}, {}, placed)
-        alone = cast(Plan, _Alone(self.graph, flow, MappingProxyType(choices)))
+        stands = _Alone(self.graph, flow, MappingProxyType(choices), self._batch_norm)
+        alone = cast(Plan, stands)
         tails = self.rounds if layer.name in self.tailable else []
         (forward, backward), *others = [
             self._computing(alone, layer, passes) for passes in (self.passes, *tails)

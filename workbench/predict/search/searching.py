@@ -144,7 +144,7 @@ class Searching:
         sample = int(np.prod(self.question.graph.input_shape)) * self.costs.itemsizes["input"]
         seconds = load_seconds(rows * sample, speeds) + speeds.each("step_s")
         world = self.question.world_size
-        status = speeds.meeting(range(world)).all_reduce((2 + world) * 8, "auto", beside=False)
+        status = speeds.meeting(range(world)).all_reduce((3 + world) * 8, "auto", beside=False)
         return float(self.question.weights @ seconds) + status.seconds
 
     def _hides(self) -> bool:

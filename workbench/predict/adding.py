@@ -1,0 +1,49 @@
+"""What it takes to add a layer's gradients to those of earlier passes of the same step.
+
+A further gradient is made beside the first one and added to it: three passes over its memory.
+The first one was copied into its bucket instead, in two, which layers' times contain; not so that
+of a large linear layer, which writes it there, nor one that is in no bucket.
+
+Source: `torch.autograd`'s AccumulateGrad; the workbench's GradientSum and Linear.
+"""
+
+import numpy as np
+
+from workbench.plan.experiment import LocalSGD
+from workbench.plan.graph import Layer
+from workbench.predict.buckets import late
+from workbench.predict.duration import Seconds, Speeds
+from workbench.predict.parameters import KEEPS_GRADIENT_BYTES
+from workbench.predict.program import Program
+
+_ADDED, _COPIED = 3, 2
+
+
+class Additions:
+    """Times them.
+
+    Args:
+        program: of the kept ranks.
+        speeds: of them.
+    """
+
+    def __init__(self, program: Program, speeds: Speeds) -> None:
+        self.program, self.speeds = program, speeds
+        experiment = program.experiment
+        self._in_buckets = not isinstance(experiment.sync, LocalSGD)
+        self._all_of_them = late(experiment) > 0
+
+    def seconds(self, layer: Layer) -> Seconds:
+        """Of one layer's weights, on each rank."""
+        found = np.zeros(self.program.plan.world_size)
+        for place, weight in enumerate(layer.weights):
+            if weight.trainable:
+                size = self.program.pieces.sizes[weight.name]
+                keeps = layer.kind == "linear" and place == 0
+                copied = self._is_in_bucket(weight.name) & ~(keeps & (size >= KEEPS_GRADIENT_BYTES))
+                found = found + self.speeds.streaming(size * (_ADDED - _COPIED * copied))
+        return found
+
+    def _is_in_bucket(self, name: str) -> bool:
+        k = self.program.plan.flow.weights[name].group_size
+        return self._in_buckets and (k < self.program.plan.world_size or self._all_of_them)
