@@ -26,7 +26,7 @@ from workbench.model.trace import trace
 from workbench.plan.experiment import SGD, Experiment, Synthetic
 from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
-from workbench.predict.balance.plans import Split, balanced
+from workbench.predict.balance import Split, balanced
 
 SPEEDS = ((2, 1, 1), (4, 2, 1), (70, 25, 5))
 WARM = 2  # steps of a run that do not count

@@ -20,7 +20,7 @@ from workbench.cluster.run import Run
 from workbench.plan.experiment import SGD, Experiment, Synthetic
 from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
-from workbench.predict.balance.plans import balanced
+from workbench.predict.balance import balanced
 
 FACTOR = 3.0
 RECOVER_WITHIN = 20  # steps

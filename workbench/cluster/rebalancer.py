@@ -19,8 +19,7 @@ from workbench.cluster.errors import ClusterError
 from workbench.cluster.replan import Replan
 from workbench.cluster.run import Run
 from workbench.plan.plan import Plan
-from workbench.predict.balance import Balancer
-from workbench.predict.balance.plans import UNITS, Split
+from workbench.predict.balance import UNITS, Balancer, Split
 from workbench.train.metrics import Row
 
 
