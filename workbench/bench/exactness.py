@@ -33,7 +33,7 @@ KINDS = ("output", "gradient", "weight", "buffer")
 
 
 def run(*, quick: bool) -> Report:
-    """Verifies models under equal and unequal plans, in fp64 and fp32; `quick` a small VGG alone."""
+    """Verifies models under equal and unequal plans, fp64 and fp32; `quick` a small VGG alone."""
     rows: list[dict[str, Cell]] = []
     found: list[Verification] = []
     notes: list[str] = []
