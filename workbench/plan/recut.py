@@ -11,8 +11,8 @@ Optimizer state and gradients in flight lie as their parameters do, so that they
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, product
 
@@ -45,6 +45,20 @@ class Move:
     def numel(self) -> int:
         """Elements that travel."""
         return math.prod(stop - start for start, stop in self.region)
+
+    def parts(self, numel: int) -> Iterator["Move"]:
+        """The same in moves of so many elements at most, as far as rows can be parted.
+
+        Args:
+            numel: elements.
+        """
+        if self.numel <= numel:
+            yield self
+            return
+        (first, last), *rest = self.region
+        rows = max(1, numel * (last - first) // self.numel)
+        for start in range(first, last, rows):
+            yield replace(self, region=((start, min(start + rows, last)), *rest))
 
 
 @dataclass(frozen=True)

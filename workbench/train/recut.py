@@ -18,7 +18,9 @@ from workbench.plan.placement import Shard
 from workbench.plan.recut import Move, Recut, Region, held
 from workbench.plan.weights import WeightPlacement
 
-BATCH_BYTES = 2**26
+# Of all ranks together. Memory of this size is used again and again, batch after batch; more would
+# come fresh from the system each time, which takes longer than copying.
+BATCH_BYTES = 2**25
 RECUT = "recut"
 
 
@@ -118,12 +120,14 @@ def _batches(entries: Sequence[Entry], recut: Recut) -> Iterator[list[Part]]:
     batch: list[Part] = []
     size = 0
     for entry in sorted(entries, key=lambda entry: str(entry.dtype)):
-        moves = of_weight[entry.weight]
-        if batch and (entry.dtype != batch[0][0].dtype or size >= BATCH_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch += [(entry, move) for move in moves]
-        size += sum(move.numel for move in moves) * entry.dtype.itemsize
+        for move in of_weight[entry.weight]:
+            for part in move.parts(BATCH_BYTES // entry.dtype.itemsize):
+                nbytes = part.numel * entry.dtype.itemsize
+                if batch and (entry.dtype != batch[0][0].dtype or size + nbytes > BATCH_BYTES):
+                    yield batch
+                    batch, size = [], 0
+                batch.append((entry, part))
+                size += nbytes
     if batch:
         yield batch
 
