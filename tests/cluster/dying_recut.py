@@ -15,7 +15,7 @@ train_well = session.train
 def train(*, seat, directory: Path, **given) -> session.Outcome:
     """Rank 1 dies when it has packed what it sends; the next session lives."""
     marker = directory / "one has died"
-    exchange = recut.all_to_all_v
+    exchange = recut.exchange_parts
 
     def die(*args, **keywords):
         if seat.rank == VICTIM and not marker.exists():
@@ -24,5 +24,5 @@ def train(*, seat, directory: Path, **given) -> session.Outcome:
         return exchange(*args, **keywords)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recut, "all_to_all_v", die)
+        patch.setattr(recut, "exchange_parts", die)
         return train_well(seat=seat, directory=directory, **given)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.layers import nets
 from tests.layers.drawn import GRAPHS, plans
-from workbench.comm.all_to_all_v import all_to_all_v
 from workbench.comm.errors import CommError
+from workbench.comm.parts import exchange_parts
 from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
 from workbench.plan.recut import Recut
@@ -113,10 +113,10 @@ def failed(world, before, after):
     def fails(*args, **keywords):
         if next(times) == 1:
             raise CommError("a rank is gone")
-        return all_to_all_v(*args, **keywords)
+        return exchange_parts(*args, **keywords)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recut, "all_to_all_v", fails)
+        patch.setattr(recut, "exchange_parts", fails)
         with pytest.raises(CommError, match="is gone"):
             move_pieces(Recut(before, after), entries, own, everyone)
     return all(torch.equal(own[key], copies[key]) for key in own)

@@ -47,7 +47,7 @@ class Move:
         return math.prod(stop - start for start, stop in self.region)
 
     def parts(self, numel: int) -> Iterator["Move"]:
-        """The same in moves of so many elements at most, as far as rows can be parted.
+        """The same in moves of so many elements at most.
 
         Args:
             numel: elements.
@@ -55,10 +55,14 @@ class Move:
         if self.numel <= numel:
             yield self
             return
-        (first, last), *rest = self.region
-        rows = max(1, numel * (last - first) // self.numel)
-        for start in range(first, last, rows):
-            yield replace(self, region=((start, min(start + rows, last)), *rest))
+        extents = [stop - start for start, stop in self.region]
+        dim = next(dim for dim, extent in enumerate(extents) if extent > 1)
+        first, last = self.region[dim]
+        step = max(1, numel * extents[dim] // self.numel)
+        for start in range(first, last, step):
+            span = (start, min(start + step, last))
+            region = (*self.region[:dim], span, *self.region[dim + 1 :])
+            yield from replace(self, region=region).parts(numel)
 
 
 @dataclass(frozen=True)
