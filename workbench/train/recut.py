@@ -15,7 +15,7 @@ from torch import Tensor
 from workbench.comm.group import Group
 from workbench.comm.parts import MOST_BYTES, Part, exchange_parts
 from workbench.plan.placement import Shard
-from workbench.plan.recut import Move, Recut, Region, held
+from workbench.plan.recut import Move, Recut, Region, held, replica_after
 from workbench.plan.weights import WeightPlacement
 
 RECUT = "recut"
@@ -29,11 +29,14 @@ class Entry:
         key: its name.
         weight: the weight's name in the state_dict.
         dtype: of its elements.
+        replica: of the sets of ranks that hold the whole weight, the only one that has it; None:
+            all have.
     """
 
     key: str
     weight: str
     dtype: torch.dtype
+    replica: int | None = None
 
 
 class Pieces:
@@ -72,7 +75,11 @@ def move_pieces(
     rank, found = everyone.rank, dict[str, Tensor]()
     for entry in entries:
         before, after = (p.flow.weights[entry.weight] for p in (recut.before, recut.after))
-        if (before.placement, before.group_size) == (after.placement, after.group_size):
+        later = replica_after(after, everyone.size, entry.replica)
+        if later is not None:
+            if rank // after.group_size == later:
+                found[entry.key] = _kept(entry, before, after, rank, own)
+        elif (before.placement, before.group_size) == (after.placement, after.group_size):
             found[entry.key] = own[entry.key] if entry.key in own else _empty(entry, after, rank)
         else:
             found[entry.key] = _kept(entry, before, after, rank, own)
@@ -92,7 +99,7 @@ def _kept(
 ) -> Tensor:
     """The new piece, with what this rank held of it already."""
     piece = _empty(entry, after, rank)
-    for mine in held(before, rank):
+    for mine in held(before, rank, entry.replica):
         for wanted in held(after, rank):
             common = tuple(
                 (max(a, c), min(b, d)) for (a, b), (c, d) in zip(mine, wanted, strict=True)
@@ -121,7 +128,10 @@ def _parts(
     parts = []
     for entry in entries:
         before, after = (p.flow.weights[entry.weight] for p in (recut.before, recut.after))
-        for whole in of_weight.get(entry.weight, ()):
+        moves: Sequence[Move] = of_weight.get(entry.weight, ())
+        if entry.replica is not None:
+            moves = recut.residual_moves(entry.weight, entry.replica)
+        for whole in moves:
             for move in whole.parts(MOST_BYTES // entry.dtype.itemsize):
                 tensor = None
                 if move.source == rank:
