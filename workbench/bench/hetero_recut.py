@@ -1,13 +1,14 @@
 """What a re-cut of a running model costs, against copies of the same bytes between its ranks.
 
-A model with momentum, from equal filters to unequal ones and back. In turns with
-every re-cut, each rank sends each other one as many bytes as it did then, from one flat buffer into
-another: what travelling alone takes.
+A model with momentum, from equal filters to unequal ones and back. In turns with every re-cut, each
+rank sends each other one as many bytes as it did then, from one flat buffer into another: what
+travelling alone takes.
 
     recut_vs_copy         seconds of a re-cut, over those of the copies
     recut_vs_predicted    bytes that ranks received, over those foreseen: 1
 """
 
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -85,8 +86,8 @@ def run(cluster: Cluster, model: str, *, rounds: int) -> Found:
         {
             "re-cut": way,
             "MiB moved": sum(one.received[first] for one in found) / 2**20,
-            "re-cut s": sorted(s for s, _ in pairs[first::2])[len(pairs) // 4],
-            "copies s": sorted(s for _, s in pairs[first::2])[len(pairs) // 4],
+            "re-cut s": statistics.median(s for s, _ in pairs[first::2]),
+            "copies s": statistics.median(s for _, s in pairs[first::2]),
         }
         for first, way in enumerate(("equal to unequal", "back"))
     )

@@ -14,7 +14,8 @@ gives the model's result, where it reads whole features, is computed by all. Att
 heads.
 
 Filters are handed out in grains, since kernels compute 8 or 16 channels at a time: a layer with
-less than `GRAINS` of them for each rank gets finer ones, by halves.
+less than `GRAINS` of them for each rank gets finer ones, by halves. One with fewer filters than
+ranks leaves ranks without any: they take part in every collective, and the result is the same.
 
 Source: Moreno-Alvarez et al. 2021 (doi:10.1016/j.neucom.2021.01.125), the alternation of its
 Fig. 5; residual, depthwise and excited layers and the grain are ours.

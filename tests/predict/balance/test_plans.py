@@ -166,6 +166,23 @@ def test_a_fast_device_with_little_memory_computes_more_and_stores_less():
         balanced(value, machine((3, 1)), memory_limit=("1GiB",))
 
 
+def test_groups_of_several_sizes_get_shares_of_their_own():
+    plan = images(4).plan.with_layer("small0", scheme="shard_out", group_size=2)
+    plan = plan.with_layer("large0", scheme="shard_out", group_size=4)
+    value = images(4).replace(plan=plan)
+    found = balanced(value, machine((2, 1, 2, 1)), per_layer=True, grain=1)
+    assert {name: len(part.sizes) for name, part in found.by_layer.items()} == {
+        "small0": 2,
+        "large0": 4,
+    }
+    assert found.plan.layers["small0"].group_size == 2
+    first, second = found.plan.layers["small0"].shares
+    assert first > second
+    assert balanced(value, machine((2, 1, 2, 1))).end_s >= found.end_s
+    with pytest.raises(PlanError, match="several"):
+        balanced(value, machine((1,)), per_layer=True, memory_limit="1GiB")
+
+
 def test_too_few_filters_for_every_rank_are_refused_or_left_out():
     few = images(40)
     with pytest.raises(PlanError, match=r"'small0' has 32 filters for 40 ranks.* at most 32 ranks"):

@@ -84,20 +84,20 @@ class Cuts:
                 apart = math.lcm(apart, each // math.gcd(each, factor))
         return apart
 
-    def with_sizes(self, sizes: Sizes, group_size: int, world_size: int) -> Plan:
+    def with_sizes(self, sizes: Sizes, world_size: int, group_size: int | None = None) -> Plan:
         """The plan with these sizes, and those that follow from them.
 
         Args:
             sizes: of every leader.
-            group_size: of the groups, of which all cut layers have one size.
             world_size: of the new plan.
+            group_size: of all groups of the new plan; None: as they are.
         """
         graph, layers = self.plan.graph, dict[str, LayerPlan]()
         for name, choice in self.plan.layers.items():
             leader = self.leader_of.get(name)
             units = _units(graph[name], choice)
             shares = None if leader is None else _scaled(sizes[leader], units)
-            k = group_size if choice.group_size > 1 else 1
+            k = choice.group_size if group_size is None or choice.group_size == 1 else group_size
             layers[name] = replace(choice, group_size=k, shares=shares)
         return Plan(graph, world_size, layers, self.plan.batch_norm, self.plan.rounds)
 

@@ -86,7 +86,13 @@ def _one_has(index: int, count: int, total: int, receivers: int) -> tuple[float,
 
 
 def _with_parts(times: Times, member: int, units: int) -> Plan:
-    """The plan in which one member of every group has so many 64ths of all that is cut."""
+    """The plan in which one member of every group has so many 64ths of all that is cut.
+
+    Raises:
+        PlanError: groups are of several sizes.
+    """
+    if len({times.plan.layers[name].group_size for name in times.cuts.units}) > 1:
+        raise PlanError("memory is shared out over groups of one size, and the plan has several")
     shares = _one_has(member, units, UNITS, times.group_size)
     sizes = {name: apportion(n, shares) for name, n in times.cuts.units.items()}
-    return times.cuts.with_sizes(sizes, times.group_size, times.plan.world_size)
+    return times.cuts.with_sizes(sizes, times.plan.world_size)

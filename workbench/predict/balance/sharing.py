@@ -80,7 +80,7 @@ class Sharing:
             each = self._each(rows.sizes)
             plan = times.plan
             if each:
-                plan = times.cuts.with_sizes(_sizes(each), times.group_size, world)
+                plan = times.cuts.with_sizes(_sizes(each), world)
             return Shared(plan.with_rows(rows.sizes), rows, each, self._besides_s(rows.sizes))
         self._require_filters()
         equal = times.plan.rows_of(batch)
@@ -89,7 +89,7 @@ class Sharing:
         )
         each = self._each(equal)
         if each:
-            plan = times.cuts.with_sizes(_sizes(each), world, world)
+            plan = times.cuts.with_sizes(_sizes(each), world)
         else:
             plan = Plan.filters(times.plan.graph, world, parts.sizes, grain=self.grain)
         plan = plan.with_batch_norm(times.plan.batch_norm).with_rows(parts.sizes)
@@ -168,8 +168,9 @@ class Sharing:
         """Of all cuts, with a plan's shares or equal ones."""
         times, total = self.times, 0.0
         for name, units in times.cuts.units.items():
+            choice = times.plan.layers[name]
             shares = None if plan is None else plan.layers[name].shares
-            sizes = apportion(units, shares or (1,) * times.group_size)
+            sizes = apportion(units, shares or (1,) * choice.group_size)
             total += _slowest(times.of_leader(name, rows), sizes)
         return total
 

@@ -75,8 +75,17 @@ class Times:
         """Of the slowest rank, for what it does as its mates do."""
         if not self._alike:
             return 0.0
-        every = zip(self.devices, self._group_rows(rows), strict=True)
-        return max(self._seconds(self._alike, own, self._pieces[UNITS][0], n) for own, n in every)
+        flow, whole = self.plan.flow, self._pieces[UNITS][0]
+        sizes = {
+            x.name: max(flow.inputs[x.name].group_size, flow.outputs[x.name].group_size)
+            for x in self._alike
+        }
+        found = [0.0] * len(rows)
+        for k in set(sizes.values()):
+            layers = [layer for layer in self._alike if sizes[layer.name] == k]
+            for rank, count in enumerate(_group_rows(rows, k)):
+                found[rank] += self._seconds(layers, self.devices[rank], whole, count)
+        return max(found)
 
     def alone(self) -> tuple[float, ...]:
         """Of each device, for the whole model and the whole batch."""
@@ -90,20 +99,26 @@ class Times:
             rows: of each rank.
         """
         layers = [layer for layer in self.plan.graph.layers if layer.name in self.cuts.leader_of]
-        return self._members(layers, rows, [(units, units) for units in self._pieces])
+        sizes = [(units, units) for units in self._pieces]
+        return self._members(layers, rows, sizes, self.group_size)
 
     def of_leader(self, leader: str, rows: Sequence[int]) -> list[TimeModel]:
         """The same for a leader's own filters, and the layers that are cut as it is."""
         graph, of = self.plan.graph, self.cuts.leader_of
         layers = [layer for layer in graph.layers if of.get(layer.name) == leader]
         sizes = {sizes[leader][0]: units for units, (_, sizes) in self._pieces.items()}
-        return self._members(layers, rows, [(units, d) for d, units in sizes.items() if d])
+        points = [(units, d) for d, units in sizes.items() if d]
+        return self._members(layers, rows, points, self.plan.layers[leader].group_size)
 
     def _members(
-        self, layers: Sequence[Layer], rows: Sequence[int], sizes: Sequence[tuple[int, int]]
+        self,
+        layers: Sequence[Layer],
+        rows: Sequence[int],
+        sizes: Sequence[tuple[int, int]],
+        k: int,
     ) -> list[TimeModel]:
-        """Models with a point for each (64ths, units)."""
-        k, every = self.group_size, self._group_rows(rows)
+        """Models with a point for each (64ths, units), of each member of groups of k."""
+        every = _group_rows(rows, k)
         return [
             TimeModel(
                 tuple(
@@ -135,10 +150,6 @@ class Times:
             found[UNITS // part] = self.cuts.with_sizes(sizes, 2, 2), sizes
         return found
 
-    def _group_rows(self, rows: Sequence[int]) -> list[int]:
-        k = self.group_size
-        return [sum(rows[rank - rank % k : rank - rank % k + k]) for rank in range(len(rows))]
-
     def _seconds(self, layers: Sequence[Layer], device: Device, plan: Plan, rows: int) -> float:
         """Of the first rank of a plan, forward and backward."""
         every = (rows, *(0 for _ in range(plan.world_size - 1)))
@@ -149,3 +160,8 @@ class Times:
                 estimate = device.seconds(work)
                 total += estimate.forward_s + estimate.backward_s
         return total
+
+
+def _group_rows(rows: Sequence[int], k: int) -> list[int]:
+    """Of each rank, the rows of its group of k."""
+    return [sum(rows[rank - rank % k : rank - rank % k + k]) for rank in range(len(rows))]

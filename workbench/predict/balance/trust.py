@@ -1,7 +1,5 @@
 """Devices whose timing does not converge: said, and replaced by what was last known of them."""
 
-from collections.abc import Sequence
-
 from workbench.plan.device import Device
 from workbench.plan.errors import MachineError
 from workbench.plan.machine import Machine
@@ -59,8 +57,3 @@ def _said(rank: int, device: Device, now: float, kept: bool) -> str:
         f"the timing of rank {rank} ({device.name}) did not converge: +- {now:.0%}, "
         f"{TRUSTED:.0%} is believed; {used}"
     )
-
-
-def relative_range(values: Sequence[float]) -> float:
-    """(largest - smallest) / largest of measurements of one thing; 0 of none."""
-    return (max(values) - min(values)) / max(values) if values and max(values) > 0 else 0.0
