@@ -25,13 +25,13 @@ SPEEDS = ((2, 1, 1), (4, 2, 1), (70, 25, 5))
 HOST_SPEEDS, RANKS_PER_HOST, BANDWIDTH = (1.0, 0.5), 2, "2gbit"
 # Shares of rows are fine where there are many, those of filters where a layer has many.
 ROWS = Case("rows", divisor=2, batch_size=192)
-FILTERS = Case("filters", divisor=1, batch_size=32)
+FILTERS = Case("filters", divisor=1, batch_size=24)
 QUICK = (Case("rows", divisor=4, batch_size=48), Case("filters", divisor=4, batch_size=16))
 RANKS = 4  # of the re-cut
 DEVICES, UNITS = 64, 1024
 
 
-FULL = Size(SPEEDS, (ROWS, FILTERS), 3, 3, 15.0)
+FULL = Size(SPEEDS, (ROWS, FILTERS), 3, 3, 10.0)
 SMALL = Size(((2, 1),), QUICK, 1, 2, 2.0)
 
 

@@ -42,7 +42,7 @@ def run(cluster: Cluster, case: Case, *, quick: bool) -> Found:
         recovered = _speed(followed, slowed_at + RECOVER_WITHIN)
         imbalance = _imbalance(followed)
         _end(followed)
-        best = case.chosen(cluster, world, 2.0 if quick else 15.0).plan
+        best = case.chosen(cluster, world, 2.0 if quick else 10.0).plan
         speeds = {}
         for name, chosen in (("best", best), ("left", experiment.plan)):
             static = cluster.train(experiment.replace(plan=chosen), module=case.module)

@@ -24,9 +24,9 @@ from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.predict.balance import Balanced, Split, balanced
 
-WARM = 2  # steps of a run that do not count
+WARM = 1  # steps of a run that do not count
 GRAIN = 4
-_ROWS_OF = (12, 6, 3, 2)  # parts of a batch whose rows are measured
+_ROWS_OF = (12, 6, 3)  # parts of a batch whose rows are measured
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,9 @@ def compared(
     for _ in range(size.rounds):
         for label, plan in plans.items():
             times[label].append(_timed(cluster, case, plan, WARM + size.steps))
-    slowed = cluster.slowed
+    slowed, made = cluster.slowed, "by quotas"
+    if slowed:
+        made = ":".join(f"{slowed.get(rank, 1.0):.2f}" for rank in range(world))
     ideal = statistics.fmean(speeds) / min(speeds)
     rounds = list(zip(times["equal"], times["measured"], times["fastest alone"], strict=True))
     gains = [max(even.compute_s) / max(own.compute_s) for even, own, _ in rounds]
@@ -201,7 +203,7 @@ def compared(
     rows = tuple[dict[str, Cell], ...](
         {
             "speeds": ":".join(map(str, speeds)),
-            "slowed by": ":".join(f"{slowed.get(rank, 1.0):.2f}" for rank in range(world)),
+            "slowed": made,
             "split": case.split,
             "shares": shares.get(label, label),
             "samples/s": statistics.median(one.samples_per_s for one in of),
