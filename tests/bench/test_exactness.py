@@ -20,7 +20,7 @@ def test_exactness(tmp_path, monkeypatch):
     assert content["figures"].keys() == {"worst_fp64", "worst_fp32", "exact"}
     assert content["figures"]["worst_fp64"]["max"] <= 1e-10
     assert content["figures"]["exact"]["min"] == 1.0
-    assert len(content["rows"]) == 8
+    assert len(content["rows"]) == 18
 
 
 @pytest.mark.slow

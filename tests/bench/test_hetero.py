@@ -4,8 +4,11 @@ import json
 
 import pytest
 
+from workbench.bench import hetero_recut
 from workbench.bench.__main__ import main
 from workbench.bench.cifar_net import CifarNet
+from workbench.bench.report import Figure
+from workbench.cluster.cluster import Cluster
 from workbench.model.trace import trace
 
 
@@ -16,8 +19,19 @@ def test_quick(tmp_path, monkeypatch):
     content = json.loads((tmp_path / "found.json").read_text())
     figures = content["figures"]
     assert {"gain_vs_ideal_rows_2_1", "gain_vs_fastest_alone_filters_2_1"} <= set(figures)
-    assert {"recovered_after_slowdown", "rebalancing_rounds"} <= set(figures)
+    assert {"recovered_after_slowdown", "rebalancing_rounds", "imbalance"} <= set(figures)
+    assert figures["recut_vs_predicted"] == {"median": 1.0, "min": 1.0, "max": 1.0}
+    assert figures["recut_vs_copy"]["min"] > 0
+    assert figures["partition_ms"]["median"] > 0
     assert figures["recovered_after_slowdown"]["median"] > 0
+
+
+@pytest.mark.slow
+def test_a_re_cut_of_vgg_moves_what_was_foreseen(tmp_path):
+    with Cluster(4, directory=tmp_path, timeout=120.0) as cluster:
+        found = hetero_recut.run(cluster, "vgg11", rounds=1)
+    assert found.figures["recut_vs_predicted"] == Figure(1.0, 1.0, 1.0)
+    assert min(row["MiB moved"] for row in found.rows) > 100
 
 
 def test_the_network_is_that_of_the_paper():

@@ -3,6 +3,8 @@
 import pytest
 
 import workbench as wb
+from workbench.bench import unequal
+from workbench.bench.cifar_net import CifarNet
 from workbench.bench.small_vgg import INPUT_SHAPE, SmallVGG
 
 MODELS = ("mobilenet_v3_small", "resnet18", "googlenet")
@@ -30,6 +32,18 @@ def test_hybrid_plans_are_exact(four, name):
         compared = {d.name for d in found.differences if d.what in ("weight", "buffer")}
         statistics = ("running_mean", "running_var", "num_batches_tracked")
         assert names - compared <= {n for n in names if n.endswith(statistics)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["CIFAR net", "resnet18", "mobilenet_v3_small"])
+def test_unequal_plans_are_exact(four, name):
+    """Random and zero shares, by layer, beside unequal rows; 10 rows are a ragged batch of them."""
+    module = CifarNet(12) if name == "CIFAR net" else None
+    for label, plan in unequal.plans(wb.trace(module or name, input_shape=(3, 32, 32))).items():
+        whole = plan.with_batch_norm("synchronized")
+        found = four.verify(whole, batch_size=10, steps=1, module=module)
+        assert found.exact, (label, found)
+        assert found.worst.error <= 1e-10
 
 
 @pytest.mark.slow

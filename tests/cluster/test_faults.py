@@ -9,6 +9,7 @@ import pytest
 
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.faults import Faults
+from workbench.cluster.throttle import processor_s
 
 BUSY = "while True: pass"
 
@@ -44,14 +45,30 @@ def test_an_engine_pauses_goes_on_and_dies(busy):
         faults.pause(0)
 
 
-def test_a_slow_engine_is_held_for_most_of_the_time(busy):
+def test_a_slow_engine_is_held_as_it_computes(busy):
     faults = Faults(lambda engine: busy.pid)
     faults.slow(0, 4.0)
+    began, ran = time.monotonic(), processor_s(busy.pid)
     until(lambda: faults._throttles[0]._held_s > 0.5)
+    passed, ran = time.monotonic() - began, processor_s(busy.pid) - ran
     assert faults.slowed[0] == pytest.approx(4.0, rel=0.2)
+    assert ran <= passed / 4 * 1.3
     faults.slow(0, 1.0)
     assert faults.slowed == {}
     until(lambda: status(busy) != psutil.STATUS_STOPPED)
+
+
+def test_an_engine_that_waits_is_not_held():
+    idle = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    faults = Faults(lambda engine: idle.pid)
+    until(lambda: status(idle) == psutil.STATUS_SLEEPING)
+    faults.slow(0, 10.0)
+    for _ in range(20):
+        assert status(idle) != psutil.STATUS_STOPPED
+        time.sleep(0.005)
+    assert faults.slowed == {0: 1.0}
+    faults.mend()
+    idle.communicate(b"\n")
 
 
 def test_slowing_ends_with_its_process(busy):

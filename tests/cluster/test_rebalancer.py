@@ -39,6 +39,7 @@ class FakeRun:
             plan=plan, batch_size=batch_size, optimizer=wb.SGD(lr=0.1), steps=1000
         )
         self.speeds, self.split, self.step, self.plans = speeds, split, 0, []
+        self.notes, self.noise = [], {}
 
     def subscribe(self, callback):
         self.callback = callback
@@ -59,6 +60,7 @@ class FakeRun:
         for _ in range(steps):
             times = [0.01 + units / v for units, v in zip(self.units, self.speeds, strict=True)]
             for rank, seconds in enumerate(times):
+                seconds *= (1, 1.8, 3)[self.step % 3] if self.noise.get(rank) else 1
                 self.callback([{"step": self.step, "rank": rank, "compute_s": seconds}])
             self.step += 1
         return (max(times) - min(times)) / max(times)
@@ -89,6 +91,27 @@ def test_equal_devices_are_left_alone():
     run.run(30)
     assert balancer.changes == []
     assert balancer.imbalance == 0.0
+
+
+def test_a_rank_whose_times_do_not_converge_is_reported_and_its_last_model_kept():
+    graph = Builder((8, 4, 4)).conv("a", 8).graph()
+    run = FakeRun(wb.Plan.data_parallel(graph, 2), 240, (3, 1), "rows")
+    run.noise = {1: True}
+    balancer = Rebalancer(run)
+    run.run(9)
+    assert balancer.changes == []  # nothing is known of it yet
+    assert "rank 1 did not converge" in balancer.notes[0]
+    assert "nothing changes" in balancer.notes[0]
+    run.noise = {}
+    run.run(9)
+    assert balancer.changes
+    sizes, before = run.units, len(balancer.changes)
+    run.noise = {1: True}
+    run.run(9)
+    assert run.units == sizes  # by its last model they are right
+    assert len(balancer.changes) == before
+    assert "its last model is kept" in balancer.notes[1]
+    assert run.notes == balancer.notes
 
 
 def test_no_other_split_is_known():

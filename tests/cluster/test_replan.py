@@ -1,10 +1,12 @@
 """A running experiment goes on under another plan, and is still the same run."""
 
+import threading
+
 import pytest
 from torch import nn
 
 import workbench as wb
-from workbench.cluster import ClusterError
+from workbench.cluster import ClusterError, RunError
 from workbench.plan.recut import Recut
 
 LONG_S = 120.0
@@ -59,6 +61,40 @@ def test_it_is_resumed_under_its_last_plan(cluster, experiment):
     run.wait(LONG_S)
     assert run.experiment.plan == WHOLE
     assert run.metrics["step"].max() > done
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_during_a_re_cut_loses_nothing(cluster, experiment, monkeypatch):
+    """The run goes on from its last checkpoint, under the plan of then, and then under the new."""
+    experiment = experiment.replace(plan=HALVES, checkpoint_every=10, steps=300)
+    straight = cluster.train(experiment, module=NET).wait(LONG_S)
+    monkeypatch.setattr(cluster, "task", "tests.cluster.dying_recut:train")
+    run = cluster.train(experiment, module=NET)
+    _until(run, 12)
+    replan = run.replan(UNEQUAL)
+    try:
+        run.wait(LONG_S)
+    except RunError:
+        assert run.checkpoint is not None
+        assert wb.Experiment.load(run.checkpoint / "experiment.toml").plan == HALVES
+        assert replan.carried_out is None
+        run.resume().wait(LONG_S)
+    assert (run.directory / "one has died").exists()
+    assert run.state == "finished"
+    assert replan.carried_out is not None
+    assert run.experiment.plan == UNEQUAL
+    losses = run.metrics.groupby("step")["loss"].first()
+    expected = straight.metrics.groupby("step")["loss"].first()
+    assert losses.tolist() == pytest.approx(expected.tolist(), rel=1e-9)
+
+
+def _until(run, step):
+    reached = threading.Event()
+    end = run.subscribe(
+        lambda rows: reached.set() if any(row["step"] >= step for row in rows) else None
+    )
+    assert reached.wait(LONG_S)
+    end()
 
 
 def test_what_cannot_be_is_refused_and_nothing_happens(cluster, experiment):

@@ -11,7 +11,7 @@ from tests.layers import nets
 from tests.layers.drawn import GRAPHS, plans
 from workbench.plan.errors import PlanError
 from workbench.plan.plan import Plan
-from workbench.plan.recut import Recut, held
+from workbench.plan.recut import Move, Recut, held
 
 
 @st.composite
@@ -63,6 +63,18 @@ def test_a_border_that_shifts_moves_what_lies_between():
     moves = {move.name: move for move in Recut(before, after).moves}
     assert moves["head.0.weight"].region == ((5, 7), (0, 63))
     assert (moves["head.0.weight"].source, moves["head.0.weight"].target) == (1, 0)
+
+
+@given(st.integers(1, 60), st.integers(0, 5), st.integers(1, 7), st.integers(1, 9))
+def test_large_moves_are_parted(numel, first, rows, columns):
+    move = Move("w", ((first, first + rows), (2, 2 + columns)), 0, 1)
+    parts = list(move.parts(numel))
+    assert sum(part.numel for part in parts) == move.numel
+    assert all(part.numel <= numel for part in parts)
+    seen = np.zeros((first + rows, 2 + columns), dtype=int)
+    for part in parts:
+        seen[tuple(slice(*span) for span in part.region)] += 1
+    assert np.array_equal(seen[first:, 2:], np.ones((rows, columns)))
 
 
 def test_holders_send_about_alike():

@@ -1,5 +1,7 @@
 """Pieces that change hands: every rank has its new ones, and receives what was foreseen."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
@@ -7,9 +9,12 @@ from hypothesis import strategies as st
 
 from tests.layers import nets
 from tests.layers.drawn import GRAPHS, plans
+from workbench.comm.errors import CommError
+from workbench.comm.parts import exchange_parts
 from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
 from workbench.plan.recut import Recut
+from workbench.train import recut
 from workbench.train.recut import Entry, move_pieces
 
 
@@ -95,3 +100,29 @@ def test_shares_shift_and_layers_are_made_whole(on_ranks):
     heads = Plan.hybrid(tokens, 3), Plan.filters(tokens, 3, (2, 1, 1), grain=1)
     check(on_ranks, [(hybrid, shifted), (shifted, whole_), (whole_, filters), (filters, hybrid)])
     check(on_ranks, [heads, heads[::-1]])
+
+
+def failed(world, before, after):
+    """Whether this rank's pieces are as they were when an exchange fails half-way."""
+    everyone = world.groups([("control", tuple(range(world.size)))])
+    (everyone,) = everyone.values()
+    entries = entries_of(before)
+    own = {e.key: piece(e, before.flow.weights[e.weight], world.rank) for e in entries}
+    copies, times = {key: tensor.clone() for key, tensor in own.items()}, itertools.count()
+
+    def fails(*args, **keywords):
+        if next(times) == 1:
+            raise CommError("a rank is gone")
+        return exchange_parts(*args, **keywords)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recut, "exchange_parts", fails)
+        with pytest.raises(CommError, match="is gone"):
+            move_pieces(Recut(before, after), entries, own, everyone)
+    return all(torch.equal(own[key], copies[key]) for key in own)
+
+
+def test_a_re_cut_that_fails_leaves_the_old_pieces_as_they_were(on_ranks):
+    graph = GRAPHS[nets.Images]
+    before, after = Plan.hybrid(graph, 3), Plan.filters(graph, 3, (8, 0, 3), grain=1)
+    assert on_ranks(3, failed, before, after) == [True] * 3

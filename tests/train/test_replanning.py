@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from tests.train.small import net
+from workbench.cluster.replan import cost_of
 from workbench.model.trace import trace
 from workbench.model.weights import initialize
+from workbench.plan.codec import Codec
 from workbench.plan.experiment import (
     SGD,
     AdamW,
@@ -18,7 +20,7 @@ from workbench.plan.experiment import (
     Synthetic,
 )
 from workbench.plan.plan import Plan
-from workbench.plan.recut import Recut
+from workbench.plan.recut import Recut, held
 from workbench.train.replanning import recut_bytes, under
 from workbench.train.state import RankState, group_specs_of
 
@@ -117,3 +119,75 @@ def test_a_step_hands_out_rows_by_their_shares(on_ranks, weights):
     assert rows == (0, 13, 7)
     expected = [(rows, own) for own in rows]
     assert on_ranks(3, rows_taken, experiment(PLANS[-1]), weights) == expected
+
+
+FEEDBACK = Codec(name="top_k", fraction=0.2, error_feedback=True)
+
+
+def left_out(world, first, plans, weights):
+    """What this rank's codecs have left out, by plan, as parts of whole tensors; notes; bytes."""
+    state = RankState.start(first, world, world.groups(group_specs_of(first.plan)), weights, None)
+    found, received, step = [], [], 0
+    for plan in plans:
+        for _ in range(2):
+            state.stepper.run(step)
+            state.strategy.update(step)
+            step += 1
+        state.strategy.settle()  # what is encoded is left out from then on
+        found.append(placed(state))
+        before = recut_bytes(world.recorder)
+        state = under(state, plan, step)
+        received.append(recut_bytes(world.recorder) - before)
+        found.append(placed(state))
+    return found, received, list(state.notes)
+
+
+def placed(state):
+    """Each residual where it lies in the whole tensor, zero elsewhere."""
+    wholes = []
+    for use in state.strategy.residuals:
+        whole = {}
+        for name, piece in use.items():
+            at = state.model.placements[name]
+            whole[name] = torch.zeros(at.shape, dtype=piece.dtype)
+            start = 0
+            regions = held(at, state.world.rank)
+            dim = at.placement.dim if len(regions) and hasattr(at.placement, "dim") else 0
+            for region in regions:
+                length = region[dim][1] - region[dim][0] if region else 1
+                part = piece.narrow(dim, start, length) if region else piece
+                whole[name][tuple(slice(*span) for span in region)] = part
+                start += length
+        wholes.append(whole)
+    return wholes
+
+
+@pytest.mark.parametrize("sync", [Synchronous(codec=FEEDBACK), Pipelined(width=2, codec=FEEDBACK)])
+def test_what_codecs_have_left_out_goes_along(on_ranks, weights, sync):
+    """Its sum over all ranks is the same before and after, but for what no two ranks hold."""
+    pairs = synchronized(Plan.filters(GRAPH, 4, (3, 1), group_size=2, grain=1))
+    whole, alone = synchronized(Plan.data_parallel(GRAPH, 4)), synchronized(Plan.hybrid(GRAPH, 4))
+    first = experiment(whole, sync=sync, optimizer=SGD(lr=0.02, momentum=0.9))
+    ways = [(whole, pairs), (pairs, whole), (whole, alone)]
+    every = on_ranks(4, left_out, first, [after for _, after in ways], weights)
+    for index, (before, after) in enumerate(ways):
+        recut = Recut(before, after)
+        for use in range(len(every[0][0][0])):
+            sums = [
+                total([rank[0][2 * index + late][use] for rank in every]) for late in (False, True)
+            ]
+            for name, then in sums[0].items():
+                assert then.abs().sum() > 0
+                if recut.residuals_kept(name):
+                    torch.testing.assert_close(sums[1][name], then, rtol=1e-12, atol=1e-15)
+                else:
+                    assert name not in sums[1]
+        cost = cost_of(first.replace(plan=before), after)
+        assert tuple(rank[1][index] for rank in every) == cost.received_bytes
+    assert any("dropped by a re-cut: no two ranks" in note for note in every[0][2])
+    assert sum("dropped" in note for note in every[0][2]) == 1
+
+
+def total(parts):
+    names = {name for part in parts for name in part}
+    return {name: sum(part[name] for part in parts if name in part) for name in names}

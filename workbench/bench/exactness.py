@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from workbench.bench import unequal
+from workbench.bench.cifar_net import CifarNet
 from workbench.bench.plot import Bar, Chart
 from workbench.bench.report import Cell, Figure, Report
 from workbench.bench.small_vgg import SmallVGG
@@ -19,8 +21,11 @@ MODELS = (
     "alexnet",
     "vit_b_16",
     "vgg11",
+    "CIFAR net",
 )
-SMALL = "small VGG"
+SMALL, CIFAR = "small VGG", "CIFAR net"
+# Of which unequal parts are verified besides.
+UNEQUAL = (CIFAR, "mobilenet_v3_small", "resnet18", "densenet121", "vgg11")
 # AlexNet's strides leave nothing of smaller images.
 SIZES = {"alexnet": 64}
 PRECISIONS: tuple[Literal["fp64", "fp32"], ...] = ("fp64", "fp32")
@@ -28,16 +33,17 @@ KINDS = ("output", "gradient", "weight", "buffer")
 
 
 def run(*, quick: bool) -> Report:
-    """Verifies every model under four plans in fp64 and fp32; `quick` a small VGG alone."""
+    """Verifies models under equal and unequal plans, fp64 and fp32; `quick` a small VGG alone."""
     rows: list[dict[str, Cell]] = []
     found: list[Verification] = []
     notes: list[str] = []
     with Cluster(4, timeout=300.0) as cluster:
         for name in (SMALL,) if quick else MODELS:
             size = SIZES.get(name, 32)
-            module = SmallVGG(width=8) if name == SMALL else None
+            module = SmallVGG(width=8) if name == SMALL else CifarNet() if name == CIFAR else None
             graph = trace(module or name, input_shape=(3, size, size), num_classes=10)
             plans = {
+                **(unequal.plans(graph) if quick or name in UNEQUAL else {}),
                 "data parallel, 4": Plan.data_parallel(graph, 4),
                 "data parallel, 2": Plan.data_parallel(graph, 2),
                 "hybrid, 4": Plan.hybrid(graph, 4, 4),

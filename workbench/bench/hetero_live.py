@@ -5,22 +5,21 @@ Three runs, one after the other, on devices of which the last one is slowed thre
     followed   a run that is balanced while it goes on; the device slows down in its middle
     best       the best static shares for the new speeds, from a calibration under them
     left       equal shares, as they were
+
+    recovered_after_slowdown   samples per second of the first, over those of the second
+    gain_of_rebalancing        the same over the third
+    rebalancing_rounds         changes of shares after the slowdown
+    imbalance                  (slowest - fastest) / slowest of the ranks' computing, in the end
 """
 
 import statistics
 import time
-from dataclasses import dataclass
 
-from torch import nn
-
+from workbench.bench.hetero_static import Case, Found
 from workbench.bench.report import Cell, Figure
 from workbench.cluster.cluster import Cluster
 from workbench.cluster.rebalancer import Rebalancer
 from workbench.cluster.run import Run
-from workbench.plan.experiment import SGD, Experiment, Synthetic
-from workbench.plan.graph import Graph
-from workbench.plan.plan import Plan
-from workbench.predict.balance.plans import balanced
 
 FACTOR = 3.0
 RECOVER_WITHIN = 20  # steps
@@ -28,47 +27,25 @@ LAST = 8  # of those steps, that count
 TICK_S = 0.02
 
 
-@dataclass(frozen=True)
-class Live:
-    """Lines, figures and notes of this part."""
-
-    rows: tuple[dict[str, Cell], ...]
-    figures: dict[str, Figure]
-    notes: tuple[str, ...]
-
-
-def run(cluster: Cluster, graph: Graph, module: nn.Module, batch_size: int, *, quick: bool) -> Live:
+def run(cluster: Cluster, case: Case, *, quick: bool) -> Found:
     """Measures the three runs."""
     world, slow = len(cluster), len(cluster) - 1
     before = 6 if quick else 20
-    plan = Plan.data_parallel(graph, world)
-    experiment = Experiment(
-        plan=plan,
-        data=Synthetic(samples=256),
-        batch_size=batch_size,
-        optimizer=SGD(lr=0.01, momentum=0.9),
-        steps=1_000_000,
-    )
+    experiment = case.experiment(case.equal(world), 1_000_000)
     try:
-        followed = cluster.train(experiment, module=module)
+        followed = cluster.train(experiment, module=case.module)
         balancer = Rebalancer(followed)
         _until(followed, before)
         cluster.slow(slow, FACTOR)
-        slowed_at = _last_step(followed)
+        slowed_at, earlier = _last_step(followed), len(balancer.changes)
         _until(followed, slowed_at + RECOVER_WITHIN)
         recovered = _speed(followed, slowed_at + RECOVER_WITHIN)
+        imbalance = _imbalance(followed)
         _end(followed)
-        machine = cluster.calibrate(
-            plan,
-            rows=tuple(max(1, batch_size // part) for part in (12, 6, 3, 2)),
-            within_s=5.0 if quick else 40.0,
-            fresh=True,
-            module=module,
-        )
-        best = balanced(experiment, machine).plan
+        best = case.chosen(cluster, world, 2.0 if quick else 10.0).plan
         speeds = {}
-        for name, chosen in (("best", best), ("left", plan)):
-            static = cluster.train(experiment.replace(plan=chosen), module=module)
+        for name, chosen in (("best", best), ("left", experiment.plan)):
+            static = cluster.train(experiment.replace(plan=chosen), module=case.module)
             _until(static, RECOVER_WITHIN if not quick else LAST + 2)
             speeds[name] = _speed(static, _last_step(static))
             _end(static)
@@ -79,21 +56,33 @@ def run(cluster: Cluster, graph: Graph, module: nn.Module, batch_size: int, *, q
         {"shares": name, "samples/s after the slowdown": speed}
         for name, speed in (("followed", recovered), *speeds.items())
     )
-    ratio, gain = recovered / speeds["best"], recovered / speeds["left"]
     seconds = [done.seconds for done in changes if done is not None]
-    return Live(
+    return Found(
         rows,
         {
-            "recovered_after_slowdown": Figure(ratio, ratio, ratio),
-            "gain_of_rebalancing": Figure(gain, gain, gain),
-            "rebalancing_rounds": Figure(len(changes), len(changes), len(changes)),
+            "recovered_after_slowdown": Figure.of([recovered / speeds["best"]]),
+            "gain_of_rebalancing": Figure.of([recovered / speeds["left"]]),
+            "rebalancing_rounds": Figure.of([len(changes) - earlier]),
+            "imbalance": Figure.of([imbalance]),
         },
         (
-            f"Engine {slow} becomes {FACTOR:g} times slower; samples/s are medians of {LAST} "
-            f"steps, the last ones of the {RECOVER_WITHIN} after it. Changes of shares took, in "
-            f"seconds: {', '.join(f'{s:.3g}' for s in seconds) or 'none'}.",
+            f"Engine {slow} becomes {FACTOR:g} times slower; samples/s and imbalance are of the "
+            f"medians of {LAST} steps, the last ones of the {RECOVER_WITHIN} after it. Changes of "
+            f"shares took, in seconds: {', '.join(f'{s:.3g}' for s in seconds) or 'none'}.",
+            *balancer.notes,
         ),
     )
+
+
+def _imbalance(run: Run) -> float:
+    """(slowest - fastest) / slowest, of the ranks' median computing in the last steps."""
+    world = run.experiment.plan.world_size
+    rows = run.rows[-LAST * world :]
+    typical = [
+        statistics.median(row["compute_s"] for row in rows if row["rank"] == rank)
+        for rank in range(world)
+    ]
+    return (max(typical) - min(typical)) / max(typical)
 
 
 def _until(run: Run, step: int) -> None:

@@ -1,71 +1,16 @@
 """Faults on purpose: engines that die, stop, or become slow while they work.
 
-A slow engine is stopped and let go on, in turns, so that of every `PERIOD_S` it runs a part of
-1/factor. It slows whatever the engine does, communication included, and needs no privileges; to
-make hosts of several speeds that share no turns, see `Hosts(speeds=...)`.
-
-Source: the duty cycle of emulated heterogeneity, E-B in the reference of heterogeneous training.
+A slow engine is stopped and let go on, in turns (`throttle.py`): what takes processor time
+takes longer, and nothing else does. It needs no privileges; to make hosts of several speeds, whose
+communication is as slow as their computing, see `Hosts(speeds=...)`.
 """
 
 import math
-import os
 import signal
-import threading
-import time
 from collections.abc import Callable
-from contextlib import suppress
 
 from workbench.cluster.errors import ClusterError
-
-# Short against a step, long against the scheduler's slice.
-PERIOD_S = 0.02
-JOIN_WITHIN_S = 1.0
-
-
-class Throttle:
-    """Lets a process run for 1/factor of the time, until it is told to stop.
-
-    Args:
-        pid: of the process.
-        factor: how many times slower it is to be, more than 1.
-    """
-
-    def __init__(self, pid: int, factor: float) -> None:
-        self.pid, self.factor = pid, factor
-        self._over = threading.Event()
-        self._began = time.monotonic()
-        self._held_s = 0.0
-        self._thread = threading.Thread(target=self._turns, name=f"slow {pid}", daemon=True)
-        self._thread.start()
-
-    @property
-    def measured(self) -> float:
-        """How many times slower it has been made, by the time that it was held."""
-        passed = time.monotonic() - self._began
-        return passed / max(passed - self._held_s, 1e-9)
-
-    def stop(self) -> None:
-        """Lets the process run again."""
-        self._over.set()
-        self._thread.join(JOIN_WITHIN_S)
-        _send(self.pid, signal.SIGCONT)
-
-    def _turns(self) -> None:
-        try:
-            while not self._over.is_set() and _send(self.pid, signal.SIGSTOP):
-                held = time.monotonic()
-                # What earlier turns were too long or too short is made up for by this one.
-                passed = held - self._began + PERIOD_S
-                self._over.wait(max(passed * (1 - 1 / self.factor) - self._held_s, 0.0))
-                _send(self.pid, signal.SIGCONT)
-                now = time.monotonic()
-                self._held_s += now - held
-                self._over.wait(max(self._held_s / (self.factor - 1) - self._ran_s(now), 0.0))
-        finally:
-            _send(self.pid, signal.SIGCONT)
-
-    def _ran_s(self, now: float) -> float:
-        return now - self._began - self._held_s
+from workbench.cluster.throttle import Throttle, send
 
 
 class Faults:
@@ -109,7 +54,7 @@ class Faults:
 
     @property
     def slowed(self) -> dict[int, float]:
-        """By the engines that are slowed: how many times, as measured."""
+        """By the engines that are slowed: how many times, as measured while they worked."""
         return {engine: throttle.measured for engine, throttle in self._throttles.items()}
 
     def mend(self) -> None:
@@ -118,13 +63,5 @@ class Faults:
             self.slow(engine, 1.0)
 
     def _send(self, engine: int, number: signal.Signals) -> None:
-        if not _send(self._pid_of(engine), number):
+        if not send(self._pid_of(engine), number):
             raise ClusterError(f"engine {engine} has ended; cluster.restart()")
-
-
-def _send(pid: int, number: signal.Signals) -> bool:
-    """Whether the process was there."""
-    with suppress(ProcessLookupError):
-        os.kill(pid, number)
-        return True
-    return False

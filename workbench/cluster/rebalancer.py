@@ -4,6 +4,8 @@
                          known of the devices (`predict/balance/online.py`)
     for some in a row    imbalance above the threshold: the run goes on under other shares
     after a re-cut       steps until the ranks compute with the new shares do not count
+    a rank's times that  say nothing: it is reported with its spread, and what was last known of it
+    do not converge      is kept; while nothing is known, shares stay as they are
 
 A rank's time grows with its rows, or with its share of every layer's filters.
 
@@ -19,9 +21,11 @@ from workbench.cluster.errors import ClusterError
 from workbench.cluster.replan import Replan
 from workbench.cluster.run import Run
 from workbench.plan.plan import Plan
-from workbench.predict.balance import Balancer
-from workbench.predict.balance.plans import UNITS, Split
+from workbench.predict.balance import UNITS, Balancer, Split
 from workbench.train.metrics import Row
+
+STEADY = 0.2
+"""Of a rank's median time in a window: the median deviation from it up to which it is believed."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ class Rebalancer:
     Attributes:
         changes: of shares so far.
         imbalance: of the last steps; None: not known yet.
+        notes: on ranks whose times did not converge, for people; the run has them too.
 
     Raises:
         ClusterError: the run has ended.
@@ -74,9 +79,11 @@ class Rebalancer:
         self.run, self.split, self.grain = run, split, grain
         self.changes: list[Rebalanced] = []
         self.imbalance: float | None = None
+        self.notes: list[str] = []
         self._patience = patience
         sizes = self._sizes(run.experiment.plan)
         self._balancer = Balancer(sizes, threshold=threshold, patience=1)
+        self._unsteady: set[int] = set()
         self._seen: dict[int, dict[int, float]] = {}
         self._window: list[tuple[float, ...]] = []
         self._from = -1
@@ -109,9 +116,11 @@ class Rebalancer:
         self._window.append(seconds)
         if len(self._window) < self._patience:
             return
-        typical = tuple(statistics.median(rank) for rank in zip(*self._window, strict=True))
-        self._window.clear()
         before = self._balancer
+        typical = self._typical(step)
+        self._window.clear()
+        if typical is None:
+            return
         self._balancer = before.measured(typical)
         used = [s for s, size in zip(typical, before.sizes, strict=True) if size]
         self.imbalance = (max(used) - min(used)) / max(used)
@@ -119,6 +128,30 @@ class Rebalancer:
             sizes = self._balancer.sizes
             replan = self.run.replan(self._plan(sizes))
             self.changes.append(Rebalanced(step, sizes, replan))
+
+    def _typical(self, step: int) -> tuple[float, ...] | None:
+        """Seconds of each rank in the window; None: of one of them nothing is known."""
+        found = list[float | None]()
+        for rank, times in enumerate(zip(*self._window, strict=True)):
+            middle = statistics.median(times)
+            spread = statistics.median(abs(seconds - middle) for seconds in times)
+            is_steady = spread <= STEADY * middle
+            found.append(middle if is_steady else self._balancer.expected(rank))
+            if is_steady:
+                self._unsteady.discard(rank)
+            elif rank not in self._unsteady:
+                self._unsteady.add(rank)
+                self._note(
+                    f"until step {step} the times of rank {rank} did not converge: "
+                    f"{min(times):.3g} .. {max(times):.3g} s in {len(times)} steps; "
+                    + ("nothing changes" if found[-1] is None else "its last model is kept")
+                )
+        known = tuple(seconds for seconds in found if seconds is not None)
+        return known if len(known) == len(found) else None
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        self.run.notes.append(text)
 
     def _sizes(self, plan: Plan) -> tuple[int, ...]:
         """The shares that the run has now, in rows or in 64ths."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from workbench.cluster.errors import ClusterError
-from workbench.plan.experiment import SGD, Experiment
+from workbench.plan.experiment import SGD, Experiment, Pipelined, Synchronous
 from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.plan.recut import Recut
@@ -19,7 +19,8 @@ class Cost:
     """What a re-cut takes, as predicted.
 
     Attributes:
-        received_bytes: of weights and optimizer state, on each rank.
+        received_bytes: of weights, optimizer state, and what pipelined steps and error feedback
+            keep (as when a pipeline is full), on each rank.
         seconds: of the rank that receives most; None: without a machine nothing is claimed.
     """
 
@@ -36,7 +37,15 @@ def cost_of(experiment: Experiment, plan: Plan, machine: Machine | None = None) 
     recut = Recut(experiment.plan, plan)
     value, width = experiment.optimizer, 8 if experiment.precision == "fp64" else 4
     states = (1 if value.momentum > 0 else 0) if isinstance(value, SGD) else 2
-    received = tuple(width * recut.received(rank, states) for rank in range(plan.world_size))
+    sync, sums = experiment.sync, 1
+    if isinstance(sync, Pipelined):
+        sums = sync.width
+        states += (sync.width - 1) * (1 if sync.compensation is None else 2)
+    codec = sync.codec if isinstance(sync, Pipelined | Synchronous) else None
+    residuals = sums if codec is not None and codec.error_feedback else 0
+    received = tuple(
+        width * recut.received(rank, states, residuals) for rank in range(plan.world_size)
+    )
     if machine is None:
         return Cost(received, None)
     link = machine.link(range(plan.world_size))

@@ -1,7 +1,7 @@
 """The exchange in which every rank has something of its own for every other.
 
-It moves what changes hands when a model is cut anew. Within a host each rank stages what it sends,
-portion by portion, and reads from the others' portions what is for it.
+Within a host each rank stages what it sends, portion by portion, and reads from the others'
+portions what is for it.
 """
 
 from collections.abc import Sequence

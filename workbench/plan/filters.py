@@ -14,7 +14,8 @@ gives the model's result, where it reads whole features, is computed by all. Att
 heads.
 
 Filters are handed out in grains, since kernels compute 8 or 16 channels at a time: a layer with
-less than `GRAINS` of them for each rank gets finer ones, by halves.
+less than `GRAINS` of them for each rank gets finer ones, by halves. One with fewer filters than
+ranks leaves ranks without any: they take part in every collective, and the result is the same.
 
 Source: Moreno-Alvarez et al. 2021 (doi:10.1016/j.neucom.2021.01.125), the alternation of its
 Fig. 5; residual, depthwise and excited layers and the grain are ours.
@@ -63,6 +64,13 @@ def shares_of_rows(shares: Shares, world_size: int, group_size: int) -> tuple[fl
     return found[0] * (world_size // group_size)
 
 
+def grain_of(length: int, ranks: int, grain: int) -> int:
+    """Filters that are handed out together: a grain, by halves until there are enough of them."""
+    while grain > 1 and length < GRAINS * grain * ranks:
+        grain //= 2
+    return grain
+
+
 def in_grains(length: int, shares: Sequence[float], grain: int) -> tuple[int, ...]:
     """Whole sizes near `shares`, with sum `length`: multiples of a grain, and one rest.
 
@@ -71,8 +79,7 @@ def in_grains(length: int, shares: Sequence[float], grain: int) -> tuple[int, ..
         shares: one for each rank, zero included.
         grain: halved until there are `GRAINS` for each rank.
     """
-    while grain > 1 and length < GRAINS * grain * len(shares):
-        grain //= 2
+    grain = grain_of(length, len(shares), grain)
     sizes = [size * grain for size in apportion(length // grain, shares)]
     sizes[max(range(len(sizes)), key=lambda rank: shares[rank])] += length % grain
     return tuple(sizes)

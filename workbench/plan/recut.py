@@ -11,8 +11,8 @@ Optimizer state and gradients in flight lie as their parameters do, so that they
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, product
 
@@ -45,6 +45,24 @@ class Move:
     def numel(self) -> int:
         """Elements that travel."""
         return math.prod(stop - start for start, stop in self.region)
+
+    def parts(self, numel: int) -> Iterator["Move"]:
+        """The same in moves of so many elements at most.
+
+        Args:
+            numel: elements.
+        """
+        if self.numel <= numel:
+            yield self
+            return
+        extents = [stop - start for start, stop in self.region]
+        dim = next(dim for dim, extent in enumerate(extents) if extent > 1)
+        first, last = self.region[dim]
+        step = max(1, numel * extents[dim] // self.numel)
+        for start in range(first, last, step):
+            span = (start, min(start + step, last))
+            region = (*self.region[:dim], span, *self.region[dim + 1 :])
+            yield from replace(self, region=region).parts(numel)
 
 
 @dataclass(frozen=True)
@@ -83,23 +101,59 @@ class Recut:
                 found += _moves(name, old, new, sent)
         return tuple(found)
 
-    def received(self, rank: int, states: int) -> int:
+    def residual_moves(self, name: str, replica: int) -> tuple[Move, ...]:
+        """Of what one set of ranks that holds a whole parameter has left out of its gradients.
+
+        It goes to the set of the same number, or, where there are fewer now, to that of the rest.
+        """
+        old, new = self.before.flow.weights[name], self.after.flow.weights[name]
+        sent = [0] * self.before.world_size
+        return tuple(_moves(name, old, new, sent, replica))
+
+    def residuals_kept(self, name: str) -> bool | None:
+        """Whether a parameter's gradient is summed under both plans; None: under the old one never.
+
+        Where no rank has the same piece nothing is encoded, and nothing can be left out.
+        """
+        world = self.before.world_size
+        old, new = (p.flow.weights[name].group_size < world for p in (self.before, self.after))
+        return new if old else None
+
+    def received(self, rank: int, states: int, residuals: int = 0) -> int:
         """Elements that a rank is sent.
 
         Args:
             rank: of the world.
-            states: tensors of optimizer state for each parameter.
+            states: tensors for each parameter that lie as it does: the optimizer's, and gradients
+                in flight.
+            residuals: sums of gradients of which error feedback remembers what was left out.
         """
+        left_out = 0
+        for name, placed in self.before.flow.weights.items() if residuals else ():
+            if placed.trainable and self.residuals_kept(name):
+                for replica in range(self.before.world_size // placed.group_size):
+                    moves = self.residual_moves(name, replica)
+                    left_out += sum(move.numel for move in moves if move.target == rank)
         times = {
             weight.name: 1 + states * weight.trainable
             for layer in self.before.graph.layers
             for weight in layer.weights
         }
-        return sum(move.numel * times[move.name] for move in self.moves if move.target == rank)
+        moved = sum(move.numel * times[move.name] for move in self.moves if move.target == rank)
+        return moved + residuals * left_out
 
 
-def held(placed: WeightPlacement, rank: int) -> tuple[Region, ...]:
-    """The regions of a tensor that a rank holds; one for each block, and none for no elements."""
+def held(placed: WeightPlacement, rank: int, replica: int | None = None) -> tuple[Region, ...]:
+    """The regions of a tensor that a rank holds; one for each block, and none for no elements.
+
+    Args:
+        placed: where it lies.
+        rank: of the world.
+        replica: of the sets of ranks that hold the whole tensor, the only one that has this one;
+            None: all have.
+    """
+    if replica is not None and rank // placed.group_size != replica:
+        return ()
     whole = tuple((0, extent) for extent in placed.shape)
     if not isinstance(placed.placement, Shard):
         return (whole,)
@@ -112,10 +166,22 @@ def held(placed: WeightPlacement, rank: int) -> tuple[Region, ...]:
     )
 
 
-def _moves(name: str, old: WeightPlacement, new: WeightPlacement, sent: list[int]) -> list[Move]:
+def replica_after(new: WeightPlacement, world_size: int, replica: int | None) -> int | None:
+    """The set of ranks that goes on with what an old one had."""
+    return None if replica is None else replica % (world_size // new.group_size)
+
+
+def _moves(
+    name: str,
+    old: WeightPlacement,
+    new: WeightPlacement,
+    sent: list[int],
+    replica: int | None = None,
+) -> list[Move]:
     """Of one tensor; `sent` counts what each rank sends."""
-    ranks = range(len(sent))
-    owned, wanted = [held(old, rank) for rank in ranks], [held(new, rank) for rank in ranks]
+    ranks, later = range(len(sent)), replica_after(new, len(sent), replica)
+    owned = [held(old, rank, replica) for rank in ranks]
+    wanted = [held(new, rank, later) for rank in ranks]
     found = []
     for cell in _cells(old, new):
         holders = [rank for rank in ranks if _lies_in(cell, owned[rank])]

@@ -2,23 +2,22 @@
 
 At a step's end every rank has its pieces of weights, buffers and optimizer state. Under another
 plan some of their elements belong elsewhere; only these travel (`plan/recut.py`), straight from
-rank to rank, in batches, so that little more than the pieces is held at any time. The rank's part
+place to place (`comm/parts.py`), so that nothing more than the pieces is held. The rank's part
 of the model is then built as from a checkpoint, from what it kept and what came.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from workbench.comm.all_to_all_v import all_to_all_v
 from workbench.comm.group import Group
+from workbench.comm.parts import MOST_BYTES, Part, exchange_parts
 from workbench.plan.placement import Shard
-from workbench.plan.recut import Move, Recut, Region, held
+from workbench.plan.recut import Move, Recut, Region, held, replica_after
 from workbench.plan.weights import WeightPlacement
 
-BATCH_BYTES = 2**26
 RECUT = "recut"
 
 
@@ -30,11 +29,14 @@ class Entry:
         key: its name.
         weight: the weight's name in the state_dict.
         dtype: of its elements.
+        replica: of the sets of ranks that hold the whole weight, the only one that has it; None:
+            all have.
     """
 
     key: str
     weight: str
     dtype: torch.dtype
+    replica: int | None = None
 
 
 class Pieces:
@@ -71,15 +73,20 @@ def move_pieces(
         CommError: a rank is gone. `own` is as it was.
     """
     rank, found = everyone.rank, dict[str, Tensor]()
-    changed = {move.name for move in recut.moves}
     for entry in entries:
         before, after = (p.flow.weights[entry.weight] for p in (recut.before, recut.after))
-        if (before.placement, before.group_size) == (after.placement, after.group_size):
+        later = replica_after(after, everyone.size, entry.replica)
+        if later is not None:
+            if rank // after.group_size == later:
+                found[entry.key] = _kept(entry, before, after, rank, own)
+        elif (before.placement, before.group_size) == (after.placement, after.group_size):
             found[entry.key] = own[entry.key] if entry.key in own else _empty(entry, after, rank)
         else:
             found[entry.key] = _kept(entry, before, after, rank, own)
-    for batch in _batches([entry for entry in entries if entry.weight in changed], recut):
-        _exchange(batch, recut, own, found, everyone)
+    for dtype in sorted({entry.dtype for entry in entries}, key=str):
+        alike = [entry for entry in entries if entry.dtype == dtype]
+        parts = _parts(alike, recut, own, found, rank)
+        exchange_parts(parts, dtype, everyone, layer=RECUT)
     return found
 
 
@@ -92,7 +99,7 @@ def _kept(
 ) -> Tensor:
     """The new piece, with what this rank held of it already."""
     piece = _empty(entry, after, rank)
-    for mine in held(before, rank):
+    for mine in held(before, rank, entry.replica):
         for wanted in held(after, rank):
             common = tuple(
                 (max(a, c), min(b, d)) for (a, b), (c, d) in zip(mine, wanted, strict=True)
@@ -107,57 +114,32 @@ def _empty(entry: Entry, placed: WeightPlacement, rank: int) -> Tensor:
     return torch.empty(placed.piece_shape(rank), dtype=entry.dtype)
 
 
-Part = tuple[Entry, Move]
-
-
-def _batches(entries: Sequence[Entry], recut: Recut) -> Iterator[list[Part]]:
-    """What travels together: moves of one dtype, up to some bytes."""
-    of_weight: dict[str, list[Move]] = {}
-    for move in recut.moves:
-        of_weight.setdefault(move.name, []).append(move)
-    batch: list[Part] = []
-    size = 0
-    for entry in sorted(entries, key=lambda entry: str(entry.dtype)):
-        moves = of_weight[entry.weight]
-        if batch and (entry.dtype != batch[0][0].dtype or size >= BATCH_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch += [(entry, move) for move in moves]
-        size += sum(move.numel for move in moves) * entry.dtype.itemsize
-    if batch:
-        yield batch
-
-
-def _exchange(
-    batch: list[Part],
+def _parts(
+    entries: Sequence[Entry],
     recut: Recut,
     own: Mapping[str, Tensor],
     found: Mapping[str, Tensor],
-    everyone: Group,
-) -> None:
-    """Sends what is lacked elsewhere, and puts what comes into its place."""
-    rank, size = everyone.rank, everyone.size
-    sizes = [[0] * size for _ in range(size)]
-    for _, move in batch:
-        sizes[move.source][move.target] += move.numel
-    flat = torch.empty(sum(sizes[rank]), dtype=batch[0][0].dtype)
-    start = 0
-    for _, entry, move in sorted(
-        ((m.target, e, m) for e, m in batch if m.source == rank), key=lambda part: part[0]
-    ):
-        source = own[entry.key][_place(recut.before.flow.weights[move.name], rank, move.region)]
-        flat[start : start + move.numel].view(source.shape).copy_(source)
-        start += move.numel
-    came = all_to_all_v(flat, sizes, everyone, layer=RECUT)
-    read = [0] * size
-    for entry, move in batch:
-        if move.target == rank:
-            after = recut.after.flow.weights[move.name]
-            target = found[entry.key][_place(after, rank, move.region)]
-            begin = read[move.source]
-            part = came[move.source][begin : begin + move.numel]
-            target.copy_(part.view(target.shape))
-            read[move.source] += move.numel
+    rank: int,
+) -> list[Part]:
+    """What travels, with the places from and to which it does."""
+    of_weight: dict[str, list[Move]] = {}
+    for move in recut.moves:
+        of_weight.setdefault(move.name, []).append(move)
+    parts = []
+    for entry in entries:
+        before, after = (p.flow.weights[entry.weight] for p in (recut.before, recut.after))
+        moves: Sequence[Move] = of_weight.get(entry.weight, ())
+        if entry.replica is not None:
+            moves = recut.residual_moves(entry.weight, entry.replica)
+        for whole in moves:
+            for move in whole.parts(MOST_BYTES // entry.dtype.itemsize):
+                tensor = None
+                if move.source == rank:
+                    tensor = own[entry.key][_place(before, rank, move.region)]
+                elif move.target == rank:
+                    tensor = found[entry.key][_place(after, rank, move.region)]
+                parts.append(Part(move.source, move.target, move.numel, tensor))
+    return parts
 
 
 def _place(placed: WeightPlacement, rank: int, region: Region) -> tuple[slice, ...]:

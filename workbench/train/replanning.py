@@ -1,9 +1,10 @@
 """A run goes on under another plan: at a step's end, with all that it has learnt.
 
-    on the way      weights, buffers, the optimizer's state, gradients in flight: what changes
-                    hands, and nothing else
-    built anew      this rank's part of the model, its optimizer, its strategy's buckets; what a
-                    codec's error feedback had put aside is dropped, and the run notes it
+    on the way      weights, buffers, the optimizer's state, gradients in flight, what codecs have
+                    left out of gradients: what changes hands, and nothing else
+    built anew      this rank's part of the model, its optimizer, its strategy's buckets
+    dropped         what codecs have left out of parameters that no two ranks hold now: nothing of
+                    theirs is encoded any more; the run notes it
     as before       the data and its order, the step, the seed
 
 The run that goes on is the one that would have been resumed from a checkpoint at this step.
@@ -19,16 +20,20 @@ from workbench.comm.group import Group
 from workbench.comm.record import Recorder
 from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
+from workbench.layers.cut_model import CutModel
 from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
 from workbench.plan.recut import Recut
 from workbench.train.in_flight import InFlight
 from workbench.train.optimizer import entry, state_names
 from workbench.train.recut import RECUT, Entry, Pieces, move_pieces
+from workbench.train.residuals import RESIDUAL, named, residual_entry, restore_residuals
 from workbench.train.state import RankState, group_specs_of, groups_for
 from workbench.train.statistics import average_statistics
 from workbench.train.step import Stepper
 from workbench.train.strategy import strategy_of, updater_of
+
+_NAMED = 3  # parameters, in a note
 
 
 def under(state: RankState, plan: Plan, done: int) -> RankState:
@@ -62,8 +67,10 @@ def under(state: RankState, plan: Plan, done: int) -> RankState:
     updater.load(read)
     left = [_left(flight, moved) for flight in waiting]
     strategy = strategy_of(experiment, model, updater, done, left, state.notes)
-    if state.strategy.residuals:
-        state.notes.append(f"what codecs had left out before step {done} was dropped by a re-cut")
+    left_out = {key: moved.pop(key) for key in list(moved) if key.startswith(RESIDUAL)}
+    restore_residuals(Pieces(plan.flow.weights, left_out), model, strategy.residuals)
+    if state.strategy.residuals and (note := _dropped(recut, model, done)):
+        state.notes.append(note)
     return RankState(
         experiment=experiment,
         world=world,
@@ -107,10 +114,31 @@ def _moved(
         for kind, pieces in flight.by_age(0).items():
             own |= {kind + name: piece.detach() for name, piece in pieces.items()}
             entries += [Entry(kind + name, name, state.stepper.dtype) for name in trainable]
+    left_out = state.strategy.residuals
+    own |= {key: piece.detach() for key, piece in named(model, left_out).items()}
+    entries += [
+        Entry(residual_entry(use, replica, name), name, state.stepper.dtype, replica)
+        for use in range(len(left_out))
+        for name in trainable
+        if recut.residuals_kept(name)
+        for replica in range(state.world.size // model.placements[name].group_size)
+    ]
     counts = {}
     if "step" in state_names(value):
         counts = _counts({name: own.get(entry("step", name)) for name in trainable}, state.everyone)
     return move_pieces(recut, entries, own, state.everyone), counts
+
+
+def _dropped(recut: Recut, model: CutModel, done: int) -> str:
+    """What is to be said of residuals that have no place under the new plan."""
+    names = [name for name in model.trainable() if recut.residuals_kept(name) is False]
+    if not names:
+        return ""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return (
+        f"what codecs had left out of {', '.join(names[:_NAMED])}{more} before step {done} was "
+        "dropped by a re-cut: no two ranks hold a part of them now, so that they are not encoded"
+    )
 
 
 def _left(flight: InFlight, moved: dict[str, Tensor]) -> InFlight:

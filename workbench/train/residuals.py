@@ -6,8 +6,9 @@ With error feedback a rank holds a residual of every gradient that it sends. A c
 
 as logical tensors, cut as the parameters are, one for each set of ranks that together hold the
 whole model: under the plan that it was saved under, each rank goes on with its own. Under another
-one residuals are added up or begin at zero, so that what is held back in total is the same. Where
-several sums of gradients take turns, `use` counts them in the order of their next turns.
+one, of a checkpoint or of a re-cut, residuals are added up or begin at zero, so that what is held
+back in total is the same. Where several sums of gradients take turns, `use` counts them in the
+order of their next turns.
 """
 
 import re
@@ -20,6 +21,7 @@ from workbench.layers.cut_model import CutModel
 from workbench.model.slices import PieceSet
 from workbench.plan.placement import Shard
 from workbench.train.owners import Holding, holdings
+from workbench.train.recut import Pieces
 
 RESIDUAL = "residual/"
 _ENTRY = re.compile(RESIDUAL + r"(\d+)/(\d+)/(.+)")
@@ -38,7 +40,7 @@ def residual_holdings(model: CutModel, uses: int) -> list[Holding]:
             for use in range(uses):
                 for replica in range(replicas):
                     holders = tuple(rank for rank in piece.holders if rank // k == replica)
-                    entry = _entry(use, replica, name)
+                    entry = residual_entry(use, replica, name)
                     found.append(Holding(entry, piece.shard, piece.index, piece.elements, holders))
     return found
 
@@ -46,15 +48,15 @@ def residual_holdings(model: CutModel, uses: int) -> list[Holding]:
 def named(model: CutModel, residuals: Residuals) -> dict[str, Tensor]:
     """This rank's pieces by the names of their logical tensors."""
     return {
-        _entry(use, _replica(model, name), name): piece
+        residual_entry(use, _replica(model, name), name): piece
         for use, pieces in enumerate(residuals)
         for name, piece in pieces.items()
     }
 
 
 @torch.no_grad()
-def restore_residuals(reader: PieceSet, model: CutModel, residuals: Residuals) -> None:
-    """Adds what a checkpoint holds to this rank's residuals; without any, nothing is held back."""
+def restore_residuals(reader: PieceSet | Pieces, model: CutModel, residuals: Residuals) -> None:
+    """Adds what a checkpoint or a re-cut brings to this rank's residuals, if it keeps some."""
     for stored in reader.names:
         match = _ENTRY.fullmatch(stored)
         if match is None or not residuals:
@@ -69,7 +71,8 @@ def restore_residuals(reader: PieceSet, model: CutModel, residuals: Residuals) -
             mine.add_(reader.read(stored, shard, index).view_as(mine))
 
 
-def _entry(use: int, replica: int, name: str) -> str:
+def residual_entry(use: int, replica: int, name: str) -> str:
+    """The name of the logical tensor of one sum, one set of ranks and one parameter."""
     return f"{RESIDUAL}{use}/{replica}/{name}"
 
 

@@ -1,6 +1,7 @@
 """Partitions against brute force, models against their points, and balancing while it runs."""
 
 import itertools
+import random
 
 import numpy as np
 import pytest
@@ -30,31 +31,47 @@ def all_sizes(total, limits, least):
     return [sizes for sizes in itertools.product(*ranges) if sum(sizes) == total]
 
 
-@given(st.lists(models(), min_size=1, max_size=3), st.integers(0, 12), st.data())
-def test_no_other_sizes_end_earlier(every, total, data):
-    most = [data.draw(st.none() | st.integers(0, total)) for _ in every]
-    limits = [total if m is None else m for m in most]
-    least = data.draw(st.integers(0, 2))
-    possible = all_sizes(total, limits, least)
-    if not possible:
-        with pytest.raises(ValueError, match="units"):
-            partition(total, every, least=least, most=most)
-        return
-    found = partition(total, every, least=least, most=most)
-    assert found.sizes in possible
-    assert found.end_s == min(end(sizes, every, total) for sizes in possible)
-
-
-@given(st.lists(models(), min_size=2, max_size=3), st.integers(1, 10), st.data())
-def test_devices_that_cost_more_than_they_help_are_left_out(every, total, data):
-    costs = sorted(data.draw(st.lists(SECONDS, min_size=len(every), max_size=len(every))))
-    found = partition(total, every, overheads_s=costs)
-    alone = [
-        end([total * (i == device) for i in range(len(every))], every, total, costs)
-        for device in range(len(every))
+def drawn(rng):
+    """(units, models, upper bounds, overheads) of a case that brute force can do."""
+    total = rng.randint(1, 12)
+    every = [
+        TimeModel(
+            tuple(
+                Point(units, round(rng.uniform(0.01, 50), 3))
+                for units in rng.sample(range(1, 15), rng.randint(1, 4))
+            ),
+            rng.choice(KINDS),
+        )
+        for _ in range(rng.randint(1, 4))
     ]
-    assert found.end_s <= min(alone) + 1e-9
-    assert found.end_s <= partition(total, every).end_s + costs[-1] + 1e-9
+    most = [rng.choice((None, rng.randint(0, total))) for _ in every]
+    overheads = sorted(rng.uniform(0, 20) for _ in every) if rng.random() < 0.5 else None
+    return total, every, most, overheads
+
+
+def test_no_other_sizes_end_earlier():
+    """Sec. 6, F3: 500 random cases against all that are possible."""
+    rng, refused = random.Random(0), 0
+    for _ in range(500):
+        total, every, most, overheads = drawn(rng)
+        least = rng.randint(0, 1) if overheads is None else 0
+        limits = [total if m is None else m for m in most]
+        possible = all_sizes(total, limits, least)
+        if not possible:
+            refused += 1
+            with pytest.raises(ValueError, match="units"):
+                partition(total, every, least=least, most=most, overheads_s=overheads)
+            continue
+        found = partition(total, every, least=least, most=most, overheads_s=overheads)
+        assert found.sizes in possible
+        best = min(end(sizes, every, total, overheads) for sizes in possible)
+        assert found.end_s == pytest.approx(best, rel=1e-12)
+    assert refused < 100
+
+
+def test_overheads_do_not_fall():
+    with pytest.raises(ValueError, match="2 seconds that do not fall"):
+        partition(4, [TimeModel((Point(1, 1.0),))] * 2, overheads_s=(1.0, 0.5))
 
 
 def test_a_slow_link_leaves_the_fastest_device_alone():

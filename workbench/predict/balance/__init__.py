@@ -3,14 +3,18 @@
 from workbench.predict.balance.online import Balancer
 from workbench.predict.balance.partition import Partition, partition
 from workbench.predict.balance.plans import Balanced, balanced
+from workbench.predict.balance.sharing import Split
 from workbench.predict.balance.time_model import Kind, Point, TimeModel
+from workbench.predict.balance.times import UNITS
 
 __all__ = [
+    "UNITS",
     "Balanced",
     "Balancer",
     "Kind",
     "Partition",
     "Point",
+    "Split",
     "TimeModel",
     "balanced",
     "partition",

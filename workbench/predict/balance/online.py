@@ -3,9 +3,10 @@
     start       equal sizes, or given ones
     each time   measured (size, seconds) join the models; while the devices differ by more than a
                 threshold for some steps in a row, sizes are chosen anew from all points so far
+    the end     what is left is less than a unit, or than what is worth a change
 
 Source: Lastovetsky and Reddy 2009, the distributed functional partitioning algorithm (DFPA);
-waiting for several steps in a row is ours.
+waiting for several steps in a row, and the worth of a change, are ours.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,9 @@ from dataclasses import dataclass, replace
 
 from workbench.predict.balance.partition import Partition, partition
 from workbench.predict.balance.time_model import Kind, Point, TimeModel
+
+_WORTH = 0.25
+"""Of the imbalance that is borne: an end that is earlier by less than this changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,15 @@ class Balancer:
             return known
         every = [model for model in models if model is not None]
         better = partition(sum(self.sizes), every, grain=self.grain)
-        return replace(known, sizes=better.sizes) if better.end_s < now.end_s else known
+        worth = self.threshold * _WORTH
+        return (
+            replace(known, sizes=better.sizes) if better.end_s < now.end_s * (1 - worth) else known
+        )
+
+    def expected(self, device: int) -> float | None:
+        """Seconds that a device takes for its units, as last known; None: it was not measured."""
+        model, size = self.models[device], self.sizes[device]
+        return None if model is None else float(model.seconds(size)[size])
 
     def _learnt(self, model: TimeModel | None, size: int, seconds: float) -> TimeModel | None:
         """A model with one more point; of a device without work nothing is learnt.

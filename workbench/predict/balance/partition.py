@@ -2,17 +2,17 @@
 
 All devices that are used end at the same time, were units real numbers: the sizes lie on one line
 of constant time through their models, whose height is found by bisection. In whole units the
-earliest end is one of the times in the models' tables, so that bisecting these is exact.
+earliest end is one of the times in the models' tables: bisection goes from one of them to another,
+and ends at the very one. Where only some devices may be used, those count that do most until then.
 
 Source: Lastovetsky and Reddy 2007 (doi:10.1177/1094342006074864), the geometric algorithm; that
 the end is exact in whole units, upper bounds and devices left out are ours.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heapreplace
 
 from workbench.predict.balance.time_model import TimeModel
 
@@ -60,77 +60,126 @@ def partition(
         least: units of every device; 0: a device may be left out.
         most: units that each device's memory allows; None: any number.
         grain: units that are handed out together; one device gets a rest as well.
-        overheads_s: seconds of communication where 1, 2, ... devices are used; devices that
-            cost more than they help are left out. None: it is the same for any number.
+        overheads_s: seconds of communication where 1, 2, ... devices are used, not falling;
+            devices that cost more than they help are left out. None: it is the same for any
+            number.
 
     Raises:
-        ValueError: no device, or bounds that leave no way to hand out `total` units.
+        ValueError: no device, bounds that leave no way to hand out `total` units, or overheads
+            that fall.
     """
     limits = [total] * len(models) if most is None else [_limit(m, total) for m in most]
     _check(total, len(models), least, limits, grain)
-    tables = [model.seconds(total) for model in models]
+    if overheads_s is not None and (
+        len(overheads_s) != len(models) or list(overheads_s) != sorted(overheads_s)
+    ):
+        raise ValueError(
+            f"overheads_s must be {len(models)} seconds that do not fall, for 1, 2, ... devices, "
+            f"got {tuple(overheads_s)}"
+        )
+    tables = [model.seconds(total).tolist() for model in models]
+    work = _Work(total, tables, least, limits, grain)
+    sizes = work.divided(len(models))
+    assert sizes is not None, "all devices together have room"
+    everybody = _found(sizes, tables)
     if overheads_s is None or least > 0:
-        chosen = _divided(total, tables, [least] * len(models), limits, grain)
-        used = sum(size > 0 for size in chosen)
-        return _found(chosen, tables, 0.0 if overheads_s is None else overheads_s[used - 1])
-    order = sorted(range(len(models)), key=lambda i: (tables[i][min(limits[i], total)], i))
-    found = []
-    for count in range(1, len(models) + 1):
-        allowed = set(order[:count])
-        own = [limit if i in allowed else 0 for i, limit in enumerate(limits)]
-        if sum(own) >= total:
-            chosen = _divided(total, tables, [0] * len(models), own, grain)
-            used = max(1, sum(size > 0 for size in chosen))
-            found.append(_found(chosen, tables, overheads_s[used - 1]))
-    return min(found, key=lambda partition: partition.end_s)
+        used = sum(size > 0 for size in everybody.sizes)
+        cost = 0.0 if overheads_s is None else overheads_s[max(1, used) - 1]
+        return replace(everybody, overhead_s=cost)
+    best = replace(everybody, overhead_s=overheads_s[-1])
+    for count in range(len(models) - 1, 0, -1):
+        cost = overheads_s[count - 1]
+        if not work.fits(count, best.end_s - cost):
+            continue
+        if (sizes := work.divided(count)) is not None:
+            found = replace(_found(sizes, tables), overhead_s=cost)
+            best = min(best, found, key=lambda partition: partition.end_s)
+    used = max(1, sum(size > 0 for size in best.sizes))
+    return replace(best, overhead_s=overheads_s[used - 1])
 
 
-def _divided(
-    total: int,
-    tables: Sequence[NDArray[np.float64]],
-    floors: Sequence[int],
-    limits: Sequence[int],
-    grain: int,
-) -> tuple[int, ...]:
-    """Sizes whose largest time is the least."""
+class _Work:
+    """What is to be handed out, and how long each device takes for any part of it."""
 
-    def held(end: float) -> list[int]:
-        """What each device does until then: whole grains, and never less than it must."""
-        sizes = []
-        for table, floor, limit in zip(tables, floors, limits, strict=True):
-            done = int(np.searchsorted(table[: limit + 1], end, side="right")) - 1
-            sizes.append(max(floor, done // grain * grain))
-        return sizes
+    def __init__(
+        self, total: int, tables: list[list[float]], least: int, limits: list[int], grain: int
+    ) -> None:
+        self.total, self.least, self.limits, self.grain = total, least, limits, grain
+        self.tables = tables
 
-    rest = total % grain
-    ends = np.unique(np.concatenate(tables))
-    low, high = 0, len(ends) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if sum(held(ends[middle])) >= total - rest:
-            high = middle
-        else:
-            low = middle + 1
-    sizes = held(ends[low])
-    surplus = sum(sizes) - (total - rest)
-    while surplus > 0:
-        free = [i for i, size in enumerate(sizes) if size > floors[i]]
-        last = max(free, key=lambda i: (tables[i][sizes[i]], i))
-        given_back = min(grain, sizes[last] - floors[last], surplus)
-        sizes[last] -= given_back
-        surplus -= given_back
-    while (missing := total - sum(sizes)) > 0:
-        room = [i for i, size in enumerate(sizes) if size < limits[i]]
-        first = min(room, key=lambda i: (tables[i][min(sizes[i] + missing, limits[i])], i))
-        sizes[first] += min(missing, limits[first] - sizes[first])
-    return tuple(sizes)
+    def fits(self, count: int, end: float) -> bool:
+        """Whether `count` devices can be done until then, but for a rest of less than a grain."""
+        most = sum(sorted(self._held(end), reverse=True)[:count])
+        return most >= self.total - self.total % self.grain
+
+    def divided(self, count: int) -> tuple[int, ...] | None:
+        """Sizes of at most `count` devices whose largest time is the least; None: no room."""
+        if sum(sorted(self.limits, reverse=True)[:count]) < self.total:
+            return None
+        low = 0.0
+        high = max(table[limit] for table, limit in zip(self.tables, self.limits, strict=True))
+        while low < high:
+            middle = (low + high) / 2
+            middle = low if middle >= high else middle
+            if self.fits(count, middle):
+                high = self._last_until(middle)
+            else:
+                low = self._first_after(middle)
+        return self._exactly(self._held(high), count)
+
+    def _done(self, end: float) -> list[int]:
+        """What each device does until then, at most."""
+        return [
+            bisect_right(table, end, 0, limit + 1) - 1
+            for table, limit in zip(self.tables, self.limits, strict=True)
+        ]
+
+    def _held(self, end: float) -> list[int]:
+        """The same in whole grains, and never less than it must."""
+        return [max(self.least, done // self.grain * self.grain) for done in self._done(end)]
+
+    def _last_until(self, end: float) -> float:
+        """The last time in a table that is not after `end`."""
+        return max(table[done] for table, done in zip(self.tables, self._done(end), strict=True))
+
+    def _first_after(self, end: float) -> float:
+        """The first time in a table that is after `end`."""
+        next_ = [done + 1 for done in self._done(end)]
+        return min(
+            table[done]
+            for table, done, limit in zip(self.tables, next_, self.limits, strict=True)
+            if done <= limit
+        )
+
+    def _exactly(self, held: list[int], count: int) -> tuple[int, ...]:
+        """Those that do most, less what is too much, and with the rest of less than a grain."""
+        used = sorted(range(len(held)), key=lambda i: -held[i])[:count]
+        sizes = [size if i in used else 0 for i, size in enumerate(held)]
+        surplus = sum(sizes) - (self.total - self.total % self.grain)
+        latest = [(-self.tables[i][size], -i) for i, size in enumerate(sizes) if size > self.least]
+        heapify(latest)
+        while surplus > 0:
+            i = -latest[0][1]
+            given_back = min(self.grain, sizes[i] - self.least, surplus)
+            sizes[i] -= given_back
+            surplus -= given_back
+            if sizes[i] > self.least:
+                heapreplace(latest, (-self.tables[i][sizes[i]], -i))
+            else:
+                heappop(latest)
+        while (missing := self.total - sum(sizes)) > 0:
+            room = [i for i in used if sizes[i] < self.limits[i]]
+            first = min(room, key=lambda i: (self._after(i, sizes[i] + missing), i))
+            sizes[first] += min(missing, self.limits[first] - sizes[first])
+        return tuple(sizes)
+
+    def _after(self, device: int, size: int) -> float:
+        return self.tables[device][min(size, self.limits[device])]
 
 
-def _found(
-    sizes: tuple[int, ...], tables: Sequence[NDArray[np.float64]], overhead_s: float
-) -> Partition:
-    seconds = tuple(float(table[size]) for table, size in zip(tables, sizes, strict=True))
-    return Partition(sizes, seconds, overhead_s)
+def _found(sizes: tuple[int, ...], tables: list[list[float]]) -> Partition:
+    seconds = tuple(table[size] for table, size in zip(tables, sizes, strict=True))
+    return Partition(sizes, seconds)
 
 
 def _limit(most: int | None, total: int) -> int:

@@ -1,20 +1,26 @@
-"""Plans whose shares are those that a machine's devices end together with."""
+"""Plans whose shares are those that a machine's devices end together with.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+    rows        a device's rows by its time for what is done row by row
+    filters     one share for all layers, by its time for all of them
+    per layer   a share for each cut, by its time for the layers of this very shape: ranks meet
+                after each, and a device that is fast at large convolutions may be slow at others
 
-from workbench.plan.errors import MachineError, PlanError
+Speed and memory are apart: times choose shares, memory bounds them (`memory_bounds.py`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from workbench.plan.errors import PlanError
 from workbench.plan.experiment import Experiment
 from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
-from workbench.plan.work import work_of
-from workbench.predict.balance.partition import Partition, partition
-from workbench.predict.balance.time_model import Kind, Point, TimeModel
-
-Split = Literal["rows", "filters"]
-UNITS = 64  # into which filters are divided; a layer rounds them to its grain
-_SIZES = (16, 8, 4, 2, 1)
+from workbench.predict.balance.memory_bounds import Limit, limits_of
+from workbench.predict.balance.partition import Partition
+from workbench.predict.balance.sharing import SPLITS, Sharing, Split
+from workbench.predict.balance.time_model import Kind
+from workbench.predict.balance.times import Times
+from workbench.predict.balance.trust import trusted
 
 
 @dataclass(frozen=True)
@@ -22,11 +28,16 @@ class Balanced:
     """A plan in which unequal devices end their computing together, as a machine says.
 
     Attributes:
-        plan: with shares of rows or of filters.
-        split: which of both.
-        partition: units of each device, and its seconds of computing in a step.
+        plan: with shares of rows, of filters, or of both.
+        split: what was shared out.
+        partition: units of each device, and its seconds of computing in a step: rows, or 64ths
+            of the filters where one share is for all layers.
+        by_layer: for each layer whose shares others follow, filters of each member of a group,
+            and its seconds for all of these layers; nothing where one share is for all.
+        besides_s: seconds of computing that these shares do not divide.
         equal_s: of the slowest device, with equal shares.
         alone_s: of each device, with all of the work.
+        notes: what should be known of the measurements, and of devices that were left out.
     """
 
     plan: Plan
@@ -34,23 +45,36 @@ class Balanced:
     partition: Partition
     equal_s: float
     alone_s: tuple[float, ...]
+    by_layer: Mapping[str, Partition] = field(default_factory=dict)
+    besides_s: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def end_s(self) -> float:
+        """Seconds of computing in a step, each cut ended by the device that is last."""
+        shared_out = sum(part.end_s for part in self.by_layer.values())
+        if self.split == "rows" or not self.by_layer:
+            shared_out += self.partition.end_s
+        return self.besides_s + shared_out
 
     @property
     def gain_over_equal(self) -> float:
         """How many times faster than with equal shares, computing alone."""
-        return self.equal_s / self.partition.end_s
+        return self.equal_s / self.end_s
 
     @property
     def gain_over_fastest_alone(self) -> float:
         """How many times faster than the fastest device by itself, computing alone."""
-        return min(self.alone_s) / self.partition.end_s
+        return min(self.alone_s) / self.end_s
 
     def __repr__(self) -> str:
         sizes = ":".join(map(str, self.partition.sizes))
+        each = f", {len(self.by_layer)} cuts by their own times" if self.by_layer else ""
+        said = "".join(f"; {note}" for note in self.notes)
         return (
-            f"<Balanced {self.plan.graph.source.name}: {self.split} {sizes}, "
+            f"<Balanced {self.plan.graph.source.name}: {self.split} {sizes}{each}, "
             f"{self.gain_over_equal:.2f} x equal shares, "
-            f"{self.gain_over_fastest_alone:.2f} x the fastest alone>"
+            f"{self.gain_over_fastest_alone:.2f} x the fastest alone{said}>"
         )
 
 
@@ -59,11 +83,14 @@ def balanced(
     machine: Machine,
     *,
     split: Split = "rows",
+    per_layer: bool = False,
     kind: Kind = "linear",
     least: int = 0,
     most: Sequence[int | None] | None = None,
+    memory_limit: Limit | None = None,
     overheads_s: Sequence[float] | None = None,
     grain: int = 8,
+    last_good: Machine | None = None,
 ) -> Balanced:
     """Shares for the devices of a machine, from the times of the model's layers on each.
 
@@ -72,65 +99,47 @@ def balanced(
             and gets other rows; of "filters" it is made anew over all ranks.
         machine: with a device for each rank.
         split: what is shared out: the rows of a batch, or every layer's filters.
+        per_layer: whether each cut of the plan gets shares of its own, by the times of its
+            layers' shapes; of "rows" those of the plan's sharded layers, besides the rows.
         kind: what is believed between measured sizes.
-        least: units of every device (rows, or 64ths of the filters); 0: it may be left out.
-        most: units that each device's memory allows; None: any number.
-        overheads_s: seconds of communication where 1, 2, ... devices are used.
+        least: units of every device (rows, 64ths of the filters, or of each cut's own filters);
+            0: it may be left out.
+        most: units that each device may have (rows, or 64ths of the filters); None: any number.
+        memory_limit: bytes of a rank, or of each, as numbers or text such as "2GiB"; None: memory
+            is not looked at.
+        overheads_s: seconds of communication where 1, 2, ... devices are used: devices that cost
+            more than they help are left out. Not with `per_layer`.
         grain: of filters.
+        last_good: a machine as it was measured before, whose times count for devices whose timing
+            does not converge in `machine`.
 
     Raises:
-        MachineError: the machine has no device for some rank.
-        PlanError: no such split, or bounds that leave no way to share out.
+        MachineError: a machine has no device for some rank.
+        PlanError: no such split, bounds that leave no way to share out, or too few filters in a
+            layer for `least`; the text names the layer.
 
     Source: Moreno-Alvarez et al. 2020 and 2021, with functional performance models.
     """
     world = experiment.plan.world_size
-    if len(machine.devices) not in (1, world):
-        raise MachineError(
-            f"machine {machine.name!r} has {len(machine.devices)} devices, the plan {world} ranks"
-        )
-    if split not in ("rows", "filters"):
+    devices, notes = trusted(machine, last_good, world, experiment.precision)
+    if split not in SPLITS:
         raise PlanError(f"there is no split {split!r}; 'rows' and 'filters' are valid")
-    if split == "rows":
-        total = experiment.batch_size
-        sizes = sorted({max(1, total // part) for part in _SIZES})
-    else:
-        total, sizes = UNITS, [UNITS // part for part in _SIZES]
-    models = [
-        TimeModel(tuple(Point(d, _seconds(experiment, machine, split, r, d)) for d in sizes), kind)
-        for r in range(world)
-    ]
-    try:
-        found = partition(total, models, least=least, most=most, overheads_s=overheads_s)
-        equal = partition(total, [TimeModel((Point(1, 1.0),))] * world)
-    except ValueError as error:
-        raise PlanError(f"no {split} can be shared out like this: {error}") from error
-    tables = [model.seconds(total) for model in models]
-    equal_s = max(float(t[d]) for t, d in zip(tables, equal.sizes, strict=True))
-    alone_s = tuple(float(table[total]) for table in tables)
-    if split == "rows":
-        plan = experiment.plan.with_rows(found.sizes)
-    else:
-        plan = Plan.filters(experiment.plan.graph, world, found.sizes, grain=grain)
-    return Balanced(plan, split, found, equal_s, alone_s)
-
-
-def _seconds(
-    experiment: Experiment, machine: Machine, split: Split, rank: int, units: int
-) -> float:
-    """Computing of one step on one device, which has so many rows, or 64ths of the filters."""
-    graph, device = experiment.plan.graph, machine.device(rank)
-    rows: tuple[int, ...] = (units,)
-    if split == "rows":
-        plan = Plan.data_parallel(graph, 1)
-    else:
-        shares = (units, UNITS - units)
-        plan = Plan.filters(graph, 2, shares, grain=1).with_rows(None)
-        rows = plan.rows_of(experiment.batch_size)
-    total = 0.0
-    for layer in graph.layers:
-        if layer.kind in ("parameter", "size"):
-            continue
-        estimate = device.seconds(work_of(plan, layer, 0, rows, experiment.precision))
-        total += estimate.forward_s + estimate.backward_s
-    return total
+    if per_layer and overheads_s is not None:
+        raise PlanError("overheads_s bounds one share for all layers, and not per_layer ones")
+    plan = experiment.plan
+    if split == "filters":
+        plan = Plan.filters(plan.graph, world, grain=grain).with_batch_norm(plan.batch_norm)
+    times = Times(experiment, plan, devices, kind)
+    limits = None if memory_limit is None else limits_of(memory_limit, world)
+    sharing = Sharing(times, split, per_layer, least, most, limits, overheads_s, grain)
+    found = sharing.found()
+    return Balanced(
+        found.plan,
+        split,
+        found.partition,
+        sharing.equal_s(),
+        times.alone(),
+        found.by_layer,
+        found.besides_s,
+        (*notes, *found.without()),
+    )

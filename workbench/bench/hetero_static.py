@@ -1,0 +1,224 @@
+"""Equal shares, measured shares and the fastest device alone, round after round.
+
+    gain_vs_ideal           the gain over equal shares, computing alone, over the ideal one, which
+                            is mean(v) / min(v) of the speeds v asked for
+    gain_vs_equal           samples per second, against equal shares
+    gain_vs_fastest_alone   the same, against the fastest device by itself
+    spread                  (slowest - fastest) / slowest, of the ranks' computing
+
+Shares come from times that were measured under other shares, and once more under those chosen.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+from workbench.bench.cifar_net import INPUT_SHAPE, CifarNet
+from workbench.bench.report import Cell, Figure
+from workbench.cluster.cluster import Cluster
+from workbench.model.trace import trace
+from workbench.plan.experiment import SGD, Experiment, Synthetic
+from workbench.plan.graph import Graph
+from workbench.plan.machine import Machine
+from workbench.plan.plan import Plan
+from workbench.predict.balance import Balanced, Split, balanced
+
+WARM = 1  # steps of a run that do not count
+GRAIN = 4
+_ROWS_OF = (12, 6, 3)  # parts of a batch whose rows are measured
+
+
+@dataclass(frozen=True)
+class Found:
+    """Lines, figures and notes of one part."""
+
+    rows: tuple[dict[str, Cell], ...]
+    figures: dict[str, Figure]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is shared out, and of what.
+
+    Attributes:
+        split: rows or filters.
+        divisor: of the network's channels.
+        batch_size: of all ranks.
+    """
+
+    split: Split
+    divisor: int
+    batch_size: int
+
+    @cached_property
+    def module(self) -> CifarNet:
+        """The network."""
+        return CifarNet(self.divisor)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The same, traced."""
+        return trace(self.module, input_shape=INPUT_SHAPE)
+
+    def equal(self, world: int) -> Plan:
+        """Equal shares."""
+        if self.split == "rows":
+            return Plan.data_parallel(self.graph, world)
+        return Plan.filters(self.graph, world, grain=GRAIN)
+
+    def experiment(self, plan: Plan, steps: int) -> Experiment:
+        """What runs."""
+        return Experiment(
+            plan=plan,
+            data=Synthetic(samples=256),
+            batch_size=self.batch_size,
+            optimizer=SGD(lr=0.01, momentum=0.9),
+            steps=steps,
+        )
+
+    def chosen(
+        self, cluster: Cluster, world: int, within_s: float, *, fresh: bool = True
+    ) -> Balanced:
+        """Shares by measurement; of filters, by what was measured under the first ones as well.
+
+        Args:
+            cluster: its engines are as fast as they shall be.
+            world: ranks.
+            within_s: for each calibration.
+            fresh: whether what was measured before is not of these speeds.
+        """
+        experiment = self.experiment(self.equal(world), 1)
+        rows: tuple[int, ...] = (max(1, self.batch_size // world),)
+        if self.split == "rows":
+            rows = tuple(sorted({max(1, self.batch_size // part) for part in _ROWS_OF}))
+        measure = partial(cluster.calibrate, rows=rows, within_s=within_s, module=self.module)
+        machine = measure(*self._to_measure(world), fresh=fresh)
+        first = self._balanced(experiment, machine)
+        if self.split == "rows":
+            return first
+        machine = measure(first.plan.with_rows(None))
+        return self._balanced(experiment, machine)
+
+    def _balanced(self, experiment: Experiment, machine: Machine) -> Balanced:
+        each = self.split == "filters"
+        return balanced(experiment, machine, split=self.split, per_layer=each, grain=GRAIN)
+
+    def _to_measure(self, world: int) -> tuple[Plan, ...]:
+        """Plans under which every device has small and large pieces of every layer."""
+        if self.split == "rows":
+            return (self.equal(world),)
+        falling = [2**rank for rank in range(world)]
+        turns = [falling[shift:] + falling[:shift] for shift in range(world)]
+        every = (Plan.filters(self.graph, world, turn, grain=GRAIN) for turn in turns)
+        return tuple(plan.with_rows(None) for plan in every)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.split} of CifarNet with {self.graph.parameters:,} parameters, "
+            f"batches of {self.batch_size}"
+        )
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured.
+
+    Attributes:
+        speeds: of the engines, set by set.
+        cases: what is shared out.
+        rounds: of all plans in turns.
+        steps: of a run that count.
+        within_s: about how long a calibration may take; it takes longer on slow engines.
+    """
+
+    speeds: tuple[tuple[int, ...], ...]
+    cases: tuple[Case, ...]
+    rounds: int
+    steps: int
+    within_s: float
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A run's steps in the middle: of each rank, and of all."""
+
+    compute_s: tuple[float, ...]
+    samples_per_s: float
+
+    @property
+    def spread(self) -> float:
+        """Of the ranks' computing, of those that have some."""
+        used = [seconds for seconds in self.compute_s if seconds > _IDLE * max(self.compute_s)]
+        return (max(used) - min(used)) / max(used)
+
+
+_IDLE = 0.05  # of the slowest rank's computing: a rank without a share still takes part
+
+
+def compared(
+    cluster: Cluster, speeds: Sequence[int], case: Case, size: Size, *, fresh: bool, name: str = ""
+) -> Found:
+    """One set of speeds, which the cluster's engines have already.
+
+    Args:
+        cluster: the engines.
+        speeds: of each, relative.
+        case: what is shared out.
+        size: how much is measured.
+        fresh: whether what was measured before is not of these speeds.
+        name: that figures end with; "": by split and speeds.
+    """
+    world = len(speeds)
+    name = name or f"{case.split}_{'_'.join(map(str, speeds))}"
+    equal = case.equal(world)
+    chosen = case.chosen(cluster, world, size.within_s, fresh=fresh)
+    plans = {
+        "equal": equal,
+        "measured": chosen.plan,
+        "fastest alone": Plan.data_parallel(case.graph, 1),
+    }
+    times: dict[str, list[Timed]] = {plan: [] for plan in plans}
+    for _ in range(size.rounds):
+        for label, plan in plans.items():
+            times[label].append(_timed(cluster, case, plan, WARM + size.steps))
+    slowed, made = cluster.slowed, "by quotas"
+    if slowed:
+        made = ":".join(f"{slowed.get(rank, 1.0):.2f}" for rank in range(world))
+    ideal = statistics.fmean(speeds) / min(speeds)
+    rounds = list(zip(times["equal"], times["measured"], times["fastest alone"], strict=True))
+    gains = [max(even.compute_s) / max(own.compute_s) for even, own, _ in rounds]
+    figures = {
+        f"gain_vs_ideal_{name}": Figure.of([gain / ideal for gain in gains]),
+        f"gain_vs_equal_{name}": Figure.of(
+            [own.samples_per_s / even.samples_per_s for even, own, _ in rounds]
+        ),
+        f"gain_vs_fastest_alone_{name}": Figure.of(
+            [own.samples_per_s / alone.samples_per_s for _, own, alone in rounds]
+        ),
+        f"spread_{name}": Figure.of([own.spread for _, own, _ in rounds]),
+    }
+    shares = {"equal": "equal", "measured": ":".join(map(str, chosen.partition.sizes))}
+    rows = tuple[dict[str, Cell], ...](
+        {
+            "speeds": ":".join(map(str, speeds)),
+            "slowed": made,
+            "split": case.split,
+            "shares": shares.get(label, label),
+            "samples/s": statistics.median(one.samples_per_s for one in of),
+            "slowest rank computes s": statistics.median(max(one.compute_s) for one in of),
+            "spread": statistics.median(one.spread for one in of),
+        }
+        for label, of in times.items()
+    )
+    return Found(rows, figures, tuple(f"{name}: {note}" for note in chosen.notes))
+
+
+def _timed(cluster: Cluster, case: Case, plan: Plan, steps: int) -> Timed:
+    """Runs a plan to its end, and looks at its steps but for the first ones."""
+    run = cluster.train(case.experiment(plan, steps), module=case.module)
+    frame = run.wait().metrics
+    frame = frame[frame["step"] >= WARM]
+    seconds = frame.groupby("rank")["compute_s"].median()
+    return Timed(tuple(seconds), float(frame["samples_per_s"].median()))
