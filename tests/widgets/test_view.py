@@ -49,14 +49,13 @@ def problems(page):
 
 
 @pytest.fixture
-def stage(page, problems, monkeypatch):
+def stage(page, problems):
     """`stage(run, theme="light")` shows a dashboard; the run is then fed by the test."""
-    messages, dashboards = [], []
-    monkeypatch.setattr(Dashboard, "send", lambda _, c, buffers=(): messages.append((c, buffers)))
+    dashboards = []
 
     def show(run, theme="light"):
         dashboards.append(Dashboard(run, interval_s=0.001))
-        return Stage(page, dashboards[-1], messages, theme)
+        return Stage(page, dashboards[-1], theme)
 
     yield show
     for dashboard in dashboards:
