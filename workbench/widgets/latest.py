@@ -13,10 +13,14 @@ class Latest(Generic[T]):
     Args:
         work: is called on the thread, and hands on what it found by itself; it must not raise.
         name: of the thread.
+        rest: is called on the thread once nothing was asked for `rest_s` seconds after work.
+        rest_s: how long that is.
     """
 
-    def __init__(self, work: Callable[[T], None], name: str) -> None:
-        self._work, self._name = work, name
+    def __init__(
+        self, work: Callable[[T], None], name: str, rest: Callable[[], None], rest_s: float = 1.0
+    ) -> None:
+        self._work, self._name, self._rest, self._rest_s = work, name, rest, rest_s
         self._changed = threading.Condition()
         self._waiting: list[T] = []
         self._busy = self._closed = False
@@ -50,12 +54,19 @@ class Latest(Generic[T]):
             self._changed.notify_all()
 
     def _run(self) -> None:
+        worked = False
         while True:
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._waiting or self._closed)
+                patience = self._rest_s if worked else None
+                called = self._changed.wait_for(self.superseded, patience)
                 if self._closed:
                     return
-                request, self._busy = self._waiting.pop(), True
-            self._work(request)
+                if called:
+                    request, self._busy = self._waiting.pop(), True
+            if called:
+                self._work(request)
+            else:
+                self._rest()
+            worked = called

@@ -51,6 +51,14 @@ export default () => {
         errors: Object.keys(values.errors).length,
       });
     };
+    root.addEventListener("keydown", (event) => {
+      const letter = event.key.toLowerCase();
+      const typing = event.target.matches("input:not([type='checkbox'])"); // which has its own
+      if (!(event.ctrlKey || event.metaKey) || typing || (letter !== "z" && letter !== "y")) return;
+      event.preventDefault();
+      event.stopPropagation();
+      store.send({ type: letter === "y" || event.shiftKey ? "redo" : "undo" });
+    });
     store.listeners.add(draw);
     draw({ begins: false, columns: true });
     return () => {

@@ -67,6 +67,7 @@ class PlanEditor(Widget):
     # One lock for all editors: linked ones edit each other, and with a lock for each, two edits
     # at once would wait for each other forever.
     _edits = threading.RLock()
+    _begun = False
 
     def __init__(
         self,
@@ -89,9 +90,8 @@ class PlanEditor(Widget):
         self._suggested: tuple[Plan, ...] = ()
         self._label: tuple[str, tuple[str, ...]] = ("", ())
         self._model = Model(plan, experiment or usual(plan))
-        self._forecast = Forecast(self._predicted, self._unpredicted)
+        self._forecast = Forecast(self._predicted, self._unpredicted, self.keep)
         self._errands = Errands(self._tell)
-        self._begun = False
         with self._edits:
             self._note_target(goal.machine)
             state = self._model.state()
@@ -160,14 +160,31 @@ class PlanEditor(Widget):
             self._try(["preset"], lambda: edits.preset(graph, world, name, group_size))
             return self.plan
 
+    def go_on(self, plan: Plan, what: str, notes: tuple[str, ...] = ()) -> None:
+        """Assigns a plan, and says what led to it.
+
+        Args:
+            plan: the next one.
+            what: the edit in a few words, as undo and redo name it.
+            notes: what else should be known of it.
+        """
+        with self._edits:
+            self._model.clear_errors()
+            if plan == self.plan:
+                self._push()
+                return
+            self._label = (what, notes)
+            self.plan = plan
+
     def settle(self, timeout: float = 60.0) -> bool:
         """Waits until everything that was asked for is known; whether that was in time."""
         return self._errands.wait(timeout) and self._forecast.settle(timeout)
 
     def close(self) -> None:
         """Ends the view and its thread; the plan stays readable."""
-        self._forecast.close()
-        self._errands.close()
+        if self._begun:
+            self._forecast.close()
+            self._errands.close()
         super().close()
 
     def still(self) -> str:
@@ -187,12 +204,7 @@ class PlanEditor(Widget):
             self._model.refuse(places, str(error))
             self._push()
             raise
-        self._label = (found.what, found.notes)
-        if found.plan == self.plan:
-            self._model.clear_errors()
-            self._push()
-        else:
-            self.plan = found.plan
+        self.go_on(found.plan, found.what, found.notes)
 
     @traitlets.observe("plan")
     def _plan_changed(self, change: Mapping[str, Any]) -> None:

@@ -36,16 +36,18 @@ class Forecast:
     Args:
         found: is called on the thread with what was asked, the prediction and its figures.
         failed: likewise, with the reason.
+        rest: is called on the thread when no edit has followed for a while.
     """
 
     def __init__(
         self,
         found: Callable[[Question, Prediction, Figures], None],
         failed: Callable[[Question, str], None],
+        rest: Callable[[], None],
     ) -> None:
         self._found, self._failed = found, failed
         self._known: Prediction | None = None
-        self._latest: Latest[Question] = Latest(self._work, "plan editor's predictions")
+        self._latest: Latest[Question] = Latest(self._work, "plan editor's predictions", rest)
         self.ask, self.settle, self.close = (
             self._latest.ask,
             self._latest.settle,

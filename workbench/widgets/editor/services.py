@@ -74,8 +74,7 @@ def _told(editor: "PlanEditor", found: SearchResult) -> dict[str, Any]:
 def take(editor: "PlanEditor", content: Content) -> None:
     """Goes on with a plan that was suggested."""
     plan = editor._suggested[content["index"]]
-    editor._label = (f"suggested: {summary(plan)}", ())
-    editor.plan = plan
+    editor.go_on(plan, f"suggested: {summary(plan)}")
 
 
 def verify(editor: "PlanEditor", content: Content) -> None:
@@ -146,8 +145,7 @@ def load(editor: "PlanEditor", content: Content) -> None:
 
     def work() -> dict[str, Any]:
         found = Plan.load(_named(path), editor.plan.graph)
-        editor._label = (f"loaded {Path(path).name}", ())
-        editor.plan = found
+        editor.go_on(found, f"loaded {Path(path).name}")
         return {"text": f"Loaded {Path(path).resolve()}."}
 
     editor._errands.at_once("load", work)

@@ -79,7 +79,9 @@ export function layerTable(store) {
   const clear = element("button", { type: "button", class: "wb-plain" }, "Clear selection");
   clear.addEventListener("click", () => { selected = new Set(); refresh(); });
   const bulk = element("div", { class: "wb-bulk", role: "status" }, note, clear);
-  const root = element("div", { class: "wb-layers" }, view.root, bulk);
+  const hint = element("p", { class: "wb-hint wb-faint" },
+    "Keys: ↑ ↓ rows, Enter unfolds or edits, F2 edits, Space selects, Shift+↓ selects more, Ctrl+↓ same cell of the next row, Ctrl+Z undo");
+  const root = element("div", { class: "wb-layers" }, view.root, bulk, hint);
 
   const rowsShown = () => view.items().filter((item) => item.type === "row");
 
@@ -110,6 +112,8 @@ export function layerTable(store) {
 
   const list = () => {
     view.show(listed(roots, open, filter, store.state));
+    const shown = new Set(rowsShown().map((item) => item.key));
+    selected = new Set([...selected].filter((key) => shown.has(key)));
     refresh();
   };
 
