@@ -71,6 +71,7 @@ class FrontEnd:
 
     def __init__(self, page: "Page", widget: Widget, theme: str = "light") -> None:
         self.page, self.widget = page, widget
+        self.sent_bytes = 0  # to the page, without buffers
         self.messages: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
         widget.send = lambda content, buffers=(): self.messages.put((content, buffers))
         page.goto("about:blank")
@@ -101,8 +102,11 @@ class FrontEnd:
                 content, buffers = self.messages.get_nowait()
             except Empty:
                 return
-            content = json.loads(json.dumps(content, allow_nan=False))
-            self.page.evaluate("([m, b]) => receive(m, b)", [content, list(map(_text, buffers))])
+            text = json.dumps(content, allow_nan=False)
+            self.sent_bytes += len(text)
+            self.page.evaluate(
+                "([m, b]) => receive(JSON.parse(m), b)", [text, list(map(_text, buffers))]
+            )
 
     def until(
         self, condition: str, argument: Any = None, *, patience_s: float = PATIENCE_S
