@@ -233,6 +233,20 @@ def test_the_keyboard_suffices(show, page):
     assert shown.focused() == "flatten"  # which has no scheme to choose
 
 
+def test_keys_do_not_reach_the_notebook(show, page):
+    """Where they would be commands: "d d" deletes the cell."""
+    show(HYBRID, MACHINE)
+    page.evaluate("""() => {
+      window.heard = [];
+      document.addEventListener('keydown', (event) => window.heard.push(event.key));
+    }""")
+    for place in ("tr.wb-layer >> nth=1", ".wb-check input >> nth=2", "button >> nth=0"):
+        page.locator(place).focus()
+        for key in ("d", "Enter", "ArrowDown", "Control+s"):
+            page.keyboard.press(key)
+    assert set(page.evaluate("heard")) <= {"Control", "s"}
+
+
 def test_focus_stays_in_a_cell_while_the_plan_changes(show, page):
     shown = show(HYBRID, MACHINE)
     page.get_by_label("shares, fc0").focus()

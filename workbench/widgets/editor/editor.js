@@ -31,7 +31,6 @@ export default () => {
     const root = element("section", {
       class: "wb-widget wb-editor",
       "aria-label": "plan editor",
-      "data-lm-suppress-shortcuts": "true", // a notebook's own keys: "d d" would delete the cell
     }, title, totals.root, tools.setting, tools.looking, table.root, rest);
     el.append(root);
 
@@ -52,6 +51,8 @@ export default () => {
       });
     };
     root.addEventListener("keydown", (event) => {
+      // Else a notebook takes them for its own: "d d" would delete the cell.
+      if (!(event.ctrlKey || event.metaKey || event.altKey)) event.stopPropagation();
       const letter = event.key.toLowerCase();
       const typing = event.target.matches("input:not([type='checkbox'])"); // which has its own
       if (!(event.ctrlKey || event.metaKey) || typing || (letter !== "z" && letter !== "y")) return;

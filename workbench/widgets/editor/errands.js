@@ -9,7 +9,7 @@ function outcome(tag = "p") {
   const draw = (task) => {
     node.hidden = !task;
     node.className = `wb-outcome ${!task ? "" : task.state === "failed" || task.good === false ? "wb-bad" : task.state === "done" ? "wb-good" : "wb-busy"}`;
-    const sign = !task ? "" : task.state === "failed" || task.good === false ? "✕ " : task.state === "done" ? "✓ " : "◌ ";
+    const sign = !task ? "" : task.state === "failed" || task.good === false ? "✕ " : task.state === "done" ? "✓ " : task.state === "running" ? "◌ " : "";
     setText(node, task ? `${sign}${[task.text, task.advice].filter(Boolean).join("\n")}` : "");
   };
   return { node, draw };

@@ -1,21 +1,27 @@
 """What is predicted of a plan, layer by layer for one rank, and in total for all of them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from workbench.plan.plan import Plan
 from workbench.predict.events import Join, Meet, Start, Stretch
 from workbench.predict.prediction import Prediction
-from workbench.predict.timeline import CATEGORIES
+from workbench.predict.timeline import Category
 from workbench.widgets.editor.rows import Columns
 
 MOST_RANKS = 64  # that have their own bar
-# Parts of a rank's memory as people think of them; what is left over is "other".
-GROUPS = {
-    "weights": ("weights",),
-    "gradients": ("gradients", "buckets", "in_flight"),
-    "optimizer": ("optimizer",),
-    "activations": ("activations", "activation_gradients", "data"),
+# Parts of a rank's memory as people think of them.
+PARTS = ("weights", "gradients", "optimizer", "activations", "other")
+_PART_OF: dict[Category, str] = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "buckets": "gradients",
+    "in_flight": "gradients",
+    "optimizer": "optimizer",
+    "activations": "activations",
+    "activation_gradients": "activations",
+    "data": "activations",
 }
 _SUMS = ("gradients", "parameters")  # what collectives of replicas are for
 
@@ -162,13 +168,11 @@ def _ranks(prediction: Prediction, shown: int, limit: int | None) -> list[dict[s
     memory, machine = prediction.memory, prediction.machine
     world = prediction.experiment.plan.world_size
     chosen = sorted({*range(min(world, MOST_RANKS)), shown})
+    known: dict[int, dict[str, int]] = {}  # ranks that are alike hold the same mapping
     found = []
     for rank in chosen:
-        sizes = memory[rank].categories
-        parts: dict[str, float] = {
-            name: sum(sizes[kind] for kind in CATEGORIES if kind in kinds)
-            for name, kinds in GROUPS.items()
-        }
+        held = memory[rank].held
+        parts = known.get(id(held)) or known.setdefault(id(held), _parts(held))
         peak = memory[rank].peak_bytes
         found.append(
             {
@@ -176,10 +180,18 @@ def _ranks(prediction: Prediction, shown: int, limit: int | None) -> list[dict[s
                 "peak": peak,
                 "limit": limit if machine is None else machine.device(rank).memory_bytes,
                 "device": "" if machine is None else machine.device(rank).name,
-                "parts": {**parts, "other": peak - sum(parts.values())},
+                "parts": parts,
                 "when": str(memory[rank].moment),
             }
         )
+    return found
+
+
+def _parts(held: Mapping[tuple[Category, str], int]) -> dict[str, int]:
+    """Bytes of each of `PARTS`."""
+    found = dict.fromkeys(PARTS, 0)
+    for (category, _), size in held.items():
+        found[_PART_OF.get(category, "other")] += size
     return found
 
 

@@ -96,7 +96,7 @@ function card({ name, label, show, needs, more }) {
     const before = predicted?.before?.[name];
     change.className = "wb-change";
     if (missing) {
-      setText(change, values.can.measure === "" ? "measure the cluster to know it, below" : "editor.machine = wb.Machine.preset(…)");
+      setText(change, values.can.measure === "" ? "measure the cluster to know it, below" : "needs a machine: editor.machine = wb.Machine.preset(…)");
       change.title = `needs a machine: ${values.can.suggest}`;
       return;
     }

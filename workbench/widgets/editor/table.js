@@ -46,7 +46,7 @@ export function layerTable(store) {
     longest: () => longest,
     isOpen: (node) => open.has(node.key),
     isSelected: (node) => selected.has(node.key),
-    label: (node, item) => (filter && !node.children.length ? store.state.static.facts.name[node.layer] : nameIn(node, item)),
+    label: (node, item) => (filter && !node.children.length ? store.state.static.facts.name[node.layer] : nameIn(node)),
     describe: (node) => (node.children.length ? path(node) : store.state.static.facts.name[node.layer]),
     edit: (node, what, value) => {
       const layers = selected.has(node.key) ? chosenLayers() : node.layers;
@@ -235,8 +235,11 @@ export function layerTable(store) {
 
 const controls = (node) => [...node.querySelectorAll("select, input:not([tabindex='-1']), button:not([tabindex='-1'])")].filter((one) => !one.hidden);
 
-function nameIn(node) {
-  return node.label;
+// Long module paths by their end, which tells them apart; what they begin with is in the title.
+function nameIn({ label, children, parent }) {
+  if (label.length <= 24) return label;
+  const parts = label.split(".");
+  return parts.slice(children.length ? -2 : parent?.kind === "like" ? -3 : 0).join(".");
 }
 
 // "layer3.1 … layer3.35: conv1"
