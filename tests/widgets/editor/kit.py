@@ -36,6 +36,8 @@ class Seen:
         self.state, self.version = State(state["columns"], state["values"]), state["version"]
 
     def take(self, content: dict, buffers: object = ()) -> None:
+        if content["type"] == "heard":
+            return
         self.messages.append(content)
         if content["type"] == "state":
             self.begin(content["state"])

@@ -80,6 +80,14 @@ def test_what_it_lacks_is_told(edit, what):
     assert ask(editor, type=what)["state"] == "failed"
 
 
+def test_what_is_assigned_later_can_be_had(edit):
+    editor = edit(HYBRID)
+    editor.cluster = FakeCluster()
+    assert editor._model.values["can"]["verify"] == ""
+    assert ask(editor, type="verify")["state"] == "done"
+    assert "editor.run" in editor._model.values["can"]["apply"]
+
+
 def test_apply_to_a_run(edit):
     run = FakeRun(wb.Experiment(plan=HYBRID, optimizer=wb.SGD(lr=0.1), steps=9, batch_size=12))
     editor = edit(run.experiment.plan, run)

@@ -409,6 +409,16 @@ def test_another_model_in_the_same_view(show, page):
     assert page.locator("h3").inner_text().startswith("Toy: 11 layers over 4 ranks")
 
 
+def test_a_kernel_that_does_not_answer_is_told_of(show, page):
+    shown = show(HYBRID, MACHINE)
+    page.clock.install()
+    page.get_by_label("group, fc0").select_option("2")
+    page.clock.run_for(9000)
+    assert "not answered for 8 seconds" in page.get_by_role("alert").inner_text()
+    shown.settle()
+    assert page.get_by_role("alert").is_hidden()
+
+
 def test_a_lost_patch_is_asked_for(show, page):
     shown = show(HYBRID, MACHINE)
     shown.widget.undo()

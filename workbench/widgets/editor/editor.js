@@ -61,7 +61,7 @@ export default () => {
       store.send({ type: letter === "y" || event.shiftKey ? "redo" : "undo" });
     });
     store.listeners.add(draw);
-    draw({ begins: false, columns: true });
+    draw({ begins: false });
     return () => {
       store.listeners.delete(draw);
       table.close();

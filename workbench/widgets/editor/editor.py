@@ -58,6 +58,8 @@ class PlanEditor(Widget):
     plan = traitlets.Instance(Plan)
     experiment = traitlets.Instance(Experiment)
     machine = traitlets.Instance(Machine, allow_none=True)
+    cluster = traitlets.Any()
+    run = traitlets.Any()
     prediction = traitlets.Instance(Prediction, allow_none=True, read_only=True)
 
     # What a view begins with; from then on it gets patches. The view keeps it up to date, so
@@ -85,18 +87,18 @@ class PlanEditor(Widget):
             experiment = experiment or goal.run.experiment
         if isinstance(plan, Graph):
             plan = Plan.data_parallel(plan, world_size or goal.ranks(experiment))
-        self.cluster, self.run, self.module = goal.cluster, goal.run, module
-        self._limit, self._rank = goal.memory_bytes, None
+        self.module = module
+        self._rank: int | None = None
         self._suggested: tuple[Plan, ...] = ()
         self._label: tuple[str, tuple[str, ...]] = ("", ())
         self._model = Model(plan, experiment or usual(plan))
         self._forecast = Forecast(self._predicted, self._unpredicted, self.keep)
         self._errands = Errands(self._tell)
         with self._edits:
-            self._note_target(goal.machine)
+            self._note_target(goal)
             state = self._model.state()
             super().__init__(
-                plan=plan, experiment=self._model.experiment, machine=goal.machine, _state=state
+                plan=plan, experiment=self._model.experiment, **vars(goal), _state=state
             )
             self._model.patch()
             self._begun = True
@@ -112,14 +114,12 @@ class PlanEditor(Widget):
         """Takes the last edit back."""
         with self._edits:
             self.plan = self._model.undo()
-            self._refresh()
             return self.plan
 
     def redo(self) -> Plan:
         """Makes the last edit again that was undone."""
         with self._edits:
             self.plan = self._model.redo()
-            self._refresh()
             return self.plan
 
     def edit(self, layers: str | Iterable[str], field: str, value: Any) -> Plan:
@@ -218,7 +218,7 @@ class PlanEditor(Widget):
                 return
             # Another model: a view begins anew.
             self._model = Model(self.plan, self.experiment)
-            self._note_target(self.machine)
+            self._note_target(self._target)
             self._suggested, self._rank = (), None
             self._model.patch()
             self.send({"type": "state", "state": self._model.state()})
@@ -229,16 +229,25 @@ class PlanEditor(Widget):
         if not self._begun:
             return
         with self._edits:
-            self._limit = Target(self.machine, self.cluster).memory_bytes
-            self._note_target(self.machine)
+            self._note_target(self._target)
             self._model.run_with(self.experiment)
             self._refresh()
 
-    def _note_target(self, machine: Machine | None) -> None:
-        self._model.say(
-            machine="" if machine is None else machine.name,
-            can=services.possible(machine, self.cluster, self.run),
-        )
+    @traitlets.observe("cluster", "run")
+    def _target_changed(self, change: Mapping[str, Any]) -> None:
+        if self._begun:
+            with self._edits:
+                self._note_target(self._target)
+                self._refresh()
+
+    @property
+    def _target(self) -> Target:
+        return Target(self.machine, self.cluster, self.run)
+
+    def _note_target(self, target: Target) -> None:
+        self._limit = target.memory_bytes
+        name = "" if target.machine is None else target.machine.name
+        self._model.say(machine=name, can=services.possible(target))
 
     def _refresh(self) -> None:
         self._push()
@@ -292,6 +301,7 @@ class PlanEditor(Widget):
                 pass  # the cell is marked
             except Exception as error:  # a click in vain must not be lost in a log
                 self._tell("editor", {"state": "failed", "text": f"{error}", "advice": ""})
+            self.send({"type": "heard"})  # a view that hears nothing says so
 
     def _edit_cells(self, content: Mapping[str, Any]) -> None:
         layers = self.plan.graph.layers

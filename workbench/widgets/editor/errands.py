@@ -4,8 +4,6 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-Report = Callable[[Mapping[str, Any]], None]
-
 
 class Errands:
     """Each on a thread of its own; the views are told how it stands.
@@ -17,7 +15,8 @@ class Errands:
 
     def __init__(self, tell: Callable[[str, Mapping[str, Any]], None]) -> None:
         self._tell, self._guard = tell, threading.Lock()
-        self._under_way: dict[str, threading.Thread] = {}
+        self._under_way: set[str] = set()
+        self._threads: list[threading.Thread] = []
         self._closed = False
 
     def start(self, name: str, work: Callable[[], Mapping[str, Any]], text: str) -> None:
@@ -34,20 +33,22 @@ class Errands:
             thread = threading.Thread(
                 target=self._run, args=(name, work), name=f"editor {name}", daemon=True
             )
-            self._under_way[name] = thread
+            self._under_way.add(name)
+            self._threads = [*(one for one in self._threads if one.is_alive()), thread]
         self._tell(name, {"state": "running", "text": text})
         thread.start()
 
     def at_once(self, name: str, work: Callable[[], Mapping[str, Any]]) -> None:
         """Runs a short errand here."""
-        self._finish(name, work)
+        self._tell(name, self._outcome(name, work))
 
     def wait(self, timeout: float) -> bool:
         """Waits until none is under way; whether that was in time."""
         with self._guard:
-            threads = list(self._under_way.values())
+            threads = list(self._threads)
         for thread in threads:
-            thread.join(timeout)
+            if thread.ident is not None:
+                thread.join(timeout)
         return not any(thread.is_alive() for thread in threads)
 
     def close(self) -> None:
@@ -56,18 +57,18 @@ class Errands:
             self._closed = True
 
     def _run(self, name: str, work: Callable[[], Mapping[str, Any]]) -> None:
-        self._finish(name, work)
-        with self._guard:
-            del self._under_way[name]
-
-    def _finish(self, name: str, work: Callable[[], Mapping[str, Any]]) -> None:
-        try:
-            state = {"state": "done", **work()}
-        except Exception as error:  # it belongs into the widget: nobody reads a thread's log
-            text = str(error) or type(error).__name__
-            state = {"state": "failed", "text": text, "advice": _ADVICE.get(name, "")}
+        state = self._outcome(name, work)
+        with self._guard:  # first: who hears that it is done may start it again
+            self._under_way.remove(name)
         if not self._closed:
             self._tell(name, state)
+
+    def _outcome(self, name: str, work: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        try:
+            return {"state": "done", **work()}
+        except Exception as error:  # it belongs into the widget: nobody reads a thread's log
+            text = str(error) or type(error).__name__
+            return {"state": "failed", "text": text, "advice": _ADVICE.get(name, "")}
 
 
 _ADVICE = {

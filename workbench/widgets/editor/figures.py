@@ -153,10 +153,10 @@ def _time(prediction: Prediction, rank: int) -> dict[str, list[float]]:
                 case Stretch(tasks):
                     for task in tasks:
                         work[task.label] = work.get(task.label, 0.0) + task.seconds[column]
-                case Meet(call) | Start(call):
+                case Meet(call) | Start(call) if call.takes is None or call.takes[column]:
                     seconds = happened.end[column] - happened.begin[column]
                     exchange[call.label] = exchange.get(call.label, 0.0) + seconds
-                case Join():
+                case Meet() | Start() | Join():
                     pass
     return {
         "work_s": [float(work.get(layer.name, 0.0)) for layer in _layers(prediction)],

@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.predict.search import MemoryLimitError, SearchResult, search
 from workbench.predict.search.limit import bytes_of
 from workbench.predict.search.result import summary
-from workbench.widgets.editor.target import Engines, Running
+from workbench.widgets.editor.target import Target
 
 if TYPE_CHECKING:
     from workbench.widgets.editor.editor import PlanEditor
@@ -26,15 +25,13 @@ _NO_CLUSTER = "needs engines: wb.PlanEditor(plan, wb.Cluster(4)), or editor.clus
 _NO_RUN = "needs a run: wb.PlanEditor(plan, run), or editor.run = cluster.train(experiment)"
 
 
-def possible(
-    machine: Machine | None, cluster: Engines | None, run: Running | None
-) -> dict[str, str]:
+def possible(target: Target) -> dict[str, str]:
     """For each service "" where it can be had, or what it needs."""
     return {
-        "suggest": "" if machine is not None else _NO_MACHINE,
-        "verify": "" if cluster is not None else _NO_CLUSTER,
-        "measure": "" if cluster is not None else _NO_CLUSTER,
-        "apply": "" if run is not None else _NO_RUN,
+        "suggest": "" if target.machine is not None else _NO_MACHINE,
+        "verify": "" if target.cluster is not None else _NO_CLUSTER,
+        "measure": "" if target.cluster is not None else _NO_CLUSTER,
+        "apply": "" if target.run is not None else _NO_RUN,
     }
 
 

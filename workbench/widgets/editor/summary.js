@@ -38,6 +38,7 @@ export function summary(store, { onShow }) {
     drawLast(values);
     const problems = [...new Set(Object.values(values.errors))];
     if (values.complaint) problems.push(`No prediction: ${values.complaint}`);
+    if (store.quiet) problems.push("The kernel has not answered for 8 seconds: it is busy with a cell, or gone. What is shown is what it said last; after a restart, run the cell again.");
     alert.hidden = problems.length === 0;
     setText(alert, problems.length ? `${problems.join("\n")}${Object.keys(values.errors).length ? "\nThe plan stays as it was." : ""}` : "");
     const remarks = [...values.notes, ...(predicted?.notes ?? [])];
