@@ -1,10 +1,10 @@
 """Bundles the widgets' scripts with what they import: `python env/bundle.py`, and the build hook.
 
     workbench/widgets/NAME.js  ->  bundle/NAME.js     one ES module: nothing is fetched at run time
-    .../FOLDER/NAME.js                                likewise
                                    bundle/NAME.css    the styles that the script imports
                                    bundle/inputs.sha256
 
+Scripts in folders of workbench/widgets are bundled likewise, so that no two have one name.
 Every script with a default export (what anywidget asks for) is bundled; the others are parts of
 one. npm packages are pinned by package-lock.json; their licences go with the code. Nothing is
 done while no input has changed.

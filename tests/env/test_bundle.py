@@ -53,6 +53,16 @@ def test_scripts_with_a_default_export_are_bundled_with_their_licences(widgets):
     assert not list(widgets.glob(".bundle-*"))
 
 
+def test_scripts_in_folders_are_bundled_too(widgets):
+    (widgets / "inner").mkdir()
+    (widgets / "inner" / "other.js").write_text("export default () => {}\n")
+    assert bundle(widgets)
+    assert (widgets / "entries").read_text() == "other.js\n"
+    assert is_fresh(widgets)
+    (widgets / "inner" / "style.css").write_text("b {}\n")
+    assert not is_fresh(widgets)
+
+
 def test_nothing_is_done_twice(widgets):
     bundle(widgets)
     (widgets / "bundle" / "view.js").write_text("as it was")

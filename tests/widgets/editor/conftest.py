@@ -3,6 +3,7 @@
 import pytest
 
 import workbench as wb
+from tests.widgets.editor.shown import Shown
 
 
 @pytest.fixture
@@ -17,3 +18,15 @@ def edit():
     yield make
     for editor in made:
         editor.close()
+
+
+@pytest.fixture
+def show(page, problems, edit):
+    """`show(plan, target)` shows an editor of it."""
+
+    def make(*arguments, theme="light", **options):
+        shown = Shown(page, edit(*arguments, **options), theme)
+        shown.settle()
+        return shown
+
+    return make

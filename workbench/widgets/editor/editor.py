@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import traitlets
@@ -13,7 +12,7 @@ from workbench.plan.graph import Graph
 from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.predict.prediction import Prediction
-from workbench.widgets.editor import edits, services, still
+from workbench.widgets.editor import edits, requests, services, still
 from workbench.widgets.editor.errands import Errands
 from workbench.widgets.editor.figures import Figures
 from workbench.widgets.editor.forecast import Forecast, Question
@@ -283,40 +282,11 @@ class PlanEditor(Widget):
 
     def _receive(self, _widget: object, content: Mapping[str, Any], _buffers: object) -> None:
         """What a view asks for. It may come on several threads at once."""
-        handlers: dict[str, Callable[[Mapping[str, Any]], object]] = {
-            "hello": lambda _: self.send({"type": "state", "state": self._model.state()}),
-            "edit": self._edit_cells,
-            "plan": lambda c: self.edit_plan(c["field"], c["value"]),
-            "preset": lambda c: self.preset(c["name"], c["group"]),
-            "undo": lambda _: self.undo(),
-            "redo": lambda _: self.redo(),
-            "rank": self._look_at,
-            "batch_size": self._set_batch,
-            **{name: partial(getattr(services, name), self) for name in services.NAMES},
-        }
         with self._edits:
             try:
-                handlers[content["type"]](content)
+                requests.carry_out(self, content)
             except Refusals:
                 pass  # the cell is marked
             except Exception as error:  # a click in vain must not be lost in a log
                 self._tell("editor", {"state": "failed", "text": f"{error}", "advice": ""})
             self.send({"type": "heard"})  # a view that hears nothing says so
-
-    def _edit_cells(self, content: Mapping[str, Any]) -> None:
-        layers = self.plan.graph.layers
-        self.edit([layers[i].name for i in content["layers"]], content["field"], content["value"])
-
-    def _look_at(self, content: Mapping[str, Any]) -> None:
-        self._rank = content["rank"]
-        self._ask()
-
-    def _set_batch(self, content: Mapping[str, Any]) -> None:
-        try:
-            self.experiment = self.experiment.replace(batch_size=content["value"])
-        except ExperimentError as error:
-            self._model.refuse(["batch_size"], str(error))
-            self._push()
-        else:
-            self._model.clear_errors()
-            self._push()
