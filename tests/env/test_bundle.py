@@ -54,12 +54,12 @@ def test_scripts_with_a_default_export_are_bundled_with_their_licences(widgets):
 
 
 def test_scripts_in_folders_are_bundled_too(widgets):
-    (widgets / "inner").mkdir()
-    (widgets / "inner" / "other.js").write_text("export default () => {}\n")
+    (widgets / "zone").mkdir()
+    (widgets / "zone" / "other.js").write_text("export default () => {}\n")
     assert bundle(widgets)
     assert (widgets / "entries").read_text() == "other.js\n"
     assert is_fresh(widgets)
-    (widgets / "inner" / "style.css").write_text("b {}\n")
+    (widgets / "zone" / "style.css").write_text("b {}\n")
     assert not is_fresh(widgets)
 
 
