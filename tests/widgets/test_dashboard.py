@@ -118,7 +118,7 @@ def test_what_a_notebook_keeps_is_the_end(show, views, monkeypatch):
         def update(self, data, **_options):
             kept.put(data["text/plain"])
 
-    monkeypatch.setattr("workbench.widgets.dashboard.display", lambda *_, **__: Handle())
+    monkeypatch.setattr("workbench.widgets.widget.display", lambda *_, **__: Handle())
     run = FakeRun()
     dashboard = show(run)
     dashboard._ipython_display_()

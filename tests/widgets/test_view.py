@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.browser import browser, chromium
+from tests.browser import chromium
 from tests.widgets.fake import FakeRun
 from tests.widgets.stage import Stage
 from workbench.widgets.dashboard import Dashboard
@@ -21,42 +21,14 @@ OUT_OF_SIGHT = """new Promise((done) => new IntersectionObserver((entries) => {
 TWO_FRAMES = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
-@pytest.fixture(scope="module")
-def page():
-    with browser(viewport={"width": 1000, "height": 700}) as context:
-        page = context.new_page()
-        page.set_default_timeout(5000)
-        yield page
-
-
 @pytest.fixture
-def problems(page):
-    found = []
-
-    def on_console(message):
-        if message.type == "error":
-            found.append(message.text)
-
-    def on_error(error):
-        found.append(str(error))
-
-    page.on("console", on_console)
-    page.on("pageerror", on_error)
-    yield found
-    page.remove_listener("console", on_console)
-    page.remove_listener("pageerror", on_error)
-    assert found == []
-
-
-@pytest.fixture
-def stage(page, problems, monkeypatch):
+def stage(page, problems):
     """`stage(run, theme="light")` shows a dashboard; the run is then fed by the test."""
-    messages, dashboards = [], []
-    monkeypatch.setattr(Dashboard, "send", lambda _, c, buffers=(): messages.append((c, buffers)))
+    dashboards = []
 
     def show(run, theme="light"):
         dashboards.append(Dashboard(run, interval_s=0.001))
-        return Stage(page, dashboards[-1], messages, theme)
+        return Stage(page, dashboards[-1], theme)
 
     yield show
     for dashboard in dashboards:

@@ -19,6 +19,7 @@ BENCHES = {
     "pipesgd": "pipelined SGD, on emulated hosts, against synchronous steps and torch's DDP",
     "predict": "peak memory and traffic of a step, against what was predicted",
     "search": "the best plan, found and proven, and run against others",
+    "widgets": "the plan editor in Chromium: first picture, and an edit until its prediction",
     "splitbrain": "convolutions replicated, linear layers sharded, against torch's DDP",
 }
 

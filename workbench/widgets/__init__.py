@@ -2,4 +2,5 @@
 
 from workbench.widgets.accuracy_chart import AccuracyChart as AccuracyChart
 from workbench.widgets.dashboard import Dashboard as Dashboard
+from workbench.widgets.editor import PlanEditor as PlanEditor
 from workbench.widgets.timing_chart import TimingChart as TimingChart

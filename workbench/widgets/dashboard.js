@@ -1,6 +1,7 @@
 // The dashboard's view: a header, two charts over the step, two sets of bars over the ranks.
 
 import "uplot/dist/uPlot.min.css";
+import "./theme.css";
 import "./dashboard.css";
 import { average, barPanel, known, largest } from "./bars.js";
 import { element } from "./element.js";
@@ -27,7 +28,7 @@ export default () => {
     const memory = memoryPanel();
     const clock = clockPanel();
     const grid = element("div", { class: "wb-grid" }, loss.root, speed.root, memory.root, clock.root);
-    const root = element("section", { class: "wb-dashboard", "aria-label": "training run" }, ...top.parts, grid);
+    const root = element("section", { class: "wb-widget wb-dashboard", "aria-label": "training run" }, ...top.parts, grid);
     el.append(root);
 
     let frames = 0;

@@ -7,19 +7,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import anywidget
 import traitlets
-from IPython.display import DisplayHandle, display
 
 from workbench.widgets import snapshot
-from workbench.widgets.assets import asset
 from workbench.widgets.series import RankFigures, Series
 from workbench.widgets.status import ENDED, Run, Status
+from workbench.widgets.widget import Widget
 
 Points = Iterable[Sequence[float]]
 
 
-class Dashboard(anywidget.AnyWidget):
+class Dashboard(Widget):
     """Shows a run while it trains, or after it.
 
     The run only *notifies*: a thread of the dashboard's own then reads what is new, joins it
@@ -31,8 +29,8 @@ class Dashboard(anywidget.AnyWidget):
         interval_s: least seconds between two messages.
     """
 
-    _esm = traitlets.Unicode().tag(sync=True)
-    _css = traitlets.Unicode().tag(sync=True)
+    script = "dashboard"
+
     # What a view without a kernel starts from. Set at the beginning and at the end of the run;
     # in between, views get messages with only what is new, and a late one asks for everything.
     _points = traitlets.Bytes().tag(sync=True)
@@ -46,7 +44,6 @@ class Dashboard(anywidget.AnyWidget):
         self._complaint = ""
         self._reading, self._guard = threading.Lock(), threading.RLock()
         self._news, self._closing = threading.Event(), threading.Event()
-        self._handles: list[DisplayHandle] = []
         self._latest = Status()
         self._thread = threading.Thread(target=self._follow, name="dashboard", daemon=True)
         self._unsubscribe = run.subscribe(lambda _rows: self._news.set())
@@ -54,14 +51,6 @@ class Dashboard(anywidget.AnyWidget):
         super().__init__(**self._saved())
         self.on_msg(self._receive)
         self._thread.start()
-
-    @traitlets.default("_esm")
-    def _bundled_esm(self) -> str:
-        return asset("dashboard.js")
-
-    @traitlets.default("_css")
-    def _bundled_css(self) -> str:
-        return asset("dashboard.css")
 
     @property
     def status(self) -> Status:
@@ -104,7 +93,7 @@ class Dashboard(anywidget.AnyWidget):
             self._read()
             self._send_news()
             if self._latest.ended:
-                self._keep()  # and wait: it may be resumed
+                self._save()  # and wait: it may be resumed
             if self._closing.wait(self.interval_s):
                 return
             self._news.wait()
@@ -156,25 +145,17 @@ class Dashboard(anywidget.AnyWidget):
                 self._complaint = f"Stop did not reach the run: {error}"
             self._news.set()
 
-    def _keep(self) -> None:
-        # Traits are what a saved notebook holds; the displays, what one holds without widgets.
+    def _save(self) -> None:
+        # Traits are what a saved notebook holds; pictures, what one holds without widgets.
         for name, value in self._saved().items():
             setattr(self, name, value)
-        data, metadata = self._repr_mimebundle_()
-        for handle in self._handles:
-            handle.update(data, raw=True, metadata=metadata)
+        self.keep()
 
-    def _ipython_display_(self) -> None:
-        data, metadata = self._repr_mimebundle_()
-        handle = display(data, raw=True, metadata=metadata, display_id=True)
-        self._handles.append(handle)
-
-    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        data, metadata = super()._repr_mimebundle_(**kwargs) or ({}, {})
+    def still(self) -> str:
+        """Charts and a table of the ranks, as they are now."""
         self._read()
         with self._guard:
-            still = snapshot.html(self._history, self._latest)
-        return {**data, "text/html": still, "text/plain": repr(self)}, metadata
+            return snapshot.html(self._history, self._latest)
 
     def __repr__(self) -> str:
         return f"<Dashboard: {self.status}>"

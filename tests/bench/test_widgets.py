@@ -1,0 +1,25 @@
+"""The bench of widgets finds what it promises."""
+
+import pytest
+
+from tests.browser import chromium
+from workbench.bench import widgets
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(chromium() is None, reason="no Chromium is installed")
+def test_quick():
+    report = widgets.run(quick=True)
+    assert set(report.figures) == {
+        "editor_redraw_ms",
+        "editor_first_paint_ms",
+        "editor_patch_bytes",
+    }
+    assert all(figure.min > 0 for figure in report.figures.values())
+    assert report.rows[0]["model"] == "vgg11"
+
+
+def test_without_a_browser_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(widgets, "chromium", lambda: None)
+    with pytest.raises(RuntimeError, match="install chromium"):
+        widgets.run(quick=True)

@@ -1,0 +1,130 @@
+"""A bare page that shows a widget's browser half, and carries messages between it and Python."""
+
+import base64
+import json
+import time
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from workbench.widgets.widget import Widget
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+PATIENCE_S = 10
+PLAY = """async ({esm, css, state, bytes, theme}) => {
+  const variables = ['ui-font-color1', 'ui-font-color2', 'border-color2',
+                     'layout-color1', 'layout-color2'];
+  const themes = {
+    light: ['#212121', '#616161', '#e0e0e0', '#ffffff', '#eeeeee'],
+    dark: ['#ffffff', '#b4b4b4', '#424242', '#111111', '#303030'],
+  };
+  window.setTheme = (name) => {
+    variables.forEach((key, i) => document.body.style.setProperty(`--jp-${key}`, themes[name][i]));
+    document.body.style.background = 'var(--jp-layout-color1)';
+    document.body.dataset.jpThemeLight = String(name === 'light');
+  };
+  setTheme(theme);
+  const view = (text) => new DataView(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
+  for (const key of bytes) state[key] = view(state[key]);
+  const style = document.createElement('style');
+  style.textContent = css;
+  document.head.append(style);
+  const module = await import(URL.createObjectURL(new Blob([esm], {type: 'text/javascript'})));
+  const widget = await module.default();
+  const handlers = {};
+  // As in anywidget, `initialize` and `render` get different proxies of one model.
+  const proxy = () => ({
+    get: (key) => state[key],
+    on: (event, handler) => (handlers[event] ??= []).push(handler),
+    off: (event, handler) => handlers[event].splice(handlers[event].indexOf(handler), 1),
+    send: (message) => window.sent.push(message),
+  });
+  window.sent = [];
+  window.receive = (content, buffers) => {
+    (handlers['msg:custom'] ?? []).forEach((handler) => handler(content, buffers.map(view)));
+    window.last = content.status;
+  };
+  await widget.initialize({model: proxy()});
+  window.show = async () => {
+    const el = document.createElement('div');
+    document.body.append(el);
+    const cleanup = await widget.render({model: proxy(), el});
+    window.hide = () => { cleanup(); el.remove(); };
+  };
+  const began = performance.now();
+  await show();
+  await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+  window.firstPaint = performance.now() - began;
+}"""
+_OURS, _SCRIPTS = "workbench.widgets", ("_esm", "_css")
+
+
+class FrontEnd:
+    """Shows a widget on a page: what it sends goes to the page, and back.
+
+    Args:
+        page: on which nothing else is shown.
+        widget: of which messages are taken over from Jupyter.
+        theme: "light" or "dark".
+    """
+
+    def __init__(self, page: "Page", widget: Widget, theme: str = "light") -> None:
+        self.page, self.widget = page, widget
+        self.sent_bytes = 0  # to the page, without buffers
+        self.messages: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
+        widget.send = lambda content, buffers=(): self.messages.put((content, buffers))
+        page.goto("about:blank")
+        page.set_content("<!doctype html><title>a widget</title>")
+        ours = {n for c in type(widget).__mro__ if c.__module__.startswith(_OURS) for n in vars(c)}
+        own = [name for name in widget.traits(sync=True) if name in ours]
+        state = {name: getattr(widget, name) for name in own if name not in _SCRIPTS}
+        kept = [name for name, value in state.items() if isinstance(value, bytes)]
+        shown = {name: _text(v) if name in kept else v for name, v in state.items()}
+        page.evaluate(
+            PLAY,
+            {
+                "esm": widget._esm,
+                "css": widget._css,
+                "state": {**shown, "_anywidget_id": "widget"},
+                "bytes": kept,
+                "theme": theme,
+            },
+        )
+        self.pass_on()
+
+    def pass_on(self) -> None:
+        """Takes what the page sent to the widget, and what that sent to the page."""
+        for message in self.page.evaluate("window.sent.splice(0)"):
+            self.widget._handle_custom_msg(message, [])
+        while True:
+            try:
+                content, buffers = self.messages.get_nowait()
+            except Empty:
+                return
+            text = json.dumps(content, allow_nan=False)
+            self.sent_bytes += len(text)
+            self.page.evaluate(
+                "([m, b]) => receive(JSON.parse(m), b)", [text, list(map(_text, buffers))]
+            )
+
+    def until(
+        self, condition: str, argument: Any = None, *, patience_s: float = PATIENCE_S
+    ) -> None:
+        """Passes on messages until a condition holds in the page.
+
+        Raises:
+            TimeoutError: it never did.
+        """
+        deadline = time.monotonic() + patience_s
+        while True:
+            self.pass_on()
+            if self.page.evaluate(condition, argument):
+                return
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the page never came to: {condition}")
+            time.sleep(0.001)
+
+
+def _text(content: bytes) -> str:
+    return base64.b64encode(content).decode()

@@ -1,0 +1,163 @@
+"""The plan editor in Chromium: how long until it is there, and until an edit's prediction is.
+
+A bare page plays the front end: browser, scripts and messages are the real ones, and the way
+between kernel and page is Chromium's debugging protocol instead of Jupyter's websocket.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from workbench.bench.chromium import browser, chromium
+from workbench.bench.front_end import FrontEnd
+from workbench.bench.report import Cell, Figure, Report
+from workbench.model import trace
+from workbench.plan.graph import Graph
+from workbench.plan.machine import Machine
+from workbench.widgets.editor import PlanEditor
+
+RANKS = 8
+MACHINE = "h100-nvlink"
+SETTLED = "document.querySelector('.wb-editor').dataset.pending === 'false'"
+# From the event until the frame that shows the new prediction has been handed to the screen.
+EDIT = """([label, value]) => {
+  const root = document.querySelector('.wb-editor');
+  const select = document.querySelector(`[aria-label="${label}"]`);
+  window.took = null;
+  const began = performance.now();
+  let asked = false;
+  const watch = new MutationObserver(() => {
+    asked ||= root.dataset.pending === 'true';
+    if (!asked || root.dataset.pending !== 'false') return;
+    watch.disconnect();
+    requestAnimationFrame(() => setTimeout(() => { window.took = performance.now() - began; }));
+  });
+  watch.observe(root, {attributes: true, attributeFilter: ['data-pending']});
+  select.value = value;
+  select.dispatchEvent(new Event('change'));
+}"""
+SCROLL = """async () => {
+  const scroll = document.querySelector('.wb-scroll');
+  const frame = () => new Promise((done) => requestAnimationFrame(done));
+  const took = [];
+  for (let i = 0; i < 60; i++) {
+    scroll.scrollTop = (i * 97) % Math.max(1, scroll.scrollHeight - scroll.clientHeight);
+    const began = performance.now();
+    await frame();
+    await frame();
+    took.push((performance.now() - began) / 2);
+  }
+  scroll.scrollTop = scroll.scrollHeight;
+  await frame();
+  await frame();
+  return took.sort((a, b) => a - b)[Math.floor(0.95 * took.length)];
+}"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model to edit.
+
+    Attributes:
+        name: of it.
+        graph: of it.
+        layer: which is edited: the last one.
+    """
+
+    name: str
+    graph: Graph
+    layer: str
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was measured of it, in milliseconds and bytes.
+
+    Attributes:
+        paint: from the call of `render` until its first frame, once for each opening.
+        redraw: from an edit until its prediction is on the screen, once for each.
+        patch: bytes that an edit sent to the page.
+        frame: 95th percentile of a frame's time while the table is scrolled.
+    """
+
+    paint: list[float]
+    redraw: list[float]
+    patch: list[float]
+    frame: float
+
+
+def run(*, quick: bool) -> Report:
+    """Measures every model; `quick` takes a small one.
+
+    Raises:
+        RuntimeError: there is no Chromium.
+    """
+    if chromium() is None:
+        raise RuntimeError("this bench needs Chromium (Debian: apt-get install chromium)")
+    rows: list[dict[str, Cell]] = []
+    figures: dict[str, Figure] = {}
+    with browser(viewport={"width": 1400, "height": 1000}) as context:
+        page = context.new_page()
+        for case in _quick() if quick else _every():
+            seen = _measure(page, case, openings=2 if quick else 5, edits=4 if quick else 20)
+            rows.append(_row(case, seen))
+            if not figures:  # of the first model, which the targets are stated for
+                figures["editor_redraw_ms"] = Figure.of(seen.redraw)
+                figures["editor_first_paint_ms"] = Figure.of(seen.paint)
+                figures["editor_patch_bytes"] = Figure.of(seen.patch)
+    notes = (
+        f"{RANKS} ranks of {MACHINE}. redraw: an edit of the last layer's scheme until the new "
+        "prediction is on the screen. Targets for ResNet-152: 100 ms; its first paint: 500 ms.",
+    )
+    return Report("widgets", tuple(rows), figures, notes)
+
+
+def _quick() -> list[Case]:
+    return [Case("vgg11", trace("vgg11", input_shape=(3, 32, 32), num_classes=10), "classifier.6")]
+
+
+def _every() -> list[Case]:
+    image = (3, 224, 224)
+    plain = nn.Sequential(*[m for _ in range(150) for m in (nn.Linear(64, 64), nn.ReLU())])
+    return [
+        Case("resnet152", trace("resnet152", input_shape=image, num_classes=1000), "fc"),
+        Case("vit_l_16", trace("vit_l_16", input_shape=image, num_classes=1000), "heads.head"),
+        Case("300 rows", trace(plain, input_shape=(64,)), "298"),
+    ]
+
+
+def _measure(page: Any, case: Case, *, openings: int, edits: int) -> Seen:
+    editor = PlanEditor(case.graph, Machine.preset(MACHINE), world_size=RANKS)
+    try:
+        editor.settle()
+        paint, redraw, patch = [], [], []
+        for _ in range(openings):
+            shown = FrontEnd(page, editor)
+            shown.until(SETTLED)
+            paint.append(float(page.evaluate("window.firstPaint")))
+        frame = float(page.evaluate(SCROLL))
+        for index in range(edits + 1):
+            before = shown.sent_bytes
+            scheme = ("shard_out", "duplicate")[index % 2]
+            page.evaluate(EDIT, [f"scheme, {case.layer}", scheme])
+            shown.until("window.took !== null")
+            if index:  # the first one begins to keep what is known of layers
+                redraw.append(float(page.evaluate("window.took")))
+                patch.append(float(shown.sent_bytes - before))
+        return Seen(paint, redraw, patch, frame)
+    finally:
+        editor.close()
+
+
+def _row(case: Case, seen: Seen) -> dict[str, Cell]:
+    redraw, paint = Figure.of(seen.redraw), Figure.of(seen.paint)
+    return {
+        "model": case.name,
+        "layers": len(case.graph.layers),
+        "first paint ms": paint.median,
+        "redraw ms": redraw.median,
+        "worst": redraw.max,
+        "patch bytes": Figure.of(seen.patch).median,
+        "frame ms, 95 %": seen.frame,
+    }

@@ -1,0 +1,292 @@
+"""The plan editor: the plan that it shows is the one that runs."""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import traitlets
+
+from workbench.plan.errors import ExperimentError, MachineError, PlanError
+from workbench.plan.experiment import Experiment
+from workbench.plan.graph import Graph
+from workbench.plan.machine import Machine
+from workbench.plan.plan import Plan
+from workbench.predict.prediction import Prediction
+from workbench.widgets.editor import edits, requests, services, still
+from workbench.widgets.editor.errands import Errands
+from workbench.widgets.editor.figures import Figures
+from workbench.widgets.editor.forecast import Forecast, Question
+from workbench.widgets.editor.model import Model
+from workbench.widgets.editor.target import Target, usual
+from workbench.widgets.widget import Widget
+
+Refusals = (PlanError, ExperimentError, MachineError)
+
+
+class PlanEditor(Widget):
+    """Shows every layer of a plan and what it costs; edits lead to other plans, one after another.
+
+    `plan` is readable, assignable and observable, as are `experiment` and `machine`; what is
+    assigned is shown, and what is edited is assigned. `traitlets.link((a, "plan"), (b, "plan"))`
+    makes two editors show one plan. An edit that cannot be is refused where it was made, with the
+    reason, and the plan stays as it is.
+
+    Args:
+        plan: a plan; or a graph, which begins as data parallel.
+        target: a machine to predict time on; or a cluster, to verify the plan and measure the
+            machine on; or a run, to go on under the plan; None: memory and traffic are predicted.
+        experiment: batch, optimizer, precision and strategy that predictions are for; None: a
+            step of momentum SGD with 32 samples for each rank.
+        world_size: ranks of a graph's first plan; None: as many as the target has, or 4.
+        module: the user's own module, where the model was traced from one, for `verify`.
+
+    Attributes:
+        plan: the plan as it is.
+        experiment: what predictions are for; its own plan is put aside.
+        machine: to predict time on, or None.
+        prediction: of the plan, once it is known; None before.
+        cluster: to verify on, or None.
+        run: to apply the plan to, or None.
+
+    Raises:
+        TypeError: neither a graph nor a plan, or a target that is none.
+    """
+
+    script = "editor"
+
+    plan = traitlets.Instance(Plan)
+    experiment = traitlets.Instance(Experiment)
+    machine = traitlets.Instance(Machine, allow_none=True)
+    cluster = traitlets.Any()
+    run = traitlets.Any()
+    prediction = traitlets.Instance(Prediction, allow_none=True, read_only=True)
+
+    # What a view begins with; from then on it gets patches. The view keeps it up to date, so
+    # that a saved notebook holds what was last seen.
+    _state = traitlets.Dict().tag(sync=True)
+
+    # One lock for all editors: linked ones edit each other, and with a lock for each, two edits
+    # at once would wait for each other forever.
+    _edits = threading.RLock()
+    _begun = False
+
+    def __init__(
+        self,
+        plan: Graph | Plan,
+        target: object = None,
+        experiment: Experiment | None = None,
+        *,
+        world_size: int | None = None,
+        module: Any = None,
+    ) -> None:
+        if not isinstance(plan, Graph | Plan):
+            raise TypeError(f"PlanEditor takes a Graph or a Plan, got {type(plan).__name__}")
+        goal = Target.of(target)
+        if goal.run is not None:
+            experiment = experiment or goal.run.experiment
+        if isinstance(plan, Graph):
+            plan = Plan.data_parallel(plan, world_size or goal.ranks(experiment))
+        self.module = module
+        self._rank: int | None = None
+        self._suggested: tuple[Plan, ...] = ()
+        self._label: tuple[str, tuple[str, ...]] = ("", ())
+        self._model = Model(plan, experiment or usual(plan))
+        self._forecast = Forecast(self._predicted, self._unpredicted, self.keep)
+        self._errands = Errands(self._tell)
+        with self._edits:
+            self._note_target(goal)
+            state = self._model.state()
+            super().__init__(
+                plan=plan, experiment=self._model.experiment, **vars(goal), _state=state
+            )
+            self._model.patch()
+            self._begun = True
+            self.on_msg(self._receive)
+            self._ask()
+
+    @property
+    def errors(self) -> Mapping[str, str]:
+        """What was refused last: by "INDEX:FIELD" of a cell, or FIELD of the plan, the reason."""
+        return dict(self._model.values["errors"])
+
+    def undo(self) -> Plan:
+        """Takes the last edit back."""
+        with self._edits:
+            self.plan = self._model.undo()
+            return self.plan
+
+    def redo(self) -> Plan:
+        """Makes the last edit again that was undone."""
+        with self._edits:
+            self.plan = self._model.redo()
+            return self.plan
+
+    def edit(self, layers: str | Iterable[str], field: str, value: Any) -> Plan:
+        """What a person does in the table: gives layers another value in one field.
+
+        Args:
+            layers: a name, or several.
+            field: "scheme", "group", "shares" or "recompute".
+            value: as shown there: "shard_out", 4, "3 1", True.
+
+        Raises:
+            PlanError: it cannot be; the cells are marked, and the plan stays as it is.
+        """
+        names = [layers] if isinstance(layers, str) else list(layers)
+        with self._edits:
+            places = [f"{self._model.index(n)}:{field}" for n in names if n in self._model.names]
+            self._try(places, lambda: edits.edited(self.plan, names, field, value))
+            return self.plan
+
+    def edit_plan(self, field: str, value: Any) -> Plan:
+        """Gives the whole plan another "world_size", "rounds", "batch_norm" or "rows".
+
+        Raises:
+            PlanError: it cannot be; the field is marked, and the plan stays as it is.
+        """
+        with self._edits:
+            self._try([field], lambda: edits.whole(self.plan, field, value))
+            return self.plan
+
+    def preset(self, name: str, group_size: int | None = None) -> Plan:
+        """Goes on with a plan by a rule: "data parallel", "hybrid" or "filters".
+
+        Raises:
+            PlanError: no such rule, or a group size that does not divide the world.
+        """
+        with self._edits:
+            graph, world = self.plan.graph, self.plan.world_size
+            self._try(["preset"], lambda: edits.preset(graph, world, name, group_size))
+            return self.plan
+
+    def go_on(self, plan: Plan, what: str, notes: tuple[str, ...] = ()) -> None:
+        """Assigns a plan, and says what led to it.
+
+        Args:
+            plan: the next one.
+            what: the edit in a few words, as undo and redo name it.
+            notes: what else should be known of it.
+        """
+        with self._edits:
+            self._model.clear_errors()
+            if plan == self.plan:
+                self._push()
+                return
+            self._label = (what, notes)
+            self.plan = plan
+
+    def settle(self, timeout: float = 60.0) -> bool:
+        """Waits until everything that was asked for is known; whether that was in time."""
+        return self._errands.wait(timeout) and self._forecast.settle(timeout)
+
+    def close(self) -> None:
+        """Ends the view and its thread; the plan stays readable."""
+        if self._begun:
+            self._forecast.close()
+            self._errands.close()
+        super().close()
+
+    def still(self) -> str:
+        """The table, the totals and the picture of devices, as HTML without scripts."""
+        with self._edits:
+            return still.html(self.plan, self._model.columns, self._model.values)
+
+    def __repr__(self) -> str:
+        predicted = "" if self.prediction is None else f", {self.prediction!r}"
+        return f"<PlanEditor: {self.plan!r}{predicted}>"
+
+    def _try(self, places: Iterable[str], make: Callable[[], edits.Edited]) -> None:
+        """Makes an edit, or marks where it was refused."""
+        try:
+            found = make()
+        except Refusals as error:
+            self._model.refuse(places, str(error))
+            self._push()
+            raise
+        self.go_on(found.plan, found.what, found.notes)
+
+    @traitlets.observe("plan")
+    def _plan_changed(self, change: Mapping[str, Any]) -> None:
+        if not self._begun:
+            return
+        with self._edits:
+            (what, notes), self._label = self._label, ("", ())
+            if self.plan.graph == self._model.plan.graph:
+                self._model.take(self.plan, what or "assigned", notes)
+                self._refresh()
+                return
+            # Another model: a view begins anew.
+            self._model = Model(self.plan, self.experiment)
+            self._note_target(self._target)
+            self._suggested, self._rank = (), None
+            self._model.patch()
+            self.send({"type": "state", "state": self._model.state()})
+            self._ask()
+
+    @traitlets.observe("experiment", "machine")
+    def _setting_changed(self, change: Mapping[str, Any]) -> None:
+        if not self._begun:
+            return
+        with self._edits:
+            self._note_target(self._target)
+            self._model.run_with(self.experiment)
+            self._refresh()
+
+    @traitlets.observe("cluster", "run")
+    def _target_changed(self, change: Mapping[str, Any]) -> None:
+        if self._begun:
+            with self._edits:
+                self._note_target(self._target)
+                self._refresh()
+
+    @property
+    def _target(self) -> Target:
+        return Target(self.machine, self.cluster, self.run)
+
+    def _note_target(self, target: Target) -> None:
+        self._limit = target.memory_bytes
+        name = "" if target.machine is None else target.machine.name
+        self._model.say(machine=name, can=services.possible(target))
+
+    def _refresh(self) -> None:
+        self._push()
+        self._ask()
+
+    def _push(self) -> None:
+        """Tells the views what changed."""
+        with self._edits:
+            if patch := self._model.patch():
+                self.send({"type": "patch", **patch})
+
+    def _ask(self) -> None:
+        self.set_trait("prediction", None)
+        question = Question(self.plan, self.machine, self.experiment, self._rank, self._limit)
+        self._forecast.ask(question)
+
+    def _predicted(self, question: Question, prediction: Prediction, figures: Figures) -> None:
+        with self._edits:
+            if question.plan is self.plan:
+                self.set_trait("prediction", prediction)
+            self._model.predicted(question.plan, figures)
+            self._push()
+
+    def _unpredicted(self, question: Question, reason: str) -> None:
+        with self._edits:
+            self._model.cannot_predict(question.plan, reason)
+            self._push()
+
+    def _tell(self, name: str, state: Mapping[str, Any]) -> None:
+        with self._edits:
+            self._model.task(name, state)
+            self._push()
+
+    def _receive(self, _widget: object, content: Mapping[str, Any], _buffers: object) -> None:
+        """What a view asks for. It may come on several threads at once."""
+        with self._edits:
+            try:
+                requests.carry_out(self, content)
+            except Refusals:
+                pass  # the cell is marked
+            except Exception as error:  # a click in vain must not be lost in a log
+                self._tell("editor", {"state": "failed", "text": f"{error}", "advice": ""})
+            self.send({"type": "heard"})  # a view that hears nothing says so

@@ -1,0 +1,90 @@
+"""What a plan says of each layer, as columns: what never changes, and what edits change."""
+
+from typing import Any
+
+from workbench.plan.choice import LayerPlan
+from workbench.plan.graph import Graph, Layer
+from workbench.plan.placement import Replicate
+from workbench.plan.plan import Plan
+from workbench.plan.rules import schemes_of
+from workbench.plan.weights import heads_of
+
+Columns = dict[str, list[Any]]
+
+# Whose change means that a layer is split otherwise than before, whatever its own choice.
+PLACED = ("follows", "pieces", "arrives")
+
+
+def facts(graph: Graph) -> Columns:
+    """What a model says of its layers.
+
+    Columns: name, kind, input and output (one sample's shapes), parameters, flops, schemes that
+    it can be given, and whether it sees samples, so that it can be recomputed.
+    """
+    layers = graph.layers
+    shared = graph.shares_weights
+    return {
+        "name": [layer.name for layer in layers],
+        "kind": [layer.kind for layer in layers],
+        "input": ["×".join(map(str, layer.input_shape)) for layer in layers],
+        "output": ["×".join(map(str, layer.output_shape)) for layer in layers],
+        "parameters": [layer.parameters for layer in layers],
+        "flops": [layer.flops for layer in layers],
+        "schemes": [list(schemes_of(layer)) for layer in layers],
+        "samples": [bool(layer.rows) for layer in layers],
+        "shared": [layer.name in shared for layer in layers],
+    }
+
+
+def cells(plan: Plan) -> Columns:
+    """What a plan says of each layer.
+
+    Columns: scheme, group, shares (as given, "" for none), recompute; what follows from all
+    choices together: follows (the layout of its output), pieces of its first weight, arrives
+    (conversions of its inputs, "all_gather_rows over 4 of conv1"), segment (its number, or 0).
+    """
+    numbers = {name: i for i, names in enumerate(plan.segments, 1) for name in names}
+    rows = [_row(plan, layer, numbers.get(layer.name, 0)) for layer in plan.graph.layers]
+    return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
+
+
+_WHOLE = LayerPlan()
+
+
+def _row(plan: Plan, layer: Layer, segment: int) -> dict[str, Any]:
+    choice = plan.layers.get(layer.name, _WHOLE)
+    return {
+        "scheme": choice.scheme,
+        "group": choice.group_size,
+        "shares": shares_text(choice.shares),
+        "recompute": choice.recompute,
+        "follows": str(plan.flow.outputs[layer.name]),
+        "pieces": _pieces(plan, layer, choice),
+        "arrives": _arrives(plan, layer),
+        "segment": segment,
+    }
+
+
+def _pieces(plan: Plan, layer: Layer, choice: LayerPlan) -> str:
+    """How the layer's own weight is cut: "" where it has none or is whole."""
+    if choice.scheme == "shard_heads":
+        return "/".join(map(str, heads_of(layer, choice))) + " heads"
+    if not layer.weights:
+        return ""
+    placement = plan.flow.weights[layer.weights[0].name].placement
+    return "" if isinstance(placement, Replicate) else "/".join(map(str, placement.sizes))
+
+
+def _arrives(plan: Plan, layer: Layer) -> list[str]:
+    edges = plan.flow.edges
+    found = []
+    for producer in dict.fromkeys(layer.inputs):
+        for step in edges[producer, layer.name]:
+            if step.name != "copy_to" or step.gradient == "partial":
+                found.append(f"{step.name} over {step.group_size} of {producer}")
+    return found
+
+
+def shares_text(shares: tuple[float, ...] | None) -> str:
+    """Shares as people write them: "3 1"."""
+    return "" if shares is None else " ".join(f"{share:g}" for share in shares)
