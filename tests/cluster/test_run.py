@@ -10,7 +10,7 @@ from tests.cluster.fake_job import LONG_S, Job
 from tests.cluster.interrupts import interrupt_inside
 from workbench.cluster.errors import Diverged, RunError
 from workbench.cluster.run import Run
-from workbench.train.metrics import COLUMNS
+from workbench.plan.metrics import COLUMNS
 
 
 def test_a_run_starts_runs_and_finishes(start, tmp_path):

@@ -14,7 +14,7 @@ from workbench.cluster.engines import Engines
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.failure import End, first_failure
 from workbench.cluster.telemetry import Receiver
-from workbench.train.metrics import Row
+from workbench.plan.metrics import Row
 
 TICK_S = 0.05
 # After the first failure the other ranks are interrupted. One that is then still blocked, in

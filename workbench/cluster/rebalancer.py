@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.replan import Replan
 from workbench.cluster.run import Run
+from workbench.plan.metrics import Row
 from workbench.plan.plan import Plan
 from workbench.predict.balance import Balancer
 from workbench.predict.balance.plans import UNITS, Split
-from workbench.train.metrics import Row
 
 
 @dataclass(frozen=True)

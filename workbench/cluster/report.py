@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from workbench.train.metrics import Row
+from workbench.plan.metrics import Row
 
 if TYPE_CHECKING:
     from workbench.cluster.cluster import Cluster

@@ -17,13 +17,13 @@ from workbench.cluster.subscribers import Callback, Subscribers
 from workbench.cluster.timeline import timeline_of
 from workbench.plan.experiment import Experiment
 from workbench.plan.machine import Machine
+from workbench.plan.metrics import Row
 from workbench.plan.plan import Plan
 from workbench.predict.compare import Comparison, compare
 from workbench.predict.measured import Timeline
 from workbench.predict.prediction import Prediction
 from workbench.train.checkpoint import latest
 from workbench.train.control import Outcome
-from workbench.train.metrics import Row
 from workbench.train.wishes import PlanWishes
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Run:
 
     @property
     def metrics(self) -> "pandas.DataFrame":
-        """One line for each step and rank, sorted; columns as in `train.metrics.COLUMNS`."""
+        """One line for each step and rank, sorted; columns as in `plan.metrics.COLUMNS`."""
         return self._frame.of(self.rows[:])
 
     @property

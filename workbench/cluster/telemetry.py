@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, MutableMapping
 from contextlib import suppress
 
-from workbench.train.metrics import COLUMNS, Row
+from workbench.plan.metrics import COLUMNS, Row
 
 PERIOD_S = 0.1
 LARGEST_MESSAGE_BYTES = 60 << 10  # of a control message's 64 KiB; the rest is for its envelope
