@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from workbench.cluster.failure import End
-from workbench.cluster.rank_files import withdraw
+from workbench.cluster.rank_files import WITHDRAWN, withdraw
 from workbench.cluster.server.rank import Rank
 
 # After the first failure the other ranks are interrupted. One that is then still blocked, in
@@ -39,18 +39,26 @@ class Attempt:
         folder: of the attempt.
         places: the engine of each rank.
         pids: the process of each.
+        with_values: whether what the ranks return is to be loaded.
     """
 
     def __init__(
-        self, job: int, number: int, folder: Path, places: Sequence[int], pids: Sequence[int]
+        self,
+        job: int,
+        number: int,
+        folder: Path,
+        places: Sequence[int],
+        pids: Sequence[int],
+        *,
+        with_values: bool,
     ) -> None:
         self.job, self.number, self.folder = job, number, folder
         folder.mkdir(parents=True, exist_ok=True)
         self.ranks = [
-            Rank.at(folder, rank, place, pid)
+            Rank.at(folder, rank, place, pid, with_values)
             for rank, (place, pid) in enumerate(zip(places, pids, strict=True))
         ]
-        self.is_withdrawn = False
+        self.is_withdrawn = (folder / WITHDRAWN).exists()
         self._changed_at, self._looked_at = 0, 0.0
         self._failed_at: float | None = None
         self._interrupts, self._stop_sent_at, self._sent_at = 0, -REPEAT_STOP_S, -DELIVER_AGAIN_S

@@ -8,7 +8,6 @@ from workbench.cluster.answer import Answer
 from workbench.cluster.failure import End
 from workbench.cluster.rank_files import RankFiles
 from workbench.cluster.rows import ROW_BYTES, unpack
-from workbench.cluster.server.head import head_of
 from workbench.plan.metrics import Row
 
 
@@ -28,7 +27,9 @@ class Rank:
         pid: the engine's process.
         files: what it leaves.
         has_begun: whether it said so.
-        answer: how it ended by itself; a result of unknown class is not loaded.
+        with_value: whether what it returns is to be loaded. That of calls is not: its class may
+            want torch, which this process does without.
+        answer: how it ended by itself.
         received_bytes: of the answer.
         death: how its process ended.
         killed: why we ended its process.
@@ -38,6 +39,7 @@ class Rank:
     place: int
     pid: int
     files: RankFiles
+    with_value: bool
     has_begun: bool = False
     answer: Answer | None = None
     received_bytes: int = 0
@@ -45,9 +47,9 @@ class Rank:
     killed: str = ""
 
     @classmethod
-    def at(cls, folder: Path, number: int, place: int, pid: int) -> "Rank":
+    def at(cls, folder: Path, number: int, place: int, pid: int, with_value: bool) -> "Rank":
         """A rank whose files may be there already."""
-        rank = cls(number, place, pid, RankFiles(folder, number))
+        rank = cls(number, place, pid, RankFiles(folder, number), with_value)
         rank.killed, rank.death = rank._noted("killed"), rank._noted("death")
         rank.look()
         return rank
@@ -59,8 +61,8 @@ class Rank:
         if self.answer is None and (packed := self.files.answer) is not None:
             self.received_bytes = len(packed)
             try:
-                self.answer = head_of(packed)
-            except ValueError as error:  # it has ended all the same
+                self.answer = Answer.unpack(packed, with_value=self.with_value)
+            except Exception as error:  # it has ended all the same
                 self.answer = Answer.of(error)
 
     @property
