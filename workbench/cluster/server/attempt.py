@@ -9,7 +9,7 @@ from pathlib import Path
 
 from workbench.cluster.failure import End
 from workbench.cluster.rank_files import WITHDRAWN, withdraw
-from workbench.cluster.server.rank import Rank
+from workbench.cluster.server.rank import STUCK, Rank
 
 # After the first failure the other ranks are interrupted. One that is then still blocked, in
 # code that does not return to Python, is interrupted once more and at last killed.
@@ -76,9 +76,11 @@ class Attempt:
             if not rank.has_begun and not rank.has_ended:
                 call(rank)
 
-    def look(
-        self, now: float, died: Collection[int], how: Callable[[int], str | None]
-    ) -> None:
+    def deliver_soon(self) -> None:
+        """Calls ranks again when `deliver` is next asked to."""
+        self._sent_at = -DELIVER_AGAIN_S
+
+    def look(self, now: float, died: Collection[int], how: Callable[[int], str | None]) -> None:
         """Sees what has become of the ranks.
 
         Args:
@@ -114,7 +116,7 @@ class Attempt:
                 self._signal(signal.SIGINT)
             if since > KILL_AFTER_S:
                 for rank in self._working():
-                    self.kill(rank, "could not be interrupted")
+                    self.kill(rank, STUCK)
         elif stop and now - self._stop_sent_at > REPEAT_STOP_S:
             # Again and again: a rank that had not begun yet would not have heard it.
             self._stop_sent_at = now
@@ -125,6 +127,12 @@ class Attempt:
         if not rank.killed:
             rank.note_killed(why)
             _send(rank.pid, signal.SIGKILL)
+
+    @property
+    def began_at(self) -> float:
+        """When its first rank began, in seconds since the epoch; now, where none has."""
+        times = [began for rank in self.ranks if (began := rank.began_at) is not None]
+        return min(times, default=time.time())
 
     @property
     def has_begun(self) -> bool:

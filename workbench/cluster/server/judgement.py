@@ -1,26 +1,24 @@
 """What becomes of a job whose attempt is over: decided from what its ranks left, by nothing else."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
 from workbench.cluster.errors import EngineDied
 from workbench.cluster.failure import End, first_failure
 from workbench.cluster.jobs.record import AttemptRecord, ErrorRecord, JobRecord, State
 from workbench.train.control import Outcome
 
-Wish = Literal["", "resize", "preempt", "pause", "stop", "cancel"]
-WISHES: tuple[Wish, ...] = ("", "resize", "preempt", "pause", "stop", "cancel")
+WISHES = ("", "resize", "preempt", "pause", "stop", "cancel")
 """What may be wished for a job that runs; a later one goes before earlier ones."""
 
-_BECOMES: dict[Wish, State] = {
+_BECOMES: dict[str, State] = {
     "resize": "queued",
     "preempt": "queued",
     "pause": "paused",
     "stop": "stopped",
     "cancel": "cancelled",
 }
-_WHY: dict[Wish, str] = {
+_WHY: dict[str, str] = {
     "resize": "goes on with another number of ranks",
     "preempt": "makes room for a job of higher priority",
     "pause": "paused",
@@ -41,15 +39,22 @@ class Verdict:
         reason: why, for people.
         error: what it failed with, or what the attempt did.
         outcome: of rank 0, where the job trained to an end.
+        is_lost: whether the attempt ended because a process or a connection was lost.
     """
 
     state: State
     reason: str
     error: ErrorRecord | None = None
     outcome: Outcome | None = None
+    is_lost: bool = False
 
 
-def judge(job: JobRecord, ends: Sequence[End], wish: Wish, *, step: int, resumed: int) -> Verdict:
+def becomes(wish: str) -> Verdict:
+    """What becomes of a job whose ranks have ended, or never began, as was wished."""
+    return Verdict(_BECOMES[wish], _WHY[wish])
+
+
+def judge(job: JobRecord, ends: Sequence[End], wish: str, *, step: int, resumed: int) -> Verdict:
     """What becomes of a job, all of whose ranks have ended.
 
     A rank that raised would raise again: its job has failed. A process that was lost is the fault
@@ -64,23 +69,24 @@ def judge(job: JobRecord, ends: Sequence[End], wish: Wish, *, step: int, resumed
         resumed: updates that were done when the attempt began.
     """
     if wish == "cancel":
-        return Verdict("cancelled", _WHY[wish])
+        return becomes(wish)
     failure = first_failure(ends)
     if failure is None and all(end.answer for end in ends):
         return _returned(ends, wish)
+    is_lost = _is_lost(ends)
+    if wish and not is_lost and not any(end.answer and end.answer.kind == "raised" for end in ends):
+        return becomes(wish)  # before all had begun
     error = _record(failure)
     text = error.text.splitlines()[0]
-    if job.kind != "train":
-        return Verdict("failed", text, error)
-    if not _is_lost(ends):
+    if not is_lost or job.kind != "train":
         return Verdict("failed", text, error)
     if wish:
-        return Verdict(_BECOMES[wish], f"{_WHY[wish]}; {text}", error)
-    losses = losses_in_place([*job.attempts], step, resumed)
+        return replace(becomes(wish), reason=f"{_WHY[wish]}; {text}", error=error, is_lost=True)
+    losses = losses_in_place(job.attempts, step, resumed)
     if losses >= job.max_attempts:
         reason = f"lost {losses} times before it came further than step {step}; the last: {text}"
-        return Verdict("parked", reason, error)
-    return Verdict("starting", text, error)
+        return Verdict("parked", reason, error, is_lost=True)
+    return Verdict("starting", text, error, is_lost=True)
 
 
 def losses_in_place(before: Sequence[AttemptRecord], step: int, resumed: int) -> int:
@@ -97,7 +103,7 @@ def losses_in_place(before: Sequence[AttemptRecord], step: int, resumed: int) ->
     return count
 
 
-def _returned(ends: Sequence[End], wish: Wish) -> Verdict:
+def _returned(ends: Sequence[End], wish: str) -> Verdict:
     answer = ends[0].answer
     outcome = answer.value if answer is not None else None
     if not isinstance(outcome, Outcome):

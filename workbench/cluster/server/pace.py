@@ -85,7 +85,9 @@ class Pace:
                 if rank.slow_looks >= LOOKS and not rank.is_told:
                     rank.is_told = True
                     since = f"since step {rank.slow_since}"
-                    told.append(f"rank {number} is {factor:.1f} times slower than the others {since}")
+                    told.append(
+                        f"rank {number} is {factor:.1f} times slower than the others {since}"
+                    )
             elif factor < AGAIN:
                 if rank.is_told:
                     told.append(f"rank {number} is as fast as the others again at step {rank.step}")

@@ -1,6 +1,7 @@
 """One rank of an attempt, seen from outside: by its files and its process."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from workbench.cluster.rank_files import RankFiles
 from workbench.cluster.rows import ROW_BYTES, unpack
 from workbench.plan.metrics import Row
 
+STUCK = "did not end when it was interrupted"
+
 
 @dataclass
 class Rank:
@@ -18,7 +21,7 @@ class Rank:
     What the server does to a rank, and learns of its end, it writes beside the rank's own files,
     and before it acts; so that the next server judges by the same:
 
-        rank-0.killed    why the server ended its process
+        rank-0.killed    why the server ended its process; STUCK, or how the rank was lost
         rank-0.death     how its process ended
 
     Attributes:
@@ -32,7 +35,7 @@ class Rank:
         answer: how it ended by itself.
         received_bytes: of the answer.
         death: how its process ended.
-        killed: why we ended its process.
+        killed: why we ended its process: STUCK, or what then counts as its death.
     """
 
     number: int
@@ -66,6 +69,13 @@ class Rank:
                 self.answer = Answer.of(error)
 
     @property
+    def began_at(self) -> float | None:
+        """When it began, in seconds since the epoch; None where it has not."""
+        with suppress(FileNotFoundError):
+            return self._path("alive").stat().st_mtime
+        return None
+
+    @property
     def has_ended(self) -> bool:
         """Whether nothing more comes of it."""
         return self.answer is not None or bool(self.death)
@@ -78,7 +88,7 @@ class Rank:
     def end(self) -> End:
         """How it ended, as `failure.first_failure` takes it."""
         death = "" if self.answer is not None else self.death
-        return End(self.number, self.pid, self.answer, death, bool(self.killed) and bool(death))
+        return End(self.number, self.pid, self.answer, death, self.killed == STUCK and bool(death))
 
     def last_row(self) -> Row | None:
         """The newest whole row; None where there is none."""
@@ -95,8 +105,8 @@ class Rank:
 
     def note_death(self, how: str) -> None:
         """Writes down how its process ended."""
-        self.death = how
-        self._note("death", how)
+        self.death = how if self.killed in ("", STUCK) else self.killed
+        self._note("death", self.death)
 
     def note_killed(self, why: str) -> None:
         """Writes down why we end its process; to be called before."""

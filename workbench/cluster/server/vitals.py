@@ -30,7 +30,9 @@ def sample(pid: int) -> Sample | None:
             state, *rest = file.read().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return Sample(state, (int(rest[10]) + int(rest[11])) / _TICKS_PER_S, int(rest[20]) * _PAGE_BYTES)
+    return Sample(
+        state, (int(rest[10]) + int(rest[11])) / _TICKS_PER_S, int(rest[20]) * _PAGE_BYTES
+    )
 
 
 @dataclass
