@@ -8,6 +8,7 @@ import logging
 import sys
 from pathlib import Path
 
+from workbench.cluster.calls import Count
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.jobs.store import Store
 from workbench.cluster.keeper.spec import Spec
@@ -30,10 +31,19 @@ def main(folder: Path) -> None:
         with ServerLock(folder):
             store = Store(folder / STORE, create=True)
             store.check()
-            hands = ControllerHands(folder, store.count_message)
+            hands = ControllerHands(folder, count_in(store))
             Server(folder, spec, store, hands).run()
     except ClusterError as error:
         raise SystemExit(f"no job server: {error}") from None
+
+
+def count_in(store: Store) -> Count:
+    """Writes each message down."""
+
+    def count(direction: str, num_bytes: int, job: int | None) -> None:
+        store.count_message("sent" if direction == "sent" else "received", num_bytes, job)
+
+    return count
 
 
 if __name__ == "__main__":

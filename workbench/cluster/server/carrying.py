@@ -28,7 +28,7 @@ from pathlib import Path
 
 from workbench.cluster.engine import perform
 from workbench.cluster.errors import ClusterError, ControlMessageTooLarge
-from workbench.cluster.jobs.record import ACTIVE, AttemptRecord, ErrorRecord, JobRecord
+from workbench.cluster.jobs.record import ACTIVE, AttemptRecord, ErrorRecord, JobRecord, Level
 from workbench.cluster.jobs.store import Store
 from workbench.cluster.keeper.spec import Spec
 from workbench.cluster.seats import seats
@@ -39,7 +39,7 @@ from workbench.cluster.server.hands import Hands
 from workbench.cluster.server.initial import InitialWeights
 from workbench.cluster.server.judgement import Verdict, becomes, judge
 from workbench.cluster.server.rank import Rank
-from workbench.cluster.server.work import Work, packed_for
+from workbench.cluster.server.work import STARTING, Work, packed_for
 
 # An engine takes some 4 s to start.
 REPLACED_WITHIN_S = 10.0
@@ -80,7 +80,7 @@ class Carrier:
             return self._conclude(work, attempt, now)
         if work.record.state == "starting" and self._has_started(work, attempt):
             work.moved_at = now
-            if self._store.update(work.record.id, only_in=("starting",), state="running"):
+            if self._store.update(work.record.id, only_in=STARTING, state="running"):
                 work.record = self._store.job(work.record.id)
         return True
 
@@ -89,7 +89,7 @@ class Carrier:
         if work.record.wish:
             return not self._release(work, Verdict("finished", "released"))
         if work.record.state == "starting":
-            self._store.update(work.record.id, only_in=("starting",), state="running")
+            self._store.update(work.record.id, only_in=STARTING, state="running")
             work.record = self._store.job(work.record.id)
         return True
 
@@ -118,7 +118,7 @@ class Carrier:
         record = work.record
         places = record.held if places is None else places
         if work.is_over and not self._store.claim(
-            record.id, record.attempt, places, only_in=("starting",)
+            record.id, record.attempt, places, only_in=STARTING
         ):
             work.record = self._store.job(record.id)  # an engine is not free yet; or it was ended
             return work.record.state in ACTIVE
@@ -236,7 +236,7 @@ class Carrier:
             wish="",
             **fields,
         )
-        level = "error" if verdict.state in ("failed", "parked") else "info"
+        level: Level = "error" if verdict.state in ("failed", "parked") else "info"
         told = f"{record.name} {'waits again' if verdict.state == 'queued' else verdict.state}"
         text = f"{told}: {reason}" if reason else told
         self._store.event(text, kind=verdict.state, level=level, job=record.id)

@@ -31,7 +31,8 @@ def newest_whole(directory: Path) -> tuple[Found | None, list[str]]:
     A checkpoint takes its name when all of it was written; a file that is too short since then
     was lost with its disk, or was cut by somebody.
     """
-    there, damaged = complete(directory), []
+    there = complete(directory)
+    damaged: list[str] = []
     for step in sorted(there, reverse=True):
         try:
             cut = [name for name in _files(there[step]) if not whole(there[step] / name)]

@@ -6,6 +6,7 @@ from workbench.cluster.errors import ClusterError, StoreError
 from workbench.cluster.jobs.record import ACTIVE, ENDED, Command, JobRecord, State
 from workbench.cluster.jobs.store import Store
 from workbench.cluster.server.judgement import WISHES, becomes
+from workbench.cluster.server.work import QUEUED
 
 _WAITING: tuple[State, ...] = ("queued", "paused")
 KEEPERS = frozenset(("shutdown",))
@@ -68,7 +69,7 @@ class Commands:
         job = self._job(command)
         if job.kind != "lease":
             raise ClusterError(f"{job.name} is no lease, and so is not released: stop it")
-        if not self._store.release(job.id, "finished", only_in=("queued",), reason="released"):
+        if not self._store.release(job.id, "finished", only_in=QUEUED, reason="released"):
             self.wish(self._store.job(job.id), "stop")
 
     def _resume(self, command: Command) -> None:
@@ -83,9 +84,8 @@ class Commands:
             if job.wish in ("pause", "stop"):
                 self._store.update(job.id, only_in=ACTIVE, wish="preempt")
             return
-        self._store.update(
-            job.id, only_in=[*ENDED - {"finished"}, "paused"], state="queued", **fresh
-        )
+        again = (*ENDED - {"finished"}, *_WAITING)
+        self._store.update(job.id, only_in=again, state="queued", **fresh)
 
     def _prioritise(self, command: Command) -> None:
         self._store.update(self._job(command).id, priority=int(command.payload["priority"]))

@@ -1,9 +1,9 @@
-"""What becomes of a job whose attempt is over: decided from what its ranks left, by nothing else."""
+"""What becomes of a job whose attempt is over: decided from what its ranks left alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from workbench.cluster.errors import EngineDied
+from workbench.cluster.errors import EngineDied, RankError, RunError
 from workbench.cluster.failure import End, first_failure
 from workbench.cluster.jobs.record import AttemptRecord, ErrorRecord, JobRecord, State
 from workbench.train.control import Outcome
@@ -123,10 +123,10 @@ def _is_lost(ends: Sequence[End]) -> bool:
     return kinds <= _LOST and bool(kinds or any(end.death for end in ends))
 
 
-def _record(failure: Exception | None) -> ErrorRecord:
+def _record(failure: RunError | None) -> ErrorRecord:
     if isinstance(failure, EngineDied):
         return ErrorRecord("EngineDied", str(failure), failure.rank, death=failure.death)
-    if failure is None:
+    if not isinstance(failure, RankError):
         return ErrorRecord("ClusterError", "not all of its ranks began")
     return ErrorRecord(
         failure.kind,

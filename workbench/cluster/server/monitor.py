@@ -1,4 +1,4 @@
-"""Watches what runs: processes that stand still, ranks that are slow, and what the host has left."""
+"""Watches what runs: processes that stand still, slow ranks, and what the host has left."""
 
 import json
 import time

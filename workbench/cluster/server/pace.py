@@ -70,7 +70,7 @@ class Pace:
         return True
 
     def _stragglers(self) -> list[str]:
-        told = []
+        told: list[str] = []
         if len(self._ranks) < 2:
             return told
         for number, rank in sorted(self._ranks.items()):

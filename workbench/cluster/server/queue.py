@@ -10,6 +10,7 @@ from workbench.cluster.jobs.store import Store
 from workbench.cluster.rank_files import RankFiles, withdraw
 from workbench.cluster.server.commands import Commands
 from workbench.cluster.server.fleet import Fleet
+from workbench.cluster.server.work import QUEUED
 
 
 class Queue:
@@ -27,7 +28,7 @@ class Queue:
     def settle(self) -> bool:
         """Gives free engines to jobs that wait; whether one began."""
         self._let_go()
-        queued = self._store.jobs(states=("queued",))
+        queued = self._store.jobs(states=QUEUED)
         under = [job for job in queued if job.lease is not None]
         began = [job for job in under if self._begin_under_lease(job)]
         waiting = [job for job in queued if job.lease is None]
@@ -37,11 +38,11 @@ class Queue:
 
     def _let_go(self) -> None:
         """Cancels what somebody waits for who is gone."""
-        for job in self._store.jobs(states=("queued", *ACTIVE)):
+        for job in self._store.jobs(states=QUEUED | ACTIVE):
             if job.kind == "train" or job.owner is None or job.owner.is_alive:
                 continue
             reason = f"process {job.owner.pid}, which waited for it, has ended"
-            if not self._store.release(job.id, "cancelled", only_in=("queued",), reason=reason):
+            if not self._store.release(job.id, "cancelled", only_in=QUEUED, reason=reason):
                 self._commands.wish(job, "cancel")
 
     def _begin_under_lease(self, job: JobRecord) -> bool:
@@ -49,7 +50,7 @@ class Queue:
         lease = self._store.job(job.lease)
         if lease.has_ended:
             reason = f"its engines were given back before: {lease.reason}"
-            self._store.release(job.id, "cancelled", only_in=("queued",), reason=reason)
+            self._store.release(job.id, "cancelled", only_in=QUEUED, reason=reason)
             return False
         places = job.places or lease.held[: job.engines]
         if not lease.held or not set(places) <= set(lease.held):
@@ -83,7 +84,7 @@ class Queue:
             withdraw(folder / str(number))
             self._end_ranks(folder / str(number))
         if unknown:
-            self._store.update(job.id, only_in=("queued",), attempt=max(unknown))
+            self._store.update(job.id, only_in=QUEUED, attempt=max(unknown))
             job = self._store.job(job.id)
         return job
 

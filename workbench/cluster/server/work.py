@@ -5,10 +5,13 @@ from pathlib import Path
 
 from workbench.cluster.answer import Answer
 from workbench.cluster.errors import ClusterError
-from workbench.cluster.jobs.record import JobRecord
+from workbench.cluster.jobs.record import JobRecord, State
 from workbench.cluster.server.attempt import Attempt, attempt_folder
 from workbench.cluster.server.pace import Pace
 from workbench.cluster.server.rank import Rank
+
+QUEUED: frozenset[State] = frozenset(("queued",))
+STARTING: frozenset[State] = frozenset(("starting",))
 
 
 @dataclass
