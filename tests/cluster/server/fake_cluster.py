@@ -17,18 +17,17 @@ from workbench.cluster.jobs.owner import Owner
 from workbench.cluster.jobs.record import JobRecord, Request
 from workbench.cluster.jobs.store import Store
 from workbench.cluster.keeper.spec import Spec
-from workbench.cluster.processes import ending
 from workbench.cluster.site import HERE
 from workbench.plan import Plan
 
-WITHIN_S = 40.0
+WITHIN_S = 15.0
 PACKAGE = "tests.cluster.server"
 
 
 class FakeCluster:
     """`num_engines` engines and an assistant, kept alive; and a job server, which may be killed."""
 
-    def __init__(self, folder: Path, num_engines: int = 2, *, timeout_s: float = 5.0) -> None:
+    def __init__(self, folder: Path, num_engines: int = 2, *, timeout_s: float = 4.0) -> None:
         self.folder, self.num_engines = folder, num_engines
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "arrivals").mkdir()
@@ -77,7 +76,7 @@ class FakeCluster:
                 del self.engines[pid]
                 for record in self.store.engines():
                     if record.pid == pid:
-                        death = ending(engine.returncode)
+                        death = f"was ended by {signal.Signals(-engine.returncode).name}"
                         self.store.set_engine(record.index, state="dead", death=death)
                         if self.replaces:
                             self.start_engine(record.index)
@@ -151,6 +150,7 @@ class FakeCluster:
 
 
 def run(module: str, *arguments: object) -> subprocess.Popen:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, map(os.path.abspath, sys.path)))}
+    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+    environment = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, "-m", f"{PACKAGE}.{module}", *map(str, arguments)]
     return subprocess.Popen(command, env=environment)

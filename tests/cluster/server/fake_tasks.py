@@ -6,15 +6,14 @@ import os
 import time
 from pathlib import Path
 
-from workbench.comm.errors import CommTimeout
 from workbench.plan.metrics import COLUMNS
 from workbench.train.control import Outcome
 
 STEP_S = 0.01
 
 
-class Behind(RuntimeError):
-    """An attempt began from less than the last one had saved."""
+class CommTimeout(RuntimeError):
+    """As the ranks' own, which would load torch."""
 
 
 def train(experiment, seat, directory, control, emit, resume=None, weights=None, **how):

@@ -37,6 +37,7 @@ class Fleet:
         self._watch = Watch()
         self._came: dict[int, Arrival] = {}  # by process
         self._became: dict[int, int] = {}  # process: the index that it was told to take
+        self._place: dict[int, int] = {}  # of each process
         self._died_at: dict[int, float] = {}
         self._short_of_memory: set[int] = set()
         self._oom_kills = out_of_memory_kills()
@@ -66,6 +67,7 @@ class Fleet:
         self._looked_at = now
         self.records = {record.index: record for record in self._store.engines()}
         pids = {record.pid for record in self.records.values() if record.pid is not None}
+        self._place |= {r.pid: r.index for r in self.records.values() if r.pid is not None}
         for pid in pids - self.died:
             if not self._watch.add(pid):
                 self.died.add(pid)
@@ -99,14 +101,10 @@ class Fleet:
 
     def how(self, pid: int, now: float) -> str | None:
         """In words, how a process ended; None: the keeper will say in a moment."""
-        said = next(
-            (
-                record.death
-                for record in self.records.values()
-                if record.pid == pid and record.state == "dead" and record.death
-            ),
-            "",
-        )
+        record = self.records.get(self._place.get(pid, -1))
+        # One that was replaced already is what the record calls its last process.
+        is_told = record is not None and (record.pid != pid or record.state == "dead")
+        said = record.death if record is not None and is_told else ""
         if not said and now - self._died_at.get(pid, now) < SAID_WITHIN_S:
             return None
         said = said or "ended"
@@ -133,13 +131,12 @@ class Fleet:
             or not self.is_ready(spare.index)
         ):
             return False
-        return self._tell(spare, missing)
+        came = self._came.get(spare.pid or 0)
+        return came is not None and self._tell(came, missing)
 
-    def _tell(self, engine: EngineRecord, index: int) -> bool:
+    def _tell(self, engine: Arrival, index: int) -> bool:
         """Has an engine become another."""
         device = self._devices[index]
-        assert engine.engine_id is not None
-        assert engine.pid is not None
         arguments = (index, device.cores, device.threads, {"CUDA_VISIBLE_DEVICES": device.gpu})
         try:
             self._hands.become(engine.engine_id, become, *arguments)
@@ -157,12 +154,12 @@ class Fleet:
         came = self._came.get(record.pid) if record.pid is not None else None
         if came is None or record.pid in self.died:
             return
-        told = self._became.get(came.pid, record.index)
-        if came.index != told:
+        told = self._became.get(came.pid)
+        if told is None and came.index != record.index:
+            self._tell(came, record.index)
+        elif told is not None and came.index != told:
             return  # it was told and has not yet
-        if came.pid not in self._became and came.index != record.index:
-            self._tell(record, record.index)
-        elif told != record.index:
+        elif told is not None and told != record.index:
             self._exchange(record, self.records[told], came)
         elif record.state == "starting" or record.engine_id != came.engine_id:
             self._set(record.index, came, record.job)

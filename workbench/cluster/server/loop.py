@@ -66,8 +66,8 @@ class Server:
         is_news = self._fleet.wait(wait_s, now)
         if self._store.changed() or is_news or self._fleet.is_due(now) or not self._fleet.records:
             is_news = True
-            self._fleet.read(now)
             self._commands.carry_out()
+            self._fleet.read(now)
         is_due = now - self._settled_at >= SETTLE_EVERY_S
         if is_news or is_due:
             self._read(now)
