@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.cluster.answer import Answer
-from workbench.cluster.engine import perform
+from workbench.cluster.attended import Receiver, answered, perform
 from workbench.cluster.engines import Engines
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.failure import End, first_failure
-from workbench.cluster.telemetry import Receiver
 from workbench.plan.metrics import Row
 
 TICK_S = 0.05
@@ -35,6 +34,7 @@ class _Rank:
     call: Any  # ipyparallel's AsyncResult
     receiver: Receiver
     answer: Answer | None = None
+    left: Sequence[Any] = (0, b"")  # rows that came with the answer: the first one's number, all
     death: str = ""  # how its process ended
 
     @property
@@ -137,7 +137,7 @@ class Job:
             try:
                 packed = rank.call.get()
                 self._engines.received.add(len(packed))
-                rank.answer = Answer.unpack(packed)
+                rank.answer, *rank.left = answered(packed)
             except Exception as error:  # not of the task, but of what carries it
                 rank.answer = Answer.of(error)
         elif death:
@@ -174,7 +174,7 @@ class Job:
         rows = []
         for rank in self._ranks:
             if rank.answer:
-                rows += rank.receiver.finish(rank.answer.first_row, rank.answer.rows)
+                rows += rank.receiver.finish(*rank.left)
         if rows:
             on_rows(rows)
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tests.cluster.fake_session import row
-from workbench.cluster.telemetry import Receiver, Telemetry
+from workbench.cluster.attended import Receiver, Telemetry
 
 NEVER_S = 3600.0
 
