@@ -1,4 +1,4 @@
-"""What a run is told by the job that it follows, and what it may ask of it."""
+"""What a run is told by the job that it watches, and what it may ask of it."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
@@ -10,8 +10,8 @@ Waits = Literal["queued", "starting", "paused"]
 """States in which no step is made."""
 
 
-class Follower(Protocol):
-    """Whoever follows a job; all of it is called on the follower's own thread."""
+class Listener(Protocol):
+    """Whoever watches a job; all of it is called on the thread that does."""
 
     def take(self, rows: list[Row]) -> None:
         """Takes new rows, in each rank's order."""
@@ -37,7 +37,7 @@ class Job(Protocol):
     def has_lost_rows(self) -> bool:
         """Whether metric rows are missing between others."""
 
-    def watch(self, follower: Follower) -> Sequence[Any]:
+    def watch(self, listener: Listener) -> Sequence[Any]:
         """Returns when it has ended: what each rank returned; nothing where none ever began.
 
         Raises:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import nn
 
 from workbench.cluster import calibrate, message, sum_trace
-from workbench.cluster.assistant import Assistant, complete
+from workbench.cluster.assistant import Assistant
 from workbench.cluster.devices import Device
 from workbench.cluster.dispatch import Dispatch
 from workbench.cluster.emulated.hosts import Hosts
@@ -128,7 +128,7 @@ class Measurements(ABC):
         with self._taken(experiment.plan, "a trace of an all-reduce") as places:
             shared = {"weights": None, "numel": nbytes // 4, "times": times}
             packed = message.pack(experiment)
-            ranks = complete(self._dispatch.start(task, packed, places, shared))
+            ranks = self._dispatch.called(task, packed, places, shared)
         return sum_trace.described(experiment, nbytes, ranks)
 
     def curvature(

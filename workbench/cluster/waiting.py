@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, Self
 
 # Short, because neither a thread nor a kernel's event loop notices an interrupt before its
@@ -85,3 +85,13 @@ def _is_cell() -> bool:
     """
     task = asyncio.current_task()
     return task is not None and getattr(task.get_coro(), "__name__", "") == "run_cell_async"
+
+
+def until(done: Callable[[], bool], seconds: float, tick_s: float) -> bool:
+    """Asks again and again; returns whether it was so in time."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(tick_s)
+    return True
