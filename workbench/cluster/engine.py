@@ -8,7 +8,7 @@ import importlib
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -93,7 +93,7 @@ def perform(
         return
     telemetry = Telemetry(files) if streams else None
     try:
-        with signals(control), files.log.open("w", buffering=1) as log, redirect_stdout(log):
+        with signals(control), _printing_to(files.log):
             if files.is_withdrawn:
                 raise KeyboardInterrupt
             extra = {} if telemetry is None else {"control": control, "emit": telemetry.emit}
@@ -146,6 +146,13 @@ def signals(control: Control) -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
+@contextmanager
+def _printing_to(path: Path) -> Iterator[None]:
+    """What is printed goes into a file: ipykernel would send it through the controller."""
+    with path.open("w", buffering=1) as log, redirect_stdout(log), redirect_stderr(log):
+        yield
 
 
 def _threads() -> list[int]:
