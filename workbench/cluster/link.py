@@ -1,8 +1,5 @@
 """One cluster as a notebook reaches it: through the store and the folder that it has."""
 
-import os
-import shutil
-import signal
 import threading
 import time
 from collections import Counter
@@ -10,21 +7,18 @@ from contextlib import suppress
 from pathlib import Path
 
 from workbench.cluster import registry
+from workbench.cluster.ending import STORE, UNFINISHED, end
 from workbench.cluster.errors import ClusterError, StoreError
 from workbench.cluster.jobs.owner import Owner
-from workbench.cluster.jobs.record import ENDED, JobRecord, State
+from workbench.cluster.jobs.record import JobRecord
 from workbench.cluster.jobs.store import Store
 from workbench.cluster.keeper import keeper_of, said
 from workbench.cluster.waiting import until
 
-STORE = "server.sqlite"
 LOOK_EVERY_S = 0.5
 TICK_S = 0.02
 READY_WITHIN_S = 90.0
 ANSWER_WITHIN_S = 10.0
-END_WITHIN_S = 15.0
-UNFINISHED: tuple[State, ...] = ("queued", "starting", "running", "stopping", "paused")
-assert ENDED.isdisjoint(UNFINISHED)
 
 
 class Link:
@@ -134,19 +128,15 @@ class Link:
             if any(job.kind == "train" for job in jobs) or any(each.is_alive for each in others):
                 self.store.detach(self.owner)
                 return
-        self.end()
+        self.end(
+            keep_folder=registry.owner_of(self.name) is None
+        )  # people chose its name: to come back
 
     def end(self, *, keep_folder: bool = False) -> None:
         """Ends the cluster's processes, now; without `keep_folder` also removes all it knows."""
         with self._guard:
             del self._attached[self.folder]
-        if (keeper := keeper_of(self.folder)) is not None:
-            # No command, which a damaged store or a full disk would not take.
-            with suppress(ProcessLookupError):
-                os.kill(keeper.pid, signal.SIGTERM)
-                if not until(lambda: not keeper.is_alive, END_WITHIN_S, TICK_S):
-                    os.kill(keeper.pid, signal.SIGKILL)
+        with suppress(StoreError):
+            self.store.command("shutdown", remove=not keep_folder)
         self.store.close()
-        if not keep_folder:
-            registry.remove(self.folder)
-            shutil.rmtree(self.folder, ignore_errors=True)
+        end(self.folder, keep_folder=keep_folder)

@@ -1,6 +1,9 @@
 """Which clusters there are, by name: one small file for each in the platform's folder for state."""
 
+import os
+import platform
 import re
+import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +16,18 @@ from workbench.cluster.keeper.spec import FILE
 
 PREFIX = ".cluster-"
 _NAME = re.compile(r"\w[\w.-]*")
+_OWN = re.compile(r"(.+)-(\d+)-[0-9a-f]{8}")
+
+
+def new_name() -> str:
+    """A name that no other cluster has, for one that was given none."""
+    return f"{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def owner_of(name: str) -> int | None:
+    """The process that started a cluster of this host without a name; None: people chose it."""
+    found = _OWN.fullmatch(name)
+    return int(found[2]) if found is not None and found[1] == platform.node() else None
 
 
 def folder_for(directory: Path, name: str) -> Path:

@@ -122,7 +122,10 @@ class RemoteJob:
             self._keep = None
 
     def _watched(self, listener: Listener) -> list[Any]:
-        record, attempt = self._link.job(self.id), _Attempt(self._after, Path(), 0, Follower(Path(), 0))
+        record, attempt = (
+            self._link.job(self.id),
+            _Attempt(self._after, Path(), 0, Follower(Path(), 0)),
+        )
         while True:
             while attempt.number < record.attempt:
                 self._read(attempt, listener)
@@ -178,7 +181,9 @@ def _exception(error: ErrorRecord, folder: Path) -> Exception:
     """What the job server says went wrong, as the exception that it is."""
     if error.kind == "EngineDied":
         return EngineDied(error.text, error.rank, error.death)
-    if plain := {"ClusterError": ClusterError, "RunError": RunError, "Diverged": Diverged}.get(error.kind):
+    if plain := {"ClusterError": ClusterError, "RunError": RunError, "Diverged": Diverged}.get(
+        error.kind
+    ):
         return plain(error.text)
     packed = RankFiles(folder, error.rank).answer
     own = Answer.unpack(packed, with_value=False).error[1] if packed is not None else error.text
