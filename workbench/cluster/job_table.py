@@ -8,6 +8,8 @@ from typing import Any
 
 from workbench.cluster.jobs.record import JobRecord
 
+HEAD = ("job", "name", "state", "engines", "steps", "")
+
 
 def columns_of(job: JobRecord) -> dict[str, Any]:
     """What is said of a job, by column; times are of this host's zone."""
@@ -34,9 +36,8 @@ def columns_of(job: JobRecord) -> dict[str, Any]:
 
 def lines(jobs: Iterable[JobRecord]) -> str:
     """As text, with a heading."""
-    told = [("job", "name", "state", "engines", "steps", "")]
-    told += [_told(job) for job in jobs]
-    widths = [max(len(line[column]) for line in told) for column in range(len(told[0]))]
+    told = [HEAD, *map(_told, jobs)]
+    widths = [max(len(line[column]) for line in told) for column in range(len(HEAD))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in told
@@ -46,10 +47,7 @@ def lines(jobs: Iterable[JobRecord]) -> str:
 def html(jobs: Iterable[JobRecord]) -> str:
     """As a table that reads well without a kernel, in inline styles."""
     style = "style='text-align:left'"
-    head = "".join(
-        f"<th {style} scope='col'>{name}</th>"
-        for name in ("job", "name", "state", "engines", "steps", "")
-    )
+    head = "".join(f"<th {style} scope='col'>{name}</th>" for name in HEAD)
     body = "".join(
         "<tr>" + "".join(f"<td {style}>{escape(cell)}</td>" for cell in _told(job)) + "</tr>"
         for job in jobs

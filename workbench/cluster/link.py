@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 
 from workbench.cluster import registry
 from workbench.cluster.ending import STORE, UNFINISHED, end
@@ -19,6 +20,7 @@ LOOK_EVERY_S = 0.5
 TICK_S = 0.02
 READY_WITHIN_S = 90.0
 ANSWER_WITHIN_S = 10.0
+_READY = ("idle", "busy", "paused")
 
 
 class Link:
@@ -34,7 +36,9 @@ class Link:
         owner: this process.
     """
 
-    _attached: Counter[Path] = Counter()  # this process is one owner, however often it attaches
+    _attached: ClassVar[Counter[Path]] = (
+        Counter()
+    )  # this process is one owner, however often it attaches
     _guard = threading.Lock()
 
     def __init__(self, folder: Path) -> None:
@@ -73,7 +77,7 @@ class Link:
             if not self.is_kept:
                 raise ClusterError(f"the engines did not start:\n{said(self.folder)}")
             engines = self.store.engines()[:num_engines]
-            return sum(engine.state in ("idle", "busy") for engine in engines) == num_engines
+            return sum(engine.state in _READY for engine in engines) == num_engines
 
         if not until(ready, READY_WITHIN_S, TICK_S):
             raise ClusterError(
@@ -128,9 +132,8 @@ class Link:
             if any(job.kind == "train" for job in jobs) or any(each.is_alive for each in others):
                 self.store.detach(self.owner)
                 return
-        self.end(
-            keep_folder=registry.owner_of(self.name) is None
-        )  # people chose its name: to come back
+        # Who gave it a name means to come back.
+        self.end(keep_folder=registry.owner_of(self.name) is None)
 
     def end(self, *, keep_folder: bool = False) -> None:
         """Ends the cluster's processes, now; without `keep_folder` also removes all it knows."""

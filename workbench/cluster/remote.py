@@ -17,6 +17,7 @@ from workbench.plan.experiment import Experiment
 from workbench.plan.metrics import Row
 
 TICK_S = 0.03
+_PLAIN = {each.__name__: each for each in (ClusterError, RunError, Diverged)}
 
 
 class Silent:
@@ -81,24 +82,24 @@ class RemoteJob:
 
     def stop(self) -> None:
         """Asks every rank to end after its current step; a job that waits ends at once."""
-        self._link.command("stop", self.id)
+        self._link.store.command("stop", self.id)
 
     def pause(self) -> None:
         """Asks for a checkpoint, and for its engines back."""
-        self._link.command("pause", self.id)
+        self._link.store.command("pause", self.id)
 
     def resume(self) -> None:
         """Lets it go on from there, once engines are free."""
-        self._link.command("resume", self.id)
+        self._link.store.command("resume", self.id)
 
     def abort(self) -> None:
         """Interrupts every rank."""
         self._is_aborted = True
-        self._link.command("cancel", self.id)
+        self._link.store.command("cancel", self.id)
 
     def goes_on_as(self, experiment: Experiment) -> None:
         """Notes what it is resumed as."""
-        self._link.store.update(self.id, packed=message.pack(experiment))
+        self._link.store.repack(self.id, message.pack(experiment))
 
     def watch(self, listener: Listener | None = None) -> list[Any]:
         """Returns when it has ended.
@@ -122,10 +123,8 @@ class RemoteJob:
             self._keep = None
 
     def _watched(self, listener: Listener) -> list[Any]:
-        record, attempt = (
-            self._link.job(self.id),
-            _Attempt(self._after, Path(), 0, Follower(Path(), 0)),
-        )
+        record = self._link.store.job(self.id)
+        attempt = _Attempt(self._after, Path(), 0, Follower(Path(), 0))  # none is read yet
         while True:
             while attempt.number < record.attempt:
                 self._read(attempt, listener)
@@ -181,10 +180,8 @@ def _exception(error: ErrorRecord, folder: Path) -> Exception:
     """What the job server says went wrong, as the exception that it is."""
     if error.kind == "EngineDied":
         return EngineDied(error.text, error.rank, error.death)
-    if plain := {"ClusterError": ClusterError, "RunError": RunError, "Diverged": Diverged}.get(
-        error.kind
-    ):
-        return plain(error.text)
+    if error.kind in _PLAIN:
+        return _PLAIN[error.kind](error.text)
     packed = RankFiles(folder, error.rank).answer
     own = Answer.unpack(packed, with_value=False).error[1] if packed is not None else error.text
     return RankError(

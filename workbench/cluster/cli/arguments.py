@@ -26,13 +26,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def _run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("experiment", type=Path, metavar="EXPERIMENT.toml")
     parser.add_argument("--engines", type=int, metavar="N", help="of the cluster; else the plan's")
-    parser.add_argument(
-        "--cluster", metavar="NAME", help="one that is there, or is to be called so"
-    )
+    parser.add_argument("--cluster", metavar="NAME", help="that is there, or is to be called so")
     parser.add_argument("--directory", type=Path, default=Path("runs"), help="where runs are kept")
-    parser.add_argument(
-        "--resume", type=Path, metavar="RUN", help="a run's folder, or a checkpoint"
-    )
+    parser.add_argument("--resume", type=Path, metavar="RUN", help="a run's folder, or checkpoint")
     parser.add_argument("--priority", type=int, default=0, help="higher goes first")
     parser.add_argument("--detach", action="store_true", help="submit it and return")
     parser.set_defaults(carry_out=_late("running:run"))
@@ -59,9 +55,7 @@ def _verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, metavar="PLAN.toml", help="or an experiment")
     parser.add_argument("--steps", type=int, default=2, help="updates before weights are compared")
     parser.add_argument("--precision", choices=("fp64", "fp32"), default="fp64")
-    parser.add_argument(
-        "--directory", type=Path, default=Path("runs"), help="for its scratch files"
-    )
+    parser.add_argument("--directory", type=Path, default=Path("runs"), help="for scratch files")
     parser.set_defaults(carry_out=_late("planning:verify"))
 
 

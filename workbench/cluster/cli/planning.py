@@ -35,9 +35,8 @@ def _experiment(path: Path, batch_size: int, precision: str) -> Experiment:
     except ExperimentError:
         plan = Plan.load(path)
     size = max(batch_size, plan.world_size)
-    return Experiment(
-        plan=plan, batch_size=size, optimizer=SGD(lr=0.01), steps=1, precision=precision
-    )
+    plain = Experiment(plan=plan, batch_size=size, optimizer=SGD(lr=0.01), steps=1)
+    return plain.replace(precision=precision)
 
 
 def _machine(name: str) -> Machine:

@@ -6,7 +6,11 @@ from argparse import Namespace
 from workbench.cluster import registry
 from workbench.cluster.cli.progress import Progress
 from workbench.cluster.cluster import Cluster
+from workbench.cluster.ending import STORE
 from workbench.cluster.errors import ClusterError
+from workbench.cluster.job_table import lines
+from workbench.cluster.jobs.store import Store
+from workbench.cluster.keeper import keeper_of
 from workbench.cluster.run import Run
 from workbench.plan.experiment import Experiment
 
@@ -30,11 +34,17 @@ def run(options: Namespace) -> int:
 
 def jobs(options: Namespace) -> int:
     """Prints the jobs of one cluster, or of all that are known here."""
-    names = [options.cluster] if options.cluster else list(registry.names())
-    if not names:
+    if options.cluster is not None:
+        folders = [registry.find(options.cluster)]
+    else:
+        folders = [folder for _name, folder in registry.known()]
+    if not folders:
         print("no cluster is known here; python -m workbench run starts one")
-    for name in names:
-        print(registry.table(name))
+    for folder in folders:
+        kept = "" if keeper_of(folder) is not None else ", which has ended; attach starts it again"
+        print(f"cluster {registry.name_of(folder)} in {folder.parent}{kept}")
+        found = Store(folder / STORE, read_only=True).jobs()
+        print(lines(job for job in found if job.kind == "train"))
     return 0
 
 
@@ -61,7 +71,7 @@ def _cluster(options: Namespace, experiment: Experiment) -> Cluster:
     size = options.engines or experiment.plan.world_size
     if options.cluster is None:
         return Cluster(size, directory=options.directory)
-    if options.cluster in registry.names():
+    if options.cluster in dict(registry.known()):
         return Cluster.attach(options.cluster)
     return Cluster(size, directory=options.directory, name=options.cluster)
 
