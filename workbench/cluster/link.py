@@ -36,9 +36,8 @@ class Link:
         owner: this process.
     """
 
-    _attached: ClassVar[Counter[Path]] = (
-        Counter()
-    )  # this process is one owner, however often it attaches
+    # This process is one owner, however often it attaches.
+    _attached: ClassVar[Counter[Path]] = Counter()
     _guard = threading.Lock()
 
     def __init__(self, folder: Path) -> None:
