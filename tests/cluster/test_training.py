@@ -9,8 +9,8 @@ from torch import nn
 
 import workbench as wb
 from tests.cluster.interrupts import interrupt_inside
-from workbench.cluster import EngineDied, RunError
-from workbench.cluster.job import Job
+from workbench.cluster import RunError
+from workbench.cluster.remote import RemoteJob
 from workbench.model.errors import ModelError
 
 LONG_S = 120.0
@@ -129,12 +129,12 @@ def test_a_split_is_proved_exact(cluster, plan, capsys):
     assert {difference.what for difference in found.differences} >= {"gradient", "weight"}
     said = "verifying mobilenet_v3_small: initial weights, unsplit model, 2 ranks"
     assert said in capsys.readouterr().out
-    assert not list(cluster._engines.scratch.glob("reference-*"))
+    assert not list(cluster.folder.glob("reference-*"))
 
 
 @pytest.mark.slow
 def test_an_interrupted_verification_leaves_the_cluster_usable(cluster, plan):
-    interrupt_inside(Job.watch)
+    interrupt_inside(RemoteJob.watch)
     with pytest.raises(KeyboardInterrupt):
         cluster.verify(plan, steps=100_000)
     assert cluster.occupied == {}
@@ -148,7 +148,7 @@ def test_the_model_is_made_once_and_by_no_rank(cluster, plan):
     cluster.train(run).wait(LONG_S)
     cluster.train(run).wait(LONG_S)
     assert cluster.sent.messages - before == 2 + 2 * 2
-    assert len(list(cluster._engines.scratch.glob("weights/*-seed3.safetensors"))) == 1
+    assert len(list(cluster.folder.glob("weights/*-seed3.safetensors"))) == 1
 
 
 def test_weights_that_cannot_be_made_are_told(cluster, plan, monkeypatch):
