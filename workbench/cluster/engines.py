@@ -22,7 +22,7 @@ from workbench.cluster.engine import introduce
 from workbench.cluster.errors import ClusterError, ControlMessageTooLarge
 from workbench.cluster.ground import Ground
 from workbench.cluster.launch import GuardedController, GuardedEngines, engine_environment
-from workbench.cluster.processes import is_alive, reap
+from workbench.cluster.processes import ending, is_alive, reap
 
 START_WITHIN_S = 60.0
 COLLECT_WITHIN_S = 0.3
@@ -140,9 +140,7 @@ class Engines:
         while code is None and time.monotonic() < deadline:
             time.sleep(0.01)
             code = self._exit_code(index)
-        if code is None:
-            return "ended"
-        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        return ending(code)
 
     def _exit_code(self, index: int) -> int | None:
         """What ipyparallel's waiting thread learns a moment after a process has ended."""

@@ -38,7 +38,12 @@ class Series:
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
         self._failures = 0
-        self._began_at = 0.0
+        self._began_at: float | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it was ever started."""
+        return self._began_at is not None
 
     def began(self, now: float) -> None:
         """It was started; `now` is in seconds of a monotonic clock."""
@@ -46,7 +51,8 @@ class Series:
 
     def ended(self, now: float) -> float | None:
         """It has ended; when to start it again, by the same clock. None: no more."""
-        lasted = now - self._began_at >= self._patience.lasting_s
+        began_at = now if self._began_at is None else self._began_at
+        lasted = now - began_at >= self._patience.lasting_s
         self._failures = 0 if lasted else self._failures + 1
         wait_s = self._patience.wait_s(self._failures)
         return None if wait_s is None else now + wait_s

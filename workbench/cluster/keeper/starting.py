@@ -8,15 +8,21 @@ from pathlib import Path
 
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.jobs.owner import Owner
+from workbench.cluster.jobs.store import Store
 from workbench.cluster.keeper.spec import Spec
 
 MODULE = "workbench.cluster.keeper"
-PID, LOG = "keeper.pid", "keeper.log"
+# A child of nobody: whoever starts a keeper has no process to wait for, and none to take along.
+GO_BETWEEN = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True)"
+BEGUN = b"begun\n"  # what a keeper says when it has the folder, and before it starts anything
+STORE, PID, LOG = "server.sqlite", "keeper.pid", "keeper.log"
 LONGEST_TEXT = 2000
 
 
 def start(folder: Path, spec: Spec | None = None) -> None:
     """Starts a keeper; returns when it has the folder, before its engines are ready.
+
+    This process is attached to the cluster then (`Store.attach`).
 
     Args:
         folder: the cluster's; made here, and open to nobody else.
@@ -24,6 +30,7 @@ def start(folder: Path, spec: Spec | None = None) -> None:
 
     Raises:
         ClusterError: another keeper has the folder, or none could start; the text says why.
+        StoreError: the folder's store cannot be used.
     """
     folder = folder.absolute()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -31,19 +38,20 @@ def start(folder: Path, spec: Spec | None = None) -> None:
         spec = Spec.load(folder)
     else:
         spec.save(folder)
+    Store(folder / STORE, create=True).attach(Owner.here())
+    keeper = [sys.executable, "-P", "-m", MODULE, str(folder)]
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     with (folder / LOG).open("ab") as log:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", MODULE, str(folder)],
+            [sys.executable, "-I", "-S", "-c", GO_BETWEEN, *keeper],
             # What can be imported here can be imported there: the user's own modules too.
             env={**os.environ, "PYTHONPATH": path, **spec.environment},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,  # closed by the keeper when it has the folder
+            stdout=subprocess.PIPE,  # until the keeper has said so
             stderr=log,
-            start_new_session=True,  # a notebook's interrupt is not for it
             check=False,
         )
-    if done.stdout or done.returncode:
+    if done.stdout != BEGUN:
         raise ClusterError(f"no keeper for {folder}: {done.stdout.decode() or said(folder)}")
 
 

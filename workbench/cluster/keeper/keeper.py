@@ -1,0 +1,191 @@
+"""Owns the processes of a cluster: starts them, sees them end, puts others in their place.
+
+Which process is which engine is written in the store, by process id: the job server may turn one
+engine into another (`engine.become`) and exchange their ids there. So of an engine that ended,
+the store says its place, and the next process is started for that.
+"""
+
+import asyncio
+import logging
+import shutil
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from workbench.cluster.errors import StoreError
+from workbench.cluster.jobs.record import EngineRecord
+from workbench.cluster.jobs.store import Store
+from workbench.cluster.keeper.fleet import Ended, Fleet
+from workbench.cluster.keeper.lifetime import Lifetime
+from workbench.cluster.keeper.meeting import Meeting
+from workbench.cluster.keeper.patience import Patience, Series
+from workbench.cluster.keeper.server_process import ServerProcess
+from workbench.cluster.keeper.spec import FILE, Spec, identity
+from workbench.cluster.processes import reap
+
+TICK_S = 0.05
+LOOK_EVERY_S = 0.5  # at what only people are waiting for
+ASSISTANT_AFTER_S = 15.0  # at the latest
+PATIENCE = Patience(lasting_s=10.0, first_s=0.5, longest_s=30.0, most=6)
+MEETING = "meeting"  # the note that says where ranks meet
+
+log = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Keeps a cluster until it is asked to end it, or nobody needs it any more.
+
+    Args:
+        folder: the cluster's.
+        spec: what it is.
+        store: its state.
+    """
+
+    def __init__(self, folder: Path, spec: Spec, store: Store) -> None:
+        self._folder, self._spec, self._store = folder, spec, store
+        self._ended: list[Ended] = []  # engines whose end nobody was told of
+        self._fleet = Fleet(folder, spec, self._ended.append, self._controller_ended)
+        self._server = ServerProcess(folder, spec)
+        self._series = [Series(PATIENCE) for _ in spec.devices]
+        self._due: dict[int, float] = {}  # engines to start, and when
+        self._began_at = time.monotonic()
+        self._lifetime = Lifetime(spec, store, self._began_at)
+        self._ends = ""  # why it does
+        self._leaves_nothing = False
+
+    async def run(self) -> None:
+        """Returns when all has ended."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._end, "it was asked to by SIGTERM")
+        try:
+            await self._begin()
+            meeting = asyncio.create_task(self._meet())
+            looked_at = 0.0
+            while not self._ends:
+                await asyncio.sleep(TICK_S)
+                now = time.monotonic()
+                await self._keep(now)
+                if meeting.done():
+                    meeting.result()  # raises what it raised
+                if now - looked_at > LOOK_EVERY_S:
+                    looked_at = now
+                    self._end(self._lifetime.is_over(now))
+        finally:
+            self._clear()
+
+    async def _begin(self) -> None:
+        # What an earlier keeper has left is of no use to anybody.
+        reap(identity(self._folder))
+        shutil.rmtree(self._folder / "profile", ignore_errors=True)
+        self._store.set_meta(MEETING, None)
+        await self._fleet.start_controller()
+        *engines, assistant = range(len(self._spec.devices))
+        for index in engines:
+            await self._start(index)
+        # Not with the others: they are waited for.
+        self._describe(assistant)
+        self._due[assistant] = self._began_at + ASSISTANT_AFTER_S
+
+    async def _meet(self) -> None:
+        """Opens the store where ranks meet; to import torch takes as long as engines take."""
+        meeting = await asyncio.to_thread(Meeting, self._spec.address, self._spec.timeout_s)
+        self._store.set_meta(MEETING, meeting.place)
+        await asyncio.Event().wait()  # the store is there as long as this is
+
+    async def _keep(self, now: float) -> None:
+        """One look at everything."""
+        try:
+            if said := self._server.look(now):
+                self._tell(said, "server_died")
+            while self._ended:
+                self._engine_ended(self._ended[0])
+                del self._ended[0]
+            if self._store.changed():
+                self._obey()
+                self._hasten(now)
+            for index in [index for index, when in self._due.items() if now >= when]:
+                del self._due[index]
+                await self._start(index)
+        except StoreError as error:  # a full disk, or one that is slow: the next look may do
+            log.warning("%s", error)
+
+    def _obey(self) -> None:
+        for command in self._store.commands():
+            if command.kind == "shutdown":
+                self._leaves_nothing = bool(command.payload.get("remove", True))
+                self._store.answer_command(command.id)
+                self._end("it was asked to")
+
+    def _hasten(self, now: float) -> None:
+        """Starts the assistant as soon as no other engine is waited for."""
+        assistant = self._spec.num_engines
+        if assistant in self._due and not self._series[assistant].has_begun:
+            engines = self._store.engines()[:assistant]
+            if not any(engine.state == "starting" for engine in engines):
+                self._due[assistant] = now
+
+    async def _start(self, index: int) -> None:
+        pid = await self._fleet.start_engine(index)
+        self._series[index].began(time.monotonic())
+        self._describe(index, pid)
+
+    def _describe(self, index: int, pid: int | None = None) -> None:
+        device = self._spec.devices[index]
+        self._store.set_engine(
+            index,
+            state="starting",
+            pid=pid,
+            engine_id=None,
+            name=device.name,
+            kind=device.kind,
+            memory_bytes=device.memory_bytes,
+            is_assistant=index == self._spec.num_engines,
+        )
+
+    def _engine_ended(self, ended: Ended) -> None:
+        for engine in self._store.engines():
+            if engine.pid == ended.pid and engine.state != "dead":
+                self._replace(engine, ended)
+
+    def _replace(self, engine: EngineRecord, ended: Ended) -> None:
+        text = f"engine {engine.index} (process {ended.pid}) {ended.how}"
+        self._store.set_engine(engine.index, state="dead", death=ended.how)
+        due = self._series[engine.index].ended(time.monotonic())
+        if due is None:
+            self._tell(
+                f"{text}, as did those before it; no other is started in its place. The last "
+                f"that it wrote:\n{ended.said}",
+                "engine_given_up",
+                engine.index,
+            )
+        else:
+            self._tell(f"{text}; another is started in its place", "engine_died", engine.index)
+            self._due[engine.index] = due
+
+    def _controller_ended(self, ended: Ended) -> None:
+        if not self._ends:
+            self._tell(f"the controller (process {ended.pid}) {ended.how}", "controller_died")
+
+    def _tell(self, text: str, kind: str, engine: int | None = None) -> None:
+        log.warning("%s", text)
+        with suppress(StoreError):
+            self._store.event(text, kind=kind, level="error", engine=engine)
+
+    def _end(self, why: str) -> None:
+        self._ends = self._ends or why
+
+    def _clear(self) -> None:
+        """Ends all processes, and removes what only they needed."""
+        log.warning("this keeper ends: %s", self._ends or "it failed")
+        self._server.kill()
+        self._fleet.kill()
+        reap(identity(self._folder))
+        for name in ("profile", "ipython"):
+            shutil.rmtree(self._folder / name, ignore_errors=True)
+        with suppress(StoreError):
+            self._leaves_nothing |= not self._store.jobs()
+        self._store.close()
+        if self._leaves_nothing:
+            (self._folder / FILE).unlink(missing_ok=True)  # first: from now on it is no cluster's
+            shutil.rmtree(self._folder, ignore_errors=True)
