@@ -223,7 +223,7 @@ class Cluster(Measurements, Faults):
         """Submits an experiment on these terms; see `jobs.submit`."""
         self._require(experiment.plan)
         request = self._submitter.request(experiment, terms, module=module, checkpoint=checkpoint)
-        return self._run(experiment, Path(request.directory), self.link.store.submit(request))
+        return self._run(experiment, Path(request.directory), self.link.submit(request))
 
     def follow(self, record: JobRecord) -> Run:
         """A run that follows a job which was submitted before."""
@@ -243,9 +243,10 @@ class Cluster(Measurements, Faults):
             run.experiment,
             Terms(task=self.task),
             checkpoint=checkpoint,
-            directory=files.cleared(run.directory),
+            directory=run.directory,
         )
-        return RemoteJob(self.link, self.link.store.submit(request), keep=self)
+        earlier = files.last_attempt(run.directory)
+        return RemoteJob(self.link, self.link.submit(request), after=earlier, keep=self)
 
     def _record(self, run: Run) -> JobRecord | None:
         """What the server knows of a run; None where it is of another cluster."""

@@ -53,7 +53,7 @@ class Dispatch:
         wanted = Request(
             kind="lease", name=holder, task="", engines=plan.world_size, owner=self._link.owner
         )
-        lease = self._link.store.submit(wanted)
+        lease = self._link.submit(wanted)
         try:
             places = self._granted(lease)
             with self._lock:
@@ -93,7 +93,7 @@ class Dispatch:
             directory=str(directory),
             owner=self._link.owner,
         )
-        return RemoteJob(self._link, self._link.store.submit(request))
+        return RemoteJob(self._link, self._link.submit(request))
 
     def called(
         self, task: str, packed: bytes, places: Sequence[int], shared: Mapping[str, Any]

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -14,10 +13,10 @@ if TYPE_CHECKING:
     import pandas
 
 
-def cleared(directory: Path) -> Path:
-    """A run's folder, ready for another job that goes on from what is there."""
-    shutil.rmtree(directory / "attempts", ignore_errors=True)
-    return directory
+def last_attempt(directory: Path) -> int:
+    """The number of the last attempt at a run; 0: there was none."""
+    names = (path.name for path in (directory / "attempts").glob("*"))
+    return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
 def new_directory(parent: Path, experiment: Experiment) -> Path:

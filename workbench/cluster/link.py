@@ -11,8 +11,9 @@ from workbench.cluster import registry
 from workbench.cluster.ending import STORE, UNFINISHED, end
 from workbench.cluster.errors import ClusterError, StoreError
 from workbench.cluster.jobs.owner import Owner
-from workbench.cluster.jobs.record import JobRecord
+from workbench.cluster.jobs.record import JobRecord, Request
 from workbench.cluster.jobs.store import Store
+from workbench.cluster.jobs.wishes import refusal
 from workbench.cluster.keeper import keeper_of, said
 from workbench.cluster.waiting import until
 
@@ -83,6 +84,16 @@ class Link:
                 f"not all of {num_engines} engines came within {READY_WITHIN_S:g} s; this host "
                 f"may be overloaded\n{said(self.folder)}"
             )
+
+    def submit(self, request: Request) -> int:
+        """Queues a job; returns its number.
+
+        Raises:
+            ClusterError: it can never fit; the text says what would.
+        """
+        if (why := refusal(request, self.store.engines())) is not None:
+            raise ClusterError(why)
+        return self.store.submit(request)
 
     def refreshed(self, record: JobRecord) -> JobRecord:
         """What is known of a job now; costs next to nothing where there is no news.

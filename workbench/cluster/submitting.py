@@ -70,7 +70,7 @@ class Submitter:
             directory: of a run that goes on; None: a new one.
 
         Raises:
-            ClusterError: it can never fit.
+            ClusterError: numbers of engines that cannot be.
             ModelError: `module` is missing, or is another one than was traced.
             ControlMessageTooLarge: the model's own code is too large for a control message.
         """
@@ -78,7 +78,6 @@ class Submitter:
         variants = {
             size: message.pack(other) for size, other in self._variants(experiment, terms).items()
         }
-        memory_bytes = self._memory(experiment)
         values = checkpoint or self.assistant.values_of(experiment, module)
         if directory is None:
             directory = files.new_directory(self.directory, experiment)
@@ -95,7 +94,7 @@ class Submitter:
             directory=str(directory),
             priority=terms.priority,
             seconds=self._seconds(experiment),
-            memory_bytes=memory_bytes,
+            memory_bytes=predict(experiment.plan, None, experiment).memory.peak_bytes,
             min_engines=terms.min_engines,
             max_engines=terms.max_engines,
             variants=variants,
@@ -118,22 +117,6 @@ class Submitter:
             if size != own and (plan := plan_for(experiment, size)) is not None:
                 found[size] = plan
         return found
-
-    def _memory(self, experiment: Experiment) -> int:
-        """Predicted bytes of the rank that needs most.
-
-        Raises:
-            ClusterError: no engine has so much.
-        """
-        needed = predict(experiment.plan, None, experiment).memory.peak_bytes
-        largest = max(device.memory_bytes for device in self.devices)
-        if needed > largest:
-            raise ClusterError(
-                f"a rank of this plan needs {needed / 2**30:.3g} GiB, as predicted, and no engine "
-                f"has more than {largest / 2**30:.3g} GiB: a smaller batch, a plan that cuts more "
-                "layers, or one that computes some again (plan.with_recompute) would fit"
-            )
-        return needed
 
     def _seconds(self, experiment: Experiment) -> float | None:
         """Predicted duration; None where these engines were never calibrated for that."""
