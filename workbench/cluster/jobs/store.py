@@ -102,6 +102,13 @@ class Store(Roster, Journal, History, Backups):
         with self._writing() as connection:
             return _set(connection, number, only_in, fields)
 
+    def repack(self, number: int, packed: bytes) -> None:
+        """Has a job be another experiment from its next attempt on."""
+        with self._writing() as connection:
+            connection.execute(
+                "UPDATE packed SET bytes = ? WHERE job = ? AND what = 'packed'", (packed, number)
+            )
+
     def claim(
         self,
         number: int,
