@@ -17,6 +17,7 @@ from workbench.cluster.jobs.owner import Owner
 from workbench.cluster.jobs.record import JobRecord, Request
 from workbench.cluster.jobs.store import Store
 from workbench.cluster.keeper.spec import Spec
+from workbench.cluster.server.lock import LOCK
 from workbench.cluster.site import HERE
 from workbench.plan import Plan
 
@@ -27,13 +28,13 @@ PACKAGE = "tests.cluster.server"
 class FakeCluster:
     """`num_engines` engines and an assistant, kept alive; and a job server, which may be killed."""
 
-    def __init__(self, folder: Path, num_engines: int = 2, *, timeout_s: float = 4.0) -> None:
+    def __init__(self, folder: Path, num_engines: int = 2, *, seed: int | None = None) -> None:
         self.folder, self.num_engines = folder, num_engines
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "arrivals").mkdir()
         device = Device("cpu", "here", "cpu", (), 1, 1 << 30)
         devices, sites = (device,) * (num_engines + 1), (HERE,) * (num_engines + 1)
-        Spec(devices=devices, sites=sites, address="127.0.0.1", timeout_s=timeout_s).save(folder)
+        Spec(devices=devices, sites=sites, address="127.0.0.1", timeout_s=4.0).save(folder)
         self.store = Store(folder / "server.sqlite", create=True)
         self.store.set_meta("meeting", "127.0.0.1:1")
         self.packed = message.pack(experiment(Plan.data_parallel(mlp(4, 4), 2)))
@@ -44,7 +45,7 @@ class FakeCluster:
         self.keeping = threading.Thread(target=self.keep, daemon=True)
         for index in range(num_engines + 1):
             self.start_engine(index)
-        self.start_server()
+        self.start_server(*([] if seed is None else [seed]))
         self.keeping.start()
 
     def start_engine(self, index: int) -> None:
@@ -59,11 +60,13 @@ class FakeCluster:
             memory_bytes=1 << 30,
         )
 
-    def start_server(self) -> None:
-        self.server = run("fake_server", self.folder)
+    def start_server(self, *seed: int) -> None:
+        self.server = run("fake_server", self.folder, *seed)
 
     def kill_server(self) -> None:
         assert self.server is not None
+        with suppress(OSError, ValueError):
+            os.kill(int((self.folder / LOCK).read_text()), signal.SIGKILL)
         self.server.kill()
         self.server.wait()
 
