@@ -79,7 +79,7 @@ def perform(
         task: "module:function"; it gets `experiment`, `keywords` and `own`.
         experiment: packed by `message.pack`.
         keywords: further arguments, packed by `message.pack_keywords`.
-        own: those that differ by rank or attempt.
+        own: those that differ by rank or attempt; they go before `keywords`.
         folder: of the attempt.
         rank: which rank this is.
         streams: whether the function also gets `control`, whose `stop_requested` SIGUSR1
@@ -99,9 +99,7 @@ def perform(
             extra = {} if telemetry is None else {"control": control, "emit": telemetry.emit}
             value = function_of(task)(
                 experiment=message.unpack(experiment),
-                **message.unpack_keywords(keywords),
-                **own,
-                **extra,
+                **{**message.unpack_keywords(keywords), **own, **extra},
             )
         answer = Answer("returned", value)
     except BaseException as error:

@@ -127,6 +127,8 @@ def _standing(run: "Run") -> list[str]:
     told: list[str] = [run.state]
     if run.is_stopping and not run.is_done:
         told[0] += " (stopping)"
+    if run.reason:
+        told[0] += f": {run.reason}"
     if rows := _latest(run):
         done = int(min(row["step"] for row in rows)) + 1
         told.append(f"step {done} of {run.experiment.steps}")

@@ -166,6 +166,8 @@ class AttemptRecord:
         ended_at: likewise.
         step: updates that were done when it ended.
         reason: how it ended, for people; "" where it ended well.
+        resumed: updates that were done when it began.
+        is_lost: whether a process or a connection was lost, so that it was tried again.
     """
 
     number: int
@@ -174,6 +176,8 @@ class AttemptRecord:
     ended_at: float
     step: int = 0
     reason: str = ""
+    resumed: int = 0
+    is_lost: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +199,8 @@ class JobRecord(Request):
         checkpoint: the newest whole one.
         predicted_start: seconds since the epoch, while it is queued.
         attempts: those that are over.
+        wish: what it ends its attempt for: "stop", "pause", "cancel", "preempt" or "resize"; ""
+            while it is to go on.
     """
 
     id: int
@@ -211,6 +217,7 @@ class JobRecord(Request):
     checkpoint: str | None = None
     predicted_start: float | None = None
     attempts: tuple[AttemptRecord, ...] = ()
+    wish: str = ""
 
     @property
     def has_ended(self) -> bool:

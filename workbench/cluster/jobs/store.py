@@ -35,7 +35,7 @@ class Store(Roster, Journal, History, Backups):
         names = [name for name in JOB_COLUMNS if name in Request.__dataclass_fields__]
         values = encoded({name: getattr(request, name) for name in names})
         values |= {"state": "queued", "attempt": 0, "held": "[]", "pids": "[]", "attempts": "[]"}
-        values |= {"submitted_at": time.time(), "step": 0, "reason": ""}
+        values |= {"submitted_at": time.time(), "step": 0, "reason": "", "wish": ""}
         packed = {"packed": request.packed, "keywords": request.keywords}
         packed |= {str(ranks): each for ranks, each in request.variants.items()}
         with self._writing() as connection:
@@ -101,6 +101,13 @@ class Store(Roster, Journal, History, Backups):
         """
         with self._writing() as connection:
             return _set(connection, number, only_in, fields)
+
+    def repack(self, number: int, packed: bytes) -> None:
+        """Has a job be another experiment from its next attempt on."""
+        with self._writing() as connection:
+            connection.execute(
+                "UPDATE packed SET bytes = ? WHERE job = ? AND what = 'packed'", (packed, number)
+            )
 
     def claim(
         self,
