@@ -165,7 +165,7 @@ class Cluster(Measurements, Faults):
         self._assistant = Assistant(self._dispatch, self._n, self.folder)
         self._submitter = Submitter(self.devices, self.hosts, self.directory, self._assistant)
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
-        super().__init__(lambda index: self._engine(index).pid or 0, self._expect)
+        super().__init__(self.link.pid_of, self.link.expect)
 
     @property
     def name(self) -> str:
@@ -338,13 +338,6 @@ class Cluster(Measurements, Faults):
     def _engines(self) -> tuple[EngineRecord, ...]:
         """Those that take ranks."""
         return self.link.store.engines()[: self._n]
-
-    def _engine(self, index: int) -> EngineRecord:
-        return self._engines()[index]
-
-    def _expect(self, index: int, is_paused: bool) -> None:
-        """Tells the job server that an engine stands still on purpose."""
-        self.link.store.command("expect_paused", engine=index, paused=is_paused)
 
     def _require(self, plan: Plan) -> None:
         """Raises ClusterError unless this cluster could run the plan."""

@@ -130,6 +130,21 @@ class Link:
         if error := self.store.command_of(number).error:
             raise ClusterError(error)
 
+    def pid_of(self, engine: int) -> int:
+        """The process of an engine.
+
+        Raises:
+            ClusterError: it has none now.
+        """
+        pid = self.store.engines()[engine].pid
+        if pid is None:
+            raise ClusterError(f"engine {engine} has ended, and another is being started")
+        return pid
+
+    def expect(self, engine: int, is_paused: bool) -> None:
+        """Tells the job server that an engine stands still on purpose, or does no more."""
+        self.store.command("expect_paused", engine=engine, paused=is_paused)
+
     def leave(self) -> None:
         """Lets go of the cluster; it ends where nobody else is attached, and nothing goes on."""
         with self._guard:

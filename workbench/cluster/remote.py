@@ -151,7 +151,8 @@ class RemoteJob:
 
     def _tell(self, record: JobRecord, listener: Listener) -> None:
         for over in record.attempts[self._told :]:
-            if over.reason and over.number > self._after:
+            goes_on = over.number < record.attempt or not record.has_ended
+            if over.reason and over.number > self._after and goes_on:
                 listener.note(f"attempt {over.number}, after {over.step} steps: {over.reason}")
         self._told = len(record.attempts)
         if record.state == "queued":
