@@ -89,6 +89,7 @@ class Server:
         for job in self._works.keys() - active.keys():
             del self._works[job]
         for job, record in active.items():
+            self._fleet.follow(record.held, record.pids, now)
             if job in self._works:
                 self._works[job].record = record
             else:
