@@ -70,6 +70,12 @@ class Carrier:
         if work.attempt is None:
             return self._gather(work, now)
         attempt, wish = work.attempt, work.record.wish
+        if (
+            work.record.state == "running"
+            and not wish
+            and not attempt.is_due(now, self._fleet.died)
+        ):
+            return True
         attempt.look(now, self._fleet.died, lambda pid: self._fleet.how(pid, now))
         if not attempt.has_begun and not wish:
             self._deliver(work, attempt, now)
