@@ -89,12 +89,13 @@ class Calls:
                 f"most {LARGEST_MESSAGE_BYTES:,}. Tensors, data and weights do not travel this "
                 "way: let the ranks read them from a file, or make them from a seed"
             )
-        self._count("sent", size, job)
         with self._sending:  # the client numbers its messages without a lock
             try:
-                result = self._client[engine_id].apply_async(function, *arguments)
+                view = self._client[engine_id]
             except (IndexError, ipyparallel.NoEnginesRegistered) as error:
-                raise ClusterError(f"no engine has the id {engine_id} any more") from error
+                raise ClusterError(f"no engine has the id {engine_id}") from error
+            self._count("sent", size, job)
+            result = view.apply_async(function, *arguments)
         result.add_done_callback(lambda done: self._received(done, job))
         return result
 
