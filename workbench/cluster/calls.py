@@ -104,12 +104,10 @@ class Calls:
         self._client.close(linger=0)
 
     def _received(self, result: Any, job: int | None) -> None:
-        """Counts an answer, and forgets what the client has kept of it."""
+        """Counts an answer, and forgets the call, which the client would remember for ever."""
         with suppress(Exception):  # the call raised; or its engine died and sent nothing
             answer = serialize_object(result.result())
             self._count("received", sum(memoryview(buffer).nbytes for buffer in answer), job)
         for message in result.msg_ids:
-            self._client.results.pop(message, None)
-            self._client.metadata.pop(message, None)
             with suppress(ValueError):
                 self._client.history.remove(message)

@@ -126,6 +126,9 @@ def test_messages_are_counted_and_large_ones_refused(kept):
     with pytest.raises(ClusterError, match="no engine has the id 99"):
         calls.call(99, introduce)
     assert len(counted) == 2
+    memories = ("history", "results", "_futures", "_output_futures")
+    remembered = [getattr(calls._client, each) for each in memories]
+    keeping.until(lambda: not any(remembered), kept.folder)
     calls.close()
 
 
