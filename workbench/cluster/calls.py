@@ -66,6 +66,8 @@ class Calls:
     ) -> Any:
         """Calls an importable function on an engine.
 
+        A call is lost where the engine dies, or the controller while another takes its place.
+
         Args:
             engine_id: ipyparallel's.
             function: what to call; it goes by its name.

@@ -32,6 +32,9 @@ CONTROLLER_OPTIONS = (
     "--HeartMonitor.period=500",
     # Whether an engine is alive we see ourselves; the hub's opinion must not come in between.
     "--HeartMonitor.max_heartmonitor_misses=1000000",
+    # One that takes another's place has the same ports and knows the same engines.
+    "--IPController.reuse_files=True",
+    "--IPController.restore_engines=True",
 )
 
 

@@ -121,7 +121,10 @@ class Tail:
                 more. Nothing: that is all for now.
         """
         taken, room = [], most * rows.ROW_BYTES
-        while room and (stamp := _stamp(self._files.rows)) != self._seen:
+        while room:
+            stamp = _stamp(self._files.rows)
+            if stamp is not None and stamp == self._seen:
+                break
             aside = self._files.aside(self._number)
             if aside.exists():
                 packed, _ = self._read(aside, room)

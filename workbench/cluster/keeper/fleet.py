@@ -72,6 +72,7 @@ class Fleet:
             parent=None,
             log=log,
             delay=0,
+            cluster_file="",  # it would be written after all is removed
             send_engines_connection_env=False,  # they start with the controller, not after it
             shutdown_atexit=False,  # their keeper sees to it
         )

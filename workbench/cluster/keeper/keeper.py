@@ -7,10 +7,12 @@ the store says its place, and the next process is started for that.
 
 import asyncio
 import logging
+import math
 import shutil
 import signal
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from workbench.cluster.errors import StoreError
@@ -45,14 +47,17 @@ class Keeper:
     def __init__(self, folder: Path, spec: Spec, store: Store) -> None:
         self._folder, self._spec, self._store = folder, spec, store
         self._ended: list[Ended] = []  # engines whose end nobody was told of
-        self._fleet = Fleet(folder, spec, self._ended.append, self._controller_ended)
+        self._controller_ended: list[Ended] = []
+        self._fleet = Fleet(folder, spec, self._ended.append, self._controller_ended.append)
         self._server = ServerProcess(folder, spec)
         self._series = [Series(PATIENCE) for _ in spec.devices]
         self._due: dict[int, float] = {}  # engines to start, and when
+        self._controller_series = Series(replace(PATIENCE, most=None))
+        self._controller_due = math.inf
         self._began_at = time.monotonic()
         self._lifetime = Lifetime(spec, store, self._began_at)
         self._ends = ""  # why it does
-        self._leaves_nothing = False
+        self._removes: bool | None = None  # all that there is; None: unless a job was ever given
 
     async def run(self) -> None:
         """Returns when all has ended."""
@@ -79,12 +84,13 @@ class Keeper:
         reap(identity(self._folder))
         shutil.rmtree(self._folder / "profile", ignore_errors=True)
         self._store.set_meta(MEETING, None)
-        await self._fleet.start_controller()
+        for index in range(len(self._spec.devices)):
+            self._describe(index)
+        await self._start_controller()
         *engines, assistant = range(len(self._spec.devices))
         for index in engines:
             await self._start(index)
-        # Not with the others: they are waited for.
-        self._describe(assistant)
+        # Not with the others: those are waited for.
         self._due[assistant] = self._began_at + ASSISTANT_AFTER_S
 
     async def _meet(self) -> None:
@@ -98,6 +104,13 @@ class Keeper:
         try:
             if said := self._server.look(now):
                 self._tell(said, "server_died")
+            while self._controller_ended:
+                ended = self._controller_ended.pop()
+                self._tell(f"the controller (process {ended.pid}) {ended.how}", "controller_died")
+                log.warning("the last that it wrote:\n%s", ended.said)
+                self._controller_due = self._controller_series.ended(now) or now
+            if now >= self._controller_due:
+                await self._start_controller()
             while self._ended:
                 self._engine_ended(self._ended[0])
                 del self._ended[0]
@@ -106,14 +119,15 @@ class Keeper:
                 self._hasten(now)
             for index in [index for index, when in self._due.items() if now >= when]:
                 del self._due[index]
-                await self._start(index)
+                if (place := self._missing(index)) is not None:
+                    await self._start(place)
         except StoreError as error:  # a full disk, or one that is slow: the next look may do
             log.warning("%s", error)
 
     def _obey(self) -> None:
         for command in self._store.commands():
             if command.kind == "shutdown":
-                self._leaves_nothing = bool(command.payload.get("remove", True))
+                self._removes = bool(command.payload.get("remove", True))
                 self._store.answer_command(command.id)
                 self._end("it was asked to")
 
@@ -125,10 +139,23 @@ class Keeper:
             if not any(engine.state == "starting" for engine in engines):
                 self._due[assistant] = now
 
+    async def _start_controller(self) -> None:
+        """A controller, also in another's place: engines and clients see no difference."""
+        self._controller_due = math.inf
+        await self._fleet.start_controller()
+        self._controller_series.began(time.monotonic())
+
     async def _start(self, index: int) -> None:
         pid = await self._fleet.start_engine(index)
         self._series[index].began(time.monotonic())
         self._describe(index, pid)
+
+    def _missing(self, index: int) -> int | None:
+        """The place of an engine that is to be started: its own, or of one that took its place."""
+        gone = [engine.index for engine in self._store.engines() if engine.state == "dead"]
+        if index in gone or not self._series[index].has_begun:
+            return index
+        return next((place for place in gone if place not in self._due), None)
 
     def _describe(self, index: int, pid: int | None = None) -> None:
         device = self._spec.devices[index]
@@ -163,10 +190,6 @@ class Keeper:
             self._tell(f"{text}; another is started in its place", "engine_died", engine.index)
             self._due[engine.index] = due
 
-    def _controller_ended(self, ended: Ended) -> None:
-        if not self._ends:
-            self._tell(f"the controller (process {ended.pid}) {ended.how}", "controller_died")
-
     def _tell(self, text: str, kind: str, engine: int | None = None) -> None:
         log.warning("%s", text)
         with suppress(StoreError):
@@ -184,8 +207,9 @@ class Keeper:
         for name in ("profile", "ipython"):
             shutil.rmtree(self._folder / name, ignore_errors=True)
         with suppress(StoreError):
-            self._leaves_nothing |= not self._store.jobs()
+            if self._removes is None:
+                self._removes = not self._store.jobs()
         self._store.close()
-        if self._leaves_nothing:
+        if self._removes:
             (self._folder / FILE).unlink(missing_ok=True)  # first: from now on it is no cluster's
             shutil.rmtree(self._folder, ignore_errors=True)
