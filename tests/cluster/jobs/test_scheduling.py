@@ -164,7 +164,7 @@ def test_elastic_jobs_start_with_what_there_is():
 def test_engines_that_are_replaced_are_waited_for():
     cluster = [*engines(1), *engines(2, state="dead")[1:]]
     decided = schedule([job(1, 2)], cluster, NOW)
-    assert decided.reasons[1].endswith("expected in 5 s, when engines were replaced")
+    assert decided.reasons[1].endswith("expected in 10 s, when engines were replaced")
 
 
 @pytest.mark.parametrize(

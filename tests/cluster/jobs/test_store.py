@@ -84,6 +84,9 @@ def test_updates_are_checked(store):
     number = store.submit(request())
     assert not store.update(number, only_in=("running",), step=1)
     assert store.job(number).step == 0
+    both = {number: {"step": 2}, store.submit(request()): {"step": 3}}
+    assert store.update_all(both, only_in=("queued",)) == 2
+    assert [job.step for job in store.jobs()] == [2, 3]
     with pytest.raises(ValueError, match=r"a job has no \['packed'\] to change"):
         store.update(number, packed=b"")
     with pytest.raises(ValueError, match="a state is one of"):
