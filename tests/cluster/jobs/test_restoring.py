@@ -4,6 +4,7 @@ import os
 import sqlite3
 import stat
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -24,6 +25,14 @@ def path(tmp_path):
 
 def test_making_it_again_keeps_it(path):
     assert Store(path, create=True).job(1).name == "kept"
+
+
+def test_several_may_make_it_at_once(tmp_path):
+    path = tmp_path / "server.sqlite"
+    with ThreadPoolExecutor(8) as threads:
+        made = [threads.submit(Store, path, create=True) for _ in range(16)]
+    assert [each.result().submit(request()) for each in made] == list(range(1, 17))
+    assert not list(tmp_path.glob("*.part"))
 
 
 def test_it_must_be_there(tmp_path):

@@ -140,6 +140,19 @@ def test_an_attempt_goes_on_elsewhere(store):
     ]
 
 
+def test_time_with_engines_is_counted(store, monkeypatch):
+    number = store.submit(request())
+    monkeypatch.setattr("workbench.cluster.jobs.store.time.time", lambda: 100.0)
+    store.claim(number, 0, (0,))
+    assert (store.job(number).began_at, store.job(number).ran_s) == (100.0, 0.0)
+    monkeypatch.setattr("workbench.cluster.jobs.store.time.time", lambda: 107.0)
+    store.claim(number, 1, (1,), only_in=("starting",))
+    assert (store.job(number).began_at, store.job(number).ran_s) == (107.0, 7.0)
+    monkeypatch.setattr("workbench.cluster.jobs.store.time.time", lambda: 50.0)
+    store.release(number, "queued")  # the clock was set back
+    assert (store.job(number).began_at, store.job(number).ran_s) == (None, 7.0)
+
+
 def test_releasing_is_done_by_one_only(store):
     number = store.submit(request())
     store.claim(number, 0, (0,))
