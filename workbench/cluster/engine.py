@@ -93,11 +93,11 @@ def perform(
         return
     telemetry = Telemetry(files) if streams else None
     try:
-        with signals(control), _printing_to(files.log):
+        with _signals(control), _printing_to(files.log):
             if files.is_withdrawn:
                 raise KeyboardInterrupt
             extra = {} if telemetry is None else {"control": control, "emit": telemetry.emit}
-            value = function_of(task)(
+            value = _function(task)(
                 experiment=message.unpack(experiment),
                 **{**message.unpack_keywords(keywords), **own, **extra},
             )
@@ -119,7 +119,7 @@ def initial_weights(experiment: Experiment, directory: Path) -> Path:
     return initialize(experiment.plan.graph, experiment.seed, directory)
 
 
-def function_of(task: str) -> Callable[..., Any]:
+def _function(task: str) -> Callable[..., Any]:
     """The function that "module:function" names."""
     module, _, name = task.partition(":")
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
@@ -127,7 +127,7 @@ def function_of(task: str) -> Callable[..., Any]:
 
 
 @contextmanager
-def signals(control: Control) -> Iterator[None]:
+def _signals(control: Control) -> Iterator[None]:
     """SIGUSR1 asks to stop after this step; SIGINT raises KeyboardInterrupt, but only in here.
 
     An interrupt that came a moment later would hit the answer while it is written, or ipykernel,
