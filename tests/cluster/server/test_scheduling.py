@@ -21,7 +21,7 @@ def test_jobs_side_by_side(fake):
 
 def test_a_job_of_higher_priority_goes_first(fake):
     """The one that runs leaves a checkpoint, and goes on after it."""
-    long = fake.submit(keywords={"steps": 500, "every": 1000}, seconds=1000.0)
+    long = fake.submit(keywords={"steps": 500, "every": 1000}, seconds=100.0)
     fake.at_step(long, 20)
     urgent = fake.submit(keywords={"steps": 10}, priority=1)
     assert fake.ended(urgent).state == "finished"

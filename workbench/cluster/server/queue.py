@@ -4,10 +4,9 @@ import os
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
-from workbench.cluster.jobs.record import ACTIVE, EngineRecord, JobRecord
+from workbench.cluster.jobs.record import ACTIVE, JobRecord
 from workbench.cluster.jobs.scheduling import Decisions, schedule
 from workbench.cluster.jobs.store import Store
 from workbench.cluster.rank_files import RankFiles, withdraw
@@ -42,7 +41,7 @@ class Queue:
         by_id = {job.id: job for job in jobs}
         if not any(job.state == "queued" or len(job.sizes) > 1 for job in jobs):
             return False  # nobody waits, and nobody could grow
-        decided = schedule(jobs, self._engines(), now)
+        decided = schedule(jobs, self._fleet.for_scheduling(), now)
         began = [job for job, places in decided.starts if self._begin(by_id[job], places)]
         for job in decided.preempt:
             self._leave(by_id[job], "preempt", decided)
@@ -50,15 +49,6 @@ class Queue:
             self._leave(by_id[job], "resize", decided)
         self._explain([j for j in jobs if j.state == "queued" and j.id not in began], decided)
         return bool(began)
-
-    def _engines(self) -> list[EngineRecord]:
-        """All engines; those that have ended are dead, whether or not the keeper has said so."""
-        return [
-            record
-            if self._fleet.is_ready(index) or record.state == "starting"
-            else replace(record, state="dead")
-            for index, record in sorted(self._fleet.records.items())
-        ]
 
     def _leave(self, job: JobRecord, wish: str, decided: Decisions) -> None:
         """Has a job leave a checkpoint, and its engines; the scheduler gives it others."""
@@ -113,7 +103,7 @@ class Queue:
         return job
 
     def _end_ranks(self, attempt: Path) -> None:
-        engines = {engine.pid for engine in self._fleet.usable()}
+        engines = {engine.pid for engine in self._fleet.living()}
         for path in attempt.glob("rank-*.alive"):
             files = RankFiles(attempt, int(path.stem.removeprefix("rank-")))
             if files.answer is None and (pid := files.pid) in engines and pid is not None:
