@@ -233,15 +233,16 @@ class _Connection(sqlite3.Connection):
     """
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
-        self.pid, self.seen, self.is_closed = os.getpid(), None, False
-        super().__init__(*args, **keywords)
+        self.pid, self.seen, self.is_closed = os.getpid(), None, True
+        super().__init__(*args, **keywords)  # raises where there is no such file any more
+        self.is_closed = False
 
     def close(self) -> None:
         self.is_closed = True
         super().close()
 
     def __del__(self) -> None:
-        if self.pid == os.getpid():
+        if self.pid == os.getpid() and not self.is_closed:
             self.close()
 
 

@@ -83,6 +83,18 @@ class Fleet:
             self._settle(self.records[index])
         self._adopt()
 
+    def gone(self, pids: Iterable[int], now: float) -> set[int]:
+        """Of the processes that ranks had, those that have ended.
+
+        The store names every engine that there is: what it does not name went with an earlier
+        keeper, and its process id may be another's by now.
+        """
+        there = {record.pid for record in self.records.values()} | self._came.keys()
+        for pid in set(pids) - there - self.died:
+            self.died.add(pid)
+            self._died_at[pid] = now
+        return self.died.intersection(pids)
+
     def is_due(self, now: float) -> bool:
         """Whether to read again, as somebody is missing."""
         if now - self._looked_at < LOOK_EVERY_S:
