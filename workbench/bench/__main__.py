@@ -17,6 +17,7 @@ BENCHES = {
     "hetero": "shares for engines of unequal speed, against equal ones and the fastest alone",
     "hierarchical": "all-reduce over two emulated hosts with a shaped link, against gloo's",
     "pipesgd": "pipelined SGD, on emulated hosts, against synchronous steps and torch's DDP",
+    "jobserver": "what the job server schedules, costs and lets through",
     "predict": "peak memory and traffic of a step, against what was predicted",
     "search": "the best plan, found and proven, and run against others",
     "splitbrain": "convolutions replicated, linear layers sharded, against torch's DDP",

@@ -1,8 +1,7 @@
 """All jobs of a cluster, as a notebook sees them: submitted here or elsewhere, now or before."""
 
-import itertools
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +11,12 @@ from torch import nn
 from workbench.cluster.errors import ClusterError, StoreError
 from workbench.cluster.job_table import columns_of, html
 from workbench.cluster.jobs.record import JobRecord
+from workbench.cluster.jobs.results import results
+from workbench.cluster.jobs.sweep import sweep
 from workbench.cluster.resume import checkpoint_of
 from workbench.cluster.run import Run
 from workbench.cluster.submitting import Terms, plan_for
-from workbench.cluster.sweep import Sweep, varied
+from workbench.cluster.sweep import Sweep
 from workbench.plan.experiment import Experiment
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Jobs:
         module: nn.Module | None = None,
         resume: str | Path | Run | None = None,
         tag: str = "",
+        name: str = "",
     ) -> Run:
         """Queues an experiment; it starts as soon as enough engines are free.
 
@@ -58,6 +60,7 @@ class Jobs:
             module: the user's own module, where the model was traced from one.
             resume: a checkpoint, or a run that left one, to go on from.
             tag: what it is part of, for people.
+            name: what it is called; "": as its model.
 
         Raises:
             ClusterError: it can never fit; the text says what would.
@@ -81,6 +84,7 @@ class Jobs:
             min_engines=min_engines,
             max_engines=max_engines,
             tag=tag,
+            name=name,
         )
         checkpoint = checkpoint_of(resume, experiment.plan.graph)
         return self._cluster.launch(experiment, terms, module=module, checkpoint=checkpoint)
@@ -91,7 +95,7 @@ class Jobs:
         *,
         priority: int = 0,
         module: nn.Module | None = None,
-        **values: Sequence[Any],
+        **values: Iterable[Any],
     ) -> Sweep:
         """Submits the experiment once for each combination of values.
 
@@ -103,19 +107,20 @@ class Jobs:
                 `seed`, ...) or of its optimizer's (`lr`, `momentum`, ...).
 
         Raises:
-            ValueError: a name that neither has, or no values.
-            ExperimentError: a combination that cannot be; nothing was submitted.
+            ExperimentError: a name that neither has, no values, or a combination that cannot be;
+                nothing was submitted.
             ClusterError: one can never fit.
         """
         tag = f"sweep-{uuid.uuid4().hex[:8]}"
-        chosen = [
-            dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())
-        ]
-        experiments = [varied(experiment, each) for each in chosen]
         runs = [
-            self.submit(each, priority=priority, module=module, tag=tag) for each in experiments
+            self.submit(each.experiment, priority=priority, module=module, tag=tag, name=each.name)
+            for each in sweep(experiment, **values)
         ]
-        return Sweep(tag, chosen, runs)
+        return Sweep(tag, runs, self._cluster.link.store)
+
+    def results(self, tag: str) -> "pandas.DataFrame":
+        """What came of the jobs of a sweep, of any notebook's: one line for each."""
+        return results(self._cluster.link.store, tag)
 
     def table(self) -> "pandas.DataFrame":
         """One line for each job: state, engines, steps, when, and why it waits or failed."""

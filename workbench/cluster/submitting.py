@@ -26,6 +26,7 @@ class Terms:
         min_engines: fewest ranks that it goes on with; None: as many as its plan has.
         max_engines: most ranks that it grows to; None: likewise.
         tag: of the sweep that it is part of.
+        name: of the job; "": its model's.
     """
 
     task: str
@@ -33,6 +34,7 @@ class Terms:
     min_engines: int | None = None
     max_engines: int | None = None
     tag: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Submitter:
             directory = files.new_directory(self.directory, experiment)
         return Request(
             kind="train",
-            name=experiment.plan.graph.source.name,
+            name=terms.name or experiment.plan.graph.source.name,
             task=terms.task,
             packed=packed,
             # No weights: the server has the assistant make them.

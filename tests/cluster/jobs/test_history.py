@@ -1,12 +1,12 @@
 """Metrics take the same room after a week as after an hour."""
 
-import struct
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workbench.cluster import rows
 from workbench.cluster.jobs.history import RECENT
 from workbench.cluster.jobs.store import Store
 from workbench.plan.metrics import COLUMNS
@@ -20,11 +20,8 @@ def store(tmp_path):
 
 
 def packed(steps, rank=0, loss=0.5):
-    values = {"rank": rank, "loss": loss, "rss_bytes": 1e6}
-    return b"".join(
-        struct.pack(f"={len(COLUMNS)}d", *({**values, "step": step}.get(c, 0.0) for c in COLUMNS))
-        for step in steps
-    )
+    values = dict.fromkeys(COLUMNS, 0.0) | {"rank": rank, "loss": loss, "rss_bytes": 1e6}
+    return b"".join(rows.pack({**values, "step": step}) for step in steps)
 
 
 def steps_of(store, rank=0):

@@ -11,6 +11,7 @@ from workbench.cluster import message
 from workbench.cluster.jobs.results import differences, results
 from workbench.cluster.jobs.store import Store
 from workbench.cluster.jobs.sweep import sweep
+from workbench.cluster.rank_files import RankFiles
 from workbench.plan import SGD, Adam, Experiment, ExperimentError, LocalSGD, Plan, Synchronous
 
 GRAPH = vgg()
@@ -73,13 +74,20 @@ def test_plans_that_look_alike_are_told_apart():
     assert len(set(found)) >= 2
 
 
-def test_the_table_says_what_came_of_each(tmp_path):
+@pytest.mark.parametrize("has_files", [True, False])
+def test_the_table_says_what_came_of_each(tmp_path, has_files):
     store = Store(tmp_path / "server.sqlite", create=True)
     for each in sweep(BASE, lr=[0.1, 0.2]):
-        store.submit(request(4, packed=message.pack(each.experiment), tag="mine", name=each.name))
+        own = {"name": each.name, "directory": str(tmp_path / str(each.values["lr"]))}
+        store.submit(request(4, packed=message.pack(each.experiment), tag="mine", **own))
     store.submit(request(4, packed=message.pack(BASE), tag="other"))
     store.claim(1, 0, ())
-    store.add_rows(1, packed(range(10), loss=0.25))
+    if has_files:
+        files = RankFiles(tmp_path / "0.1" / "attempts" / "1", 0)
+        files.begin()
+        files.rows.write_bytes(packed(range(10), loss=0.25) + b"half a row")
+    else:
+        store.add_rows(1, packed(range(10), loss=0.25))
     store.release(1, "finished", step=10, started_at=100.0, ended_at=104.5)
     table = results(store, "mine")
     assert list(table["job"]) == [1, 2]

@@ -21,7 +21,7 @@ from workbench.cluster.server.lock import LOCK
 from workbench.cluster.site import HERE
 from workbench.plan import Plan
 
-WITHIN_S = 15.0
+WITHIN_S = 30.0
 PACKAGE = "tests.cluster.server"
 
 
@@ -84,7 +84,9 @@ class FakeCluster:
                         if self.replaces:
                             self.start_engine(record.index)
 
-    def submit(self, task: str = "train", *, engines: int = 2, kind: str = "train", **fields) -> int:
+    def submit(
+        self, task: str = "train", *, engines: int = 2, kind: str = "train", **fields
+    ) -> int:
         number = len(list(self.folder.glob("job-*")))
         directory = self.folder / f"job-{number}"
         directory.mkdir()

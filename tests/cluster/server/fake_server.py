@@ -26,6 +26,8 @@ from workbench.cluster.server.rank import Rank
 class FolderHands:
     """Calls that are files; an engine's id is its process."""
 
+    connection = 1
+
     def __init__(self, folder: Path, store: Store) -> None:
         self.folder, self.store = folder, store
         self.seen: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""What people ask for: to stop, pause, resume, cancel; and that calls end with who waits for them."""
+"""What people ask for; and that calls end with those who wait for them."""
 
 import os
 import subprocess

@@ -12,12 +12,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from workbench.cluster.jobs.database import Database
-from workbench.plan.metrics import COLUMNS, Row
+from workbench.cluster.rows import ROW_BYTES, unpack
+from workbench.plan.metrics import Row
 
 RECENT = 512  # rows of each rank that are all kept
 _PERIOD = RECENT // 2  # steps from one thinning to the next
-_ROW = struct.Struct(f"={len(COLUMNS)}d")
-_WHOLE = frozenset(("step", "rank", "tensor_bytes", "peak_bytes", "rss_bytes", "gpu_bytes"))
+_NAMED = struct.Struct("=2d")  # what a row begins with: its step and rank
 
 
 class History(Database):
@@ -28,19 +28,19 @@ class History(Database):
 
         Args:
             job: its number.
-            packed: whole rows of float64, with `COLUMNS` each.
+            packed: whole rows, as `rows.pack` makes them.
 
         Raises:
             ValueError: the last row is not whole.
         """
-        if len(packed) % _ROW.size:
+        if len(packed) % ROW_BYTES:
             raise ValueError(
-                f"rows have {_ROW.size} bytes each, got {len(packed):,} bytes of job {job}"
+                f"rows have {ROW_BYTES} bytes each, got {len(packed):,} bytes of job {job}"
             )
         rows, steps = [], defaultdict(list)
-        for start in range(0, len(packed), _ROW.size):
-            step, rank = map(int, struct.unpack_from("=2d", packed, start))
-            rows.append((job, rank, step, packed[start : start + _ROW.size]))
+        for start in range(0, len(packed), ROW_BYTES):
+            step, rank = map(int, _NAMED.unpack_from(packed, start))
+            rows.append((job, rank, step, packed[start : start + ROW_BYTES]))
             steps[rank].append(step)
         with self._writing() as connection:
             before = {rank: _newest(connection, job, rank) for rank in steps}
@@ -63,13 +63,7 @@ class History(Database):
             f"SELECT row FROM metrics WHERE job = ? AND step > ? {chosen} ORDER BY step, rank",
             (job, after),
         )
-        return [
-            {
-                name: int(value) if name in _WHOLE else value
-                for name, value in zip(COLUMNS, _ROW.unpack(packed), strict=True)
-            }
-            for (packed,) in found
-        ]
+        return list(unpack(b"".join(packed for (packed,) in found)))
 
     def forget_rows(self, job: int) -> None:
         """Removes all rows of a job."""

@@ -1,8 +1,11 @@
 """What came of the jobs of a sweep, as one table; also long after, and in another process."""
 
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.cluster import message
@@ -10,7 +13,10 @@ from workbench.cluster.jobs.history import RECENT
 from workbench.cluster.jobs.record import JobRecord
 from workbench.cluster.jobs.store import Store
 from workbench.cluster.jobs.sweep import short
+from workbench.cluster.rank_files import RankFiles
+from workbench.cluster.rows import ROW_BYTES, unpack
 from workbench.plan.experiment import Experiment
+from workbench.plan.metrics import Row
 from workbench.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -75,7 +81,7 @@ def _flat(experiment: Experiment) -> dict[str, Any]:
 
 
 def _reached(store: Store, job: JobRecord) -> dict[str, Any]:
-    rows = store.rows(job.id, after=job.step - RECENT, ranks=(0,))
+    rows = _last_rows(store, job)
     accuracies = [row["accuracy"] for row in rows if not math.isnan(row["accuracy"])]
     duration = math.nan
     if job.started_at is not None:
@@ -89,3 +95,15 @@ def _reached(store: Store, job: JobRecord) -> dict[str, Any]:
         "duration": duration,
         "reason": job.reason,
     }
+
+
+def _last_rows(store: Store, job: JobRecord) -> list[Row]:
+    """The newest rows of rank 0: what it left itself, or what the store has of it."""
+    for attempt in range(job.attempt, 0, -1):
+        files = RankFiles(Path(job.directory) / "attempts" / str(attempt), 0)
+        with suppress(OSError), files.rows.open("rb") as file:
+            whole = file.seek(0, os.SEEK_END) // ROW_BYTES
+            file.seek(max(0, whole - RECENT) * ROW_BYTES)
+            if packed := file.read(min(whole, RECENT) * ROW_BYTES):
+                return list(unpack(packed))
+    return store.rows(job.id, after=job.step - RECENT, ranks=(0,))

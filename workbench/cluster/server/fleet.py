@@ -1,6 +1,7 @@
 """The engines of a cluster, as the job server knows them: who is there, who died, who stands in."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from workbench.cluster.devices import Device
 from workbench.cluster.engine import become
@@ -35,6 +36,7 @@ class Fleet:
         self._store, self._hands, self._devices = store, hands, devices
         self._can_stand_in = can_stand_in
         self._watch = Watch()
+        self._connection = hands.connection
         self._came: dict[int, Arrival] = {}  # by process
         self._became: dict[int, int] = {}  # process: the index that it was told to take
         self._place: dict[int, int] = {}  # of each process
@@ -58,6 +60,11 @@ class Fleet:
                 self._short_of_memory.add(pid)
                 self._oom_kills = kills
         self.died |= ended
+        if self._hands.connection != self._connection:
+            # Numbers are a controller's own: another may give them to others.
+            self._connection = self._hands.connection
+            self._came.clear()
+            self._became.clear()
         arrived = self._hands.arrivals()
         self._came.update({arrival.pid: arrival for arrival in arrived})
         return bool(ended or arrived)
@@ -76,24 +83,56 @@ class Fleet:
             self._settle(self.records[index])
         self._adopt()
 
+    def gone(self, pids: Iterable[int], now: float) -> set[int]:
+        """Of the processes that ranks had, those that have ended.
+
+        The store names every engine that there is: what it does not name went with an earlier
+        keeper, and its process id may be another's by now.
+        """
+        there = {record.pid for record in self.records.values()} | self._came.keys()
+        for pid in set(pids) - there - self.died:
+            self.died.add(pid)
+            self._died_at[pid] = now
+        return self.died.intersection(pids)
+
     def is_due(self, now: float) -> bool:
         """Whether to read again, as somebody is missing."""
-        missing = any(not self.is_ready(index) for index in self.records) or not self.records
-        return missing and now - self._looked_at >= LOOK_EVERY_S
-
-    def is_ready(self, index: int) -> bool:
-        """Whether an engine lives and can be called."""
-        record = self.records.get(index)
-        return (
-            record is not None
-            and record.state in ("idle", "busy", "paused")
-            and record.engine_id is not None
-            and record.pid not in self.died
+        if now - self._looked_at < LOOK_EVERY_S:
+            return False
+        return not self.records or any(
+            not self.lives(record) or (record.state == "idle" and not self.is_ready(index))
+            for index, record in self.records.items()
         )
 
-    def usable(self) -> list[EngineRecord]:
-        """Those that live and can be called."""
-        return [record for index, record in sorted(self.records.items()) if self.is_ready(index)]
+    def lives(self, record: EngineRecord) -> bool:
+        """Whether an engine has come, and has not ended."""
+        return record.state in ("idle", "busy", "paused") and record.pid not in self.died
+
+    def is_ready(self, index: int) -> bool:
+        """Whether an engine lives and can be called.
+
+        One that works when we come, or when another controller does, says who it is after that.
+        """
+        record = self.records.get(index)
+        if record is None or record.pid is None or not self.lives(record):
+            return False
+        came = self._came.get(record.pid)
+        return came is not None and came.engine_id == record.engine_id
+
+    def living(self) -> list[EngineRecord]:
+        """Those that have come, and have not ended."""
+        return [record for _, record in sorted(self.records.items()) if self.lives(record)]
+
+    def for_scheduling(self) -> list[EngineRecord]:
+        """All engines; those that cannot be called now count as dead, whatever was said so far."""
+        return [
+            record
+            if record.state == "starting"
+            or (self.lives(record) and record.state != "idle")
+            or self.is_ready(index)
+            else replace(record, state="dead")
+            for index, record in sorted(self.records.items())
+        ]
 
     def pids(self, places: Iterable[int]) -> tuple[int, ...]:
         """The processes of engines that are ready."""

@@ -46,6 +46,10 @@ class Refusal:
 class Hands(Protocol):
     """Whoever can call functions on engines; nothing here waits."""
 
+    @property
+    def connection(self) -> int:
+        """Changes with the controller; engines have other numbers then, and arrive again."""
+
     def arrivals(self) -> list[Arrival]:
         """Engines that have registered, or became others, since the last call."""
 
@@ -87,11 +91,15 @@ class ControllerHands:
     Args:
         folder: the cluster's.
         count: is told each message, as `Calls` does.
+
+    Attributes:
+        connection: how many controllers there were.
     """
 
     def __init__(self, folder: Path, count: Count) -> None:
         self._folder, self._count = folder, count
         self._calls: Calls | None = None
+        self.connection = 0
         self._seen: set[int] = set()
         self._introductions: dict[int, Any] = {}
         self._under_way: list[tuple[object, Any]] = []
@@ -170,3 +178,4 @@ class ControllerHands:
                     calls = Calls(self._folder, self._count, within_s=CONNECT_WITHIN_S)
                     self._seen, self._introductions, self._under_way = set(), {}, []
                     self._calls, connected = calls, stamp
+                    self.connection += 1

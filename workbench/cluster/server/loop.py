@@ -64,25 +64,27 @@ class Server:
             wait_s: how long to wait for the end of a process.
         """
         is_news = self._fleet.wait(wait_s, now)
-        if self._store.changed() or is_news or self._fleet.is_due(now) or not self._fleet.records:
+        if self._store.changed() or is_news or self._fleet.is_due(now):
             is_news = True
             self._commands.carry_out()
-            self._fleet.read(now)
         is_due = now - self._settled_at >= SETTLE_EVERY_S
         if is_news or is_due:
-            self._read(now)
+            self._fleet.read(now)
+            self._take_up(now)
         self._hear()
         ended = [job for job, work in self._works.items() if not self._carrier.advance(work, now)]
         for job in ended:
             del self._works[job]
         if is_news or is_due or ended:
             self._settled_at = now
-            if self._queue.settle():
-                self._read(now)
+            self._fleet.read(now)
+            if self._queue.settle(time.time()):
+                self._fleet.read(now)
+                self._take_up(now)
         self._monitor.look(self._works.values(), now)
 
-    def _read(self, now: float) -> None:
-        """Takes up jobs that hold engines: those that this server started, and all others."""
+    def _take_up(self, now: float) -> None:
+        """Takes up all jobs that hold engines, whichever server gave them those."""
         active = {record.id: record for record in self._store.jobs(states=ACTIVE)}
         for job in self._works.keys() - active.keys():
             del self._works[job]

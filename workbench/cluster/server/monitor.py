@@ -116,7 +116,7 @@ class Monitor:
     def _look_at_engines(self, running: list[tuple[Work, Attempt]], now: float) -> None:
         """Writes down how engines and host do."""
         ranks = {rank.pid for _, attempt in running for rank in attempt.ranks}
-        for engine in self._fleet.usable():
+        for engine in self._fleet.living():
             pid = engine.pid
             assert pid is not None
             if pid not in ranks:  # the others were looked at a moment ago

@@ -2,15 +2,20 @@
 
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from workbench.cluster.jobs.record import ACTIVE, JobRecord
+from workbench.cluster.jobs.scheduling import Decisions, schedule
 from workbench.cluster.jobs.store import Store
 from workbench.cluster.rank_files import RankFiles, withdraw
 from workbench.cluster.server.commands import Commands
 from workbench.cluster.server.fleet import Fleet
 from workbench.cluster.server.work import QUEUED
+
+UNFINISHED = QUEUED | ACTIVE
+MOVED_S = 5.0  # a predicted start that moves by less is no news
 
 
 class Queue:
@@ -25,49 +30,58 @@ class Queue:
     def __init__(self, store: Store, fleet: Fleet, commands: Commands) -> None:
         self._store, self._fleet, self._commands = store, fleet, commands
 
-    def settle(self) -> bool:
-        """Gives free engines to jobs that wait; whether one began."""
-        self._let_go()
-        queued = self._store.jobs(states=QUEUED)
-        under = [job for job in queued if job.lease is not None]
-        began = [job for job in under if self._begin_under_lease(job)]
-        waiting = [job for job in queued if job.lease is None]
-        if waiting:
-            began += self._schedule(waiting)
+    def settle(self, now: float) -> bool:
+        """Gives free engines to jobs that wait; whether one began.
+
+        Args:
+            now: seconds since the epoch.
+        """
+        jobs = self._store.jobs(states=UNFINISHED)
+        self._let_go(jobs)
+        by_id = {job.id: job for job in jobs}
+        if not any(job.state == "queued" or len(job.sizes) > 1 for job in jobs):
+            return False  # nobody waits, and nobody could grow
+        decided = schedule(jobs, self._fleet.for_scheduling(), now)
+        began = [job for job, places in decided.starts if self._begin(by_id[job], places)]
+        for job in decided.preempt:
+            self._leave(by_id[job], "preempt", decided)
+        for job, _ in (*decided.shrink, *decided.grow):
+            self._leave(by_id[job], "resize", decided)
+        self._explain([j for j in jobs if j.state == "queued" and j.id not in began], decided)
         return bool(began)
 
-    def _let_go(self) -> None:
-        """Cancels what somebody waits for who is gone."""
-        for job in self._store.jobs(states=QUEUED | ACTIVE):
-            if job.kind == "train" or job.owner is None or job.owner.is_alive:
-                continue
-            reason = f"process {job.owner.pid}, which waited for it, has ended"
-            if not self._store.release(job.id, "cancelled", only_in=QUEUED, reason=reason):
+    def _leave(self, job: JobRecord, wish: str, decided: Decisions) -> None:
+        """Has a job leave a checkpoint, and its engines; the scheduler gives it others."""
+        if self._commands.wish(job, wish):
+            why = decided.reasons.get(job.id, "")
+            self._store.event(f"{job.name} {wish}s: {why}", kind=wish, job=job.id)
+
+    def _explain(self, waiting: Sequence[JobRecord], decided: Decisions) -> None:
+        """Writes down why jobs wait, and for how long about; where that is news."""
+        news = {}
+        for job in waiting:
+            reason = decided.reasons.get(job.id, "")
+            start, known = decided.predicted_starts.get(job.id), job.predicted_start
+            moved = start != known and (
+                start is None or known is None or abs(start - known) > MOVED_S
+            )
+            if reason != job.reason or moved:
+                news[job.id] = {"reason": reason, "predicted_start": start}
+        if news:
+            self._store.update_all(news, only_in=QUEUED)
+
+    def _let_go(self, jobs: Sequence[JobRecord]) -> None:
+        """Cancels what somebody waits for who is gone, and calls whose lease is over."""
+        for job in jobs:
+            reason = ""
+            if job.kind != "train" and job.owner is not None and not job.owner.is_alive:
+                reason = f"process {job.owner.pid}, which waited for it, has ended"
+            elif job.lease is not None and self._store.job(job.lease).has_ended:
+                reason = f"the engines of lease {job.lease} were given back before"
+            if reason and not self._store.release(
+                job.id, "cancelled", only_in=QUEUED, reason=reason
+            ):
                 self._commands.wish(job, "cancel")
-
-    def _begin_under_lease(self, job: JobRecord) -> bool:
-        assert job.lease is not None
-        lease = self._store.job(job.lease)
-        if lease.has_ended:
-            reason = f"its engines were given back before: {lease.reason}"
-            self._store.release(job.id, "cancelled", only_in=QUEUED, reason=reason)
-            return False
-        places = job.places or lease.held[: job.engines]
-        if not lease.held or not set(places) <= set(lease.held):
-            return False
-        return self._begin(job, places)
-
-    def _schedule(self, waiting: list[JobRecord]) -> list[JobRecord]:
-        began = []
-        free = [e.index for e in self._fleet.usable() if e.state == "idle" and not e.is_assistant]
-        idle = {e.index for e in self._fleet.usable() if e.state == "idle"}
-        for job in sorted(waiting, key=lambda job: (-job.priority, job.id)):
-            places = job.places or tuple(free[: job.engines])
-            if len(places) == job.engines and set(places) <= idle and self._begin(job, places):
-                free = [index for index in free if index not in places]
-                idle -= set(places)
-                began.append(job)
-        return began
 
     def _begin(self, job: JobRecord, places: tuple[int, ...]) -> bool:
         """Takes engines for a job's next attempt."""
@@ -89,7 +103,7 @@ class Queue:
         return job
 
     def _end_ranks(self, attempt: Path) -> None:
-        engines = {engine.pid for engine in self._fleet.usable()}
+        engines = {engine.pid for engine in self._fleet.living()}
         for path in attempt.glob("rank-*.alive"):
             files = RankFiles(attempt, int(path.stem.removeprefix("rank-")))
             if files.answer is None and (pid := files.pid) in engines and pid is not None:
