@@ -134,7 +134,9 @@ def test_a_named_cluster_is_found_again_with_its_past(own, tmp_path):
         assert cluster.name == "kept"
         run = cluster.jobs[1]
         assert len(cluster) == 2
-        os.kill(keeper_of(cluster.folder).pid, signal.SIGKILL)
+        keeper = keeper_of(cluster.folder)
+        os.kill(keeper.pid, signal.SIGKILL)
+        assert until(lambda: not keeper.is_alive, LONG_S, 0.01)
         again = Cluster.attach("kept")  # starts another keeper, which goes on with the job
         followed = again.jobs[run.id]
         assert until(lambda: followed.rows and followed.notes, LONG_S, 0.02)

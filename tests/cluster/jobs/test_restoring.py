@@ -4,12 +4,13 @@ import os
 import sqlite3
 import stat
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.cluster.jobs.values import request
 from workbench.cluster.errors import StoreDamaged, StoreError
-from workbench.cluster.jobs.restoring import backup_of, restore
+from workbench.cluster.jobs.restoring import backup_of, mend, restore
 from workbench.cluster.jobs.store import Store
 
 
@@ -24,6 +25,14 @@ def path(tmp_path):
 
 def test_making_it_again_keeps_it(path):
     assert Store(path, create=True).job(1).name == "kept"
+
+
+def test_several_may_make_it_at_once(tmp_path):
+    path = tmp_path / "server.sqlite"
+    with ThreadPoolExecutor(8) as threads:
+        made = [threads.submit(Store, path, create=True) for _ in range(16)]
+    assert [each.result().submit(request()) for each in made] == list(range(1, 17))
+    assert not list(tmp_path.glob("*.part"))
 
 
 def test_it_must_be_there(tmp_path):
@@ -170,3 +179,36 @@ def test_what_is_whole_is_not_replaced(path):
     with pytest.raises(StoreError, match="is not damaged: nothing was restored"):
         restore(path)
     assert len(Store(path).jobs()) == 2
+
+
+def test_without_a_backup_a_damaged_file_stays_as_it_is(path):
+    damage(path)
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="has no backup; keep it under another name"):
+        mend(path)
+    assert path.read_bytes() == before
+
+
+def test_mending_says_what_it_did(path):
+    assert mend(path.with_name("nowhere")) == ""
+    Store(path).backup()
+    assert mend(path) == ""
+    damage(path)
+    said = mend(path)
+    assert said.startswith("server.sqlite was damaged; the backup of ")
+    assert said.endswith("is in its place, and what was damaged in server.sqlite.damaged-1")
+    assert Store(path).job(1).name == "kept"
+    damage(path)
+    mend(path)
+    assert (path.parent / "server.sqlite.damaged-2").exists()
+
+
+def test_what_is_not_damaged_is_not_mended(path):
+    """A file of another version is whole, however little we can do with it."""
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 7")
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="has version 7"):
+        mend(path)
+    assert path.read_bytes() == before

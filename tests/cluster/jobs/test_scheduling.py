@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cluster.jobs.values import GIB, engines, job, running, variants
+from workbench.cluster.jobs.order import LEVEL_S
 from workbench.cluster.jobs.scheduling import schedule
 from workbench.cluster.jobs.wishes import refusal
 
@@ -30,10 +31,20 @@ def test_the_one_that_waits_is_told_for_what_and_until_when():
 
 def test_priority_goes_first_and_waiting_raises_it():
     assert schedule([job(1), job(2, priority=1)], engines(1), NOW).starts[0][0] == 2
-    patient = job(1, submitted_at=0.0)
-    assert schedule([patient, job(2, submitted_at=900.0, priority=1)], engines(1), NOW).starts == (
-        (1, (0,)),
-    )
+    late = job(2, submitted_at=LEVEL_S + 1, priority=1)
+    assert schedule([job(1, submitted_at=0.0), late], engines(1), NOW).starts == ((1, (0,)),)
+
+
+def test_long_jobs_have_a_head_start_that_is_less_than_a_level():
+    week, short = job(2, submitted_at=NOW, seconds=6e5), job(1, submitted_at=0.0, seconds=60.0)
+    assert schedule([week, short], engines(1), NOW).starts == ((2, (0,)),)
+    first = job(1, submitted_at=0.0, seconds=60.0, priority=1)
+    assert schedule([week, first], engines(1), NOW).starts == ((1, (0,)),)
+
+
+def test_time_with_engines_is_no_time_of_waiting():
+    again = job(1, submitted_at=0.0, ran_s=900.0)
+    assert schedule([again, job(2, submitted_at=899.0)], engines(1), NOW).starts == ((2, (0,)),)
 
 
 def test_short_jobs_fill_gaps_and_long_ones_do_not():
@@ -133,9 +144,13 @@ def test_nobody_is_pre_empted_in_vain():
 
 def test_pre_emption_does_not_go_back_and_forth():
     """A job that waited long goes first, so it is not sent away by what comes after it."""
-    old = running(1, (0,), priority=0, submitted_at=0.0)
-    young = job(2, priority=1, submitted_at=900.0)
-    assert schedule([old, young], engines(1, old), NOW).preempt == ()
+    old = running(1, (0,), submitted_at=0.0, began_at=LEVEL_S + 10.0)
+    young = job(2, priority=1, submitted_at=LEVEL_S + 10.0)
+    assert schedule([old, young], engines(1, old), LEVEL_S + 20.0).preempt == ()
+    early = running(1, (0,), submitted_at=0.0, began_at=0.0)  # which never waited
+    assert schedule([early, young], engines(1, early), LEVEL_S + 20.0).preempt == (1,)
+    queued = job(1, submitted_at=0.0, ran_s=LEVEL_S + 20.0)  # as it is then
+    assert schedule([queued, young], engines(1), LEVEL_S + 20.0).starts == ((2, (0,)),)
 
 
 def test_elastic_jobs_shrink_for_others_and_grow_into_what_is_idle():
@@ -164,7 +179,7 @@ def test_elastic_jobs_start_with_what_there_is():
 def test_engines_that_are_replaced_are_waited_for():
     cluster = [*engines(1), *engines(2, state="dead")[1:]]
     decided = schedule([job(1, 2)], cluster, NOW)
-    assert decided.reasons[1].endswith("expected in 5 s, when engines were replaced")
+    assert decided.reasons[1].endswith("expected in 10 s, when engines were replaced")
 
 
 @pytest.mark.parametrize(
@@ -286,10 +301,10 @@ def test_nobody_starves(wishes, kinds):
         for begun, places in schedule(unfinished, current, now).starts:
             own = waiting.pop(begun, None) or others.pop(begun)
             length = 60.0 if own.seconds is None else own.seconds
-            more = {"state": "running", "held": places, "started_at": now}
+            more = {"state": "running", "held": places, "began_at": now}
             going[begun] = (own.__class__(**{**vars(own), **more}), now + length)
         if not waiting:
             return
-        now += 100.0
+        now += 2000.0
         going = {n: (each, end) for n, (each, end) in going.items() if end > now}
     raise AssertionError(f"still waiting: {waiting}")

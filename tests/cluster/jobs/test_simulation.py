@@ -66,7 +66,7 @@ def test_the_scheduler_does_the_same_with_records(queue):
         busy = [each for each in known if each.held]
         for number, places in schedule(known, engines(ENGINES, *busy), now).starts:
             starts[number] = now
-            more = {"state": "running", "held": places, "started_at": now}
+            more = {"state": "running", "held": places, "began_at": now}
             jobs[number] = JobRecord(**{**vars(jobs[number]), **more})
             times = sorted({*times, now + jobs[number].seconds})
         if not times:

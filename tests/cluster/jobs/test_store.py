@@ -84,6 +84,9 @@ def test_updates_are_checked(store):
     number = store.submit(request())
     assert not store.update(number, only_in=("running",), step=1)
     assert store.job(number).step == 0
+    both = {number: {"step": 2}, store.submit(request()): {"step": 3}}
+    assert store.update_all(both, only_in=("queued",)) == 2
+    assert [job.step for job in store.jobs()] == [2, 3]
     with pytest.raises(ValueError, match=r"a job has no \['packed'\] to change"):
         store.update(number, packed=b"")
     with pytest.raises(ValueError, match="a state is one of"):
@@ -135,6 +138,19 @@ def test_an_attempt_goes_on_elsewhere(store):
         ("dead", None),
         ("busy", number),
     ]
+
+
+def test_time_with_engines_is_counted(store, monkeypatch):
+    number = store.submit(request())
+    monkeypatch.setattr("workbench.cluster.jobs.store.time.time", lambda: 100.0)
+    store.claim(number, 0, (0,))
+    assert (store.job(number).began_at, store.job(number).ran_s) == (100.0, 0.0)
+    monkeypatch.setattr("workbench.cluster.jobs.store.time.time", lambda: 107.0)
+    store.claim(number, 1, (1,), only_in=("starting",))
+    assert (store.job(number).began_at, store.job(number).ran_s) == (107.0, 7.0)
+    monkeypatch.setattr("workbench.cluster.jobs.store.time.time", lambda: 50.0)
+    store.release(number, "queued")  # the clock was set back
+    assert (store.job(number).began_at, store.job(number).ran_s) == (None, 7.0)
 
 
 def test_releasing_is_done_by_one_only(store):

@@ -17,7 +17,7 @@ def job(number: int, engines: int = 1, **fields: Any) -> JobRecord:
 
 
 def running(number: int, held: tuple[int, ...], **fields: Any) -> JobRecord:
-    more = {"state": "running", "attempt": 1, "started_at": 0.0}
+    more = {"state": "running", "attempt": 1, "started_at": 0.0, "began_at": 0.0}
     return job(number, **{"engines": len(held), "held": held, **more, **fields})
 
 

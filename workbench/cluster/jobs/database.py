@@ -4,9 +4,10 @@ import os
 import sqlite3
 import threading
 import time
+import uuid
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -162,23 +163,28 @@ class Database:
         return connection
 
     def _make(self) -> None:
-        """The file with its tables, unless it is there; others may be making it as well."""
+        """The file with its tables, unless it is there: whole at once, and by one of those who try.
+
+        Raises:
+            StoreError: its folder has no room, or is not there.
+        """
+        part = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}.part")
         try:
-            os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-        except FileExistsError:
-            if self.path.stat().st_size:
+            if self.path.exists():
                 return
-        except OSError as error:
-            raise StoreError(f"{self.path} cannot be made: {error.strerror}") from None
-        self.read_only = False
-        with self._told():
-            self._patiently(self._connection(), "PRAGMA journal_mode = WAL")
-        with self._writing() as connection:
-            if not connection.execute("PRAGMA user_version").fetchone()[0]:
+            os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            with self._told(), closing(sqlite3.connect(part, isolation_level=None)) as connection:
                 for statement in SCHEMA:
                     connection.execute(statement)
                 connection.execute(f"PRAGMA application_id = {APPLICATION}")
                 connection.execute(f"PRAGMA user_version = {VERSION}")
+                connection.execute("PRAGMA journal_mode = WAL")
+            with suppress(FileExistsError):
+                os.link(part, self.path)
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot be made: {error.strerror}") from None
+        finally:
+            part.unlink(missing_ok=True)
 
     def _require_version(self) -> None:
         connection = self._connection()
@@ -227,15 +233,16 @@ class _Connection(sqlite3.Connection):
     """
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
-        self.pid, self.seen, self.is_closed = os.getpid(), None, False
-        super().__init__(*args, **keywords)
+        self.pid, self.seen, self.is_closed = os.getpid(), None, True
+        super().__init__(*args, **keywords)  # raises where there is no such file any more
+        self.is_closed = False
 
     def close(self) -> None:
         self.is_closed = True
         super().close()
 
     def __del__(self) -> None:
-        if self.pid == os.getpid():
+        if self.pid == os.getpid() and not self.is_closed:
             self.close()
 
 

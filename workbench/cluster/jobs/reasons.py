@@ -85,12 +85,12 @@ def of_changes(room: Room, jobs: Mapping[int, JobRecord]) -> dict[int, str]:
 
 
 def span(seconds: float) -> str:
-    """'a moment', '40 s', '3 min', '2.5 h'."""
-    if seconds < 1:
+    """'a moment', '40 s', '3 min', '2.5 h': coarse, so that it does not change all the time."""
+    if seconds < 5:
         return "a moment"
     if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.3g} h"
+        return f"{10 * max(1, round(seconds / 10))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _missing(each: Waiting, job: JobRecord, free: int, holders: Sequence[JobRecord]) -> str:

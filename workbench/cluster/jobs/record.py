@@ -191,7 +191,9 @@ class JobRecord(Request):
         held: the engine of each rank of this attempt; () while it holds none.
         pids: the process of each.
         submitted_at: seconds since the epoch.
-        started_at: of the first attempt.
+        started_at: when the first attempt began.
+        began_at: when it was given the engines that it holds; None while it holds none.
+        ran_s: for how long it held engines before.
         ended_at: when it took a state of `ENDED`.
         step: updates that are done.
         reason: why it waits, or how it ended, for people.
@@ -210,6 +212,8 @@ class JobRecord(Request):
     pids: tuple[int, ...] = ()
     submitted_at: float = 0.0
     started_at: float | None = None
+    began_at: float | None = None
+    ran_s: float = 0.0
     ended_at: float | None = None
     step: int = 0
     reason: str = ""

@@ -4,10 +4,11 @@ import os
 import sqlite3
 import time
 from contextlib import closing, suppress
+from datetime import datetime
 from itertools import count
 from pathlib import Path
 
-from workbench.cluster.errors import StoreError
+from workbench.cluster.errors import StoreDamaged, StoreError
 from workbench.cluster.jobs.database import Database
 
 
@@ -95,10 +96,29 @@ def restore(path: str | Path) -> Path:
     return kept
 
 
-def _is_whole(path: Path) -> bool:
+def mend(path: str | Path) -> str:
+    """Restores a store if it is damaged; to be called before any process opens it.
+
+    Returns:
+        What was done, for people; "" where it is whole, or not there yet.
+
+    Raises:
+        StoreError: it is damaged, and there is no backup that is whole.
+    """
+    if not Path(path).exists() or _is_whole(path):
+        return ""
+    kept = restore(path)
+    saved_at = datetime.fromtimestamp(backup_of(path).stat().st_mtime)
+    return (
+        f"{Path(path).name} was damaged; the backup of {saved_at:%d %b %H:%M} is in its place, and "
+        f"what was damaged in {kept.name}"
+    )
+
+
+def _is_whole(path: str | Path) -> bool:
     try:
         Database(path).check()
-    except StoreError:
+    except StoreDamaged:
         return False
     return True
 

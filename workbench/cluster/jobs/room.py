@@ -50,7 +50,7 @@ def make_room(
         coming = (free | leaving) & waiting.eligible
         missing = waiting.need - coming.bit_count()
         if missing > 0 and reservation.time - now > WORTH_S:
-            given = _given(waiting, job, missing, running, room)
+            given = _given(waiting, job, missing, running, room, now)
             for giver, kept in given.items():
                 if kept:
                     room.shrink[giver] = kept
@@ -67,6 +67,7 @@ def _given(
     missing: int,
     running: Sequence[JobRecord],
     room: Room,
+    now: float,
 ) -> dict[int, int]:
     """Who gives engines, and what each keeps; nobody where all together would not be enough."""
     given: dict[int, int] = {}
@@ -84,7 +85,7 @@ def _given(
         and other.id not in (room.shrink | room.preempt)
         and engines_of(other.held) & waiting.eligible
     ]
-    able.sort(key=lambda other: (other.priority, -order(other)[0]))
+    able.sort(key=lambda other: (other.priority, -order(other, now)[0]))
     for other in able:
         if (wanted := missing - sum(freed.values())) > 0 and other.priority <= job.priority:
             held = engines_of(other.held)
@@ -93,7 +94,7 @@ def _given(
             if smaller:
                 take(other, choose(held, max(enough, default=smaller[0]), [~waiting.eligible]))
     for other in able:
-        behind = other.priority < job.priority and order(other) > order(job)
+        behind = other.priority < job.priority and order(other, now) > order(job, now)
         if missing > sum(freed.values()) and behind and other.preemptible:
             take(other, 0)
     if missing > sum(freed.values()):
@@ -116,7 +117,7 @@ def grow(
         eligible: for each, the engines that it may have.
         now: the time.
     """
-    for other in sorted(running, key=order):
+    for other in sorted(running, key=lambda other: order(other, now)):
         held, free_for = len(other.held), free & eligible[other.id]
         larger = [n for n in other.sizes if held < n <= held + free_for.bit_count()]
         is_worth_it = length(other, held, now) > WORTH_S

@@ -64,7 +64,7 @@ def schedule(jobs: Sequence[JobRecord], engines: Sequence[EngineRecord], now: fl
     """
     by_id = {job.id: job for job in jobs}
     running = [job for job in jobs if job.held and job.lease is None]
-    queued = sorted((job for job in jobs if job.state == "queued"), key=order)
+    queued = sorted((job for job in jobs if job.state == "queued"), key=lambda job: order(job, now))
     eligibles = _eligibles([*queued, *running], engines)
     free = engines_of(each.index for each in engines if each.state == "idle" and each.job is None)
     free &= ~engines_of(place for job in running for place in job.held)
@@ -121,7 +121,7 @@ def _ends(running: Sequence[JobRecord], engines: Sequence[EngineRecord], now: fl
     for job in running:
         left = LEAVING_S if job.state == "stopping" else length(job, len(job.held), now)
         if left == inf:
-            left = LEAVING_S if job.started_at is None else max(LEAVING_S, now - job.started_at)
+            left = LEAVING_S if job.began_at is None else max(LEAVING_S, now - job.began_at)
         ends.append(End(now + left, job.id, engines_of(job.held)))
     held = engines_of(place for job in running for place in job.held)
     missing = engines_of(each.index for each in engines if each.state in ("dead", "starting"))

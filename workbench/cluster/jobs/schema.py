@@ -12,8 +12,9 @@ from workbench.cluster.jobs.record import AttemptRecord, EngineRecord, ErrorReco
 APPLICATION = 0x77626A73  # SQLite's header says whose file it is
 VERSION = 1
 
-# Large values, which lists of jobs do without, have a table of their own.
-APART = ("packed", "keywords", "variants")
+# Large values, which lists of jobs do without, have a table of their own; of `variants`, the
+# numbers of ranks stay.
+APART = ("packed", "keywords")
 JOB_COLUMNS = tuple(each.name for each in fields(JobRecord) if each.name not in APART)
 ENGINE_COLUMNS = tuple(each.name for each in fields(EngineRecord))
 
@@ -55,21 +56,23 @@ def _encoded(name: str, value: Any) -> Any:
         return json.dumps(asdict(value))
     if name == "attempts":
         return json.dumps([asdict(each) for each in value])
+    if name == "variants":
+        return json.dumps(sorted(value))
     return value
 
 
 def job_of(row: sqlite3.Row, packed: Mapping[str, bytes]) -> JobRecord:
     """The job that a row holds, with what is packed."""
     values = {name: _decoded(name, row[name]) for name in JOB_COLUMNS}
-    variants = {int(what): each for what, each in packed.items() if what.isdecimal()}
-    whole = {what: packed.get(what, b"") for what in ("packed", "keywords")}
+    variants = {ranks: packed.get(str(ranks), b"") for ranks in values["variants"]}
+    whole = {what: packed.get(what, b"") for what in APART}
     return JobRecord(**values | whole | {"variants": variants})
 
 
 def _decoded(name: str, value: Any) -> Any:
     if value is None:
         return None
-    if name in ("places", "held", "pids"):
+    if name in ("places", "held", "pids", "variants"):
         return tuple(json.loads(value))
     if name == "owner":
         return Owner(**json.loads(value))

@@ -35,7 +35,7 @@ class Store(Roster, Journal, History, Backups):
         names = [name for name in JOB_COLUMNS if name in Request.__dataclass_fields__]
         values = encoded({name: getattr(request, name) for name in names})
         values |= {"state": "queued", "attempt": 0, "held": "[]", "pids": "[]", "attempts": "[]"}
-        values |= {"submitted_at": time.time(), "step": 0, "reason": "", "wish": ""}
+        values |= {"submitted_at": time.time(), "step": 0, "reason": "", "wish": "", "ran_s": 0.0}
         packed = {"packed": request.packed, "keywords": request.keywords}
         packed |= {str(ranks): each for ranks, each in request.variants.items()}
         with self._writing() as connection:
@@ -82,11 +82,7 @@ class Store(Roster, Journal, History, Backups):
             arguments.append(tag)
         where = f"WHERE {' AND '.join(chosen)}" if chosen else ""
         rows = self._rows(f"SELECT * FROM jobs {where} ORDER BY id", arguments)
-        variants: dict[int, dict[str, bytes]] = {}
-        named = "SELECT job, what FROM packed WHERE what NOT IN ('packed', 'keywords')"
-        for job, what in self._rows(named):
-            variants.setdefault(job, {})[what] = b""
-        return tuple(job_of(row, variants.get(row["id"], {})) for row in rows)
+        return tuple(job_of(row, {}) for row in rows)
 
     def update(
         self, number: int, *, only_in: Collection[State] | None = None, **fields: Any
@@ -99,8 +95,19 @@ class Store(Roster, Journal, History, Backups):
         Raises:
             ValueError: an unknown field or state.
         """
+        return self.update_all({number: fields}, only_in=only_in) == 1
+
+    def update_all(
+        self,
+        changes: Mapping[int, Mapping[str, Any]],
+        *,
+        only_in: Collection[State] | None = None,
+    ) -> int:
+        """As `update`, for several jobs in one transaction; returns how many were changed."""
         with self._writing() as connection:
-            return _set(connection, number, only_in, fields)
+            return sum(
+                _set(connection, number, only_in, fields) for number, fields in changes.items()
+            )
 
     def repack(self, number: int, packed: bytes) -> None:
         """Has a job be another experiment from its next attempt on."""
@@ -135,16 +142,22 @@ class Store(Roster, Journal, History, Backups):
             engine is not free any more.
         """
         with self._writing() as connection:
-            found = connection.execute(
-                "SELECT attempt, lease, started_at FROM jobs WHERE id = ?", (number,)
-            ).fetchone()
+            query = "SELECT attempt, lease, started_at FROM jobs WHERE id = ?"
+            found = connection.execute(query, (number,)).fetchone()
             if found is None or found["attempt"] != attempt:
                 return False
             if not are_free(connection, number, found["lease"], places):
                 return False
-            began = {"started_at": found["started_at"] or time.time(), "predicted_start": None}
-            fields = {"state": "starting", "held": tuple(places), "pids": (), **began, **fields}
-            if not _set(connection, number, only_in, {**fields, "attempt": attempt + 1}):
+            now = time.time()
+            began: dict[str, Any] = {"attempt": attempt + 1, "began_at": now}
+            began |= {
+                "state": "starting",
+                "held": tuple(places),
+                "pids": (),
+                "predicted_start": None,
+            }
+            began["started_at"] = now if found["started_at"] is None else found["started_at"]
+            if not _set(connection, number, only_in, _ran(connection, number) | began | fields):
                 return False
             if found["lease"] is None:
                 take(connection, number, places)
@@ -165,12 +178,21 @@ class Store(Roster, Journal, History, Backups):
             Whether it was changed.
         """
         ended_at = time.time() if state in ENDED else None
-        fields = {"state": state, "held": (), "pids": (), "ended_at": ended_at, **fields}
+        left = {"state": state, "held": (), "pids": (), "ended_at": ended_at}
         with self._writing() as connection:
-            if not _set(connection, number, only_in, fields):
+            if not _set(connection, number, only_in, left | _ran(connection, number) | fields):
                 return False
             leave(connection, number)
         return True
+
+
+def _ran(connection: sqlite3.Connection, number: int) -> dict[str, Any]:
+    """What a job is to be changed by where it loses the engines that it holds, if any."""
+    query = "SELECT began_at, ran_s FROM jobs WHERE id = ?"
+    for began_at, ran_s in connection.execute(query, (number,)).fetchall():
+        if began_at is not None:  # the clock may have been set back meanwhile
+            return {"began_at": None, "ran_s": ran_s + max(0.0, time.time() - began_at)}
+    return {}
 
 
 def _set(

@@ -75,9 +75,7 @@ def length(job: JobRecord, ranks: int, now: float) -> float:
     whole = job.seconds * job.engines / ranks
     if job.steps:
         return whole * max(0.0, 1 - job.step / job.steps)
-    if not job.held or job.started_at is None:
-        return whole
-    return max(0.0, whole - (now - job.started_at))
+    return whole if job.began_at is None else max(0.0, whole - (now - job.began_at))
 
 
 def _meets(request: Request, engine: EngineRecord) -> bool:

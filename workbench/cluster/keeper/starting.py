@@ -8,6 +8,7 @@ from pathlib import Path
 
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.jobs.owner import Owner
+from workbench.cluster.jobs.restoring import mend
 from workbench.cluster.jobs.store import Store
 from workbench.cluster.keeper.spec import Spec
 
@@ -38,7 +39,11 @@ def start(folder: Path, spec: Spec | None = None) -> None:
         spec = Spec.load(folder)
     else:
         spec.save(folder)
-    Store(folder / STORE, create=True).attach(Owner.here())
+    mended = "" if keeper_of(folder) else mend(folder / STORE)
+    store = Store(folder / STORE, create=True)
+    store.attach(Owner.here())
+    if mended:
+        store.event(mended, kind="restored", level="warning")
     keeper = [sys.executable, "-P", "-m", MODULE, str(folder)]
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     with (folder / LOG).open("ab") as log:

@@ -47,9 +47,7 @@ class Queue:
             self._leave(by_id[job], "preempt", decided)
         for job, _ in (*decided.shrink, *decided.grow):
             self._leave(by_id[job], "resize", decided)
-        for waiting in jobs:
-            if waiting.state == "queued" and waiting.id not in began:
-                self._explain(waiting, decided)
+        self._explain([j for j in jobs if j.state == "queued" and j.id not in began], decided)
         return bool(began)
 
     def _leave(self, job: JobRecord, wish: str, decided: Decisions) -> None:
@@ -58,13 +56,19 @@ class Queue:
             why = decided.reasons.get(job.id, "")
             self._store.event(f"{job.name} {wish}s: {why}", kind=wish, job=job.id)
 
-    def _explain(self, job: JobRecord, decided: Decisions) -> None:
-        """Writes down why a job waits, and for how long about; where that is news."""
-        reason = decided.reasons.get(job.id, "")
-        start, known = decided.predicted_starts.get(job.id), job.predicted_start
-        moved = start != known and (start is None or known is None or abs(start - known) > MOVED_S)
-        if reason != job.reason or moved:
-            self._store.update(job.id, only_in=QUEUED, reason=reason, predicted_start=start)
+    def _explain(self, waiting: Sequence[JobRecord], decided: Decisions) -> None:
+        """Writes down why jobs wait, and for how long about; where that is news."""
+        news = {}
+        for job in waiting:
+            reason = decided.reasons.get(job.id, "")
+            start, known = decided.predicted_starts.get(job.id), job.predicted_start
+            moved = start != known and (
+                start is None or known is None or abs(start - known) > MOVED_S
+            )
+            if reason != job.reason or moved:
+                news[job.id] = {"reason": reason, "predicted_start": start}
+        if news:
+            self._store.update_all(news, only_in=QUEUED)
 
     def _let_go(self, jobs: Sequence[JobRecord]) -> None:
         """Cancels what somebody waits for who is gone, and calls whose lease is over."""
