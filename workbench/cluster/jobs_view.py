@@ -1,7 +1,7 @@
 """All jobs of a cluster, as a notebook sees them: submitted here or elsewhere, now or before."""
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,7 +95,7 @@ class Jobs:
         *,
         priority: int = 0,
         module: nn.Module | None = None,
-        **values: Sequence[Any],
+        **values: Iterable[Any],
     ) -> Sweep:
         """Submits the experiment once for each combination of values.
 

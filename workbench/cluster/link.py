@@ -15,6 +15,7 @@ from workbench.cluster.jobs.record import JobRecord, Request
 from workbench.cluster.jobs.store import Store
 from workbench.cluster.jobs.wishes import refusal
 from workbench.cluster.keeper import keeper_of, said
+from workbench.cluster.processes import is_alive
 from workbench.cluster.waiting import until
 
 LOOK_EVERY_S = 0.5
@@ -77,7 +78,9 @@ class Link:
             if not self.is_kept:
                 raise ClusterError(f"the engines did not start:\n{said(self.folder)}")
             engines = self.store.engines()[:num_engines]
-            return sum(engine.state in _READY for engine in engines) == num_engines
+            # Those of an earlier keeper are named there until this one has started its own.
+            there = [each for each in engines if each.state in _READY and is_alive(each.pid or 0)]
+            return len(there) == num_engines
 
         if not until(ready, READY_WITHIN_S, TICK_S):
             raise ClusterError(
@@ -164,7 +167,8 @@ class Link:
         """Ends the cluster's processes, now; without `keep_folder` also removes all it knows."""
         with self._guard:
             del self._attached[self.folder]
-        with suppress(StoreError):
-            self.store.command("shutdown", remove=not keep_folder)
+        if self.is_kept:  # else the next keeper would take it for its own
+            with suppress(StoreError):
+                self.store.command("shutdown", remove=not keep_folder)
         self.store.close()
         end(self.folder, keep_folder=keep_folder)

@@ -1,11 +1,13 @@
 """One experiment with several values of its fields, and what came of each."""
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Self
 
 from workbench.cluster.jobs.results import results
 from workbench.cluster.jobs.store import Store
 from workbench.cluster.run import Run
+from workbench.cluster.waiting import TICK_S
 
 if TYPE_CHECKING:
     import pandas
@@ -27,12 +29,14 @@ class Sweep:
         """Returns when all have ended, in whatever way; an interrupt stops all of them.
 
         Raises:
-            TimeoutError: one did not end in time, from when it was its turn to be waited for.
+            TimeoutError: one did not end in time; they go on.
         """
+        deadline = None if timeout is None else time.monotonic() + timeout
         try:
             for run in self.runs:
-                if not run.join(float("inf") if timeout is None else timeout):
-                    raise TimeoutError(f"{run!r} goes on after {timeout:g} s")
+                while not run.join(TICK_S):
+                    if deadline is not None and time.monotonic() > deadline:
+                        raise TimeoutError(f"{self!r} after {timeout:g} s")
         except KeyboardInterrupt:
             self.stop()
             raise

@@ -8,6 +8,7 @@ the store says its place, and the next process is started for that.
 import asyncio
 import logging
 import math
+import os
 import shutil
 import signal
 import time
@@ -26,8 +27,8 @@ from workbench.cluster.keeper.server_process import ServerProcess
 from workbench.cluster.keeper.spec import FILE, Spec, identity
 from workbench.cluster.processes import reap
 
-TICK_S = 0.05
-LOOK_EVERY_S = 0.5  # at what only people are waiting for
+AGAIN_S = 1.0
+LOOK_EVERY_S = 0.25  # at the store; of a child's end the kernel tells at once
 ASSISTANT_AFTER_S = 15.0  # at the latest
 PATIENCE = Patience(lasting_s=10.0, first_s=0.5, longest_s=30.0, most=6)
 MEETING = "meeting"  # the note that says where ranks meet
@@ -46,9 +47,10 @@ class Keeper:
 
     def __init__(self, folder: Path, spec: Spec, store: Store) -> None:
         self._folder, self._spec, self._store = folder, spec, store
+        self._news = asyncio.Event()
         self._ended: list[Ended] = []  # engines whose end nobody was told of
-        self._controller_ended: list[Ended] = []
-        self._fleet = Fleet(folder, spec, self._ended.append, self._controller_ended.append)
+        self._controllers_ended: list[Ended] = []
+        self._fleet = Fleet(folder, spec, self._engine_ended, self._controller_ended)
         self._server = ServerProcess(folder, spec)
         self._series = [Series(PATIENCE) for _ in spec.devices]
         self._due: dict[int, float] = {}  # engines to start, and when
@@ -66,16 +68,13 @@ class Keeper:
         try:
             await self._begin()
             meeting = asyncio.create_task(self._meet())
-            looked_at = 0.0
             while not self._ends:
-                await asyncio.sleep(TICK_S)
-                now = time.monotonic()
-                await self._keep(now)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), LOOK_EVERY_S)
+                self._news.clear()
+                await self._keep(time.monotonic())
                 if meeting.done():
                     meeting.result()  # raises what it raised
-                if now - looked_at > LOOK_EVERY_S:
-                    looked_at = now
-                    self._end(self._lifetime.is_over(now))
         finally:
             self._clear()
 
@@ -104,25 +103,26 @@ class Keeper:
         try:
             if said := self._server.look(now):
                 self._tell(said, "server_died")
-            while self._controller_ended:
-                ended = self._controller_ended.pop()
-                self._tell(f"the controller (process {ended.pid}) {ended.how}", "controller_died")
-                log.warning("the last that it wrote:\n%s", ended.said)
-                self._controller_due = self._controller_series.ended(now) or now
+            while self._controllers_ended:
+                self._note_controller(self._controllers_ended[0], now)
+                del self._controllers_ended[0]
             if now >= self._controller_due:
                 await self._start_controller()
             while self._ended:
-                self._engine_ended(self._ended[0])
+                self._note(self._ended[0], now)
                 del self._ended[0]
             if self._store.changed():
                 self._obey()
                 self._hasten(now)
+            self._end(self._lifetime.is_over(now))
             for index in [index for index, when in self._due.items() if now >= when]:
-                del self._due[index]
+                self._due[index] = now + AGAIN_S
                 if (place := self._missing(index)) is not None:
                     await self._start(place)
-        except StoreError as error:  # a full disk, or one that is slow: the next look may do
-            log.warning("%s", error)
+                del self._due[index]
+        except Exception as error:  # a full disk, no room for a process: the next look may do
+            level = logging.WARNING if isinstance(error, StoreError | OSError) else logging.ERROR
+            log.log(level, "%s", error, exc_info=level == logging.ERROR)
 
     def _obey(self) -> None:
         for command in self._store.commands():
@@ -141,14 +141,19 @@ class Keeper:
 
     async def _start_controller(self) -> None:
         """A controller, also in another's place: engines and clients see no difference."""
-        self._controller_due = math.inf
+        self._controller_due = time.monotonic() + AGAIN_S  # where it fails
         await self._fleet.start_controller()
+        self._controller_due = math.inf
         self._controller_series.began(time.monotonic())
 
     async def _start(self, index: int) -> None:
         pid = await self._fleet.start_engine(index)
         self._series[index].began(time.monotonic())
-        self._describe(index, pid)
+        try:
+            self._describe(index, pid)
+        except StoreError:
+            os.kill(pid, signal.SIGKILL)  # nobody would know that it is there
+            raise
 
     def _missing(self, index: int) -> int | None:
         """The place of an engine that is to be started: its own, or of one that took its place."""
@@ -171,14 +176,27 @@ class Keeper:
         )
 
     def _engine_ended(self, ended: Ended) -> None:
+        self._ended.append(ended)
+        self._news.set()
+
+    def _controller_ended(self, ended: Ended) -> None:
+        self._controllers_ended.append(ended)
+        self._news.set()
+
+    def _note_controller(self, ended: Ended, now: float) -> None:
+        self._tell(f"the controller (process {ended.pid}) {ended.how}", "controller_died")
+        log.warning("the last that it wrote:\n%s", ended.said)
+        self._controller_due = self._controller_series.ended(now) or now
+
+    def _note(self, ended: Ended, now: float) -> None:
         for engine in self._store.engines():
             if engine.pid == ended.pid and engine.state != "dead":
-                self._replace(engine, ended)
+                self._replace(engine, ended, now)
 
-    def _replace(self, engine: EngineRecord, ended: Ended) -> None:
+    def _replace(self, engine: EngineRecord, ended: Ended, now: float) -> None:
         text = f"engine {engine.index} (process {ended.pid}) {ended.how}"
         self._store.set_engine(engine.index, state="dead", death=ended.how)
-        due = self._series[engine.index].ended(time.monotonic())
+        due = self._series[engine.index].ended(now)
         if due is None:
             self._tell(
                 f"{text}, as did those before it; no other is started in its place. The last "
@@ -197,6 +215,8 @@ class Keeper:
 
     def _end(self, why: str) -> None:
         self._ends = self._ends or why
+        if why:
+            self._news.set()
 
     def _clear(self) -> None:
         """Ends all processes, and removes what only they needed."""
