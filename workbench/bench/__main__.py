@@ -19,6 +19,7 @@ BENCHES = {
     "pipesgd": "pipelined SGD, on emulated hosts, against synchronous steps and torch's DDP",
     "jobserver": "what the job server schedules, costs and lets through",
     "predict": "peak memory and traffic of a step, against what was predicted",
+    "recovery": "engines and server killed while runs train: what survives, and how soon",
     "search": "the best plan, found and proven, and run against others",
     "splitbrain": "convolutions replicated, linear layers sharded, against torch's DDP",
 }

@@ -26,7 +26,9 @@ def was_run_once(directory: str) -> bool:
     return not (folder / "twice").exists() and set(begun.values()) == {1}
 
 
-@pytest.mark.parametrize("seed", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 5))]
+)
 def test_killed_at_anything_that_it_does(tmp_path, seed):
     cluster = FakeCluster(tmp_path / "cluster", seed=seed)
     try:
