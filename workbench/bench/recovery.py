@@ -23,7 +23,7 @@ from workbench.cluster.run import Run
 from workbench.cluster.server.__main__ import STORE
 from workbench.cluster.server.lock import LOCK
 from workbench.model.trace import trace
-from workbench.plan.experiment import SGD, Experiment
+from workbench.plan.experiment import SGD, Experiment, Synthetic
 from workbench.plan.plan import Plan
 
 KINDS = ("engine SIGKILL", "engine SIGSTOP", "server SIGKILL")
@@ -39,7 +39,7 @@ def run(*, quick: bool) -> Report:
     graph = trace(model, input_shape=(3, 32, 32), num_classes=10)
     experiment = Experiment(
         plan=Plan.data_parallel(graph, world),
-        data="synthetic",
+        data=Synthetic(),
         batch_size=16,
         optimizer=SGD(lr=0.001),
         steps=60,

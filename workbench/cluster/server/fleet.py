@@ -148,6 +148,10 @@ class Fleet:
             return f"{said}: memory ran out, as the kernel's counter of such kills says"
         return said
 
+    def is_lost(self, pid: int, error: Exception) -> bool:
+        """Whether a call failed because its engine ended; that is told by its process."""
+        return pid in self.died or getattr(error, "ename", type(error).__name__) == "EngineError"
+
     def stand_in(self, missing: int) -> bool:
         """Has the assistant take the place of an engine that died; whether it will.
 

@@ -104,4 +104,5 @@ class Server:
                 job, attempt, rank = refusal.tag
                 work = self._works.get(job)
                 if work is not None and work.attempt and work.attempt.number == attempt:
-                    work.refuse(rank, refusal.error)
+                    if not self._fleet.is_lost(work.attempt.ranks[rank].pid, refusal.error):
+                        work.refuse(rank, refusal.error)
