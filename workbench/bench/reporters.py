@@ -65,7 +65,13 @@ def measured(num_ranks: int, seconds: float) -> list[float]:
 
 
 class Alone:
-    """The hands of a server whose engines have all come, and need not be called."""
+    """The hands of a server whose engines have all come, and need not be called.
+
+    Attributes:
+        connection: always the same one.
+    """
+
+    connection = 1
 
     def arrivals(self) -> list[Arrival]:
         """None come any more."""

@@ -59,7 +59,7 @@ class Attempt:
             for rank, (place, pid) in enumerate(zip(places, pids, strict=True))
         ]
         self.is_withdrawn = (folder / WITHDRAWN).exists()
-        self._changed_at, self._looked_at = 0, 0.0
+        self._changed_at, self._looked_at, self._num_died = 0, 0.0, -1
         self._failed_at: float | None = None
         self._interrupts, self._stop_sent_at, self._sent_at = 0, -REPEAT_STOP_S, -DELIVER_AGAIN_S
 
@@ -88,6 +88,7 @@ class Attempt:
             died: processes that have ended.
             how: in words, how a process ended; None: that will be known in a moment.
         """
+        self._num_died = len(died)
         gone = [rank for rank in self.ranks if not rank.has_ended and rank.pid in died]
         if gone or now - self._looked_at >= LOOK_EVERY_S:
             self._looked_at = now
