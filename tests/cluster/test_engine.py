@@ -13,7 +13,8 @@ from tests.cluster.test_message import experiment as experiment_of
 from tests.plan.graphs import mlp
 from workbench.cluster import message
 from workbench.cluster.answer import Answer
-from workbench.cluster.engine import perform
+from workbench.cluster.engine import become, perform
+from workbench.cluster.errors import ClusterError
 from workbench.cluster.rank_files import RankFiles, withdraw
 from workbench.cluster.telemetry import Tail
 from workbench.plan import Plan
@@ -126,6 +127,14 @@ def test_the_job_server_s_side_loads_no_torch():
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert said.stdout == "False\n"
+
+
+def test_what_has_used_cuda_is_given_no_other_gpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(ClusterError, match="engine 3 cannot be made of one that has used CUDA"):
+        become(3, (0,), 1, {"CUDA_VISIBLE_DEVICES": "1"})
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
 
 
 @pytest.mark.parametrize("text", ["", "12"])

@@ -89,12 +89,13 @@ class Calls:
                 f"most {LARGEST_MESSAGE_BYTES:,}. Tensors, data and weights do not travel this "
                 "way: let the ranks read them from a file, or make them from a seed"
             )
-        self._count("sent", size, job)
         with self._sending:  # the client numbers its messages without a lock
             try:
-                result = self._client[engine_id].apply_async(function, *arguments)
+                view = self._client[engine_id]
             except (IndexError, ipyparallel.NoEnginesRegistered) as error:
-                raise ClusterError(f"no engine has the id {engine_id} any more") from error
+                raise ClusterError(f"no engine has the id {engine_id}") from error
+            self._count("sent", size, job)
+            result = view.apply_async(function, *arguments)
         result.add_done_callback(lambda done: self._received(done, job))
         return result
 
@@ -103,12 +104,10 @@ class Calls:
         self._client.close(linger=0)
 
     def _received(self, result: Any, job: int | None) -> None:
-        """Counts an answer, and forgets what the client has kept of it."""
+        """Counts an answer, and forgets the call, which the client would remember for ever."""
         with suppress(Exception):  # the call raised; or its engine died and sent nothing
             answer = serialize_object(result.result())
             self._count("received", sum(memoryview(buffer).nbytes for buffer in answer), job)
         for message in result.msg_ids:
-            self._client.results.pop(message, None)
-            self._client.metadata.pop(message, None)
             with suppress(ValueError):
                 self._client.history.remove(message)

@@ -20,7 +20,7 @@ from tests.cluster.test_engine import EXPERIMENT
 from workbench.cluster.answer import Answer
 from workbench.cluster.calls import Calls
 from workbench.cluster.engine import become, introduce, perform
-from workbench.cluster.errors import ClusterError
+from workbench.cluster.errors import ClusterError, ControlMessageTooLarge
 from workbench.cluster.jobs.owner import Owner
 from workbench.cluster.jobs.record import Request
 from workbench.cluster.jobs.store import Store
@@ -107,6 +107,29 @@ def test_engines_work_on_without_their_notebook(kept, calls, tmp_path):
     answer = keeping.until(lambda: RankFiles(tmp_path, 0).answer, kept.folder)
     assert Answer.unpack(answer).value == 3 + EXPERIMENT.batch_size
     assert RankFiles(tmp_path, 0).pid == engine.pid
+
+
+@pytest.mark.slow
+def test_messages_are_counted_and_large_ones_refused(kept):
+    counted = []
+    calls = Calls(kept.folder, lambda *each: counted.append(each))
+    engine_id = kept.store.engines()[0].engine_id
+    calls.call(engine_id, introduce, job=7).get(timeout=20)
+    keeping.until(lambda: len(counted) == 2, kept.folder)
+    assert [(direction, job) for direction, _bytes, job in counted] == [
+        ("sent", 7),
+        ("received", 7),
+    ]
+    assert all(0 < num_bytes < 1000 for _direction, num_bytes, _job in counted)
+    with pytest.raises(ControlMessageTooLarge, match="at most 65,536"):
+        calls.call(engine_id, len, bytes(65_536))
+    with pytest.raises(ClusterError, match="no engine has the id 99"):
+        calls.call(99, introduce)
+    assert len(counted) == 2
+    memories = ("history", "results", "_futures", "_output_futures")
+    remembered = [getattr(calls._client, each) for each in memories]
+    keeping.until(lambda: not any(remembered), kept.folder)
+    calls.close()
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-import workbench
 from workbench.cluster.devices import Device
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.files import write
@@ -16,6 +15,7 @@ from workbench.cluster.site import Site
 
 FILE = "cluster.json"
 SERVER = "workbench.cluster.server"
+VERSION = 1  # of this file, and of what a notebook, a keeper and a job server say to each other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Spec:
         bound_to: a process that the cluster must not outlive, whatever it has to do; None: any.
         environment: of all its processes, on top of the environment of who starts the keeper.
         server: the module that is the job server; it is called with the folder.
-        version: of the workbench.
+        version: `VERSION`.
 
     Raises:
         ValueError: a field has no possible value.
@@ -47,7 +47,7 @@ class Spec:
     bound_to: Owner | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     server: str = SERVER
-    version: str = workbench.__version__
+    version: int = VERSION
 
     def __post_init__(self) -> None:
         if len(self.devices) < 2 or len(self.devices) != len(self.sites):
@@ -84,10 +84,10 @@ class Spec:
             raise ClusterError(f"{folder} is no cluster's folder: {FILE} is not there") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ClusterError(f"{path} cannot be read: {error}") from error
-        if version != workbench.__version__:
+        if version != VERSION:
             raise ClusterError(
-                f"{folder} was made by workbench {version}, and this is {workbench.__version__}: "
-                "use that one, or start another cluster"
+                f"{path} has version {version}, and this workbench reads version {VERSION}: use "
+                "the workbench that made it, or start another cluster"
             )
         try:
             return cls(**{**fields, **_parts(fields)})
