@@ -80,6 +80,11 @@ class Attempt:
         """Calls ranks again when `deliver` is next asked to."""
         self._sent_at = -DELIVER_AGAIN_S
 
+    def is_due(self, now: float, died: Collection[int]) -> bool:
+        """Whether there may be news of ranks that all work; it is asked very often."""
+        is_ending = self._failed_at is not None or len(died) != self._num_died
+        return is_ending or now - self._looked_at >= LOOK_EVERY_S
+
     def look(self, now: float, died: Collection[int], how: Callable[[int], str | None]) -> None:
         """Sees what has become of the ranks.
 
