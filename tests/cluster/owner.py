@@ -16,6 +16,7 @@ import faulthandler
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 
 from tests.cluster import leftovers
@@ -39,6 +40,14 @@ def busy(
     while not (started.wait(0.1) or run.rows):
         assert not run.is_done, run
     return cluster, run
+
+
+def rows_of(run: Run) -> None:
+    """Returns when more rows have come."""
+    seen = len(run.rows)
+    while len(run.rows) <= seen:
+        assert not run.is_done, run
+        time.sleep(0.02)
 
 
 async def within_a_running_loop(*arguments: object) -> tuple[Cluster, Run]:

@@ -32,12 +32,18 @@ def until(condition):
         time.sleep(0.005)
 
 
+def ignored(_engine, _is_paused):
+    pass
+
+
 def test_an_engine_pauses_goes_on_and_dies(busy):
-    faults = Faults(lambda engine: busy.pid)
+    told = []
+    faults = Faults(lambda engine: busy.pid, lambda *expected: told.append(expected))
     faults.pause(0)
     until(lambda: status(busy) == psutil.STATUS_STOPPED)
     faults.unpause(0)
     until(lambda: status(busy) != psutil.STATUS_STOPPED)
+    assert told == [(0, True), (0, False)]
     faults.kill(0)
     assert busy.wait() == -9
     with pytest.raises(ClusterError, match="engine 0 has ended"):
@@ -45,7 +51,7 @@ def test_an_engine_pauses_goes_on_and_dies(busy):
 
 
 def test_a_slow_engine_is_held_for_most_of_the_time(busy):
-    faults = Faults(lambda engine: busy.pid)
+    faults = Faults(lambda engine: busy.pid, ignored)
     faults.slow(0, 4.0)
     until(lambda: faults._throttles[0]._held_s > 0.5)
     assert faults.slowed[0] == pytest.approx(4.0, rel=0.2)
@@ -55,7 +61,7 @@ def test_a_slow_engine_is_held_for_most_of_the_time(busy):
 
 
 def test_slowing_ends_with_its_process(busy):
-    faults = Faults(lambda engine: busy.pid)
+    faults = Faults(lambda engine: busy.pid, ignored)
     faults.slow(0, 2.0)
     thread = faults._throttles[0]._thread
     busy.kill()
@@ -67,4 +73,4 @@ def test_slowing_ends_with_its_process(busy):
 @pytest.mark.parametrize("factor", [0.5, 0, float("nan"), float("inf")])
 def test_a_factor_is_one_or_more(factor):
     with pytest.raises(ValueError, match="1 or more times slower"):
-        Faults(lambda engine: 1).slow(0, factor)
+        Faults(lambda engine: 1, ignored).slow(0, factor)

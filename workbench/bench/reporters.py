@@ -6,7 +6,7 @@
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -65,11 +65,21 @@ def measured(num_ranks: int, seconds: float) -> list[float]:
 
 
 class Alone:
-    """The hands of a server whose engines have all come, and need not be called."""
+    """The hands of a server whose engines are all there, and need not be called.
+
+    Args:
+        engines: that arrive at once.
+    """
+
+    connection = 1  # there is one controller, from the beginning on
+
+    def __init__(self, engines: Sequence[Arrival]) -> None:
+        self._coming = list(engines)
 
     def arrivals(self) -> list[Arrival]:
-        """None come any more."""
-        return []
+        """All of them, the first time."""
+        coming, self._coming = self._coming, []
+        return coming
 
     def call(self, engine_id: int, function: Callable[..., Any], *arguments: Any, **_: Any) -> None:
         """Nothing is to be called: all ranks have begun."""
@@ -89,7 +99,9 @@ class Alone:
 
 def serve(folder: Path) -> None:
     """Serves until this process is ended."""
-    Server(folder, Spec.load(folder), Store(folder / STORE), Alone()).run()
+    store = Store(folder / STORE)
+    engines = [Arrival(each.index, each.index, each.pid or 0) for each in store.engines()]
+    Server(folder, Spec.load(folder), store, Alone(engines)).run()
 
 
 def _running(folder: Path, pids: list[int]) -> list[RankFiles]:

@@ -23,10 +23,20 @@ def test_jobs_start_side_by_side_and_the_next_one_waits():
 
 def test_the_one_that_waits_is_told_for_what_and_until_when():
     busy = running(4, (0, 1, 2), seconds=360.0, steps=100, step=50)
-    decided = schedule([busy, job(5, 2)], engines(4, busy), NOW)
+    decided = schedule([busy, job(5, 2, memory_bytes=GIB)], engines(4, busy), NOW)
     expected = "waits for 2 engines; 1 is free; expected in 3 min, when job 4 ends"
     assert decided.reasons == {5: expected}
     assert decided.predicted_starts == {5: NOW + 180.0}
+
+
+def test_what_nobody_knows_is_not_predicted():
+    busy = running(4, (0,), began_at=NOW - 60.0)
+    decided = schedule([busy, job(5), job(6)], engines(1, busy), NOW)
+    assert decided.predicted_starts == {}
+    assert decided.reasons == {
+        5: "waits for 1 engine; none is free; starts when job 4 ends",
+        6: "waits for 1 engine; none is free; job 5 comes first",
+    }
 
 
 def test_priority_goes_first_and_waiting_raises_it():
@@ -192,6 +202,7 @@ def test_engines_that_are_replaced_are_waited_for():
             "of which the largest has 8 GiB",
         ),
         ({"memory_bytes": 9 * GIB}, "with 9 GiB, and none is such"),
+        ({"engines": 5, "memory_bytes": GIB // 64}, "5 engines with 16 MiB, and 4 of 4"),
         ({"places": (7,)}, "there is no [7], but 0, 1, 2, 3, 4"),
         ({"places": (1,), "memory_bytes": 9 * GIB}, "and [1] are not such"),
     ],

@@ -6,20 +6,19 @@ import numpy as np
 
 from workbench.cluster.jobs.backfill import End, Waiting, indices_of
 
-UNKNOWN_S = 600.0  # of a job of unknown length
-
 
 def forecast(
     queue: Sequence[Waiting], free: int, ends: Sequence[End], now: float
 ) -> dict[int, float]:
     """The time at which each job starts, if each takes the engines that are free first.
 
-    Gaps are not used, so a job may start earlier; none is predicted where engines are missing.
+    Gaps are not used, so a job may start earlier. Nothing is said of jobs that wait for engines
+    which are missing, or for others of unknown length.
 
     Args:
         queue: jobs, the first to be served first.
         free: engines in no use.
-        ends: engines in use.
+        ends: engines in use; at an infinite time, where nobody knows.
         now: the time.
     """
     everything = free
@@ -41,5 +40,5 @@ def forecast(
         start = float(available[first].max())
         if np.isfinite(start):
             starts[job.id] = start
-            available[first] = start + (job.seconds if np.isfinite(job.seconds) else UNKNOWN_S)
+            available[first] = start + job.seconds
     return starts

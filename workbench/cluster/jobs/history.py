@@ -65,11 +65,6 @@ class History(Database):
         )
         return list(unpack(b"".join(packed for (packed,) in found)))
 
-    def forget_rows(self, job: int) -> None:
-        """Removes all rows of a job."""
-        with self._writing() as connection:
-            connection.execute("DELETE FROM metrics WHERE job = ?", (job,))
-
 
 def _newest(connection: sqlite3.Connection, job: int, rank: int) -> int:
     query = "SELECT MAX(step) FROM metrics WHERE job = ? AND rank = ?"

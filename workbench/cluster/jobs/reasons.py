@@ -32,6 +32,7 @@ def of_waiting(
     jobs: Mapping[int, JobRecord],
     placed: Placed,
     room: Room,
+    common: int,
     free: int,
     starts: Mapping[int, float],
     now: float,
@@ -43,6 +44,7 @@ def of_waiting(
         jobs: by number.
         placed: with the reservations of the first ones.
         room: what others do for them.
+        common: engines that a job without any wish may have.
         free: engines in no use.
         starts: when they are expected to start.
         now: the time.
@@ -51,14 +53,16 @@ def of_waiting(
     holders = [job for job in jobs.values() if job.held and job.lease is None]
     first, found = next(iter(reserved), None), {}
     for each in waiting:
-        parts = [_missing(each, jobs[each.id], free, holders)]
+        parts = [_missing(each, jobs[each.id], common, free, holders)]
+        after = reserved[each.id].after if each.id in reserved else None
         if each.id in starts:
             parts.append(f"expected in {span(starts[each.id] - now)}")
-        reservation = reserved.get(each.id)
         if givers := room.givers.get(each.id):
             parts.append(f"{_jobs(givers)} make{'s' * (len(givers) == 1)} room for it")
-        elif reservation and reservation.after is not None and each.id in starts:
-            parts[-1] += f", when {_end_of(reservation.after)}"
+        elif after is not None and each.id in starts:
+            parts[-1] += f", when {_end_of(after)}"
+        elif after is not None:
+            parts.append(f"starts when {_end_of(after)}")
         elif first not in (None, each.id):
             parts.append(f"job {first} comes first")
         found[each.id] = "; ".join(parts)
@@ -93,13 +97,16 @@ def span(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _missing(each: Waiting, job: JobRecord, free: int, holders: Sequence[JobRecord]) -> str:
+def _missing(
+    each: Waiting, job: JobRecord, common: int, free: int, holders: Sequence[JobRecord]
+) -> str:
     """'waits for 2 engines with cuda; 1 is free', 'waits for engine 2, which job 4 has'."""
     taken = each.eligible & ~free
     if job.places is None or not taken:
         count = (free & each.eligible).bit_count()
         shown = f"{count} {'is' if count == 1 else 'are'} free" if count else "none is free"
-        return f"waits for {number(each.need)}{wish(job)}; {shown}"
+        such = wish(job) if common & ~each.eligible else ""  # else every engine is such
+        return f"waits for {number(each.need)}{such}; {shown}"
     having = [other.id for other in holders if engines_of(other.held) & taken]
     places = ", ".join(map(str, indices_of(taken)))
     text = f"waits for engine{'s' * (taken.bit_count() != 1)} {places}"

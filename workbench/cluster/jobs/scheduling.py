@@ -83,11 +83,15 @@ def schedule(jobs: Sequence[JobRecord], engines: Sequence[EngineRecord], now: fl
     room = make_room(placed, by_id, running, now)
     grow(room, _useless(free, blocked), running, eligibles, now)
     under_leases, unused_leases = leased(queued, jobs)
-    expected = forecast(blocked, free, ends, now)
+    unknown = {job.id for job in running if _left(job, now) == inf}
+    expected = forecast(
+        blocked, free, [replace(e, time=inf) if e.job in unknown else e for e in ends], now
+    )
+    common = engines_of(each.index for each in engines if not each.is_assistant)
     places = {each.id: indices_of(own) for each, own in starts} | under_leases
     said = (
         reasons.of_starts(places, waiting, placed)
-        | reasons.of_waiting(blocked, by_id, placed, room, free, expected, now)
+        | reasons.of_waiting(blocked, by_id, placed, room, common, free, expected, now)
         | reasons.of_changes(room, by_id)
     )
     return Decisions(
@@ -119,7 +123,7 @@ def _ends(running: Sequence[JobRecord], engines: Sequence[EngineRecord], now: fl
     """
     ends = []
     for job in running:
-        left = LEAVING_S if job.state == "stopping" else length(job, len(job.held), now)
+        left = _left(job, now)
         if left == inf:
             left = LEAVING_S if job.began_at is None else max(LEAVING_S, now - job.began_at)
         ends.append(End(now + left, job.id, engines_of(job.held)))
@@ -128,6 +132,11 @@ def _ends(running: Sequence[JobRecord], engines: Sequence[EngineRecord], now: fl
     if missing & ~held:
         ends.append(End(now + REPLACED_S, 0, missing & ~held))
     return sorted(ends)
+
+
+def _left(job: JobRecord, now: float) -> float:
+    """Seconds until a job that holds engines gives them back; infinite where nobody knows."""
+    return LEAVING_S if job.state == "stopping" else length(job, len(job.held), now)
 
 
 def _preference(engines: Sequence[EngineRecord]) -> tuple[int, ...]:

@@ -6,8 +6,6 @@ from math import inf
 from workbench.cluster.jobs.backfill import engines_of
 from workbench.cluster.jobs.record import EngineRecord, JobRecord, Request
 
-GIB = 1 << 30
-
 
 def eligible(request: Request, engines: Sequence[EngineRecord]) -> int:
     """The set of engines that a job may have, in whatever state they are now.
@@ -45,16 +43,16 @@ def refusal(request: Request, engines: Sequence[EngineRecord]) -> str | None:
     if not wish(request):
         return f"{wanted}, and this cluster has none"
     kinds = sorted({each.kind for each in common})
-    largest = max((each.memory_bytes for each in common), default=0) / GIB
+    largest = max((each.memory_bytes for each in common), default=0)
     return (
         f"{wanted}, and none is such: there are {number(len(common))} of {' and '.join(kinds)}, "
-        f"of which the largest has {largest:.3g} GiB"
+        f"of which the largest has {_size(largest)}"
     )
 
 
 def wish(request: Request) -> str:
     """What is asked of each engine, ' with cuda and 16 GiB', or ''."""
-    memory = f"{request.memory_bytes / GIB:.3g} GiB" if request.memory_bytes else ""
+    memory = _size(request.memory_bytes) if request.memory_bytes else ""
     said = " and ".join(filter(None, [request.device or "", memory]))
     return f" with {said}" if said else ""
 
@@ -76,6 +74,10 @@ def length(job: JobRecord, ranks: int, now: float) -> float:
     if job.steps:
         return whole * max(0.0, 1 - job.step / job.steps)
     return whole if job.began_at is None else max(0.0, whole - (now - job.began_at))
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.3g} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.3g} MiB"
 
 
 def _meets(request: Request, engine: EngineRecord) -> bool:

@@ -59,7 +59,7 @@ class Attempt:
             for rank, (place, pid) in enumerate(zip(places, pids, strict=True))
         ]
         self.is_withdrawn = (folder / WITHDRAWN).exists()
-        self._changed_at, self._looked_at = 0, 0.0
+        self._changed_at, self._looked_at, self._num_died = 0, 0.0, -1
         self._failed_at: float | None = None
         self._interrupts, self._stop_sent_at, self._sent_at = 0, -REPEAT_STOP_S, -DELIVER_AGAIN_S
 
@@ -80,6 +80,11 @@ class Attempt:
         """Calls ranks again when `deliver` is next asked to."""
         self._sent_at = -DELIVER_AGAIN_S
 
+    def is_due(self, now: float, died: Collection[int]) -> bool:
+        """Whether there may be news of ranks that all work; it is asked very often."""
+        is_ending = self._failed_at is not None or len(died) != self._num_died
+        return is_ending or now - self._looked_at >= LOOK_EVERY_S
+
     def look(self, now: float, died: Collection[int], how: Callable[[int], str | None]) -> None:
         """Sees what has become of the ranks.
 
@@ -88,6 +93,7 @@ class Attempt:
             died: processes that have ended.
             how: in words, how a process ended; None: that will be known in a moment.
         """
+        self._num_died = len(died)
         gone = [rank for rank in self.ranks if not rank.has_ended and rank.pid in died]
         if gone or now - self._looked_at >= LOOK_EVERY_S:
             self._looked_at = now

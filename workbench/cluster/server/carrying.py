@@ -70,8 +70,13 @@ class Carrier:
         if work.attempt is None:
             return self._gather(work, now)
         attempt, wish = work.attempt, work.record.wish
-        gone = self._fleet.gone([rank.pid for rank in attempt.ranks], now)
-        attempt.look(now, gone, lambda pid: self._fleet.how(pid, now))
+        if (
+            work.record.state == "running"
+            and not wish
+            and not attempt.is_due(now, self._fleet.died)
+        ):
+            return True
+        attempt.look(now, self._fleet.died, lambda pid: self._fleet.how(pid, now))
         if not attempt.has_begun and not wish:
             self._deliver(work, attempt, now)
         none_began = not any(rank.has_begun for rank in attempt.ranks)

@@ -1,6 +1,6 @@
 """The engines of a cluster, as the job server knows them: who is there, who died, who stands in."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from workbench.cluster.devices import Device
@@ -75,25 +75,22 @@ class Fleet:
         self.records = {record.index: record for record in self._store.engines()}
         pids = {record.pid for record in self.records.values() if record.pid is not None}
         self._place |= {r.pid: r.index for r in self.records.values() if r.pid is not None}
-        for pid in pids - self.died:
-            if not self._watch.add(pid):
-                self.died.add(pid)
-                self._died_at.setdefault(pid, now)
+        self._follow(pids, now)
         for index in list(self.records):
             self._settle(self.records[index])
         self._adopt()
 
-    def gone(self, pids: Iterable[int], now: float) -> set[int]:
-        """Of the processes that ranks had, those that have ended.
+    def follow(self, places: Sequence[int], pids: Sequence[int], now: float) -> None:
+        """Watches the processes of a job's ranks: others may be those engines by now."""
+        for place, pid in zip(places, pids, strict=False):
+            self._place.setdefault(pid, place)
+        self._follow(pids, now)
 
-        The store names every engine that there is: what it does not name went with an earlier
-        keeper, and its process id may be another's by now.
-        """
-        there = {record.pid for record in self.records.values()} | self._came.keys()
-        for pid in set(pids) - there - self.died:
-            self.died.add(pid)
-            self._died_at[pid] = now
-        return self.died.intersection(pids)
+    def _follow(self, pids: Iterable[int], now: float) -> None:
+        for pid in pids:
+            if pid not in self.died and not self._watch.add(pid):
+                self.died.add(pid)
+                self._died_at[pid] = now
 
     def is_due(self, now: float) -> bool:
         """Whether to read again, as somebody is missing."""

@@ -77,7 +77,8 @@ class Server:
             del self._works[job]
         if is_news or is_due or ended:
             self._settled_at = now
-            self._fleet.read(now)
+            if ended:
+                self._fleet.read(now)
             if self._queue.settle(time.time()):
                 self._fleet.read(now)
                 self._take_up(now)
@@ -89,6 +90,7 @@ class Server:
         for job in self._works.keys() - active.keys():
             del self._works[job]
         for job, record in active.items():
+            self._fleet.follow(record.held, record.pids, now)
             if job in self._works:
                 self._works[job].record = record
             else:

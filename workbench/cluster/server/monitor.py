@@ -16,11 +16,11 @@ from workbench.cluster.server.vitals import Vitals
 from workbench.cluster.server.work import Work
 from workbench.plan.metrics import Row
 
-# One that is stopped for less is slow. With a look before and one after, it is found within 2 s.
-STOPPED_S = 1.4
-LOOK_EVERY_S = 0.25
+# One that is stopped for less is slow. It is found within two looks more, which is 2 s.
+STOPPED_S = 1.15
+LOOK_EVERY_S = 0.4
 ROWS_EVERY_S = 1.0
-HEALTH_EVERY_S = 5.0
+HEALTH_EVERY_S = 10.0
 BACKUP_EVERY_S = 3600.0
 # Ranks wait for each other no longer than their time-out, and then say who did not come. Who says
 # nothing for much longer than that, and than any step took, says nothing any more.

@@ -43,6 +43,7 @@ class Rank:
     pid: int
     files: RankFiles
     with_value: bool
+    _rows: str
     has_begun: bool = False
     answer: Answer | None = None
     received_bytes: int = 0
@@ -52,7 +53,8 @@ class Rank:
     @classmethod
     def at(cls, folder: Path, number: int, place: int, pid: int, with_value: bool) -> "Rank":
         """A rank whose files may be there already."""
-        rank = cls(number, place, pid, RankFiles(folder, number), with_value)
+        files = RankFiles(folder, number)
+        rank = cls(number, place, pid, files, with_value, str(files.rows))
         rank.killed, rank.death = rank._noted("killed"), rank._noted("death")
         rank.look()
         return rank
@@ -93,7 +95,7 @@ class Rank:
     def last_row(self) -> Row | None:
         """The newest whole row; None where there is none."""
         try:
-            descriptor = os.open(self.files.rows, os.O_RDONLY)
+            descriptor = os.open(self._rows, os.O_RDONLY)
         except FileNotFoundError:
             return None
         try:

@@ -23,20 +23,30 @@ class Sample:
     rss_bytes: int
 
 
-def sample(pid: int) -> Sample | None:
-    """Looks at a process; None where it has ended, or the kernel says nothing of it."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            state, *rest = file.read().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return Sample(
-        state, (int(rest[10]) + int(rest[11])) / _TICKS_PER_S, int(rest[20]) * _PAGE_BYTES
-    )
+class Process:
+    """A process whose figures are looked at again and again; its file is opened once."""
+
+    def __init__(self, pid: int) -> None:
+        self._file = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+
+    def sample(self) -> Sample:
+        """Looks at it.
+
+        Raises:
+            ProcessLookupError: it has ended.
+        """
+        state, *rest = os.pread(self._file, 4096, 0).rpartition(b")")[2].split()
+        ticks, pages = int(rest[10]) + int(rest[11]), int(rest[20])
+        return Sample(state.decode(), ticks / _TICKS_PER_S, pages * _PAGE_BYTES)
+
+    def close(self) -> None:
+        """Looks at it no more."""
+        os.close(self._file)
 
 
 @dataclass
 class _Seen:
+    process: Process
     at: float
     sample: Sample
     stopped_at: float | None = None
@@ -56,13 +66,16 @@ class Vitals:
             pid: its id.
             now: a monotonic clock's seconds.
         """
-        found = sample(pid)
-        if found is None:
-            self._seen.pop(pid, None)
-            return
         last = self._seen.get(pid)
+        try:
+            process = Process(pid) if last is None else last.process
+            found = process.sample()
+        except (FileNotFoundError, ProcessLookupError):
+            self.drop(pid)
+            return
         if last is None:
-            self._seen[pid] = _Seen(now, found, now if found.state == "T" else None)
+            stopped_at = now if found.state == "T" else None
+            self._seen[pid] = _Seen(process, now, found, stopped_at)
             return
         worked = found.cpu_s - last.sample.cpu_s
         # One that is stopped and let go on in turns works in between: it is slow, not stopped.
@@ -91,7 +104,8 @@ class Vitals:
 
     def drop(self, pid: int) -> None:
         """Looks at it no more."""
-        self._seen.pop(pid, None)
+        if (seen := self._seen.pop(pid, None)) is not None:
+            seen.process.close()
 
 
 def out_of_memory_kills() -> int:

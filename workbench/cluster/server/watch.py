@@ -26,7 +26,7 @@ class Watch:
 
     def add(self, pid: int) -> bool:
         """Watches a process; whether it is there."""
-        if pid in self._held:
+        if pid in self._held or pid in self._ended:
             return pid not in self._ended
         if not is_alive(pid):
             return False
@@ -45,26 +45,17 @@ class Watch:
             self._poll.register(descriptor, select.POLLIN)
         return True
 
-    def drop(self, pid: int) -> None:
-        """Watches it no more."""
-        descriptor = self._held.pop(pid, -1)
-        self._ended.discard(pid)
-        if descriptor >= 0:
-            if self._process.pop(descriptor, None) is not None:
-                self._unregister(descriptor)
-            os.close(descriptor)
-
     def wait(self, seconds: float) -> set[int]:
         """The processes that have ended since they were added; waits for the first new one."""
         for descriptor, _ in self._poll.poll(seconds * 1000):
-            self._unregister(descriptor)
-            self._ended.add(self._process.pop(descriptor))
+            self._poll.unregister(descriptor)
+            pid = self._process.pop(descriptor)
+            os.close(descriptor)
+            del self._held[pid]
+            self._ended.add(pid)
         now = time.monotonic()
         if now - self._asked_at > ASK_EVERY_S:
             self._asked_at = now
             asked = [pid for pid, descriptor in self._held.items() if descriptor < 0]
             self._ended.update(pid for pid in asked if not is_alive(pid))
         return self._ended
-
-    def _unregister(self, descriptor: int) -> None:
-        self._poll.unregister(descriptor)
