@@ -108,7 +108,7 @@ class Tail:
     """
 
     def __init__(self, files: RankFiles) -> None:
-        self._files = files
+        self._files, self._newest = files, str(files.rows)  # text: a look shall cost little
         self._number = self._offset = 0  # of the file that is read, and in it
         self._seen: tuple[int, int] | None = None  # what the newest file was when all was read
         self.num_rows = 0
@@ -122,18 +122,18 @@ class Tail:
         """
         taken, room = [], most * rows.ROW_BYTES
         while room:
-            stamp = _stamp(self._files.rows)
+            stamp = _stamp(self._newest)
             if stamp is not None and stamp == self._seen:
                 break
-            aside = self._files.aside(self._number)
-            if aside.exists():
+            aside = str(self._files.aside(self._number))
+            if os.path.exists(aside):
                 packed, _ = self._read(aside, room)
                 if not packed:
                     self._number, self._offset = self._number + 1, 0
             elif stamp is None:
                 break
             else:
-                packed, inode = self._read(self._files.rows, room)
+                packed, inode = self._read(self._newest, room)
                 if inode != stamp[0]:  # put aside between the two looks
                     continue
                 if len(packed) < room:
@@ -149,10 +149,10 @@ class Tail:
         """As `take`, unpacked."""
         return list(rows.unpack(self.take(most)))
 
-    def _read(self, path: Path, room: int) -> tuple[bytes, int | None]:
+    def _read(self, path: str, room: int) -> tuple[bytes, int | None]:
         """Whole rows from the offset on, and the inode of the file that they are from."""
         try:
-            with path.open("rb", buffering=0) as file:
+            with open(path, "rb", buffering=0) as file:
                 packed = os.pread(file.fileno(), room, self._offset)
                 inode = os.fstat(file.fileno()).st_ino
         except FileNotFoundError:
@@ -188,9 +188,9 @@ class Follower:
         return any(count is not None and tail.num_rows < count for tail, count in pairs)
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
+def _stamp(path: str) -> tuple[int, int] | None:
     try:
-        status = path.stat()
+        status = os.stat(path)
     except FileNotFoundError:
         return None
     return status.st_ino, status.st_size

@@ -116,6 +116,13 @@ def test_the_first_replacement_starts_at_once_and_the_next_ones_later():
     assert waits == [0.0, 0.5, 1.0, 1.5, None]
 
 
+def test_one_that_had_started_may_end_soon_and_often():
+    series = Series(Patience(lasting_s=10.0, first_s=0.5, longest_s=1.5, most=2))
+    for began in (0.0, 1.0, 2.0):
+        series.began(began)
+        assert series.ended(began + 0.5, had_started=True) == began + 0.5
+
+
 def test_one_that_lasted_begins_anew():
     series = Series(Patience(lasting_s=10.0, first_s=0.5, longest_s=1.5, most=2))
     for began in (0.0, 100.0, 200.0):

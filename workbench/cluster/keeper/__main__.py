@@ -30,7 +30,8 @@ def main(folder: Path) -> None:
 
             asyncio.run(Keeper(folder, spec, store).run())
     except ClusterError as error:
-        print(error)
+        print(error)  # to the caller, who may have gone on
+        logging.error("%s", error)
         raise SystemExit(1) from None
 
 

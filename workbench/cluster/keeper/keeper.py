@@ -196,7 +196,7 @@ class Keeper:
     def _replace(self, engine: EngineRecord, ended: Ended, now: float) -> None:
         text = f"engine {engine.index} (process {ended.pid}) {ended.how}"
         self._store.set_engine(engine.index, state="dead", death=ended.how)
-        due = self._series[engine.index].ended(now)
+        due = self._series[engine.index].ended(now, had_started=engine.state != "starting")
         if due is None:
             self._tell(
                 f"{text}, as did those before it; no other is started in its place. The last "

@@ -49,10 +49,15 @@ class Series:
         """It was started; `now` is in seconds of a monotonic clock."""
         self._began_at = now
 
-    def ended(self, now: float) -> float | None:
-        """It has ended; when to start it again, by the same clock. None: no more."""
+    def ended(self, now: float, *, had_started: bool = False) -> float | None:
+        """It has ended; when to start it again, by the same clock. None: no more.
+
+        Args:
+            now: seconds of that clock.
+            had_started: whether it is known to have started well, however soon it ended.
+        """
         began_at = now if self._began_at is None else self._began_at
-        lasted = now - began_at >= self._patience.lasting_s
+        lasted = had_started or now - began_at >= self._patience.lasting_s
         self._failures = 0 if lasted else self._failures + 1
         wait_s = self._patience.wait_s(self._failures)
         return None if wait_s is None else now + wait_s
