@@ -33,12 +33,15 @@ def test_killed_at_anything_that_it_does(tmp_path, seed):
     cluster = FakeCluster(tmp_path / "cluster", seed=seed)
     try:
         chance = random.Random(seed)
-        jobs = [cluster.submit(keywords={"steps": 20, "every": 4}) for _ in range(5)]
-        jobs += [cluster.submit(keywords={"steps": 20, "every": 4}, engines=1)]
+        how = {"keywords": {"steps": 20, "every": 4}, "max_attempts": 20}
+        jobs = [cluster.submit(**how) for _ in range(5)]
+        jobs += [cluster.submit(engines=1, **how)]
         call = cluster.submit("answer", kind="call", engines=1, places=(2,))
         paused = jobs[chance.randrange(3)]
         cluster.store.command("pause", paused)
-        time.sleep(2.0)
+        for _ in range(2):
+            time.sleep(chance.random())
+            os.kill(cluster.store.engines()[chance.randrange(2)].pid, signal.SIGKILL)
         cluster.store.command("resume", paused)
         records = [cluster.ended(job, within_s=60.0) for job in jobs]
         assert [record.state for record in records] == ["finished"] * len(jobs)
@@ -48,6 +51,12 @@ def test_killed_at_anything_that_it_does(tmp_path, seed):
         assert cluster.store.commands() == ()
     finally:
         cluster.close()
+
+
+def test_the_server_loads_no_torch():
+    code = "import sys, workbench.cluster.server.__main__; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {"torch", "pandas", "scipy"}.isdisjoint(done.stdout.split())
 
 
 def test_a_new_server_takes_over(fake):
