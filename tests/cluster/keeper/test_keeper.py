@@ -277,6 +277,22 @@ def test_a_keeper_that_cannot_start_says_why(tmp_path):
     assert keeper_of(folder) is None
 
 
+@pytest.mark.slow
+def test_a_keeper_whose_caller_was_interrupted_starts_nothing(tmp_path):
+    keeping.spec(1).save(tmp_path)
+    Store(tmp_path / STORE, create=True)
+    keeper = subprocess.Popen(
+        [sys.executable, "-m", "workbench.cluster.keeper", str(tmp_path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    keeper.stdout.close()
+    assert keeper.wait(keeping.SOON_S) == 1
+    assert keeper_of(tmp_path) is None
+    assert not keeping.processes(tmp_path)
+
+
 def test_a_process_that_is_gone_is_never_the_keeper(tmp_path):
     (tmp_path / "keeper.pid").write_text(f"{os.getpid()} 1 here\n")
     here = Owner.here()
