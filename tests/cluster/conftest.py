@@ -1,7 +1,6 @@
 """A cluster for the tests that need one, and a look at what it leaves behind."""
 
 import os
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -43,18 +42,10 @@ def train(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ru
 
 @pytest.fixture
 def start(tmp_path: Path) -> Callable[..., Run]:
-    """`start(job)` -> the run; `start.released` is set when its engines are given back."""
+    """`start(job)` -> the run; `start.next_job` is what it goes on with when it is resumed."""
 
-    def start(job: Job, launch=None) -> Run:
+    def start(job: Job) -> Run:
         plan = Plan.data_parallel(mlp(4, 4), 2)
-        launch = launch or (lambda _run: job)
-        return Run(experiment(plan), tmp_path, launch, start.released.set, start.again)
+        return Run(experiment(plan), tmp_path, job, lambda _run: start.next_job)
 
-    def again(_run: Run):
-        start.released.clear()
-        return (lambda _run: start.next_job), start.released.set
-
-    start.again = again
-
-    start.released = threading.Event()
     return start

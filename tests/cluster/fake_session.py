@@ -14,8 +14,8 @@ import torch
 
 from workbench.comm.collectives import all_reduce
 from workbench.comm.world import World
+from workbench.plan.metrics import COLUMNS, Row
 from workbench.train.control import Control, Outcome
-from workbench.train.metrics import COLUMNS, Row
 from workbench.train.session import Seat
 
 Emit = Callable[[Row], None]

@@ -3,8 +3,10 @@
 Called with a directory and one of:
 
     raise     says "busy" once its engines compute; raises at a line of input
+    idle      as raise, when its run has been stopped
     hosts     as raise, with one engine on each of two emulated hosts
     pause     as raise, with one of its engines paused
+    keep      as raise, with a name for its cluster
     drop      drops its cluster and says "busy"; at a line of input ends its run
     start     starts a cluster, and may be interrupted at that
 """
@@ -14,6 +16,7 @@ import faulthandler
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 
 from tests.cluster import leftovers
@@ -23,9 +26,11 @@ from workbench.cluster import Cluster, Hosts, Run
 from workbench.plan import Plan
 
 
-def busy(directory: str, hosts: Hosts | None = None) -> tuple[Cluster, Run]:
+def busy(
+    directory: str, hosts: Hosts | None = None, name: str | None = None
+) -> tuple[Cluster, Run]:
     """A cluster whose two engines are in the middle of a run."""
-    cluster = Cluster(2, hosts=hosts, directory=directory)
+    cluster = Cluster(2, hosts=hosts, directory=directory, name=name, linger_s=0.5)
     cluster.task = "tests.cluster.fake_session:slowly"
     cluster._assistant.values_of = lambda _experiment, _module: Path("nowhere")
     plan = Plan.data_parallel(mlp(4, 4), 2)
@@ -37,8 +42,16 @@ def busy(directory: str, hosts: Hosts | None = None) -> tuple[Cluster, Run]:
     return cluster, run
 
 
-async def within_a_running_loop(directory: str, hosts: Hosts | None) -> tuple[Cluster, Run]:
-    return busy(directory, hosts)
+def rows_of(run: Run) -> None:
+    """Returns when more rows have come."""
+    seen = len(run.rows)
+    while len(run.rows) <= seen:
+        assert not run.is_done, run
+        time.sleep(0.02)
+
+
+async def within_a_running_loop(*arguments: object) -> tuple[Cluster, Run]:
+    return busy(*arguments)
 
 
 if __name__ == "__main__":
@@ -56,9 +69,13 @@ if __name__ == "__main__":
         print("gone" if leftovers.gone_within(os.getpid(), 5.0) else "here", flush=True)
     else:
         hosts = Hosts(2) if how == "hosts" else None
-        owned = asyncio.run(within_a_running_loop(sys.argv[1], hosts))
+        name = "kept" if how == "keep" else None
+        owned = asyncio.run(within_a_running_loop(sys.argv[1], hosts, name))
         if how == "pause":
             owned[0].pause(1)
+        if how == "idle":
+            owned[1].stop()
+            owned[1].wait()
         print("busy", flush=True)
         sys.stdin.readline()
         raise ValueError("a notebook's mistake")

@@ -33,12 +33,18 @@ def until(condition):
         time.sleep(0.005)
 
 
+def ignored(_engine, _is_paused):
+    pass
+
+
 def test_an_engine_pauses_goes_on_and_dies(busy):
-    faults = Faults(lambda engine: busy.pid)
+    told = []
+    faults = Faults(lambda engine: busy.pid, lambda *expected: told.append(expected))
     faults.pause(0)
     until(lambda: status(busy) == psutil.STATUS_STOPPED)
     faults.unpause(0)
     until(lambda: status(busy) != psutil.STATUS_STOPPED)
+    assert told == [(0, True), (0, False)]
     faults.kill(0)
     assert busy.wait() == -9
     with pytest.raises(ClusterError, match="engine 0 has ended"):
@@ -46,7 +52,7 @@ def test_an_engine_pauses_goes_on_and_dies(busy):
 
 
 def test_a_slow_engine_is_held_as_it_computes(busy):
-    faults = Faults(lambda engine: busy.pid)
+    faults = Faults(lambda engine: busy.pid, ignored)
     faults.slow(0, 4.0)
     began, ran = time.monotonic(), processor_s(busy.pid)
     until(lambda: faults._throttles[0]._held_s > 0.5)
@@ -60,7 +66,7 @@ def test_a_slow_engine_is_held_as_it_computes(busy):
 
 def test_an_engine_that_waits_is_not_held():
     idle = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    faults = Faults(lambda engine: idle.pid)
+    faults = Faults(lambda engine: idle.pid, ignored)
     until(lambda: status(idle) == psutil.STATUS_SLEEPING)
     faults.slow(0, 10.0)
     for _ in range(20):
@@ -72,7 +78,7 @@ def test_an_engine_that_waits_is_not_held():
 
 
 def test_slowing_ends_with_its_process(busy):
-    faults = Faults(lambda engine: busy.pid)
+    faults = Faults(lambda engine: busy.pid, ignored)
     faults.slow(0, 2.0)
     thread = faults._throttles[0]._thread
     busy.kill()
@@ -84,4 +90,4 @@ def test_slowing_ends_with_its_process(busy):
 @pytest.mark.parametrize("factor", [0.5, 0, float("nan"), float("inf")])
 def test_a_factor_is_one_or_more(factor):
     with pytest.raises(ValueError, match="1 or more times slower"):
-        Faults(lambda engine: 1).slow(0, factor)
+        Faults(lambda engine: 1, ignored).slow(0, factor)

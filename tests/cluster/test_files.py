@@ -1,8 +1,6 @@
 """Folders and files of runs."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -35,14 +33,8 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_a_killed_process_left_is_swept(tmp_path):
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    mine = files.new_scratch(tmp_path)
-    orphan = tmp_path / mine.name.replace(f"-{os.getpid()}-", f"-{ended.pid}-")
-    other = tmp_path / f".cluster-elsewhere-{ended.pid}-00000000"
-    for folder in (mine, orphan, other):
-        folder.mkdir()
-        (folder / "weights").touch()
-    files.sweep(tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted([mine, other])
+def test_attempts_are_numbered_by_their_folders(tmp_path):
+    assert files.last_attempt(tmp_path) == 0
+    for name in ("1", "2", "10", "part"):
+        (tmp_path / "attempts" / name).mkdir(parents=True)
+    assert files.last_attempt(tmp_path) == 10

@@ -9,8 +9,7 @@ import pytest
 from jupyter_client.blocking import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
-from tests.cluster import leftovers
-from workbench.cluster import files
+from workbench.cluster import Cluster, ClusterError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,7 +51,7 @@ def test_a_cluster_in_a_notebook(kernel, tmp_path):
     manager, client = kernel
     pid = manager.provisioner.pid
     assert execute(client, "from tests.cluster.owner import busy") == ""
-    cell = f"cluster, run = busy({str(tmp_path / 'runs')!r}); cluster"
+    cell = f"cluster, run = busy({str(tmp_path / 'runs')!r}, name='kernel'); cluster"
     assert execute(client, cell).startswith("<Cluster of 2 engines on ")
     # The interrupt: from another thread of the kernel, because it must come while the cell awaits.
     interrupted = execute(
@@ -66,9 +65,22 @@ def test_a_cluster_in_a_notebook(kernel, tmp_path):
     again = "from tests.cluster.test_message import experiment\nrun = cluster.train(run.experiment)"
     assert execute(client, again) == ""
     assert execute(client, "run.state in ('starting', 'running')") == "True"
+    assert execute(client, "from tests.cluster.owner import rows_of\nrows_of(run)") == ""
     os.kill(pid, signal.SIGKILL)
-    assert leftovers.gone_within(pid, 5.0)
-    assert len(list((tmp_path / "runs").glob(".cluster-*"))) == 1
-    manager.shutdown_kernel(now=True)  # collects the process
-    files.sweep(tmp_path / "runs")
+    manager.restart_kernel(now=True)
+    client.wait_for_ready(timeout=60)
+    # What the notebook's second life finds: the run went on, with all that it had measured.
+    found = "import workbench as wb\ncluster = wb.Cluster.attach('kernel'); run = cluster.jobs[2]"
+    assert execute(client, found) == ""
+    assert execute(client, "from tests.cluster.owner import rows_of\nrows_of(run)") == ""
+    assert execute(client, "run.state, run.rows[0]['step'], run.notes") == "('running', 0, [])"
+    still = "view = wb.Dashboard(run); len(view.series['step']) > 0"
+    assert execute(client, still) == "True"
+    assert execute(client, "run.stop(); (await run).state") == "'stopped'"
+    assert (
+        execute(client, "[job.state for job in cluster.jobs.records]") == "['stopped', 'stopped']"
+    )
+    assert execute(client, "cluster.stop()") == ""
     assert list((tmp_path / "runs").glob(".cluster-*")) == []
+    with pytest.raises(ClusterError, match="there is no cluster 'kernel'"):
+        Cluster.attach("kernel")

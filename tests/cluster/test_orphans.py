@@ -1,4 +1,4 @@
-"""However a cluster's owner ends, no process stays."""
+"""However a cluster's owner ends: what goes on does, and nothing else stays."""
 
 import os
 import signal
@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import leftovers
+from workbench.cluster import Cluster, ClusterError, Run
+from workbench.cluster.ending import end, sweep
+from workbench.cluster.keeper import keeper_of
+from workbench.cluster.waiting import until
 
+LONG_S = 60.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -31,12 +36,21 @@ class Owner:
         )
         self.pid = self.process.pid
 
-    def read_until_busy(self) -> None:
+    def read_until_busy(self, *, count: bool = True) -> None:
         line = self.process.stdout.readline()
         assert line == "busy\n", line + self.process.stderr.read()
-        kinds = [process.cmdline() for process in leftovers.of(self.pid)]
-        assert sum("ipyparallel.engine" in kind for kind in kinds) == 2
-        assert sum("ipyparallel.controller" in kind for kind in kinds) == 2  # and its heart monitor
+        if count:  # one with a name is not known as its owner's
+            for module in ("keeper", "server"):
+                assert len(leftovers.of_kind(self.pid, f"workbench.cluster.{module}")) == 1
+            assert len(leftovers.of_kind(self.pid, "ipyparallel.controller")) == 1
+            assert len(leftovers.of_kind(self.pid, "ipyparallel.engine")) >= 2
+
+
+def grow(run: Run) -> None:
+    """Returns when two more rows have come."""
+    for _ in range(2):
+        seen = len(run.rows)
+        assert until(lambda seen=seen: len(run.rows) > seen, LONG_S, 0.02)
 
 
 @pytest.fixture
@@ -51,12 +65,15 @@ def own(tmp_path: Path) -> Iterator:
     for owner in owners:
         owner.process.kill()
         owner.process.communicate()
+    for folder in tmp_path.glob(".cluster-*"):
+        end(folder, at_once=True)
+    for owner in owners:
         assert leftovers.gone_within(owner.pid, 20.0)
 
 
 @pytest.mark.slow
-def test_an_exception_leaves_nothing(own, tmp_path):
-    owner = own("raise")
+def test_an_exception_leaves_nothing_where_nothing_goes_on(own, tmp_path):
+    owner = own("idle")
     owner.read_until_busy()
     _out, error = owner.process.communicate("go\n", timeout=60)
     assert error.rstrip().endswith("ValueError: a notebook's mistake"), error
@@ -66,11 +83,75 @@ def test_an_exception_leaves_nothing(own, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_paused_engine_does_not_outlive_a_killed_owner(own):
-    owner = own("pause")
+@pytest.mark.parametrize("how", ["raise", "kill"])
+def test_a_run_goes_on_without_its_notebook(own, tmp_path, how):
+    owner = own("raise")
+    owner.read_until_busy()
+    if how == "kill":
+        owner.process.kill()
+        owner.process.wait()
+    else:
+        owner.process.communicate("go\n", timeout=60)
+    (folder,) = tmp_path.glob(".cluster-*")
+    before = [process.pid for process in leftovers.of(owner.pid)]
+    cluster = Cluster.attach(folder)
+    assert set(cluster.pids) < set(before)
+    run = cluster.jobs[1]
+    assert len(cluster.jobs) == 1
+    grow(run)
+    assert run.state == "running"
+    run.stop()
+    assert run.wait(LONG_S).state == "stopped"
+    steps = run.metrics["step"]
+    assert steps.tolist() == [step for step in range(len(steps) // 2) for _rank in (0, 1)]
+    assert run.notes == []
+    assert len(cluster.jobs[run.id].wait(LONG_S).rows) == len(run.rows)
+    del cluster, run
+    assert leftovers.gone_within(owner.pid, 20.0)
+
+
+@pytest.mark.slow
+def test_after_its_last_run_nothing_is_left_of_a_cluster_without_owner(own, tmp_path):
+    owner = own("idle")
     owner.read_until_busy()
     owner.process.kill()
     owner.process.wait()
+    assert leftovers.gone_within(owner.pid, 20.0)
+    sweep(tmp_path)
+    assert list(tmp_path.glob(".cluster-*")) == []
+
+
+@pytest.mark.slow
+def test_a_named_cluster_is_found_again_with_its_past(own, tmp_path):
+    owner = own("keep")
+    owner.read_until_busy(count=False)
+    with pytest.raises(
+        ClusterError, match=r"there is a cluster 'kept' .* Cluster.attach\('kept'\)"
+    ):
+        Cluster(2, directory=tmp_path, name="kept")
+    owner.process.communicate("go\n", timeout=60)
+    with Cluster.attach("kept") as cluster:
+        assert cluster.name == "kept"
+        run = cluster.jobs[1]
+        assert len(cluster) == 2
+        keeper = keeper_of(cluster.folder)
+        os.kill(keeper.pid, signal.SIGKILL)
+        assert until(lambda: not keeper.is_alive, LONG_S, 0.01)
+        again = Cluster.attach("kept")  # starts another keeper, which goes on with the job
+        followed = again.jobs[run.id]
+        assert until(lambda: followed.rows and followed.notes, LONG_S, 0.02)
+        followed.stop()
+        followed.wait(LONG_S)
+    with pytest.raises(ClusterError, match="there is no cluster 'kept'"):
+        Cluster.attach("kept")
+
+
+@pytest.mark.slow
+def test_a_paused_engine_does_not_outlive_a_killed_keeper(own, tmp_path):
+    owner = own("pause")
+    owner.read_until_busy()
+    (folder,) = tmp_path.glob(".cluster-*")
+    os.kill(keeper_of(folder).pid, signal.SIGKILL)
     assert leftovers.gone_within(owner.pid, 20.0)
 
 

@@ -8,29 +8,26 @@ import pytest
 
 from tests.cluster.fake_job import LONG_S, Job
 from tests.cluster.interrupts import interrupt_inside
+from tests.cluster.test_message import experiment
+from tests.plan.graphs import mlp
 from workbench.cluster.errors import Diverged, RunError
 from workbench.cluster.run import Run
-from workbench.train.metrics import COLUMNS
+from workbench.plan import Plan
+from workbench.plan.metrics import COLUMNS
 
 
 def test_a_run_starts_runs_and_finishes(start, tmp_path):
-    job, may_launch, is_running = Job(), threading.Event(), threading.Event()
-
-    def launch(_run: Run) -> Job:
-        assert may_launch.wait(LONG_S)
-        return job
-
-    run = start(job, launch)
+    job, is_running = Job(held=True), threading.Event()
+    run = start(job)
     assert run.state == "starting"
+    assert run.id == 7
     assert "starting" in repr(run)
     run.subscribe(lambda _rows: is_running.set())
-    may_launch.set()
+    job.may_begin.set()
     assert is_running.wait(LONG_S)
     assert run.state == "running"
-    assert not start.released.is_set()
     job.may_end.set()
     assert run.wait(LONG_S) is run
-    assert start.released.is_set()
     assert (run.state, run.is_done, run.error) == ("finished", True, None)
     assert run.evaluation == {"accuracy": 0.75}
     assert run.checkpoint == Path("step-2")
@@ -40,7 +37,7 @@ def test_a_run_starts_runs_and_finishes(start, tmp_path):
 
 
 def test_metrics_are_sorted_and_have_all_columns_even_when_there_are_none(start):
-    run = start(Job(), launch=lambda _run: None)
+    run = start(Job(None))
     run.wait(LONG_S)
     assert (run.state, list(run.metrics.columns), len(run.metrics)) == ("stopped", [*COLUMNS], 0)
     assert run.checkpoint is None
@@ -63,14 +60,8 @@ def test_metrics_are_not_built_anew_for_every_look(start, monkeypatch):
 
 
 def test_subscribers_get_new_rows_and_changes_of_state(start):
-    job, seen, is_running = Job(), [], threading.Event()
-    gate = threading.Event()
-
-    def launch(_run: Run) -> Job:
-        assert gate.wait(LONG_S)
-        return job
-
-    run = start(job, launch)
+    job, seen, is_running = Job(held=True), [], threading.Event()
+    run = start(job)
 
     def watch(rows: list) -> None:
         seen.append((run.state, [r["step"] for r in rows]))
@@ -79,7 +70,7 @@ def test_subscribers_get_new_rows_and_changes_of_state(start):
     unsubscribe = run.subscribe(watch)
     quiet = run.subscribe(lambda _rows: pytest.fail("called after it was unsubscribed"))
     quiet()
-    gate.set()
+    job.may_begin.set()
     assert is_running.wait(LONG_S)
     job.may_end.set()
     run.wait(LONG_S)
@@ -89,16 +80,11 @@ def test_subscribers_get_new_rows_and_changes_of_state(start):
 
 
 def test_a_broken_subscriber_does_not_hurt_the_run(start):
-    job, gate = Job(), threading.Event()
+    job = Job(held=True)
     job.may_end.set()
-
-    def launch(_run: Run) -> Job:
-        assert gate.wait(LONG_S)
-        return job
-
-    run = start(job, launch)
+    run = start(job)
     run.subscribe(lambda rows: rows[7])
-    gate.set()
+    job.may_begin.set()
     run.wait(LONG_S)
     assert run.state == "finished"
     assert len(run.notes) == 1
@@ -121,14 +107,53 @@ def test_a_failed_run_raises_when_waited_for_and_keeps_its_rows(start, tmp_path)
     assert "rank 1 failed: &lt;oops&gt;" in run._repr_html_()
 
 
-def test_a_run_that_cannot_start_has_failed(start):
-    def launch(_run: Run) -> Job:
-        raise RunError("no weights")
+def test_a_run_says_why_it_waits_and_what_happened(start):
+    job = Job(held=True)
+    run = start(job)
+    assert job.is_watched.wait(LONG_S)
+    told: list[str] = []
+    run.subscribe(lambda _rows: told.append(run.state))
+    job.listener.turn("queued", "2 engines are needed, 1 is free")
+    assert (run.state, run.reason) == ("queued", "2 engines are needed, 1 is free")
+    assert "queued: 2 engines are needed" in repr(run)
+    assert "queued: 2 engines are needed" in run._repr_html_()
+    job.listener.turn("starting", "")
+    job.listener.turn("starting", "")
+    job.listener.note("attempt 1, after 3 steps: rank 1 died")
+    assert run.notes == ["attempt 1, after 3 steps: rank 1 died"]
+    assert told == ["queued", "starting", "starting"]
+    job.may_end.set()
+    job.may_begin.set()
+    assert run.wait(LONG_S).state == "finished"
+    assert run.reason == ""
 
-    run = start(Job(), launch)
-    with pytest.raises(RunError, match="no weights"):
-        run.wait(LONG_S)
-    assert (run.state, start.released.is_set()) == ("failed", True)
+
+def test_a_run_is_paused_and_resumed(start):
+    job, running = Job(held=True), threading.Event()
+    run = start(job)
+    run.subscribe(lambda rows: running.set() if rows else None)
+    job.may_begin.set()
+    assert running.wait(LONG_S)
+    run.pause()
+    assert (run.state, run.is_done, run.is_stopping) == ("paused", False, False)
+    assert run.resume() is run
+    assert run.state == "running"
+    job.may_end.set()
+    assert run.wait(LONG_S).state == "finished"
+    run.pause()
+    assert run.state == "finished"
+
+
+def test_a_run_on_fewer_ranks_has_their_plan(start):
+    job = Job(held=True)
+    run = start(job)
+    assert job.is_watched.wait(LONG_S)
+    other = experiment(Plan.data_parallel(mlp(4, 4), 1))
+    job.listener.under(other)
+    assert run.experiment == other
+    job.may_end.set()
+    job.may_begin.set()
+    run.wait(LONG_S)
 
 
 def test_a_loss_that_is_no_number_is_an_error(start):
@@ -152,17 +177,12 @@ def test_stop_reaches_the_job_and_may_be_repeated(start):
     assert run.state == "stopped"
 
 
-def test_a_run_stopped_while_it_starts_hears_it(start):
-    gate, job = threading.Event(), Job()
-
-    def launch(_run: Run) -> Job:
-        assert gate.wait(LONG_S)
-        return job
-
-    run = start(job, launch)
+def test_a_run_stopped_while_it_starts_says_so(start):
+    job = Job(held=True)
+    run = start(job)
     run.stop()
     assert "starting (stopping)" in repr(run)
-    gate.set()
+    job.may_begin.set()
     assert run.wait(LONG_S).state == "stopped"
 
 

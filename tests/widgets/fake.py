@@ -12,7 +12,7 @@ class FakeRun:
 
     def __init__(self, world_size: int = 4, steps: int = 80) -> None:
         self.experiment = SimpleNamespace(steps=steps, plan=SimpleNamespace(world_size=world_size))
-        self.state = "starting"
+        self.state, self.reason = "starting", ""
         self.error: BaseException | None = None
         self.rows: list[dict[str, float]] = []
         self.evaluation: dict[str, float] = {}

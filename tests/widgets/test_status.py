@@ -42,6 +42,12 @@ def test_a_failed_run_says_why_and_what_to_do():
     assert status(3, "failed", KeyError()).error == "KeyError"
 
 
+def test_a_run_that_waits_says_for_what():
+    run = FakeRun()
+    run.notes, run.reason = ["a note"], "2 engines are needed, 1 is free"
+    assert Status.of(run, Series(4), "queued").notes == ("a note", run.reason)
+
+
 def test_others_need_no_advice():
     assert status(80, "finished").advice == ""
 

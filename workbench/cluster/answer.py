@@ -4,7 +4,7 @@ import pickle
 import time
 import traceback
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from workbench.cluster.errors import ControlMessageTooLarge
@@ -24,8 +24,7 @@ class Answer:
         layer: the exception's attribute `layer`, if it has one.
         traceback: the exception's, as text.
         time: when, in seconds since the epoch.
-        first_row: number of the first of `rows`.
-        rows: metric rows that were not published before.
+        rows: metric rows that it emitted; they were written before the answer was.
     """
 
     kind: Literal["returned", "raised", "interrupted"]
@@ -34,8 +33,7 @@ class Answer:
     layer: str | None = None
     traceback: str = ""
     time: float = field(default_factory=time.time)
-    first_row: int = 0
-    rows: bytes = b""
+    rows: int = 0
 
     @classmethod
     def of(cls, error: BaseException) -> "Answer":
@@ -56,7 +54,7 @@ class Answer:
         Raises:
             ControlMessageTooLarge: it takes more.
         """
-        packed = zlib.compress(pickle.dumps(self))
+        packed = zlib.compress(pickle.dumps((replace(self, value=None), pickle.dumps(self.value))))
         if len(packed) > LARGEST_MESSAGE_BYTES:
             raise ControlMessageTooLarge(
                 f"an answer of {len(packed):,} bytes: control messages have at most "
@@ -65,8 +63,13 @@ class Answer:
         return packed
 
     @classmethod
-    def unpack(cls, packed: bytes) -> "Answer":
-        """The inverse of `pack`."""
-        answer = pickle.loads(zlib.decompress(packed))
+    def unpack(cls, packed: bytes, *, with_value: bool = True) -> "Answer":
+        """The inverse of `pack`.
+
+        Args:
+            packed: the answer.
+            with_value: whether to import what the value is made of; else it is None.
+        """
+        answer, value = pickle.loads(zlib.decompress(packed))
         assert isinstance(answer, cls)
-        return answer
+        return replace(answer, value=pickle.loads(value)) if with_value else answer

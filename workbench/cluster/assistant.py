@@ -4,16 +4,15 @@ Not in the notebook's process: models draw their initial weights from torch's gl
 state, which other threads there may use at the same time.
 """
 
-import itertools
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from workbench.cluster.engines import Engines
+from workbench.cluster.dispatch import Dispatch
 from workbench.cluster.errors import EngineDied, RankError, RunError
-from workbench.cluster.job import Job
 from workbench.model.errors import ModelError
 from workbench.model.weights import initialize
 from workbench.plan.experiment import Experiment
@@ -23,17 +22,17 @@ REFERENCE = "workbench.train.reference:write_reference"
 
 
 class Assistant:
-    """An engine of its own, with all cores; started when first needed.
+    """An engine of its own, with all cores.
 
     Args:
-        engines: it is one of them.
-        index: which.
+        dispatch: calls it.
+        index: which engine it is.
+        folder: of the cluster; files are made there.
     """
 
-    def __init__(self, engines: Engines, index: int) -> None:
-        self._engines, self._index = engines, index
-        self._directory = engines.scratch / "weights"
-        self._numbers = itertools.count()
+    def __init__(self, dispatch: Dispatch, index: int, folder: Path) -> None:
+        self._dispatch, self._index, self._folder = dispatch, index, folder
+        self.directory = folder / "weights"
 
     def values_of(self, experiment: Experiment, module: nn.Module | None) -> Path | None:
         """Writes the values of a user's own module, here and now; None for a model by name.
@@ -49,12 +48,12 @@ class Assistant:
             raise ModelError(
                 f"the values of {name} are in your module: give it, module={name}(...)"
             )
-        return initialize(graph, experiment.seed, self._directory, module=module)
+        return initialize(graph, experiment.seed, self.directory, module=module)
 
     def weights(self, experiment: bytes) -> Path:
         """Writes the model's initial weights, once for each model and seed."""
         found = self._perform(
-            WEIGHTS, experiment, {"directory": self._directory}, "the initial weights"
+            WEIGHTS, experiment, {"directory": self.directory}, "the initial weights"
         )
         assert isinstance(found, Path)
         return found
@@ -65,9 +64,9 @@ class Assistant:
         Returns:
             The weights and the results; the caller removes both.
         """
-        number = next(self._numbers)
-        start = self._engines.scratch / f"start-{number}.safetensors"
-        path = self._engines.scratch / f"reference-{number}.safetensors"
+        number = uuid.uuid4().hex  # other notebooks verify, too
+        start = self._folder / f"start-{number}.safetensors"
+        path = self._folder / f"reference-{number}.safetensors"
         self._perform(
             REFERENCE,
             experiment,
@@ -79,9 +78,8 @@ class Assistant:
     def _perform(
         self, task: str, experiment: bytes, keywords: Mapping[str, Any], product: str
     ) -> Any:
-        self._engines.ensure([self._index])
         try:
-            return complete(Job(self._engines, [self._index], task, experiment, [keywords]))[0]
+            return self._dispatch.called(task, experiment, [self._index], keywords)[0]
         except RankError as error:
             raise RunError(
                 f"{product} could not be made: {error.kind}: {error.text}\n\n"
@@ -92,12 +90,3 @@ class Assistant:
                 f"{product} could not be made, perhaps for want of memory: the process "
                 f"that makes them {error.death}"
             ) from None
-
-
-def complete(job: Job) -> list[Any]:
-    """What each rank returned; an interrupt of the caller interrupts the ranks first."""
-    try:
-        return job.watch()
-    except KeyboardInterrupt:
-        job.abort()
-        return job.watch()  # raises KeyboardInterrupt once all have ended

@@ -10,7 +10,7 @@ from torch import nn
 
 from workbench.cluster import calibrate_cache as cache
 from workbench.cluster import message
-from workbench.cluster.assistant import Assistant, complete
+from workbench.cluster.assistant import Assistant
 from workbench.cluster.calibrate_devices import devices_of, extended, missing
 from workbench.cluster.calibrate_links import links_of, slowdown_of
 from workbench.cluster.calibrate_spread import Behind, stretches_of, unequal
@@ -222,8 +222,7 @@ class Calibration:
         return machine.replace(devices=extended(machine.devices, experiment, found))
 
     def _on_ranks(self, task: str, packed: bytes, **shared: Any) -> list[Any]:
-        started = self.dispatch.start(f"workbench.train.{task}", packed, self.places, shared)
-        return complete(started)
+        return self.dispatch.called(f"workbench.train.{task}", packed, self.places, shared)
 
 
 def _per_host(hosts: Sequence[str]) -> int:

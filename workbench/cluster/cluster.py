@@ -1,63 +1,78 @@
 """The engines of this host, or of emulated ones, as one object in a notebook."""
 
-import threading
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Self
 
 from torch import nn
 
-from workbench.cluster import files, message, report, verifying
-from workbench.cluster.assistant import Assistant, complete
-from workbench.cluster.beginning import Beginning
+from workbench.cluster import files, keeper, message, registry, report
+from workbench.cluster.assistant import Assistant
 from workbench.cluster.devices import Device
-from workbench.cluster.dispatch import Dispatch
+from workbench.cluster.dispatch import Dispatch, holders
 from workbench.cluster.emulated.hosts import Hosts
-from workbench.cluster.engines import Engines, Ledger
+from workbench.cluster.ending import UNFINISHED, end, sweep
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.faults import Faults
-from workbench.cluster.ground import Ground, ground_of
-from workbench.cluster.job import Job
+from workbench.cluster.ground import ground_of
+from workbench.cluster.jobs.owner import Owner
+from workbench.cluster.jobs.record import EngineRecord, JobRecord, Tally
+from workbench.cluster.jobs_view import Jobs
+from workbench.cluster.keeper.spec import FILE, Spec
+from workbench.cluster.link import Link
 from workbench.cluster.measurements import Measurements
+from workbench.cluster.remote import RemoteJob
 from workbench.cluster.resume import again, checkpoint_of
-from workbench.cluster.run import Launch, Release, Run
+from workbench.cluster.run import Run
+from workbench.cluster.submitting import Submitter, Terms
+from workbench.cluster.waiting import until
 from workbench.plan import stability
-from workbench.plan.experiment import SGD, Adam, AdamW, Experiment
+from workbench.plan.experiment import Experiment
 from workbench.plan.plan import Plan
 from workbench.plan.stability import Curvature
-from workbench.train.verification import Verification
 
 STOP_RUNS_WITHIN_S = 10.0
+TICK_S = 0.05
 
 
 class Cluster(Measurements, Faults):
     """Engines on this host, each on a GPU where there are any, else on its own cores.
 
-    Ready when it is made. Ends with `stop()`, at the end of a `with` block, when it is no
-    longer referred to, and with this process, however that ends.
+    Ready when it is made. A process of its own keeps the engines, and a job server gives them to
+    runs, so that runs go on when this process ends: `Cluster.attach` finds them again. Without a
+    run that goes on, and with no other notebook attached, the cluster ends with this process, or
+    when it is no longer referred to; and in any case with `stop()`, or at the end of a `with`
+    block.
 
     Args:
         n: number of engines.
         hosts: emulated hosts to run on, each with as many engines as the others, give or take
             one: with 4 engines on 2 hosts, 0 and 1 are on the first. Where they are not there
-            yet, they are started now and end with the cluster.
+            yet, they are started now and end with the cluster. They never outlive this process,
+            and nor does a cluster on them.
         directory: where runs keep their files, each in a folder of its own.
         timeout: seconds that a rank waits for the others before it reports who is missing.
+        name: to attach by; None: one that no other cluster has.
+        linger_s: seconds that the engines stay when nobody is attached and nothing goes on.
 
     Attributes:
         devices: what each engine computes on.
         hosts: as given.
         directory: as given, absolute.
+        folder: of the cluster itself.
+        link: to its job server.
         task: "module:function" that each rank of a run calls.
 
     Raises:
-        ValueError: `n` is no positive integer, or less than there are emulated hosts.
+        ValueError: `n` is no positive integer, or less than there are emulated hosts; or a name
+            that folders cannot have.
         HostsError: the emulated hosts could not be made.
-        ClusterError: the engines did not start; the text holds what they wrote.
+        ClusterError: the engines did not start; the text holds what they wrote. Or there is a
+            cluster of this name.
     """
 
     task = "workbench.train.session:train"
@@ -69,40 +84,93 @@ class Cluster(Measurements, Faults):
         hosts: Hosts | None = None,
         directory: str | Path = "runs",
         timeout: float = 30.0,
+        name: str | None = None,
+        linger_s: float = 60.0,
     ) -> None:
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise ValueError(f"a cluster has a positive number of engines, got {n!r}")
         if not timeout > 0:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
+        if not linger_s >= 0:
+            raise ValueError(f"linger_s must be a number of seconds, got {linger_s!r}")
         if hosts is not None:
             if not isinstance(hosts, Hosts):
                 raise TypeError(f"hosts are made by wb.Hosts(...), got {type(hosts).__name__}")
             hosts.seating(n)  # raises if there are too few engines
-        self._n, self.hosts = n, hosts
+        self._n, self.hosts, self._timeout, self._linger_s = n, hosts, timeout, linger_s
         self.directory = Path(directory).resolve()
-        self._timeout = timeout
-        self._lock = threading.RLock()
-        self._runs: list[Run] = []
+        own_name = registry.new_name() if name is None else name
+        self.folder = registry.folder_for(self.directory, own_name)
+        if (self.folder / FILE).exists():
+            raise ClusterError(
+                f"there is a cluster {name!r} in {self.directory}: Cluster.attach({name!r}) goes "
+                "on with it"
+            )
         self._start()
+
+    @classmethod
+    def attach(cls, name: str | Path) -> Self:
+        """A cluster that was started before, by whomever, with all that it has done.
+
+        Engines that have ended meanwhile are started again, and their jobs go on from their
+        newest checkpoints.
+
+        Args:
+            name: of the cluster, or its folder.
+
+        Raises:
+            ClusterError: there is none, or its engines did not start; the text says why.
+        """
+        self = cls.__new__(cls)
+        self.folder = registry.find(name)
+        self.directory, self.hosts = self.folder.parent, None
+        spec = Spec.load(self.folder)
+        self._n, self._timeout, self._linger_s = spec.num_engines, spec.timeout_s, spec.linger_s
+        if keeper.keeper_of(self.folder) is None:
+            keeper.start(self.folder)
+        self._adopt(spec, _nothing)
+        return self
 
     def _start(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
-        files.sweep(self.directory)
+        sweep(self.directory)
         ground = ground_of(self._n, self.hosts)
-        self.devices: tuple[Device, ...] = ground.devices[: self._n]
-        scratch = files.new_scratch(self.directory)
+        spec = Spec(
+            devices=ground.devices,
+            sites=ground.sites,
+            address=ground.address,
+            timeout_s=self._timeout,
+            linger_s=self._linger_s,
+            bound_to=None if self.hosts is None else Owner.here(),
+        )
         try:
-            engines = Engines(ground, scratch, at_once=range(self._n))
+            keeper.start(self.folder, spec)
+            registry.enter(self.folder)
+            self._adopt(spec, ground.leave)
         except BaseException:
+            end(self.folder, at_once=True)
             ground.leave()
             raise
-        self._engines, self._assistant = engines, Assistant(engines, self._n)
-        self._dispatch = Dispatch(engines, self.devices, self._timeout)
-        super().__init__(lambda index: engines[index].pid)
-        # Also when the last reference goes, and before the interpreter does.
-        self._end = weakref.finalize(self, _end, engines, ground)
         if self.hosts is not None:
             self.hosts.attach(self)
+
+    def _adopt(self, spec: Spec, leave: Callable[[], None]) -> None:
+        """Makes this object one of a cluster that has a keeper."""
+        self.devices: tuple[Device, ...] = spec.devices[: self._n]
+        self.link = Link(self.folder)
+        # Also when the last reference goes, and before the interpreter does.
+        self._end = weakref.finalize(self, _leave, self.link, leave, self.hosts is not None)
+        self.link.wait(self._n)
+        self._dispatch = Dispatch(self.link, self._n)
+        self._assistant = Assistant(self._dispatch, self._n, self.folder)
+        self._submitter = Submitter(self.devices, self.hosts, self.directory, self._assistant)
+        self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
+        super().__init__(self.link.pid_of, self.link.expect)
+
+    @property
+    def name(self) -> str:
+        """To attach by."""
+        return registry.name_of(self.folder)
 
     def train(
         self,
@@ -111,8 +179,9 @@ class Cluster(Measurements, Faults):
         resume: str | Path | Run | None = None,
         module: nn.Module | None = None,
         curvature: Curvature | None = None,
+        priority: int = 0,
     ) -> Run:
-        """Starts an experiment and returns at once.
+        """Submits an experiment and returns at once; it waits where too few engines are free.
 
         Args:
             experiment: what to run.
@@ -122,178 +191,137 @@ class Cluster(Measurements, Faults):
                 the initial weights. Not needed with `resume`.
             curvature: as `curvature` has measured it: then a warning, and a note on the run, say
                 if a pipelined experiment is likely to diverge. Without it nothing is claimed.
+            priority: higher goes first.
 
         Raises:
-            ClusterError: the plan needs more engines than are here, or free.
+            ClusterError: the plan needs more engines than are here, or more memory than they have.
             CheckpointError: what to go on from is damaged, missing or of another model.
             ModelError: `module` is missing, or is another one than was traced.
             ControlMessageTooLarge: the model's own code is too large for a control message.
         """
         if not isinstance(experiment, Experiment):
             raise TypeError(f"train takes an Experiment, got {type(experiment).__name__}")
-        checkpoint = checkpoint_of(resume, experiment.plan.graph)
-        packed = message.pack(experiment)
-        with self._lock:
-            self._require(experiment.plan)
-            weights = checkpoint or self._assistant.values_of(experiment, module)
-            launch, release = self._taking(experiment, packed, weights, checkpoint)
-            try:
-                directory = files.new_directory(self.directory, experiment)
-                once_more = partial(again, weakref.ref(self))
-                run = Run(experiment, directory, launch, release, once_more)
-            except BaseException:
-                release()
-                raise
-            self._runs = [*(run for run in self._runs if not run.is_done), run]
+        run = self.jobs.submit(experiment, priority=priority, module=module, resume=resume)
         if curvature is not None and (doubt := stability.advice(experiment, curvature)):
             run.notes.append(doubt)
             warnings.warn(doubt, stacklevel=2)
         return run
 
-    def _taking(
-        self, experiment: Experiment, packed: bytes, weights: Path | None, resume: Path | None
-    ) -> tuple[Launch, Release]:
-        """Engines for a run: what starts it on them, and what gives them back."""
-        holder = f"a run of {experiment.plan.graph.source.name}"
-        lease = self._dispatch.take(experiment.plan, holder)
-        beginning = Beginning(self.task, lease.places, packed, weights, resume)
-        return partial(self._begin, beginning), partial(self._dispatch.leases.give_back, lease)
+    @property
+    def jobs(self) -> Jobs:
+        """All that was submitted, by whomever."""
+        return Jobs(self)
 
-    def _begin(self, beginning: Beginning, run: Run) -> Job | None:
-        """On the run's thread; as a method, it keeps this cluster until the run has ended."""
-        return beginning(self._engines, self._assistant, self._dispatch, run)
-
-    def resuming(self, run: Run) -> tuple[Launch, Release]:
-        """Engines for `run.resume()`: what starts it on them, and what gives them back."""
-        packed = message.pack(run.experiment)  # under the plan that it was left with
-        checkpoint = checkpoint_of(run, run.experiment.plan.graph)
-        with self._lock:
-            self._require(run.experiment.plan)
-            taken = self._taking(run.experiment, packed, checkpoint, checkpoint)
-            self._runs = [*(other for other in self._runs if other is not run), run]
-        return taken
-
-    def verify(
+    def launch(
         self,
-        plan: Plan,
-        *,
-        batch_size: int | None = None,
-        steps: int = 2,
-        precision: Literal["fp64", "fp32"] = "fp64",
-        optimizer: SGD | Adam | AdamW | None = None,
-        data: Any = None,
-        seed: int = 0,
-        module: nn.Module | None = None,
-    ) -> Verification:
-        """Holds the split model against the unsplit one, with the same weights and data.
-
-        Weights that start as one constant (biases, norms) get some noise: else a bias that is
-        added twice would go unseen.
-
-        Args:
-            plan: how the model is split.
-            batch_size: of the whole world; None: 4 rows for each rank.
-            steps: optimizer updates before weights are compared.
-            precision: "fp64" or "fp32".
-            optimizer: None: SGD with momentum.
-            data: as in `Experiment`; None: synthetic.
-            seed: of weights, data and dropout.
-            module: as in `train`.
-
-        Raises:
-            ClusterError: the plan needs more engines than are here, or free.
-            RunError: a rank failed.
-        """
-        if not isinstance(plan, Plan):
-            raise TypeError(f"verify takes a Plan, got {type(plan).__name__}")
-        experiment = verifying.experiment_for(
-            plan,
-            batch_size=batch_size,
-            steps=steps,
-            precision=precision,
-            optimizer=optimizer,
-            data=data,
-            seed=seed,
-        )
-        with self._taken(plan, f"a verification of {plan.graph.source.name}") as places:
-            return verifying.carry_out(experiment, module, places, self._assistant, self._dispatch)
-
-    def call(
-        self,
-        task: str,
         experiment: Experiment,
+        terms: Terms,
         *,
         module: nn.Module | None = None,
-        **keywords: Any,
-    ) -> list[Any]:
-        """Calls a function on every rank of an experiment's plan, and waits for all.
+        checkpoint: Path | None = None,
+    ) -> Run:
+        """Submits an experiment on these terms; see `jobs.submit`."""
+        self._require(experiment.plan)
+        request = self._submitter.request(experiment, terms, module=module, checkpoint=checkpoint)
+        return self._run(experiment, Path(request.directory), self.link.submit(request))
 
-        Args:
-            task: "module:function"; each rank gets `seat`, `experiment`, `weights` (the file of
-                the initial weights) and the keywords.
-            experiment: what the function is about.
-            module: as in `train`.
-            keywords: small further arguments.
+    def follow(self, record: JobRecord) -> Run:
+        """A run that follows a job which was submitted before."""
+        experiment = message.unpack(record.packed)
+        return self._run(experiment, Path(record.directory), record.id)
 
-        Returns:
-            What each rank returned.
+    def resuming(self, run: Run) -> RemoteJob:
+        """Has a run that has ended go on; the job to follow then."""
+        self._require(run.experiment.plan)
+        checkpoint = checkpoint_of(run, run.experiment.plan.graph)
+        before = self._record(run)
+        if before is not None:
+            self.link.store.repack(before.id, message.pack(run.experiment))
+            self.link.ask("resume", before.id)
+            return RemoteJob(self.link, before.id, after=before.attempt, keep=self)
+        request = self._submitter.request(
+            run.experiment,
+            Terms(task=self.task),
+            checkpoint=checkpoint,
+            directory=run.directory,
+        )
+        earlier = files.last_attempt(run.directory)
+        return RemoteJob(self.link, self.link.submit(request), after=earlier, keep=self)
 
-        Raises:
-            ClusterError: the plan needs more engines than are here, or free.
-            RunError: a rank failed.
-        """
-        packed = message.pack(experiment)
-        with self._taken(experiment.plan, f"a call of {task}") as places:
-            own = self._assistant.values_of(experiment, module)
-            shared = {"weights": own or self._assistant.weights(packed), **keywords}
-            return complete(self._dispatch.start(task, packed, places, shared))
+    def _record(self, run: Run) -> JobRecord | None:
+        """What the server knows of a run; None where it is of another cluster."""
+        for record in self.link.store.jobs():
+            if record.id == run.id and record.directory == str(run.directory):
+                return record
+        return None
+
+    def _run(self, experiment: Experiment, directory: Path, job: int) -> Run:
+        # A run keeps its cluster while it goes on.
+        remote = RemoteJob(self.link, job, keep=self)
+        run = Run(experiment, directory, remote, partial(again, weakref.ref(self)))
+        self._runs.add(run)
+        return run
 
     def stop(self) -> None:
-        """Stops what runs, then ends all engines. May be called again."""
-        self.mend()
-        for run in self._runs:
-            run.stop()
-        for run in self._runs:
-            run.join(STOP_RUNS_WITHIN_S)
-        self._end()
+        """Stops what runs, then ends all engines, and forgets its jobs. May be called again."""
+        self._stop_runs()
+        self._end_with(keep_folder=False)
 
     def restart(self) -> None:
-        """Stops what runs, ends all engines and starts new ones."""
-        self.stop()
+        """Stops what runs, ends all engines and starts new ones; jobs stay known."""
+        self._stop_runs()
+        self._end_with(keep_folder=True)
         self._start()
+
+    def _end_with(self, *, keep_folder: bool) -> None:
+        if (found := self._end.detach()) is not None:
+            _over, _function, (link, leave, _bound), _keywords = found
+            link.end(keep_folder=keep_folder)
+            leave()
+
+    def _stop_runs(self) -> None:
+        """Has all runs of the cluster leave a checkpoint and end."""
+        if self.is_stopped or not self.link.is_kept:
+            return
+        self.mend()
+        for job in self.link.store.jobs(states=UNFINISHED):
+            self.link.store.command("stop" if job.kind == "train" else "cancel", job.id)
+        until(lambda: not self.link.store.jobs(states=UNFINISHED), STOP_RUNS_WITHIN_S, TICK_S)
+        for run in list(self._runs):
+            run.join(STOP_RUNS_WITHIN_S)
 
     @property
     def is_stopped(self) -> bool:
-        """Whether its engines were ended."""
+        """Whether its engines were ended, by this object."""
         return not self._end.alive
 
     @property
     def dead(self) -> tuple[int, ...]:
-        """Engines whose process ended by itself; the next run replaces them."""
-        return tuple(i for i in range(len(self)) if self._engines.death(i))
+        """Engines whose process has ended and is not replaced yet."""
+        return tuple(engine.index for engine in self._engines() if engine.state == "dead")
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The process of each engine."""
-        return tuple(self._engines[i].pid for i in range(len(self)))
+        """The process of each engine; 0 for one that is being started."""
+        return tuple(engine.pid or 0 for engine in self._engines())
 
     @property
     def occupied(self) -> dict[int, str]:
         """For each engine in use, what uses it."""
-        return self._dispatch.leases.busy
+        return holders(self.link, self._n)
 
     @property
-    def sent(self) -> Ledger:
+    def sent(self) -> Tally:
         """Messages and bytes that went to engines so far."""
-        return self._engines.sent
+        return self.link.store.ledger()["sent"]
 
     @property
-    def received(self) -> Ledger:
+    def received(self) -> Tally:
         """Messages and bytes that came from engines so far."""
-        return self._engines.received
+        return self.link.store.ledger()["received"]
 
     def __len__(self) -> int:
-        return len(self.devices)
+        return self._n
 
     def __enter__(self) -> Self:
         return self
@@ -306,6 +334,10 @@ class Cluster(Measurements, Faults):
 
     def _repr_html_(self) -> str:
         return report.cluster_html(self)
+
+    def _engines(self) -> tuple[EngineRecord, ...]:
+        """Those that take ranks."""
+        return self.link.store.engines()[: self._n]
 
     def _require(self, plan: Plan) -> None:
         """Raises ClusterError unless this cluster could run the plan."""
@@ -320,8 +352,13 @@ class Cluster(Measurements, Faults):
             yield places
 
 
-def _end(engines: Engines, ground: Ground) -> None:
+def _leave(link: Link, leave: Callable[[], None], is_bound: bool) -> None:
+    """What becomes of a cluster that nobody here refers to any more."""
     try:
-        engines.stop()
+        link.end() if is_bound else link.leave()
     finally:
-        ground.leave()
+        leave()
+
+
+def _nothing() -> None:
+    pass

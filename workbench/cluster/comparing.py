@@ -7,9 +7,9 @@ from pathlib import Path
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.timeline import timeline_of
 from workbench.plan.experiment import Experiment, LocalSGD
+from workbench.plan.metrics import Row
 from workbench.predict.compare import Measurement
 from workbench.predict.measured import Timeline
-from workbench.train.metrics import Row
 from workbench.train.traces import Sample, read, traced_steps
 
 # The first steps choose kernels and memory, and make the optimizer's state.

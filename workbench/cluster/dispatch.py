@@ -1,83 +1,154 @@
-"""Handing work to engines: which of them are free, and where their ranks meet."""
+"""Calls on engines, which the job server lends for as long as they take."""
 
+import shutil
+import threading
+import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from workbench.cluster.devices import Device
-from workbench.cluster.engines import Engines
+from workbench.cluster import message
 from workbench.cluster.errors import ClusterError
-from workbench.cluster.job import Job
-from workbench.cluster.leases import Lease, Leases
-from workbench.cluster.rendezvous import Rendezvous
+from workbench.cluster.jobs.record import JobRecord, Request
+from workbench.cluster.link import TICK_S, Link
+from workbench.cluster.remote import RemoteJob
 from workbench.plan.plan import Plan
+
+# An engine that another job gives back, or that is started again, may be free in a moment.
+REFUSED_AFTER_S = 1.0
 
 
 class Dispatch:
-    """Gives each rank of a plan an engine of its own, and a seat among the others.
+    """Gives each rank of a plan an engine of its own, for calls that the caller waits for.
 
     Args:
-        engines: the engines; the first `len(devices)` of them take ranks.
-        devices: what each computes on.
-        timeout_s: how long a rank waits for the others.
-
-    Attributes:
-        leases: which engines are in use, and by what.
+        link: to the cluster.
+        num_engines: that take ranks.
     """
 
-    def __init__(self, engines: Engines, devices: Sequence[Device], timeout_s: float) -> None:
-        self.leases = Leases(len(devices))
-        self._engines, self._devices = engines, devices
-        self._rendezvous = Rendezvous(engines.ground.address, timeout_s)
+    def __init__(self, link: Link, num_engines: int) -> None:
+        self._link, self._num_engines = link, num_engines
+        self._lock = threading.Lock()
+        self._leases: dict[tuple[int, ...], int] = {}
 
     def require(self, plan: Plan) -> None:
         """Raises ClusterError unless these engines could run the plan."""
-        if not self._engines.is_controlled:
-            raise ClusterError("this cluster's controller died; cluster.restart()")
-        if plan.world_size > len(self._devices):
+        self._link.require()
+        if plan.world_size > self._num_engines:
             raise ClusterError(
                 f"the plan is for {plan.world_size} ranks, but this cluster has "
-                f"{len(self._devices)} engines: start Cluster({plan.world_size}), or make a "
-                f"plan with world_size={len(self._devices)}"
+                f"{self._num_engines} engines: start Cluster({plan.world_size}), or make a "
+                f"plan with world_size={self._num_engines}"
             )
 
-    def take(self, plan: Plan, holder: str) -> Lease:
-        """Engines for a plan's ranks, until they are given back.
+    @contextmanager
+    def taken(self, plan: Plan, holder: str) -> Iterator[tuple[int, ...]]:
+        """Engines for a plan's ranks for as long as the body runs.
 
         Raises:
             ClusterError: the plan needs more engines than are here, or free.
         """
         self.require(plan)
-        return self.leases.take(plan.world_size, holder)
-
-    @contextmanager
-    def taken(self, plan: Plan, holder: str) -> Iterator[tuple[int, ...]]:
-        """Engines for a plan's ranks for as long as the body runs; those that died are replaced."""
-        lease = self.take(plan, holder)
+        wanted = Request(
+            kind="lease", name=holder, task="", engines=plan.world_size, owner=self._link.owner
+        )
+        lease = self._link.submit(wanted)
         try:
-            self._engines.ensure(lease.places)
-            yield lease.places
+            places = self._granted(lease)
+            with self._lock:
+                self._leases[places] = lease
+            yield places
         finally:
-            self.leases.give_back(lease)
+            with self._lock:
+                self._leases = {at: held for at, held in self._leases.items() if held != lease}
+            self._link.ask("release", lease)
 
     def start(
-        self,
-        task: str,
-        packed: bytes,
-        places: Sequence[int],
-        shared: Mapping[str, Any],
-        *,
-        streams: bool = False,
-    ) -> Job:
-        """Starts "module:function" on engines that were taken, one rank on each.
+        self, task: str, packed: bytes, places: Sequence[int], shared: Mapping[str, Any]
+    ) -> RemoteJob:
+        """Calls "module:function" on engines that were taken, or on the assistant.
 
         Args:
-            task: gets `seat`, and what `shared` names.
+            task: gets `seat` if it is a rank of several, and what `shared` names.
             packed: the experiment, as a control message.
             places: the engine of each rank.
             shared: keywords that are the same for all ranks.
-            streams: whether the ranks report while they work.
+
+        Raises:
+            ControlMessageTooLarge: the experiment or the keywords take more than 64 KiB.
         """
-        seats = self._rendezvous.seats([self._devices[place] for place in places])
-        keywords = [{"seat": seat, **shared} for seat in seats]
-        return Job(self._engines, places, task, packed, keywords, streams=streams)
+        with self._lock:
+            lease = self._leases.get(tuple(places))
+        directory = self._link.folder / "calls" / uuid.uuid4().hex
+        request = Request(
+            kind="call",
+            name=f"a call of {task}",
+            task=task,
+            packed=packed,
+            keywords=message.pack_keywords(shared),
+            engines=len(places),
+            places=tuple(places),
+            lease=lease,
+            directory=str(directory),
+            owner=self._link.owner,
+        )
+        return RemoteJob(self._link, self._link.submit(request))
+
+    def called(
+        self, task: str, packed: bytes, places: Sequence[int], shared: Mapping[str, Any]
+    ) -> list[Any]:
+        """As `start`; waits for what each rank returns.
+
+        An interrupt of the caller interrupts the ranks first.
+
+        Raises:
+            RunError: a rank failed.
+        """
+        job = self.start(task, packed, places, shared)
+        try:
+            return job.watch()
+        except KeyboardInterrupt:
+            job.abort()
+            return job.watch()  # raises KeyboardInterrupt once all have ended
+        finally:
+            shutil.rmtree(self._link.store.job(job.id).directory, ignore_errors=True)
+
+    def _granted(self, lease: int) -> tuple[int, ...]:
+        """Waits for engines that are being started, and not for those that others use."""
+        record, patience = self._link.store.job(lease), time.monotonic() + REFUSED_AFTER_S
+        while not record.held:
+            if record.has_ended:
+                raise ClusterError(f"{record.name} was {record.state}: {record.reason}")
+            holders = self._holders()
+            free = self._num_engines - len(holders)
+            if free >= record.engines:
+                patience = time.monotonic() + REFUSED_AFTER_S
+            elif time.monotonic() > patience:
+                raise ClusterError(
+                    f"{record.engines} engines are needed and {free} of {self._num_engines} are "
+                    f"free; the others are used by {'; '.join(dict.fromkeys(holders.values()))}. "
+                    "Await it or stop it first"
+                )
+            time.sleep(TICK_S)
+            record = self._link.refreshed(record)
+        return record.held
+
+    def _holders(self) -> dict[int, str]:
+        return holders(self._link, self._num_engines)
+
+
+def holders(link: Link, num_engines: int) -> dict[int, str]:
+    """For each engine in use, what uses it."""
+    by_job: dict[int, str] = {}
+    found = {}
+    for engine in link.store.engines():
+        if engine.job is not None and engine.index < num_engines:
+            if engine.job not in by_job:
+                by_job[engine.job] = _name(link.store.job(engine.job))
+            found[engine.index] = by_job[engine.job]
+    return found
+
+
+def _name(record: JobRecord) -> str:
+    return f"a run of {record.name}, job {record.id}" if record.kind == "train" else record.name

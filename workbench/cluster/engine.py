@@ -1,23 +1,24 @@
-"""What runs on an engine."""
+"""What runs on an engine.
+
+The job server calls these functions and has no torch: it is imported where it is used.
+"""
 
 import gc
 import importlib
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ipyparallel.datapub import publish_data
-
 from workbench.cluster import message
 from workbench.cluster.answer import Answer
-from workbench.cluster.errors import ControlMessageTooLarge
+from workbench.cluster.errors import ClusterError, ControlMessageTooLarge
+from workbench.cluster.rank_files import RankFiles
 from workbench.cluster.telemetry import Telemetry
-from workbench.model.weights import initialize
 from workbench.plan.experiment import Experiment
 from workbench.train.control import Control
 
@@ -27,44 +28,99 @@ def introduce() -> tuple[int, int]:
     return int(os.environ["WORKBENCH_ENGINE"]), os.getpid()
 
 
-def perform(task: str, experiment: bytes, keywords: Mapping[str, Any], streams: bool) -> bytes:
-    """Calls a function and answers for it, whatever it does.
+def become(
+    index: int, cores: Sequence[int], threads: int, environment: Mapping[str, str]
+) -> tuple[int, int]:
+    """Turns an engine that has nothing to do into another one of this host.
 
     Args:
-        task: "module:function"; it gets `experiment` and `keywords`.
-        experiment: packed by `message.pack`.
-        keywords: further arguments.
-        streams: whether the function also gets `control`, whose `stop_requested` SIGUSR1
-            sets, and `emit`, which takes a row of metrics and has it published.
+        index: which.
+        cores: logical cores to run on; none: those that it has.
+        threads: compute threads.
+        environment: what is different there, such as `CUDA_VISIBLE_DEVICES`.
 
     Returns:
-        An `Answer`, packed.
+        As `introduce`.
+
+    Raises:
+        ClusterError: this process has used CUDA and can be given no other GPU.
     """
-    control = Control()
-    telemetry = Telemetry(publish_data) if streams else None
+    import torch
+
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible != os.environ.get("CUDA_VISIBLE_DEVICES"):
+        if torch.cuda.is_initialized():
+            raise ClusterError(f"engine {index} cannot be made of one that has used CUDA")
+    os.environ.update(environment)
+    os.environ.update(WORKBENCH_ENGINE=str(index), OMP_NUM_THREADS=str(threads))
+    if cores and hasattr(os, "sched_setaffinity"):
+        for thread in _threads():
+            os.sched_setaffinity(thread, set(cores))
+    torch.set_num_threads(threads)
+    if visible:
+        torch.cuda.init()  # the driver may have been asked when no GPU was to be seen
+    return introduce()
+
+
+def perform(
+    task: str,
+    experiment: bytes,
+    keywords: bytes,
+    own: Mapping[str, Any],
+    folder: Path,
+    rank: int,
+    streams: bool,
+) -> None:
+    """Calls a function and answers for it in files, whatever it does; see `rank_files`.
+
+    Nothing happens where this rank of this attempt has begun before: a call may arrive twice.
+
+    Args:
+        task: "module:function"; it gets `experiment`, `keywords` and `own`.
+        experiment: packed by `message.pack`.
+        keywords: further arguments, packed by `message.pack_keywords`.
+        own: those that differ by rank or attempt; they go before `keywords`.
+        folder: of the attempt.
+        rank: which rank this is.
+        streams: whether the function also gets `control`, whose `stop_requested` SIGUSR1
+            sets, and `emit`, which takes a row of metrics.
+
+    Raises:
+        OSError: the answer could not be written.
+    """
+    files, control = RankFiles(folder, rank), Control()
+    if not files.begin():
+        return
+    telemetry = Telemetry(files) if streams else None
     try:
-        with _signals(control):
+        with _signals(control), _printing_to(files.log):
+            if files.is_withdrawn:
+                raise KeyboardInterrupt
             extra = {} if telemetry is None else {"control": control, "emit": telemetry.emit}
-            value = _function(task)(experiment=message.unpack(experiment), **keywords, **extra)
+            value = _function(task)(
+                experiment=message.unpack(experiment),
+                **{**message.unpack_keywords(keywords), **own, **extra},
+            )
         answer = Answer("returned", value)
     except BaseException as error:
         answer = Answer.of(error)
     gc.collect()  # the model is full of cycles; the next run wants its memory
-    if telemetry is not None:
-        first_row, rows = telemetry.close()
-        answer = replace(answer, first_row=first_row, rows=rows)
+    answer = replace(answer, rows=telemetry.close() if telemetry else 0)
     try:
-        return answer.pack()
+        files.end(answer)
     except ControlMessageTooLarge as error:
-        return replace(Answer.of(error), first_row=answer.first_row, rows=answer.rows).pack()
+        files.end(replace(Answer.of(error), rows=answer.rows))
 
 
 def initial_weights(experiment: Experiment, directory: Path) -> Path:
     """Writes the model's initial weights and returns the file; see `model.weights`."""
+    from workbench.model.weights import initialize
+
     return initialize(experiment.plan.graph, experiment.seed, directory)
 
 
 def _function(task: str) -> Callable[..., Any]:
+    """The function that "module:function" names."""
     module, _, name = task.partition(":")
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return function
@@ -74,8 +130,8 @@ def _function(task: str) -> Callable[..., Any]:
 def _signals(control: Control) -> Iterator[None]:
     """SIGUSR1 asks to stop after this step; SIGINT raises KeyboardInterrupt, but only in here.
 
-    An interrupt that came a moment later would hit ipykernel while it sends the answer, and
-    the answer would be lost. ipykernel sets its own handler again afterwards.
+    An interrupt that came a moment later would hit the answer while it is written, or ipykernel,
+    and be lost or lose it. ipykernel sets its own handler again afterwards.
     """
 
     def stop(_number: int, _frame: FrameType | None) -> None:
@@ -88,3 +144,18 @@ def _signals(control: Control) -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
+@contextmanager
+def _printing_to(path: Path) -> Iterator[None]:
+    """What is printed goes into a file: ipykernel would send it through the controller."""
+    with path.open("w", buffering=1) as log, redirect_stdout(log), redirect_stderr(log):
+        yield
+
+
+def _threads() -> list[int]:
+    """All threads of this process: affinity is each one's own."""
+    try:
+        return [int(name) for name in os.listdir("/proc/self/task")]
+    except OSError:
+        return [0]

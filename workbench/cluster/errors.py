@@ -9,6 +9,14 @@ class ControlMessageTooLarge(ClusterError):
     """A message to an engine is larger than control messages may be."""
 
 
+class StoreError(ClusterError):
+    """The file that holds a cluster's jobs cannot be used; the text says what to do."""
+
+
+class StoreDamaged(StoreError):
+    """The file that holds a cluster's jobs is damaged; there may be a backup beside it."""
+
+
 class HostsError(ClusterError):
     """Emulated hosts cannot be made, or removed; the text says why, and what works without."""
 

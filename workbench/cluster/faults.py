@@ -18,10 +18,11 @@ class Faults:
 
     Args:
         pid_of: the process of an engine, by its number.
+        expect: is told the number of an engine, and whether it stands still on purpose.
     """
 
-    def __init__(self, pid_of: Callable[[int], int]) -> None:
-        self._pid_of = pid_of
+    def __init__(self, pid_of: Callable[[int], int], expect: Callable[[int, bool], None]) -> None:
+        self._pid_of, self._expect = pid_of, expect
         self._throttles: dict[int, Throttle] = {}
 
     def kill(self, engine: int) -> None:
@@ -30,13 +31,15 @@ class Faults:
         self._send(engine, signal.SIGKILL)
 
     def pause(self, engine: int) -> None:
-        """Stops an engine where it stands."""
+        """Stops an engine where it stands; it is not taken for one that hangs."""
         self.slow(engine, 1.0)
+        self._expect(engine, True)
         self._send(engine, signal.SIGSTOP)
 
     def unpause(self, engine: int) -> None:
         """Lets a paused engine go on."""
         self._send(engine, signal.SIGCONT)
+        self._expect(engine, False)
 
     def slow(self, engine: int, factor: float) -> None:
         """Makes an engine `factor` times slower than it is by itself; 1: no slower.

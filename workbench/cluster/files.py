@@ -1,37 +1,22 @@
-"""Folders of a cluster and of its runs, and what is written there beside checkpoints."""
+"""Folders of runs, and what is written there beside checkpoints."""
 
 import os
-import platform
 import re
-import shutil
-import uuid
-from contextlib import suppress
 from datetime import datetime
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.cluster.processes import is_alive
 from workbench.plan.experiment import Experiment
 
 if TYPE_CHECKING:
     import pandas
 
 
-def new_scratch(parent: Path) -> Path:
-    """A name for a cluster's scratch folder that no other cluster has; it is not made.
-
-    It stands beside the runs, because initial weights are there, which are large.
-    """
-    return parent / f".cluster-{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-
-
-def sweep(parent: Path) -> None:
-    """Removes the scratch folders of this host's processes that have ended without doing so."""
-    for folder in parent.glob(f".cluster-{platform.node()}-*-*"):
-        with suppress(ValueError):
-            if not is_alive(int(folder.name.split("-")[-2])):
-                shutil.rmtree(folder, ignore_errors=True)
+def last_attempt(directory: Path) -> int:
+    """The number of the last attempt at a run; 0: there was none."""
+    names = (path.name for path in (directory / "attempts").glob("*"))
+    return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
 def new_directory(parent: Path, experiment: Experiment) -> Path:

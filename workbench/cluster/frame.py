@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from workbench.train.metrics import COLUMNS, Row
+from workbench.plan.metrics import COLUMNS, Row
 
 if TYPE_CHECKING:
     import pandas

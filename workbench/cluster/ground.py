@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from workbench.cluster.devices import Device, assign, whole_host
 from workbench.cluster.emulated.hosts import Hosts
 from workbench.cluster.host import probe
-from workbench.cluster.launch import HERE, Site
+from workbench.cluster.site import HERE, Site
 
 LOOPBACK = "127.0.0.1"
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psutil
 import pynvml
-import torch
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,8 @@ class Host:
 
 def probe() -> Host:
     """Looks at this host, respecting affinity, container limits and `CUDA_VISIBLE_DEVICES`."""
+    import torch  # here: who only handles hosts and devices as values has no need of it
+
     limit = memory_limit()
     total = int(psutil.virtual_memory().total)
     return Host(

@@ -12,7 +12,6 @@ of 7.5 s, in 6 processes instead of 17, because
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from ipyparallel.cluster.launcher import (
@@ -23,6 +22,7 @@ from ipyparallel.cluster.launcher import (
 from traitlets import List, Unicode
 
 from workbench.cluster.devices import Device
+from workbench.cluster.site import Site
 
 SPAWN = Path(__file__).with_name("spawn.py")
 PRELOAD = ("torch", "workbench.cluster.engine", "workbench.train.session")
@@ -32,28 +32,10 @@ CONTROLLER_OPTIONS = (
     "--HeartMonitor.period=500",
     # Whether an engine is alive we see ourselves; the hub's opinion must not come in between.
     "--HeartMonitor.max_heartmonitor_misses=1000000",
+    # One that takes another's place has the same ports and knows the same engines.
+    "--IPController.reuse_files=True",
+    "--IPController.restore_engines=True",
 )
-
-
-@dataclass(frozen=True)
-class Site:
-    """Where a process runs.
-
-    Attributes:
-        enter: what its command line begins with, to get there; keeps the process' id.
-        environment: what it has to know there.
-    """
-
-    enter: tuple[str, ...]
-    environment: Mapping[str, str]
-
-
-def of_interface(name: str) -> dict[str, str]:
-    """What makes gloo and nccl talk through an interface."""
-    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
-
-
-HERE = Site((), of_interface("lo0" if sys.platform == "darwin" else "lo"))
 
 
 def command(module: str, *options: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a cluster can be asked about its engines, what is between them, and what they train."""
+"""What a cluster can be asked about its engines, links, plans and models, and waits for."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from torch import nn
 
-from workbench.cluster import calibrate, message, sum_trace
-from workbench.cluster.assistant import Assistant, complete
+from workbench.cluster import calibrate, message, sum_trace, verifying
+from workbench.cluster.assistant import Assistant
 from workbench.cluster.devices import Device
 from workbench.cluster.dispatch import Dispatch
 from workbench.cluster.emulated.hosts import Hosts
@@ -23,10 +23,11 @@ from workbench.plan.graph import Graph
 from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.plan.stability import Curvature
+from workbench.train.verification import Verification
 
 
 class Measurements(ABC):
-    """Of devices, links, layers, collectives and losses; a part of `Cluster`."""
+    """Of devices, links, layers, collectives, losses and exactness; a part of `Cluster`."""
 
     devices: tuple[Device, ...]
     hosts: Hosts | None
@@ -40,17 +41,6 @@ class Measurements(ABC):
     @abstractmethod
     def _taken(self, plan: Plan, holder: str) -> AbstractContextManager[tuple[int, ...]]:
         """Engines for a plan's ranks for as long as the body runs."""
-
-    @abstractmethod
-    def call(
-        self,
-        task: str,
-        experiment: Experiment,
-        *,
-        module: nn.Module | None = None,
-        **keywords: Any,
-    ) -> list[Any]:
-        """What a function returns on each rank of an experiment's plan."""
 
     def calibrate(
         self,
@@ -134,7 +124,7 @@ class Measurements(ABC):
         with self._taken(experiment.plan, "a trace of an all-reduce") as places:
             shared = {"weights": None, "numel": nbytes // 4, "times": times}
             packed = message.pack(experiment)
-            ranks = complete(self._dispatch.start(task, packed, places, shared))
+            ranks = self._dispatch.called(task, packed, places, shared)
         return sum_trace.described(experiment, nbytes, ranks)
 
     def curvature(
@@ -164,3 +154,78 @@ class Measurements(ABC):
         found = self.call(task, experiment, module=module, resume=start, batches=batches)
         measured: Curvature = found[0]
         return measured
+
+    def verify(
+        self,
+        plan: Plan,
+        *,
+        batch_size: int | None = None,
+        steps: int = 2,
+        precision: Literal["fp64", "fp32"] = "fp64",
+        optimizer: SGD | Adam | AdamW | None = None,
+        data: Any = None,
+        seed: int = 0,
+        module: nn.Module | None = None,
+    ) -> Verification:
+        """Holds the split model against the unsplit one, with the same weights and data.
+
+        Weights that start as one constant (biases, norms) get some noise: else a bias that is
+        added twice would go unseen.
+
+        Args:
+            plan: how the model is split.
+            batch_size: of the whole world; None: 4 rows for each rank.
+            steps: optimizer updates before weights are compared.
+            precision: "fp64" or "fp32".
+            optimizer: None: SGD with momentum.
+            data: as in `Experiment`; None: synthetic.
+            seed: of weights, data and dropout.
+            module: as in `train`.
+
+        Raises:
+            ClusterError: the plan needs more engines than are here, or free.
+            RunError: a rank failed.
+        """
+        if not isinstance(plan, Plan):
+            raise TypeError(f"verify takes a Plan, got {type(plan).__name__}")
+        experiment = verifying.experiment_for(
+            plan,
+            batch_size=batch_size,
+            steps=steps,
+            precision=precision,
+            optimizer=optimizer,
+            data=data,
+            seed=seed,
+        )
+        with self._taken(plan, f"a verification of {plan.graph.source.name}") as places:
+            return verifying.carry_out(experiment, module, places, self._assistant, self._dispatch)
+
+    def call(
+        self,
+        task: str,
+        experiment: Experiment,
+        *,
+        module: nn.Module | None = None,
+        **keywords: Any,
+    ) -> list[Any]:
+        """Calls a function on every rank of an experiment's plan, and waits for all.
+
+        Args:
+            task: "module:function"; each rank gets `seat`, `experiment`, `weights` (the file of
+                the initial weights) and the keywords.
+            experiment: what the function is about.
+            module: as in `train`.
+            keywords: small further arguments.
+
+        Returns:
+            What each rank returned.
+
+        Raises:
+            ClusterError: the plan needs more engines than are here, or free.
+            RunError: a rank failed.
+        """
+        packed = message.pack(experiment)
+        with self._taken(experiment.plan, f"a call of {task}") as places:
+            own = self._assistant.values_of(experiment, module)
+            shared = {"weights": own or self._assistant.weights(packed), **keywords}
+            return self._dispatch.called(task, packed, places, shared)

@@ -1,8 +1,11 @@
-"""An experiment as it travels to engines."""
+"""An experiment, and what goes with it, as they travel to engines."""
 
+import pickle
 import struct
 import zlib
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from workbench.plan.experiment import Experiment
 from workbench.plan.plan import Plan
@@ -26,3 +29,14 @@ def unpack(message: bytes) -> Experiment:
     plan: Plan = experiment.plan
     source = replace(plan.graph.source, skeleton=skeleton)
     return experiment.replace(plan=replace(plan, graph=replace(plan.graph, source=source)))
+
+
+def pack_keywords(keywords: Mapping[str, Any]) -> bytes:
+    """Further arguments of a call; they are small, and of classes that engines can import."""
+    return zlib.compress(pickle.dumps(dict(keywords)))
+
+
+def unpack_keywords(packed: bytes) -> dict[str, Any]:
+    """The inverse of `pack_keywords`; no bytes: no arguments."""
+    keywords: dict[str, Any] = pickle.loads(zlib.decompress(packed)) if packed else {}
+    return keywords

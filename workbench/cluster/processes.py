@@ -1,6 +1,7 @@
 """The operating system's side of a cluster: its processes, found by the mark they carry."""
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -43,3 +44,10 @@ def is_alive(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+def ending(code: int | None) -> str:
+    """How a process ended, in words, by its exit code; None: it is not known."""
+    if code is None:
+        return "ended"
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.replan import Replan
 from workbench.cluster.run import Run
+from workbench.plan.metrics import Row
 from workbench.plan.plan import Plan
 from workbench.predict.balance import UNITS, Balancer, Split
-from workbench.train.metrics import Row
 
 STEADY = 0.2
 """Of a rank's median time in a window: the median deviation from it up to which it is believed."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from workbench.train.metrics import Row
+from workbench.plan.metrics import Row
 
 if TYPE_CHECKING:
     from workbench.cluster.cluster import Cluster
@@ -127,6 +127,8 @@ def _standing(run: "Run") -> list[str]:
     told: list[str] = [run.state]
     if run.is_stopping and not run.is_done:
         told[0] += " (stopping)"
+    if run.reason:
+        told[0] += f": {run.reason}"
     if rows := _latest(run):
         done = int(min(row["step"] for row in rows)) + 1
         told.append(f"step {done} of {run.experiment.steps}")

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Protocol
 
 from workbench.cluster.errors import ClusterError
-from workbench.cluster.run import Launch, Release, Run
+from workbench.cluster.following import Job
+from workbench.cluster.run import Run
 from workbench.plan.graph import Graph
 from workbench.train.checkpoint import latest, load
 
@@ -13,11 +14,11 @@ from workbench.train.checkpoint import latest, load
 class Resuming(Protocol):
     """Whoever has engines for a run that goes on."""
 
-    def resuming(self, run: Run) -> tuple[Launch, Release]: ...
+    def resuming(self, run: Run) -> Job: ...
 
 
-def again(cluster: weakref.ref[Resuming], run: Run) -> tuple[Launch, Release]:
-    """Engines for a run that goes on; a run alone does not keep its cluster alive."""
+def again(cluster: weakref.ref[Resuming], run: Run) -> Job:
+    """The job of a run that goes on; a run that has ended does not keep its cluster alive."""
     found = cluster()
     if found is None:
         raise ClusterError(

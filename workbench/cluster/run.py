@@ -1,64 +1,58 @@
-"""A training run, seen from the notebook while it goes on and after it ended."""
+"""A training run, seen from a notebook while it goes on and after it ended."""
 
-import asyncio
 import threading
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from workbench.cluster import comparing, files, report
 from workbench.cluster.errors import ClusterError, Diverged
+from workbench.cluster.following import Job, Waits
 from workbench.cluster.frame import Frame
-from workbench.cluster.job import Job
 from workbench.cluster.recalibrating import recalibrated
 from workbench.cluster.replan import Replan, cost_of
 from workbench.cluster.subscribers import Callback, Subscribers
 from workbench.cluster.timeline import timeline_of
+from workbench.cluster.waiting import Waiting
 from workbench.plan.experiment import Experiment
 from workbench.plan.machine import Machine
+from workbench.plan.metrics import Row
 from workbench.plan.plan import Plan
 from workbench.predict.compare import Comparison, compare
 from workbench.predict.measured import Timeline
 from workbench.predict.prediction import Prediction
 from workbench.train.checkpoint import latest
 from workbench.train.control import Outcome
-from workbench.train.metrics import Row
 from workbench.train.wishes import PlanWishes
 
 if TYPE_CHECKING:
     import pandas
 
-State = Literal["starting", "running", "finished", "stopped", "failed"]
-Launch = Callable[["Run"], Job | None]
-Release = Callable[[], None]
-
-# Short, because neither a thread nor a kernel's event loop notices an interrupt before its
-# current sleep ends.
-TICK_S = 0.1
-INTERRUPTED = "interrupted; the engines stop after their current step and leave a checkpoint"
+State = Literal["queued", "starting", "running", "paused", "finished", "stopped", "failed"]
 
 
-class Run:
+class Run(Waiting):
     """One experiment on engines: goes on by itself, and can be watched, awaited and stopped.
 
     `await run`, or `run.wait()` outside a notebook, returns when it ended, and raises if it
-    failed. Everything that it measured is kept either way.
+    failed. Everything that it measured is kept either way. Several runs, in this process or in
+    others, may follow one job.
 
     Args:
         experiment: what runs.
         directory: the run's own; `experiment.toml`, `metrics.csv` and checkpoints are there.
-        launch: starts it; is called on the run's thread, and gives None where the run was
-            stopped before its ranks began.
-        release: gives its engines back.
-        again: takes engines once more; gives what `launch` and `release` are then.
+        job: that runs it.
+        again: has it go on once it has ended; gives the job to follow then.
 
     Attributes:
-        experiment: what runs.
+        experiment: what runs, under the plan that it has now.
         directory: where its files are.
-        state: "starting", then "running" from the first step on, then "finished", "stopped"
-            (on request) or "failed"; once more "starting" when it is resumed.
-        rows: one for each step and rank, in the order of arrival; grows.
+        state: "queued" while there are too few free engines, "starting", then "running" from the
+            first step on, "paused" (on request, or for a more important one), then "finished",
+            "stopped" (on request) or "failed"; once more "starting" when it is resumed.
+        reason: why it waits, for people; "" while it does not.
+        rows: one for each step and rank, in the order of arrival; grows. Steps that are run again
+            after a fault come again.
         outcomes: what each rank reported at its end.
         error: why it failed, or None.
         notes: what else should be known, for people.
@@ -68,33 +62,36 @@ class Run:
         self,
         experiment: Experiment,
         directory: Path,
-        launch: Launch,
-        release: Release,
-        again: Callable[["Run"], tuple[Launch, Release]],
+        job: Job,
+        again: Callable[["Run"], Job],
     ) -> None:
+        super().__init__()
         self.experiment, self.directory, self._again = experiment, directory, again
         self.state: State = "starting"
+        self.reason = ""
         self.rows: list[Row] = []
         self.outcomes: tuple[Outcome, ...] = ()
-        self.error: BaseException | None = None
         self.notes: list[str] = []
         self._lock = threading.RLock()
         self._subscribers = Subscribers()
         self._frame = Frame()
         self._replans: list[Replan] = []
-        self._stopping, self._done = threading.Event(), threading.Event()
-        self._job: Job | None = None
-        self._begin(launch, release)
+        self._stopping = threading.Event()
+        self._follow(job)
 
-    def _begin(self, launch: Launch, release: Release) -> None:
-        self._launch: Launch | None = launch
-        self._release = release
+    def _follow(self, job: Job) -> None:
+        self._job = job
         name = f"run {self.directory.name}"
-        threading.Thread(target=self._follow, name=name, daemon=True).start()
+        threading.Thread(target=self._watch, args=[job], name=name, daemon=True).start()
+
+    @property
+    def id(self) -> int | None:
+        """The number of its job: `cluster.jobs[run.id]`."""
+        return self._job.id
 
     @property
     def metrics(self) -> "pandas.DataFrame":
-        """One line for each step and rank, sorted; columns as in `train.metrics.COLUMNS`."""
+        """One line for each step and rank, sorted; columns as in `plan.metrics.COLUMNS`."""
         return self._frame.of(self.rows[:])
 
     @property
@@ -141,11 +138,6 @@ class Run:
         return recalibrated(machine, self.experiment, steps)
 
     @property
-    def is_done(self) -> bool:
-        """Whether it has ended, in whatever way, and its files are written."""
-        return self._done.is_set()
-
-    @property
     def is_stopping(self) -> bool:
         """Whether it was asked to stop."""
         return self._stopping.is_set()
@@ -153,23 +145,31 @@ class Run:
     def stop(self) -> None:
         """Asks all ranks to stop after their current step and leave a checkpoint; returns at once.
 
-        A run that has ended stays as it is.
+        One that waits for engines ends at once. A run that has ended stays as it is.
         """
         self._stopping.set()
-        if (job := self._job) is not None:
-            job.stop()
+        if not self.is_done:
+            self._job.stop()
+
+    def pause(self) -> None:
+        """As `stop`, but the run goes on: its engines are free until `resume`."""
+        if not self.is_done:
+            self._job.pause()
 
     def resume(self) -> Self:
-        """Goes on from the newest checkpoint, on engines that are free; returns at once.
+        """Goes on from the newest checkpoint, as soon as engines are free; returns at once.
 
         Steps after that checkpoint are run again; of each, `metrics` has what came last.
 
         Raises:
-            ClusterError: the run has not ended, or has nothing left to do; it left no
-                checkpoint; its cluster is gone, or has too few free engines.
+            ClusterError: the run is neither paused nor over, or has nothing left to do; it left
+                no checkpoint; its cluster is gone.
             CheckpointError: the checkpoint is damaged.
         """
         with self._lock:
+            if self.state == "paused":
+                self._job.resume()
+                return self
             if not self.is_done:
                 raise ClusterError(f"{self!r} has not ended: it can be resumed once it was stopped")
             if self.state == "finished":
@@ -177,12 +177,12 @@ class Run:
                     f"all {self.experiment.steps} steps are done; for more of them, "
                     "cluster.train(run.experiment.replace(steps=...), resume=run)"
                 )
-            launch, release = self._again(self)
-            self._job, self.outcomes, self.error, self.state = None, (), None, "starting"
+            job = self._again(self)
+            self.outcomes, self.error, self.state, self.reason = (), None, "starting", ""
             self._stopping.clear()
             self._done.clear()
             self._tell([])
-            self._begin(launch, release)
+            self._follow(job)
         return self
 
     def replan(self, plan: Plan, machine: Machine | None = None) -> Replan:
@@ -220,97 +220,62 @@ class Run:
         """
         return self._subscribers.add(callback)
 
-    def wait(self, timeout: float | None = None) -> Self:
-        """Returns when the run has ended.
-
-        An interrupt (of the kernel, or Ctrl-C) stops the run after its current step.
-
-        Raises:
-            TimeoutError: it did not end in time; it goes on.
-            RunError: it failed.
-        """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        try:
-            while not self._done.wait(TICK_S):
-                if deadline is not None and time.monotonic() > deadline:
-                    raise TimeoutError(f"{self!r} goes on after {timeout:g} s")
-        except KeyboardInterrupt:
-            self.stop()
-            raise KeyboardInterrupt(INTERRUPTED) from None
-        return self._ended()
-
-    def join(self, timeout: float) -> bool:
-        """Waits for the run to end, at most so many seconds; whether it did. Raises nothing."""
-        return self._done.wait(timeout)
-
-    def __await__(self) -> Generator[Any, None, Self]:
-        """As `wait`, while the event loop, and so the widgets of a notebook, go on."""
-        return self._wait().__await__()
-
-    async def _wait(self) -> Self:
-        try:
-            while not self._done.is_set():
-                await asyncio.sleep(TICK_S)
-        except (asyncio.CancelledError, KeyboardInterrupt):
-            self.stop()
-            if _is_cell():
-                raise KeyboardInterrupt(INTERRUPTED) from None
-            raise
-        return self._ended()
-
-    def _ended(self) -> Self:
-        if self.error is not None:
-            raise self.error
-        return self
-
-    def _follow(self) -> None:
+    def _watch(self, job: Job) -> None:
         """The run's thread, from start to end."""
         state: State = "failed"
         try:
-            assert self._launch is not None
-            self._job = self._launch(self)
-            if self._stopping.is_set() and self._job is not None:
-                self._job.stop()  # asked between launch and assignment
-            if self._job is None:
-                state = "stopped"
-            else:
-                self.outcomes = tuple(self._job.watch(self._take))
-                self.notes += self.outcomes[0].notes
-                state = self._judge()
+            self.outcomes = tuple(job.watch(self))
+            state = self._judge()
         except BaseException as error:
             self.error = error
         finally:
-            self._release()
             self._notice_replans()
-            # What launched us is the cluster. Where nobody else refers to it, it ends here,
-            # before we say that we are done and the interpreter may end under this thread.
-            self._launch = None
-            self._conclude(state)
+            self._conclude(state, job)
 
     def _judge(self) -> State:
+        if not self.outcomes:
+            return "stopped"
         outcome = self.outcomes[0]
+        self.notes += outcome.notes
         if outcome.reason == "diverged":
             raise Diverged(outcome.message)
         return outcome.reason
 
-    def _conclude(self, state: State) -> None:
-        if self._job is not None and self._job.has_lost_rows:
+    def _conclude(self, state: State, job: Job) -> None:
+        if job.has_lost_rows:
             self.notes.append("some rows of metrics were lost on their way")
         try:
             files.write_metrics(self.directory, self.metrics)
         except OSError as error:
             self.notes.append(f"metrics.csv could not be written: {error}")
-        self.state = state
+        self.state, self.reason = state, ""
         self._tell([])
         self._done.set()
 
-    def _take(self, rows: list[Row]) -> None:
+    def take(self, rows: list[Row]) -> None:
+        """Takes new rows; the job calls it."""
         self.rows.extend(rows)
         self._notice_replans()
-        if self.state == "starting":
-            self.state = "running"
+        if self.state != "running":
+            self.state, self.reason = "running", ""
             self._tell([])
         self._tell(rows)
+
+    def turn(self, state: Waits, reason: str) -> None:
+        """Takes notice that no step is made now; the job calls it."""
+        if (state, reason) != (self.state, self.reason):
+            self.state, self.reason = state, reason
+            self._tell([])
+
+    def note(self, text: str) -> None:
+        """Takes what people should know; the job calls it."""
+        self.notes.append(text)
+        self._tell([])
+
+    def under(self, experiment: Experiment) -> None:
+        """Takes notice of another number of ranks; the job calls it."""
+        with self._lock:
+            self.experiment = experiment
 
     def _notice_replans(self) -> None:
         """The run's plan is the last one that it goes on under."""
@@ -325,6 +290,7 @@ class Run:
                     f"{sum(done.received_bytes):,} bytes moved"
                 )
             if carried_out:  # those before the last one are over, too
+                self._job.goes_on_as(self.experiment)
                 last = self._replans.index(carried_out[-1][0])
                 del self._replans[: last + 1]
 
@@ -336,13 +302,3 @@ class Run:
 
     def _repr_html_(self) -> str:
         return report.run_html(self)
-
-
-def _is_cell() -> bool:
-    """Whether the caller was cancelled as a notebook's cell.
-
-    ipykernel turns the interrupt of a cell that awaits into a cancellation. Elsewhere a
-    cancellation is just that, and KeyboardInterrupt would end the whole event loop.
-    """
-    task = asyncio.current_task()
-    return task is not None and getattr(task.get_coro(), "__name__", "") == "run_cell_async"

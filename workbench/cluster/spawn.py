@@ -28,6 +28,7 @@ from pathlib import Path
 WATCH_EVERY_S = 0.25
 PR_SET_PDEATHSIG = 1
 CONNECT_WITHIN_S = 60.0
+SACRIFICE = "500"  # of 1000
 
 
 def guard(parent: int) -> None:
@@ -58,6 +59,10 @@ def prepare(environment: dict[str, str]) -> None:
     os.register_at_fork(after_in_child=lambda: guard(os.getppid()))
     # Before a run installs its handler and after it, a late request to stop means nothing.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    if "WORKBENCH_ENGINE" in environment:
+        with suppress(OSError):
+            # Where memory runs out, an engine goes, which another replaces; not who sees to that.
+            Path("/proc/self/oom_score_adj").write_text(SACRIFICE)
     for module in filter(None, environment.get("WORKBENCH_PRELOAD", "").split(",")):
         # What cannot be imported fails where it is used, with a traceback that reaches the user.
         with suppress(Exception):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 
-from workbench.train.metrics import Row
+from workbench.plan.metrics import Row
 
 Callback = Callable[[list[Row]], None]
 

@@ -1,42 +1,49 @@
-"""Metric rows on their way from a rank to the notebook: few messages, none lost.
+"""Metric rows on their way from a rank to whoever reads them: a file that grows by whole rows.
 
-A rank numbers its rows from 0. Rows travel as packed float64 under a key that says the first
-one's number, so no message replaces another: ipyparallel keeps the last value of each key.
+    rank       emit emit emit | append 3 rows | emit | append 1 row ...
+    rank-0.rows                 rows 0, 1, 2           row 3
+    a reader                      rows 0, 1, 2                   row 3
 
-    rank      emit emit emit | publish {"rows/0": 3 rows} | emit | publish {"rows/3": 1 row} ...
-    notebook                        rows 0, 1, 2                          row 3
+Writing takes a thread of its own, ten times a second at most. Above 4 MiB the file is put aside,
+as `rank-0.0.rows`, `rank-0.1.rows` and so on, and a new one is begun.
 """
 
-import struct
+import os
 import threading
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
-from workbench.train.metrics import COLUMNS, Row
+from workbench.cluster import rows
+from workbench.cluster.rank_files import RankFiles
+from workbench.plan.metrics import Row
 
 PERIOD_S = 0.1
-LARGEST_MESSAGE_BYTES = 60 << 10  # of a control message's 64 KiB; the rest is for its envelope
-_ROW = struct.Struct(f"={len(COLUMNS)}d")
-_ROWS_OF_A_MESSAGE = LARGEST_MESSAGE_BYTES // _ROW.size
-_ROWS_OF_AN_ANSWER = _ROWS_OF_A_MESSAGE // 4  # the answer itself wants room too
-_KEY = "rows/"
-_WHOLE = frozenset(("step", "rank", "tensor_bytes", "peak_bytes", "rss_bytes", "gpu_bytes"))
+PUT_ASIDE_BYTES = 4 << 20
+ROWS_AT_ONCE = 4096
 
 
 class Telemetry:
-    """A rank's end: collects rows, and publishes them from a thread of its own.
+    """A rank's end: collects rows, and appends them from a thread of its own.
 
     Args:
-        publish: sends one message of at most 64 KiB; may fail, then it is tried again.
-        period_s: seconds between two messages.
+        files: of the rank.
+        period_s: seconds between two writes.
+        put_aside_bytes: the size from which on a file is put aside.
     """
 
     def __init__(
-        self, publish: Callable[[dict[str, bytes]], None], period_s: float = PERIOD_S
+        self,
+        files: RankFiles,
+        *,
+        period_s: float = PERIOD_S,
+        put_aside_bytes: int = PUT_ASIDE_BYTES,
     ) -> None:
-        self._publish, self._period_s = publish, period_s
+        self._files, self._period_s, self._put_aside_bytes = files, period_s, put_aside_bytes
+        self._num_aside = self._num_rows = self._size = 0
+        self._file: int | None = None
         self._waiting: list[bytes] = []
-        self._first = 0  # number of the first waiting row
+        self._rest = b""  # of what a full disk took only in part
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="telemetry", daemon=True)
         self._thread.start()
@@ -47,75 +54,143 @@ class Telemetry:
         Raises:
             ValueError: a name that is no column, or a column without a value.
         """
-        if row.keys() != set(COLUMNS):
-            raise ValueError(f"a row has the columns {COLUMNS}, got {tuple(row)}")
-        self._waiting.append(_ROW.pack(*(row[name] for name in COLUMNS)))
+        self._waiting.append(rows.pack(row))
+        self._num_rows += 1
 
-    def close(self) -> tuple[int, bytes]:
-        """Stops publishing; returns what is left, at most 15 KiB: first row's number, and rows."""
+    def close(self) -> int:
+        """Writes what is left; returns how many rows were emitted.
+
+        Fewer were written where the disk is full.
+        """
         self._closing.set()
         self._thread.join()
-        while len(self._waiting) > _ROWS_OF_AN_ANSWER:
-            self._send()
-        return self._first, b"".join(self._waiting)
+        with suppress(OSError):
+            while self._waiting or self._rest:
+                self._write()
+        if self._file is not None:
+            os.close(self._file)
+        return self._num_rows
 
     def _serve(self) -> None:
         while not self._closing.wait(self._period_s):
-            if self._waiting:
-                with suppress(Exception):  # nothing was lost; the next round tries again
-                    self._send()
+            if self._waiting or self._rest:
+                with suppress(OSError):  # nothing was lost; the next round tries again
+                    self._write()
 
-    def _send(self) -> None:
-        rows = self._waiting[:_ROWS_OF_A_MESSAGE]
-        self._publish({f"{_KEY}{self._first}": b"".join(rows)})
-        # Only now: a row that was not sent stays.
-        del self._waiting[: len(rows)]
-        self._first += len(rows)
+    def _write(self) -> None:
+        if self._file is None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._file, self._size = os.open(self._files.rows, flags, 0o600), 0
+        if not self._rest:
+            count = len(self._waiting)  # others are appended meanwhile
+            self._rest = b"".join(self._waiting[:count])
+            del self._waiting[:count]
+        written = os.write(self._file, self._rest)
+        self._rest, self._size = self._rest[written:], self._size + written
+        if self._size >= self._put_aside_bytes and not self._rest:
+            os.close(self._file)
+            self._file = None
+            self._files.rows.rename(self._files.aside(self._num_aside))
+            self._num_aside += 1
 
 
-class Receiver:
-    """The notebook's end for one rank: takes messages in any order, gives rows in theirs.
+class Tail:
+    """A reader of one rank's rows: each once, in their order, while they are being written.
+
+    Where nothing came it costs one look at the file's size. Any number of them may read, in any
+    process; rows that are half written wait for their other half.
 
     Args:
-        count: is told the bytes of each message.
+        files: of the rank.
+
+    Attributes:
+        num_rows: how many it has given.
     """
 
-    def __init__(self, count: Callable[[int], None] = lambda num_bytes: None) -> None:
-        self._count = count
-        self._num_rows = 0
-        self._early: dict[int, bytes] = {}
+    def __init__(self, files: RankFiles) -> None:
+        self._files, self._newest = files, str(files.rows)  # text: a look shall cost little
+        self._number = self._offset = 0  # of the file that is read, and in it
+        self._seen: tuple[int, int] | None = None  # what the newest file was when all was read
+        self.num_rows = 0
 
-    def take(self, published: MutableMapping[str, bytes]) -> list[Row]:
-        """The rows that came since the last call; removes their messages from `published`."""
-        for key in [key for key in list(published) if key.startswith(_KEY)]:
-            packed = published.pop(key)
-            self._count(len(packed))
-            self._early[int(key.removeprefix(_KEY))] = packed
-        return self._in_order()
+    def take(self, most: int = ROWS_AT_ONCE) -> bytes:
+        """The rows that came since the last call, packed (see `rows`).
 
-    def finish(self, first: int, packed: bytes) -> list[Row]:
-        """The last rows, which came with the rank's answer."""
-        self._early[first] = packed
-        return self._in_order()
-
-    @property
-    def has_gap(self) -> bool:
-        """Whether rows are missing before others that came."""
-        return bool(self._early)
-
-    def _in_order(self) -> list[Row]:
-        rows: list[Row] = []
-        while (packed := self._early.pop(self._num_rows, None)) is not None:
-            if not packed:
+        Args:
+            most: rows at once, so that a long history takes little memory; the next call gives
+                more. Nothing: that is all for now.
+        """
+        taken, room = [], most * rows.ROW_BYTES
+        while room:
+            stamp = _stamp(self._newest)
+            if stamp is not None and stamp == self._seen:
                 break
-            rows.extend(_rows(packed))
-            self._num_rows += len(packed) // _ROW.size
-        return rows
+            aside = str(self._files.aside(self._number))
+            if os.path.exists(aside):
+                packed, _ = self._read(aside, room)
+                if not packed:
+                    self._number, self._offset = self._number + 1, 0
+            elif stamp is None:
+                break
+            else:
+                packed, inode = self._read(self._newest, room)
+                if inode != stamp[0]:  # put aside between the two looks
+                    continue
+                if len(packed) < room:
+                    self._seen = stamp
+            taken.append(packed)
+            room -= len(packed)
+            self._offset += len(packed)
+        packed = b"".join(taken)
+        self.num_rows += len(packed) // rows.ROW_BYTES
+        return packed
+
+    def read(self, most: int = ROWS_AT_ONCE) -> list[Row]:
+        """As `take`, unpacked."""
+        return list(rows.unpack(self.take(most)))
+
+    def _read(self, path: str, room: int) -> tuple[bytes, int | None]:
+        """Whole rows from the offset on, and the inode of the file that they are from."""
+        try:
+            with open(path, "rb", buffering=0) as file:
+                packed = os.pread(file.fileno(), room, self._offset)
+                inode = os.fstat(file.fileno()).st_ino
+        except FileNotFoundError:
+            return b"", None
+        return packed[: len(packed) // rows.ROW_BYTES * rows.ROW_BYTES], inode
 
 
-def _rows(packed: bytes) -> Iterable[Row]:
-    for values in _ROW.iter_unpack(packed):
-        yield {
-            name: int(value) if name in _WHOLE else value
-            for name, value in zip(COLUMNS, values, strict=True)
-        }
+class Follower:
+    """A reader of the rows of all ranks of one attempt.
+
+    Args:
+        folder: of the attempt.
+        num_ranks: how many there are.
+
+    Attributes:
+        tails: one for each rank.
+    """
+
+    def __init__(self, folder: Path, num_ranks: int) -> None:
+        self.tails = tuple(Tail(RankFiles(folder, rank)) for rank in range(num_ranks))
+
+    def read(self, most: int = ROWS_AT_ONCE) -> list[Row]:
+        """New rows, in each rank's order; `most` of each rank at once."""
+        return [row for tail in self.tails for row in tail.read(most)]
+
+    def has_lost(self, emitted: Sequence[int | None]) -> bool:
+        """Whether rows are missing, once all were read, that ranks say they have emitted.
+
+        Args:
+            emitted: by each rank, as its answer says; None for one that gave none.
+        """
+        pairs = zip(self.tails, emitted, strict=True)
+        return any(count is not None and tail.num_rows < count for tail, count in pairs)
+
+
+def _stamp(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_size

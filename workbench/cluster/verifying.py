@@ -6,7 +6,7 @@ from typing import Any, Literal
 from torch import nn
 
 from workbench.cluster import message
-from workbench.cluster.assistant import Assistant, complete
+from workbench.cluster.assistant import Assistant
 from workbench.cluster.dispatch import Dispatch
 from workbench.plan.experiment import SGD, Adam, AdamW, Experiment, Synthetic
 from workbench.plan.plan import Plan
@@ -76,7 +76,7 @@ def carry_out(
     try:
         print(f", {experiment.plan.world_size} ranks", end="", flush=True)
         shared = {"weights": start, "reference": reference}
-        found = complete(dispatch.start("workbench.train.verify:compare", packed, places, shared))
+        found = dispatch.called("workbench.train.verify:compare", packed, places, shared)
     finally:
         start.unlink(missing_ok=True)
         reference.unlink(missing_ok=True)

@@ -1,6 +1,5 @@
 """The checkpoints in the directory of one run: their names, what each says of itself."""
 
-import re
 import shutil
 import tomllib
 from pathlib import Path
@@ -12,9 +11,11 @@ from workbench.model.errors import CheckpointError
 from workbench.model.files import replacing
 from workbench.plan.experiment import Experiment
 from workbench.plan.text import dump
+from workbench.train.checkpoint_names import META
+from workbench.train.checkpoint_names import complete as complete
+from workbench.train.checkpoint_names import place as place
 
-META, EXPERIMENT = "checkpoint.toml", "experiment.toml"
-_NAME = re.compile(r"step-(\d{6,})")
+EXPERIMENT = "experiment.toml"
 
 
 class Meta(BaseModel):
@@ -27,11 +28,6 @@ class Meta(BaseModel):
     model: str
     input_shape: list[int]
     fingerprint: str
-
-
-def place(directory: Path, step: int) -> Path:
-    """Where the checkpoint of this step is, once it is complete."""
-    return directory / f"step-{step:06d}"
 
 
 def begin(directory: Path, step: int) -> Path:
@@ -81,14 +77,6 @@ def prune(directory: Path, step: int, keep: int) -> None:
     there = complete(directory)
     for other in sorted(number for number in there if number <= step)[:-keep]:
         shutil.rmtree(there[other], ignore_errors=True)
-
-
-def complete(directory: Path) -> dict[int, Path]:
-    """Complete checkpoints by step; those under way or given up have other names."""
-    if not directory.is_dir():
-        return {}
-    named = ((_NAME.fullmatch(path.name), path) for path in sorted(directory.iterdir()))
-    return {int(name[1]): path for name, path in named if name and (path / META).is_file()}
 
 
 def read_meta(path: Path) -> Meta:

@@ -10,12 +10,13 @@ import torch
 
 from workbench.comm.collectives import all_reduce
 from workbench.comm.group import Group
+from workbench.plan.metrics import Row
 from workbench.train import checkpoint
 from workbench.train.blame import first_bad_layer
 from workbench.train.control import Control, Outcome, Reason
 from workbench.train.evaluate import evaluate
 from workbench.train.memory import PeakMeter
-from workbench.train.metrics import Row, step_row
+from workbench.train.metrics import step_row
 from workbench.train.replanning import recut_bytes, under
 from workbench.train.state import RankState
 from workbench.train.statistics import average_statistics

@@ -7,10 +7,10 @@ import torch
 
 from workbench.comm.world import Seat, World
 from workbench.plan.experiment import Experiment
+from workbench.plan.metrics import Row
 from workbench.train.control import Control, Outcome
 from workbench.train.loop import Loop
 from workbench.train.memory import PeakMeter
-from workbench.train.metrics import Row
 from workbench.train.state import RankState, group_specs_of
 
 __all__ = ["Control", "Outcome", "Row", "Seat", "train"]

@@ -16,7 +16,11 @@ class Run(Protocol):
 
     @property
     def state(self) -> str:
-        """Is one of "starting", "running", "finished", "stopped", "failed"."""
+        """Is "queued", "starting", "running", "paused", "finished", "stopped" or "failed"."""
+
+    @property
+    def reason(self) -> str:
+        """Says why it waits; "" while it does not."""
 
     @property
     def is_stopping(self) -> bool:
@@ -93,7 +97,7 @@ class Status:
             left_s=None if ended or not math.isfinite(left_s) else left_s,
             accuracy=series.accuracy if math.isfinite(series.accuracy) else None,
             error="" if error is None else str(error) or type(error).__name__,
-            notes=tuple(run.notes),
+            notes=(*run.notes, *filter(None, [run.reason])),
         )
 
     @property

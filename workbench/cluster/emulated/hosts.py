@@ -12,8 +12,8 @@ from workbench.cluster.emulated.emulation import Emulation
 from workbench.cluster.emulated.link import Link
 from workbench.cluster.emulated.measuring import Measured, measure
 from workbench.cluster.errors import HostsError
-from workbench.cluster.launch import Site, of_interface
 from workbench.cluster.report import hosts_html
+from workbench.cluster.site import Site, of_interface
 from workbench.plan.placement import apportion
 
 LEAST_SPEED = 0.01

@@ -1,0 +1,101 @@
+"""What is seen of processes, of the pace of ranks, and of checkpoints."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from workbench.cluster.server.checkpoints import newest_whole
+from workbench.cluster.server.pace import LOOKS, Pace
+from workbench.cluster.server.vitals import Vitals
+from workbench.cluster.server.watch import Watch
+from workbench.plan.metrics import COLUMNS
+
+
+def rows(step: int, *compute_s: float, time: float = 0.0):
+    empty = dict.fromkeys(COLUMNS, 0.0)
+    return {
+        rank: {**empty, "rank": rank, "step": step, "compute_s": seconds, "time": time}
+        for rank, seconds in enumerate(compute_s)
+    }
+
+
+def test_a_straggler_is_told_once_and_when_it_is_none_any_more():
+    pace, told = Pace(), []
+    for step in range(3 * LOOKS):
+        told += pace.look(rows(step, 1.0, 1.0, 2.0))
+    assert told == ["rank 2 is 2.0 times slower than the others since step 0"]
+    assert pace.step == 3 * LOOKS
+    for step in range(3 * LOOKS, 6 * LOOKS):
+        told += pace.look(rows(step, 1.0, 1.0, 1.0))
+    assert len(told) == 2
+    assert told[1].startswith("rank 2 is as fast as the others again")
+
+
+def test_rows_that_come_twice_say_nothing_new():
+    pace = Pace()
+    assert not any(pace.look(rows(0, 1.0, 9.0)) for _ in range(3 * LOOKS))
+
+
+def test_steps_that_take_longer_than_predicted_are_told_once():
+    pace, told = Pace(predicted_s=0.5), []
+    for step in range(4 * LOOKS):
+        told += pace.look(rows(step, 0.1, time=step * 1.0))
+    assert told == [f"a step takes 1 s, 2.0 times as long as predicted, at step {LOOKS + 1}"]
+
+
+def test_the_end_of_a_process_is_seen_at_once():
+    watch = Watch()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert watch.add(process.pid)
+        assert watch.wait(0.01) == set()
+        process.kill()
+        assert watch.wait(10.0) == {process.pid}
+        assert not watch.add(process.pid)
+    assert not watch.add(2**22 + 1)  # there is none
+
+
+def test_a_process_that_is_stopped_is_told_from_one_that_works_in_turns():
+    vitals = Vitals()
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(0.1)
+        vitals.look(process.pid, 0.0)
+        vitals.look(process.pid, 1.0)
+        assert vitals.stopped_s(process.pid, 2.0) == 2.0
+        os.kill(process.pid, signal.SIGCONT)
+        time.sleep(0.3)
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(0.1)
+        vitals.look(process.pid, 3.0)  # it stands still again, and has worked meanwhile
+        assert vitals.stopped_s(process.pid, 3.0) == 0.0
+        assert vitals.cpu_share(process.pid) > 0
+        process.kill()
+    vitals.look(process.pid, 4.0)
+    assert vitals.rss_bytes(process.pid) == 0
+
+
+def saved(directory, step: int, num_bytes: int = 8) -> None:
+    folder = directory / f"step-{step:06d}"
+    folder.mkdir()
+    header = json.dumps({"w": {"dtype": "F64", "shape": [], "data_offsets": [0, 8]}}).encode()
+    file = len(header).to_bytes(8, "little") + header + bytes(num_bytes)
+    (folder / "rank-00000.safetensors").write_bytes(file)
+    (folder / "index.toml").write_text(
+        '[tensors.w]\npieces = [{ file = "rank-00000.safetensors" }]\n'
+    )
+    (folder / "checkpoint.toml").touch()
+
+
+def test_a_checkpoint_that_is_cut_off_is_passed_over(tmp_path):
+    assert newest_whole(tmp_path / "nowhere") == (None, [])
+    saved(tmp_path, 5)
+    saved(tmp_path, 10, num_bytes=7)
+    saved(tmp_path, 15)
+    (tmp_path / "step-000015" / "rank-00000.safetensors").unlink()
+    (tmp_path / "step-000020.tmp").mkdir()
+    found, damaged = newest_whole(tmp_path)
+    assert (found.step, found.path.name) == (5, "step-000005")
+    assert [text.split()[0] for text in damaged] == ["step-000015", "step-000010"]

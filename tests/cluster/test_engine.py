@@ -1,0 +1,143 @@
+"""What an engine does when it is called: the rank's files tell it all."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.fake_session import row
+from tests.cluster.test_message import experiment as experiment_of
+from tests.plan.graphs import mlp
+from workbench.cluster import message
+from workbench.cluster.answer import Answer
+from workbench.cluster.engine import become, perform
+from workbench.cluster.errors import ClusterError
+from workbench.cluster.rank_files import RankFiles, withdraw
+from workbench.cluster.telemetry import Tail
+from workbench.plan import Plan
+
+ROOT = Path(__file__).resolve().parents[2]
+EXPERIMENT = experiment_of(Plan.data_parallel(mlp(4, 4), 2))
+
+
+@pytest.fixture(autouse=True)
+def our_signals():
+    """A call leaves an engine deaf to signals; this process is none."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+def adds(*, experiment, first, second, **_own):
+    print("it adds", file=sys.stderr)
+    return first + second + experiment.batch_size
+
+
+def emits(*, experiment, control, emit):
+    for step in range(3):
+        emit(row(step, 0))
+    print("all is said")
+    raise ValueError("enough")
+
+
+def returns_too_much(**_given):
+    return os.urandom(100_000)
+
+
+def returns_a_tensor(**_given):
+    import torch
+
+    return torch.ones(2)
+
+
+def called(folder, task, *, streams=False, own=None, **keywords):
+    packed, arguments = message.pack(EXPERIMENT), message.pack_keywords(keywords)
+    task = f"tests.cluster.test_engine:{task}"
+    perform(task, packed, arguments, own or {}, folder, 0, streams)
+    return RankFiles(folder, 0)
+
+
+def test_a_value_is_returned(tmp_path):
+    files = called(tmp_path, "adds", first=1, own={"second": 2})
+    answer = Answer.unpack(files.answer)
+    assert (answer.kind, answer.value) == ("returned", 3 + EXPERIMENT.batch_size)
+    assert files.pid == os.getpid()
+    assert files.log.read_text() == "it adds\n"
+
+
+def test_rows_precede_the_answer_that_counts_them(tmp_path):
+    files = called(tmp_path, "emits", streams=True)
+    answer = Answer.unpack(files.answer)
+    assert (answer.kind, answer.error, answer.rows) == ("raised", ("ValueError", "enough"), 3)
+    assert [each["step"] for each in Tail(files).read()] == [0, 1, 2]
+    assert files.log.read_text() == "all is said\n"
+
+
+def test_a_call_that_comes_twice_is_one(tmp_path):
+    files = called(tmp_path, "adds", first=1, second=2)
+    before = files.answer
+    called(tmp_path, "adds", first=5, second=5)
+    assert files.answer == before
+
+
+def test_a_rank_of_an_attempt_that_was_given_up_does_nothing(tmp_path):
+    withdraw(tmp_path)
+    files = called(tmp_path, "adds", first=1, second=2)
+    assert Answer.unpack(files.answer).kind == "interrupted"
+    assert files.log.read_text() == ""
+
+
+def test_too_large_an_answer_is_refused(tmp_path):
+    answer = Answer.unpack(called(tmp_path, "returns_too_much").answer)
+    assert answer.error[0] == "ControlMessageTooLarge"
+    assert "at most 65,536" in answer.error[1]
+
+
+def test_a_task_that_is_not_there_is_told(tmp_path):
+    answer = Answer.unpack(called(tmp_path, "nothing").answer)
+    assert answer.error[0] == "AttributeError"
+
+
+def test_an_answer_is_read_without_what_its_value_is_made_of(tmp_path):
+    packed = called(tmp_path, "returns_a_tensor").answer
+    (tmp_path / "packed").write_bytes(packed)
+    code = (
+        "import sys; from workbench.cluster.answer import Answer; "
+        f"packed = open({str(tmp_path / 'packed')!r}, 'rb').read(); "
+        "answer = Answer.unpack(packed, with_value=False); "
+        "print(answer.kind, answer.value, 'torch' in sys.modules)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert said.stdout == "returned None False\n"
+    assert Answer.unpack(packed).value.tolist() == [1.0, 1.0]
+
+
+def test_the_job_server_s_side_loads_no_torch():
+    code = (
+        "import sys, workbench.cluster.engine, workbench.cluster.calls, workbench.cluster.seats, "
+        "workbench.cluster.telemetry, workbench.cluster.keeper.spec; print('torch' in sys.modules)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert said.stdout == "False\n"
+
+
+def test_what_has_used_cuda_is_given_no_other_gpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(ClusterError, match="engine 3 cannot be made of one that has used CUDA"):
+        become(3, (0,), 1, {"CUDA_VISIBLE_DEVICES": "1"})
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+@pytest.mark.parametrize("text", ["", "12"])
+def test_a_process_id_is_known_once_it_is_written(tmp_path, text):
+    (tmp_path / "rank-0.alive").write_text(text)
+    assert RankFiles(tmp_path, 0).pid == (12 if text else None)

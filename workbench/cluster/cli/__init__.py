@@ -1,0 +1,1 @@
+"""Commands for people without a notebook; `python -m workbench --help` lists them."""

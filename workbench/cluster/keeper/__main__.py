@@ -1,0 +1,45 @@
+"""`python -m workbench.cluster.keeper FOLDER`: keeps a cluster; see `starting.start`.
+
+It says on standard output that it has begun, or why it has not, and nothing more.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from workbench.cluster.errors import ClusterError
+from workbench.cluster.jobs.store import Store
+from workbench.cluster.keeper.hold import Hold
+from workbench.cluster.keeper.spec import Spec
+from workbench.cluster.keeper.starting import BEGUN, STORE
+
+
+def main(folder: Path) -> None:
+    """Keeps the cluster of a folder until it has ended."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(format="%(asctime)s %(message)s")
+    try:
+        with Hold(folder):
+            spec, store = Spec.load(folder), Store(folder / STORE)
+            _say_so()
+            from workbench.cluster.keeper.keeper import Keeper  # it takes a while to import
+
+            asyncio.run(Keeper(folder, spec, store).run())
+    except ClusterError as error:
+        print(error)  # to the caller, who may have gone on
+        logging.error("%s", error)
+        raise SystemExit(1) from None
+
+
+def _say_so() -> None:
+    """Lets the caller go on; one that has gone, or was interrupted, ends this process here."""
+    os.write(sys.stdout.fileno(), BEGUN)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""The job server: a process that schedules, watches and recovers, and that holds no model data."""

@@ -1,0 +1,190 @@
+"""One attempt at a job: its ranks from the first call to the last answer."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from workbench.cluster.failure import End
+from workbench.cluster.rank_files import WITHDRAWN, withdraw
+from workbench.cluster.server.rank import STUCK, Rank
+
+# After the first failure the other ranks are interrupted. One that is then still blocked, in
+# code that does not return to Python, is interrupted once more and at last killed.
+INTERRUPT_AGAIN_S = 1.5
+KILL_AFTER_S = 4.0
+REPEAT_STOP_S = 0.5
+DELIVER_AGAIN_S = 5.0
+LOOK_EVERY_S = 0.1
+# A folder's date is this coarse: one that was changed so recently may change without a trace.
+DATE_GRAIN_NS = 50_000_000
+
+
+def attempt_folder(directory: str, number: int) -> Path:
+    """Where the ranks of an attempt at a job leave their files."""
+    return Path(directory) / "attempts" / str(number)
+
+
+class Attempt:
+    """Ranks on engines that are held for them; has no thread, and is asked again and again.
+
+    It sees ranks through their files and processes alone, so that a server that comes later, with
+    the job's record, sees what the first one saw.
+
+    Args:
+        job: the job's number.
+        number: of the attempt.
+        folder: of the attempt.
+        places: the engine of each rank.
+        pids: the process of each.
+        with_values: whether what the ranks return is to be loaded.
+    """
+
+    def __init__(
+        self,
+        job: int,
+        number: int,
+        folder: Path,
+        places: Sequence[int],
+        pids: Sequence[int],
+        *,
+        with_values: bool,
+    ) -> None:
+        self.job, self.number, self.folder = job, number, folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.ranks = [
+            Rank.at(folder, rank, place, pid, with_values)
+            for rank, (place, pid) in enumerate(zip(places, pids, strict=True))
+        ]
+        self.is_withdrawn = (folder / WITHDRAWN).exists()
+        self._changed_at, self._looked_at, self._num_died = 0, 0.0, -1
+        self._failed_at: float | None = None
+        self._interrupts, self._stop_sent_at, self._sent_at = 0, -REPEAT_STOP_S, -DELIVER_AGAIN_S
+
+    def deliver(self, call: Callable[[Rank], None], now: float) -> None:
+        """Calls ranks that have not begun; again, if they do not begin for long.
+
+        A rank begins at the first call that reaches it and refuses all others, so that no call
+        is one too many.
+        """
+        if self.is_withdrawn or self.has_begun or now - self._sent_at < DELIVER_AGAIN_S:
+            return
+        self._sent_at = now
+        for rank in self.ranks:
+            if not rank.has_begun and not rank.has_ended:
+                call(rank)
+
+    def deliver_soon(self) -> None:
+        """Calls ranks again when `deliver` is next asked to."""
+        self._sent_at = -DELIVER_AGAIN_S
+
+    def is_due(self, now: float, died: Collection[int]) -> bool:
+        """Whether there may be news of ranks that all work; it is asked very often."""
+        is_ending = self._failed_at is not None or len(died) != self._num_died
+        return is_ending or now - self._looked_at >= LOOK_EVERY_S
+
+    def look(self, now: float, died: Collection[int], how: Callable[[int], str | None]) -> None:
+        """Sees what has become of the ranks.
+
+        Args:
+            now: a monotonic clock's seconds.
+            died: processes that have ended.
+            how: in words, how a process ended; None: that will be known in a moment.
+        """
+        self._num_died = len(died)
+        gone = [rank for rank in self.ranks if not rank.has_ended and rank.pid in died]
+        if gone or now - self._looked_at >= LOOK_EVERY_S:
+            self._looked_at = now
+            self._read(bool(gone))
+        for rank in gone:
+            if not rank.has_ended and (words := how(rank.pid)) is not None:
+                rank.note_death(words)
+        if gone and self._failed_at is None and any(not rank.answer for rank in gone):
+            self._failed_at = now
+
+    def steer(self, now: float, *, stop: bool, abort: bool) -> None:
+        """Has ranks end that should: after a failure, or as is wished.
+
+        Args:
+            now: a monotonic clock's seconds.
+            stop: whether they are to stop after their current step.
+            abort: whether they are to be interrupted.
+        """
+        if self.has_failed or abort:
+            if self._failed_at is None:
+                self._failed_at = now
+            self._withdraw()
+            since = now - self._failed_at
+            if self._interrupts < 1 or (self._interrupts < 2 and since > INTERRUPT_AGAIN_S):
+                self._interrupts += 1
+                self._signal(signal.SIGINT)
+            if since > KILL_AFTER_S:
+                for rank in self._working():
+                    self.kill(rank, STUCK)
+        elif stop and now - self._stop_sent_at > REPEAT_STOP_S:
+            # Again and again: a rank that had not begun yet would not have heard it.
+            self._stop_sent_at = now
+            self._signal(signal.SIGUSR1)
+
+    def kill(self, rank: Rank, why: str) -> None:
+        """Ends a rank's process."""
+        if not rank.killed:
+            rank.note_killed(why)
+            _send(rank.pid, signal.SIGKILL)
+
+    @property
+    def began_at(self) -> float:
+        """When its first rank began, in seconds since the epoch; now, where none has."""
+        times = [began for rank in self.ranks if (began := rank.began_at) is not None]
+        return min(times, default=time.time())
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether all ranks have."""
+        return all(rank.has_begun for rank in self.ranks)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a rank has, so that the others cannot go on."""
+        return self._failed_at is not None or any(rank.has_failed for rank in self.ranks)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more comes of any rank."""
+        return all(
+            rank.has_ended or (self.is_withdrawn and not rank.has_begun) for rank in self.ranks
+        )
+
+    def ends(self) -> list[End]:
+        """How each rank ended; of those that never began, nothing is said."""
+        return [rank.end() for rank in self.ranks]
+
+    def _read(self, again: bool) -> None:
+        """Reads the folder, if it has changed: one look at its date costs next to nothing."""
+        changed_at = os.stat(self.folder).st_mtime_ns
+        if again or changed_at != self._changed_at:
+            if time.time_ns() - changed_at > DATE_GRAIN_NS:
+                self._changed_at = changed_at
+            for rank in self.ranks:
+                if not rank.has_ended:
+                    rank.look()
+
+    def _withdraw(self) -> None:
+        if not self.is_withdrawn:
+            withdraw(self.folder)
+            self.is_withdrawn = True
+            self._read(again=True)  # after it: whoever is not there now will not come
+
+    def _working(self) -> list[Rank]:
+        return [rank for rank in self.ranks if rank.has_begun and not rank.has_ended]
+
+    def _signal(self, number: signal.Signals) -> None:
+        for rank in self._working():
+            _send(rank.pid, number)
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
