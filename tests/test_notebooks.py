@@ -23,6 +23,7 @@ SHORT: dict[str, dict[str, Any]] = {
     "01-first-light.ipynb": {**SMALL, "STEPS": 3},
     "02-pipe-sgd.ipynb": {"STEPS": 6, "LESSONS": 10},
     "03-unequal-devices.ipynb": {"SPEEDS": (2, 1), "BATCH": 24, "STEPS": 4, "DIVISOR": 10},
+    "04-job-server.ipynb": {"ENGINES": 2, "STEPS": 12},
 }
 
 
@@ -95,6 +96,11 @@ def test_runs(path: Path, tmp_path: Path) -> None:
         assert "over the fastest alone 1.50" in text_of(outputs["ideal"])
         assert text_of(outputs["exact"]).count("<Verification") == 2
         assert "none lost, and all ranks agree" in text_of(outputs["check"])
+    if path.name == "04-job-server.ipynb":
+        assert "died: its process was ended by SIGKILL" in text_of(outputs["kill"])
+        assert "all 12 losses are equal, bit for bit" in text_of(outputs["check"])
+        assert "the run has nothing to tell" in text_of(outputs["orphaned"])
+        assert "the plan is for 4 ranks" in text_of(outputs["failure"])
 
 
 def text_of(outputs: list[nbformat.NotebookNode]) -> str:
