@@ -9,6 +9,7 @@ from tests.train.small import net
 from workbench.model.trace import trace
 from workbench.model.weights import initialize
 from workbench.plan.experiment import SGD, Experiment, Synthetic
+from workbench.plan.link import INTO_NEW
 from workbench.plan.plan import Plan
 from workbench.train.measure import layers, works_on
 from workbench.train.measure_device import device
