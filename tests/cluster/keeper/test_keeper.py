@@ -274,7 +274,7 @@ def test_a_keeper_that_cannot_start_says_why(tmp_path):
         start(folder)
     (tmp_path / "workbench").mkdir()  # in the place of ours, wherever that is installed
     (tmp_path / "workbench" / "__init__.py").touch()
-    with pytest.raises(ClusterError, match="no keeper for .*No module named"):
+    with pytest.raises(ClusterError, match=r"no keeper for .*No module named"):
         start(folder, keeping.spec(1, environment={"PYTHONPATH": str(tmp_path)}))
     assert keeper_of(folder) is None
 
