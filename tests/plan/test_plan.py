@@ -1,6 +1,7 @@
 """Plans as values: changes, refusals, text."""
 
 import pickle
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from tests.plan.graphs import Builder, mlp, vgg
 from workbench.plan.choice import LayerPlan
 from workbench.plan.errors import PlanError
+from workbench.plan.graph import Source
 from workbench.plan.plan import Plan
 
 GRAPH = vgg()
@@ -146,6 +148,12 @@ def test_any_plan_survives_its_text(world, data):
             drawn = st.lists(st.integers(0, 9), min_size=k, max_size=k).filter(any)
             shares = data.draw(st.none() | drawn)
         plan = plan.with_layer(name, scheme=scheme, group_size=k, shares=shares)
+    assert Plan.from_toml(plan.to_toml()) == plan
+
+
+def test_sources_have_arguments_of_several_numbers():
+    source = Source("torchvision", "maxvit_t", (("input_size", (224, 224)), ("num_classes", 10)))
+    plan = Plan.data_parallel(replace(mlp(4, 4), source=source), 2)
     assert Plan.from_toml(plan.to_toml()) == plan
 
 

@@ -132,10 +132,9 @@ def _read_graph(entry: Any) -> Graph | None:
         return None
     try:
         source = entry["source"]
+        arguments = _with_tuples(source["arguments"])
         graph = Graph(
-            source=Source(
-                source["kind"], source["name"], tuple(sorted(source["arguments"].items()))
-            ),
+            source=Source(source["kind"], source["name"], tuple(sorted(arguments.items()))),
             input_shape=tuple(entry["input_shape"]),
             num_classes=entry["num_classes"],
             layers=tuple(_read_layer(layer) for layer in entry["layers"]),
@@ -149,8 +148,13 @@ def _read_graph(entry: Any) -> Graph | None:
     return graph
 
 
+def _with_tuples(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """TOML knows lists only; what we write has none."""
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()}
+
+
 def _read_layer(entry: Mapping[str, Any]) -> Layer:
-    values = {key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()}
+    values = _with_tuples(entry)
     weights = tuple(
         Weight(**{**weight, "shape": tuple(weight.get("shape", ()))})
         for weight in entry.get("weights", ())
