@@ -86,9 +86,9 @@ def test_rows_add_up():
     key = Key("g", "all_gather", "fc", "forward")
     recorder.add(key, calls=1, messages=2, bytes=30, rounds=2)
     recorder.add(key._replace(phase="backward"), calls=1)
-    recorder.add(key, calls=1, messages=1, bytes=10, seconds=0.5, rounds=3)
+    recorder.add(key, calls=1, messages=1, bytes=10, seconds=0.5, rounds=3, additions=5)
     assert recorder.rows() == [
-        Record("g", "all_gather", "fc", "forward", 2, 3, 40, 0.5, 5),
-        Record("g", "all_gather", "fc", "backward", 1, 0, 0, 0.0, 0),
+        Record("g", "all_gather", "fc", "forward", 2, 3, 40, 0.5, 5, 5),
+        Record("g", "all_gather", "fc", "backward", 1, 0, 0, 0.0, 0, 0),
     ]
     assert recorder.blocked_s == 0.5
