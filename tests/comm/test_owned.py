@@ -59,11 +59,11 @@ def test_turn_after_turn(on_either, sizes):
     ranks, length = len(sizes), sum(sizes)
     scales = torch.cat([torch.full((size,), rank + 2.0) for rank, size in enumerate(sizes)])
     for rank, (found, (there, back)) in enumerate(on_either(ranks, turns, sizes)):
-        for turn, given in enumerate(found):
+        for turn, handed_out in enumerate(found):
             total = torch.zeros(length)
             for each in range(ranks):
                 total += brought(length, turn, each)
-            assert torch.equal(given, total * scales)
+            assert torch.equal(handed_out, total * scales)
         others = [size for other, size in enumerate(sizes) if other != rank]
         own = sizes[rank] * (ranks - 1)
         assert (there.op, there.layer, there.calls) == ("reduce_scatter", "gradients", TURNS)
