@@ -10,6 +10,7 @@ from tests.ranks import all_ranks
 from workbench.bench import links
 from workbench.bench.__main__ import main
 from workbench.bench.collectives import NAMED
+from workbench.bench.late import apart, late
 from workbench.comm.collectives import start_all_reduce
 from workbench.predict.timing import Fit, Network
 from workbench.predict.timing.fit import CONSTANTS
@@ -32,12 +33,12 @@ def test_quick(tmp_path, monkeypatch):
     assert any("through shared memory" in note for note in content["notes"])
 
 
-def late(world):
+def lateness(world):
     """Seconds of a sum whose messages are late, and the rounds that it took."""
     found = []
     for name in ("direct", "ring"):
         world.recorder.reset()
-        with links.late(links.apart(all_ranks(world)), 0.05) as group:
+        with late(apart(all_ranks(world)), 0.05) as group:
             flat, began = torch.ones(6), time.perf_counter()
             start_all_reduce(flat, group, algorithm=name).wait()
             seconds = time.perf_counter() - began
@@ -47,7 +48,7 @@ def late(world):
 
 
 def test_every_synchronisation_is_late(on_ranks):
-    for direct, ring in on_ranks(3, late):
+    for direct, ring in on_ranks(3, lateness):
         assert [direct[::2], ring[::2]] == [(2, 18.0), (4, 18.0)]
         assert direct[1] >= 2 * 0.05
         assert ring[1] >= 4 * 0.05

@@ -131,7 +131,7 @@ CASES = [
     ("attention", "heads", {}),
     ("convolutions", "recomputed", {}),
     ("convolutions", "data parallel", dict(shard_optimizer=True, optimizer=Adam())),
-    ("convolutions", "in groups", dict(FUSED, shard_optimizer=(3, 0, 0, 1))),
+    ("convolutions", "in groups", FUSED | dict(shard_optimizer=(3, 0, 0, 1))),
     ("convolutions", "data parallel", dict(sync=Synchronous(algorithm="ring"))),
     ("convolutions", "in groups", dict(sync=Pipelined(width=2, compensation="delay"))),
     ("convolutions", "hybrid", dict(sync=ParameterServer())),

@@ -14,9 +14,8 @@ direct of other sizes, on the same links; late ones add to the latency what was 
 """
 
 import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from workbench.bench.exchanging import exchanged, seconds_to_add
+from workbench.bench.late import apart, late
 from workbench.bench.report import Cell, Figure
 from workbench.bench.timing import KIB, MIB, Seconds, experiment_of, named, timed
 from workbench.cluster.cluster import Cluster
@@ -35,7 +35,6 @@ from workbench.cluster.errors import HostsError
 from workbench.comm.collectives import start_all_reduce
 from workbench.comm.group import Group
 from workbench.comm.rooted import start_broadcast, start_reduce
-from workbench.comm.transit import Transit, Waiters
 from workbench.comm.world import Seat, World
 from workbench.plan.experiment import Experiment
 from workbench.predict.timing import FLAT, Fit, Measurement, fit
@@ -160,46 +159,6 @@ def _taken(group: Group, setting: Setting, size: int, rounds: int) -> dict[str, 
         for name, taken in seconds.items():
             taken.append(timed(systems[name], setting.turns[size], group))
     return {name: taken[1:] for name, taken in seconds.items()}
-
-
-def apart(group: Group) -> Group:
-    """The same ranks, as if none of them shared memory."""
-    assert group.link is not None
-    link = replace(group.link, hosts=tuple((rank,) for rank in range(group.size)), local=None)
-    return Group("apart", group.ranks, group.rank, group.recorder, link)
-
-
-@contextmanager
-def late(group: Group, late_s: float) -> Iterator[Group]:
-    """The same ranks, whose messages come so much later."""
-    assert group.link is not None
-    waiters = _LateWaiters(late_s)
-    link = replace(group.link, waiters=waiters)
-    try:
-        yield Group("late", group.ranks, group.rank, group.recorder, link)
-    finally:
-        waiters.close()
-
-
-class _LateWaiters(Waiters):
-    """What has come counts as there a while later; other messages are as late, side by side."""
-
-    def __init__(self, late_s: float) -> None:
-        super().__init__()
-        self._late_s = late_s
-
-    def begin(self, works: Sequence[dist.Work]) -> Transit:
-        return super().begin([*works, _Pause(self._late_s)])
-
-
-class _Pause(dist.Work):
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self._seconds = seconds
-
-    def wait(self, *_timeout: object) -> bool:
-        time.sleep(self._seconds)
-        return True
 
 
 def _systems(group: Group, flat: Tensor) -> dict[str, Callable[[], object]]:
