@@ -36,7 +36,7 @@ def one_of_each(world, sizes):
     assert all(row.seconds > 0 for row in rows) or world.size == 1
     world.recorder.reset()
     assert (world.recorder.rows(), world.recorder.blocked_s) == ([], 0.0)
-    return [(r.op, r.layer, r.phase, r.calls, r.messages, r.bytes) for r in rows]
+    return [(*r.counts[1:], r.rounds, r.additions) for r in rows]
 
 
 def received(pieces, rank):
@@ -56,13 +56,15 @@ def test_counts_what_the_formulas_say(on_either, sizes):
         swap = received([rows[rank] * n for n in sizes], rank)
         halves = received([segments[rank]] * k, rank), received(segments, rank)
         reduce = tuple(map(sum, zip(*halves, strict=True)))
+        once, added = int(k > 1), [(k - 1) * n for n in (ROWS * sizes[rank], segments[rank])]
+        whole = received([ROWS * extent] + [0] * (k - 1), rank)
         assert got == [
-            ("all_gather", "a", "step", 2, 2 * gather[0], 2 * gather[1]),
-            ("reduce_scatter", "b", "forward", 1, *scatter),
-            ("all_to_all", "c", "step", 1, *swap),
-            ("all_reduce", "", "step", 1, *reduce),
-            ("broadcast", "", "step", 1, *received([ROWS * extent] + [0] * (k - 1), rank)),
-            ("all_reduce", "bucket", "step", 1, *reduce),
+            ("all_gather", "a", "step", 2, 2 * gather[0], 2 * gather[1], 2 * once, 0),
+            ("reduce_scatter", "b", "forward", 1, *scatter, once, added[0]),
+            ("all_to_all", "c", "step", 1, *swap, once, 0),
+            ("all_reduce", "", "step", 1, *reduce, 2 * once, added[1]),
+            ("broadcast", "", "step", 1, *whole, once, 0),
+            ("all_reduce", "bucket", "step", 1, *reduce, 2 * once, added[1]),
         ]
 
 
