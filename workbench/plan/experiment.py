@@ -143,8 +143,8 @@ class Experiment(Value):
     each rank, cut them unequally; a rank with 0 keeps and moves nothing.
 
     With `Synchronous(algorithm="direct")` the update is fused into the all-reduce: who sums a
-    segment moves its weights, and hands these out instead of the sum. That is two synchronisations
-    a step and a third less traffic; `fused` says whether it is so."""
+    segment moves its weights, and hands these out instead of the sum: two synchronisations, not
+    three, and a third less traffic. `fused` says whether it is so."""
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
     """"bf16" is autocast: weights and reductions stay in fp32."""
     accumulate: int = Field(default=1, ge=1)
@@ -208,8 +208,9 @@ class Experiment(Value):
     def fused(self) -> bool:
         """Whether who sums a segment of gradients moves its weights, and hands these out.
 
-        Other algorithms have no owners; a codec would round weights, and codes sums twice; steps
-        within a batch and late ones need all sums on all ranks.
+        Not so with other algorithms, whose owners hold no whole segment; with a codec, which would
+        round weights; with steps within a batch, some of which move nothing; nor with late ones,
+        which keep sums.
         """
         sync = self.sync
         return (
