@@ -18,7 +18,7 @@ from workbench.plan.plan import Plan
 from workbench.predict.balance.memory_bounds import Limit, limits_of
 from workbench.predict.balance.partition import Partition
 from workbench.predict.balance.sharing import SPLITS, Sharing, Split
-from workbench.predict.balance.time_model import Kind
+from workbench.predict.balance.time_tables import Kind
 from workbench.predict.balance.times import Times
 from workbench.predict.balance.trust import trusted
 

@@ -12,7 +12,8 @@ from workbench.plan.placement import apportion
 from workbench.plan.plan import Plan
 from workbench.plan.work import work_of
 from workbench.predict.balance.cuts import Cuts
-from workbench.predict.balance.time_model import Kind, Point, TimeModel
+from workbench.predict.balance.time_model import Point, TimeModel
+from workbench.predict.balance.time_tables import Kind
 
 UNITS = 64  # into which a group's work is divided, where it is not divided by rows
 _PARTS = (16, 8, 4, 2, 1)
