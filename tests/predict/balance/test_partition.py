@@ -22,8 +22,9 @@ def models(draw, kinds=KINDS):
     return TimeModel(points, draw(st.sampled_from(kinds)))
 
 
-def end(sizes, every, total, overheads=None):
-    seconds = max(float(model.seconds(total)[d]) for model, d in zip(every, sizes, strict=True))
+def end(sizes, times, overheads=None):
+    """Of these sizes, by what each device takes for any of them."""
+    seconds = max(own[d] for own, d in zip(times, sizes, strict=True))
     return seconds + (0 if overheads is None else overheads[max(1, sum(d > 0 for d in sizes)) - 1])
 
 
@@ -56,6 +57,7 @@ def test_no_other_sizes_end_earlier():
     for _ in range(500):
         total, every, most, overheads = drawn(rng)
         least = rng.randint(0, 1) if overheads is None else 0
+        besides = [rng.uniform(0, 20) for _ in every] if rng.random() < 0.5 else None
         limits = [total if m is None else m for m in most]
         possible = all_sizes(total, limits, least)
         if not possible:
@@ -63,9 +65,12 @@ def test_no_other_sizes_end_earlier():
             with pytest.raises(ValueError, match="units"):
                 partition(total, every, least=least, most=most, overheads_s=overheads)
             continue
-        found = partition(total, every, least=least, most=most, overheads_s=overheads)
+        found = partition(
+            total, every, least=least, most=most, overheads_s=overheads, besides_s=besides
+        )
         assert found.sizes in possible
-        best = min(end(sizes, every, total, overheads) for sizes in possible)
+        times = seconds_of(every, total) + np.c_[besides or [0.0] * len(every)]
+        best = min(end(sizes, times.tolist(), overheads) for sizes in possible)
         assert found.end_s == pytest.approx(best, rel=1e-12)
     assert refused < 100
 

@@ -56,6 +56,7 @@ def partition(
     most: Sequence[int | None] | None = None,
     grain: int = 1,
     overheads_s: Sequence[float] | None = None,
+    besides_s: Sequence[float] | None = None,
 ) -> Partition:
     """The sizes with the earliest end.
 
@@ -68,6 +69,7 @@ def partition(
         overheads_s: seconds of communication where 1, 2, ... devices are used, not falling;
             devices that cost more than they help are left out. None: it is the same for any
             number.
+        besides_s: seconds of each device for what it does whatever its size, 0 included.
 
     Raises:
         ValueError: no device, bounds that leave no way to hand out `total` units, or overheads
@@ -83,7 +85,9 @@ def partition(
             f"got {tuple(overheads_s)}"
         )
     tables = seconds_of(models, total)
-    work = _Work(total, tables, least, limits, grain)
+    if besides_s is not None:
+        tables += np.array(besides_s)[:, None]
+    work = _Work(total, _from_nothing(tables), least, limits, grain)
     sizes = work.divided(len(models))
     assert sizes is not None, "all devices together have room"
     everybody = _found(sizes, tables)
@@ -197,6 +201,11 @@ class _Work:
 
     def _after(self, device: int, size: int) -> float:
         return float(self.tables[device, min(size, int(self.limits[device]))])
+
+
+def _from_nothing(tables: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The same without what devices do besides where they get nothing: no sizes change that."""
+    return np.concatenate([np.zeros((len(tables), 1)), tables[:, 1:]], axis=1)
 
 
 def _found(sizes: tuple[int, ...], tables: NDArray[np.float64]) -> Partition:
