@@ -24,7 +24,7 @@ from workbench.predict.balance.time_model import KINDS
 SPEEDS = ((2, 1, 1), (4, 2, 1), (70, 25, 5))
 HOST_SPEEDS, RANKS_PER_HOST, BANDWIDTH = (1.0, 0.5), 2, "2gbit"
 # Shares of rows are fine where there are many, those of filters where a layer has many.
-ROWS = Case("rows", divisor=2, batch_size=192)
+ROWS = Case("rows", divisor=2, batch_size=240)
 FILTERS = Case("filters", divisor=1, batch_size=24)
 QUICK = (Case("rows", divisor=4, batch_size=48), Case("filters", divisor=4, batch_size=16))
 RANKS = 4  # of the re-cut

@@ -3,10 +3,12 @@
     gain_vs_ideal           the gain over equal shares, computing alone, over the ideal one, which
                             is mean(v) / min(v) of the speeds v asked for
     gain_vs_equal           samples per second, against equal shares
-    gain_vs_fastest_alone   the same, against the fastest device by itself
+    gain_vs_fastest_alone   the same, against the fastest device by itself; the ideal one, computing
+                            alone, is sum(v) / max(v)
     spread                  (slowest - fastest) / slowest, of the ranks' computing
 
-Shares come from times that were measured under other shares, and once more under those chosen.
+Shares come from times that were measured under other shares, and once more under those chosen; a
+device without which a step is predicted to be shorter is left out.
 """
 
 import statistics
@@ -187,6 +189,7 @@ def compared(
     if slowed:
         made = ":".join(f"{slowed.get(rank, 1.0):.2f}" for rank in range(world))
     ideal = statistics.fmean(speeds) / min(speeds)
+    ideals = {"measured": ideal, "fastest alone": max(speeds) / world / min(speeds)}
     rounds = list(zip(times["equal"], times["measured"], times["fastest alone"], strict=True))
     gains = [max(even.compute_s) / max(own.compute_s) for even, own, _ in rounds]
     figures = {
@@ -206,6 +209,7 @@ def compared(
             "slowed": made,
             "split": case.split,
             "shares": shares.get(label, label),
+            "ideal gain": ideals.get(label, 1.0),
             "samples/s": statistics.median(one.samples_per_s for one in of),
             "slowest rank computes s": statistics.median(max(one.compute_s) for one in of),
             "spread": statistics.median(one.spread for one in of),
