@@ -170,6 +170,10 @@ def test_devices_are_told_apart_by_more_than_chance(noise):
         # A moment of other work shows in steps alone, an odd shape in shapes alone.
         assert classes([table(1, 1), table(2, 1)]) == (0, 0)
     assert classes([table(1, 2)[:, :2]]) == (0, 0)  # two things say nothing
+    assert classes([table(1, 2), table(1, 2)[:, :2]]) == (0, 1)  # nor do they hide what others say
+    wild = np.exp(random.standard_normal((2, columns)))
+    assert classes([wild / np.array([[1], [1.2]])]) == (0, 0)
+    assert classes([wild / np.array([[1], [4]])]) == (0, 1)  # not sure, but likely
     assert classes([table(1)]) == (0,)
 
 

@@ -13,7 +13,7 @@ device without which a step is predicted to be shorter is left out.
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from workbench.bench.cifar_net import INPUT_SHAPE, CifarNet
@@ -100,8 +100,11 @@ class Case:
         first = self._balanced(experiment, machine)
         if self.split == "rows":
             return first
-        machine = measure(first.plan.with_rows(None))
-        return self._balanced(experiment, machine)
+        left = first.plan.world_size  # of the ranks
+        known = machine.replace(devices=machine.devices[:left])
+        machine = measure(first.plan.with_rows(None), machine=known, keep=False)
+        second = self._balanced(self.experiment(self.equal(left), 1), machine)
+        return replace(second, notes=(*first.notes, *second.notes))
 
     def _balanced(self, experiment: Experiment, machine: Machine) -> Balanced:
         each = self.split == "filters"

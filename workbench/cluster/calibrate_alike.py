@@ -2,10 +2,10 @@
 
 Ranks measure the same things at the same time: a table of seconds, one row for each rank. How much
 longer a rank takes than another is the mean over the table of the logarithms' differences, known
-within Student's interval, which is wider the more the ranks measured. Two devices are apart if
-even its near end is more than what is borne, and that in every table: one goes over steps in time,
-so that a moment in which a rank's processor was busy with something else counts as chance, one over
-shapes of layers, so that one odd shape does.
+within Student's interval, for all pairs of ranks together. Two devices are apart if even its near
+end is more than what is borne, or its middle so much that being equal would have to be proved; and
+that in every table: one goes over steps in time, so that a moment in which a rank's processor was
+busy with something else counts as chance, one over shapes of layers, so that one odd shape does.
 """
 
 from collections.abc import Sequence
@@ -19,6 +19,7 @@ from workbench.train.measure import LayersMeasured, works_on
 from workbench.train.repeating import CONFIDENCE
 
 BORNE = 0.05  # relative: less is not worth a curve of its own
+UNLIKELY = 1.5  # ratio beyond which devices are taken for unequal, however little is sure
 _BLOCKS = 6  # of steps, since neighbouring ones are disturbed by the same
 _FEWEST = 3  # columns from which on a table says anything
 _MATTERS = 0.01  # of all seconds: parts that take less need not be known as well
@@ -35,10 +36,13 @@ def classes(tables: Sequence[Seconds]) -> tuple[int, ...]:
         tables: positive seconds [ranks, things], the same ones on all ranks.
     """
     ranks = len(tables[0])
-    apart = np.all([_apart(table) for table in tables], axis=0)
+    telling = [table for table in tables if table.shape[1] >= _FEWEST]
+    if ranks == 1 or not telling:
+        return (0,) * ranks
+    apart = np.all([_apart(table) for table in telling], axis=0)
     found = np.zeros(ranks, dtype=np.int64)
     members: list[int] = []
-    for rank in np.argsort(np.log(tables[0]).mean(axis=1), kind="stable").tolist():
+    for rank in np.argsort(np.log(telling[0]).mean(axis=1), kind="stable").tolist():
         if apart[rank, members].any():
             members = []
         members.append(rank)
@@ -76,15 +80,13 @@ def same_work(experiment: Experiment, column: Sequence[LayersMeasured]) -> bool:
 
 
 def _apart(table: Seconds) -> NDArray[np.bool_]:
-    """[ranks, ranks]: whether two take unequally long for sure, all pairs taken together."""
+    """[ranks, ranks]: whether two take unequally long."""
     ranks, count = table.shape
-    if count < _FEWEST or ranks < 2:
-        return np.zeros((ranks, ranks), dtype=np.bool_)
     logs = np.log(table)
-    mean, covariance = logs.mean(axis=1), np.atleast_2d(np.cov(logs))
+    mean, covariance = logs.mean(axis=1), np.cov(logs)
     own = np.diag(covariance)
     variance = np.maximum(own[:, None] + own - 2 * covariance, 0.0)
     pairs = ranks * (ranks - 1) / 2
     width = stdtrit(count - 1, 1 - (1 - CONFIDENCE) / 2 / pairs) * np.sqrt(variance / count)
-    nearest = np.abs(mean[:, None] - mean) - width
-    return np.asarray(nearest > -np.log1p(-BORNE))
+    between = np.abs(mean[:, None] - mean)
+    return np.asarray((between - width > -np.log1p(-BORNE)) | (between > np.log(UNLIKELY)))

@@ -114,7 +114,7 @@ def extended(
         experiment: that was measured.
         found: of each rank, at each number of rows.
     """
-    every = devices * len(found) if len(devices) == 1 else devices
+    every = [devices[rank % len(devices)] for rank in range(len(found))]
     of = _classes(every, experiment, found)
     known = list(every)
     for wanted in set(of):
