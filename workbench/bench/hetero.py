@@ -24,14 +24,14 @@ from workbench.predict.balance.time_model import KINDS
 SPEEDS = ((2, 1, 1), (4, 2, 1), (70, 25, 5))
 HOST_SPEEDS, RANKS_PER_HOST, BANDWIDTH = (1.0, 0.5), 2, "2gbit"
 # Shares of rows are fine where there are many, those of filters where a layer has many.
-ROWS = Case("rows", divisor=2, batch_size=240)
+ROWS = Case("rows", divisor=3, batch_size=240)
 FILTERS = Case("filters", divisor=1, batch_size=24)
 QUICK = (Case("rows", divisor=4, batch_size=48), Case("filters", divisor=4, batch_size=16))
 RANKS = 4  # of the re-cut
 DEVICES, UNITS = 64, 1024
 
 
-FULL = Size(SPEEDS, (ROWS, FILTERS), 3, 3, 10.0)
+FULL = Size(SPEEDS, (ROWS, FILTERS), 3, 2, 8.0)
 SMALL = Size(((2, 1),), QUICK, 1, 2, 2.0)
 
 
@@ -55,7 +55,7 @@ def run(*, quick: bool) -> Report:
     if not quick:
         found.append(_on_hosts(size))
         with Cluster(RANKS, timeout=300.0) as cluster:
-            found.append(hetero_recut.run(cluster, "vgg11", rounds=4))
+            found.append(hetero_recut.run(cluster, "vgg11", rounds=3))
     found.append(_partitioned())
     notes = (
         "An engine of speed v is held for max(v) / v - 1 times the processor time that it takes. "
