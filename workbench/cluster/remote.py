@@ -152,7 +152,8 @@ class RemoteJob:
     def _tell(self, record: JobRecord, listener: Listener) -> None:
         for over in record.attempts[self._told :]:
             goes_on = over.number < record.attempt or not record.has_ended
-            if over.reason and over.number > self._after and goes_on:
+            without_last_step = record.state == "stopped" and over.is_lost
+            if over.reason and over.number > self._after and (goes_on or without_last_step):
                 listener.note(f"attempt {over.number}, after {over.step} steps: {over.reason}")
         self._told = len(record.attempts)
         if record.state == "queued":

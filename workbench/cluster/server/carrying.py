@@ -77,10 +77,10 @@ class Carrier:
         ):
             return True
         attempt.look(now, self._fleet.died, lambda pid: self._fleet.how(pid, now))
-        if not attempt.has_begun and not wish:
-            self._deliver(work, attempt, now)
         none_began = not any(rank.has_begun for rank in attempt.ranks)
         abort = wish == "cancel" or bool(wish and (work.record.kind != "train" or none_began))
+        if not attempt.has_begun and not abort:  # else those that have would wait for the others
+            self._deliver(work, attempt, now)
         attempt.steer(now, stop=bool(wish), abort=abort)
         if attempt.has_ended:
             return self._conclude(work, attempt, now)
