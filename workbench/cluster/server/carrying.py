@@ -70,13 +70,9 @@ class Carrier:
         if work.attempt is None:
             return self._gather(work, now)
         attempt, wish = work.attempt, work.record.wish
-        if (
-            work.record.state == "running"
-            and not wish
-            and not attempt.is_due(now, self._fleet.died)
-        ):
+        is_news = attempt.look(now, self._fleet.died, lambda pid: self._fleet.how(pid, now))
+        if work.record.state == "running" and not (is_news or wish):
             return True
-        attempt.look(now, self._fleet.died, lambda pid: self._fleet.how(pid, now))
         none_began = not any(rank.has_begun for rank in attempt.ranks)
         abort = wish == "cancel" or bool(wish and (work.record.kind != "train" or none_began))
         if not attempt.has_begun and not abort:  # else those that have would wait for the others
@@ -167,7 +163,7 @@ class Carrier:
         try:
             attempt.deliver(call, now)
         except ControlMessageTooLarge as error:
-            work.refuse(0, error)
+            attempt.refuse(0, error)
         except ClusterError:
             attempt.deliver_soon()  # there is no controller now
 

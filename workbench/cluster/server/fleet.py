@@ -43,7 +43,7 @@ class Fleet:
         self._died_at: dict[int, float] = {}
         self._short_of_memory: set[int] = set()
         self._oom_kills = out_of_memory_kills()
-        self._looked_at = float("-inf")
+        self._looked_at = self._asked_at = float("-inf")
         self.records: dict[int, EngineRecord] = {}
         self.died: set[int] = set()
 
@@ -94,8 +94,9 @@ class Fleet:
 
     def is_due(self, now: float) -> bool:
         """Whether to read again, as somebody is missing."""
-        if now - self._looked_at < LOOK_EVERY_S:
+        if now - max(self._looked_at, self._asked_at) < LOOK_EVERY_S:
             return False
+        self._asked_at = now
         return not self.records or any(
             not self.lives(record) or (record.state == "idle" and not self.is_ready(index))
             for index, record in self.records.items()

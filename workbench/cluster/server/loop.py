@@ -17,9 +17,10 @@ from workbench.cluster.server.monitor import Monitor
 from workbench.cluster.server.queue import Queue
 from workbench.cluster.server.work import Work
 
-TICK_S = 0.02
+# Between looks at what nobody tells of: as long as all runs, and where something begins or ends.
+QUIET_S, BUSY_S = 0.1, 0.02
 # What nobody tells of is asked for so often: owners that are gone, time that has passed.
-SETTLE_EVERY_S = 1.0
+SETTLE_EVERY_S = 2.0
 AGAIN_S = 1.0
 
 log = logging.getLogger(__name__)
@@ -51,12 +52,12 @@ class Server:
         """Serves until this process is ended; there is nothing to be done at its end."""
         while True:
             try:
-                self.tick(time.monotonic())
+                self.tick(time.monotonic(), BUSY_S if self._is_busy() else QUIET_S)
             except StoreError as error:  # a full disk, or one that is slow: once more
                 log.warning("%s", error)
                 time.sleep(AGAIN_S)
 
-    def tick(self, now: float, wait_s: float = TICK_S) -> None:
+    def tick(self, now: float, wait_s: float = BUSY_S) -> None:
         """One look at everything.
 
         Args:
@@ -84,6 +85,9 @@ class Server:
                 self._take_up(now)
         self._monitor.look(self._works.values(), now)
 
+    def _is_busy(self) -> bool:
+        return any(work.record.state != "running" for work in self._works.values())
+
     def _take_up(self, now: float) -> None:
         """Takes up all jobs that hold engines, whichever server gave them those."""
         active = {record.id: record for record in self._store.jobs(states=ACTIVE)}
@@ -105,4 +109,4 @@ class Server:
                 work = self._works.get(job)
                 if work is not None and work.attempt and work.attempt.number == attempt:
                     if not self._fleet.is_lost(work.attempt.ranks[rank].pid, refusal.error):
-                        work.refuse(rank, refusal.error)
+                        work.attempt.refuse(rank, refusal.error)

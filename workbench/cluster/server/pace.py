@@ -1,6 +1,6 @@
 """How fast the ranks of a job go, and which of them is slower than the others."""
 
-import statistics
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from workbench.plan.metrics import Row
@@ -73,9 +73,9 @@ class Pace:
         told: list[str] = []
         if len(self._ranks) < 2:
             return told
+        ordered = sorted(rank.compute_s for rank in self._ranks.values())
         for number, rank in sorted(self._ranks.items()):
-            others = [other.compute_s for n, other in self._ranks.items() if n != number]
-            usual = statistics.median(others)
+            usual = _median_without(ordered, rank.compute_s)
             if usual <= 0:
                 continue
             factor = rank.compute_s / usual
@@ -106,3 +106,10 @@ class Pace:
             f"a step takes {self.step_s:.3g} s, {factor:.1f} times as long as predicted, "
             f"at step {self.step}"
         ]
+
+
+def _median_without(ordered: list[float], one: float) -> float:
+    """The median of a sorted list but for one of its values."""
+    place, count = bisect_left(ordered, one), len(ordered) - 1
+    low, high = (middle + (middle >= place) for middle in ((count - 1) // 2, count // 2))
+    return (ordered[low] + ordered[high]) / 2

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from workbench.cluster.answer import Answer
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.jobs.record import JobRecord, State
 from workbench.cluster.server.attempt import Attempt, attempt_folder
@@ -25,6 +24,7 @@ class Work:
         resumed: updates that were done when the attempt began.
         pace: how fast it goes.
         moved_at: when a row last came.
+        kept_at: when rows were last taken into the store.
         written_step: the step that the store knows.
     """
 
@@ -34,6 +34,7 @@ class Work:
     resumed: int = 0
     pace: Pace = field(default_factory=Pace)
     moved_at: float = 0.0
+    kept_at: float = 0.0
     written_step: int = 0
 
     @classmethod
@@ -68,18 +69,13 @@ class Work:
             with_values=is_training,
         )
         per_step = record.seconds / record.steps if record.seconds and record.steps else None
-        self.pace, self.moved_at = Pace(per_step), now
+        self.pace, self.moved_at, self.kept_at = Pace(per_step), now, now
         self.resumed = step_of(record.checkpoint)
 
     def ranks_on(self, place: int) -> list[Rank]:
         """The rank on an engine, if there is one."""
         ranks = self.attempt.ranks if self.attempt is not None else []
         return [rank for rank in ranks if rank.place == place]
-
-    def refuse(self, rank: int, error: Exception) -> None:
-        """A rank could not be called, or could not answer."""
-        if self.attempt is not None and self.attempt.ranks[rank].answer is None:
-            self.attempt.ranks[rank].answer = Answer.of(error)
 
 
 def step_of(checkpoint: str | None) -> int:
