@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 
 from workbench.cluster.server.checkpoints import newest_whole
 from workbench.cluster.server.pace import LOOKS, Pace
@@ -77,10 +78,12 @@ def test_a_process_that_is_stopped_is_told_from_one_that_works_in_turns():
     assert vitals.rss_bytes(process.pid) == 0
 
 
-def saved(directory, step: int, num_bytes: int = 8) -> None:
+def saved(directory, step: int, num_bytes: int = 8, crc: int = zlib.crc32(bytes(8))) -> None:
     folder = directory / f"step-{step:06d}"
     folder.mkdir()
-    header = json.dumps({"w": {"dtype": "F64", "shape": [], "data_offsets": [0, 8]}}).encode()
+    entry = {"dtype": "F64", "shape": [], "data_offsets": [0, 8]}
+    metadata = {"crc32": json.dumps({"w": crc})}
+    header = json.dumps({"__metadata__": metadata, "w": entry}).encode()
     file = len(header).to_bytes(8, "little") + header + bytes(num_bytes)
     (folder / "rank-00000.safetensors").write_bytes(file)
     (folder / "index.toml").write_text(
@@ -89,13 +92,15 @@ def saved(directory, step: int, num_bytes: int = 8) -> None:
     (folder / "checkpoint.toml").touch()
 
 
-def test_a_checkpoint_that_is_cut_off_is_passed_over(tmp_path):
+def test_a_checkpoint_that_is_damaged_is_passed_over(tmp_path):
     assert newest_whole(tmp_path / "nowhere") == (None, [])
     saved(tmp_path, 5)
     saved(tmp_path, 10, num_bytes=7)
     saved(tmp_path, 15)
     (tmp_path / "step-000015" / "rank-00000.safetensors").unlink()
-    (tmp_path / "step-000020.tmp").mkdir()
+    saved(tmp_path, 20, crc=7)
+    (tmp_path / "step-000025.tmp").mkdir()
     found, damaged = newest_whole(tmp_path)
     assert (found.step, found.path.name) == (5, "step-000005")
-    assert [text.split()[0] for text in damaged] == ["step-000015", "step-000010"]
+    assert [text.split()[0] for text in damaged] == ["step-000020", "step-000015", "step-000010"]
+    assert newest_whole(tmp_path, checked=False)[0].step == 20

@@ -196,7 +196,9 @@ class Carrier:
         work.pace.look(rows)
         verdict = judge(record, attempt.ends(), record.wish, step=work.step, resumed=work.resumed)
         step = verdict.outcome.step if verdict.outcome else work.step
-        found, _ = newest_whole(Path(record.directory)) if record.kind == "train" else (None, [])
+        directory, found = Path(record.directory), None
+        if record.kind == "train":
+            found, _ = newest_whole(directory, checked=False)
         over = AttemptRecord(
             attempt.number,
             record.held,
