@@ -34,6 +34,7 @@ from workbench.plan import stability
 from workbench.plan.experiment import Experiment
 from workbench.plan.plan import Plan
 from workbench.plan.stability import Curvature
+from workbench.train.wishes import PlanWishes
 
 STOP_RUNS_WITHIN_S = 10.0
 TICK_S = 0.05
@@ -227,8 +228,9 @@ class Cluster(Measurements, Faults):
 
     def follow(self, record: JobRecord) -> Run:
         """A run that follows a job which was submitted before."""
-        experiment = message.unpack(record.packed)
-        return self._run(experiment, Path(record.directory), record.id)
+        directory = Path(record.directory)
+        experiment = PlanWishes(directory).in_force(message.unpack(record.packed))
+        return self._run(experiment, directory, record.id)
 
     def resuming(self, run: Run) -> RemoteJob:
         """Has a run that has ended go on; the job to follow then."""
