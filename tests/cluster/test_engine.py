@@ -69,10 +69,10 @@ def test_a_value_is_returned(tmp_path):
     assert files.log.read_text() == "it adds\n"
 
 
-def test_rows_precede_the_answer_that_counts_them(tmp_path):
+def test_rows_precede_the_answer_that_counts_those_lost(tmp_path):
     files = called(tmp_path, "emits", streams=True)
     answer = Answer.unpack(files.answer)
-    assert (answer.kind, answer.error, answer.rows) == ("raised", ("ValueError", "enough"), 3)
+    assert (answer.kind, answer.error, answer.lost_rows) == ("raised", ("ValueError", "enough"), 0)
     assert [each["step"] for each in Tail(files).read()] == [0, 1, 2]
     assert files.log.read_text() == "all is said\n"
 

@@ -105,11 +105,11 @@ def perform(
     except BaseException as error:
         answer = Answer.of(error)
     gc.collect()  # the model is full of cycles; the next run wants its memory
-    answer = replace(answer, rows=telemetry.close() if telemetry else 0)
+    answer = replace(answer, lost_rows=telemetry.close() if telemetry else 0)
     try:
         files.end(answer)
     except ControlMessageTooLarge as error:
-        files.end(replace(Answer.of(error), rows=answer.rows))
+        files.end(replace(Answer.of(error), lost_rows=answer.lost_rows))
 
 
 def initial_weights(experiment: Experiment, directory: Path) -> Path:

@@ -71,7 +71,7 @@ class RemoteJob:
 
     Attributes:
         id: of the job.
-        has_lost_rows: whether rows are missing that a rank says it has emitted.
+        has_lost_rows: whether a rank says that it could not write some rows.
     """
 
     def __init__(self, link: Link, id: int, *, after: int = 0, keep: object = None) -> None:
@@ -167,7 +167,7 @@ class RemoteJob:
             raise KeyboardInterrupt
         answers = attempt.answers() if attempt.number > self._after else None
         if answers is not None and all(answer.kind == "returned" for answer in answers):
-            self.has_lost_rows = attempt.rows.has_lost([answer.rows for answer in answers])
+            self.has_lost_rows = any(answer.lost_rows for answer in answers)
             return [answer.value for answer in answers]
         if record.error is not None:
             if record.state == "parked" and record.reason:
