@@ -126,14 +126,12 @@ class Tail:
         taken, room = [], most * rows.ROW_BYTES
         while room:
             stamp = _stamp(self._newest)
-            if stamp is not None and stamp == self._seen:
-                break
             aside = str(self._files.aside(self._number))
             if os.path.exists(aside):
                 packed = self._read_aside(aside, room)
                 if not packed:
-                    self._number, self._offset = self._number + 1, 0
-            elif stamp is None:
+                    self._number, self._offset, self._seen = self._number + 1, 0, None
+            elif stamp is None or stamp == self._seen:
                 break
             else:
                 packed, inode = self._read(self._newest, room)

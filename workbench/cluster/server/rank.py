@@ -118,7 +118,7 @@ class Rank:
             status = os.stat(self._rows)
         except FileNotFoundError:
             return 0, 0
-        return status.st_ino, status.st_size
+        return status.st_mtime_ns, status.st_size
 
     def _newest(self, whole: int) -> bytes:
         if not whole:
