@@ -180,7 +180,7 @@ class World:
         _forget(self._process_groups if self._watch.unfinished else ())
 
 
-def _forget(lasting: Iterable[dist.ProcessGroup]) -> None:
+def _forget(lasting: Iterable[dist.ProcessGroup | None]) -> None:
     """Ends torch's world; also one that an interrupt kept from being closed.
 
     Args:

@@ -7,8 +7,13 @@ import subprocess
 import sys
 import time
 import zlib
+from types import SimpleNamespace
+
+import psutil
 
 from workbench.cluster.server.checkpoints import newest_whole
+from workbench.cluster.server.host_health import HostHealth
+from workbench.cluster.server.memory_trend import MemoryTrend
 from workbench.cluster.server.pace import LOOKS, Pace
 from workbench.cluster.server.vitals import Vitals
 from workbench.cluster.server.watch import Watch
@@ -44,7 +49,32 @@ def test_steps_that_take_longer_than_predicted_are_told_once():
     pace, told = Pace(predicted_s=0.5), []
     for step in range(4 * LOOKS):
         told += pace.look(rows(step, 0.1, time=step * 1.0))
-    assert told == [f"a step takes 1 s, 2.0 times as long as predicted, at step {LOOKS + 1}"]
+    assert told == ["a step takes 1 s, 2.0 times as long as predicted, since step 2"]
+
+
+def test_memory_that_grows_is_told_once_it_has_settled():
+    trend, told = MemoryTrend(), []
+    for step in range(0, 300, 10):
+        row = {"step": step, "rss_bytes": (1 if step < 60 else 1 + step / 200) * 2**30}
+        told += trend.look({0: row, 1: {**row, "rss_bytes": 2**30}}, resumed=10)
+    assert told == [
+        "the memory of rank 0 has grown from 1.3 to 2.0 GiB since step 60",
+    ]
+
+
+def test_what_passes_through_interfaces_is_told_by_the_second(monkeypatch):
+    passed = iter([{"eth0": (100, 50)}, {"eth0": (300, 50), "eth1": (7, 7)}, {"eth0": (0, 90)}])
+    monkeypatch.setattr(
+        psutil,
+        "net_io_counters",
+        lambda pernic: {
+            name: SimpleNamespace(bytes_recv=received, bytes_sent=sent)
+            for name, (received, sent) in next(passed).items()
+        },
+    )
+    host = HostHealth()
+    found = [host.look(now)["network"] for now in (10.0, 12.0, 16.0)]
+    assert found == [{}, {"eth0": (100.0, 0.0)}, {"eth0": (0.0, 10.0)}]
 
 
 def test_the_end_of_a_process_is_seen_at_once():

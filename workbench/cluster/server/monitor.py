@@ -1,16 +1,14 @@
 """Watches what runs: processes that stand still, slow ranks, and what the host has left."""
 
 import json
-import time
 from collections.abc import Callable, Iterable
-
-import psutil
 
 from workbench.cluster.jobs.store import Store
 from workbench.cluster.keeper.spec import Spec
 from workbench.cluster.server.attempt import Attempt
 from workbench.cluster.server.fleet import Fleet
 from workbench.cluster.server.gpus import Gpus
+from workbench.cluster.server.host_health import HostHealth
 from workbench.cluster.server.standstill import Standstill
 from workbench.cluster.server.vitals import Vitals
 from workbench.cluster.server.work import Work
@@ -36,7 +34,7 @@ class Monitor:
     def __init__(self, store: Store, spec: Spec, fleet: Fleet) -> None:
         self._store, self._spec, self._fleet = store, spec, fleet
         self._vitals, self._gpus = Vitals(), Gpus()
-        self._standstill = Standstill(self._vitals)
+        self._standstill, self._host = Standstill(self._vitals), HostHealth()
         self._due: dict[Callable[..., None], float] = {}
 
     def look(self, works: Iterable[Work], now: float) -> None:
@@ -85,6 +83,8 @@ class Monitor:
             before = work.pace.step
             for text in work.pace.look(newest):
                 self._tell(work, text, "slow")
+            for text in work.memory.look(newest, work.resumed):
+                self._tell(work, text, "memory")
             if work.pace.step != before:
                 work.moved_at = now
             elif newest and now - work.moved_at > self._patience_s(work):
@@ -127,14 +127,7 @@ class Monitor:
         self._store.note_health(health)
         for pid in self._fleet.died:
             self._vitals.drop(pid)
-        memory = psutil.virtual_memory()
-        host = {
-            "time": time.time(),
-            "cpu_share": psutil.cpu_percent() / 100,
-            "free_bytes": memory.available,
-            "bytes": memory.total,
-        }
-        self._store.set_meta("host", json.dumps(host))
+        self._store.set_meta("host", json.dumps(self._host.look(now)))
         self._store.backup(every_s=BACKUP_EVERY_S)
 
     def _tell(self, work: Work, text: str, kind: str, engine: int | None = None) -> None:

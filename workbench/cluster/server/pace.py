@@ -35,6 +35,7 @@ class Pace:
     longest_gap_s: float = 0.0
     _ranks: dict[int, _Rank] = field(default_factory=dict)
     _slow_looks: int = 0
+    _slow_since: int = 0
     _is_told: bool = False
 
     def look(self, rows: dict[int, Row]) -> list[str]:
@@ -98,13 +99,17 @@ class Pace:
         if not self.predicted_s or not self.step_s:
             return []
         factor = self.step_s / self.predicted_s
-        self._slow_looks = self._slow_looks + 1 if factor >= SLOWER else 0
+        if factor < SLOWER:
+            self._slow_looks = 0
+            return []
+        self._slow_since = self._slow_since if self._slow_looks else self.step
+        self._slow_looks += 1
         if self._slow_looks < LOOKS or self._is_told:
             return []
         self._is_told = True
         return [
             f"a step takes {self.step_s:.3g} s, {factor:.1f} times as long as predicted, "
-            f"at step {self.step}"
+            f"since step {self._slow_since}"
         ]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.jobs.record import JobRecord, State
 from workbench.cluster.server.attempt import Attempt, attempt_folder
+from workbench.cluster.server.memory_trend import MemoryTrend
 from workbench.cluster.server.pace import Pace
 from workbench.cluster.server.rank import Rank
 
@@ -23,6 +24,7 @@ class Work:
         attempt: its ranks; None while engines are waited for.
         resumed: updates that were done when the attempt began.
         pace: how fast it goes.
+        memory: of its ranks.
         moved_at: when a row last came.
         kept_at: when rows were last taken into the store.
         written_step: the step that the store knows.
@@ -33,6 +35,7 @@ class Work:
     attempt: Attempt | None = None
     resumed: int = 0
     pace: Pace = field(default_factory=Pace)
+    memory: MemoryTrend = field(default_factory=MemoryTrend)
     moved_at: float = 0.0
     kept_at: float = 0.0
     written_step: int = 0
@@ -70,6 +73,7 @@ class Work:
         )
         per_step = record.seconds / record.steps if record.seconds and record.steps else None
         self.pace, self.moved_at, self.kept_at = Pace(per_step), now, now
+        self.memory = MemoryTrend()
         self.resumed = step_of(record.checkpoint)
 
     def ranks_on(self, place: int) -> list[Rank]:
