@@ -99,7 +99,7 @@ class Target:
         except (RunError, ClusterError):
             pass  # the record says how it ended
         last = self.store.job(run.id)
-        allowed = 1 if kill.kind == "server SIGKILL" else 2
+        allowed = 1 + sum(attempt.is_lost for attempt in last.attempts)
         survived = last.state == "finished" and difference <= CLOSE and last.attempt <= allowed
         found: dict[str, Cell] = {
             "seed": kill.seed,
@@ -153,8 +153,12 @@ class Target:
             if kill.kind == "server SIGKILL":
                 pid, number = int((self.cluster.folder / LOCK).read_text()), signal.SIGKILL
             else:
-                engines = [e.pid for e in self.store.engines() if e.pid and not e.is_assistant]
-                pid = chance.choice(self.store.job(job).pids or engines)
+                engines = [each for each in self.store.engines() if not each.is_assistant]
+                free = [each.pid for each in engines if each.pid and each.job in (None, job)]
+                if not (pids := self.store.job(job).pids or free):
+                    time.sleep(LOOK_S)
+                    continue
+                pid = chance.choice(pids)
                 number = _SIGNALS[kill.kind]
             at = time.time()
             with suppress(ProcessLookupError):  # another kill was before this one

@@ -50,7 +50,7 @@ def run(*, quick: bool) -> Report:
         _figures([*rows, *large], large or rows),
         (
             f"survived: finished, with the final loss of a run that nothing was done to, to "
-            f"{CLOSE:g}, and no attempt more than there were engines killed.",
+            f"{CLOSE:g}, and no attempt that did not follow the loss of one.",
             "detected: until the job server gave the attempt up and interrupted the other ranks; "
             "resumed: until the next attempt's first step was done; of VGG-11 with a warm spare.",
             "steps_lost: checkpoints are written every 10 steps, beside the steps that follow.",
