@@ -38,6 +38,7 @@ from workbench.plan.experiment import Experiment
 from workbench.plan.plan import Plan
 from workbench.plan.stability import Curvature
 from workbench.train.cell_files import CellFiles
+from workbench.train.wishes import PlanWishes
 
 STOP_RUNS_WITHIN_S = 10.0
 TICK_S = 0.05
@@ -259,8 +260,9 @@ class Cluster(Measurements, Faults):
 
     def follow(self, record: JobRecord) -> Run:
         """A run that follows a job which was submitted before."""
-        experiment = message.unpack(record.packed)
-        return self._run(experiment, Path(record.directory), record.id)
+        directory = Path(record.directory)
+        experiment = PlanWishes(directory).in_force(message.unpack(record.packed))
+        return self._run(experiment, directory, record.id)
 
     def resuming(self, run: Run) -> RemoteJob:
         """Has a run that has ended go on; the job to follow then."""

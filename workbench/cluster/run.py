@@ -291,7 +291,7 @@ class Run(Waiting):
     def under(self, experiment: Experiment) -> None:
         """Takes notice of another number of ranks; the job calls it."""
         with self._lock:
-            self.experiment = experiment
+            self.experiment = PlanWishes(self.directory).in_force(experiment)
 
     def _notice_replans(self) -> None:
         """The run's plan is the last one that it goes on under."""
