@@ -1,0 +1,3 @@
+"""Explorers: what the models say, under sliders."""
+
+from workbench.widgets.explorers.timing import TimingExplorer as TimingExplorer
