@@ -9,6 +9,7 @@ import traitlets
 from workbench.widgets.widget import Widget
 
 View = dict[str, Any]
+REST_S = 1.0
 
 
 class Live(Widget):
@@ -27,6 +28,7 @@ class Live(Widget):
 
     def __init__(self, **state: Any) -> None:
         self._guard = threading.RLock()
+        self._keeping: threading.Timer | None = None
         super().__init__(**state)
         self._begun = True
         self._shown = self.view()
@@ -60,6 +62,22 @@ class Live(Widget):
             self._shown = view
             self.send({"type": "view", "view": view})
             return True
+
+    def keep_soon(self) -> None:
+        """Brings the picture in saved notebooks up to date once nothing moves for a second."""
+        with self._guard:
+            if self._keeping is not None:
+                self._keeping.cancel()
+            if self._handles:
+                self._keeping = threading.Timer(REST_S, self.keep)
+                self._keeping.daemon = True
+                self._keeping.start()
+
+    def close(self) -> None:
+        """Ends the view; its values stay readable."""
+        if self._begun and self._keeping is not None:
+            self._keeping.cancel()
+        super().close()
 
     def _receive(self, _widget: object, content: Mapping[str, Any], _buffers: object) -> None:
         with self._guard:

@@ -107,7 +107,7 @@ class Explorer(Live):
     def _moved(self, change: Mapping[str, Any]) -> None:
         with self._guard:
             self.refresh()
-            self.keep()
+            self.keep_soon()
 
 
 def refuse(owner: traitlets.HasTraits, name: str, why: str) -> traitlets.TraitError:

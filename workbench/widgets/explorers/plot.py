@@ -9,7 +9,8 @@ from workbench.widgets.charts import FONT, ticks
 from workbench.widgets.explorers.colours import paint
 
 WIDTH, HEIGHT = 470, 250
-LEFT, RIGHT, TOP, BOTTOM = 62, 12, 10, 38
+LEFT, RIGHT, TOP, BOTTOM = 62, 24, 10, 44
+STRIP = 7  # of bands, below the axis
 _FEW = 4  # decades, up to which 2 and 5 are marked too
 
 
@@ -156,7 +157,7 @@ class _Frame:
         for value in self.x.marks(self.low, self.high):
             at = self.across(value)
             parts.append(f'<path d="M{at:.1f} {TOP}V{floor}" style="stroke:{rule}"/>')
-            parts.append(words(at, floor + 15, self.x.text(value), "middle"))
+            parts.append(words(at, floor + STRIP + 14, self.x.text(value), "middle"))
         for value in self.y.marks(self.bottom, self.top, 6):
             at = self.up(value)
             parts.append(f'<path d="M{LEFT} {at:.1f}H{right}" style="stroke:{rule}"/>')
@@ -192,8 +193,9 @@ class _Frame:
     def band(self, band: Band) -> str:
         left, right = (self.across(v) for v in (band.low, band.high))
         return (
-            f'<rect x="{left:.1f}" y="{HEIGHT - BOTTOM - 7}" width="{right - left:.1f}" height="7" '
-            f'style="fill:{paint(band.colour)}"><title>{escape(band.text)}</title></rect>'
+            f'<rect x="{left:.1f}" y="{HEIGHT - BOTTOM + 1}" width="{right - left:.1f}" '
+            f'height="{STRIP}" style="fill:{paint(band.colour)}">'
+            f"<title>{escape(band.text)}</title></rect>"
         )
 
     def mark(self, mark: Mark, index: int) -> str:

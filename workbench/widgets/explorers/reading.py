@@ -16,7 +16,8 @@ def brief_seconds(seconds: float) -> str:
     """A mark of an axis: 100 us, 20 ms, 5 s."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= 0.9995 * scale:
-            return f"{seconds / scale:,.3g} {unit}"
+            long = seconds >= 999.5 * scale
+            return f"{seconds / scale:,.0f} {unit}" if long else f"{seconds / scale:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns" if seconds else "0"
 
 

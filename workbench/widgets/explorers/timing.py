@@ -24,8 +24,8 @@ from workbench.widgets.explorers.controls import (
 )
 from workbench.widgets.explorers.explorer import Explorer
 from workbench.widgets.explorers.picture import Picture
-from workbench.widgets.explorers.reading import rate
-from workbench.widgets.units import milliseconds, size
+from workbench.widgets.explorers.reading import brief_seconds, rate
+from workbench.widgets.units import size
 
 CODECS: Mapping[str, CodecName | None] = {
     "none": None,
@@ -88,10 +88,12 @@ class TimingExplorer(Explorer):
         none = "" if self.machine is not None else "there is no machine: explorer.machine = machine"
         return (
             Slider("world_size", "workers", powers_of_two(1, 65536), lambda n: f"{n:,}"),
-            Slider("bandwidth", "bandwidth", decades(timing_picture.LOW, timing_picture.HIGH), rate),
-            Slider("latency_s", "latency", decades(1e-7, 1e-1), milliseconds),
+            Slider(
+                "bandwidth", "bandwidth", decades(timing_picture.LOW, timing_picture.HIGH), rate
+            ),
+            Slider("latency_s", "latency", decades(1e-7, 1e-1), brief_seconds),
             Slider("gradient_bytes", "gradient", decades(1e3, 1e11), size),
-            Slider("compute_s", "compute", decades(1e-4, 1e2), milliseconds),
+            Slider("compute_s", "compute", decades(1e-4, 1e2), brief_seconds),
             Slider("width", "pipeline width", range(1, 9), str),
             Choice("codec", "codec", CODECS),
             Button("machine", "Take the machine's link", none),
