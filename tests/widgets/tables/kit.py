@@ -25,9 +25,8 @@ class FakeCluster:
 
     def submit(self, **fields: Any) -> int:
         """Queues a job, and then gives it these fields."""
-        own = {
-            name: fields.pop(name) for name in ("name", "steps", "tag", "kind") if name in fields
-        }
+        asked = {*fields} & {"name", "steps", "tag", "kind"}
+        own = {name: fields.pop(name) for name in asked}
         number = self.link.store.submit(request(fields.pop("engines", 1), **{"steps": 100, **own}))
         if fields:
             self.link.store.update(number, **fields)

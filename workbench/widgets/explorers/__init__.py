@@ -1,3 +1,5 @@
 """Explorers: what the models say, under sliders."""
 
+from workbench.widgets.explorers.memory_map import MemoryMap as MemoryMap
+from workbench.widgets.explorers.scaling import ScalingExplorer as ScalingExplorer
 from workbench.widgets.explorers.timing import TimingExplorer as TimingExplorer

@@ -6,7 +6,7 @@ from typing import Any
 
 import traitlets
 
-from workbench.plan.codec import CodecName
+from workbench.plan.codec import Codec
 from workbench.plan.errors import ExperimentError, MachineError
 from workbench.plan.experiment import Experiment
 from workbench.plan.link import Link
@@ -25,9 +25,10 @@ from workbench.widgets.explorers.controls import (
 from workbench.widgets.explorers.explorer import Explorer
 from workbench.widgets.explorers.picture import Picture
 from workbench.widgets.explorers.reading import brief_seconds, rate
+from workbench.widgets.explorers.timing_picture import HIGH, LOW
 from workbench.widgets.units import size
 
-CODECS: Mapping[str, CodecName | None] = {
+CODECS: Mapping[str, str | None] = {
     "none": None,
     "fp16": "fp16",
     "bf16": "bf16",
@@ -88,9 +89,7 @@ class TimingExplorer(Explorer):
         none = "" if self.machine is not None else "there is no machine: explorer.machine = machine"
         return (
             Slider("world_size", "workers", powers_of_two(1, 65536), lambda n: f"{n:,}"),
-            Slider(
-                "bandwidth", "bandwidth", decades(timing_picture.LOW, timing_picture.HIGH), rate
-            ),
+            Slider("bandwidth", "bandwidth", decades(LOW, HIGH), rate),
             Slider("latency_s", "latency", decades(1e-7, 1e-1), brief_seconds),
             Slider("gradient_bytes", "gradient", decades(1e3, 1e11), size),
             Slider("compute_s", "compute", decades(1e-4, 1e2), brief_seconds),
@@ -103,7 +102,7 @@ class TimingExplorer(Explorer):
         """Two charts, and the strategies in figures."""
         try:
             return timing_picture.of(
-                self.model(), self.width, self.codec, timing_picture.links(self.machine)
+                self.model(), self.width, self._codec, timing_picture.links(self.machine)
             )
         except (MachineError, ExperimentError) as error:
             raise ValueError(str(error)) from None
@@ -133,6 +132,10 @@ class TimingExplorer(Explorer):
         with self.hold_trait_notifications():
             for field, value in _of_link(_network(self.machine)).items():
                 setattr(self, field, value)
+
+    @property
+    def _codec(self) -> Codec | None:
+        return None if self.codec is None else Codec.model_validate({"name": self.codec})
 
     @traitlets.validate("bandwidth", "latency_s", "gradient_bytes", "compute_s")
     def _is_positive(self, proposal: Mapping[str, Any]) -> float:

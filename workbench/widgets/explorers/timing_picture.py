@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workbench.plan.codec import Codec, CodecName
+from workbench.plan.codec import Codec
 from workbench.plan.machine import Machine
 from workbench.plan.sync import LocalSGD, ParameterServer, Pipelined, Sync, Synchronous
 from workbench.predict.timing import Range, TimingModel, fastest, where_fastest
@@ -42,7 +42,7 @@ def links(machine: Machine | None) -> tuple[Known, ...]:
     )
 
 
-def strategies(width: int, codec: CodecName | None) -> dict[str, Sync]:
+def strategies(width: int, codec: Codec | None) -> dict[str, Sync]:
     """What is compared, the simplest first: it is named where several are equally fast."""
     found: dict[str, Sync] = {
         "synchronous": Synchronous(algorithm="ring", bucket_bytes=ONE_CALL),
@@ -54,19 +54,18 @@ def strategies(width: int, codec: CodecName | None) -> dict[str, Sync]:
     if width > 1:
         found[f"pipelined, width {width}"] = Pipelined(width=width, algorithm="ring")
     if codec is not None:
-        coded = Codec(name=codec)
-        found[f"synchronous, {codec}"] = Synchronous(
-            algorithm="ring", bucket_bytes=ONE_CALL, codec=coded
+        found[f"synchronous, {codec.name}"] = Synchronous(
+            algorithm="ring", bucket_bytes=ONE_CALL, codec=codec
         )
         if width > 1:
-            found[f"pipelined, width {width}, {codec}"] = Pipelined(
-                width=width, algorithm="ring", codec=coded
+            found[f"pipelined, width {width}, {codec.name}"] = Pipelined(
+                width=width, algorithm="ring", codec=codec
             )
     return found
 
 
 def of(
-    model: TimingModel, width: int, codec: CodecName | None, marked: Sequence[Known] = ()
+    model: TimingModel, width: int, codec: Codec | None, marked: Sequence[Known] = ()
 ) -> Picture:
     """The picture at one point of the model.
 
