@@ -36,6 +36,8 @@ def squarified(sizes: Sequence[float], box: Box) -> list[Box]:
     """
     boxes: list[Box] = []
     left = sum(sizes)
+    if not box.area:
+        return [Box(box.x, box.y, 0.0, 0.0) for _ in sizes]
     scale = box.area / left if left else 0.0
     areas = [size * scale for size in sizes]
     start = 0
@@ -65,7 +67,7 @@ def _row(areas: Sequence[float], box: Box) -> tuple[list[Box], Box]:
     """Boxes along the shorter side, and what they leave."""
     total, boxes = sum(areas), []
     if box.width >= box.height:
-        depth, at = total / box.height if box.height else 0.0, box.y
+        depth, at = total / box.height, box.y
         for area in areas:
             length = area / depth if depth else 0.0
             boxes.append(Box(box.x, at, depth, length))
