@@ -62,7 +62,7 @@ def of(
         for kind in CATEGORIES
         if kind in categories
     )
-    most = max(categories, key=lambda kind: categories[kind], default="weights")
+    most = max(CATEGORIES, key=lambda kind: categories.get(kind, 0))
     said = (
         f"Rank {rank.rank} holds most in the {rank.moment}: {size(rank.peak_bytes)}{of_all}. "
         f"Most of it is {_words(most)}, {size(categories.get(most, 0))}.",
