@@ -46,7 +46,7 @@ def test_groups_are_looked_into_and_left(explore, prediction):
     explorer._receive(explorer, {"type": "pick", "name": "rank 2"}, [])
     assert explorer.rank == 2
     explorer._receive(explorer, {"type": "pick", "name": "rank 9"}, [])
-    assert "rank must be 0 to 3, got 9" in " ".join(explorer.errors.values())
+    assert "rank must be 0 to 3, got 9" in explorer._shown["error"]
     assert explorer.rank == 2
 
 

@@ -25,7 +25,7 @@ def test_every_slider_moves_by_keyboard_and_python(show, page):
         before, value = drawn(shown), getattr(shown.widget, control.name)
         slider.focus()
         page.keyboard.press("ArrowRight")
-        shown.until(DRAWN, before)
+        shown.until(DRAWN, before, patience_s=60)
         assert getattr(shown.widget, control.name) > value
         assert slider.get_attribute("aria-valuetext") == control.text(
             getattr(shown.widget, control.name)
@@ -63,8 +63,10 @@ def test_what_is_asked_while_the_kernel_works_is_not_queued_up(show, page):
     for _ in range(6):
         page.keyboard.press("ArrowRight")
     assert len(page.evaluate("window.sent")) == 1  # and the last one, when that was heard
-    shown.until(DRAWN, drawn(shown))
-    shown.until("document.querySelector('[data-name=world_size] output').innerText === '512'")
+    shown.until(DRAWN, drawn(shown), patience_s=60)
+    shown.until(
+        "document.querySelector('[data-name=world_size] output').innerText === '512'", patience_s=60
+    )
     assert shown.widget.world_size == 512
 
 
@@ -127,7 +129,7 @@ def test_cells_of_the_matrix_are_read_by_keyboard(show, page, prediction):
 def test_scaling_curves_appear_as_they_are_known(show, page, prediction):
     shown = show(wb.ScalingExplorer, prediction)
     assert shown.widget.settle()
-    shown.until("document.querySelector('.wb-explorer').dataset.busy === ''")
+    shown.until("document.querySelector('.wb-explorer').dataset.busy === ''", patience_s=60)
     page.get_by_role("slider", name="ranks").fill("14")
     shown.pass_on()
     assert shown.widget.world_size == 65536

@@ -69,11 +69,11 @@ def test_pages_and_the_filter(show, page, cluster):
     press(shown, page, "previous page")
     assert page.locator(".wb-name").all_inner_texts() == ["net-a", "net-b"]
     page.get_by_label("filter jobs").fill("net-e")
-    shown.until("document.querySelectorAll('tbody tr').length === 1")
+    shown.until("document.querySelectorAll('tbody tr').length === 1", patience_s=60)
     assert page.locator(".wb-name").all_inner_texts() == ["net-e"]
     assert page.get_by_text("1 of 5 jobs").is_visible()
     page.get_by_label("filter jobs").fill("nothing")
-    shown.until("document.querySelectorAll('tbody tr').length === 0")
+    shown.until("document.querySelectorAll('tbody tr').length === 0", patience_s=60)
     assert page.get_by_text("No job has all of these words.").is_visible()
 
 

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import traitlets
-
 from workbench.widgets.explorers import still
 from workbench.widgets.explorers.controls import Button, Control
 from workbench.widgets.explorers.picture import Picture
 from workbench.widgets.live import Live, View
+
+_ELSEWHERE = "picture"  # of what was refused and has no control
 
 
 class Explorer(Live):
@@ -48,7 +48,7 @@ class Explorer(Live):
 
     @property
     def errors(self) -> Mapping[str, str]:
-        """What was refused last, by the control's name; "" is the whole picture."""
+        """What was refused last, by the control's name; "" is why there is no picture."""
         with self._guard:
             return dict(self._errors)
 
@@ -64,7 +64,8 @@ class Explorer(Live):
             for control in self.controls()
         ]
         drawn = Picture(type(self).__name__) if self._last is None else self._last
-        return {"controls": controls, "error": self._errors.get("", ""), **drawn.view()}
+        wrong = [self._errors[name] for name in ("", _ELSEWHERE) if name in self._errors]
+        return {"controls": controls, "error": "\n".join(wrong), **drawn.view()}
 
     def act(self, content: Mapping[str, Any]) -> None:
         """Moves a control, presses a button, or picks a part of a picture."""
@@ -86,7 +87,7 @@ class Explorer(Live):
         """Shows the reason beside the control."""
         known = {control.name for control in self.controls()}
         name = content.get("name", "")
-        self._errors[name if name in known else "told"] = reason
+        self._errors[name if name in known else _ELSEWHERE] = reason
 
     def still(self) -> str:
         """The pictures and their tables, as HTML without scripts."""
@@ -108,8 +109,3 @@ class Explorer(Live):
         with self._guard:
             self.refresh()
             self.keep_soon()
-
-
-def refuse(owner: traitlets.HasTraits, name: str, why: str) -> traitlets.TraitError:
-    """The error of an assignment that cannot be."""
-    return traitlets.TraitError(f"{type(owner).__name__}.{name} {why}")
