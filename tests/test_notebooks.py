@@ -24,6 +24,7 @@ SHORT: dict[str, dict[str, Any]] = {
     "02-pipe-sgd.ipynb": {"STEPS": 6, "LESSONS": 10},
     "03-unequal-devices.ipynb": {"SPEEDS": (2, 1), "BATCH": 24, "STEPS": 4, "DIVISOR": 10},
     "04-job-server.ipynb": {"ENGINES": 2, "STEPS": 12},
+    "06-predict-and-search.ipynb": {"ENGINES": 2, "BATCH": 16, "STEPS": 6, "WITHIN_S": 5.0},
 }
 
 

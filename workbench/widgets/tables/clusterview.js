@@ -21,9 +21,9 @@ export default () => {
   function render({ el }) {
     const title = element("h3", {});
     const alert = element("p", { class: "wb-alert", role: "alert" });
-    const body = element("tbody", {});
-    const table = element("table", { class: "wb-table" },
-      element("thead", {}, element("tr", {}, ...HEAD.map((name) => element("th", { scope: "col" }, name)))), body);
+    const body = element("tbody", { role: "rowgroup" });
+    const table = element("table", { class: "wb-table", role: "table" },
+      element("thead", { role: "rowgroup" }, element("tr", { role: "row" }, ...HEAD.map((name) => element("th", { scope: "col", role: "columnheader" }, name)))), body);
     const scroll = element("div", { class: "wb-scroll", role: "region", "aria-label": "engines", tabindex: 0 }, table);
     const root = element("section", { class: "wb-widget wb-engines", "aria-label": "engines of a cluster" }, title, alert, scroll);
     el.append(root);
@@ -48,14 +48,14 @@ export default () => {
 };
 
 function engineRow() {
-  const name = element("th", { scope: "row" });
+  const name = element("th", { scope: "row", role: "rowheader" });
   const state = element("span", { class: "wb-state" });
-  const job = element("td", { class: "wb-job" });
+  const job = element("td", { class: "wb-job", role: "cell" });
   const processor = meter("--wb-green");
   const memory = meter("--wb-sky");
-  const device = element("td", { class: "wb-device" });
-  const root = element("tr", {}, name, element("td", {}, state), job,
-    element("td", {}, processor.root), element("td", {}, memory.root), device);
+  const device = element("td", { class: "wb-device", role: "cell" });
+  const root = element("tr", { role: "row" }, name, element("td", { role: "cell" }, state), job,
+    element("td", { role: "cell" }, processor.root), element("td", { role: "cell" }, memory.root), device);
   const draw = (now) => {
     root.dataset.engine = now.index;
     root.dataset.state = now.state;
