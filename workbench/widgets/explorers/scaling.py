@@ -90,7 +90,7 @@ class ScalingExplorer(Explorer):
             self.curves,
             self.world_size,
             plan.world_size,
-            len(self.sizes),
+            self._left,
             tuple(self._notes),
         )
 
@@ -106,7 +106,7 @@ class ScalingExplorer(Explorer):
     def _reset(self, prediction: Prediction) -> None:
         self._curves: dict[str, list[Point]] = {kind: [] for kind in KINDS}
         self._notes: dict[str, None] = {}
-        self._why_not = ""
+        self._why_not, self._left = "", len(sizes_of(prediction.experiment.plan))
         machine = prediction.machine
         if machine is not None and len(machine.devices) > 1:
             self._notes["All ranks are taken to be as rank 0 of the machine."] = None
@@ -137,7 +137,7 @@ class ScalingExplorer(Explorer):
                 self._curves[kind].append(point)
             if note:
                 self._notes[note] = None
-            self._why_not = why_not
+            self._why_not, self._left = why_not, self._left - 1
             self.refresh()
             self.keep_soon()
 

@@ -14,7 +14,7 @@ Curves = Mapping[str, Sequence[Point]]
 
 
 def of(
-    name: str, curves: Curves, looked_at: int, world: int, number: int, notes: tuple[str, ...]
+    name: str, curves: Curves, looked_at: int, world: int, left: int, notes: tuple[str, ...]
 ) -> Picture:
     """The picture, of as many points as are known.
 
@@ -23,7 +23,7 @@ def of(
         curves: points by kind, ascending.
         looked_at: the world size that is pointed at.
         world: the plan's own.
-        number: of points that there will be on each curve.
+        left: world sizes that are still to be predicted.
         notes: what else should be known.
     """
     here = {
@@ -33,13 +33,12 @@ def of(
     said = [_at(kind, point, curves[kind]) for kind, point in here.items()]
     said += [_dominates(kind, points) for kind, points in curves.items() if points]
     known = max(map(len, curves.values()))
-    left = number - known if not notes or known else 0
     return Picture(
         f"{shortened(name, 60)}, planned for {world:,} ranks, on {looked_at:,}",
         (*said, *notes),
         (_throughput(curves, here, looked_at), _shares(curves, here, looked_at)) if known else (),
         _table(curves),
-        f"{known} of {number} world sizes are predicted …" if 0 < left < number else "",
+        f"{left} more world sizes are predicted …" if left else "",
     )
 
 
