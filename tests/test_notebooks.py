@@ -102,6 +102,12 @@ def test_runs(path: Path, tmp_path: Path) -> None:
         assert "all 12 losses are equal, bit for bit" in text_of(outputs["check"])
         assert "the run has nothing to tell" in text_of(outputs["orphaned"])
         assert "the plan is for 4 ranks" in text_of(outputs["failure"])
+    if path.name == "06-predict-and-search.ipynb":
+        assert "does not divide world_size 3" in text_of(outputs["failure"])
+        assert "Memory is as predicted" in text_of(outputs["check"])
+        for drawn in ("memory", "traffic", "what-if", "timing", "stale", "jobs", "engines"):
+            (shown,) = [o for o in outputs[drawn] if "text/html" in o.get("data", {})]
+            assert "application/vnd.jupyter.widget-view+json" in shown.data
 
 
 def text_of(outputs: list[nbformat.NotebookNode]) -> str:
