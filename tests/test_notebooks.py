@@ -27,6 +27,7 @@ SHORT: dict[str, dict[str, Any]] = {
     "03-unequal-devices.ipynb": {"SPEEDS": (2, 1), "BATCH": 24, "STEPS": 4, "DIVISOR": 10},
     "04-job-server.ipynb": {"ENGINES": 2, "STEPS": 12},
     "05-your-own-model.ipynb": {"STEPS": 4, "IMAGES": 16},
+    "06-predict-and-search.ipynb": {"ENGINES": 2, "BATCH": 16, "STEPS": 6, "WITHIN_S": 5.0},
 }
 
 
@@ -120,6 +121,12 @@ def test_runs(path: Path, tmp_path: Path) -> None:
         assert "'shard_heads'; did you mean" in text_of(outputs["failure"])
         assert "cannot be read as an image" in text_of(outputs["damaged"])
         assert "by a plain torch module" in text_of(outputs["home"])
+    if path.name == "06-predict-and-search.ipynb":
+        assert "does not divide world_size 3" in text_of(outputs["failure"])
+        assert "Memory is as predicted" in text_of(outputs["check"])
+        for drawn in ("memory", "traffic", "what-if", "timing", "stale", "jobs", "engines"):
+            (shown,) = [o for o in outputs[drawn] if "text/html" in o.get("data", {})]
+            assert "application/vnd.jupyter.widget-view+json" in shown.data
 
 
 def text_of(outputs: list[nbformat.NotebookNode]) -> str:
