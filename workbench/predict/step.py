@@ -99,15 +99,17 @@ class _Step:
         return optimizer_bytes(self.whole if cut else self.program, self.handed)
 
     def _update(self) -> None:
-        """Fused optimizers need nothing besides.
+        """Fused optimizers need nothing besides; late sums begin before they move.
 
         An averaging needs a bucket's room; handing out weights that others have moved needs the
         bucket, and beside it this rank's part in one piece.
         """
         self.timeline.at("step")
+        self.rooms.start()
         sync = self.experiment.sync
         if isinstance(sync, Pipelined) and sync.compensation is not None:
             self._compensate()
+        self.rooms.finish()
         if isinstance(sync, LocalSGD):
             room = averaging_bytes(averaged(self.whole.experiment, sync, self.whole.pieces))
             self.timeline.pass_by(room, "buckets", "parameters")
