@@ -11,7 +11,7 @@ there, it runs forward again, and then back; its inputs are there to the end of 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 
 import numpy as np
@@ -125,7 +125,7 @@ class Pass:
             for tensor in kept:
                 self.timeline.drop(tensor)
             if operation.layer is not None:
-                copied = self._execution.workspace(operation).copies_weight
+                copied = self._execution.copies_weight(operation)
                 self.gradients.settle(operation.layer, of_weights, copied=copied)
         tape.kept = []
 
@@ -135,7 +135,7 @@ class Pass:
 
     def _again(self, segment: Segment, grads: dict[Value, int]) -> None:
         """Runs a segment forward once more, and then back."""
-        operations = [replace(operation, segment=None) for operation in segment.operations]
+        operations = [operation._replace(segment=None) for operation in segment.operations]
         outputs = _read_outside(self.program, segment.operations)
         self.timeline.at("recompute", operations[0].label)
         buffers = self.timeline.make(self._buffers(operations), "workspace", operations[0].label)
