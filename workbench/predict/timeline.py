@@ -6,6 +6,7 @@ all; the others may hold an element less of a bucket's sum, which all ranks take
 """
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, get_args
 
@@ -76,6 +77,11 @@ class Timeline:
         self._events.append(tensor)
         return tensor
 
+    def reside(self, category: Category, sizes: Mapping[str, Counts]) -> None:
+        """Tensors that stay to the end, of these layers."""
+        for layer, size in sizes.items():
+            self._events.append(self._new(size, category, layer))
+
     def hold(self, tensor: int) -> int:
         """Holds a tensor once more."""
         self._holders[tensor] += 1
@@ -114,15 +120,16 @@ class Timeline:
         signs = np.where(events < 0, -1, 1)
         which = np.where(events < 0, ~events, events)
         sizes = np.array([self._kept(size) for size in self._sizes])
-        levels = np.cumsum(sizes[of_tensors[which]] * signs[:, None], axis=0)
         found: dict[bytes, Peak] = {}  # ranks that hold the same have the same
         peaks: list[Peak] = []
-        for rank, event in enumerate(levels.argmax(axis=0).tolist()):
-            key = sizes[:, rank].tobytes()
+        for rank, own in enumerate(np.ascontiguousarray(sizes.T)):
+            key = own.tobytes()
             if key not in found:
+                levels = np.cumsum(own[of_tensors[which]] * signs)
+                event = int(levels.argmax())
                 alive = np.bincount(which[: event + 1], signs[: event + 1], len(of_tensors))
-                held = self._held(alive.astype(np.int64) * sizes[of_tensors, rank])
-                found[key] = Peak(rank, int(levels[event, rank]), self._moment(event), held)
+                held = self._held(alive.astype(np.int64) * own[of_tensors])
+                found[key] = Peak(rank, int(levels[event]), self._moment(event), held)
             peaks.append(replace(found[key], rank=rank))
         return tuple(peaks)
 
@@ -138,9 +145,10 @@ class Timeline:
 
     def _held(self, bytes_of: Counts) -> dict[Owner, int]:
         held: dict[Owner, int] = {}
-        for tensor in np.flatnonzero(bytes_of):
+        some = np.flatnonzero(bytes_of)
+        for tensor, size in zip(some.tolist(), bytes_of[some].tolist(), strict=True):
             owner = self.owners[tensor]
-            held[owner] = held.get(owner, 0) + int(bytes_of[tensor])
+            held[owner] = held.get(owner, 0) + size
         return held
 
 
