@@ -105,6 +105,8 @@ class Execution:
     def _factors(self, operation: Operation, alive: Mapping[Value, int]) -> list[int]:
         """Of what it reads, what its backward pass needs."""
         reads = [value for value in operation.reads if value in alive]
+        if len(reads) < 2:
+            return [alive[value] for value in reads]
         if len(reads) == 2 and operation.layer is not None and operation.layer.kind == "mul":
             wants = [value in operation.wanted for value in reversed(reads)]
             return [alive[value] for value, needed in zip(reads, wants, strict=True) if needed]
