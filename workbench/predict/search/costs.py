@@ -11,7 +11,13 @@
     output      bytes of its output, where it keeps that itself
     first       bytes of the first value that it reads, as it reads it
     second      bytes of the second one
+    converted   the same of the first one where it is read in another layout than it was given
+    other       the same of the second one
     transient   bytes of gradients and workspace that are there at once in its backward pass
+    space       of these, activations' gradients and workspace
+    arrived     of these, activations' gradients
+    made        bytes of gradients of its weights that are made beside those of earlier rounds
+    settled     bytes of gradients of its weights that are there from its backward pass on
     entries     in how many layouts of groups values are read that lay in own rows
     over        the size of those groups, added up
     apart       1 where the layer reads a group's rows, 0 where it reads its own
@@ -63,8 +69,8 @@ from workbench.predict.search.trellis import Cost, Floats, Readings
 from workbench.predict.search.weight_costs import WeightCosts
 
 LAYER, FORWARD, GATHER, BACKWARD, GRADIENTS, UPDATE, RESIDENT = range(7)
-BESIDE, OUTPUT, FIRST, SECOND, TRANSIENT, ENTRIES, OVER, APART = range(7, 15)
-ROUNDS = 15
+BESIDE, OUTPUT, FIRST, SECOND, CONVERTED, OTHER, TRANSIENT, SPACE, ARRIVED, MADE = range(7, 17)
+SETTLED, ENTRIES, OVER, APART, ROUNDS = range(17, 22)
 """The first of the columns of rounds."""
 
 
@@ -162,12 +168,20 @@ class StepCosts:
         (forward, backward), *others = [
             self._computing(alone, layer, passes) for passes in (self.passes, *tails)
         ]
-        summed, update, resident = self.of_weights.of(layer, placed)
+        summed, update, resident, settled = self.of_weights.of(layer, placed)
         room = self.footprints.of(layer, choice, read, given, placed)
         times = (forward, 0.0, 0.0, backward, summed, update)
         apart = float(read != ROWS)
         more = more_of(Ways(forward, backward), others, len(self.parts))
-        return *times, resident, *room, 0.0, 0.0, apart, *more
+        return *times, resident, *room, settled, 0.0, 0.0, apart, *more
+
+    def converted(self, layer: Layer, name: str, read: Layout) -> Cost:
+        """Of what a layer reads in another layout than it was given."""
+        cost = list(self._nothing)
+        slots = self.footprints.slots(layer)
+        if layer.name in self.learns and name in slots:
+            cost[CONVERTED + slots.index(name)] = self.footprints.read(layer, name, read)
+        return tuple(cost)
 
     def value(self, name: str, source: Layout, readings: Readings, carried: bool) -> Cost:
         """Of a layer's output: its conversions, and the loss where the model returns it."""
@@ -201,7 +215,8 @@ class StepCosts:
         entries = float(len(over)), float(sum(over))
         more = more_of(Ways(forward, backward), others, len(self.parts))
         backward += self._added(name, source, readings, shape, per_sample)
-        return 0.0, forward, gather, backward, *(0.0,) * 8, *entries, 0.0, *more
+        nothing = (0.0,) * (ENTRIES - GRADIENTS)
+        return 0.0, forward, gather, backward, *nothing, *entries, 0.0, *more
 
     def _computing(self, alone: Plan, layer: Layer, passes: Passes) -> Ways:
         """Seconds of a layer."""

@@ -41,7 +41,8 @@ class Moves:
         before: of each transition.
         after: of each transition.
         again: 1 where the layer is computed again, else 0.
-        kept: [transitions, 2 + SLOTS]: of beside, output and inputs, the part that is kept.
+        kept: [transitions, 2 + 2 SLOTS]: of beside, output, inputs and inputs converted, the part
+            that is kept.
         there: the part that is there in the layer's own backward pass alone.
         tail: 1 where the layer is in a tail that runs in rounds, else 0.
         held: bytes that are there as long as a tail is.
@@ -209,14 +210,14 @@ class _Writing:
     ) -> tuple[list[float], list[float], tuple[tuple[str, int], ...]]:
         """(what is kept, what is there in its backward pass alone, what is not kept yet)."""
         name, gives = layer.name, self.gives
-        kept, there = [0.0] * (2 + SLOTS), [0.0] * (2 + SLOTS)
+        kept, there = [0.0] * (2 + 2 * SLOTS), [0.0] * (2 + 2 * SLOTS)
         own = there if again else kept
         own[:2] = 1.0, float(gives)
         for place, (value, needed) in enumerate(self.reads, start=2):
             where = values.get(value)
-            if where is None:
-                continue
-            if where == _OUTSIDE if again else needed:
+            if where is None:  # as it was given or read elsewhere, but not as it is read here
+                kept[place + SLOTS] = float(again or needed)
+            elif where == _OUTSIDE if again else needed:
                 kept[place] = 1.0
                 del values[value]
             elif again and needed:

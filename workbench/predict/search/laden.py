@@ -14,15 +14,19 @@ from workbench.plan.tail import Rounds
 from workbench.predict.search.bounds import Terms
 from workbench.predict.search.costs import (
     APART,
+    ARRIVED,
     BACKWARD,
     BESIDE,
     FORWARD,
     GATHER,
     GRADIENTS,
     LAYER,
+    MADE,
+    OTHER,
     RESIDENT,
     ROUNDS,
-    SECOND,
+    SETTLED,
+    SPACE,
     TRANSIENT,
     UPDATE,
 )
@@ -31,7 +35,7 @@ from workbench.predict.search.keeping import ONE, Keeping, Moves
 from workbench.predict.search.loads import Load, Prices
 from workbench.predict.search.trellis import Floats, Integers, Trellis
 
-_KEPT = slice(BESIDE, SECOND + 1)
+_KEPT = slice(BESIDE, OTHER + 1)
 _TAIL = np.ones(1)
 
 
@@ -145,9 +149,11 @@ class Laden:
         )
         again = (1 - mix) * moves.again
         rooms = costs[:, _KEPT] @ (kept * moves.kept + here * moves.there).T
-        rooms += here * costs[:, TRANSIENT, None]
         found: Floats = rooms * self._shares(costs, moves.tail) + here * moves.held
+        found += here * self._transient(costs, moves.tail)
         found += (prices.total * costs[:, RESIDENT])[:, None]
+        later = (prices.total - kept) * costs[:, SETTLED]
+        found += later[:, None] + np.outer(kept * costs[:, SETTLED], self._lasting(moves.tail))
         found += prices.time * (seconds[:, None] + np.outer(costs[:, LAYER], again))
         if self.group_size > 1:
             there, back = self._more(costs)
@@ -169,6 +175,19 @@ class Laden:
         cut = np.ones(len(costs)) if self.rounds == "B/K" else costs[:, APART]
         shares: Floats = 1 - np.outer(cut, tail) * (1 - 1 / size)
         return shares
+
+    def _transient(self, costs: Floats, tail: Floats) -> Floats:
+        """[edges, transitions]: what is there in a layer's backward pass alone."""
+        shares = self._shares(costs, tail)
+        parted = np.maximum(
+            shares * costs[:, SPACE, None], shares * costs[:, ARRIVED, None] + costs[:, MADE, None]
+        )
+        found: Floats = np.where(tail > 0, parted, costs[:, TRANSIENT, None])
+        return found
+
+    def _lasting(self, tail: Floats) -> Floats:
+        """Whether gradients of the round before are there: of each, as `tail`."""
+        return tail * (self.terms.lasting and self.group_size > 1)
 
     def _more(self, costs: Floats) -> tuple[Floats, Floats]:
         """Of each edge, what its rounds take more: forward, backward."""
@@ -201,8 +220,13 @@ class Laden:
         again, tails = moves.again, moves.tail
         share = np.where(tails > 0, self._shares(costs, _TAIL)[:, 0], 1.0)
         kept = share * np.einsum("sc,sc->s", costs[:, _KEPT], moves.kept)
-        here = np.einsum("sc,sc->s", costs[:, _KEPT], moves.there) + costs[:, TRANSIENT]
-        here = share * here + moves.held
+        here = share * np.einsum("sc,sc->s", costs[:, _KEPT], moves.there) + moves.held
+        here += np.where(
+            tails > 0, self._transient(costs, _TAIL)[:, 0], costs[:, TRANSIENT]
+        )
+        lasting = self._lasting(tails) * costs[:, SETTLED]
+        settled = costs[:, SETTLED] - lasting
+        settled = settled[::-1].cumsum()[::-1] - settled + lasting.sum()
         gathers, more, early = moves.entry == ONE, (0.0, 0.0), 0.0
         if self.group_size > 1:
             there, back = self._more(costs)
@@ -210,7 +234,7 @@ class Laden:
             early = float((costs[:, BACKWARD] + back + again * costs[:, LAYER]) @ tails)
             early *= 1 - 1 / self.group_size
         totals, slowed = costs.sum(axis=0), self.terms.slowed
-        levels = np.cumsum(kept) + here + totals[RESIDENT] + self.resident
+        levels = np.cumsum(kept) + here + settled + totals[RESIDENT] + self.resident
         gather = float(costs[:, GATHER] @ gathers) * self.terms.rounds
         sides = totals[LAYER] + totals[FORWARD] + more[0] - gather + totals[UPDATE]
         sides += self.terms.fixed

@@ -223,14 +223,17 @@ class _Laying:
         value, read = self.lives.values[number], self.layouts.values[move.read]
         if value.carried and (read != value.layout or not move.sums):
             return None
+        name = frame.names[index]
+        cost: tuple[int, ...] = ()
+        if read != value.layout and all(read != layout for layout, _ in value.readings):
+            cost = self._converted_cost(frame.layer, name, read)
         value = replace(value, readings=value.readings | {(read, move.sums)})
         if index not in frame.ends:
-            return _Met((self._number(value),), ())
-        name = frame.names[index]
+            return _Met((self._number(value),), cost)
         alone = value.readings == {(value.layout, True)}
         if alone and not value.carried and may_carry(self.graph, name):
             return None
-        return _Met((), self._value_cost(name, value))
+        return _Met((), cost + self._value_cost(name, value))
 
     def _number(self, value: Live) -> int:
         number = self.lives.of(value)
@@ -245,6 +248,12 @@ class _Laying:
         key = (kind, choice, self.layouts.of(read), self.layouts.of(given))
         if key not in self._costs:
             self._costs[key] = self._table.add(self.costs.layer(layer, choice, read, given))
+        return self._costs[key]
+
+    def _converted_cost(self, layer: Layer, name: str, read: Layout) -> tuple[int, ...]:
+        key = (self.kinds[layer.name], layer.inputs.index(name), self.layouts.of(read))
+        if key not in self._costs:
+            self._costs[key] = self._table.add(self.costs.converted(layer, name, read))
         return self._costs[key]
 
     def _value_cost(self, name: str, value: Live) -> tuple[int, ...]:

@@ -29,11 +29,16 @@ class WeightCosts:
         self._shares = {k: self._share(k) for k in group_sizes(self.world)}
         self._rates = {k: self._rate(k) for k in group_sizes(self.world)}
 
-    def of(self, layer: Layer, placed: Mapping[str, WeightPlacement]) -> tuple[float, float, float]:
-        """(seconds of gradient sums, of the update, bytes held) of the layer's own weights."""
-        summed = update = memory = 0.0
+    def of(self, layer: Layer, placed: Mapping[str, WeightPlacement]) -> tuple[float, float, float, float]:
+        """Of the layer's own weights.
+
+        Returns:
+            Seconds of gradient sums, of the update; bytes held, and bytes of gradients that are
+            there only from the layer's backward pass on.
+        """
+        summed = update = memory = settled = 0.0
         if layer.shared:
-            return summed, update, memory
+            return summed, update, memory, settled
         experiment = self.experiment
         synchronous = isinstance(experiment.sync, Synchronous)
         optimizer = experiment.optimizer
@@ -55,11 +60,13 @@ class WeightCosts:
             if members == 1 or not synchronous:
                 rewrites = layer.kind == "linear" and index == 0
                 rewrites &= synchronous and experiment.precision != "bf16"
-                memory += float(np.where(size >= KEEPS_GRADIENT_BYTES, size, 0).mean()) * rewrites
+                stays = float((size * ((size >= KEEPS_GRADIENT_BYTES) & rewrites)).mean())
+                memory += stays
+                settled += float(size.mean()) - stays
                 continue
             memory += float((size * (1 + self._shares[where.group_size])).mean())
             summed += self._summed(size, where.group_size)
-        return summed, update, memory
+        return summed, update, memory, settled
 
     def _summed(self, size: Counts, group_size: int) -> float:
         """At least what one gradient adds to the all-reduces of its buckets.
