@@ -21,6 +21,7 @@
     entries     in how many layouts of groups values are read that lay in own rows
     over        the size of those groups, added up
     apart       1 where the layer reads a group's rows, 0 where it reads its own
+    added up    seconds to add its weights' gradients to those of the round before
 
 and then, for each size k of groups, seconds that rounds "B/K" over k take more, one way and the
 other: each of them works on fewer rows, and begins anew.
@@ -70,7 +71,7 @@ from workbench.predict.search.weight_costs import WeightCosts
 
 LAYER, FORWARD, GATHER, BACKWARD, GRADIENTS, UPDATE, RESIDENT = range(7)
 BESIDE, OUTPUT, FIRST, SECOND, CONVERTED, OTHER, TRANSIENT, SPACE, ARRIVED, MADE = range(7, 17)
-SETTLED, ENTRIES, OVER, APART, ROUNDS = range(17, 22)
+SETTLED, ENTRIES, OVER, APART, ADDED_UP, ROUNDS = range(17, 23)
 """The first of the columns of rounds."""
 
 
@@ -168,12 +169,15 @@ class StepCosts:
         (forward, backward), *others = [
             self._computing(alone, layer, passes) for passes in (self.passes, *tails)
         ]
-        summed, update, resident, settled = self.of_weights.of(layer, placed)
+        of_weights = self.of_weights.of(layer, placed)
         room = self.footprints.of(layer, choice, read, given, placed)
-        times = (forward, 0.0, 0.0, backward, summed, update)
+        count = sum(times for _, times in self.passes)
+        backward += (count - 1) * of_weights.added
+        times = (forward, 0.0, 0.0, backward, of_weights.summed, of_weights.update)
         apart = float(read != ROWS)
         more = more_of(Ways(forward, backward), others, len(self.parts))
-        return *times, resident, *room, settled, 0.0, 0.0, apart, *more
+        held, settled = of_weights.held, of_weights.settled
+        return *times, held, *room, settled, 0.0, 0.0, apart, count * of_weights.added, *more
 
     def converted(self, layer: Layer, name: str, read: Layout) -> Cost:
         """Of what a layer reads in another layout than it was given."""
@@ -216,7 +220,7 @@ class StepCosts:
         more = more_of(Ways(forward, backward), others, len(self.parts))
         backward += self._added(name, source, readings, shape, per_sample)
         nothing = (0.0,) * (ENTRIES - GRADIENTS)
-        return 0.0, forward, gather, backward, *nothing, *entries, 0.0, *more
+        return 0.0, forward, gather, backward, *nothing, *entries, 0.0, 0.0, *more
 
     def _computing(self, alone: Plan, layer: Layer, passes: Passes) -> Ways:
         """Seconds of a layer."""

@@ -45,7 +45,9 @@ class Moves:
             that is kept.
         there: the part that is there in the layer's own backward pass alone.
         tail: 1 where the layer is in a tail that runs in rounds, else 0.
-        held: bytes that are there as long as a tail is.
+        held: bytes that are there from this layer on: where a tail begins, the gradient of what it
+            reads.
+        stays: bytes that are there all the time: of what it reads, where nobody else keeps that.
         entry: `ANY`, `NONE` or `ONE`.
     """
 
@@ -58,6 +60,7 @@ class Moves:
     there: Floats
     tail: Floats
     held: Floats
+    stays: Floats
     entry: Integers
 
     @cached_property
@@ -154,7 +157,7 @@ class _Writing:
         self.first = {consumers[name][0]: name for name in self.boundaries}
         self.last = {name: readers[-1] for name, readers in consumers.items() if readers}
         self.until = self._until()
-        self.gathered, self.held = "", float("inf")
+        self.gathered = ""
 
     def _until(self) -> dict[str, str]:
         """The last layer that reads a value, itself or as a view."""
@@ -174,21 +177,22 @@ class _Writing:
         self.lives = layer.name in self.until and footprints.counts(layer.name)
         if layer.name in self.first:
             self.gathered = self.first[layer.name]
-            self.held = min(self.held, self.boundaries[self.gathered])
         for before, (phase, values) in enumerate(states):
             for then, entry in self._phases(layer, phase):
-                known = dict(values)
+                known, held, stays = dict(values), 0.0, 0.0
                 if phase == _BEFORE != then:  # a tail is a segment of its own
                     known = dict.fromkeys(known, _OUTSIDE)
+                    held = self.boundaries[self.gathered]
+                    if known.pop(footprints.root(self.gathered), None) is not None:
+                        stays = held
                 for again in (False, True) if able and learns else (False,):
                     kept, there, left = self._kept(layer, again, dict(known))
                     after = numbers.setdefault((then, left), len(numbers))
                     apart = then != _BEFORE
-                    held = self.held if apart else 0.0
-                    rows.append((before, after, again, kept, there, apart, held, entry))
+                    rows.append((before, after, again, kept, there, apart, held, stays, entry))
         columns = list(zip(*rows, strict=True))
-        whole = [np.array(columns[place], dtype=np.int64) for place in (0, 1, 7)]
-        others = [np.array(column, dtype=np.float64) for column in columns[2:7]]
+        whole = [np.array(columns[place], dtype=np.int64) for place in (0, 1, 8)]
+        others = [np.array(column, dtype=np.float64) for column in columns[2:8]]
         return _moves(len(states), len(numbers), whole, others), list(numbers)
 
     def _phases(self, layer: Layer, phase: int) -> Iterator[tuple[int, int]]:
@@ -234,5 +238,4 @@ def _moves(
     states: int, after_states: int, whole: Sequence[Integers], others: Sequence[Floats]
 ) -> Moves:
     before, after, entry = whole
-    again, kept, there, tail, held = others
-    return Moves(states, after_states, before, after, again, kept, there, tail, held, entry)
+    return Moves(states, after_states, before, after, *others, entry)

@@ -13,6 +13,7 @@ import numpy as np
 from workbench.plan.tail import Rounds
 from workbench.predict.search.bounds import Terms
 from workbench.predict.search.costs import (
+    ADDED_UP,
     APART,
     ARRIVED,
     BACKWARD,
@@ -149,7 +150,8 @@ class Laden:
         )
         again = (1 - mix) * moves.again
         rooms = costs[:, _KEPT] @ (kept * moves.kept + here * moves.there).T
-        found: Floats = rooms * self._shares(costs, moves.tail) + here * moves.held
+        found: Floats = rooms * self._shares(costs, moves.tail)
+        found += kept * moves.held + prices.total * moves.stays
         found += here * self._transient(costs, moves.tail)
         found += (prices.total * costs[:, RESIDENT])[:, None]
         later = (prices.total - kept) * costs[:, SETTLED]
@@ -160,6 +162,7 @@ class Laden:
             # Sums begin in the last round: of all others the backward pass is over by then.
             early = mix * (1 - 1 / self.group_size)
             more = there + (1 - mix + early) * back + early * costs[:, BACKWARD]
+            more += (1 - mix) * (self.group_size - 1) * costs[:, ADDED_UP]
             hidden = (1 - (1 - mix) * slowed) * self.terms.rounds * (moves.entry == ONE)
             found += prices.time * (
                 np.outer(more, moves.tail)
@@ -193,11 +196,11 @@ class Laden:
         """Of each edge, what its rounds take more: forward, backward."""
         column = ROUNDS + 2 * self.terms.parts.index(self.group_size)
         there, back = costs[:, column], costs[:, column + 1]
-        if self.rounds == "B/K":
-            return there, back
-        # Of own rows, a rank works on all that it has in one round.
-        own = costs[:, APART] == 0
-        return np.where(own, np.minimum(there, 0), there), np.where(own, np.minimum(back, 0), back)
+        if self.rounds == "B":  # of own rows, a rank works on all that it has in one round
+            own = costs[:, APART] == 0
+            there = np.where(own, np.minimum(there, 0), there)
+            back = np.where(own, np.minimum(back, 0), back)
+        return there, back
 
     def _found(self, behind: Sequence[Floats], paid: Sequence[Floats]) -> Load:
         state = place = 0
@@ -220,7 +223,7 @@ class Laden:
         again, tails = moves.again, moves.tail
         share = np.where(tails > 0, self._shares(costs, _TAIL)[:, 0], 1.0)
         kept = share * np.einsum("sc,sc->s", costs[:, _KEPT], moves.kept)
-        here = share * np.einsum("sc,sc->s", costs[:, _KEPT], moves.there) + moves.held
+        here = share * np.einsum("sc,sc->s", costs[:, _KEPT], moves.there)
         here += np.where(
             tails > 0, self._transient(costs, _TAIL)[:, 0], costs[:, TRANSIENT]
         )
@@ -233,12 +236,14 @@ class Laden:
             more = float(there @ tails), float(back @ tails)
             early = float((costs[:, BACKWARD] + back + again * costs[:, LAYER]) @ tails)
             early *= 1 - 1 / self.group_size
+        added = (self.group_size - 1) * float(costs[:, ADDED_UP] @ tails)
         totals, slowed = costs.sum(axis=0), self.terms.slowed
-        levels = np.cumsum(kept) + here + settled + totals[RESIDENT] + self.resident
+        levels = np.cumsum(kept + moves.held) + here + settled + moves.stays.sum()
+        levels += totals[RESIDENT] + self.resident
         gather = float(costs[:, GATHER] @ gathers) * self.terms.rounds
         sides = totals[LAYER] + totals[FORWARD] + more[0] - gather + totals[UPDATE]
         sides += self.terms.fixed
-        whole = sides + totals[BACKWARD] + more[1] + again @ costs[:, LAYER]
+        whole = sides + totals[BACKWARD] + more[1] + added + again @ costs[:, LAYER]
         whole += slowed * (totals[GRADIENTS] + gather)
         layers = self.trellis.layers
         places = [int(e.place[edge]) for e, edge in zip(self.edges, path, strict=True)]
