@@ -27,8 +27,13 @@ from workbench.predict.search.trellis import Floats, Integers
 
 ANY, NONE, ONE = range(3)  # conversions from own rows into groups: any, none, one of the tail's
 _BEFORE, _BEGUN, _BEHIND = range(3)  # the tail's gather
-_OUTSIDE, _INSIDE = 1, 2  # of the segment that goes on, where a value is not kept yet
-_State = tuple[int, tuple[tuple[str, int], ...]]
+# A value that is not kept yet: given outside of the segment that goes on, inside, or kept in it.
+_OUTSIDE, _INSIDE, _INNER = 1, 2, 3
+_NO_SEGMENT = -1
+REACH = 4
+"""Segments are looked at so many layers ahead."""
+# (phase, values that are not kept yet, layers that the segment is known to go on for)
+_State = tuple[int, tuple[tuple[str, int], ...], int]
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,9 @@ class Moves:
         again: 1 where the layer is computed again, else 0.
         kept: [transitions, 2 + 2 SLOTS]: of beside, output, inputs and inputs converted, the part
             that is kept.
-        there: the part that is there in the layer's own backward pass alone.
+        there: the part that is there in its segment's backward pass alone.
+        left: so many further layers of its segment, at least.
+        repeats: 1 where conversions are computed again with the layer, else 0.
         tail: 1 where the layer is in a tail that runs in rounds, else 0.
         held: bytes that are there from this layer on: where a tail begins, the gradient of what it
             reads.
@@ -58,6 +65,8 @@ class Moves:
     again: Floats
     kept: Floats
     there: Floats
+    left: Integers
+    repeats: Floats
     tail: Floats
     held: Floats
     stays: Floats
@@ -100,10 +109,15 @@ class Keeping:
     Attributes:
         moves: of each layer.
         ends: for each state behind the last layer, whether a plan may end there.
+        parts: whether each layer ends a segment that it is not in.
+        reaches: for each layer, [1 + REACH]: the layer behind it and the next 0, 1, ... of those
+            that can be in a segment.
     """
 
     moves: tuple[Moves, ...]
     ends: tuple[bool, ...]
+    parts: tuple[bool, ...]
+    reaches: tuple[Integers, ...]
 
 
 def keeping_of(
@@ -123,13 +137,41 @@ def keeping_of(
     """
     writing = _Writing(graph, footprints, boundaries)
     known: dict[tuple[bytes, ...], Moves] = {}
-    states: list[_State] = [(_BEFORE, ())]
+    states: list[_State] = [(_BEFORE, (), _NO_SEGMENT)]
     found = []
-    for layer, again in zip(graph.layers, able, strict=True):
-        moves, states = writing.moves(layer, again, states)
+    ahead = _ahead(graph, footprints, able)
+    for layer, again, most in zip(graph.layers, able, ahead, strict=True):
+        moves, states = writing.moves(layer, again, most, states)
         found.append(known.setdefault(moves.key, moves))
-    ends = tuple(boundaries is None or phase == _BEHIND for phase, _ in states)
-    return Keeping(tuple(found), ends)
+    ends = tuple(
+        (boundaries is None or phase == _BEHIND) and left <= 0 for phase, _, left in states
+    )
+    parts = tuple(takes_part(layer, footprints) for layer in graph.layers)
+    return Keeping(tuple(found), ends, parts, tuple(_reaches(parts)))
+
+
+def _reaches(parts: Sequence[bool]) -> Iterator[Integers]:
+    places = [*np.flatnonzero(parts), *[len(parts)] * (REACH + 1)]
+    behind = np.cumsum(parts)
+    for index in range(len(parts)):
+        first = int(behind[index])
+        next_ = (min(place + 1, len(parts)) for place in places[first : first + REACH])
+        yield np.array([index + 1, *next_])
+
+
+def takes_part(layer: Layer, footprints: Footprints) -> bool:
+    """Whether a layer ends a segment that it is not in."""
+    return layer.rows > 0 and layer.name in footprints.learns
+
+
+def _ahead(graph: Graph, footprints: Footprints, able: Sequence[bool]) -> list[int]:
+    """Of each layer, for how many layers a segment can go on behind it, at most `REACH`."""
+    found, run = [], 0
+    for layer, may in zip(reversed(graph.layers), reversed(able), strict=True):
+        found.append(min(run, REACH))
+        if takes_part(layer, footprints):
+            run = run + 1 if may else 0
+    return found[::-1]
 
 
 def boundaries_of(graph: Graph, heads: frozenset[str] | set[str]) -> list[str]:
@@ -166,34 +208,58 @@ class _Writing:
             found.update({self.footprints.root(name): layer.name for name in layer.inputs})
         return found
 
-    def moves(self, layer: Layer, able: bool, states: list[_State]) -> tuple[Moves, list[_State]]:
+    def moves(
+        self, layer: Layer, able: bool, most: int, states: list[_State]
+    ) -> tuple[Moves, list[_State]]:
         numbers: dict[_State, int] = {}
         rows = []
         footprints = self.footprints
-        learns = layer.name in footprints.learns
+        self.takes_part = takes_part(layer, footprints)
         roots = map(footprints.root, footprints.slots(layer))
         self.reads = list(zip(roots, footprints.needs(layer), strict=True))
         self.gives = footprints.gives(layer.name)
         self.lives = layer.name in self.until and footprints.counts(layer.name)
+        self.read = bool(self.graph.consumers[layer.name])
+        self.over = [name for name in layer.inputs if self.last[name] == layer.name]
         if layer.name in self.first:
             self.gathered = self.first[layer.name]
-        for before, (phase, values) in enumerate(states):
+        for before, (phase, values, left) in enumerate(states):
             for then, entry in self._phases(layer, phase):
-                known, held, stays = dict(values), 0.0, 0.0
+                known, going, held, stays = dict(values), left, 0.0, 0.0
                 if phase == _BEFORE != then:  # a tail is a segment of its own
-                    known = dict.fromkeys(known, _OUTSIDE)
+                    if left > 0:
+                        continue
+                    known, going = dict.fromkeys(known, _OUTSIDE), _NO_SEGMENT
                     held = self.boundaries[self.gathered]
                     if known.pop(footprints.root(self.gathered), None) is not None:
                         stays = held
-                for again in (False, True) if able and learns else (False,):
-                    kept, there, left = self._kept(layer, again, dict(known))
-                    after = numbers.setdefault((then, left), len(numbers))
+                for again, more in self._segments(able, most, going):
+                    kept, there, repeats, lives = self._kept(layer, again, dict(known))
+                    after = numbers.setdefault((then, lives, more), len(numbers))
                     apart = then != _BEFORE
-                    rows.append((before, after, again, kept, there, apart, held, stays, entry))
+                    reach = more if again else 0
+                    whole = before, after, entry, reach
+                    rows.append((*whole, again, kept, there, repeats, apart, held, stays))
         columns = list(zip(*rows, strict=True))
-        whole = [np.array(columns[place], dtype=np.int64) for place in (0, 1, 8)]
-        others = [np.array(column, dtype=np.float64) for column in columns[2:8]]
+        whole = [np.array(column, dtype=np.int64) for column in columns[:4]]
+        others = [np.array(column, dtype=np.float64) for column in columns[4:]]
         return _moves(len(states), len(numbers), whole, others), list(numbers)
+
+    def _segments(self, able: bool, most: int, left: int) -> Iterator[tuple[bool, int]]:
+        """(whether the layer is computed again, for how long its segment goes on behind it)."""
+        if not self.takes_part:
+            yield False, left
+            if left == 0:
+                yield False, _NO_SEGMENT
+            return
+        if left <= 0:
+            yield False, _NO_SEGMENT
+        if able and left != 0:
+            if left == _NO_SEGMENT:
+                yield from ((True, more) for more in range(most + 1))
+            else:
+                longer = {left - 1, left} if left == REACH else {left - 1}
+                yield from ((True, more) for more in sorted(longer) if more <= most)
 
     def _phases(self, layer: Layer, phase: int) -> Iterator[tuple[int, int]]:
         """(the phase behind the layer, what it may convert)."""
@@ -211,12 +277,17 @@ class _Writing:
 
     def _kept(
         self, layer: Layer, again: bool, values: dict[str, int]
-    ) -> tuple[list[float], list[float], tuple[tuple[str, int], ...]]:
-        """(what is kept, what is there in its backward pass alone, what is not kept yet)."""
+    ) -> tuple[list[float], list[float], float, tuple[tuple[str, int], ...]]:
+        """(what is kept, what is there in its segment's backward pass alone, whether conversions
+        are repeated, what is not kept yet)."""
         name, gives = layer.name, self.gives
         kept, there = [0.0] * (2 + 2 * SLOTS), [0.0] * (2 + 2 * SLOTS)
         own = there if again else kept
         own[:2] = 1.0, float(gives)
+        roots = map(self.footprints.root, self.over)
+        outputs = {name, *self.over} & set(self.graph.outputs)
+        repeats = again and self.read and bool(self.over) and not outputs
+        repeats = repeats and all(values.get(root, _OUTSIDE) != _OUTSIDE for root in roots)
         for place, (value, needed) in enumerate(self.reads, start=2):
             where = values.get(value)
             if where is None:  # as it was given or read elsewhere, but not as it is read here
@@ -224,18 +295,36 @@ class _Writing:
             elif where == _OUTSIDE if again else needed:
                 kept[place] = 1.0
                 del values[value]
+            elif again and needed and where == _INNER:
+                there[place + SLOTS] = 1.0
             elif again and needed:
                 there[place] = 1.0
-        if layer.rows and layer.name in self.footprints.learns and not again:  # a segment ends
+                values[value] = _INNER
+        if self.takes_part and not again:  # a segment ends
             values = dict.fromkeys(values, _OUTSIDE)
         values = {value: where for value, where in values.items() if self.until[value] != name}
         if self.lives and not (gives and not again):
-            values[name] = _INSIDE if again else _OUTSIDE
-        return kept, there, tuple(sorted(values.items()))
+            values[name] = (_INNER if gives else _INSIDE) if again else _OUTSIDE
+        return kept, there, float(repeats), tuple(sorted(values.items()))
 
 
 def _moves(
     states: int, after_states: int, whole: Sequence[Integers], others: Sequence[Floats]
 ) -> Moves:
-    before, after, entry = whole
-    return Moves(states, after_states, before, after, *others, entry)
+    before, after, entry, left = whole
+    again, kept, there, repeats, tail, held, stays = others
+    return Moves(
+        states,
+        after_states,
+        before=before,
+        after=after,
+        again=again,
+        kept=kept,
+        there=there,
+        left=left,
+        repeats=repeats,
+        tail=tail,
+        held=held,
+        stays=stays,
+        entry=entry,
+    )

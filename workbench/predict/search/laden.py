@@ -90,13 +90,14 @@ class Laden:
         last: Floats = np.where(self.keeping.ends, 0.0, np.inf)[None, :]
         found, paid = [last], list[Floats]()
         after = np.cumsum(prices.moments[::-1])[::-1]
-        memo: dict[tuple[int, int, float, float], Floats] = {}
+        padded = np.append(after, 0.0)
+        memo: dict[tuple[int, int, bytes], Floats] = {}
         for index in range(len(self.edges) - 1, -1, -1):
             edges, moves = self.edges[index], self.keeping.moves[index]
-            kept, here = float(after[index]), float(prices.moments[index])
-            key = (id(edges), id(moves), kept, here)
+            reach = after[index] - padded[self.keeping.reaches[index]]
+            key = (id(edges), id(moves), np.append(reach, after[index]).tobytes())
             if key not in memo:
-                memo[key] = self._costs(edges, moves, prices, kept, here)
+                memo[key] = self._costs(edges, moves, prices, float(after[index]), reach)
             costs = memo[key]
             if index in rules:
                 costs = costs.copy()
@@ -137,9 +138,17 @@ class Laden:
         return found
 
     def _costs(
-        self, edges: Edges, moves: Moves, prices: Prices, kept: float, here: float
+        self, edges: Edges, moves: Moves, prices: Prices, kept: float, reach: Floats
     ) -> Floats:
-        """[edges, transitions]: of a stage, without what follows."""
+        """[edges, transitions]: of a stage, without what follows.
+
+        Args:
+            edges: of the stage.
+            moves: of its layer.
+            prices: of time and memory.
+            kept: price of a byte in the backward passes of this layer and all behind it.
+            reach: in its own, and in those of the next 0, 1, ... layers of its segment.
+        """
         mix, costs, slowed = prices.mix, edges.costs, self.terms.slowed
         seconds = (
             costs[:, LAYER]
@@ -148,15 +157,16 @@ class Laden:
             + (1 - mix) * costs[:, BACKWARD]
             + ((1 - mix) * slowed + mix) * costs[:, GRADIENTS]
         )
-        again = (1 - mix) * moves.again
-        rooms = costs[:, _KEPT] @ (kept * moves.kept + here * moves.there).T
+        here = float(reach[0])
+        rooms = costs[:, _KEPT] @ (kept * moves.kept + reach[moves.left, None] * moves.there).T
         found: Floats = rooms * self._shares(costs, moves.tail)
         found += kept * moves.held + prices.total * moves.stays
         found += here * self._transient(costs, moves.tail)
         found += (prices.total * costs[:, RESIDENT])[:, None]
         later = (prices.total - kept) * costs[:, SETTLED]
         found += later[:, None] + np.outer(kept * costs[:, SETTLED], self._lasting(moves.tail))
-        found += prices.time * (seconds[:, None] + np.outer(costs[:, LAYER], again))
+        again = np.outer(costs[:, LAYER], moves.again) + np.outer(costs[:, FORWARD], moves.repeats)
+        found += prices.time * (seconds[:, None] + (1 - mix) * again)
         if self.group_size > 1:
             there, back = self._more(costs)
             # Sums begin in the last round: of all others the backward pass is over by then.
@@ -223,7 +233,8 @@ class Laden:
         again, tails = moves.again, moves.tail
         share = np.where(tails > 0, self._shares(costs, _TAIL)[:, 0], 1.0)
         kept = share * np.einsum("sc,sc->s", costs[:, _KEPT], moves.kept)
-        here = share * np.einsum("sc,sc->s", costs[:, _KEPT], moves.there)
+        there = share * np.einsum("sc,sc->s", costs[:, _KEPT], moves.there)
+        here = self._summed(there, again, tails)
         here += np.where(
             tails > 0, self._transient(costs, _TAIL)[:, 0], costs[:, TRANSIENT]
         )
@@ -243,7 +254,8 @@ class Laden:
         gather = float(costs[:, GATHER] @ gathers) * self.terms.rounds
         sides = totals[LAYER] + totals[FORWARD] + more[0] - gather + totals[UPDATE]
         sides += self.terms.fixed
-        whole = sides + totals[BACKWARD] + more[1] + added + again @ costs[:, LAYER]
+        whole = sides + totals[BACKWARD] + more[1] + added
+        whole += again @ costs[:, LAYER] + moves.repeats @ costs[:, FORWARD]
         whole += slowed * (totals[GRADIENTS] + gather)
         layers = self.trellis.layers
         places = [int(e.place[edge]) for e, edge in zip(self.edges, path, strict=True)]
@@ -259,6 +271,17 @@ class Laden:
             beside=float(sides + early + totals[GRADIENTS]) if self.terms.apart else 0.0,
             levels=levels,
         )
+
+    def _summed(self, there: Floats, again: Floats, tails: Floats) -> Floats:
+        """Of each segment, what is there of its layers up to each of them."""
+        found, total = np.zeros(len(there)), 0.0
+        for index, takes_part in enumerate(self.keeping.parts):
+            begins = index > 0 and tails[index] != tails[index - 1]
+            if takes_part and (not again[index] or begins):
+                total = 0.0
+            total += there[index]
+            found[index] = total if takes_part else there[index]
+        return found
 
     @cached_property
     def spreads(self) -> dict[str, Floats]:
