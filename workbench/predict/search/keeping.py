@@ -31,7 +31,7 @@ _BEFORE, _BEGUN, _BEHIND = range(3)  # the tail's gather
 _OUTSIDE, _INSIDE, _INNER = 1, 2, 3
 _NO_SEGMENT = -1
 REACH = 4
-"""Segments are looked at so many layers ahead."""
+"""Layers ahead that it is known how long a segment goes on."""
 # (phase, values that are not kept yet, layers that the segment is known to go on for)
 _State = tuple[int, tuple[tuple[str, int], ...], int]
 
@@ -110,7 +110,7 @@ class Keeping:
         moves: of each layer.
         ends: for each state behind the last layer, whether a plan may end there.
         parts: whether each layer ends a segment that it is not in.
-        reaches: for each layer, [1 + REACH]: the layer behind it and the next 0, 1, ... of those
+        reaches: for each layer, [1 + reach]: the layer behind it and the next 0, 1, ... of those
             that can be in a segment.
     """
 
@@ -125,6 +125,7 @@ def keeping_of(
     footprints: Footprints,
     able: Sequence[bool],
     boundaries: Mapping[str, float] | None = None,
+    reach: int = REACH,
 ) -> Keeping:
     """The automaton of plans without rounds, or of those with a tail in rounds.
 
@@ -134,12 +135,13 @@ def keeping_of(
         able: of each layer, whether it may be computed again.
         boundaries: values whose readers can be a tail, and the bytes of their gradients; None:
             there is no tail.
+        reach: so many layers ahead it is known how long a segment goes on.
     """
-    writing = _Writing(graph, footprints, boundaries)
+    writing = _Writing(graph, footprints, boundaries, reach)
     known: dict[tuple[bytes, ...], Moves] = {}
     states: list[_State] = [(_BEFORE, (), _NO_SEGMENT)]
     found = []
-    ahead = _ahead(graph, footprints, able)
+    ahead = _ahead(graph, footprints, able, reach)
     for layer, again, most in zip(graph.layers, able, ahead, strict=True):
         moves, states = writing.moves(layer, again, most, states)
         found.append(known.setdefault(moves.key, moves))
@@ -147,15 +149,15 @@ def keeping_of(
         (boundaries is None or phase == _BEHIND) and left <= 0 for phase, _, left in states
     )
     parts = tuple(takes_part(layer, footprints) for layer in graph.layers)
-    return Keeping(tuple(found), ends, parts, tuple(_reaches(parts)))
+    return Keeping(tuple(found), ends, parts, tuple(_reaches(parts, reach)))
 
 
-def _reaches(parts: Sequence[bool]) -> Iterator[Integers]:
-    places = [*np.flatnonzero(parts), *[len(parts)] * (REACH + 1)]
+def _reaches(parts: Sequence[bool], reach: int) -> Iterator[Integers]:
+    places = [*np.flatnonzero(parts), *[len(parts)] * (reach + 1)]
     behind = np.cumsum(parts)
     for index in range(len(parts)):
         first = int(behind[index])
-        next_ = (min(place + 1, len(parts)) for place in places[first : first + REACH])
+        next_ = (min(place + 1, len(parts)) for place in places[first : first + reach])
         yield np.array([index + 1, *next_])
 
 
@@ -164,11 +166,13 @@ def takes_part(layer: Layer, footprints: Footprints) -> bool:
     return layer.rows > 0 and layer.name in footprints.learns
 
 
-def _ahead(graph: Graph, footprints: Footprints, able: Sequence[bool]) -> list[int]:
-    """Of each layer, for how many layers a segment can go on behind it, at most `REACH`."""
+def _ahead(
+    graph: Graph, footprints: Footprints, able: Sequence[bool], reach: int
+) -> list[int]:
+    """Of each layer, for how many layers a segment can go on behind it, at most `reach`."""
     found, run = [], 0
     for layer, may in zip(reversed(graph.layers), reversed(able), strict=True):
-        found.append(min(run, REACH))
+        found.append(min(run, reach))
         if takes_part(layer, footprints):
             run = run + 1 if may else 0
     return found[::-1]
@@ -191,9 +195,13 @@ def boundaries_of(graph: Graph, heads: frozenset[str] | set[str]) -> list[str]:
 
 class _Writing:
     def __init__(
-        self, graph: Graph, footprints: Footprints, boundaries: Mapping[str, float] | None
+        self,
+        graph: Graph,
+        footprints: Footprints,
+        boundaries: Mapping[str, float] | None,
+        reach: int,
     ) -> None:
-        self.graph, self.footprints = graph, footprints
+        self.graph, self.footprints, self.reach = graph, footprints, reach
         self.whole, self.boundaries = boundaries is None, boundaries or {}
         consumers = graph.consumers
         self.first = {consumers[name][0]: name for name in self.boundaries}
@@ -254,12 +262,11 @@ class _Writing:
             return
         if left <= 0:
             yield False, _NO_SEGMENT
-        if able and left != 0:
-            if left == _NO_SEGMENT:
-                yield from ((True, more) for more in range(most + 1))
-            else:
-                longer = {left - 1, left} if left == REACH else {left - 1}
-                yield from ((True, more) for more in sorted(longer) if more <= most)
+        if able and left == _NO_SEGMENT:
+            yield from ((True, more) for more in range(most + 1))
+        elif able:
+            longer = (left - 1, left) if left == self.reach else (left - 1,)
+            yield from ((True, more) for more in longer if 0 <= more <= most)
 
     def _phases(self, layer: Layer, phase: int) -> Iterator[tuple[int, int]]:
         """(the phase behind the layer, what it may convert)."""

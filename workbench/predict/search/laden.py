@@ -51,6 +51,7 @@ class Laden:
         resident: bytes that every rank holds whatever the plan.
         rounds: of the plans.
         group_size: of their tail; 1: all at once.
+        rough: whether there are so many that `keeping` looks at less than it could.
     """
 
     def __init__(
@@ -62,10 +63,12 @@ class Laden:
         resident: float,
         rounds: Rounds = "BK",
         group_size: int = 1,
+        *,
+        rough: bool = False,
     ) -> None:
         self.trellis, self.keeping = trellis, keeping
         self.terms, self.resident = terms, resident
-        self.rounds, self.group_size = rounds, group_size
+        self.rounds, self.group_size, self.rough = rounds, group_size, rough
         self.edges = edges if group_size == 1 else self._reached(edges)
         self._nexts: dict[tuple[int, int], Integers] = {}
 
@@ -82,6 +85,27 @@ class Laden:
         behind, costs = self._behind(prices, of_stage)
         least = float(behind[-1][0, 0])
         return least, self._found(behind[::-1], costs[::-1]) if np.isfinite(least) else None
+
+    def below(self, bound: float, prices: Prices, limit: float) -> list[Edges]:
+        """The edges of all plans that fit and could take less than so many seconds.
+
+        Args:
+            bound: seconds.
+            prices: by which the others are told.
+            limit: bytes.
+        """
+        behind, paid = self._behind(prices, {})
+        most = bound - prices.total * (self.resident - limit) - prices.time * self.terms.fixed
+        spent, found = np.zeros((1, 1)), []
+        rows = zip(self.edges, self.keeping.moves, paid[::-1], behind[-2::-1], strict=True)
+        for edges, moves, costs, to_go in rows:
+            here = spent[edges.source][:, moves.before] + costs
+            following = self._next(edges, moves)
+            least = (here + to_go.ravel()[following]).min(axis=1)
+            found.append(edges.only(least < most))
+            spent = np.full(to_go.shape, np.inf)
+            np.minimum.at(spent.reshape(-1), following.ravel(), here.ravel())
+        return found
 
     def _behind(
         self, prices: Prices, rules: Mapping[int, Sequence[Rule]]
@@ -234,8 +258,8 @@ class Laden:
         share = np.where(tails > 0, self._shares(costs, _TAIL)[:, 0], 1.0)
         kept = share * np.einsum("sc,sc->s", costs[:, _KEPT], moves.kept)
         there = share * np.einsum("sc,sc->s", costs[:, _KEPT], moves.there)
-        here = self._summed(there, again, tails)
-        here += np.where(
+        here = seen = self._seen(there, moves.left)
+        here = here + np.where(
             tails > 0, self._transient(costs, _TAIL)[:, 0], costs[:, TRANSIENT]
         )
         lasting = self._lasting(tails) * costs[:, SETTLED]
@@ -260,7 +284,7 @@ class Laden:
         layers = self.trellis.layers
         places = [int(e.place[edge]) for e, edge in zip(self.edges, path, strict=True)]
         return Load(
-            path=tuple(path),
+            path=tuple(places),
             plan=self.trellis.choices(places),
             again=tuple(layers[index].name for index in np.flatnonzero(again)),
             choices=np.array([e.choice[edge] for e, edge in zip(self.edges, path, strict=True)]),
@@ -270,7 +294,16 @@ class Laden:
             whole=float(whole),
             beside=float(sides + early + totals[GRADIENTS]) if self.terms.apart else 0.0,
             levels=levels,
+            peak=float((levels + self._summed(there, again, tails) - seen).max()),
         )
+
+    def _seen(self, there: Floats, left: Integers) -> Floats:
+        """Of each segment, what is reckoned with of its layers up to each of them."""
+        found = np.zeros(len(there) + 1)
+        np.add.at(found, np.arange(len(there)), there)
+        ends = [reach[more] for reach, more in zip(self.keeping.reaches, left, strict=True)]
+        np.subtract.at(found, ends, there)
+        return found[:-1].cumsum()
 
     def _summed(self, there: Floats, again: Floats, tails: Floats) -> Floats:
         """Of each segment, what is there of its layers up to each of them."""

@@ -7,7 +7,7 @@ finds does fit.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -16,11 +16,11 @@ from workbench.predict.search.bounds import Terms
 from workbench.predict.search.branching import Branching
 from workbench.predict.search.columns import Columns
 from workbench.predict.search.costs import StepCosts
-from workbench.predict.search.edges import edges_of
+from workbench.predict.search.edges import Edges, edges_of
 from workbench.predict.search.judge import Judge, Judged
-from workbench.predict.search.keeping import boundaries_of, keeping_of
+from workbench.predict.search.keeping import REACH, boundaries_of, keeping_of
 from workbench.predict.search.laden import Laden
-from workbench.predict.search.loads import Load
+from workbench.predict.search.loads import Load, Prices
 from workbench.predict.search.question import Question
 from workbench.predict.search.trellis import Trellis
 
@@ -28,6 +28,7 @@ _NEAR = 0.01  # plans that could be faster by less are not looked for
 _PARTED: tuple[Rounds, ...] = ("B/K", "B")
 _FIRST = 3  # of the plans that are found before there is a bound, so many are judged
 _SHORT, _MOST_SHRINKS = 6, 8
+_MANY = 30_000  # edges
 
 
 class Squeezing:
@@ -57,7 +58,7 @@ class Squeezing:
         self.able = [question.may_recompute(layer) for layer in layers]
         self.boundaries = self._boundaries()
         self.edges = edges_of(trellis)
-        self.every = self._laden(self.able)
+        self.every = self._laden(self.able, self.edges)
         self.bound = 0.0
 
     def search(self, until: float) -> None:
@@ -66,7 +67,7 @@ class Squeezing:
         Args:
             until: by `time.thread_time`.
         """
-        all_ = Branching(self.every, self.question.limit, self._enough)
+        all_ = self._branching(self.every, self.question.limit, self.able)
         sure = all_.plans()
         # While some kind of rounds has not been looked at, there is no bound to speak of.
         first = list(_until(sure, lambda: all_.bound > 0 or time.thread_time() > until))
@@ -116,10 +117,11 @@ class Squeezing:
 
     def _safe(self) -> Iterator[Load | None]:
         """Plans for smaller and smaller limits, until they fit."""
-        every = self._laden(self._parted(_SHORT))
-        limit = float(self.question.limit)
+        able = self._parted(_SHORT)
+        every = self._laden(able, self.edges)
+        limit, known = float(self.question.limit), dict[int, list[Load]]()
         for _ in range(_MOST_SHRINKS):
-            branching = Branching(every, limit, self._enough)
+            branching = self._branching(every, limit, able, known)
             over = 0.0
             for load in branching.plans():
                 over = self._judged(load, limit)
@@ -129,17 +131,39 @@ class Squeezing:
             if over <= 0:
                 return
             limit -= over
+            known = branching.found
 
-    def _laden(self, able: Sequence[bool]) -> list[Laden]:
-        graph, footprints = self.question.graph, self.costs.footprints
-        common = self.edges, self.trellis
-        terms = self.terms, self.resident
-        found = [Laden(*common, keeping_of(graph, footprints, able), *terms)]
+    def _branching(
+        self,
+        every: Sequence[Laden],
+        limit: float,
+        able: Sequence[bool],
+        known: Mapping[int, list[Load]] | None = None,
+    ) -> Branching:
+        def finer(laden: Laden, prices: Prices, limit: float) -> Laden:
+            edges = laden.below(self._enough(), prices, limit)
+            return self._all_at_once(able, edges, rough=False)
+
+        return Branching(every, limit, self._enough, finer, known)
+
+    def _laden(self, able: Sequence[bool], edges: Sequence[Edges]) -> list[Laden]:
+        found = [self._all_at_once(able, edges, rough=True)]
         if self.terms.parts and self.boundaries:
+            graph, footprints = self.question.graph, self.costs.footprints
             parted = keeping_of(graph, footprints, able, self.boundaries)
+            common = edges, self.trellis, parted, self.terms, self.resident
             for size in self.terms.parts:
-                found += [Laden(*common, parted, *terms, rounds, size) for rounds in _PARTED]
+                found += [Laden(*common, rounds, size) for rounds in _PARTED]
         return found
+
+    def _all_at_once(
+        self, able: Sequence[bool], edges: Sequence[Edges], *, rough: bool
+    ) -> Laden:
+        graph, footprints = self.question.graph, self.costs.footprints
+        many = sum(len(some.source) for some in edges) > _MANY
+        keeping = keeping_of(graph, footprints, able, reach=0 if many else REACH)
+        common = edges, self.trellis, keeping, self.terms, self.resident
+        return Laden(*common, rough=rough and many)
 
     def _boundaries(self) -> dict[str, float]:
         """Values behind which a tail may begin, and the bytes of their gradients."""
