@@ -100,6 +100,7 @@ class Branching:
             self._left = min(self._left, bound)
             return
         if self.finer is not None and part.laden.rough and columns.prices is not None:
+            self._left = min(self._left, self.seconds())  # of those that it leaves out
             left = self.finer(part.laden, columns.prices, self.limit)
             more = left, part.rules, columns.loads, columns.prices
             heappush(self._parts, _Part(bound, next(self._numbers), *more))

@@ -44,10 +44,10 @@ from workbench.plan.choice import LayerPlan
 from workbench.plan.experiment import Experiment
 from workbench.plan.flow import Flow
 from workbench.plan.graph import Graph, Layer
-from workbench.plan.layout import ROWS, Conversion, Layout
+from workbench.plan.layout import ROWS, Layout
 from workbench.plan.machine import Machine
 from workbench.plan.plan import BatchNorm, Plan
-from workbench.plan.routing import crossings, returned
+from workbench.plan.routing import returned
 from workbench.plan.tail import mixes_rows, round_rows
 from workbench.plan.weights import place_weight
 from workbench.predict.batches import micro_batches
@@ -197,7 +197,9 @@ class StepCosts:
             return self._nothing
         count = 1 + len(self.parts)
         ways, gather = [Ways(0.0, 0.0)] * count, 0.0
-        for step in self._steps(name, source, readings, carried, shape, per_sample):
+        ends = name in self.graph.outputs
+        read = frozenset[tuple[Layout, bool]]() if carried else readings
+        for step in self._conversions.steps(source, read, shape, per_sample, ends=ends):
             tails = name in self.tailable or name in self.before_tails
             crossed = self._conversions.of(step, self.itemsizes[name], name in self.learns, tails)
             if step.source == ROWS and name in self.before_tails:
@@ -278,26 +280,6 @@ class StepCosts:
                 size = rows.elements(layout, shape, per_sample) * (ADDED * more * width)
                 self._adds[key] += times * self._mean(self.speeds.streaming(size, more))
         return self._adds[key]
-
-    def _steps(
-        self,
-        name: str,
-        source: Layout,
-        readings: Readings,
-        carried: bool,
-        shape: tuple[int, ...],
-        per_sample: int,
-    ) -> list[Conversion]:
-        """The conversions of a value; readers whose conversions start alike share them."""
-        chains: list[tuple[Conversion, ...]] = []
-        for target in {layout for layout, _ in readings}:
-            summands = [sums for layout, sums in readings if layout == target]
-            if not carried:
-                chains += crossings(source, target, summands, shape, per_sample)
-        if name in self.graph.outputs:
-            chains += crossings(source, returned(source, shape), [False], shape, per_sample)
-        prefixes = {chain[: end + 1] for chain in chains for end in range(len(chain))}
-        return [prefix[-1] for prefix in prefixes]
 
     def _mean(self, seconds: Floats) -> float:
         return float(self.weights @ seconds)

@@ -5,27 +5,28 @@ begins if it runs in rounds. What is kept of a value depends on those who give a
 
     a layer that is not computed again    keeps its output or inputs, as its kind needs
     one that is                           keeps what it reads from before its segment, until the
-                                          segment's own backward pass
+                                          segment's own backward pass; all else is there from the
+                                          moment when its segment runs back to its own
 
 so that a value is gone only if all who need it are computed again in one segment. A state of the
 automaton says of each value that is still to be read whether it is kept already, and if not,
-whether it was given in the segment that goes on; it is combined with the trellis's states.
+whether it was given in the segment that goes on, and for how many layers that will go on; it is
+combined with the trellis's states.
 
 A tail in rounds holds a part of its activations at a time. It begins where one value alone leads
 on, and whatever goes from own rows into groups behind it is that value.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import cached_property
+from dataclasses import dataclass
 
 import numpy as np
 
 from workbench.plan.graph import Graph, Layer
 from workbench.predict.search.footprint import SLOTS, Footprints
-from workbench.predict.search.trellis import Floats, Integers
+from workbench.predict.search.moves import ANY, NONE, ONE, Moves, moves_of
+from workbench.predict.search.trellis import Integers
 
-ANY, NONE, ONE = range(3)  # conversions from own rows into groups: any, none, one of the tail's
 _BEFORE, _BEGUN, _BEHIND = range(3)  # the tail's gather
 # A value that is not kept yet: given outside of the segment that goes on, inside, or kept in it.
 _OUTSIDE, _INSIDE, _INNER = 1, 2, 3
@@ -34,72 +35,6 @@ REACH = 4
 """Layers ahead that it is known how long a segment goes on."""
 # (phase, values that are not kept yet, layers that the segment is known to go on for)
 _State = tuple[int, tuple[tuple[str, int], ...], int]
-
-
-@dataclass(frozen=True)
-class Moves:
-    """The automaton's transitions at one layer, ordered by the state before.
-
-    Attributes:
-        states: number of states before.
-        after_states: number of states behind.
-        before: of each transition.
-        after: of each transition.
-        again: 1 where the layer is computed again, else 0.
-        kept: [transitions, 2 + 2 SLOTS]: of beside, output, inputs and inputs converted, the part
-            that is kept.
-        there: the part that is there in its segment's backward pass alone.
-        left: so many further layers of its segment, at least.
-        repeats: 1 where conversions are computed again with the layer, else 0.
-        tail: 1 where the layer is in a tail that runs in rounds, else 0.
-        held: bytes that are there from this layer on: where a tail begins, the gradient of what it
-            reads.
-        stays: bytes that are there all the time: of what it reads, where nobody else keeps that.
-        entry: `ANY`, `NONE` or `ONE`.
-    """
-
-    states: int
-    after_states: int
-    before: Integers
-    after: Integers
-    again: Floats
-    kept: Floats
-    there: Floats
-    left: Integers
-    repeats: Floats
-    tail: Floats
-    held: Floats
-    stays: Floats
-    entry: Integers
-
-    @cached_property
-    def starts(self) -> Integers:
-        """Of each state, its first transition."""
-        found: Integers = np.searchsorted(self.before, np.arange(self.states))
-        return found
-
-    @cached_property
-    def ends(self) -> Integers:
-        """Of each state, the one behind its last transition."""
-        return np.append(self.starts[1:], len(self.before))
-
-    @property
-    def key(self) -> tuple[bytes, ...]:
-        """Equal for equal transitions."""
-        columns = (getattr(self, name) for name in _COLUMNS)
-        sizes = repr((self.states, self.after_states)).encode()
-        return (sizes, *(column.tobytes() for column in columns))
-
-    @classmethod
-    def joined(cls, every: "Sequence[tuple[Moves, int]]") -> "Moves":
-        """One transition of each."""
-        columns = (
-            np.array([getattr(moves, name)[place] for moves, place in every]) for name in _COLUMNS
-        )
-        return cls(1, 1, *columns)
-
-
-_COLUMNS = tuple(field.name for field in fields(Moves))[2:]
 
 
 @dataclass(frozen=True)
@@ -166,9 +101,7 @@ def takes_part(layer: Layer, footprints: Footprints) -> bool:
     return layer.rows > 0 and layer.name in footprints.learns
 
 
-def _ahead(
-    graph: Graph, footprints: Footprints, able: Sequence[bool], reach: int
-) -> list[int]:
+def _ahead(graph: Graph, footprints: Footprints, able: Sequence[bool], reach: int) -> list[int]:
     """Of each layer, for how many layers a segment can go on behind it, at most `reach`."""
     found, run = [], 0
     for layer, may in zip(reversed(graph.layers), reversed(able), strict=True):
@@ -251,7 +184,7 @@ class _Writing:
         columns = list(zip(*rows, strict=True))
         whole = [np.array(column, dtype=np.int64) for column in columns[:4]]
         others = [np.array(column, dtype=np.float64) for column in columns[4:]]
-        return _moves(len(states), len(numbers), whole, others), list(numbers)
+        return moves_of(len(states), len(numbers), whole, others), list(numbers)
 
     def _segments(self, able: bool, most: int, left: int) -> Iterator[tuple[bool, int]]:
         """(whether the layer is computed again, for how long its segment goes on behind it)."""
@@ -285,8 +218,12 @@ class _Writing:
     def _kept(
         self, layer: Layer, again: bool, values: dict[str, int]
     ) -> tuple[list[float], list[float], float, tuple[tuple[str, int], ...]]:
-        """(what is kept, what is there in its segment's backward pass alone, whether conversions
-        are repeated, what is not kept yet)."""
+        """What a layer keeps.
+
+        Returns:
+            What is kept, what is there in its segment's backward pass alone, whether conversions
+            are repeated, and what is not kept yet.
+        """
         name, gives = layer.name, self.gives
         kept, there = [0.0] * (2 + 2 * SLOTS), [0.0] * (2 + 2 * SLOTS)
         own = there if again else kept
@@ -313,25 +250,3 @@ class _Writing:
         if self.lives and not (gives and not again):
             values[name] = (_INNER if gives else _INSIDE) if again else _OUTSIDE
         return kept, there, float(repeats), tuple(sorted(values.items()))
-
-
-def _moves(
-    states: int, after_states: int, whole: Sequence[Integers], others: Sequence[Floats]
-) -> Moves:
-    before, after, entry, left = whole
-    again, kept, there, repeats, tail, held, stays = others
-    return Moves(
-        states,
-        after_states,
-        before=before,
-        after=after,
-        again=again,
-        kept=kept,
-        there=there,
-        left=left,
-        repeats=repeats,
-        tail=tail,
-        held=held,
-        stays=stays,
-        entry=entry,
-    )

@@ -31,9 +31,11 @@ from workbench.predict.search.costs import (
     TRANSIENT,
     UPDATE,
 )
-from workbench.predict.search.edges import Edges, Flags, Rule
-from workbench.predict.search.keeping import ONE, Keeping, Moves
+from workbench.predict.search.edges import Edges, Flags, Rule, spreads_of
+from workbench.predict.search.keeping import Keeping
+from workbench.predict.search.levels import seen_of, summed_of
 from workbench.predict.search.loads import Load, Prices
+from workbench.predict.search.moves import ONE, Moves
 from workbench.predict.search.trellis import Floats, Integers, Trellis
 
 _KEPT = slice(BESIDE, OTHER + 1)
@@ -69,6 +71,7 @@ class Laden:
         self.trellis, self.keeping = trellis, keeping
         self.terms, self.resident = terms, resident
         self.rounds, self.group_size, self.rough = rounds, group_size, rough
+        self.lasting = float(terms.lasting and group_size > 1)  # gradients of the round before
         self.edges = edges if group_size == 1 else self._reached(edges)
         self._nexts: dict[tuple[int, int], Integers] = {}
 
@@ -188,7 +191,7 @@ class Laden:
         found += here * self._transient(costs, moves.tail)
         found += (prices.total * costs[:, RESIDENT])[:, None]
         later = (prices.total - kept) * costs[:, SETTLED]
-        found += later[:, None] + np.outer(kept * costs[:, SETTLED], self._lasting(moves.tail))
+        found += later[:, None] + np.outer(kept * costs[:, SETTLED], self.lasting * moves.tail)
         again = np.outer(costs[:, LAYER], moves.again) + np.outer(costs[:, FORWARD], moves.repeats)
         found += prices.time * (seconds[:, None] + (1 - mix) * again)
         if self.group_size > 1:
@@ -222,10 +225,6 @@ class Laden:
         found: Floats = np.where(tail > 0, parted, costs[:, TRANSIENT, None])
         return found
 
-    def _lasting(self, tail: Floats) -> Floats:
-        """Whether gradients of the round before are there: of each, as `tail`."""
-        return tail * (self.terms.lasting and self.group_size > 1)
-
     def _more(self, costs: Floats) -> tuple[Floats, Floats]:
         """Of each edge, what its rounds take more: forward, backward."""
         column = ROUNDS + 2 * self.terms.parts.index(self.group_size)
@@ -255,38 +254,36 @@ class Laden:
         costs = np.array([e.costs[edge] for e, edge in zip(self.edges, path, strict=True)])
         moves = Moves.joined(list(zip(self.keeping.moves, taken, strict=True)))
         again, tails = moves.again, moves.tail
-        share = np.where(tails > 0, self._shares(costs, _TAIL)[:, 0], 1.0)
-        kept = share * np.einsum("sc,sc->s", costs[:, _KEPT], moves.kept)
-        there = share * np.einsum("sc,sc->s", costs[:, _KEPT], moves.there)
-        here = seen = self._seen(there, moves.left)
-        here = here + np.where(
-            tails > 0, self._transient(costs, _TAIL)[:, 0], costs[:, TRANSIENT]
+        rooms = (
+            np.where(tails > 0, self._shares(costs, _TAIL)[:, 0], 1.0)[:, None] * costs[:, _KEPT]
         )
-        lasting = self._lasting(tails) * costs[:, SETTLED]
+        kept, there = (rooms * moves.kept).sum(axis=1), (rooms * moves.there).sum(axis=1)
+        seen = seen_of(there, moves.left, self.keeping)
+        parted = self._transient(costs, _TAIL)[:, 0]
+        here = seen + np.where(tails > 0, parted, costs[:, TRANSIENT])
+        lasting = self.lasting * tails * costs[:, SETTLED]
         settled = costs[:, SETTLED] - lasting
         settled = settled[::-1].cumsum()[::-1] - settled + lasting.sum()
         gathers, more, early = moves.entry == ONE, (0.0, 0.0), 0.0
         if self.group_size > 1:
-            there, back = self._more(costs)
-            more = float(there @ tails), float(back @ tails)
+            ahead, back = self._more(costs)
+            more = float(ahead @ tails), float(back @ tails)
             early = float((costs[:, BACKWARD] + back + again * costs[:, LAYER]) @ tails)
             early *= 1 - 1 / self.group_size
         added = (self.group_size - 1) * float(costs[:, ADDED_UP] @ tails)
-        totals, slowed = costs.sum(axis=0), self.terms.slowed
+        totals, slowed, fixed = costs.sum(axis=0), self.terms.slowed, self.terms.fixed
         levels = np.cumsum(kept + moves.held) + here + settled + moves.stays.sum()
         levels += totals[RESIDENT] + self.resident
         gather = float(costs[:, GATHER] @ gathers) * self.terms.rounds
-        sides = totals[LAYER] + totals[FORWARD] + more[0] - gather + totals[UPDATE]
-        sides += self.terms.fixed
+        sides = totals[LAYER] + totals[FORWARD] + more[0] - gather + totals[UPDATE] + fixed
         whole = sides + totals[BACKWARD] + more[1] + added
         whole += again @ costs[:, LAYER] + moves.repeats @ costs[:, FORWARD]
         whole += slowed * (totals[GRADIENTS] + gather)
-        layers = self.trellis.layers
-        places = [int(e.place[edge]) for e, edge in zip(self.edges, path, strict=True)]
+        places = tuple(int(e.place[edge]) for e, edge in zip(self.edges, path, strict=True))
         return Load(
-            path=tuple(places),
+            path=places,
             plan=self.trellis.choices(places),
-            again=tuple(layers[index].name for index in np.flatnonzero(again)),
+            again=tuple(self.trellis.layers[index].name for index in np.flatnonzero(again)),
             choices=np.array([e.choice[edge] for e, edge in zip(self.edges, path, strict=True)]),
             agains=again.astype(np.int64),
             tails=tails.astype(np.int64),
@@ -294,39 +291,10 @@ class Laden:
             whole=float(whole),
             beside=float(sides + early + totals[GRADIENTS]) if self.terms.apart else 0.0,
             levels=levels,
-            peak=float((levels + self._summed(there, again, tails) - seen).max()),
+            peak=float((levels + summed_of(there, again, tails, self.keeping) - seen).max()),
         )
-
-    def _seen(self, there: Floats, left: Integers) -> Floats:
-        """Of each segment, what is reckoned with of its layers up to each of them."""
-        found = np.zeros(len(there) + 1)
-        np.add.at(found, np.arange(len(there)), there)
-        ends = [reach[more] for reach, more in zip(self.keeping.reaches, left, strict=True)]
-        np.subtract.at(found, ends, there)
-        return found[:-1].cumsum()
-
-    def _summed(self, there: Floats, again: Floats, tails: Floats) -> Floats:
-        """Of each segment, what is there of its layers up to each of them."""
-        found, total = np.zeros(len(there)), 0.0
-        for index, takes_part in enumerate(self.keeping.parts):
-            begins = index > 0 and tails[index] != tails[index - 1]
-            if takes_part and (not again[index] or begins):
-                total = 0.0
-            total += there[index]
-            found[index] = total if takes_part else there[index]
-        return found
 
     @cached_property
     def spreads(self) -> dict[str, Floats]:
         """For each of `WHATS`, bytes that it decides on at each stage; 0: nothing."""
-        held = [np.ptp(edges.costs[:, RESIDENT]) for edges in self.edges]
-        kept = [edges.costs[:, _KEPT].sum(axis=1).max() for edges in self.edges]
-        several = [np.ptp(edges.choice) > 0 for edges in self.edges]
-        able = [np.ptp(moves.again) > 0 for moves in self.keeping.moves]
-        tails = [np.ptp(moves.tail) > 0 for moves in self.keeping.moves]
-        total = sum(held) + sum(kept)
-        return {
-            "choice": (np.array(held) + np.array(kept) + 1) * several,
-            "again": (np.array(kept) + 1) * able,
-            "tail": (total + 1) * np.array(tails),
-        }
+        return spreads_of(self.edges, self.keeping.moves)

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from workbench.plan.plan import Plan
 from workbench.plan.tail import Rounds, RoundsError
+from workbench.predict.prediction import predict
 from workbench.predict.search.bounds import Terms
 from workbench.predict.search.branching import Branching
 from workbench.predict.search.columns import Columns
@@ -26,6 +28,7 @@ from workbench.predict.search.trellis import Trellis
 
 _NEAR = 0.01  # plans that could be faster by less are not looked for
 _PARTED: tuple[Rounds, ...] = ("B/K", "B")
+_LEANEST = 6  # of the plans that need little, so many are judged
 _FIRST = 3  # of the plans that are found before there is a bound, so many are judged
 _SHORT, _MOST_SHRINKS = 6, 8
 _MANY = 30_000  # edges
@@ -60,6 +63,7 @@ class Squeezing:
         self.edges = edges_of(trellis)
         self.every = self._laden(self.able, self.edges)
         self.bound = 0.0
+        self._mended = set[tuple[tuple[int, ...], Rounds]]()
 
     def search(self, until: float) -> None:
         """Looks for plans that fit until the bound is near, or so much work is done.
@@ -87,14 +91,16 @@ class Squeezing:
         Args:
             until: by `time.thread_time`.
         """
-        found = []
+        found, loads = [], list[Load]()
         for laden in self.every:
             columns = Columns(laden, None)
             while columns.step() is not None and time.thread_time() < until:
                 pass
             found.append(columns.bound)
-            for load in columns.loads[-1:]:
-                self.judged(load)
+            loads += columns.loads
+        loads.sort(key=lambda load: load.peak)
+        for load in loads[:_LEANEST]:
+            self.judged(load)
         return min(found)
 
     def judged(self, load: Load) -> Judged | None:
@@ -113,7 +119,29 @@ class Squeezing:
         if load.peak > limit or load.seconds >= self.judge.seconds:
             return 0.0
         judged = self.judged(load)
-        return 0.0 if judged is None else judged.peak_bytes - self.question.limit
+        over = 0.0 if judged is None else judged.peak_bytes - self.question.limit
+        if over > 0 and (load.path, load.rounds) not in self._mended:
+            self._mended.add((load.path, load.rounds))
+            self._mend(load)
+        return over
+
+    def _mend(self, load: Load) -> None:
+        """Judges a plan that does not fit, with as many more layers computed again as it takes."""
+        layers = zip(self.question.graph.layers, self._parted(_SHORT), strict=True)
+        more = [layer.name for layer, able in layers if able]
+
+        def plan(count: int) -> Plan:
+            again = sorted({*load.again, *more[:count]})
+            return self.question.plan(load.plan, again).with_rounds(load.rounds)
+
+        low, high = 0, len(more) + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            memory = predict(plan(middle), self.question.machine, self.question.experiment).memory
+            fits = memory.peak_bytes <= self.question.limit
+            low, high = (low, middle) if fits else (middle, high)
+        if high <= len(more):
+            self.judge.judge(plan(high))
 
     def _safe(self) -> Iterator[Load | None]:
         """Plans for smaller and smaller limits, until they fit."""
@@ -156,9 +184,7 @@ class Squeezing:
                 found += [Laden(*common, rounds, size) for rounds in _PARTED]
         return found
 
-    def _all_at_once(
-        self, able: Sequence[bool], edges: Sequence[Edges], *, rough: bool
-    ) -> Laden:
+    def _all_at_once(self, able: Sequence[bool], edges: Sequence[Edges], *, rough: bool) -> Laden:
         graph, footprints = self.question.graph, self.costs.footprints
         many = sum(len(some.source) for some in edges) > _MANY
         keeping = keeping_of(graph, footprints, able, reach=0 if many else REACH)
