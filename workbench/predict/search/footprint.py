@@ -158,8 +158,8 @@ class Footprints:
         room = arrived + np.maximum(before, later)
         first, further = self._made(layer, placed)
         most = np.maximum(room, arrived + made + first).mean()
-        means = (room.mean(), (arrived + made).mean(), further.mean())
-        return float(most), *map(float, means)
+        alone = float((arrived + made).mean())
+        return float(most), float(room.mean()), alone, float(further.mean())
 
     def _made(self, layer: Layer, placed: Mapping[str, WeightPlacement]) -> tuple[Floats, Floats]:
         """Gradients of its weights as they are made on each rank: in the first round, later."""
