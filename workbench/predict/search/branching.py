@@ -83,8 +83,8 @@ class Branching:
             yield from self._worked(part)
 
     def _worked(self, part: _Part) -> Iterator[Load]:
-        known = part.rules, part.loads, part.prices or self._prices
-        columns = Columns(part.laden, self.limit, *known)
+        prices = part.prices or self._prices
+        columns = Columns(part.laden, self.limit, part.rules, part.loads, prices)
         self._now = max(part.bound, columns.bound)
         yield from columns.loads
         while not columns.done and self._now < self.seconds():
@@ -102,8 +102,9 @@ class Branching:
         if self.finer is not None and part.laden.rough and columns.prices is not None:
             self._left = min(self._left, self.seconds())  # of those that it leaves out
             left = self.finer(part.laden, columns.prices, self.limit)
-            more = left, part.rules, columns.loads, columns.prices
-            heappush(self._parts, _Part(bound, next(self._numbers), *more))
+            number = next(self._numbers)
+            known = columns.loads, columns.prices
+            heappush(self._parts, _Part(bound, number, left, part.rules, *known))
             return
         rule = _parting(columns)
         if rule is None:  # it is of one plan

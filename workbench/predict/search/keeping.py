@@ -179,8 +179,8 @@ class _Writing:
                     after = numbers.setdefault((then, lives, more), len(numbers))
                     apart = then != _BEFORE
                     reach = more if again else 0
-                    whole = before, after, entry, reach
-                    rows.append((*whole, again, kept, there, repeats, apart, held, stays))
+                    places = before, after, entry, reach
+                    rows.append((*places, again, kept, there, repeats, apart, held, stays))
         columns = list(zip(*rows, strict=True))
         whole = [np.array(column, dtype=np.int64) for column in columns[:4]]
         others = [np.array(column, dtype=np.float64) for column in columns[4:]]

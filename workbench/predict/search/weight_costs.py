@@ -66,7 +66,7 @@ class WeightCosts:
             if not isinstance(experiment.sync, Synchronous | LocalSGD):
                 continue  # a server may have all of it
             members = self.world // where.group_size
-            if not (synchronous and experiment.sync.per_round):
+            if not (isinstance(experiment.sync, Synchronous) and experiment.sync.per_round):
                 buckets = members > 1 and not isinstance(experiment.sync, LocalSGD)
                 added += self._mean(addition(layer, index, size, buckets, self.speeds))
             owners = members if experiment.shard_optimizer else 1
