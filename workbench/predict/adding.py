@@ -15,6 +15,7 @@ from workbench.predict.buckets import late
 from workbench.predict.duration import Seconds, Speeds
 from workbench.predict.parameters import KEEPS_GRADIENT_BYTES
 from workbench.predict.program import Program
+from workbench.predict.rows import Counts
 
 _ADDED, _COPIED = 3, 2
 
@@ -39,11 +40,25 @@ class Additions:
         for place, weight in enumerate(layer.weights):
             if weight.trainable:
                 size = self.program.pieces.sizes[weight.name]
-                keeps = layer.kind == "linear" and place == 0
-                copied = self._is_in_bucket(weight.name) & ~(keeps & (size >= KEEPS_GRADIENT_BYTES))
-                found = found + self.speeds.streaming(size * (_ADDED - _COPIED * copied))
+                in_bucket = self._is_in_bucket(weight.name)
+                found = found + addition(layer, place, size, in_bucket, self.speeds)
         return found
 
     def _is_in_bucket(self, name: str) -> bool:
         k = self.program.plan.flow.weights[name].group_size
         return self._in_buckets and (k < self.program.plan.world_size or self._all_of_them)
+
+
+def addition(layer: Layer, place: int, size: Counts, in_bucket: bool, speeds: Speeds) -> Seconds:
+    """Seconds to add a further gradient of one weight to the first one, on each rank.
+
+    Args:
+        layer: whose weight it is.
+        place: of the weight among the layer's.
+        size: bytes of it, on each rank.
+        in_bucket: whether it travels in a bucket.
+        speeds: of the ranks.
+    """
+    keeps = layer.kind == "linear" and place == 0
+    copied = in_bucket & ~(keeps & (size >= KEEPS_GRADIENT_BYTES))
+    return speeds.streaming(size * (_ADDED - _COPIED * copied))

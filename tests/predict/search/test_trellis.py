@@ -31,6 +31,9 @@ class Tolls:
     def layer(self, layer, choice, read, given):
         return (toll(layer.name, choice, read, given), 1.0)
 
+    def converted(self, layer, name, read):
+        return (0.0, 0.0)
+
     def value(self, name, source, readings, carried):
         layer = None if name == "input" else self.graph[name]
         shape = self.graph.input_shape if layer is None else layer.output_shape

@@ -41,6 +41,7 @@ class Terms:
         apart: whether gradient sums begin only behind the forward pass.
         rounds: whether gathers may run beside a tail.
         parts: group sizes of the tails that may run in rounds.
+        lasting: whether weights' gradients of one round are there in the next.
     """
 
     fixed: float
@@ -48,6 +49,7 @@ class Terms:
     apart: bool
     rounds: bool
     parts: tuple[int, ...]
+    lasting: bool
 
 
 @dataclass(frozen=True)

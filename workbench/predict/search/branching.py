@@ -8,7 +8,7 @@ bound is next; the least bound of all parts that are left is one on all plans th
 Source: branch and price, Barnhart et al. 1998, doi:10.1287/opre.46.3.316.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
@@ -40,17 +40,32 @@ class Branching:
         every: all plans, by the rounds that they run in.
         limit: bytes.
         seconds: that a plan must be below to be of interest, at the moment.
+        finer: of too many plans, those that are left, looked at more closely; None: all are kept.
+        known: `found` of another one.
+
+    Attributes:
+        found: the plans that the first mixtures were made of, by the place in `every`.
     """
 
-    def __init__(self, every: Sequence[Laden], limit: float, seconds: Callable[[], float]) -> None:
-        self.limit, self.seconds = limit, seconds
+    def __init__(
+        self,
+        every: Sequence[Laden],
+        limit: float,
+        seconds: Callable[[], float],
+        finer: Callable[[Laden, Prices, float], Laden] | None = None,
+        known: Mapping[int, list[Load]] | None = None,
+    ) -> None:
+        self.limit, self.seconds, self.finer = limit, seconds, finer
         self._numbers = count()
         self._parts: list[_Part] = []
         self._now = np.inf  # the bound of the part at work
         self._prices: Prices | None = None
         self._left = np.inf  # of the parts that are of no interest
-        for laden in every:
-            heappush(self._parts, _Part(0.0, next(self._numbers), laden, (), [], None))
+        self.found = dict(known or {})
+        for place, laden in enumerate(every):
+            loads = self.found.get(place, [])
+            heappush(self._parts, _Part(0.0, next(self._numbers), laden, (), loads, None))
+        self._roots = len(self._parts)
 
     @property
     def bound(self) -> float:
@@ -68,8 +83,8 @@ class Branching:
             yield from self._worked(part)
 
     def _worked(self, part: _Part) -> Iterator[Load]:
-        known = part.rules, part.loads, part.prices or self._prices
-        columns = Columns(part.laden, self.limit, *known)
+        prices = part.prices or self._prices
+        columns = Columns(part.laden, self.limit, part.rules, part.loads, prices)
         self._now = max(part.bound, columns.bound)
         yield from columns.loads
         while not columns.done and self._now < self.seconds():
@@ -79,8 +94,17 @@ class Branching:
                 yield load
         bound, self._now = self._now, np.inf
         self._prices = columns.prices
+        if part.number < self._roots:
+            self.found[part.number] = columns.loads
         if bound >= self.seconds():
             self._left = min(self._left, bound)
+            return
+        if self.finer is not None and part.laden.rough and columns.prices is not None:
+            self._left = min(self._left, self.seconds())  # of those that it leaves out
+            left = self.finer(part.laden, columns.prices, self.limit)
+            number = next(self._numbers)
+            known = columns.loads, columns.prices
+            heappush(self._parts, _Part(bound, number, left, part.rules, *known))
             return
         rule = _parting(columns)
         if rule is None:  # it is of one plan

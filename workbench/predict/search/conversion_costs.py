@@ -1,12 +1,13 @@
 """What conversions cost, all at once and in rounds."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from workbench.plan.layout import Conversion
+from workbench.plan.layout import Conversion, Layout
+from workbench.plan.routing import crossings, returned
 from workbench.predict.duration import Speeds, conversion_seconds
 from workbench.predict.rows import Rows
-from workbench.predict.search.trellis import Floats
+from workbench.predict.search.trellis import Floats, Readings
 
 
 class Ways(NamedTuple):
@@ -38,6 +39,7 @@ class ConversionCosts:
     ) -> None:
         self.speeds, self.weights = speeds, weights
         self.passes, self.rounds = passes, rounds
+        self._chains: dict[Hashable, list[tuple[Conversion, ...]]] = {}
         self._crossed: dict[tuple[Conversion, int, bool, bool], list[Ways]] = {}
 
     def of(self, step: Conversion, width: int, learns: bool, tails: bool) -> list[Ways]:
@@ -49,6 +51,46 @@ class ConversionCosts:
             known = [self._in(passes, step, width, learns) for passes in every]
             self._crossed[key] = known
         return known
+
+    def steps(
+        self,
+        source: Layout,
+        readings: Readings,
+        shape: tuple[int, ...],
+        per_sample: int,
+        *,
+        ends: bool,
+    ) -> list[Conversion]:
+        """The conversions of a value; readers whose conversions start alike share them.
+
+        Args:
+            source: where it lies.
+            readings: of those who read it.
+            shape: one sample's.
+            per_sample: rows of dimension 0 for each sample.
+            ends: whether the model returns it.
+        """
+        chains: list[tuple[Conversion, ...]] = []
+        for target in {layout for layout, _ in readings}:
+            summands = tuple(sorted(sums for layout, sums in readings if layout == target))
+            chains += self._chain(source, target, summands, shape, per_sample)
+        if ends:
+            chains += self._chain(source, returned(source, shape), (False,), shape, per_sample)
+        prefixes = {chain[: end + 1] for chain in chains for end in range(len(chain))}
+        return [prefix[-1] for prefix in prefixes]
+
+    def _chain(
+        self,
+        source: Layout,
+        target: Layout,
+        summands: tuple[bool, ...],
+        shape: tuple[int, ...],
+        per_sample: int,
+    ) -> list[tuple[Conversion, ...]]:
+        key = (source, target, summands, shape, per_sample)
+        if key not in self._chains:
+            self._chains[key] = crossings(source, target, summands, shape, per_sample)
+        return self._chains[key]
 
     def _in(self, passes: Passes, step: Conversion, width: int, learns: bool) -> Ways:
         forward = backward = 0.0

@@ -11,10 +11,17 @@
     output      bytes of its output, where it keeps that itself
     first       bytes of the first value that it reads, as it reads it
     second      bytes of the second one
+    converted   the same of the first one where it is read in another layout than it was given
+    other       the same of the second one
     transient   bytes of gradients and workspace that are there at once in its backward pass
+    space       of these, activations' gradients and workspace
+    arrived     of these, activations' gradients
+    made        bytes of gradients of its weights that are made beside those of earlier rounds
+    settled     bytes of gradients of its weights that are there from its backward pass on
     entries     in how many layouts of groups values are read that lay in own rows
     over        the size of those groups, added up
     apart       1 where the layer reads a group's rows, 0 where it reads its own
+    added up    seconds to add its weights' gradients to those of the round before
 
 and then, for each size k of groups, seconds that rounds "B/K" over k take more, one way and the
 other: each of them works on fewer rows, and begins anew.
@@ -37,10 +44,10 @@ from workbench.plan.choice import LayerPlan
 from workbench.plan.experiment import Experiment
 from workbench.plan.flow import Flow
 from workbench.plan.graph import Graph, Layer
-from workbench.plan.layout import ROWS, Conversion, Layout
+from workbench.plan.layout import ROWS, Layout
 from workbench.plan.machine import Machine
 from workbench.plan.plan import BatchNorm, Plan
-from workbench.plan.routing import crossings, returned
+from workbench.plan.routing import returned
 from workbench.plan.tail import mixes_rows, round_rows
 from workbench.plan.weights import place_weight
 from workbench.predict.batches import micro_batches
@@ -63,8 +70,8 @@ from workbench.predict.search.trellis import Cost, Floats, Readings
 from workbench.predict.search.weight_costs import WeightCosts
 
 LAYER, FORWARD, GATHER, BACKWARD, GRADIENTS, UPDATE, RESIDENT = range(7)
-BESIDE, OUTPUT, FIRST, SECOND, TRANSIENT, ENTRIES, OVER, APART = range(7, 15)
-ROUNDS = 15
+BESIDE, OUTPUT, FIRST, SECOND, CONVERTED, OTHER, TRANSIENT, SPACE, ARRIVED, MADE = range(7, 17)
+SETTLED, ENTRIES, OVER, APART, ADDED_UP, ROUNDS = range(17, 23)
 """The first of the columns of rounds."""
 
 
@@ -162,12 +169,23 @@ class StepCosts:
         (forward, backward), *others = [
             self._computing(alone, layer, passes) for passes in (self.passes, *tails)
         ]
-        summed, update, resident = self.of_weights.of(layer, placed)
+        of_weights = self.of_weights.of(layer, placed)
         room = self.footprints.of(layer, choice, read, given, placed)
-        times = (forward, 0.0, 0.0, backward, summed, update)
+        count = sum(times for _, times in self.passes)
+        backward += (count - 1) * of_weights.added
+        times = (forward, 0.0, 0.0, backward, of_weights.summed, of_weights.update)
         apart = float(read != ROWS)
         more = more_of(Ways(forward, backward), others, len(self.parts))
-        return *times, resident, *room, 0.0, 0.0, apart, *more
+        held, settled = of_weights.held, of_weights.settled
+        return *times, held, *room, settled, 0.0, 0.0, apart, count * of_weights.added, *more
+
+    def converted(self, layer: Layer, name: str, read: Layout) -> Cost:
+        """Of what a layer reads in another layout than it was given."""
+        cost = list(self._nothing)
+        slots = self.footprints.slots(layer)
+        if layer.name in self.learns and name in slots:
+            cost[CONVERTED + slots.index(name)] = self.footprints.read(layer, name, read)
+        return tuple(cost)
 
     def value(self, name: str, source: Layout, readings: Readings, carried: bool) -> Cost:
         """Of a layer's output: its conversions, and the loss where the model returns it."""
@@ -179,7 +197,9 @@ class StepCosts:
             return self._nothing
         count = 1 + len(self.parts)
         ways, gather = [Ways(0.0, 0.0)] * count, 0.0
-        for step in self._steps(name, source, readings, carried, shape, per_sample):
+        ends = name in self.graph.outputs
+        read = frozenset[tuple[Layout, bool]]() if carried else readings
+        for step in self._conversions.steps(source, read, shape, per_sample, ends=ends):
             tails = name in self.tailable or name in self.before_tails
             crossed = self._conversions.of(step, self.itemsizes[name], name in self.learns, tails)
             if step.source == ROWS and name in self.before_tails:
@@ -201,7 +221,8 @@ class StepCosts:
         entries = float(len(over)), float(sum(over))
         more = more_of(Ways(forward, backward), others, len(self.parts))
         backward += self._added(name, source, readings, shape, per_sample)
-        return 0.0, forward, gather, backward, *(0.0,) * 8, *entries, 0.0, *more
+        nothing = (0.0,) * (ENTRIES - GRADIENTS)
+        return 0.0, forward, gather, backward, *nothing, *entries, 0.0, 0.0, *more
 
     def _computing(self, alone: Plan, layer: Layer, passes: Passes) -> Ways:
         """Seconds of a layer."""
@@ -259,26 +280,6 @@ class StepCosts:
                 size = rows.elements(layout, shape, per_sample) * (ADDED * more * width)
                 self._adds[key] += times * self._mean(self.speeds.streaming(size, more))
         return self._adds[key]
-
-    def _steps(
-        self,
-        name: str,
-        source: Layout,
-        readings: Readings,
-        carried: bool,
-        shape: tuple[int, ...],
-        per_sample: int,
-    ) -> list[Conversion]:
-        """The conversions of a value; readers whose conversions start alike share them."""
-        chains: list[tuple[Conversion, ...]] = []
-        for target in {layout for layout, _ in readings}:
-            summands = [sums for layout, sums in readings if layout == target]
-            if not carried:
-                chains += crossings(source, target, summands, shape, per_sample)
-        if name in self.graph.outputs:
-            chains += crossings(source, returned(source, shape), [False], shape, per_sample)
-        prefixes = {chain[: end + 1] for chain in chains for end in range(len(chain))}
-        return [prefix[-1] for prefix in prefixes]
 
     def _mean(self, seconds: Floats) -> float:
         return float(self.weights @ seconds)

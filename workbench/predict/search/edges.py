@@ -1,14 +1,15 @@
 """The edges of a trellis by the states that they leave, and rules on which of them count."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from workbench.predict.search.costs import ENTRIES, OVER
-from workbench.predict.search.keeping import NONE, ONE, Moves
+from workbench.predict.search.costs import BESIDE, ENTRIES, OTHER, OVER, RESIDENT
 from workbench.predict.search.loads import Load
+from workbench.predict.search.moves import NONE, ONE, Moves
 from workbench.predict.search.trellis import Floats, Integers, Stage, Trellis
 
 Flags = npt.NDArray[np.bool_]
@@ -81,6 +82,21 @@ def edges_of(trellis: Trellis) -> list[Edges]:
     """The edges of all stages; stages that are one have one."""
     known = {id(stage): Edges.of(stage) for stage in trellis.stages}
     return [known[id(stage)] for stage in trellis.stages]
+
+
+def spreads_of(every: Sequence[Edges], moves: Sequence[Moves]) -> dict[str, Floats]:
+    """For each of `WHATS`, bytes that it decides on at each stage; 0: nothing."""
+    held = np.array([np.ptp(edges.costs[:, RESIDENT]) for edges in every])
+    kept = np.array([edges.costs[:, BESIDE : OTHER + 1].sum(axis=1).max() for edges in every])
+    several = np.array([np.ptp(edges.choice) > 0 for edges in every])
+    able = np.array([np.ptp(some.again) > 0 for some in moves])
+    tails = np.array([np.ptp(some.tail) > 0 for some in moves])
+    total = held.sum() + kept.sum()
+    return {
+        "choice": (held + kept + 1) * several,
+        "again": (kept + 1) * able,
+        "tail": (total + 1) * tails,
+    }
 
 
 @dataclass(frozen=True)

@@ -12,21 +12,22 @@ from collections.abc import Mapping
 import numpy as np
 
 from workbench.plan.choice import LayerPlan
-from workbench.plan.experiment import Experiment
+from workbench.plan.experiment import Experiment, LocalSGD, Synchronous
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.layout import Layout
 from workbench.plan.plan import Plan
 from workbench.plan.weights import WeightPlacement, heads_of
 from workbench.predict import kernels
 from workbench.predict.kept import kept_by
-from workbench.predict.parameters import itemsize, piece
+from workbench.predict.parameters import KEEPS_GRADIENT_BYTES, itemsize, piece
 from workbench.predict.program import HALF
 from workbench.predict.rows import Counts, Rows, tiled
+from workbench.predict.search.trellis import Floats
 from workbench.predict.windows import Windows
 
 SLOTS = 2  # of the values that a layer reads, so many are looked at
 
-Room = tuple[float, float, float, float, float]
+Room = tuple[float, ...]
 
 
 class Footprints:
@@ -46,6 +47,9 @@ class Footprints:
         self.graph: Graph = plan.graph
         self.rows, self.itemsizes, self.learns = rows, itemsizes, learns
         self.precision = experiment.precision
+        sync = experiment.sync
+        self.rewrites = self.precision != "bf16" and not isinstance(sync, LocalSGD)
+        self.anew = isinstance(sync, Synchronous) and sync.per_round  # in every round
         synchronized = plan.batch_norm == "synchronized"
         self.kept = {layer.name: kept_by(layer, synchronized) for layer in self.graph.layers}
 
@@ -57,7 +61,7 @@ class Footprints:
         given: Layout,
         placed: Mapping[str, WeightPlacement],
     ) -> Room:
-        """(kept beside values, output, first input, second input, transient) of one layer.
+        """What one layer keeps and needs: the columns from `BESIDE` to `MADE` of `costs.py`.
 
         Args:
             layer: of the graph.
@@ -67,13 +71,13 @@ class Footprints:
             placed: its weights.
         """
         if layer.name not in self.learns or layer.kind in ("parameter", "size"):
-            return 0.0, 0.0, 0.0, 0.0, 0.0
+            return (0.0,) * (2 + 2 * SLOTS + 4)
         output = self._bytes(layer.name, given).mean() if self.gives(layer.name) else 0.0
-        slots = [self._read(layer, name, read) for name in self.slots(layer)]
+        slots = [self.read(layer, name, read) for name in self.slots(layer)]
         slots += [0.0] * (SLOTS - len(slots))
         beside = self._beside(layer, choice, given)
         transient = self._transient(layer, choice, read, given, placed)
-        return beside, float(output), slots[0], slots[1], transient
+        return beside, float(output), *slots, *(0.0,) * SLOTS, *transient
 
     def slots(self, layer: Layer) -> list[str]:
         """The values that it reads and that can be kept for it or others, at most `SLOTS`."""
@@ -100,9 +104,10 @@ class Footprints:
             return [read[1 - read.index(name)] in self.learns for name in slots]
         return [True] * len(slots)
 
-    def counted(self, layer: Layer) -> tuple[bool, tuple[bool, ...]]:
+    def counted(self, layer: Layer) -> tuple[bool, tuple[bool, ...], tuple[int, ...]]:
         """Equal for layers of which the same is counted."""
-        return self.gives(layer.name), tuple(self.needs(layer))
+        places = tuple(layer.inputs.index(name) for name in self.slots(layer))
+        return self.gives(layer.name), tuple(self.needs(layer)), places
 
     def counts(self, name: str) -> bool:
         """Whether a value is looked at: memory of its own that a gradient reaches."""
@@ -110,7 +115,8 @@ class Footprints:
             return False
         return not self.kept[name].view
 
-    def _read(self, layer: Layer, name: str, read: Layout) -> float:
+    def read(self, layer: Layer, name: str, read: Layout) -> float:
+        """Bytes of a value as a layer reads and keeps it."""
         casts = self.precision == "bf16" and layer.kind in ("conv2d", "linear")
         width = self.itemsizes[name]
         share = min(width, HALF) / width if casts else 1.0
@@ -132,13 +138,14 @@ class Footprints:
         read: Layout,
         given: Layout,
         placed: Mapping[str, WeightPlacement],
-    ) -> float:
-        """Gradients of its output and inputs, and the workspace beside them."""
+    ) -> tuple[float, float, float, float]:
+        """(transient, space, arrived, made), see `costs.py`."""
         arrived = self._bytes(layer.name, given).astype(np.float64)
         if layer.rows == 0:
-            return 0.0
+            return 0.0, 0.0, 0.0, 0.0
         if self.kept[layer.name].passes:
-            return float(arrived.mean())
+            alone = float(arrived.mean())
+            return alone, alone, alone, 0.0
         wanted = [n for n in dict.fromkeys(layer.inputs) if n in self.learns and self._rows(n)]
         made = np.zeros(len(arrived))
         for name in wanted:
@@ -148,7 +155,24 @@ class Footprints:
             _or_none(space.beside_gradient) if wanted else 0.0, _or_none(space.of_weight)
         )
         before = _or_none(space.backward) if wanted else 0.0
-        return float((arrived + np.maximum(before, later)).mean())
+        room = arrived + np.maximum(before, later)
+        first, further = self._made(layer, placed)
+        most = np.maximum(room, arrived + made + first).mean()
+        alone = float((arrived + made).mean())
+        return float(most), float(room.mean()), alone, float(further.mean())
+
+    def _made(self, layer: Layer, placed: Mapping[str, WeightPlacement]) -> tuple[Floats, Floats]:
+        """Gradients of its weights as they are made on each rank: in the first round, later."""
+        first = further = np.zeros(self.rows.world_size)
+        for index, weight in enumerate(layer.weights):
+            if not weight.trainable:
+                continue
+            where = placed[weight.name]
+            size = piece(where, self.rows.world_size) * itemsize(where, self.precision)
+            rewritten = self.rewrites and layer.kind == "linear" and index == 0
+            fresh = size * ((size < KEEPS_GRADIENT_BYTES) | (not rewritten))
+            first, further = first + fresh, further + (fresh if self.anew else size)
+        return first, further
 
     def _workspace(
         self,

@@ -5,88 +5,36 @@ begins if it runs in rounds. What is kept of a value depends on those who give a
 
     a layer that is not computed again    keeps its output or inputs, as its kind needs
     one that is                           keeps what it reads from before its segment, until the
-                                          segment's own backward pass
+                                          segment's own backward pass; all else is there from the
+                                          moment when its segment runs back to its own
 
 so that a value is gone only if all who need it are computed again in one segment. A state of the
 automaton says of each value that is still to be read whether it is kept already, and if not,
-whether it was given in the segment that goes on; it is combined with the trellis's states.
+whether it was given in the segment that goes on, and for how many layers that will go on; it is
+combined with the trellis's states.
 
 A tail in rounds holds a part of its activations at a time. It begins where one value alone leads
 on, and whatever goes from own rows into groups behind it is that value.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import cached_property
+from dataclasses import dataclass
 
 import numpy as np
 
 from workbench.plan.graph import Graph, Layer
 from workbench.predict.search.footprint import SLOTS, Footprints
-from workbench.predict.search.trellis import Floats, Integers
+from workbench.predict.search.moves import ANY, NONE, ONE, Moves, moves_of
+from workbench.predict.search.trellis import Integers
 
-ANY, NONE, ONE = range(3)  # conversions from own rows into groups: any, none, one of the tail's
 _BEFORE, _BEGUN, _BEHIND = range(3)  # the tail's gather
-_OUTSIDE, _INSIDE = 1, 2  # of the segment that goes on, where a value is not kept yet
-_State = tuple[int, tuple[tuple[str, int], ...]]
-
-
-@dataclass(frozen=True)
-class Moves:
-    """The automaton's transitions at one layer, ordered by the state before.
-
-    Attributes:
-        states: number of states before.
-        after_states: number of states behind.
-        before: of each transition.
-        after: of each transition.
-        again: 1 where the layer is computed again, else 0.
-        kept: [transitions, 2 + SLOTS]: of beside, output and inputs, the part that is kept.
-        there: the part that is there in the layer's own backward pass alone.
-        tail: 1 where the layer is in a tail that runs in rounds, else 0.
-        held: bytes that are there as long as a tail is.
-        entry: `ANY`, `NONE` or `ONE`.
-    """
-
-    states: int
-    after_states: int
-    before: Integers
-    after: Integers
-    again: Floats
-    kept: Floats
-    there: Floats
-    tail: Floats
-    held: Floats
-    entry: Integers
-
-    @cached_property
-    def starts(self) -> Integers:
-        """Of each state, its first transition."""
-        found: Integers = np.searchsorted(self.before, np.arange(self.states))
-        return found
-
-    @cached_property
-    def ends(self) -> Integers:
-        """Of each state, the one behind its last transition."""
-        return np.append(self.starts[1:], len(self.before))
-
-    @property
-    def key(self) -> tuple[bytes, ...]:
-        """Equal for equal transitions."""
-        columns = (getattr(self, name) for name in _COLUMNS)
-        sizes = repr((self.states, self.after_states)).encode()
-        return (sizes, *(column.tobytes() for column in columns))
-
-    @classmethod
-    def joined(cls, every: "Sequence[tuple[Moves, int]]") -> "Moves":
-        """One transition of each."""
-        columns = (
-            np.array([getattr(moves, name)[place] for moves, place in every]) for name in _COLUMNS
-        )
-        return cls(1, 1, *columns)
-
-
-_COLUMNS = tuple(field.name for field in fields(Moves))[2:]
+# A value that is not kept yet: given outside of the segment that goes on, inside, or kept in it.
+_OUTSIDE, _INSIDE, _INNER = 1, 2, 3
+_NO_SEGMENT = -1
+REACH = 4
+"""Layers ahead that it is known how long a segment goes on."""
+# (phase, values that are not kept yet, layers that the segment is known to go on for)
+_State = tuple[int, tuple[tuple[str, int], ...], int]
 
 
 @dataclass(frozen=True)
@@ -96,10 +44,15 @@ class Keeping:
     Attributes:
         moves: of each layer.
         ends: for each state behind the last layer, whether a plan may end there.
+        parts: whether each layer ends a segment that it is not in.
+        reaches: for each layer, [1 + reach]: the layer behind it and the next 0, 1, ... of those
+            that can be in a segment.
     """
 
     moves: tuple[Moves, ...]
     ends: tuple[bool, ...]
+    parts: tuple[bool, ...]
+    reaches: tuple[Integers, ...]
 
 
 def keeping_of(
@@ -107,6 +60,7 @@ def keeping_of(
     footprints: Footprints,
     able: Sequence[bool],
     boundaries: Mapping[str, float] | None = None,
+    reach: int = REACH,
 ) -> Keeping:
     """The automaton of plans without rounds, or of those with a tail in rounds.
 
@@ -116,16 +70,45 @@ def keeping_of(
         able: of each layer, whether it may be computed again.
         boundaries: values whose readers can be a tail, and the bytes of their gradients; None:
             there is no tail.
+        reach: so many layers ahead it is known how long a segment goes on.
     """
-    writing = _Writing(graph, footprints, boundaries)
+    writing = _Writing(graph, footprints, boundaries, reach)
     known: dict[tuple[bytes, ...], Moves] = {}
-    states: list[_State] = [(_BEFORE, ())]
+    states: list[_State] = [(_BEFORE, (), _NO_SEGMENT)]
     found = []
-    for layer, again in zip(graph.layers, able, strict=True):
-        moves, states = writing.moves(layer, again, states)
+    ahead = _ahead(graph, footprints, able, reach)
+    for layer, again, most in zip(graph.layers, able, ahead, strict=True):
+        moves, states = writing.moves(layer, again, most, states)
         found.append(known.setdefault(moves.key, moves))
-    ends = tuple(boundaries is None or phase == _BEHIND for phase, _ in states)
-    return Keeping(tuple(found), ends)
+    ends = tuple(
+        (boundaries is None or phase == _BEHIND) and left <= 0 for phase, _, left in states
+    )
+    parts = tuple(takes_part(layer, footprints) for layer in graph.layers)
+    return Keeping(tuple(found), ends, parts, tuple(_reaches(parts, reach)))
+
+
+def _reaches(parts: Sequence[bool], reach: int) -> Iterator[Integers]:
+    places = [*np.flatnonzero(parts), *[len(parts)] * (reach + 1)]
+    behind = np.cumsum(parts)
+    for index in range(len(parts)):
+        first = int(behind[index])
+        next_ = (min(place + 1, len(parts)) for place in places[first : first + reach])
+        yield np.array([index + 1, *next_])
+
+
+def takes_part(layer: Layer, footprints: Footprints) -> bool:
+    """Whether a layer ends a segment that it is not in."""
+    return layer.rows > 0 and layer.name in footprints.learns
+
+
+def _ahead(graph: Graph, footprints: Footprints, able: Sequence[bool], reach: int) -> list[int]:
+    """Of each layer, for how many layers a segment can go on behind it, at most `reach`."""
+    found, run = [], 0
+    for layer, may in zip(reversed(graph.layers), reversed(able), strict=True):
+        found.append(min(run, reach))
+        if takes_part(layer, footprints):
+            run = run + 1 if may else 0
+    return found[::-1]
 
 
 def boundaries_of(graph: Graph, heads: frozenset[str] | set[str]) -> list[str]:
@@ -145,15 +128,19 @@ def boundaries_of(graph: Graph, heads: frozenset[str] | set[str]) -> list[str]:
 
 class _Writing:
     def __init__(
-        self, graph: Graph, footprints: Footprints, boundaries: Mapping[str, float] | None
+        self,
+        graph: Graph,
+        footprints: Footprints,
+        boundaries: Mapping[str, float] | None,
+        reach: int,
     ) -> None:
-        self.graph, self.footprints = graph, footprints
+        self.graph, self.footprints, self.reach = graph, footprints, reach
         self.whole, self.boundaries = boundaries is None, boundaries or {}
         consumers = graph.consumers
         self.first = {consumers[name][0]: name for name in self.boundaries}
         self.last = {name: readers[-1] for name, readers in consumers.items() if readers}
         self.until = self._until()
-        self.gathered, self.held = "", float("inf")
+        self.gathered = ""
 
     def _until(self) -> dict[str, str]:
         """The last layer that reads a value, itself or as a view."""
@@ -162,33 +149,57 @@ class _Writing:
             found.update({self.footprints.root(name): layer.name for name in layer.inputs})
         return found
 
-    def moves(self, layer: Layer, able: bool, states: list[_State]) -> tuple[Moves, list[_State]]:
+    def moves(
+        self, layer: Layer, able: bool, most: int, states: list[_State]
+    ) -> tuple[Moves, list[_State]]:
         numbers: dict[_State, int] = {}
         rows = []
         footprints = self.footprints
-        learns = layer.name in footprints.learns
+        self.takes_part = takes_part(layer, footprints)
         roots = map(footprints.root, footprints.slots(layer))
         self.reads = list(zip(roots, footprints.needs(layer), strict=True))
         self.gives = footprints.gives(layer.name)
         self.lives = layer.name in self.until and footprints.counts(layer.name)
+        self.read = bool(self.graph.consumers[layer.name])
+        self.over = [name for name in layer.inputs if self.last[name] == layer.name]
         if layer.name in self.first:
             self.gathered = self.first[layer.name]
-            self.held = min(self.held, self.boundaries[self.gathered])
-        for before, (phase, values) in enumerate(states):
+        for before, (phase, values, left) in enumerate(states):
             for then, entry in self._phases(layer, phase):
-                known = dict(values)
+                known, going, held, stays = dict(values), left, 0.0, 0.0
                 if phase == _BEFORE != then:  # a tail is a segment of its own
-                    known = dict.fromkeys(known, _OUTSIDE)
-                for again in (False, True) if able and learns else (False,):
-                    kept, there, left = self._kept(layer, again, dict(known))
-                    after = numbers.setdefault((then, left), len(numbers))
+                    if left > 0:
+                        continue
+                    known, going = dict.fromkeys(known, _OUTSIDE), _NO_SEGMENT
+                    held = self.boundaries[self.gathered]
+                    if known.pop(footprints.root(self.gathered), None) is not None:
+                        stays = held
+                for again, more in self._segments(able, most, going):
+                    kept, there, repeats, lives = self._kept(layer, again, dict(known))
+                    after = numbers.setdefault((then, lives, more), len(numbers))
                     apart = then != _BEFORE
-                    held = self.held if apart else 0.0
-                    rows.append((before, after, again, kept, there, apart, held, entry))
+                    reach = more if again else 0
+                    places = before, after, entry, reach
+                    rows.append((*places, again, kept, there, repeats, apart, held, stays))
         columns = list(zip(*rows, strict=True))
-        whole = [np.array(columns[place], dtype=np.int64) for place in (0, 1, 7)]
-        others = [np.array(column, dtype=np.float64) for column in columns[2:7]]
-        return _moves(len(states), len(numbers), whole, others), list(numbers)
+        whole = [np.array(column, dtype=np.int64) for column in columns[:4]]
+        others = [np.array(column, dtype=np.float64) for column in columns[4:]]
+        return moves_of(len(states), len(numbers), whole, others), list(numbers)
+
+    def _segments(self, able: bool, most: int, left: int) -> Iterator[tuple[bool, int]]:
+        """(whether the layer is computed again, for how long its segment goes on behind it)."""
+        if not self.takes_part:
+            yield False, left
+            if left == 0:
+                yield False, _NO_SEGMENT
+            return
+        if left <= 0:
+            yield False, _NO_SEGMENT
+        if able and left == _NO_SEGMENT:
+            yield from ((True, more) for more in range(most + 1))
+        elif able:
+            longer = (left - 1, left) if left == self.reach else (left - 1,)
+            yield from ((True, more) for more in longer if 0 <= more <= most)
 
     def _phases(self, layer: Layer, phase: int) -> Iterator[tuple[int, int]]:
         """(the phase behind the layer, what it may convert)."""
@@ -206,32 +217,36 @@ class _Writing:
 
     def _kept(
         self, layer: Layer, again: bool, values: dict[str, int]
-    ) -> tuple[list[float], list[float], tuple[tuple[str, int], ...]]:
-        """(what is kept, what is there in its backward pass alone, what is not kept yet)."""
+    ) -> tuple[list[float], list[float], float, tuple[tuple[str, int], ...]]:
+        """What a layer keeps.
+
+        Returns:
+            What is kept, what is there in its segment's backward pass alone, whether conversions
+            are repeated, and what is not kept yet.
+        """
         name, gives = layer.name, self.gives
-        kept, there = [0.0] * (2 + SLOTS), [0.0] * (2 + SLOTS)
+        kept, there = [0.0] * (2 + 2 * SLOTS), [0.0] * (2 + 2 * SLOTS)
         own = there if again else kept
         own[:2] = 1.0, float(gives)
+        roots = map(self.footprints.root, self.over)
+        outputs = {name, *self.over} & set(self.graph.outputs)
+        repeats = again and self.read and bool(self.over) and not outputs
+        repeats = repeats and all(values.get(root, _OUTSIDE) != _OUTSIDE for root in roots)
         for place, (value, needed) in enumerate(self.reads, start=2):
             where = values.get(value)
-            if where is None:
-                continue
-            if where == _OUTSIDE if again else needed:
+            if where is None:  # as it was given or read elsewhere, but not as it is read here
+                kept[place + SLOTS] = float(again or needed)
+            elif where == _OUTSIDE if again else needed:
                 kept[place] = 1.0
                 del values[value]
+            elif again and needed and where == _INNER:
+                there[place + SLOTS] = 1.0
             elif again and needed:
                 there[place] = 1.0
-        if layer.rows and layer.name in self.footprints.learns and not again:  # a segment ends
+                values[value] = _INNER
+        if self.takes_part and not again:  # a segment ends
             values = dict.fromkeys(values, _OUTSIDE)
         values = {value: where for value, where in values.items() if self.until[value] != name}
         if self.lives and not (gives and not again):
-            values[name] = _INSIDE if again else _OUTSIDE
-        return kept, there, tuple(sorted(values.items()))
-
-
-def _moves(
-    states: int, after_states: int, whole: Sequence[Integers], others: Sequence[Floats]
-) -> Moves:
-    before, after, entry = whole
-    again, kept, there, tail, held = others
-    return Moves(states, after_states, before, after, again, kept, there, tail, held, entry)
+            values[name] = (_INNER if gives else _INSIDE) if again else _OUTSIDE
+        return kept, there, float(repeats), tuple(sorted(values.items()))

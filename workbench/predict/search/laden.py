@@ -13,25 +13,32 @@ import numpy as np
 from workbench.plan.tail import Rounds
 from workbench.predict.search.bounds import Terms
 from workbench.predict.search.costs import (
+    ADDED_UP,
     APART,
+    ARRIVED,
     BACKWARD,
     BESIDE,
     FORWARD,
     GATHER,
     GRADIENTS,
     LAYER,
+    MADE,
+    OTHER,
     RESIDENT,
     ROUNDS,
-    SECOND,
+    SETTLED,
+    SPACE,
     TRANSIENT,
     UPDATE,
 )
-from workbench.predict.search.edges import Edges, Flags, Rule
-from workbench.predict.search.keeping import ONE, Keeping, Moves
+from workbench.predict.search.edges import Edges, Flags, Rule, spreads_of
+from workbench.predict.search.keeping import Keeping
+from workbench.predict.search.levels import seen_of, summed_of
 from workbench.predict.search.loads import Load, Prices
+from workbench.predict.search.moves import ONE, Moves
 from workbench.predict.search.trellis import Floats, Integers, Trellis
 
-_KEPT = slice(BESIDE, SECOND + 1)
+_KEPT = slice(BESIDE, OTHER + 1)
 _TAIL = np.ones(1)
 
 
@@ -46,6 +53,7 @@ class Laden:
         resident: bytes that every rank holds whatever the plan.
         rounds: of the plans.
         group_size: of their tail; 1: all at once.
+        rough: whether there are so many that `keeping` looks at less than it could.
     """
 
     def __init__(
@@ -57,10 +65,13 @@ class Laden:
         resident: float,
         rounds: Rounds = "BK",
         group_size: int = 1,
+        *,
+        rough: bool = False,
     ) -> None:
         self.trellis, self.keeping = trellis, keeping
         self.terms, self.resident = terms, resident
-        self.rounds, self.group_size = rounds, group_size
+        self.rounds, self.group_size, self.rough = rounds, group_size, rough
+        self.lasting = float(terms.lasting and group_size > 1)  # gradients of the round before
         self.edges = edges if group_size == 1 else self._reached(edges)
         self._nexts: dict[tuple[int, int], Integers] = {}
 
@@ -78,6 +89,27 @@ class Laden:
         least = float(behind[-1][0, 0])
         return least, self._found(behind[::-1], costs[::-1]) if np.isfinite(least) else None
 
+    def below(self, bound: float, prices: Prices, limit: float) -> list[Edges]:
+        """The edges of all plans that fit and could take less than so many seconds.
+
+        Args:
+            bound: seconds.
+            prices: by which the others are told.
+            limit: bytes.
+        """
+        behind, paid = self._behind(prices, {})
+        most = bound - prices.total * (self.resident - limit) - prices.time * self.terms.fixed
+        spent, found = np.zeros((1, 1)), []
+        rows = zip(self.edges, self.keeping.moves, paid[::-1], behind[-2::-1], strict=True)
+        for edges, moves, costs, to_go in rows:
+            here = spent[edges.source][:, moves.before] + costs
+            following = self._next(edges, moves)
+            least = (here + to_go.ravel()[following]).min(axis=1)
+            found.append(edges.only(least < most))
+            spent = np.full(to_go.shape, np.inf)
+            np.minimum.at(spent.reshape(-1), following.ravel(), here.ravel())
+        return found
+
     def _behind(
         self, prices: Prices, rules: Mapping[int, Sequence[Rule]]
     ) -> tuple[list[Floats], list[Floats]]:
@@ -85,13 +117,14 @@ class Laden:
         last: Floats = np.where(self.keeping.ends, 0.0, np.inf)[None, :]
         found, paid = [last], list[Floats]()
         after = np.cumsum(prices.moments[::-1])[::-1]
-        memo: dict[tuple[int, int, float, float], Floats] = {}
+        padded = np.append(after, 0.0)
+        memo: dict[tuple[int, int, bytes], Floats] = {}
         for index in range(len(self.edges) - 1, -1, -1):
             edges, moves = self.edges[index], self.keeping.moves[index]
-            kept, here = float(after[index]), float(prices.moments[index])
-            key = (id(edges), id(moves), kept, here)
+            reach = after[index] - padded[self.keeping.reaches[index]]
+            key = (id(edges), id(moves), np.append(reach, after[index]).tobytes())
             if key not in memo:
-                memo[key] = self._costs(edges, moves, prices, kept, here)
+                memo[key] = self._costs(edges, moves, prices, float(after[index]), reach)
             costs = memo[key]
             if index in rules:
                 costs = costs.copy()
@@ -132,9 +165,17 @@ class Laden:
         return found
 
     def _costs(
-        self, edges: Edges, moves: Moves, prices: Prices, kept: float, here: float
+        self, edges: Edges, moves: Moves, prices: Prices, kept: float, reach: Floats
     ) -> Floats:
-        """[edges, transitions]: of a stage, without what follows."""
+        """[edges, transitions]: of a stage, without what follows.
+
+        Args:
+            edges: of the stage.
+            moves: of its layer.
+            prices: of time and memory.
+            kept: price of a byte in the backward passes of this layer and all behind it.
+            reach: in its own, and in those of the next 0, 1, ... layers of its segment.
+        """
         mix, costs, slowed = prices.mix, edges.costs, self.terms.slowed
         seconds = (
             costs[:, LAYER]
@@ -143,17 +184,22 @@ class Laden:
             + (1 - mix) * costs[:, BACKWARD]
             + ((1 - mix) * slowed + mix) * costs[:, GRADIENTS]
         )
-        again = (1 - mix) * moves.again
-        rooms = costs[:, _KEPT] @ (kept * moves.kept + here * moves.there).T
-        rooms += here * costs[:, TRANSIENT, None]
-        found: Floats = rooms * self._shares(costs, moves.tail) + here * moves.held
+        here = float(reach[0])
+        rooms = costs[:, _KEPT] @ (kept * moves.kept + reach[moves.left, None] * moves.there).T
+        found: Floats = rooms * self._shares(costs, moves.tail)
+        found += kept * moves.held + prices.total * moves.stays
+        found += here * self._transient(costs, moves.tail)
         found += (prices.total * costs[:, RESIDENT])[:, None]
-        found += prices.time * (seconds[:, None] + np.outer(costs[:, LAYER], again))
+        later = (prices.total - kept) * costs[:, SETTLED]
+        found += later[:, None] + np.outer(kept * costs[:, SETTLED], self.lasting * moves.tail)
+        again = np.outer(costs[:, LAYER], moves.again) + np.outer(costs[:, FORWARD], moves.repeats)
+        found += prices.time * (seconds[:, None] + (1 - mix) * again)
         if self.group_size > 1:
             there, back = self._more(costs)
             # Sums begin in the last round: of all others the backward pass is over by then.
             early = mix * (1 - 1 / self.group_size)
             more = there + (1 - mix + early) * back + early * costs[:, BACKWARD]
+            more += (1 - mix) * (self.group_size - 1) * costs[:, ADDED_UP]
             hidden = (1 - (1 - mix) * slowed) * self.terms.rounds * (moves.entry == ONE)
             found += prices.time * (
                 np.outer(more, moves.tail)
@@ -170,15 +216,24 @@ class Laden:
         shares: Floats = 1 - np.outer(cut, tail) * (1 - 1 / size)
         return shares
 
+    def _transient(self, costs: Floats, tail: Floats) -> Floats:
+        """[edges, transitions]: what is there in a layer's backward pass alone."""
+        shares = self._shares(costs, tail)
+        parted = np.maximum(
+            shares * costs[:, SPACE, None], shares * costs[:, ARRIVED, None] + costs[:, MADE, None]
+        )
+        found: Floats = np.where(tail > 0, parted, costs[:, TRANSIENT, None])
+        return found
+
     def _more(self, costs: Floats) -> tuple[Floats, Floats]:
         """Of each edge, what its rounds take more: forward, backward."""
         column = ROUNDS + 2 * self.terms.parts.index(self.group_size)
         there, back = costs[:, column], costs[:, column + 1]
-        if self.rounds == "B/K":
-            return there, back
-        # Of own rows, a rank works on all that it has in one round.
-        own = costs[:, APART] == 0
-        return np.where(own, np.minimum(there, 0), there), np.where(own, np.minimum(back, 0), back)
+        if self.rounds == "B":  # of own rows, a rank works on all that it has in one round
+            own = costs[:, APART] == 0
+            there = np.where(own, np.minimum(there, 0), there)
+            back = np.where(own, np.minimum(back, 0), back)
+        return there, back
 
     def _found(self, behind: Sequence[Floats], paid: Sequence[Floats]) -> Load:
         state = place = 0
@@ -199,29 +254,36 @@ class Laden:
         costs = np.array([e.costs[edge] for e, edge in zip(self.edges, path, strict=True)])
         moves = Moves.joined(list(zip(self.keeping.moves, taken, strict=True)))
         again, tails = moves.again, moves.tail
-        share = np.where(tails > 0, self._shares(costs, _TAIL)[:, 0], 1.0)
-        kept = share * np.einsum("sc,sc->s", costs[:, _KEPT], moves.kept)
-        here = np.einsum("sc,sc->s", costs[:, _KEPT], moves.there) + costs[:, TRANSIENT]
-        here = share * here + moves.held
+        rooms = (
+            np.where(tails > 0, self._shares(costs, _TAIL)[:, 0], 1.0)[:, None] * costs[:, _KEPT]
+        )
+        kept, there = (rooms * moves.kept).sum(axis=1), (rooms * moves.there).sum(axis=1)
+        seen = seen_of(there, moves.left, self.keeping)
+        parted = self._transient(costs, _TAIL)[:, 0]
+        here = seen + np.where(tails > 0, parted, costs[:, TRANSIENT])
+        lasting = self.lasting * tails * costs[:, SETTLED]
+        settled = costs[:, SETTLED] - lasting
+        settled = settled[::-1].cumsum()[::-1] - settled + lasting.sum()
         gathers, more, early = moves.entry == ONE, (0.0, 0.0), 0.0
         if self.group_size > 1:
-            there, back = self._more(costs)
-            more = float(there @ tails), float(back @ tails)
+            ahead, back = self._more(costs)
+            more = float(ahead @ tails), float(back @ tails)
             early = float((costs[:, BACKWARD] + back + again * costs[:, LAYER]) @ tails)
             early *= 1 - 1 / self.group_size
-        totals, slowed = costs.sum(axis=0), self.terms.slowed
-        levels = np.cumsum(kept) + here + totals[RESIDENT] + self.resident
+        added = (self.group_size - 1) * float(costs[:, ADDED_UP] @ tails)
+        totals, slowed, fixed = costs.sum(axis=0), self.terms.slowed, self.terms.fixed
+        levels = np.cumsum(kept + moves.held) + here + settled + moves.stays.sum()
+        levels += totals[RESIDENT] + self.resident
         gather = float(costs[:, GATHER] @ gathers) * self.terms.rounds
-        sides = totals[LAYER] + totals[FORWARD] + more[0] - gather + totals[UPDATE]
-        sides += self.terms.fixed
-        whole = sides + totals[BACKWARD] + more[1] + again @ costs[:, LAYER]
+        sides = totals[LAYER] + totals[FORWARD] + more[0] - gather + totals[UPDATE] + fixed
+        whole = sides + totals[BACKWARD] + more[1] + added
+        whole += again @ costs[:, LAYER] + moves.repeats @ costs[:, FORWARD]
         whole += slowed * (totals[GRADIENTS] + gather)
-        layers = self.trellis.layers
-        places = [int(e.place[edge]) for e, edge in zip(self.edges, path, strict=True)]
+        places = tuple(int(e.place[edge]) for e, edge in zip(self.edges, path, strict=True))
         return Load(
-            path=tuple(path),
+            path=places,
             plan=self.trellis.choices(places),
-            again=tuple(layers[index].name for index in np.flatnonzero(again)),
+            again=tuple(self.trellis.layers[index].name for index in np.flatnonzero(again)),
             choices=np.array([e.choice[edge] for e, edge in zip(self.edges, path, strict=True)]),
             agains=again.astype(np.int64),
             tails=tails.astype(np.int64),
@@ -229,19 +291,10 @@ class Laden:
             whole=float(whole),
             beside=float(sides + early + totals[GRADIENTS]) if self.terms.apart else 0.0,
             levels=levels,
+            peak=float((levels + summed_of(there, again, tails, self.keeping) - seen).max()),
         )
 
     @cached_property
     def spreads(self) -> dict[str, Floats]:
         """For each of `WHATS`, bytes that it decides on at each stage; 0: nothing."""
-        held = [np.ptp(edges.costs[:, RESIDENT]) for edges in self.edges]
-        kept = [edges.costs[:, _KEPT].sum(axis=1).max() for edges in self.edges]
-        several = [np.ptp(edges.choice) > 0 for edges in self.edges]
-        able = [np.ptp(moves.again) > 0 for moves in self.keeping.moves]
-        tails = [np.ptp(moves.tail) > 0 for moves in self.keeping.moves]
-        total = sum(held) + sum(kept)
-        return {
-            "choice": (np.array(held) + np.array(kept) + 1) * several,
-            "again": (np.array(kept) + 1) * able,
-            "tail": (total + 1) * np.array(tails),
-        }
+        return spreads_of(self.edges, self.keeping.moves)

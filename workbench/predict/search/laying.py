@@ -6,7 +6,7 @@ reading makes of an input once for each that an input has seen, and both are the
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -107,6 +107,7 @@ class _Laying:
         self._moves: dict[Hashable, list[_Move]] = {}
         self._meets: dict[Hashable, _Met | None] = {}
         self._costs: dict[Hashable, tuple[int, ...]] = {}
+        self._after: dict[tuple[int, int, bool], int] = {}
         self._table = Table()
 
     def laid(self) -> Trellis:
@@ -204,7 +205,7 @@ class _Laying:
             whole = read != ROWS and read.placement == Replicate()
             costs = self._layer_cost(layer, choice, read, given)
             if not frame.lives:
-                costs += self._value_cost(layer.name, Live(given))
+                costs += self._value_cost(layer.name, self._number(Live(given)))
             for carried in (False, True) if frame.may_carry and whole else (False,):
                 sums = carried if choice is None else whole and choice.scheme in SUMMED_BACK
                 own = (self._number(Live(given, carried)),) if frame.lives else ()
@@ -223,14 +224,27 @@ class _Laying:
         value, read = self.lives.values[number], self.layouts.values[move.read]
         if value.carried and (read != value.layout or not move.sums):
             return None
-        value = replace(value, readings=value.readings | {(read, move.sums)})
-        if index not in frame.ends:
-            return _Met((self._number(value),), ())
         name = frame.names[index]
+        cost: tuple[int, ...] = ()
+        if read != value.layout and all(read != layout for layout, _ in value.readings):
+            cost = self._converted_cost(frame.layer, name, read)
+        number = self._once_more(number, move)
+        value = self.lives.values[number]
+        if index not in frame.ends:
+            return _Met((number,), cost)
         alone = value.readings == {(value.layout, True)}
         if alone and not value.carried and may_carry(self.graph, name):
             return None
-        return _Met((), self._value_cost(name, value))
+        return _Met((), cost + self._value_cost(name, number))
+
+    def _once_more(self, number: int, move: _Move) -> int:
+        """The number of a value when it has been read once more."""
+        key = (number, move.read, move.sums)
+        if key not in self._after:
+            value, read = self.lives.values[number], self.layouts.values[move.read]
+            readings = value.readings | {(read, move.sums)}
+            self._after[key] = self._number(Live(value.layout, value.carried, readings))
+        return self._after[key]
 
     def _number(self, value: Live) -> int:
         number = self.lives.of(value)
@@ -247,9 +261,16 @@ class _Laying:
             self._costs[key] = self._table.add(self.costs.layer(layer, choice, read, given))
         return self._costs[key]
 
-    def _value_cost(self, name: str, value: Live) -> tuple[int, ...]:
-        key = (self.kinds[name], value)
+    def _converted_cost(self, layer: Layer, name: str, read: Layout) -> tuple[int, ...]:
+        key = (self.kinds[layer.name], layer.inputs.index(name), self.layouts.of(read))
         if key not in self._costs:
+            self._costs[key] = self._table.add(self.costs.converted(layer, name, read))
+        return self._costs[key]
+
+    def _value_cost(self, name: str, number: int) -> tuple[int, ...]:
+        key = (self.kinds[name], number)
+        if key not in self._costs:
+            value = self.lives.values[number]
             cost = self.costs.value(name, value.layout, value.readings, value.carried)
             self._costs[key] = self._table.add(cost)
         return self._costs[key]

@@ -32,7 +32,7 @@ class Load:
     """A plan, and what it takes at least.
 
     Attributes:
-        path: its edges.
+        path: its edges in the trellis.
         plan: the choice of each layer that can be split.
         again: the layers to compute again.
         choices: of each stage, the index of its choice.
@@ -41,7 +41,8 @@ class Load:
         rounds: of its tail.
         whole: f + b + s g + u, in seconds; see `bounds.py`.
         beside: f + g + u, and b but for the last of the tail's rounds.
-        levels: bytes in the backward pass of each layer.
+        levels: bytes in the backward pass of each layer, as they are priced.
+        peak: bytes, at least.
     """
 
     path: tuple[int, ...]
@@ -54,11 +55,7 @@ class Load:
     whole: float
     beside: float
     levels: Floats
-
-    @property
-    def peak(self) -> float:
-        """Bytes, at least."""
-        return float(self.levels.max())
+    peak: float
 
     @property
     def seconds(self) -> float:

@@ -125,6 +125,7 @@ class Searching:
             apart=apart,
             rounds=question.rounds and self._hides(),
             parts=self.costs.parts,
+            lasting=not isinstance(sync, Synchronous) or not sync.per_round,
         )
 
     def _resident(self) -> float:

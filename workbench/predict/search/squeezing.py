@@ -7,27 +7,31 @@ finds does fit.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from workbench.plan.plan import Plan
 from workbench.plan.tail import Rounds, RoundsError
+from workbench.predict.prediction import predict
 from workbench.predict.search.bounds import Terms
 from workbench.predict.search.branching import Branching
 from workbench.predict.search.columns import Columns
 from workbench.predict.search.costs import StepCosts
-from workbench.predict.search.edges import edges_of
+from workbench.predict.search.edges import Edges, edges_of
 from workbench.predict.search.judge import Judge, Judged
-from workbench.predict.search.keeping import boundaries_of, keeping_of
+from workbench.predict.search.keeping import REACH, boundaries_of, keeping_of
 from workbench.predict.search.laden import Laden
-from workbench.predict.search.loads import Load
+from workbench.predict.search.loads import Load, Prices
 from workbench.predict.search.question import Question
 from workbench.predict.search.trellis import Trellis
 
 _NEAR = 0.01  # plans that could be faster by less are not looked for
 _PARTED: tuple[Rounds, ...] = ("B/K", "B")
+_LEANEST = 6  # of the plans that need little, so many are judged
 _FIRST = 3  # of the plans that are found before there is a bound, so many are judged
 _SHORT, _MOST_SHRINKS = 6, 8
+_MANY = 30_000  # edges
 
 
 class Squeezing:
@@ -57,8 +61,9 @@ class Squeezing:
         self.able = [question.may_recompute(layer) for layer in layers]
         self.boundaries = self._boundaries()
         self.edges = edges_of(trellis)
-        self.every = self._laden(self.able)
+        self.every = self._laden(self.able, self.edges)
         self.bound = 0.0
+        self._mended = set[tuple[tuple[int, ...], Rounds]]()
 
     def search(self, until: float) -> None:
         """Looks for plans that fit until the bound is near, or so much work is done.
@@ -66,7 +71,7 @@ class Squeezing:
         Args:
             until: by `time.thread_time`.
         """
-        all_ = Branching(self.every, self.question.limit, self._enough)
+        all_ = self._branching(self.every, self.question.limit, self.able)
         sure = all_.plans()
         # While some kind of rounds has not been looked at, there is no bound to speak of.
         first = list(_until(sure, lambda: all_.bound > 0 or time.thread_time() > until))
@@ -86,14 +91,16 @@ class Squeezing:
         Args:
             until: by `time.thread_time`.
         """
-        found = []
+        found, loads = [], list[Load]()
         for laden in self.every:
             columns = Columns(laden, None)
             while columns.step() is not None and time.thread_time() < until:
                 pass
             found.append(columns.bound)
-            for load in columns.loads[-1:]:
-                self.judged(load)
+            loads += columns.loads
+        loads.sort(key=lambda load: load.peak)
+        for load in loads[:_LEANEST]:
+            self.judged(load)
         return min(found)
 
     def judged(self, load: Load) -> Judged | None:
@@ -112,14 +119,37 @@ class Squeezing:
         if load.peak > limit or load.seconds >= self.judge.seconds:
             return 0.0
         judged = self.judged(load)
-        return 0.0 if judged is None else judged.peak_bytes - self.question.limit
+        over = 0.0 if judged is None else judged.peak_bytes - self.question.limit
+        if over > 0 and (load.path, load.rounds) not in self._mended:
+            self._mended.add((load.path, load.rounds))
+            self._mend(load)
+        return over
+
+    def _mend(self, load: Load) -> None:
+        """Judges a plan that does not fit, with as many more layers computed again as it takes."""
+        layers = zip(self.question.graph.layers, self._parted(_SHORT), strict=True)
+        more = [layer.name for layer, able in layers if able]
+
+        def plan(count: int) -> Plan:
+            again = sorted({*load.again, *more[:count]})
+            return self.question.plan(load.plan, again).with_rounds(load.rounds)
+
+        low, high = 0, len(more) + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            memory = predict(plan(middle), self.question.machine, self.question.experiment).memory
+            fits = memory.peak_bytes <= self.question.limit
+            low, high = (low, middle) if fits else (middle, high)
+        if high <= len(more):
+            self.judge.judge(plan(high))
 
     def _safe(self) -> Iterator[Load | None]:
         """Plans for smaller and smaller limits, until they fit."""
-        every = self._laden(self._parted(_SHORT))
-        limit = float(self.question.limit)
+        able = self._parted(_SHORT)
+        every = self._laden(able, self.edges)
+        limit, known = float(self.question.limit), dict[int, list[Load]]()
         for _ in range(_MOST_SHRINKS):
-            branching = Branching(every, limit, self._enough)
+            branching = self._branching(every, limit, able, known)
             over = 0.0
             for load in branching.plans():
                 over = self._judged(load, limit)
@@ -129,17 +159,37 @@ class Squeezing:
             if over <= 0:
                 return
             limit -= over
+            known = branching.found
 
-    def _laden(self, able: Sequence[bool]) -> list[Laden]:
-        graph, footprints = self.question.graph, self.costs.footprints
-        common = self.edges, self.trellis
-        terms = self.terms, self.resident
-        found = [Laden(*common, keeping_of(graph, footprints, able), *terms)]
+    def _branching(
+        self,
+        every: Sequence[Laden],
+        limit: float,
+        able: Sequence[bool],
+        known: Mapping[int, list[Load]] | None = None,
+    ) -> Branching:
+        def finer(laden: Laden, prices: Prices, limit: float) -> Laden:
+            edges = laden.below(self._enough(), prices, limit)
+            return self._all_at_once(able, edges, rough=False)
+
+        return Branching(every, limit, self._enough, finer, known)
+
+    def _laden(self, able: Sequence[bool], edges: Sequence[Edges]) -> list[Laden]:
+        found = [self._all_at_once(able, edges, rough=True)]
         if self.terms.parts and self.boundaries:
+            graph, footprints = self.question.graph, self.costs.footprints
             parted = keeping_of(graph, footprints, able, self.boundaries)
+            common = edges, self.trellis, parted, self.terms, self.resident
             for size in self.terms.parts:
-                found += [Laden(*common, parted, *terms, rounds, size) for rounds in _PARTED]
+                found += [Laden(*common, rounds, size) for rounds in _PARTED]
         return found
+
+    def _all_at_once(self, able: Sequence[bool], edges: Sequence[Edges], *, rough: bool) -> Laden:
+        graph, footprints = self.question.graph, self.costs.footprints
+        many = sum(len(some.source) for some in edges) > _MANY
+        keeping = keeping_of(graph, footprints, able, reach=0 if many else REACH)
+        common = edges, self.trellis, keeping, self.terms, self.resident
+        return Laden(*common, rough=rough and many)
 
     def _boundaries(self) -> dict[str, float]:
         """Values behind which a tail may begin, and the bytes of their gradients."""

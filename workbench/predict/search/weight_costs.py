@@ -1,6 +1,7 @@
 """What the weights of a layer cost: the sums of their gradients, their update, and their memory."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -8,10 +9,29 @@ from workbench.plan.experiment import Experiment, LocalSGD, Synchronous
 from workbench.plan.graph import Layer
 from workbench.plan.mesh import group_sizes, replica_groups
 from workbench.plan.weights import WeightPlacement
+from workbench.predict.adding import addition
 from workbench.predict.duration import Seconds, Speeds, update_seconds
 from workbench.predict.hosts import Hosts
 from workbench.predict.parameters import KEEPS_GRADIENT_BYTES, copies, itemsize, piece
 from workbench.predict.rows import Counts
+
+
+class OfWeights(NamedTuple):
+    """What the weights of a layer cost.
+
+    Attributes:
+        summed: seconds of the sums of their gradients.
+        update: seconds of the optimizer.
+        held: bytes that stay.
+        settled: bytes of gradients that are there from the layer's backward pass on.
+        added: seconds to add a further pass's gradients to those of the first.
+    """
+
+    summed: float
+    update: float
+    held: float
+    settled: float
+    added: float
 
 
 class WeightCosts:
@@ -29,11 +49,11 @@ class WeightCosts:
         self._shares = {k: self._share(k) for k in group_sizes(self.world)}
         self._rates = {k: self._rate(k) for k in group_sizes(self.world)}
 
-    def of(self, layer: Layer, placed: Mapping[str, WeightPlacement]) -> tuple[float, float, float]:
-        """(seconds of gradient sums, of the update, bytes held) of the layer's own weights."""
-        summed = update = memory = 0.0
+    def of(self, layer: Layer, placed: Mapping[str, WeightPlacement]) -> OfWeights:
+        """Of the layer's own weights."""
+        summed = update = memory = settled = added = 0.0
         if layer.shared:
-            return summed, update, memory
+            return OfWeights(summed, update, memory, settled, added)
         experiment = self.experiment
         synchronous = isinstance(experiment.sync, Synchronous)
         optimizer = experiment.optimizer
@@ -46,6 +66,9 @@ class WeightCosts:
             if not isinstance(experiment.sync, Synchronous | LocalSGD):
                 continue  # a server may have all of it
             members = self.world // where.group_size
+            if not (isinstance(experiment.sync, Synchronous) and experiment.sync.per_round):
+                buckets = members > 1 and not isinstance(experiment.sync, LocalSGD)
+                added += self._mean(addition(layer, index, size, buckets, self.speeds))
             owners = members if experiment.shard_optimizer else 1
             memory += float(size.mean()) * copies(optimizer) / owners
             held = update_seconds(
@@ -55,11 +78,13 @@ class WeightCosts:
             if members == 1 or not synchronous:
                 rewrites = layer.kind == "linear" and index == 0
                 rewrites &= synchronous and experiment.precision != "bf16"
-                memory += float(np.where(size >= KEEPS_GRADIENT_BYTES, size, 0).mean()) * rewrites
+                stays = float((size * ((size >= KEEPS_GRADIENT_BYTES) & rewrites)).mean())
+                memory += stays
+                settled += float(size.mean()) - stays
                 continue
             memory += float((size * (1 + self._shares[where.group_size])).mean())
             summed += self._summed(size, where.group_size)
-        return summed, update, memory
+        return OfWeights(summed, update, memory, settled, added)
 
     def _summed(self, size: Counts, group_size: int) -> float:
         """At least what one gradient adds to the all-reduces of its buckets.
