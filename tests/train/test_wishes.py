@@ -2,8 +2,6 @@
 
 import threading
 
-import pytest
-
 from tests.train.small import net
 from workbench.model.trace import trace
 from workbench.plan.plan import Plan

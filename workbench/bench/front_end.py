@@ -43,7 +43,7 @@ PLAY = """async ({esm, css, state, bytes, theme}) => {
   window.sent = [];
   window.receive = (content, buffers) => {
     (handlers['msg:custom'] ?? []).forEach((handler) => handler(content, buffers.map(view)));
-    window.last = content.status;
+    window.last = content.runs?.[0].status ?? window.last;
   };
   await widget.initialize({model: proxy()});
   window.show = async () => {
