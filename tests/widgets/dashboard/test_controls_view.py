@@ -136,6 +136,7 @@ def test_a_step_in_time_is_read_by_mouse_and_by_keys(stage, page):
     page.mouse.move(box["x"] + 300, box["y"] + 40)
     page.mouse.up()
     assert float(canvas.get_attribute("data-from")) > 0.05
+    page.keyboard.press("0")  # a press of the mouse gives the keys to the canvas
     page.get_by_label("ranks in the timeline").select_option("8")
     shown.until("() => document.querySelector('.wb-timeline canvas').dataset.spans === '12'")
 

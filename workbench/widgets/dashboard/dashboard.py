@@ -249,9 +249,10 @@ class Dashboard(Widget):
         with self._guard:
             self._outcome = {"last": name, "of": {**self._outcome.get("of", {}), name: {**state}}}
             watched = self._watched.get(state.get("run", self.shown), self._here)
-            if state["state"] != "running":
-                level = "error" if state["state"] == "failed" else "info"
-                watched.events.add(str(state["text"]), level)
+            if state["state"] == "failed":
+                watched.events.add(str(state["text"]), "error")
+            elif state["state"] == "done" and name in commands.FAULTS:  # the run notes all else
+                watched.events.add(str(state["text"]))
         self._news.set()
 
     def _post(self, *, whole: bool) -> None:
