@@ -2,10 +2,11 @@
 
 import { element, panel } from "../element.js";
 
-const DESCRIBE_EVERY_MS = 700; // hundreds of attributes need not change with each frame
+const ALL_EVERY_MS = 700; // hundreds of rows and their words need not change with each frame
+const ROW = 24; // pixels, as in theme.css
 
 // parts: [{name, label, color}] stacked from the left; marks: [{name, label, color, class}].
-// draw(rows): [{values: [...], below: [...], marks: [...], text, words}], NaN for what is not known.
+// draw(rows): [{values: [...], below: [...], marks: [...], text, words()}], NaN for what is not known.
 export function barPanel({ title, parts, marks = [], valueWidth }) {
   const style = `--wb-value-width: ${valueWidth}`;
   const body = element("div", { class: "wb-bars", role: "list", tabindex: "0", "aria-label": title, style });
@@ -15,6 +16,8 @@ export function barPanel({ title, parts, marks = [], valueWidth }) {
   let told = -Infinity;
   let timer;
   let now = [];
+  let full = 1;
+  let first = 0; // of the rows in sight
 
   const addRow = (rank) => {
     const bar = element("i", { class: "wb-bar" });
@@ -28,11 +31,36 @@ export function barPanel({ title, parts, marks = [], valueWidth }) {
     rows.push({ row, bar, below, ticks, value, known: {} });
   };
 
-  const describe = () => {
+  const show = ({ values, below = [], marks: own = [], text, isOver }, i) => {
+    const { row, bar, below: thin, ticks, value, known: before } = rows[i];
+    paint(bar, "bar", values, parts, full, before);
+    paint(thin, "below", below, parts, full, before);
+    ticks.forEach((tick, j) => {
+      const left = Number.isFinite(own[j]) ? `${((100 * own[j]) / full).toFixed(1)}%` : "";
+      if (before[j] === left) return;
+      before[j] = left;
+      tick.hidden = left === "";
+      tick.style.left = left;
+    });
+    if (value.textContent !== text) value.textContent = text;
+    row.classList.toggle("wb-over", Boolean(isOver));
+  };
+  const showSeen = () => {
+    const last = first + Math.ceil(206 / ROW) + 1;
+    now.slice(first, last).forEach((rank, i) => show(rank, first + i));
+  };
+  body.addEventListener("scroll", () => {
+    first = Math.floor(body.scrollTop / ROW);
+    showSeen();
+  });
+
+  const showAll = () => {
     timer = undefined;
     told = performance.now();
-    now.forEach(({ words }, i) => {
+    now.forEach((rank, i) => {
+      show(rank, i);
       const { row } = rows[i];
+      const words = rank.words();
       if (row.title === words) return;
       row.title = words;
       row.setAttribute("aria-label", `rank ${i}: ${words}`);
@@ -45,24 +73,13 @@ export function barPanel({ title, parts, marks = [], valueWidth }) {
     while (rows.length > ranks.length) rows.pop().row.remove();
     body.dataset.ranks = ranks.length;
     const longest = ({ values, below = [], marks: own = [] }) => Math.max(sum(values), sum(below), ...own.map(known));
-    const full = Math.max(...ranks.map(longest), 0) || 1;
-    ranks.forEach(({ values, below = [], marks: own = [], text, isOver }, i) => {
-      const { row, bar, below: thin, ticks, value, known: before } = rows[i];
-      paint(bar, "bar", values, parts, full, before);
-      paint(thin, "below", below, parts, full, before);
-      ticks.forEach((tick, j) => {
-        const left = Number.isFinite(own[j]) ? `${((100 * own[j]) / full).toFixed(1)}%` : "";
-        if (before[j] === left) return;
-        before[j] = left;
-        tick.hidden = left === "";
-        tick.style.left = left;
-      });
-      if (value.textContent !== text) value.textContent = text;
-      row.classList.toggle("wb-over", Boolean(isOver));
-    });
+    full = Math.max(...ranks.map(longest), 0) || 1;
+    if (performance.now() - told > ALL_EVERY_MS) showAll();
+    else {
+      showSeen();
+      timer ??= setTimeout(showAll, ALL_EVERY_MS);
+    }
     setLegend([...summary, ...marks.map(() => "")]);
-    if (performance.now() - told > DESCRIBE_EVERY_MS) describe();
-    else timer ??= setTimeout(describe, DESCRIBE_EVERY_MS);
   };
   return { root, draw, note, close: () => clearTimeout(timer) };
 }

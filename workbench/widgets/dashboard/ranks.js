@@ -24,15 +24,15 @@ export function memoryPanel() {
       const values = isKnown ? CATEGORIES.map((name) => rank[name]) : [rank.now];
       const below = expected[i] ? CATEGORIES.map((name) => expected[i][name]) : [];
       const [limit, predicted] = [limits[i], below.reduce((a, b) => a + b, 0)];
-      const parts = isKnown ? CATEGORIES.map((name) => `${name} ${size(rank[name])}`).join(", ") : `now ${size(rank.now)}`;
+      const parts = () => (isKnown ? CATEGORIES.map((name) => `${name} ${size(rank[name])}`).join(", ") : "");
       return {
         values,
         below,
         marks: [rank.peak, limit < NEAR * most ? limit : NaN],
         isOver: rank.peak > limit,
         text: Number.isFinite(limit) ? `${size(rank.peak)} of ${size(limit)}` : `${size(rank.now)} / ${size(rank.peak)}`,
-        words: `${rank.onGpu ? "GPU" : "tensors"} now ${size(rank.now)}, peak ${size(rank.peak)}`
-          + `${Number.isFinite(limit) ? ` of ${size(limit)}` : ""}; ${parts}`
+        words: () => `${rank.onGpu ? "GPU" : "tensors"} now ${size(rank.now)}, peak ${size(rank.peak)}`
+          + `${Number.isFinite(limit) ? ` of ${size(limit)}` : ""}; ${parts()}`
           + `${below.length ? `; predicted ${size(predicted)}` : ""}${conditions[i] ? `; ${conditions[i]}` : ""}`,
       };
     });
@@ -60,7 +60,7 @@ export function clockPanel() {
         values,
         marks: [forecast.step_s ?? NaN],
         text: conditions[i] || milliseconds(total || NaN),
-        words: names.map((name) => `${name} ${milliseconds(rank[name])}`).join(", ")
+        words: () => names.map((name) => `${name} ${milliseconds(rank[name])}`).join(", ")
           + `${conditions[i] ? `; ${conditions[i]}` : ""}`,
       };
     });
@@ -85,7 +85,7 @@ export function linksPanel() {
         values: [rank.receivedPerS],
         marks: [predicted],
         text: `${size(rank.receivedPerS)}/s`,
-        words: `${size(rank.receivedPerS)} per second, ${size(rank.received)} per step`
+        words: () => `${size(rank.receivedPerS)} per second, ${size(rank.received)} per step`
           + `${expected[i] ? `; predicted ${size(expected[i].received)} per step` : ""}`,
       };
     });
