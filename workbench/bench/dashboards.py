@@ -18,8 +18,8 @@ PASS_EVERY_S = 0.02
 WINDOWS = 20
 WARM = 0.25  # of the time, until when histories fill
 COUNT = """() => {
-  window.frames = 0;
-  const count = () => { window.frames += 1; requestAnimationFrame(count); };
+  window.counted = 0;
+  const count = () => { window.counted += 1; requestAnimationFrame(count); };
   requestAnimationFrame(count);
 }"""
 DRAWN = "Number(document.querySelector('.wb-dashboard')?.dataset.frames ?? 0)"
@@ -56,12 +56,12 @@ def measured(page: Any, minutes: float) -> Shown:
         rates, busy, heap, memory = [], [], [], []
         drawn_before, begun = int(page.evaluate(DRAWN)), time.monotonic()
         for _ in range(WINDOWS):
-            before, spent, start = page.evaluate("frames"), _cpu_s(dashboard), time.monotonic()
+            before, spent, start = page.evaluate("counted"), _cpu_s(dashboard), time.monotonic()
             while time.monotonic() - start < length_s:
                 shown.pass_on()
                 time.sleep(PASS_EVERY_S)
             took = time.monotonic() - start
-            rates.append((page.evaluate("frames") - before) / took)
+            rates.append((page.evaluate("counted") - before) / took)
             busy.append((_cpu_s(dashboard) - spent) / took)
             heap.append(_heap(session))
             memory.append(float(process.memory_info().rss))
@@ -97,6 +97,7 @@ def _cpu_s(dashboard: Dashboard) -> float:
 
 
 def _heap(session: Any) -> float:
-    """Bytes that scripts of the page hold, once what nobody holds is gone."""
+    """Bytes that the page holds, once what nobody holds is gone: its scripts and its elements."""
     session.send("HeapProfiler.collectGarbage")
-    return float(session.send("Runtime.getHeapUsage")["usedSize"])
+    usage = session.send("Runtime.getHeapUsage")
+    return float(usage["usedSize"]) + float(usage.get("embedderHeapUsedSize", 0))

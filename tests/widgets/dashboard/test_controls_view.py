@@ -107,7 +107,7 @@ def test_a_step_in_time_is_read_by_mouse_and_by_keys(stage, page):
     assert "measured 200 ms in step 9" in canvas.get_attribute("aria-label")
     tip = page.locator(".wb-tip")
     box = canvas.bounding_box()
-    canvas.hover(position={"x": 62 + 0.1 * (box["width"] - 62), "y": 18 + 18 + 5})
+    canvas.hover(position={"x": 72 + 0.1 * (box["width"] - 72), "y": 18 + 18 + 5})
     assert "Measured, rank 0, compute: forward conv, 60.0 ms from 0 ms on" in tip.inner_text()
     page.mouse.move(1, 1)
     canvas.focus()
@@ -144,6 +144,7 @@ def test_a_step_in_time_is_read_by_mouse_and_by_keys(stage, page):
 def test_a_run_that_is_not_traced_says_how_it_would_be(running, page):
     assert "experiment.replace(trace_every=5)" in page.inner_text(".wb-missing")
     assert page.locator(".wb-timeline canvas").is_hidden()
+    assert page.get_by_role("button", name="zoom in").is_hidden()
 
 
 def test_several_runs_are_overlaid_and_one_is_chosen(stage, page):

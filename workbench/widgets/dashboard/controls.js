@@ -21,7 +21,7 @@ export function controls(feed) {
   const pause = button("pause", "pause", "❚❚ Pause", "leaves a checkpoint, and the engines to others");
   const resume = button("resume", "resume", "▶ Resume", "goes on from the newest checkpoint");
   const save = button("checkpoint", "checkpoint", "Checkpoint now", "written after the current step; the run goes on");
-  const stop = button("stop", "stop", "■ Stop", "ends the run after this step, with a checkpoint");
+  const stop = button("stop", "stop", "Stop", "ends the run after this step, with a checkpoint");
   stop.classList.add("wb-stop");
 
   const rate = number("learning rate", "any", "6em");
@@ -59,7 +59,7 @@ export function controls(feed) {
       made.disabled = why !== "" || isBusy;
       made.title = why || title;
     }
-    setText(stop, status.stopping ? "Stopping …" : "■ Stop");
+    setText(stop, status.stopping ? "Stopping …" : "Stop");
     rate.disabled = status.can.lr !== "";
     if (status.lr !== shownRate && document.activeElement !== rate) {
       shownRate = status.lr;

@@ -5,6 +5,7 @@ import { average, barPanel, known, largest } from "./bars.js";
 import { CATEGORIES } from "./feed.js";
 
 const COLORS = ["--wb-blue", "--wb-orange", "--wb-green", "--wb-second", "--wb-gray"];
+const rate = (bytes) => (Number.isFinite(bytes) ? `${size(bytes)}/s` : "–");
 const NEAR = 3; // a limit that is further away than this makes all bars short
 
 export function memoryPanel() {
@@ -84,12 +85,12 @@ export function linksPanel() {
       return {
         values: [rank.receivedPerS],
         marks: [predicted],
-        text: `${size(rank.receivedPerS)}/s`,
+        text: rate(rank.receivedPerS),
         words: () => `${size(rank.receivedPerS)} per second, ${size(rank.received)} per step`
           + `${expected[i] ? `; predicted ${size(expected[i].received)} per step` : ""}`,
       };
     });
-    chart.draw(rows, [`${size(largest(ranks.map((rank) => rank.receivedPerS)))}/s`]);
+    chart.draw(rows, [rate(largest(ranks.map((rank) => rank.receivedPerS)))]);
     chart.note.textContent = `${size(largest(ranks.map((rank) => rank.received)))} per step at most`;
   };
   return { ...chart, draw };

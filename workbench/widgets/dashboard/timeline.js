@@ -7,7 +7,7 @@ import { SPAN } from "./feed.js";
 const KINDS = ["load", "forward", "loss", "backward", "collective", "wait", "update", "step"];
 const COLORS = ["--wb-pale", "--wb-blue", "--wb-purple", "--wb-second", "--wb-orange", "--wb-gray", "--wb-green", "--wb-pale"];
 const LANES = ["compute", "communication"];
-const [LEFT, LANE, GAP, TITLE, AXIS, AT_ONCE] = [62, 11, 5, 18, 18, 8];
+const [LEFT, LANE, GAP, TITLE, AXIS, AT_ONCE] = [72, 11, 5, 18, 18, 8];
 const CLOSEST = 2e-6; // of the whole step
 
 export function timelinePanel(feed) {
@@ -82,7 +82,7 @@ export function timelinePanel(feed) {
       tip.hidden = true;
       say();
       const height = arrange();
-      canvas.hidden = tools.hidden = lanes.length === 0;
+      for (const node of [canvas, tools, root.querySelector(".wb-legend")]) node.hidden = lanes.length === 0;
       canvas.style.height = `${height}px`;
       paint();
     }
