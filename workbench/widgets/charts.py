@@ -15,7 +15,7 @@ class Curve:
     """One line of a chart; a NaN is a gap.
 
     Attributes:
-        label: its name in the legend; `now` is the value printed beside it.
+        label: its name in the legend, "" for none there; `now` is the value printed beside it.
         axis: "left" or "right".
         fill: colors the ground below it.
         dots: marks each point and joins over gaps: for values that are measured now and then.
@@ -112,7 +112,7 @@ def line_panel(
                 for x, y in at
                 if math.isfinite(y)
             ]
-    legend = tuple((curve.color, curve.label, curve.now) for curve in curves)
+    legend = tuple((curve.color, curve.label, curve.now) for curve in curves if curve.label)
     return Panel(title, legend, "".join(parts), width, height)
 
 
@@ -232,7 +232,7 @@ def _frame(panel: Panel, height: int) -> str:
         text = f"{label} {value}".strip()
         parts.append(f'<rect x="{x:.0f}" y="24" width="10" height="10" rx="2" fill="{color}"/>')
         parts.append(text_at(x + 14, 33, text, "start", INK))
-        x += 30 + 6.3 * len(text)
+        x += 26 + 6.0 * len(text)
     return "".join(parts) + panel.body
 
 

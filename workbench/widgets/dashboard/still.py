@@ -53,14 +53,14 @@ def picture(
     """Panels as one SVG document: how the runs learn; memory, time and traffic of one."""
     ranks = watched[shown].series.ranks
     panels = [_learning(watched), _speed(watched, forecast), _memory(watched[shown], forecast)]
-    panels += [_clock(ranks), _links(ranks, forecast)]
+    panels.append(_clock(ranks))
     titles = ("Step as predicted", "Step as measured")
     panels += [
         lane_panel(title, each)
         for title, each in zip(titles, lanes, strict=True)
         if len(each.spans)
     ]
-    return document(tuple(panels))
+    return document((*panels, _links(ranks, forecast)))
 
 
 def _learning(watched: Mapping[str, Watched]) -> Panel:
@@ -75,7 +75,7 @@ def _learning(watched: Mapping[str, Watched]) -> Panel:
         if alone or not all(map(math.isnan, at["accuracy"])):
             curves.append(
                 Curve(
-                    "test accuracy" if alone else f"{name} accuracy",
+                    "test accuracy" if alone else "",
                     at["step"],
                     at["accuracy"],
                     VERMILION if alone else color,
