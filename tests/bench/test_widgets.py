@@ -14,8 +14,15 @@ def test_quick():
         "editor_redraw_ms",
         "editor_first_paint_ms",
         "editor_patch_bytes",
+        "dashboard_lag_ms",
+        "dashboard_slowdown",
+        "dashboard_frames_per_s",
+        "dashboard_memory_growth",
+        "dashboard_kernel_memory_growth",
+        "dashboard_kernel_busy",
     }
     assert all(figure.min > 0 for figure in report.figures.values())
+    assert [row["ranks"] for row in report.rows if "ranks" in row] == [64]
     assert report.rows[0]["model"] == "vgg11"
 
 

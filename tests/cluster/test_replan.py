@@ -63,6 +63,28 @@ def test_it_is_resumed_under_its_last_plan(cluster, experiment):
     assert run.metrics["step"].max() > done
 
 
+def test_another_learning_rate_stays_when_it_is_resumed_and_attached_to(cluster, experiment):
+    run = cluster.train(experiment.replace(steps=100_000), module=NET)
+    changed = run.set_lr(0.025).wait(LONG_S)
+    saved = run.checkpoint_now().wait(LONG_S)
+    assert changed.before == 0.1
+    assert saved.step > changed.step
+    assert wb.Experiment.load(run.checkpoint / "experiment.toml").optimizer.lr == 0.025
+    run.stop()
+    run.wait(LONG_S)
+    run.resume()
+    attached = cluster.jobs[run.id]
+    run.checkpoint_now().wait(LONG_S)
+    for each in (run, attached):
+        each.stop()
+        each.wait(LONG_S)
+        assert f"learning rate 0.025 since step {changed.step}" in each.notes
+        assert each.experiment.optimizer.lr == 0.025
+    assert wb.Experiment.load(run.checkpoint / "experiment.toml").optimizer.lr == 0.025
+    assert attached.engines == (0, 1)
+    assert any("stopped" in event.text for event in attached.events())
+
+
 @pytest.mark.slow
 def test_a_rank_that_dies_during_a_re_cut_loses_nothing(cluster, experiment, monkeypatch):
     """The run goes on from its last checkpoint, under the plan of then, and then under the new."""

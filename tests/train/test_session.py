@@ -1,6 +1,7 @@
 """Whole runs on ranks: any split trains alike, stops, goes on, and says when it diverges."""
 
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ from tests.train.small import net
 from workbench.comm.world import Seat
 from workbench.model.trace import trace
 from workbench.model.weights import initialize
-from workbench.plan.experiment import SGD, AdamW, Experiment, Synthetic
+from workbench.plan.experiment import SGD, AdamW, Experiment, Pipelined, Synthetic
 from workbench.plan.plan import Plan
 from workbench.train import checkpoint
+from workbench.train.checkpoint import latest
 from workbench.train.session import Control, train
-from workbench.train.wishes import CarriedOut, PlanWishes
+from workbench.train.wishes import CarriedOut, LearningRate, SaveNow, Wishes
 
 GRAPH = trace(net(), input_shape=(3, 8, 8))
 ALONE = Plan.data_parallel(GRAPH, 1).with_batch_norm("synchronized")
@@ -68,7 +70,7 @@ def run(on_ranks, weights, tmp_path):
         directory = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
         directory.mkdir()
         for other in replanned:
-            wishes = PlanWishes(directory)
+            wishes = Wishes(directory)
             wishes.carry_out(wishes.wish(other), CarriedOut(2, 0.1, (0,)))
         args = (experiment, weights, directory, resume, stop_after)
         answers = on_ranks.seated(plan.world_size, session, *args)
@@ -170,3 +172,72 @@ def test_memory_and_time_are_told(run):
     # fp64 weights, gradients and two moments, and no more than buffers beside.
     for mine, numel in zip(rows, held, strict=True):
         assert mine[-1]["tensor_bytes"] == pytest.approx(4 * 8 * numel, rel=0.35)
+
+
+def wishing(seat, experiment, weights, directory, resume, wishes):
+    """`train`; rank 0 makes wishes during steps: {step: wish}. Losses, and where it ended."""
+    found = []
+
+    def emit(row):
+        found.append(row["loss"])
+        if seat.rank == 0 and (wish := wishes.get(row["step"])) is not None:
+            Wishes(directory).wish(wish)
+
+    train(
+        seat,
+        experiment,
+        weights=weights,
+        directory=directory,
+        resume=resume,
+        control=Control(),
+        emit=emit,
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"optimizer": AdamW(lr=0.01)},
+        {"optimizer": SGD(lr=0.05, momentum=0.9), "shard_optimizer": True},
+        {"optimizer": SGD(lr=0.02, momentum=0.5), "sync": Pipelined(width=2)},
+    ],
+    ids=["adamw", "sharded", "in-flight"],
+)
+def test_another_learning_rate_is_that_of_another_run(on_ranks, weights, tmp_path, fields):
+    """The steps after the wish are those of a run that goes on at that rate from a checkpoint."""
+    experiment = Experiment(plan=UNEQUAL, **{**FIELDS, **fields, "checkpoint_every": 2})
+    changed, apart = tmp_path / "changed", tmp_path / "apart"
+    for folder in (changed, apart):
+        folder.mkdir()
+    wishes = {1: LearningRate(0.003), 2: SaveNow()}  # after step 1: heard in step 2
+
+    def losses_of(experiment, directory, resume, wishes=wishes):
+        given = (experiment, weights, directory, resume, wishes)
+        return on_ranks.seated(3, wishing, *given)[0]
+
+    found = losses_of(experiment, changed, None)
+    (carried_out,) = Wishes(changed).rates()
+    assert carried_out[2].step == 3
+    before = losses_of(experiment.replace(steps=3), apart, None, {})
+    rate = experiment.optimizer.model_copy(update={"lr": 0.003})
+    after = losses_of(experiment.replace(optimizer=rate), apart, latest(apart), {})
+    assert found == pytest.approx(before + after, rel=1e-12)
+    # As after a fault: step 2 is run again, at its own rate, and the others at theirs.
+    saved = {path.name: path for path in changed.glob("step-*")}
+    assert {"step-000004", "step-000006"} == set(saved)
+    again = tmp_path / "again"
+    again.mkdir()
+    given = losses_of(experiment.replace(steps=2), again, None, {})
+    shutil.copytree(changed / "wishes", again / "wishes")
+    rest = losses_of(experiment, again, latest(again), {})
+    assert given + rest == pytest.approx(found, rel=1e-12)
+    kept = Experiment.load(saved["step-000004"] / "experiment.toml")
+    assert kept == experiment.replace(optimizer=rate)
+
+
+def test_a_checkpoint_is_written_when_it_is_wished_for(on_ranks, weights, tmp_path):
+    experiment = Experiment(plan=HYBRID, **FIELDS)
+    on_ranks.seated(4, wishing, experiment, weights, tmp_path, None, {0: SaveNow()})
+    assert [done.step for _, done in Wishes(tmp_path).saved()] == [2]
+    assert checkpoint.load(tmp_path / "step-000002", GRAPH).step == 2

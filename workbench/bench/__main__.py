@@ -21,7 +21,7 @@ BENCHES = {
     "predict": "peak memory and traffic of a step, against what was predicted",
     "recovery": "engines and server killed while runs train: what survives, and how soon",
     "search": "the best plan, found and proven, and run against others",
-    "widgets": "the plan editor in Chromium: first picture, and an edit until its prediction",
+    "widgets": "the plan editor and a dashboard in Chromium: how soon, smooth and small they are",
     "splitbrain": "convolutions replicated, linear layers sharded, against torch's DDP",
 }
 

@@ -3,7 +3,7 @@
 import base64
 import json
 import time
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from workbench.widgets.widget import Widget
@@ -43,7 +43,7 @@ PLAY = """async ({esm, css, state, bytes, theme}) => {
   window.sent = [];
   window.receive = (content, buffers) => {
     (handlers['msg:custom'] ?? []).forEach((handler) => handler(content, buffers.map(view)));
-    window.last = content.status;
+    window.last = content.runs?.[0].status ?? window.last;
   };
   await widget.initialize({model: proxy()});
   window.show = async () => {
@@ -97,11 +97,8 @@ class FrontEnd:
         """Takes what the page sent to the widget, and what that sent to the page."""
         for message in self.page.evaluate("window.sent.splice(0)"):
             self.widget._handle_custom_msg(message, [])
-        while True:
-            try:
-                content, buffers = self.messages.get_nowait()
-            except Empty:
-                return
+        for _ in range(self.messages.qsize()):  # what comes meanwhile is for the next time
+            content, buffers = self.messages.get_nowait()
             text = json.dumps(content, allow_nan=False)
             self.sent_bytes += len(text)
             self.page.evaluate(

@@ -62,7 +62,7 @@ def measure(seat: Seat, experiment: Experiment, *, weights: Path, timed: int = 0
         state.strategy.rest()
         world.recorder.reset()
         # What attendants and gloo's threads have freed meanwhile, no event tells of.
-        meter.lap(live_bytes=tensor_bytes(state.tensors()) + world.staged_bytes)
+        meter.lap(live_bytes=tensor_bytes(state.held()) + world.staged_bytes)
         _step(state, watched(experiment))
         peak = meter.stop().peak_bytes
         meter.start()

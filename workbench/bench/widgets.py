@@ -1,14 +1,16 @@
-"""The plan editor in Chromium: how long until it is there, and until an edit's prediction is.
+"""Widgets in Chromium: how soon the plan editor is there, how late and smooth a dashboard is.
 
 A bare page plays the front end: browser, scripts and messages are the real ones, and the way
 between kernel and page is Chromium's debugging protocol instead of Jupyter's websocket.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from workbench.bench import dashboards, watched_training
 from workbench.bench.chromium import browser, chromium
 from workbench.bench.front_end import FrontEnd
 from workbench.bench.report import Cell, Figure, Report
@@ -18,6 +20,7 @@ from workbench.plan.machine import Machine
 from workbench.widgets.editor import PlanEditor
 
 RANKS = 8
+QUICK_MINUTES = 0.1
 MACHINE = "h100-nvlink"
 SETTLED = "document.querySelector('.wb-editor').dataset.pending === 'false'"
 # From the event until the frame that shows the new prediction has been handed to the screen.
@@ -95,7 +98,8 @@ def run(*, quick: bool) -> Report:
     """
     if chromium() is None:
         raise RuntimeError("this bench needs Chromium (Debian: apt-get install chromium)")
-    rows: list[dict[str, Cell]] = []
+    rows: list[Mapping[str, Cell]] = []
+    minutes = QUICK_MINUTES if quick else dashboards.MINUTES
     figures: dict[str, Figure] = {}
     with browser(viewport={"width": 1400, "height": 1000}) as context:
         page = context.new_page()
@@ -106,9 +110,19 @@ def run(*, quick: bool) -> Report:
                 figures["editor_redraw_ms"] = Figure.of(seen.redraw)
                 figures["editor_first_paint_ms"] = Figure.of(seen.paint)
                 figures["editor_patch_bytes"] = Figure.of(seen.patch)
+        watched, found = watched_training.measured(page, quick=quick)
+        shown = dashboards.measured(page, minutes)
+        rows += [watched, shown.row]
+        figures |= {**found, **shown.figures}
     notes = (
         f"{RANKS} ranks of {MACHINE}. redraw: an edit of the last layer's scheme until the new "
         "prediction is on the screen. Targets for ResNet-152: 100 ms; its first paint: 500 ms.",
+        f"dashboard_lag_ms: from the end of each step of {watched_training.RANKS} engines, on the "
+        "last of them, to the frame that counts it (target: 250). dashboard_slowdown: a step with "
+        "a dashboard, browser included, over one without, in turns (target: 1.01).",
+        f"{dashboards.RANKS} acted ranks with {dashboards.RATE:g} steps a second for {minutes:g} "
+        "minutes: frames per second (target: 30), memory of the page's scripts at the end over "
+        "that after a quarter (target: 1.1), share of a core that the kernel spends (target: 0.1).",
     )
     return Report("widgets", tuple(rows), figures, notes)
 

@@ -35,7 +35,7 @@ from workbench.plan import stability
 from workbench.plan.experiment import Experiment
 from workbench.plan.plan import Plan
 from workbench.plan.stability import Curvature
-from workbench.train.wishes import PlanWishes
+from workbench.train.wishes import Wishes
 
 STOP_RUNS_WITHIN_S = 10.0
 TICK_S = 0.05
@@ -250,7 +250,7 @@ class Cluster(Measurements, Faults):
     def follow(self, record: JobRecord) -> Run:
         """A run that follows a job which was submitted before."""
         directory = Path(record.directory)
-        experiment = PlanWishes(directory).in_force(message.unpack(record.packed))
+        experiment = Wishes(directory).in_force(message.unpack(record.packed))
         return self._run(experiment, directory, record.id)
 
     def resuming(self, run: Run) -> RemoteJob:

@@ -1,10 +1,14 @@
 """What a run is told by the job that it watches, and what it may ask of it."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from workbench.cluster.jobs.record import Event
 from workbench.plan.experiment import Experiment
 from workbench.plan.metrics import Row
+
+if TYPE_CHECKING:
+    from workbench.cluster.cluster import Cluster
 
 Waits = Literal["queued", "starting", "paused"]
 """States in which no step is made."""
@@ -32,6 +36,17 @@ class Job(Protocol):
     @property
     def id(self) -> int | None:
         """Its number with the job server."""
+
+    @property
+    def cluster(self) -> "Cluster | None":
+        """Whose engines it runs on; None: nobody has it any more."""
+
+    @property
+    def engines(self) -> tuple[int, ...]:
+        """The engine of each rank, now or in its last attempt; () before the first."""
+
+    def events(self, after: int) -> Sequence[Event]:
+        """What the job server says of it: events with greater numbers, oldest first."""
 
     @property
     def has_lost_rows(self) -> bool:

@@ -1,20 +1,24 @@
 """A job of the job server, watched from here: its row in the store, and its ranks' files."""
 
 import time
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.cluster import message
 from workbench.cluster.answer import Answer
 from workbench.cluster.errors import ClusterError, Diverged, EngineDied, RankError, RunError
 from workbench.cluster.following import Listener
-from workbench.cluster.jobs.record import ErrorRecord, JobRecord
+from workbench.cluster.jobs.record import ErrorRecord, Event, JobRecord
 from workbench.cluster.link import Link
 from workbench.cluster.rank_files import RankFiles
 from workbench.cluster.telemetry import ROWS_AT_ONCE, Follower
 from workbench.plan.experiment import Experiment
 from workbench.plan.metrics import Row
+
+if TYPE_CHECKING:
+    from workbench.cluster.cluster import Cluster
 
 TICK_S = 0.03
 _PLAIN = {each.__name__: each for each in (ClusterError, RunError, Diverged)}
@@ -67,18 +71,36 @@ class RemoteJob:
         link: to the cluster.
         id: of the job.
         after: the attempt whose successors are watched; earlier rows are not told.
-        keep: what has to stay while the job goes on.
+        keep: the cluster, which has to stay while the job goes on.
 
     Attributes:
         id: of the job.
         has_lost_rows: whether a rank says that it could not write some rows.
     """
 
-    def __init__(self, link: Link, id: int, *, after: int = 0, keep: object = None) -> None:
+    def __init__(
+        self, link: Link, id: int, *, after: int = 0, keep: "Cluster | None" = None
+    ) -> None:
         self.id, self.has_lost_rows = id, False
         self._link, self._after, self._keep = link, after, keep
+        self._cluster = None if keep is None else weakref.ref(keep)
         self._is_aborted = False
         self._told = 0  # attempts whose end was told
+
+    @property
+    def cluster(self) -> "Cluster | None":
+        """Whose engines it runs on; None: nobody has it any more."""
+        return None if self._cluster is None else self._cluster()
+
+    @property
+    def engines(self) -> tuple[int, ...]:
+        """The engine of each rank, now or in its last attempt; () before the first."""
+        record = self._link.store.job(self.id)
+        return record.held or (record.attempts[-1].places if record.attempts else ())
+
+    def events(self, after: int) -> tuple[Event, ...]:
+        """What the job server says of it: events with greater numbers, oldest first."""
+        return self._link.store.events(after=after, job=self.id)
 
     def stop(self) -> None:
         """Asks every rank to end after its current step; a job that waits ends at once."""

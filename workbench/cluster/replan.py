@@ -1,17 +1,14 @@
 """A running experiment that is to go on under another plan, as a notebook sees it."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from workbench.cluster.errors import ClusterError
+from workbench.cluster.wished import Wished
 from workbench.plan.experiment import SGD, Experiment, Pipelined, Synchronous
 from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.plan.recut import Recut
-from workbench.train.wishes import CarriedOut, PlanWishes
-
-TICK_S = 0.05
+from workbench.train.wishes import Wishes
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ def cost_of(experiment: Experiment, plan: Plan, machine: Machine | None = None) 
     return Cost(received, link.seconds("all_to_all", plan.world_size, most, 1, 0.0))
 
 
-class Replan:
+class Replan(Wished):
     """The wish that a run goes on under a plan.
 
     Attributes:
@@ -61,40 +58,9 @@ class Replan:
         cost: as predicted.
     """
 
-    def __init__(
-        self, wishes: PlanWishes, plan: Plan, cost: Cost, is_over: Callable[[], bool]
-    ) -> None:
+    def __init__(self, wishes: Wishes, plan: Plan, cost: Cost, is_over: Callable[[], bool]) -> None:
         self.plan, self.cost = plan, cost
-        self._wishes, self._is_over = wishes, is_over
-        self._number = wishes.wish(plan)
-
-    @property
-    def carried_out(self) -> CarriedOut | None:
-        """When it was, how long it took and what it moved; None: it was not yet."""
-        return self._wishes.carried_out(self._number)
-
-    @property
-    def is_superseded(self) -> bool:
-        """Whether a later wish was carried out instead."""
-        return self.carried_out is None and self._wishes.last_carried_out() > self._number
-
-    def wait(self, timeout: float = 60.0) -> CarriedOut:
-        """Returns once the run goes on under the plan.
-
-        Raises:
-            ClusterError: the run ended before, or another plan came later and instead.
-            TimeoutError: it did not in time; it may still.
-        """
-        deadline = time.monotonic() + timeout
-        while (found := self.carried_out) is None:
-            if self.is_superseded:
-                raise ClusterError("another plan was wished for later, and carried out instead")
-            if self._is_over() and self.carried_out is None:
-                raise ClusterError("the run ended before it could go on under this plan")
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the run does not go on under {self.plan!r} yet")
-            time.sleep(TICK_S)
-        return found
+        super().__init__(wishes, plan, is_over)
 
     def __repr__(self) -> str:
         done = self.carried_out

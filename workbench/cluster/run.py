@@ -1,38 +1,40 @@
 """A training run, seen from a notebook while it goes on and after it ended."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from workbench.cluster import comparing, files, report
+from workbench.cluster.changing import Changing
 from workbench.cluster.errors import ClusterError, Diverged
 from workbench.cluster.following import Job, Waits
 from workbench.cluster.frame import Frame
+from workbench.cluster.jobs.record import Event
 from workbench.cluster.recalibrating import recalibrated
-from workbench.cluster.replan import Replan, cost_of
 from workbench.cluster.subscribers import Callback, Subscribers
 from workbench.cluster.timeline import timeline_of
 from workbench.cluster.waiting import Waiting
 from workbench.plan.experiment import Experiment
 from workbench.plan.machine import Machine
 from workbench.plan.metrics import Row
-from workbench.plan.plan import Plan
 from workbench.predict.compare import Comparison, compare
 from workbench.predict.measured import Timeline
 from workbench.predict.prediction import Prediction
 from workbench.train.checkpoint import latest
 from workbench.train.control import Outcome
 from workbench.train.taken_home import StateDict, state_dict
-from workbench.train.wishes import PlanWishes
+from workbench.train.wishes import Wishes
 
 if TYPE_CHECKING:
     import pandas
 
+    from workbench.cluster.cluster import Cluster
+
 State = Literal["queued", "starting", "running", "paused", "finished", "stopped", "failed"]
 
 
-class Run(Waiting):
+class Run(Waiting, Changing):
     """One experiment on engines: goes on by itself, and can be watched, awaited and stopped.
 
     `await run`, or `run.wait()` outside a notebook, returns when it ended, and raises if it
@@ -66,17 +68,16 @@ class Run(Waiting):
         job: Job,
         again: Callable[["Run"], Job],
     ) -> None:
-        super().__init__()
-        self.experiment, self.directory, self._again = experiment, directory, again
+        Waiting.__init__(self)
+        Changing.__init__(self, directory)
+        self.experiment, self._again = experiment, again
         self.state: State = "starting"
         self.reason = ""
         self.rows: list[Row] = []
         self.outcomes: tuple[Outcome, ...] = ()
         self.notes: list[str] = []
-        self._lock = threading.RLock()
         self._subscribers = Subscribers()
         self._frame = Frame()
-        self._replans: list[Replan] = []
         self._stopping = threading.Event()
         self._follow(job)
 
@@ -89,6 +90,28 @@ class Run(Waiting):
     def id(self) -> int | None:
         """The number of its job: `cluster.jobs[run.id]`."""
         return self._job.id
+
+    @property
+    def cluster(self) -> "Cluster | None":
+        """Whose engines it runs on; None: nobody has it any more."""
+        return self._job.cluster
+
+    @property
+    def engines(self) -> tuple[int, ...]:
+        """The engine of each rank, now or when it ran last; () before it ran.
+
+        Raises:
+            StoreError: the cluster's memory is gone.
+        """
+        return self._job.engines
+
+    def events(self, after: int = 0) -> Sequence[Event]:
+        """What the job server noted of it, oldest first: events with greater numbers than `after`.
+
+        Raises:
+            StoreError: the cluster's memory is gone.
+        """
+        return self._job.events(after)
 
     @property
     def metrics(self) -> "pandas.DataFrame":
@@ -201,31 +224,6 @@ class Run(Waiting):
             self._follow(job)
         return self
 
-    def replan(self, plan: Plan, machine: Machine | None = None) -> Replan:
-        """Has the run go on under another plan after its current step; returns at once.
-
-        Weights and optimizer state move straight from rank to rank, and only what changes hands.
-        `experiment` has the new plan from then on.
-
-        Args:
-            plan: of the same model and number of ranks.
-            machine: to predict how long it takes.
-
-        Raises:
-            PlanError: the plan is of another model or number of ranks.
-            ExperimentError: the experiment cannot run under it.
-            ClusterError: the run has ended.
-        """
-        with self._lock:
-            if self.is_done:
-                raise ClusterError(f"{self!r} has ended; cluster.train(..., resume=run) goes on")
-            last = self._replans[-1].plan if self._replans else self.experiment.plan
-            self.experiment.replace(plan=plan)  # raises where it cannot be
-            cost = cost_of(self.experiment.replace(plan=last), plan, machine)
-            wished = Replan(PlanWishes(self.directory), plan, cost, lambda: self.is_done)
-            self._replans.append(wished)
-        return wished
-
     def subscribe(self, callback: Callback) -> Callable[[], None]:
         """Has a function called with new rows, and with [] when the state changes.
 
@@ -245,7 +243,7 @@ class Run(Waiting):
         except BaseException as error:
             self.error = error
         finally:
-            self._notice_replans()
+            self._notice_changes()
             self._conclude(state, job)
 
     def _judge(self) -> State:
@@ -271,7 +269,7 @@ class Run(Waiting):
     def take(self, rows: list[Row]) -> None:
         """Takes new rows; the job calls it."""
         self.rows.extend(rows)
-        self._notice_replans()
+        self._notice_changes()
         if self.state != "running":
             self.state, self.reason = "running", ""
             self._tell([])
@@ -291,24 +289,7 @@ class Run(Waiting):
     def under(self, experiment: Experiment) -> None:
         """Takes notice of another number of ranks; the job calls it."""
         with self._lock:
-            self.experiment = PlanWishes(self.directory).in_force(experiment)
-
-    def _notice_replans(self) -> None:
-        """The run's plan is the last one that it goes on under."""
-        with self._lock:
-            carried_out = [
-                (wished, done) for wished in self._replans if (done := wished.carried_out)
-            ]
-            for wished, done in carried_out:
-                self.experiment = self.experiment.replace(plan=wished.plan)
-                self.notes.append(
-                    f"under another plan since step {done.step}: {done.seconds:.3g} s, "
-                    f"{sum(done.received_bytes):,} bytes moved"
-                )
-            if carried_out:  # those before the last one are over, too
-                self._job.goes_on_as(self.experiment)
-                last = self._replans.index(carried_out[-1][0])
-                del self._replans[: last + 1]
+            self.experiment = Wishes(self.directory).in_force(experiment)
 
     def _tell(self, rows: list[Row]) -> None:
         self.notes.extend(self._subscribers.tell(rows))

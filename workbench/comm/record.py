@@ -105,6 +105,7 @@ class Recorder:
         with self._lock:
             self._sums: dict[Key, tuple[int, int, int, float, int, int]] = {}
             self._blocked_s = 0.0
+            self._received_bytes = 0
 
     def add(
         self,
@@ -129,11 +130,17 @@ class Recorder:
                 old[5] + additions,
             )
             self._blocked_s += seconds
+            self._received_bytes += bytes
 
     @property
     def blocked_s(self) -> float:
         """Seconds that callers have been blocked in collectives, all rows together."""
         return self._blocked_s
+
+    @property
+    def received_bytes(self) -> int:
+        """What this rank has received from others, all rows together."""
+        return self._received_bytes
 
     def rows(self) -> list[Record]:
         """The rows, in the order in which their keys were first seen."""

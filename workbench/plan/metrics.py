@@ -11,7 +11,11 @@ COLUMNS = (
     "compute_s",  # the step's seconds outside collectives
     "communication_s",  # blocked in collectives, as long as the rank that waited least
     "wait_s",  # blocked for longer than that: for slower ranks
+    "received_bytes",  # that collectives of the step brought to this rank
     "tensor_bytes",  # live tensors at the end of the step
+    "weight_bytes",  # of them, weights and the model's buffers
+    "optimizer_bytes",  # of them, the optimizer's state; what is left are gradients
+    "staging_bytes",  # memory beside tensors that collectives travel through
     "peak_bytes",  # highest since the last row, shared memory included; first: and the start-up
     "rss_bytes",  # resident memory of the process
     "gpu_bytes",  # allocated on this rank's GPU; 0 without one

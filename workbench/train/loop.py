@@ -10,10 +10,13 @@ import torch
 
 from workbench.comm.collectives import all_reduce
 from workbench.comm.group import Group
+from workbench.plan.experiment import Experiment
 from workbench.plan.metrics import Row
+from workbench.plan.plan import Plan
 from workbench.train.blame import first_bad_layer
 from workbench.train.control import Control, Outcome, Reason
 from workbench.train.evaluate import evaluate
+from workbench.train.learning_rates import LearningRates, set_rate
 from workbench.train.memory import PeakMeter
 from workbench.train.metrics import step_row
 from workbench.train.parts import parts
@@ -23,7 +26,7 @@ from workbench.train.state import RankState
 from workbench.train.statistics import average_statistics
 from workbench.train.step import StepResult
 from workbench.train.traces import Traces
-from workbench.train.wishes import CarriedOut, PlanWishes
+from workbench.train.wishes import CarriedOut, LearningRate, SaveNow, Wishes
 
 
 @dataclass(frozen=True)
@@ -33,13 +36,13 @@ class Agreed:
     Attributes:
         loss: mean over the batch.
         stop: whether to stop after it.
-        plan: number of the plan to go on under.
+        wish: number of the last wish.
         blocked_s: seconds that each rank was blocked in collectives.
     """
 
     loss: float
     stop: bool
-    plan: int
+    wish: int
     blocked_s: tuple[float, ...]
 
 
@@ -50,6 +53,7 @@ class _Taken:
     agreed: Agreed
     samples: int
     seconds: float
+    received_bytes: int
     bad: StepResult | None
 
 
@@ -76,8 +80,9 @@ class Loop:
         self.control, self.emit = control, emit
         self.saver = Saver(directory, state.everyone)
         self.evaluation: dict[str, float] = {}
-        self.wishes = PlanWishes(directory)
-        self._plan = self.wishes.last_carried_out()  # by an earlier session
+        self.wishes = Wishes(directory)
+        self._heard = self.wishes.last_carried_out()  # by an earlier session
+        self._rates = LearningRates.of(state.experiment.optimizer.lr, self.wishes)
         every = state.experiment.trace_every
         self.traces = Traces(directory, state.world.rank, every, state.tracer)
 
@@ -102,7 +107,8 @@ class Loop:
                 seconds=taken.seconds,
                 blocked_s=taken.agreed.blocked_s,
                 meter=self.meter,
-                tensors=self.state.tensors(),
+                received_bytes=taken.received_bytes,
+                held=self.state.held(),
                 beside_bytes=self.state.world.staged_bytes,
                 device=self.state.world.device,
             )
@@ -118,13 +124,15 @@ class Loop:
                 self._save(done)
             if stop and not last:
                 return self._outcome("stopped", done)
-            if taken.agreed.plan > self._plan and not last:
-                self._replan(taken.agreed.plan, done)
+            if taken.agreed.wish > self._heard and not last:
+                self._hear(taken.agreed.wish, done)
         return self._outcome("finished", max(experiment.steps, self.state.first_step))
 
     def _step(self, step: int) -> "_Taken":
         """One step; what it computed with is gone when it returns, unless it came to no number."""
-        state = self.state
+        state, recorder = self.state, self.state.world.recorder
+        before = recorder.received_bytes
+        set_rate(state.updater.optimizer, self._rates.at(step))
         with self.traces.around(step):
             began = time.perf_counter()
             result = state.stepper.run(step)
@@ -140,26 +148,48 @@ class Loop:
             if bad is None:
                 state.strategy.update(step)
             seconds = time.perf_counter() - began
-        return _Taken(agreed, result.samples, seconds, bad)
+        received = recorder.received_bytes - before
+        return _Taken(agreed, result.samples, seconds, received, bad)
 
-    def _replan(self, number: int, done: int) -> None:
-        """Goes on under the plan that was wished for last."""
+    def _hear(self, newest: int, done: int) -> None:
+        """Carries out what was wished for meanwhile; of plans, the last."""
+        graph = self.state.experiment.plan.graph
+        numbers = range(self._heard + 1, newest + 1)
+        waiting = {number: self.wishes.read(number, graph) for number in numbers}
+        plans = [number for number, wish in waiting.items() if isinstance(wish, Plan)]
+        self._heard = newest
+        for number, wish in waiting.items():
+            match wish:
+                case LearningRate(value):
+                    self._rates, found = self._rates.then(done, value)
+                    self._carried_out(number, found)
+                case SaveNow():
+                    began = time.perf_counter()
+                    self._save(done)
+                    self.saver.finish()
+                    self._carried_out(number, CarriedOut(done, time.perf_counter() - began))
+                case Plan() if number == plans[-1]:
+                    self._replan(number, wish, done)
+
+    def _carried_out(self, number: int, found: CarriedOut) -> None:
+        if self.state.everyone.rank == 0:
+            self.wishes.carry_out(number, found)
+
+    def _replan(self, number: int, plan: Plan, done: int) -> None:
+        """Goes on under another plan."""
         state, began = self.state, time.perf_counter()
         everyone, recorder = state.everyone, state.world.recorder
-        plan = self.wishes.plan(number, state.experiment.plan.graph)
         shared, received = state.world.shared_bytes, recut_bytes(recorder)
         self.state = under(state, plan, done)
         del state  # the old pieces go before the next step
         self.meter.add(self.state.world.shared_bytes - shared)
-        self._plan = number
         self.traces.restart(self.state.tracer)
         mine = torch.zeros(everyone.size, 2, dtype=torch.float64)
         mine[everyone.rank, 0] = recut_bytes(recorder) - received
         mine[everyone.rank, 1] = time.perf_counter() - began
         every = all_reduce(mine, everyone, layer="recut")
-        if everyone.rank == 0:
-            moved = tuple(int(size) for size in every[:, 0].tolist())
-            self.wishes.carry_out(number, CarriedOut(done, every[:, 1].max().item(), moved))
+        moved = tuple(int(size) for size in every[:, 0].tolist())
+        self._carried_out(number, CarriedOut(done, every[:, 1].max().item(), moved))
 
     def _diverged(self, step: int, result: StepResult) -> Outcome:
         """Leaves the weights as they were before the step, and says where the NaN arose."""
@@ -195,7 +225,13 @@ class Loop:
             in_flight=state.strategy.in_flight,
             residuals=state.strategy.residuals,
         )
-        self.saver.begin(done, part, files, state.experiment)
+        self.saver.begin(done, part, files, self._as_it_is(done))
+
+    def _as_it_is(self, done: int) -> Experiment:
+        """The experiment, with the learning rate of the next step."""
+        experiment = self.state.experiment
+        rated = experiment.optimizer.model_copy(update={"lr": self._rates.at(done)})
+        return experiment.replace(optimizer=rated)
 
     def _outcome(self, reason: Reason, step: int, message: str = "") -> Outcome:
         self.saver.finish()
@@ -210,7 +246,7 @@ class Loop:
         )
 
 
-def agree(everyone: Group, loss: float, stop: bool, blocked_s: float, plan: int = 0) -> Agreed:
+def agree(everyone: Group, loss: float, stop: bool, blocked_s: float, wish: int = 0) -> Agreed:
     """What all ranks must know before anybody updates; one small all-reduce.
 
     Args:
@@ -219,10 +255,10 @@ def agree(everyone: Group, loss: float, stop: bool, blocked_s: float, plan: int 
         stop: whether this rank was asked to stop; a wish of any rank stops all of them after
             the same step.
         blocked_s: seconds that this rank was blocked in collectives.
-        plan: number of the plan to go on under; 0 on all ranks but one.
+        wish: number of the last wish; 0 on all ranks but one.
     """
     status = torch.zeros(3 + everyone.size, dtype=torch.float64)
-    status[0], status[1], status[2], status[3 + everyone.rank] = loss, float(stop), plan, blocked_s
+    status[0], status[1], status[2], status[3 + everyone.rank] = loss, float(stop), wish, blocked_s
     status = all_reduce(status, everyone, layer="status")
     loss, stopping, number, *every = status.tolist()
     return Agreed(loss, bool(stopping), int(number), tuple(every))

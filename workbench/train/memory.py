@@ -1,6 +1,6 @@
 """Memory truth: what tensors take on this rank, now and at the highest point."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -27,6 +27,26 @@ class Reading:
 
     peak_bytes: int
     live_bytes: int
+
+
+@dataclass(frozen=True)
+class Held:
+    """What stays alive on a rank from step to step.
+
+    Attributes:
+        weights: with the model's buffers.
+        gradients: with the buckets that they travel in; those of earlier steps too, if any wait.
+        optimizer: its state.
+    """
+
+    weights: tuple[Tensor, ...]
+    gradients: tuple[Tensor, ...]
+    optimizer: tuple[Tensor, ...]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield from self.weights
+        yield from self.gradients
+        yield from self.optimizer
 
 
 class PeakMeter:

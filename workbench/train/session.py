@@ -12,7 +12,7 @@ from workbench.train.control import Control, Outcome
 from workbench.train.loop import Loop
 from workbench.train.memory import PeakMeter
 from workbench.train.state import RankState, group_specs_of
-from workbench.train.wishes import PlanWishes
+from workbench.train.wishes import Wishes
 
 __all__ = ["Control", "Outcome", "Row", "Seat", "train"]
 
@@ -44,7 +44,7 @@ def train(
         CommError: a rank did not arrive, or died.
         CheckpointError: weights or checkpoint are damaged or of another model.
     """
-    experiment = PlanWishes(directory).in_force(experiment)
+    experiment = Wishes(directory).in_force(experiment)
     with PeakMeter(torch.device(seat.device)) as meter, World.open(seat) as world:
         groups = world.groups(group_specs_of(experiment.plan))
         state = RankState.start(experiment, world, groups, weights, resume)

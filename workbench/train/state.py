@@ -1,11 +1,10 @@
 """What one rank holds while it trains, and how it came by it."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from workbench.comm.group import Group
 from workbench.comm.world import World
@@ -17,6 +16,7 @@ from workbench.plan.experiment import Experiment
 from workbench.plan.plan import Plan
 from workbench.train.checkpoint import in_flight, load, restore
 from workbench.train.data import Dataset, open_data
+from workbench.train.memory import Held
 from workbench.train.residuals import restore_residuals
 from workbench.train.step import Stepper
 from workbench.train.strategy import Strategy, strategy_of, updater_of
@@ -128,10 +128,14 @@ class RankState:
         parts, optimizer = self.stepper.passing.parts, self.updater.optimizer
         return Tracer(self.model, parts, self.world.recorder, self.world.device, optimizer)
 
-    def tensors(self) -> Iterator[Tensor]:
-        """What stays alive from step to step: weights, gradients, optimizer state, buffers."""
+    def held(self) -> Held:
+        """What stays alive from step to step."""
         parameters = self.model.trainable().values()
-        yield from self.model.pieces().values()
-        yield from (p.grad for p in parameters if p.grad is not None)
-        yield from self.strategy.buffers
-        yield from self.updater.tensors()
+        return Held(
+            weights=tuple(self.model.pieces().values()),
+            gradients=(
+                *(p.grad for p in parameters if p.grad is not None),
+                *self.strategy.buffers,
+            ),
+            optimizer=tuple(self.updater.tensors()),
+        )

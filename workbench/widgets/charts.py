@@ -15,7 +15,7 @@ class Curve:
     """One line of a chart; a NaN is a gap.
 
     Attributes:
-        label: its name in the legend; `now` is the value printed beside it.
+        label: its name in the legend, "" for none there; `now` is the value printed beside it.
         axis: "left" or "right".
         fill: colors the ground below it.
         dots: marks each point and joins over gaps: for values that are measured now and then.
@@ -71,11 +71,11 @@ def line_panel(
     first = min((x for curve in curves for x in curve.xs), default=0.0)
     span = max(last - first, 1.0)
     tops = {"left": _top(curves, "left", left), "right": _top(curves, "right", right)}
-    parts = [_text((x0 + x1) / 2, height - 4, "step", "middle", FAINT)]
+    parts = [text_at((x0 + x1) / 2, height - 4, "step", "middle", FAINT)]
     for value in ticks(first, first + span, 5):
         if value == int(value):
             x = x0 + (value - first) / span * (x1 - x0)
-            parts.append(_text(x, y1 + 16, f"{value:,.0f}", "middle", FAINT))
+            parts.append(text_at(x, y1 + 16, f"{value:,.0f}", "middle", FAINT))
     for axis, side in ((left, "left"), (right, "right")):
         if axis is None:
             continue
@@ -84,7 +84,7 @@ def line_panel(
             y = y1 - value / axis.scale / tops[side] * (y1 - y0)
             if side == "left":
                 parts.append(f'<path d="M{x0} {y:.1f}H{x1}" stroke="{RULE}"/>')
-            parts.append(_text(x, y + 4, digits_short(value), anchor, FAINT))
+            parts.append(text_at(x, y + 4, digits_short(value), anchor, FAINT))
         middle = (y0 + y1) / 2
         parts.append(
             f'<text x="{turn}" y="{middle}" transform="rotate(-90 {turn} {middle})" '
@@ -112,7 +112,7 @@ def line_panel(
                 for x, y in at
                 if math.isfinite(y)
             ]
-    legend = tuple((curve.color, curve.label, curve.now) for curve in curves)
+    legend = tuple((curve.color, curve.label, curve.now) for curve in curves if curve.label)
     return Panel(title, legend, "".join(parts), width, height)
 
 
@@ -133,7 +133,7 @@ def bar_panel(
     full = max((_extent(bar) for bar in bars), default=0.0) or 1.0
     drawn = []
     for bar in bars[:most]:
-        drawn.append(_text(x0 - 8, y + 12, bar.label, "end", INK))
+        drawn.append(text_at(x0 - 8, y + 12, bar.label, "end", INK))
         drawn.append(f'<rect x="{x0}" y="{y}" width="{x1 - x0}" height="15" fill="#f1f3f4"/>')
         x = float(x0)
         for value, (color, _, _) in zip(bar.parts, parts, strict=False):
@@ -145,10 +145,10 @@ def bar_panel(
         if math.isfinite(bar.mark):
             at, color = x0 + bar.mark / full * (x1 - x0), parts[-1][0]
             drawn.append(f'<path d="M{at:.1f} {y - 2}v19" stroke="{color}" stroke-width="2"/>')
-        drawn.append(_text(x1 + 8, y + 12, bar.text, "start", INK))
+        drawn.append(text_at(x1 + 8, y + 12, bar.text, "start", INK))
         y += pitch
     if len(bars) > most:
-        drawn.append(_text(x0, y + 12, f"and {len(bars) - most} more ranks", "start", FAINT))
+        drawn.append(text_at(x0, y + 12, f"and {len(bars) - most} more ranks", "start", FAINT))
         y += pitch
     return Panel(title, tuple(parts), "".join(drawn), width, y + 8)
 
@@ -231,12 +231,13 @@ def _frame(panel: Panel, height: int) -> str:
     for color, label, value in panel.legend:
         text = f"{label} {value}".strip()
         parts.append(f'<rect x="{x:.0f}" y="24" width="10" height="10" rx="2" fill="{color}"/>')
-        parts.append(_text(x + 14, 33, text, "start", INK))
-        x += 30 + 6.3 * len(text)
+        parts.append(text_at(x + 14, 33, text, "start", INK))
+        x += 26 + 6.0 * len(text)
     return "".join(parts) + panel.body
 
 
-def _text(x: float, y: float, text: str, anchor: str, color: str) -> str:
+def text_at(x: float, y: float, text: str, anchor: str, color: str) -> str:
+    """Words; `anchor` is "start", "middle" or "end"."""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{color}">{escape(text)}</text>'
     )

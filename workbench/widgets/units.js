@@ -6,7 +6,18 @@ export function digits(value) {
   const magnitude = Math.floor(Math.log10(Math.abs(value)));
   if (magnitude <= -4 || magnitude >= 7) return value.toExponential(2);
   const places = Math.max(0, 2 - magnitude);
-  return value.toLocaleString("en-US", { minimumFractionDigits: places, maximumFractionDigits: places });
+  return formatted(value, places);
+}
+
+// Kept, because making one takes some thirty times as long as using it.
+const formats = new Map();
+
+function formatted(value, places) {
+  if (!formats.has(places)) {
+    const exactly = { minimumFractionDigits: places, maximumFractionDigits: places };
+    formats.set(places, new Intl.NumberFormat("en-US", exactly));
+  }
+  return formats.get(places).format(value);
 }
 
 export function size(count) {

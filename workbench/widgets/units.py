@@ -36,3 +36,8 @@ def digits(value: float) -> str:
     if not -4 < magnitude < 7:
         return f"{value:.2e}"
     return f"{value:,.{max(0, 2 - magnitude)}f}" if value else "0"
+
+
+def percent(share: float) -> str:
+    """One decimal: 97.2 %."""
+    return f"{100 * share:.1f} %" if math.isfinite(share) else "–"

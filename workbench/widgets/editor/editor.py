@@ -13,11 +13,11 @@ from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.predict.prediction import Prediction
 from workbench.widgets.editor import edits, requests, services, still
-from workbench.widgets.editor.errands import Errands
 from workbench.widgets.editor.figures import Figures
 from workbench.widgets.editor.forecast import Forecast, Question
 from workbench.widgets.editor.model import Model
 from workbench.widgets.editor.target import Target, usual
+from workbench.widgets.errands import Errands
 from workbench.widgets.widget import Widget
 
 Refusals = (PlanError, ExperimentError, MachineError)
@@ -92,7 +92,7 @@ class PlanEditor(Widget):
         self._label: tuple[str, tuple[str, ...]] = ("", ())
         self._model = Model(plan, experiment or usual(plan))
         self._forecast = Forecast(self._predicted, self._unpredicted, self.keep)
-        self._errands = Errands(self._tell)
+        self._errands = Errands(self._tell, services.ADVICE)
         with self._edits:
             self._note_target(goal)
             state = self._model.state()

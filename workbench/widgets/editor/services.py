@@ -15,6 +15,16 @@ if TYPE_CHECKING:
 
 NAMES = ("suggest", "take", "verify", "measure", "apply", "save", "load")
 
+ADVICE = {
+    "suggest": "Raise the memory limit, or take more ranks; the plan is as it was.",
+    "verify": "print(editor.cluster) shows whether its engines are there; the plan is as it was.",
+    "measure": "print(editor.cluster) shows whether its engines are there and free.",
+    "apply": "The run goes on as it was, if it has not ended.",
+    "load": "The plan is as it was.",
+    "save": "Nothing was written.",
+}
+"""What to do about a service that failed."""
+
 Content = Mapping[str, Any]
 
 _NO_MACHINE = (

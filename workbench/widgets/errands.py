@@ -1,4 +1,4 @@
-"""What takes longer than a click: searching, verifying, measuring, applying a plan."""
+"""What takes longer than a click: searching, verifying, or what a run does after its step."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -11,10 +11,13 @@ class Errands:
     Args:
         tell: is called with the errand's name and state: "running", "done" or "failed", with
             `text`, and `advice` where something can be done. It may be called on any thread.
+        advice: what to do about each that fails, by its name.
     """
 
-    def __init__(self, tell: Callable[[str, Mapping[str, Any]], None]) -> None:
-        self._tell, self._guard = tell, threading.Lock()
+    def __init__(
+        self, tell: Callable[[str, Mapping[str, Any]], None], advice: Mapping[str, str]
+    ) -> None:
+        self._tell, self._advice, self._guard = tell, advice, threading.Lock()
         self._under_way: set[str] = set()
         self._threads: list[threading.Thread] = []
         self._closed = False
@@ -31,7 +34,7 @@ class Errands:
             if self._closed or name in self._under_way:
                 return
             thread = threading.Thread(
-                target=self._run, args=(name, work), name=f"editor {name}", daemon=True
+                target=self._run, args=(name, work), name=f"widget: {name}", daemon=True
             )
             self._under_way.add(name)
             self._threads = [*(one for one in self._threads if one.is_alive()), thread]
@@ -68,14 +71,9 @@ class Errands:
             return {"state": "done", **work()}
         except Exception as error:  # it belongs into the widget: nobody reads a thread's log
             text = str(error) or type(error).__name__
-            return {"state": "failed", "text": text, "advice": _ADVICE.get(name, "")}
+            return failed(text, self._advice.get(name, ""))
 
 
-_ADVICE = {
-    "suggest": "Raise the memory limit, or take more ranks; the plan is as it was.",
-    "verify": "print(editor.cluster) shows whether its engines are there; the plan is as it was.",
-    "measure": "print(editor.cluster) shows whether its engines are there and free.",
-    "apply": "The run goes on as it was, if it has not ended.",
-    "load": "The plan is as it was.",
-    "save": "Nothing was written.",
-}
+def failed(text: str, advice: str = "") -> dict[str, Any]:
+    """What views are told of an errand that came to nothing."""
+    return {"state": "failed", "text": text, "advice": advice}

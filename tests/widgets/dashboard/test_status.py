@@ -1,8 +1,8 @@
 import pytest
 
-from tests.widgets.fake import FakeRun, row
-from workbench.widgets.series import Series
-from workbench.widgets.status import Status
+from tests.widgets.dashboard.fake import FakeRun, row
+from workbench.widgets.dashboard.series import Series
+from workbench.widgets.dashboard.status import Status
 from workbench.widgets.units import digits, duration, milliseconds, size
 
 
@@ -45,7 +45,8 @@ def test_a_failed_run_says_why_and_what_to_do():
 def test_a_run_that_waits_says_for_what():
     run = FakeRun()
     run.notes, run.reason = ["a note"], "2 engines are needed, 1 is free"
-    assert Status.of(run, Series(4), "queued").notes == ("a note", run.reason)
+    status = Status.of(run, Series(4), "queued")
+    assert (status.notes, status.reason) == (("a note",), run.reason)
 
 
 def test_others_need_no_advice():

@@ -1,18 +1,22 @@
 // A chart over the step: uPlot, a legend with values, a cursor that mouse and arrow keys move.
 
 import uPlot from "uplot";
-import { element, panel } from "./element.js";
+import { element, legend, panel } from "../element.js";
 import { latest } from "./feed.js";
 
 const HEIGHT = 190;
 
-// curves: [{name, label, color, format, axis, dots, fill}]
 // axes: {scale: {label, side, ticks, max, color}}, the first one drawing the grid.
-export function plotPanel({ title, curves, axes, syncKey }) {
+// draw(curves, data, remark): curves are [{name, label, color, format, axis, dots, fill, dash}];
+// data is {step, name: values, ...}; the curves of one key are the same.
+export function plotPanel({ title, axes, syncKey }) {
   const host = element("div", { class: "wb-plot", role: "img", tabindex: "0" });
-  const { root, setLegend, note } = panel(title, curves, host);
+  const { root, note } = panel(title, [], host);
+  let shown = { list: root.querySelector(".wb-legend"), set: () => {} };
   let plot = null;
-  let points = null;
+  let curves = [];
+  let key = null;
+  let points = { step: [] };
   let remark = "";
 
   const color = (name) => getComputedStyle(host).getPropertyValue(name).trim() || "#777";
@@ -22,8 +26,8 @@ export function plotPanel({ title, curves, axes, syncKey }) {
     const at = plot.cursor.idx;
     const under = at !== null && at !== undefined && at < points.step.length;
     const values = curves.map((c) => c.format(under ? (points[c.name][at] ?? NaN) : latest(points[c.name])));
-    setLegend(values);
-    note.textContent = under ? `step ${points.step[at]}` : remark;
+    shown.set(values);
+    note.textContent = under ? `step ${points.step[at].toLocaleString("en-US")}` : remark;
     const now = curves.map((c, i) => `${c.label} ${values[i]}`).join(", ");
     host.setAttribute("aria-label", `${title} over the step, ${points.step.length} points; ${now}`);
   };
@@ -81,7 +85,8 @@ export function plotPanel({ title, curves, axes, syncKey }) {
         width: 1.75,
         stroke: () => color(c.color),
         fill: c.fill ? () => `${color(c.color)}22` : undefined,
-        spanGaps: Boolean(c.dots),
+        dash: c.dash,
+        spanGaps: Boolean(c.dots || c.joined),
         points: c.dots
           ? { show: () => few(points[c.name]), size: 7, width: 2, stroke: () => color(c.color), fill: () => color("--wb-ground") }
           : { show: (_u, _i, from, to) => to - from < 2, size: 5, stroke: () => color(c.color) },
@@ -89,9 +94,18 @@ export function plotPanel({ title, curves, axes, syncKey }) {
     ],
   });
 
-  const draw = (newPoints, newRemark) => {
+  const draw = (newCurves, newPoints, newRemark) => {
     points = newPoints;
     remark = newRemark;
+    const newKey = JSON.stringify(newCurves.map(({ name, label, color, dash }) => [name, label, color, dash]));
+    if (newKey !== key) {
+      [key, curves] = [newKey, newCurves];
+      const made = legend(curves);
+      shown.list.replaceWith(made.list);
+      shown = made;
+      plot?.destroy();
+      plot = null;
+    }
     const data = [points.step, ...curves.map((c) => points[c.name])];
     if (plot === null) plot = new uPlot(options(), data, host);
     else plot.setData(data);
@@ -104,7 +118,6 @@ export function plotPanel({ title, curves, axes, syncKey }) {
     if (event.key === "Escape") point(-10);
     if (pace === undefined || !plot || points.step.length === 0) return;
     event.preventDefault();
-    event.stopPropagation(); // arrow keys also move between a notebook's cells
     const last = points.step.length - 1;
     const at = Math.min(last, Math.max(0, (plot.cursor.idx ?? last + 1) + pace));
     point(plot.valToPos(points.step[at], "x"));
@@ -119,6 +132,12 @@ export function plotPanel({ title, curves, axes, syncKey }) {
     plot?.destroy();
   };
   return { root, draw, repaint: () => plot?.redraw(false, true), close };
+}
+
+// The same points of several runs, each under its own names, over all their steps.
+export function joined(tables) {
+  const [step, ...columns] = uPlot.join(tables.map((table) => [table.step, ...table.columns]));
+  return { step, columns };
 }
 
 function few(values) {

@@ -1,34 +1,18 @@
-"""What a dashboard shows of a run: one bounded series over its steps, and figures for each rank."""
+"""What a dashboard shows of a run over its steps: one bounded series, of all ranks together."""
 
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.widgets.dashboard.ranks import RankFigures, Ranks
 
 Row = Mapping[str, float]
 
 COLUMNS = ("step", "loss", "samples_per_s", "accuracy")
 NAN = math.nan
-
-
-@dataclass(frozen=True)
-class RankFigures:
-    """One rank's memory now, and its average seconds over the recent steps.
-
-    Bytes are the GPU's where the rank has one (then `on_gpu` is 1), and those of its tensors
-    elsewhere. What is not known yet is NaN.
-    """
-
-    now_bytes: float = NAN
-    peak_bytes: float = NAN
-    compute_s: float = NAN
-    communication_s: float = NAN
-    wait_s: float = NAN
-    on_gpu: float = 0.0
-
-    def flat(self) -> tuple[float, ...]:
-        """The values in the order of the fields."""
-        return tuple(getattr(self, field.name) for field in fields(self))
 
 
 class Series:
@@ -55,21 +39,25 @@ class Series:
         self._bucket: list[tuple[float, ...]] = []
         self._taken = 0
         self._partial: dict[int, dict[int, Row]] = {}
-        self._ranks: dict[int, deque[Row]] = {}
-        self._peaks: dict[int, float] = {}
+        self._ranks = Ranks(world_size, recent=recent)
 
     def extend(self, rows: Iterable[Row]) -> None:
         """Takes in rows as they come: ranks in any order, each rank's steps ascending."""
         for row in rows:
             step, rank = int(row["step"]), int(row["rank"])
-            self._ranks.setdefault(rank, deque(maxlen=self.recent)).append(row)
-            peak = row.get("peak_bytes", NAN)
-            self._peaks[rank] = _largest((self._peaks.get(rank, NAN), peak))
+            if rank < self.world_size:  # an elastic job may have had more
+                self._ranks.put(rank, row)
             if step < self.done:
                 continue
             self._partial.setdefault(step, {})[rank] = row
             if len(self._partial[step]) == self.world_size:
                 self._join(step)
+
+    def spread_over(self, world_size: int) -> None:
+        """Goes on with another number of ranks, as an elastic job does; points stay."""
+        if world_size != self.world_size:
+            self.world_size = world_size
+            self._ranks = Ranks(world_size, recent=self.recent)
 
     def settle(self) -> None:
         """Takes in the steps that some rank never reported; for a run that has ended."""
@@ -109,7 +97,12 @@ class Series:
     @property
     def ranks(self) -> list[RankFigures]:
         """The figures of rank 0, 1, ..."""
-        return [self._figures(rank) for rank in range(self.world_size)]
+        return self._ranks.figures
+
+    @property
+    def figures(self) -> NDArray[np.float64]:
+        """The same, [ranks, fields]."""
+        return self._ranks.table
 
     @property
     def elapsed_s(self) -> float:
@@ -147,21 +140,6 @@ class Series:
             pairs = zip(self._settled[::2], self._settled[1::2], strict=True)
             self._settled = [_merge(pair) for pair in pairs]
             self.stride, self._taken = 2 * self.stride, 0
-
-    def _figures(self, rank: int) -> RankFigures:
-        rows = self._ranks.get(rank)
-        if not rows:
-            return RankFigures()
-        gpu_bytes = rows[-1].get("gpu_bytes", NAN)
-        on_gpu = math.isfinite(gpu_bytes) and gpu_bytes > 0
-        return RankFigures(
-            now_bytes=gpu_bytes if on_gpu else rows[-1].get("tensor_bytes", NAN),
-            peak_bytes=self._peaks[rank],
-            compute_s=_mean(row.get("compute_s", NAN) for row in rows),
-            communication_s=_mean(row.get("communication_s", NAN) for row in rows),
-            wait_s=_mean(row.get("wait_s", NAN) for row in rows),
-            on_gpu=float(on_gpu),
-        )
 
 
 def _merge(points: Sequence[tuple[float, ...]]) -> tuple[float, ...]:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.widgets.fake import MIB, row
-from workbench.widgets.series import Series
+from tests.widgets.dashboard.fake import MIB, row
+from workbench.widgets.dashboard.series import Series
 
 
 def filled(num_steps, *, world_size=1, **options):

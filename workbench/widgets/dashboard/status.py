@@ -1,56 +1,12 @@
 """Where a run stands, in one line's worth of values."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from workbench.widgets.series import Row, Series
+from workbench.widgets.dashboard.run import ENDED, Run
+from workbench.widgets.dashboard.series import Series
 from workbench.widgets.units import duration
-
-ENDED = ("finished", "stopped", "failed")
-
-
-class Run(Protocol):
-    """What the dashboard needs of a run; `workbench.cluster.Run` has it, and more."""
-
-    @property
-    def state(self) -> str:
-        """Is "queued", "starting", "running", "paused", "finished", "stopped" or "failed"."""
-
-    @property
-    def reason(self) -> str:
-        """Says why it waits; "" while it does not."""
-
-    @property
-    def is_stopping(self) -> bool:
-        """Tells whether it was asked to stop."""
-
-    @property
-    def experiment(self) -> Any:
-        """Has `steps` and `plan.world_size`."""
-
-    @property
-    def rows(self) -> Sequence[Row]:
-        """Grows: one row for each step and rank, in the order of arrival."""
-
-    @property
-    def evaluation(self) -> Mapping[str, float]:
-        """Holds "accuracy" once the run has ended."""
-
-    @property
-    def error(self) -> BaseException | None:
-        """Says why it failed."""
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """Says what else should be known."""
-
-    def stop(self) -> None:
-        """Asks the run to end after its current step."""
-
-    def subscribe(self, callback: Callable[[Any], None]) -> Callable[[], None]:
-        """Calls a function on changes, from some thread; gives what ends that."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +22,8 @@ class Status:
         left_s: seconds to go at the recent speed; None where that is unknown or nothing.
         accuracy: the last one measured on the test split.
         error: why it failed, or "".
+        reason: why it waits, or "".
+        lr: its learning rate; None: unknown.
         notes: what else should be known.
     """
 
@@ -77,6 +35,8 @@ class Status:
     left_s: float | None = None
     accuracy: float | None = None
     error: str = ""
+    reason: str = ""
+    lr: float | None = None
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -97,7 +57,9 @@ class Status:
             left_s=None if ended or not math.isfinite(left_s) else left_s,
             accuracy=series.accuracy if math.isfinite(series.accuracy) else None,
             error="" if error is None else str(error) or type(error).__name__,
-            notes=(*run.notes, *filter(None, [run.reason])),
+            reason=run.reason,
+            lr=getattr(getattr(run.experiment, "optimizer", None), "lr", None),
+            notes=tuple(run.notes),
         )
 
     @property
@@ -110,15 +72,23 @@ class Status:
         """What to do next, for a run that failed."""
         if self.state != "failed":
             return ""
+        if "cluster.restart()" in self.error or "Cluster.attach" in self.error:
+            return (
+                "The picture is the last one. cluster.restart(), or wb.Cluster.attach(name) after "
+                "a kernel's restart, starts engines that go on with its jobs; this view follows "
+                "the job again, or dashboard.run = cluster.jobs[id] has it do so."
+            )
         return (
             "Nothing that was measured is lost: run.metrics has every step so far, and "
             "run.directory the last checkpoint. print(run.error) shows the whole message; once "
-            "its cause is gone, cluster.train(experiment) starts again."
+            "its cause is gone, Resume goes on from there."
         )
 
     def as_dict(self) -> dict[str, Any]:
         """The values by name, as JSON can hold them."""
-        return {**asdict(self), "ended": self.ended, "advice": self.advice}
+        told = asdict(self)
+        del told["notes"]  # they are among the events
+        return {**told, "ended": self.ended, "advice": self.advice}
 
     def __str__(self) -> str:
         elapsed = f"{duration(self.elapsed_s)} elapsed"

@@ -1,0 +1,126 @@
+"""A run that is acted: ranks that report steps on time, and no engines."""
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, overload
+
+from workbench.plan.metrics import COLUMNS, Row
+from workbench.predict.measured import Timeline
+
+KEPT_STEPS = 100
+
+
+class LastRows(Sequence[Row]):
+    """The rows of a run of which only the last are kept: its length is that of all."""
+
+    def __init__(self, most: int) -> None:
+        self._kept: deque[Row] = deque(maxlen=most)
+        self._num_rows = 0
+
+    def extend(self, rows: Sequence[Row]) -> None:
+        """Adds rows."""
+        self._kept.extend(rows)
+        self._num_rows += len(rows)
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Row]: ...
+
+    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
+        kept, first = list(self._kept), self._num_rows - len(self._kept)
+        if isinstance(index, slice):
+            start = max((index.start or 0) - first, 0)
+            return kept[start:]
+        return kept[index - first]
+
+
+class ActingRun:
+    """Keeps to `widgets.dashboard.run.Run`; reports steps from a thread until it is stopped.
+
+    Args:
+        world_size: ranks, each of which reports every step.
+        rate: steps per second.
+    """
+
+    id = 1
+    reason, error, cluster, engines = "", None, None, ()
+
+    def __init__(self, world_size: int, rate: float) -> None:
+        plan, optimizer = SimpleNamespace(world_size=world_size), SimpleNamespace(lr=0.1)
+        self.experiment = SimpleNamespace(
+            steps=10**6, plan=plan, optimizer=optimizer, trace_every=0
+        )
+        self.rows = LastRows(KEPT_STEPS * world_size)
+        self.notes: list[str] = []
+        self.evaluation: Mapping[str, float] = {}
+        self.state = "running"
+        self._period_s = 1 / rate
+        self._callbacks: list[Callable[[Any], None]] = []
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._act, name="acting run", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it was asked to stop."""
+        return self._stopping.is_set()
+
+    def stop(self) -> None:
+        """Ends it."""
+        self._stopping.set()
+        self._thread.join()
+        self.state = "stopped"
+        self._tell()
+
+    def events(self, after: int = 0) -> Sequence[Any]:
+        """Nothing happens to it."""
+        return ()
+
+    def timeline(self, step: int | None = None) -> Timeline:
+        """It traces nothing."""
+        raise ValueError("an acting run traces nothing")
+
+    def subscribe(self, callback: Callable[[Any], None]) -> Callable[[], None]:
+        """Calls a function with each step."""
+        self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback)
+
+    def _tell(self) -> None:
+        for callback in list(self._callbacks):
+            callback([])
+
+    def _act(self) -> None:
+        begun, step = time.monotonic(), 0
+        while not self._stopping.wait(max(0.0, begun + step * self._period_s - time.monotonic())):
+            world = range(self.experiment.plan.world_size)
+            self.rows.extend([_row(step, rank, self._period_s) for rank in world])
+            step += 1
+            self._tell()
+
+
+def _row(step: int, rank: int, period_s: float) -> Row:
+    wobble = 0.1 * math.sin(1.7 * step + rank)
+    row = dict.fromkeys(COLUMNS, 1e8 * (1 + wobble))
+    return row | {
+        "step": step,
+        "rank": rank,
+        "time": time.time(),
+        "loss": 2.0 * math.exp(-step / 1000) + 0.1 * wobble,
+        "samples_per_s": 640 * (1 + wobble),
+        "compute_s": period_s * (0.7 + wobble),
+        "communication_s": period_s * 0.2,
+        "wait_s": period_s * (0.1 - wobble),
+        "peak_bytes": 5e8 * (1 + wobble),
+        "tensor_bytes": 4e8,
+        "gpu_bytes": 0.0,
+        "accuracy": math.nan,
+    }

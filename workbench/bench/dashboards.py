@@ -1,0 +1,103 @@
+"""A dashboard in Chromium for as long as it takes: frames, memory, and what the kernel spends."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from workbench.bench.acting_run import ActingRun
+from workbench.bench.front_end import FrontEnd
+from workbench.bench.report import Cell, Figure
+from workbench.widgets.dashboard import Dashboard
+
+RANKS, RATE = 64, 10.0
+MINUTES = 10.0
+PASS_EVERY_S = 0.02
+WINDOWS = 20
+WARM = 0.25  # of the time, until when histories fill
+COUNT = """() => {
+  window.counted = 0;
+  const count = () => { window.counted += 1; requestAnimationFrame(count); };
+  requestAnimationFrame(count);
+}"""
+DRAWN = "Number(document.querySelector('.wb-dashboard')?.dataset.frames ?? 0)"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What was seen.
+
+    Attributes:
+        row: of the table.
+        figures: by name.
+    """
+
+    row: Mapping[str, Cell]
+    figures: Mapping[str, Figure]
+
+
+def measured(page: Any, minutes: float) -> Shown:
+    """Shows 64 ranks that report ten steps a second.
+
+    Args:
+        page: on which nothing else is shown.
+        minutes: for how long.
+    """
+    run = ActingRun(RANKS, RATE)
+    dashboard = Dashboard(run)
+    session = page.context.new_cdp_session(page)
+    try:
+        shown = FrontEnd(page, dashboard)
+        shown.until(f"{DRAWN} > 1")
+        page.evaluate(COUNT)
+        process, length_s = psutil.Process(), 60 * minutes / WINDOWS
+        rates, busy, heap, memory = [], [], [], []
+        drawn_before, begun = int(page.evaluate(DRAWN)), time.monotonic()
+        for _ in range(WINDOWS):
+            before, spent, start = page.evaluate("counted"), _cpu_s(dashboard), time.monotonic()
+            while time.monotonic() - start < length_s:
+                shown.pass_on()
+                time.sleep(PASS_EVERY_S)
+            took = time.monotonic() - start
+            rates.append((page.evaluate("counted") - before) / took)
+            busy.append((_cpu_s(dashboard) - spent) / took)
+            heap.append(_heap(session))
+            memory.append(float(process.memory_info().rss))
+        drawn = (int(page.evaluate(DRAWN)) - drawn_before) / (time.monotonic() - begun)
+    finally:
+        dashboard.close()
+        run.stop()
+        session.detach()
+    warm = int(WARM * WINDOWS)
+    row: dict[str, Cell] = {
+        "ranks": RANKS,
+        "minutes": minutes,
+        "frames/s": Figure.of(rates).median,
+        "fewest": min(rates),
+        "drawn/s": drawn,
+        "heap MiB": heap[-1] / 2**20,
+        "kernel busy %": 100 * Figure.of(busy).median,
+    }
+    figures = {
+        "dashboard_frames_per_s": Figure.of(rates),
+        "dashboard_memory_growth": Figure.of([heap[-1] / heap[warm]]),
+        "dashboard_kernel_memory_growth": Figure.of([memory[-1] / memory[warm]]),
+        "dashboard_kernel_busy": Figure.of(busy),
+    }
+    return Shown(row, figures)
+
+
+def _cpu_s(dashboard: Dashboard) -> float:
+    """Processor time of the dashboard's thread so far."""
+    ident = dashboard._thread.ident
+    assert ident is not None
+    return time.clock_gettime(time.pthread_getcpuclockid(ident))
+
+
+def _heap(session: Any) -> float:
+    """Bytes that the page holds, once what nobody holds is gone: its scripts and its elements."""
+    session.send("HeapProfiler.collectGarbage")
+    usage = session.send("Runtime.getHeapUsage")
+    return float(usage["usedSize"]) + float(usage.get("embedderHeapUsedSize", 0))
