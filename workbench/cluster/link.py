@@ -67,7 +67,7 @@ class Link:
                 "cluster.restart() starts new ones, which go on with its jobs"
             )
 
-    def wait(self, num_engines: int) -> None:
+    def wait(self, num_engines: int, within_s: float = READY_WITHIN_S) -> None:
         """Returns when so many engines, and the job server, are ready.
 
         Raises:
@@ -82,9 +82,9 @@ class Link:
             there = [each for each in engines if each.state in _READY and is_alive(each.pid or 0)]
             return len(there) == num_engines
 
-        if not until(ready, READY_WITHIN_S, TICK_S):
+        if not until(ready, within_s, TICK_S):
             raise ClusterError(
-                f"not all of {num_engines} engines came within {READY_WITHIN_S:g} s; this host "
+                f"not all of {num_engines} engines came within {within_s:g} s; this host "
                 f"may be overloaded\n{said(self.folder)}"
             )
 

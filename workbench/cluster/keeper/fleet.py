@@ -4,7 +4,7 @@ import itertools
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,7 @@ import ipyparallel
 from workbench.cluster.calls import connection_file
 from workbench.cluster.keeper.spec import Spec, identity
 from workbench.cluster.launch import GuardedController, GuardedEngines, engine_environment
+from workbench.cluster.launchers.relayed import ENDINGS
 from workbench.cluster.processes import ending
 
 LAST_WORDS = 2000  # characters
@@ -47,6 +48,7 @@ class Fleet:
         spec: what it is.
         on_engine: is told of an engine that has ended.
         on_controller: is told when the controller has.
+        ports: for the controller to listen on; none: any.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Fleet:
         spec: Spec,
         on_engine: Callable[[Ended], None],
         on_controller: Callable[[Ended], None],
+        ports: Sequence[int] = (),
     ) -> None:
         self._folder, self._spec = folder, spec
         self._on_engine, self._on_controller = on_engine, on_controller
@@ -66,6 +69,7 @@ class Fleet:
             engines=GuardedEngines,
             controller=GuardedController,
             controller_ip=spec.address,
+            controller_args=[f"--IPController.ports={port}" for port in ports],
             cluster_id=identity(folder),
             profile_dir=str(folder / "profile"),
             load_profile=False,
@@ -116,4 +120,6 @@ class Fleet:
 
 
 def _ended(data: dict[str, Any], launcher: Any) -> Ended:
-    return Ended(data["pid"], ending(data["exit_code"]), launcher.get_output()[-LAST_WORDS:])
+    code = data["exit_code"]
+    how = ENDINGS.get(code) or ending(code)
+    return Ended(data["pid"], how, launcher.get_output()[-LAST_WORDS:])

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import psutil
 
@@ -31,14 +32,15 @@ class Monitor:
     """Looks at what runs, each thing as often as it needs.
 
     Args:
+        folder: of the cluster.
         store: takes metrics, events and the engines' health.
         spec: of the cluster.
         fleet: its engines.
     """
 
-    def __init__(self, store: Store, spec: Spec, fleet: Fleet) -> None:
+    def __init__(self, folder: Path, store: Store, spec: Spec, fleet: Fleet) -> None:
         self._store, self._spec, self._fleet = store, spec, fleet
-        self._vitals, self._gpus = Vitals(), Gpus()
+        self._vitals, self._gpus = Vitals(folder), Gpus()
         self._due: dict[Callable[..., None], float] = {}
 
     def look(self, works: Iterable[Work], now: float) -> None:
@@ -119,13 +121,15 @@ class Monitor:
         for engine in self._fleet.living():
             pid = engine.pid
             assert pid is not None
+            device = self._spec.devices[engine.index]
+            is_elsewhere = bool(self._spec.sites[engine.index].enter)
             if pid not in ranks:  # the others were looked at a moment ago
                 self._vitals.look(pid, now)
             self._store.set_engine(
                 engine.index,
                 cpu_share=round(self._vitals.cpu_share(pid), 3),
                 rss_bytes=self._vitals.rss_bytes(pid),
-                gpu_bytes=self._gpus.bytes_of(self._spec.devices[engine.index].gpu),
+                gpu_bytes=self._gpus.bytes_of("" if is_elsewhere else device.gpu),
             )
         for pid in self._fleet.died:
             self._vitals.drop(pid)
