@@ -56,24 +56,21 @@ def why_not() -> str:
 
 
 @contextmanager
-def ssh_hosts(hosts: Hosts, folder: Path, engines: int) -> Iterator[dict[str, psutil.Process]]:
+def ssh_hosts(hosts: Hosts, folder: Path, engines: int) -> Iterator[None]:
     """Starts an sshd on each host, and writes a profile that uses them.
 
     Args:
         hosts: which are there.
         folder: of the profile, and of all that is made here.
         engines: for each host.
-
-    Yields:
-        The sshd of each host, by the host's name.
     """
     key = folder / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     Path("/run/sshd").mkdir(exist_ok=True)
-    config, daemons = "", {}
+    config, daemons = "", []
     try:
         for index, (name, address) in enumerate(zip(hosts.names, hosts.addresses, strict=True)):
-            daemons[name] = _sshd(hosts, index, folder, address)
+            daemons.append(_sshd(hosts, index, folder, address))
             config += SSH.format(name=name, address=address, folder=folder)
         (folder / "ssh_config").write_text(config)
         own = {name: engines for name in hosts.names}
@@ -81,27 +78,27 @@ def ssh_hosts(hosts: Hosts, folder: Path, engines: int) -> Iterator[dict[str, ps
         (folder / "ipcluster_config.py").write_text(CONFIG.format(**told))
         for name in hosts.names:
             _until_it_answers(["ssh", "-F", str(folder / "ssh_config"), name, "true"])
-        yield daemons
+        yield
     finally:
-        for daemon in daemons.values():
-            end(daemon)
+        for daemon in daemons:
+            _end(daemon)
 
 
-def end(daemon: psutil.Process) -> None:
-    """Ends an sshd, and all that was started through it, at once."""
-    for process in (daemon, *daemon.children(recursive=True)) if daemon.is_running() else ():
-        process.kill()
-
-
-def _sshd(hosts: Hosts, index: int, folder: Path, address: str) -> psutil.Process:
+def _sshd(hosts: Hosts, index: int, folder: Path, address: str) -> "subprocess.Popen[bytes]":
     conf = folder / f"sshd-{index}"
     conf.write_text(SSHD.format(address=address, folder=folder))
     named = 'hostname "$1" && shift && exec "$@"'
     sshd = [_found("sshd") or "sshd", "-D", "-e", "-f", str(conf)]
     command = ["unshare", "--uts", "sh", "-c", named, "sh", hosts.names[index], *sshd]
     with (folder / f"sshd-{index}.log").open("wb") as log:
-        process = subprocess.Popen(hosts.command(index, command), stdout=log, stderr=log)
-    return psutil.Process(process.pid)
+        return subprocess.Popen(hosts.command(index, command), stdout=log, stderr=log)
+
+
+def _end(daemon: "subprocess.Popen[bytes]") -> None:
+    for process in psutil.Process(daemon.pid).children(recursive=True):
+        process.kill()
+    daemon.kill()
+    daemon.wait()
 
 
 def _until_it_answers(command: list[str]) -> None:

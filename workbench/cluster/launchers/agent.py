@@ -20,6 +20,7 @@ from typing import Any
 from workbench.cluster.launchers.hello import Hello, address_of, addresses
 from workbench.cluster.launchers.wire import ANY, KEY, Wire
 
+MODULE = "workbench.cluster.launchers.agent"
 DIAL_S = 5.0
 SEEN_WITHIN_S = 15.0  # a folder that is new may not be seen at once through a network
 SILENT_S = 6.0  # a relay says something every quarter of a second
@@ -31,9 +32,12 @@ def main(arguments: Sequence[str]) -> None:
 
     Raises:
         SystemExit: the keeper cannot be reached, or the cluster's folder is not to be seen; the
-            text says which. Launchers may add arguments, which mean nothing here.
+            text says which. Of what launchers add, a number is how many agents there shall be.
     """
-    folder, nonce, places, interface, *_ = arguments
+    folder, nonce, places, interface, *others = arguments
+    for _ in range(1, next((int(each) for each in others if each.isdecimal()), 1)):
+        alike = ["-P", "-m", MODULE, folder, nonce, places, interface]
+        subprocess.Popen([sys.executable, *alike], stdin=subprocess.DEVNULL)
     keeper, key = _dial(places.split(",")), _key(Path(folder))
     host = socket.gethostname()
     complaint = (

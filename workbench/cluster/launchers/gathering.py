@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import logging
 import os
+import signal
 import socket
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import ipyparallel
+import psutil
 from ipyparallel.cluster.launcher import BatchSystemLauncher
 
 import workbench
@@ -44,7 +46,7 @@ class Gathering:
     """
 
     def __init__(self, folder: Path, launch: Launch) -> None:
-        if not hasattr(__import__("signal"), "sigtimedwait"):
+        if not hasattr(signal, "sigtimedwait"):
             raise ClusterError("engines on other hosts can be kept by a host with Linux only")
         self._folder, self._launch = folder, launch
         self._ports = free_ports(launch)
@@ -99,11 +101,17 @@ class Gathering:
         )
 
     def close(self) -> None:
-        """Lets the hosts go; a batch system is told, also where it has started nothing yet."""
+        """Lets the hosts go, and ends what is left of the launcher here.
+
+        A batch system is told, also where it has started nothing yet.
+        """
         self._reception.close()
         if isinstance(self._launcher, BatchSystemLauncher) and self._launcher.state == "running":
             with suppress(Exception):  # it has ended by itself
                 self._launcher.stop()
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()  # ssh, which waits for an answer of a host that may be gone
 
     async def _start(self) -> None:
         """Starts the launcher that the profile names."""
@@ -117,7 +125,7 @@ class Gathering:
             parent=None,
             log=log,
         )
-        cluster.config.SSHEngineLauncher.to_send = []  # agents find all they need in the folder
+        _log_in_once(cluster.config)
         path = os.fspath(Path(workbench.__file__).resolve().parents[1])
         agent = ["env", f"PYTHONPATH={path}", sys.executable, "-P", "-m", AGENT]
         told = [str(self._folder), self._reception.nonce, self._reception.places]
@@ -165,6 +173,23 @@ def free_ports(launch: Launch) -> tuple[int, ...] | None:
     if len(found) < 24:
         raise ClusterError(f"of ports {launch.ports[0]} to {launch.ports[1]}, too few are free")
     return tuple(found)
+
+
+def _log_in_once(config: Any) -> None:
+    """Has the SSH launcher log into each host once, for all agents there.
+
+    It would for each engine, some seconds each time, one after another; and would send files that
+    agents find in the cluster's folder.
+    """
+    config.SSHEngineLauncher.to_send = []
+    known = config.SSHEngineSetLauncher.get("engines", {})
+    once = {}
+    for host, wished in known.items():
+        settings = dict(wished) if isinstance(wished, dict) else {"n": wished}
+        count = settings.pop("n", 1)
+        once[host] = {**settings, "n": 1, "engine_args": [str(count)]}
+    if once:
+        config.SSHEngineSetLauncher.engines = once
 
 
 def _output_of(error: Exception) -> str:
