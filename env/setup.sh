@@ -48,7 +48,9 @@ up_to_date() {
 wanted() {
     {
         for file in pyproject.toml env/constraints.txt env/bundle.py workbench/widgets/.npmrc \
-            workbench/widgets/*.json workbench/widgets/*.js workbench/widgets/*.css; do
+            workbench/widgets/*.json workbench/widgets/*.js workbench/widgets/*.css \
+            workbench/widgets/*/*.js workbench/widgets/*/*.css; do
+            case $file in workbench/widgets/bundle/*) continue ;; esac # made from the others
             if [ -f "$file" ]; then printf '%s\n' "$file" && cat "$file"; fi
         done
     } | { sha256sum 2>/dev/null || shasum -a 256 2>/dev/null || cksum; }

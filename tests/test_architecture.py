@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "train": {"plan", "model", "comm", "layers"},
     "cluster": {"plan", "model", "predict", "train"},
     "widgets": {"plan", "model", "predict", "cluster"},
+    "magics": {"plan", "cluster"},
     "bench": {"plan", "model", "comm", "predict", "layers", "train", "cluster", "widgets"},
 }
 
@@ -31,6 +32,7 @@ LIVES_IN = {
     "sklearn": {"train", "bench"},
     "ipyparallel": {"cluster", "bench"},
     "ipywidgets": {"widgets"},
+    "IPython": {"magics", "widgets"},
     "anywidget": {"widgets"},
 }
 

@@ -81,6 +81,11 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f"workbench.{home}"), name)
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """What `%load_ext workbench` calls: `%wb status`, `%%ranks`."""
+    import_module("workbench.magics").register(shell)
+
+
 def __dir__() -> list[str]:
     return sorted([*globals(), *_HOME])
 

@@ -61,11 +61,17 @@ def test_lab_opens_the_first_notebook(machine, user, flag):
 
 @pytest.mark.parametrize(
     "name",
-    ["pyproject.toml", "env/constraints.txt", "workbench/widgets/a.js", "workbench/widgets/b.css"],
+    [
+        "pyproject.toml",
+        "env/constraints.txt",
+        "workbench/widgets/a.js",
+        "workbench/widgets/zone/b.css",
+    ],
 )
 def test_a_changed_input_is_installed_into_the_same_venv(machine, name):
     works(machine)
     (machine.venv / "kept").touch()
+    (machine.checkout / name).parent.mkdir(exist_ok=True)
     with (machine.checkout / name).open("a") as file:
         file.write("# changed")
     assert "what it should hold has changed" in works(machine)
@@ -77,6 +83,8 @@ def test_a_changed_input_is_installed_into_the_same_venv(machine, name):
 def test_other_files_change_nothing(machine):
     works(machine)
     (machine.checkout / "workbench" / "new.py").touch()
+    (machine.checkout / "workbench" / "widgets" / "bundle").mkdir()
+    (machine.checkout / "workbench" / "widgets" / "bundle" / "made.js").touch()
     assert works(machine) == ""
 
 

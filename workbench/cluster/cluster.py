@@ -1,9 +1,11 @@
 """The engines of this host, of other ones, or of emulated ones, as one object in a notebook."""
 
+import shutil
+import uuid
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -25,6 +27,7 @@ from workbench.cluster.keeper.spec import FILE, Spec
 from workbench.cluster.launchers.profile import Launch, Profile
 from workbench.cluster.link import READY_WITHIN_S, Link
 from workbench.cluster.measurements import Measurements
+from workbench.cluster.ranks import Ranks, trial
 from workbench.cluster.remote import RemoteJob
 from workbench.cluster.resume import again, checkpoint_of
 from workbench.cluster.run import Run
@@ -34,6 +37,7 @@ from workbench.plan import stability
 from workbench.plan.experiment import Experiment
 from workbench.plan.plan import Plan
 from workbench.plan.stability import Curvature
+from workbench.train.cell_files import CellFiles
 
 STOP_RUNS_WITHIN_S = 10.0
 TICK_S = 0.05
@@ -214,6 +218,34 @@ class Cluster(Measurements, Faults):
             run.notes.append(doubt)
             warnings.warn(doubt, stacklevel=2)
         return run
+
+    def ranks(
+        self, plan: Plan | Experiment, *, module: nn.Module | None = None, seed: int = 0
+    ) -> Ranks:
+        """Opens ranks that run cells with their parts of the model in reach; see `Ranks.run`.
+
+        They keep their engines until they are closed.
+
+        Args:
+            plan: under which the model is cut; or a whole experiment, for its optimizer and data.
+            module: as in `train`.
+            seed: of weights and data, with a plan.
+
+        Raises:
+            ClusterError: the plan needs more engines than are here, or free.
+            ModelError: `module` is missing, or is another one than was traced.
+        """
+        experiment = plan if isinstance(plan, Experiment) else trial(plan, seed)
+        with ExitStack() as kept:
+            places = kept.enter_context(self._taken(experiment.plan, "a notebook's cells"))
+            packed = message.pack(experiment)
+            weights = self._assistant.values_of(experiment, module)
+            folder = self.folder / "cells" / uuid.uuid4().hex
+            folder.mkdir(parents=True)
+            kept.callback(shutil.rmtree, folder, ignore_errors=True)
+            shared = {"weights": weights or self._assistant.weights(packed), "folder": folder}
+            job = self._dispatch.start("workbench.train.cells:serve", packed, places, shared)
+            return Ranks(experiment, places, self.link, CellFiles(folder), job, kept.pop_all())
 
     @property
     def jobs(self) -> Jobs:

@@ -13,10 +13,13 @@ from workbench.cluster.errors import ClusterError
 from workbench.cluster.jobs.record import JobRecord, Request
 from workbench.cluster.link import TICK_S, Link
 from workbench.cluster.remote import RemoteJob
+from workbench.cluster.waiting import until
 from workbench.plan.plan import Plan
 
 # An engine that another job gives back, or that is started again, may be free in a moment.
 REFUSED_AFTER_S = 1.0
+# The job server gives them back with its next look at what runs.
+RELEASED_WITHIN_S = 10.0
 
 
 class Dispatch:
@@ -62,7 +65,7 @@ class Dispatch:
         finally:
             with self._lock:
                 self._leases = {at: held for at, held in self._leases.items() if held != lease}
-            self._link.ask("release", lease)
+            self._released(lease)
 
     def start(
         self, task: str, packed: bytes, places: Sequence[int], shared: Mapping[str, Any]
@@ -113,6 +116,11 @@ class Dispatch:
             return job.watch()  # raises KeyboardInterrupt once all have ended
         finally:
             shutil.rmtree(self._link.store.job(job.id).directory, ignore_errors=True)
+
+    def _released(self, lease: int) -> None:
+        """Gives the engines back, and waits until others may have them."""
+        self._link.ask("release", lease)
+        until(lambda: self._link.store.job(lease).has_ended, RELEASED_WITHIN_S, TICK_S)
 
     def _granted(self, lease: int) -> tuple[int, ...]:
         """Waits for engines that are being started, and not for those that others use."""

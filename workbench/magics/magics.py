@@ -1,0 +1,135 @@
+"""`%wb` and `%%ranks`."""
+
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+from IPython.display import display
+
+from workbench.cluster.cell_output import CellOutput
+from workbench.cluster.cluster import Cluster
+from workbench.cluster.ranks import Ranks
+from workbench.magics.failing import CellFailed
+from workbench.magics.finding import named, the_only
+from workbench.plan.experiment import Experiment
+from workbench.plan.plan import Plan
+
+OPEN_FIRST = "open some with %wb open PLAN, or ranks = cluster.ranks(plan)"
+CLUSTER_FIRST = "cluster = wb.Cluster(4), or wb.Cluster.attach(name)"
+
+
+@magics_class
+class WorkbenchMagics(Magics):
+    """The magics of one notebook; what they are about are its own variables."""
+
+    @line_magic
+    def wb(self, line: str) -> None:
+        """Shows and steers what goes on.
+
+        %wb status        engines, and what uses them
+        %wb jobs          all that was submitted
+        %wb open PLAN     has engines cut a plan's model and wait for %%ranks; an experiment will
+                          do, too. They are the variable `ranks` from then on
+        %wb close         gives those engines back
+        """
+        word, _, rest = line.strip().partition(" ")
+        words: dict[str, Callable[[str], None]] = {
+            "status": self._status,
+            "jobs": self._jobs,
+            "open": self._open,
+            "close": self._close,
+        }
+        if word not in words:
+            raise UsageError(f"%wb {' | '.join(words)}; got {word!r}")
+        try:
+            words[word](rest.strip())
+        except LookupError as error:
+            raise UsageError(str(error)) from None
+
+    @magic_arguments()
+    @argument("--ranks", default=None, help="that run it, such as 0,2 or 1-3; else all of them")
+    @argument("--quiet", action="store_true", help="show nothing; `ranks.last` has all")
+    @cell_magic
+    def ranks(self, line: str, cell: str) -> None:
+        """Runs the cell on ranks that hold a plan's model.
+
+        In reach there: `model` (this rank's part), `plan`, `experiment`, `state`, `rank`,
+        `world_size`, `world`, `group` (all ranks), `groups`, `device`, `wb`, `comm`, `torch`,
+        `dist`, and what cells before it made. Ranks that say the same are shown together.
+        """
+        chosen = parse_argstring(self.ranks, line)
+        try:
+            here = the_only(self._open_ranks(), Ranks, "open Ranks", OPEN_FIRST)
+            numbers = None if chosen.ranks is None else _numbers(chosen.ranks)
+        except (LookupError, ValueError) as error:
+            raise UsageError(str(error)) from None
+        shown = None if chosen.quiet else display(display_id=True)
+        progress: Callable[[CellOutput], None] | None = None if shown is None else shown.update
+        found = here.run(cell, numbers, progress)
+        if shown is not None:
+            shown.update(found)
+        if any(each.state != "done" for each in found.ranks):
+            raise CellFailed(found)
+
+    @property
+    def _names(self) -> dict[str, Any]:
+        """The notebook's variables."""
+        assert self.shell is not None
+        return self.shell.user_ns
+
+    def _status(self, _rest: str) -> None:
+        for cluster in _each(self._names, Cluster, "cluster", CLUSTER_FIRST):
+            display(cluster)
+
+    def _jobs(self, _rest: str) -> None:
+        for cluster in _each(self._names, Cluster, "cluster", CLUSTER_FIRST):
+            display(cluster.jobs.table())
+
+    def _open(self, name: str) -> None:
+        names = self._names
+        known: dict[str, Plan | Experiment] = dict(named(names, Plan))
+        known |= named(names, Experiment)
+        if name not in known:
+            offered = ", ".join(sorted(known)) or "none; plan = wb.Plan.hybrid(graph, 4, 4) is one"
+            raise LookupError(f"%wb open PLAN takes the name of a plan or experiment ({offered})")
+        cluster = the_only(names, Cluster, "cluster", CLUSTER_FIRST)
+        self._close("")
+        names["ranks"] = cluster.ranks(known[name])
+        display(names["ranks"])
+
+    def _close(self, _rest: str) -> None:
+        for name, ranks in self._open_ranks().items():
+            ranks.close()
+            del self._names[name]
+
+    def _open_ranks(self) -> dict[str, Ranks]:
+        found = named(self._names, Ranks)
+        return {name: ranks for name, ranks in found.items() if ranks.is_open}
+
+
+def _each(names: dict[str, Any], kind: type[Any], what: str, remedy: str) -> list[Any]:
+    """Every value of a kind, once.
+
+    Raises:
+        LookupError: there is none.
+    """
+    found = {id(value): value for value in named(names, kind).values()}
+    return list(found.values()) or [the_only(names, kind, what, remedy)]
+
+
+def _numbers(text: str) -> list[int]:
+    """Of "0,2-4": 0, 2, 3 and 4.
+
+    Raises:
+        ValueError: it is no such list.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        try:
+            found += range(int(first), int(last or first) + 1)
+        except ValueError:
+            raise ValueError(f"--ranks takes numbers such as 0,2 or 1-3, got {text!r}") from None
+    return found
