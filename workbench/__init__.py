@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from workbench.cluster import Cluster as Cluster
     from workbench.cluster import Hosts as Hosts
-    from workbench.cluster import Rebalancer as Rebalancer
     from workbench.cluster import Profile as Profile
+    from workbench.cluster import Rebalancer as Rebalancer
     from workbench.cluster import Run as Run
     from workbench.model import TraceError as TraceError
     from workbench.model import trace as trace

@@ -130,7 +130,7 @@ def test_who_does_not_know_the_key_starts_nothing(tmp_path, place):
 def test_an_agent_that_does_not_see_the_folder_says_so(tmp_path, reception, monkeypatch):
     monkeypatch.setattr(agent_module, "SEEN_WITHIN_S", 0.0)
     elsewhere = tmp_path / "elsewhere"
-    with pytest.raises(SystemExit, match="does not see .*elsewhere: Cluster.directory"):
+    with pytest.raises(SystemExit, match=r"does not see .*elsewhere: Cluster\(directory"):
         agent_module.main([str(elsewhere), reception.nonce, reception.places, wire.ANY])
     until(lambda: "on a file system that all hosts share" in reception.complaint)
     assert reception.there == []

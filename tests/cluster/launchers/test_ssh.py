@@ -1,6 +1,7 @@
 """Engines that were brought by SSH: two on each of two emulated hosts."""
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 
@@ -8,10 +9,14 @@ import pytest
 
 import workbench as wb
 from tests.cluster import leftovers
-from tests.cluster.launchers import ssh
+from tests.cluster.emulated.needs import needs_hosts
 from tests.cluster.launchers.training import LONG_S, NET, experiment, trains, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(ssh.why_not()), reason=ssh.why_not())]
+pytestmark = [
+    pytest.mark.slow,
+    needs_hosts,
+    pytest.mark.skipif(not shutil.which("sshd", path="/usr/sbin:/usr/bin"), reason="no sshd here"),
+]
 
 STEPS = 1_000_000  # more than it makes
 
@@ -24,11 +29,10 @@ def hosts() -> Iterator[wb.Hosts]:
 
 @pytest.fixture(scope="module")
 def cluster(hosts, tmp_path_factory) -> Iterator[wb.Cluster]:
-    folder, directory = tmp_path_factory.mktemp("profile"), tmp_path_factory.mktemp("runs")
-    with ssh.ssh_hosts(hosts, folder, engines=2):
-        with wb.Cluster(4, profile=str(folder), directory=directory, timeout=60.0) as cluster:
-            yield cluster
-        until(lambda: not leftovers.of(os.getpid()), cluster)
+    profile = str(hosts.ssh(tmp_path_factory.mktemp("profile"), engines=2))
+    with wb.Cluster(4, profile=profile, directory=tmp_path_factory.mktemp("runs")) as cluster:
+        yield cluster
+    assert leftovers.gone_within(os.getpid(), LONG_S)
 
 
 def test_a_split_over_hosts_trains_and_is_exact(cluster, hosts):
