@@ -24,6 +24,7 @@ SHORT: dict[str, dict[str, Any]] = {
     "02-pipe-sgd.ipynb": {"STEPS": 6, "LESSONS": 10},
     "03-unequal-devices.ipynb": {"SPEEDS": (2, 1), "BATCH": 24, "STEPS": 4, "DIVISOR": 10},
     "04-job-server.ipynb": {"ENGINES": 2, "STEPS": 12},
+    "07-beyond-one-machine.ipynb": {"MODEL": "mobilenet_v3_small", "STEPS": 12},
 }
 
 
@@ -101,6 +102,11 @@ def test_runs(path: Path, tmp_path: Path) -> None:
         assert "all 12 losses are equal, bit for bit" in text_of(outputs["check"])
         assert "the run has nothing to tell" in text_of(outputs["orphaned"])
         assert "the plan is for 4 ranks" in text_of(outputs["failure"])
+    if path.name == "07-beyond-one-machine.ipynb":
+        assert "engine_launcher_class" in text_of(outputs["ground"])
+        assert "groups across hosts" in text_of(outputs["race"])
+        assert "goes on with ranks on engines" in text_of(outputs["vanish"])
+        assert "ipcluster_config.py is not there" in text_of(outputs["failure"])
 
 
 def text_of(outputs: list[nbformat.NotebookNode]) -> str:

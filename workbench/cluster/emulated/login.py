@@ -42,6 +42,8 @@ Host {name}
     ControlMaster auto
     ControlPath {folder}/%h
     ControlPersist 10
+    ServerAliveInterval 3
+    ServerAliveCountMax 2
 """
 PROFILE = """\
 c = get_config()
