@@ -20,12 +20,12 @@ from workbench.cluster.emulated.hosts import Hosts
 from workbench.cluster.ending import UNFINISHED, end, sweep
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.faults import Faults
-from workbench.cluster.ground import planned
+from workbench.cluster.ground import planned, require_one
 from workbench.cluster.jobs.record import EngineRecord, JobRecord, Tally
 from workbench.cluster.jobs_view import Jobs
 from workbench.cluster.keeper.spec import FILE, Spec
 from workbench.cluster.launchers.profile import Launch, Profile
-from workbench.cluster.link import READY_WITHIN_S, Link
+from workbench.cluster.link import Link
 from workbench.cluster.measurements import Measurements
 from workbench.cluster.ranks import Ranks, trial
 from workbench.cluster.remote import RemoteJob
@@ -105,12 +105,7 @@ class Cluster(Measurements, Faults):
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
         if not linger_s >= 0:
             raise ValueError(f"linger_s must be a number of seconds, got {linger_s!r}")
-        if hosts is not None:
-            if not isinstance(hosts, Hosts):
-                raise TypeError(f"hosts are made by wb.Hosts(...), got {type(hosts).__name__}")
-            hosts.seating(n)  # raises if there are too few engines
-            if profile is not None:
-                raise ValueError("engines run on emulated hosts or on those of a profile, not both")
+        require_one(n, hosts, profile)
         self.profile = Profile(profile) if isinstance(profile, str) else profile
         self._n, self.hosts, self._timeout, self._linger_s = n, hosts, timeout, linger_s
         self.directory = Path(directory).resolve()
@@ -167,9 +162,7 @@ class Cluster(Measurements, Faults):
         self.link, self._launch = Link(self.folder), spec.launch
         # Also when the last reference goes, and before the interpreter does.
         self._end = weakref.finalize(self, _leave, self.link, leave, self.hosts is not None)
-        more_s = 0.0 if spec.launch is None else spec.launch.start_within_s
-        self.link.wait(self._n, READY_WITHIN_S + more_s)
-        spec = Spec.load(self.folder)  # hosts have come, and said what they have
+        spec = self.link.wait(spec)
         self.devices: tuple[Device, ...] = spec.devices[: self._n]
         self.ends_at = spec.ends_at
         self._dispatch = Dispatch(self.link, self._n)

@@ -50,6 +50,22 @@ def ground_of(num_engines: int, hosts: Hosts | None) -> Ground:
     return Ground((*hosts.devices(num_engines), whole_host(host)), sites, hosts.address, leave)
 
 
+def require_one(num_engines: int, hosts: object, profile: object) -> None:
+    """Refuses what cannot be meant.
+
+    Raises:
+        TypeError: `hosts` are none.
+        ValueError: both `hosts` and a profile; or fewer engines than hosts.
+    """
+    if hosts is None:
+        return
+    if not isinstance(hosts, Hosts):
+        raise TypeError(f"hosts are made by wb.Hosts(...), got {type(hosts).__name__}")
+    if profile is not None:
+        raise ValueError("engines run on emulated hosts or on those of a profile, not both")
+    hosts.seating(num_engines)
+
+
 def planned(
     num_engines: int,
     hosts: Hosts | None,

@@ -14,7 +14,7 @@ from workbench.cluster.jobs.owner import Owner
 from workbench.cluster.jobs.record import JobRecord, Request
 from workbench.cluster.jobs.store import Store
 from workbench.cluster.jobs.wishes import refusal
-from workbench.cluster.keeper import keeper_of, said
+from workbench.cluster.keeper import Spec, keeper_of, said
 from workbench.cluster.processes import is_alive
 from workbench.cluster.waiting import until
 
@@ -67,12 +67,15 @@ class Link:
                 "cluster.restart() starts new ones, which go on with its jobs"
             )
 
-    def wait(self, num_engines: int, within_s: float = READY_WITHIN_S) -> None:
-        """Returns when so many engines, and the job server, are ready.
+    def wait(self, spec: Spec) -> Spec:
+        """Returns when all engines, and the job server, are ready; the cluster, as it is then.
 
         Raises:
             ClusterError: they did not come up; the text holds what they wrote.
         """
+        num_engines, within_s = spec.num_engines, READY_WITHIN_S
+        if spec.launch is not None:
+            within_s += spec.launch.start_within_s
 
         def ready() -> bool:
             if not self.is_kept:
@@ -87,6 +90,7 @@ class Link:
                 f"not all of {num_engines} engines came within {within_s:g} s; this host "
                 f"may be overloaded\n{said(self.folder)}"
             )
+        return Spec.load(self.folder)  # hosts have come meanwhile, and said what they have
 
     def submit(self, request: Request) -> int:
         """Queues a job; returns its number.

@@ -3,6 +3,7 @@
 import socket
 
 import pytest
+from traitlets.config import Config
 
 from tests.cluster.launchers.agents import hello
 from workbench.cluster import Cluster, Hosts
@@ -10,7 +11,7 @@ from workbench.cluster.errors import ClusterError
 from workbench.cluster.jobs.record import Request
 from workbench.cluster.jobs.store import Store
 from workbench.cluster.keeper import Spec
-from workbench.cluster.launchers.gathering import free_ports
+from workbench.cluster.launchers.gathering import free_ports, log_in_once
 from workbench.cluster.launchers.layout import devices_of
 from workbench.cluster.launchers.limit import Limit
 from workbench.cluster.launchers.profile import Profile
@@ -102,3 +103,20 @@ def test_before_the_hosts_are_taken_away_what_trains_is_paused_once(tmp_path):
     assert "cluster.restart() asks for hosts again" in late
     Limit(store, ends_at=None, notice_s=60.0).look(1e12)  # there is none
     assert len(store.commands()) == 1
+
+
+def test_a_host_is_logged_into_once_for_all_its_engines():
+    config = Config()
+    config.SSHEngineSetLauncher.engines = {"a": 2, "me@b": {"n": 4, "ssh_cmd": ["x"]}, "c": 9}
+    log_in_once(config, 5)
+    assert config.SSHEngineSetLauncher.engines == {
+        "a": {"n": 1, "engine_args": ["2"]},
+        "me@b": {"n": 1, "engine_args": ["3"], "ssh_cmd": ["x"]},
+    }
+    few = Config()
+    few.SSHEngineSetLauncher.engines = {"a": 2, "b": 1}
+    with pytest.raises(ClusterError, match="its hosts have 3 engines in all, not 4"):
+        log_in_once(few, 4)
+    other = Config()  # of another launcher
+    log_in_once(other, 4)
+    assert "engines" not in other.SSHEngineSetLauncher

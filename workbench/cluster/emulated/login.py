@@ -101,7 +101,10 @@ def serve(
         sshd = [tools["sshd"] or "sshd", "-D", "-e", "-f", str(own)]
         command = ["unshare", "--uts", "sh", "-c", NAMED, "sh", name, *sshd]
         with (folder / f"sshd-{name}.log").open("wb") as log:
-            daemons.append(subprocess.Popen(run(index, command), stdout=log, stderr=log))
+            started = subprocess.Popen(
+                run(index, command), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+            daemons.append(started)
     for name in names:
         _wait(name, config, folder / f"sshd-{name}.log")
     return daemons

@@ -93,18 +93,18 @@ class Keeper:
         self._limit = Limit(self._store, spec.ends_at, notice_s)
 
     async def _gather(self, launch: Launch) -> None:
-        """Has hosts come; returns when all are there, or when they are not wanted any more."""
+        """Has hosts come; returns when all are there, or when the cluster is to end."""
         self._removes = False  # why they did not come is in the log
-        self._gathering = Gathering(self._folder, launch)
-        gathered = asyncio.create_task(self._gathering.gather(self._spec))
-        while not gathered.done():
-            await asyncio.wait((gathered,), timeout=LOOK_EVERY_S)
-            self._obey()
-            self._end(self._lifetime.is_over(time.monotonic()))
-            if self._ends:
-                gathered.cancel()
-                return
         try:
+            self._gathering = Gathering(self._folder, launch)
+            gathered = asyncio.create_task(self._gathering.gather(self._spec))
+            while not gathered.done():
+                await asyncio.wait((gathered,), timeout=LOOK_EVERY_S)
+                self._obey()
+                self._end(self._lifetime.is_over(time.monotonic()))
+                if self._ends:
+                    gathered.cancel()
+                    return
             spec = gathered.result()
         except ClusterError as error:
             self._end(str(error))  # which is in the log before anybody can see that we have ended

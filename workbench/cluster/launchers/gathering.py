@@ -3,7 +3,6 @@
 import asyncio
 import inspect
 import logging
-import os
 import signal
 import socket
 import sys
@@ -17,7 +16,6 @@ import ipyparallel
 import psutil
 from ipyparallel.cluster.launcher import BatchSystemLauncher
 
-import workbench
 from workbench.cluster.devices import whole_host
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.host import probe
@@ -30,7 +28,9 @@ from workbench.cluster.launchers.wire import ANY, new_key
 from workbench.cluster.site import HERE
 
 AGENT = "workbench.cluster.launchers.agent"
+PACKAGE_IS_IN = Path(__file__).resolve().parents[3]
 LOOK_EVERY_S = 0.1
+LEAST_FREE = 24  # ports; the controller takes some twenty
 LAST_WORDS = 1500  # characters
 
 
@@ -117,19 +117,18 @@ class Gathering:
         """Starts the launcher that the profile names."""
         log = logging.getLogger(__name__)
         log.setLevel(logging.CRITICAL)
-        cluster = ipyparallel.Cluster(
-            profile_dir=self._launch.config,
-            cluster_id=f"{identity(self._folder)}-hosts",
-            cluster_file="",
-            shutdown_atexit=False,
-            parent=None,
-            log=log,
-        )
-        _log_in_once(cluster.config)
-        path = os.fspath(Path(workbench.__file__).resolve().parents[1])
-        agent = ["env", f"PYTHONPATH={path}", sys.executable, "-P", "-m", AGENT]
+        agent = ["env", f"PYTHONPATH={PACKAGE_IS_IN}", sys.executable, "-P", "-m", AGENT]
         told = [str(self._folder), self._reception.nonce, self._reception.places]
         try:
+            cluster = ipyparallel.Cluster(
+                profile_dir=self._launch.config,
+                cluster_id=f"{identity(self._folder)}-hosts",
+                cluster_file="",
+                shutdown_atexit=False,
+                parent=None,
+                log=log,
+            )
+            log_in_once(cluster.config, self._launch.engines)
             self._launcher = cluster.engine_launcher_class(
                 work_dir=str(self._agents),
                 parent=cluster,
@@ -144,8 +143,8 @@ class Gathering:
                 await started
         except Exception as error:
             raise ClusterError(
-                f"{cluster.engine_launcher_class.__name__} of {self._launch.config} started "
-                f"nothing: {type(error).__name__}: {error}{_output_of(error)}"
+                f"the launcher that {self._launch.config} names started nothing: "
+                f"{type(error).__name__}: {error}{_output_of(error)}"
             ) from error
 
     def _too_few(self, count: int) -> str:
@@ -170,25 +169,36 @@ def free_ports(launch: Launch) -> tuple[int, ...] | None:
     for port in range(launch.ports[0], launch.ports[1] + 1):
         with suppress(OSError), socket.create_server((launch.address, port)):
             found.append(port)
-    if len(found) < 24:
+    if len(found) < LEAST_FREE:
         raise ClusterError(f"of ports {launch.ports[0]} to {launch.ports[1]}, too few are free")
     return tuple(found)
 
 
-def _log_in_once(config: Any) -> None:
+def log_in_once(config: Any, engines: int) -> None:
     """Has the SSH launcher log into each host once, for all agents there.
 
     It would for each engine, some seconds each time, one after another; and would send files that
     agents find in the cluster's folder.
+
+    Args:
+        config: of a profile; is changed.
+        engines: how many there shall be.
+
+    Raises:
+        ClusterError: the profile has too few.
     """
     config.SSHEngineLauncher.to_send = []
     known = config.SSHEngineSetLauncher.get("engines", {})
-    once = {}
+    once, left = {}, engines
     for host, wished in known.items():
         settings = dict(wished) if isinstance(wished, dict) else {"n": wished}
-        count = settings.pop("n", 1)
-        once[host] = {**settings, "n": 1, "engine_args": [str(count)]}
+        count = min(settings.pop("n", 1), left)
+        left -= count
+        if count:
+            once[host] = {**settings, "n": 1, "engine_args": [str(count)]}
     if once:
+        if left:
+            raise ClusterError(f"its hosts have {engines - left} engines in all, not {engines}")
         config.SSHEngineSetLauncher.engines = once
 
 

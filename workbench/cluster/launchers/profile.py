@@ -111,9 +111,8 @@ class Profile:
         Raises:
             ClusterError: nowhere; the text says where it would be, and what it holds.
         """
-        from IPython.paths import get_ipython_dir
-
-        named = Path(get_ipython_dir()) / f"profile_{self.name}"
+        home = Path(os.environ.get("IPYTHONDIR") or "~/.ipython").expanduser()
+        named = home / f"profile_{self.name}"
         for folder in (Path(self.name).expanduser(), named):
             if (folder / CONFIG).is_file():
                 return folder.absolute()
