@@ -11,6 +11,7 @@ from workbench.cluster.errors import ClusterError
 from workbench.cluster.jobs.record import Request
 from workbench.cluster.jobs.store import Store
 from workbench.cluster.keeper import Spec
+from workbench.cluster.keeper.fleet import ports_in
 from workbench.cluster.launchers.gathering import free_ports, log_in_once
 from workbench.cluster.launchers.layout import devices_of
 from workbench.cluster.launchers.limit import Limit
@@ -120,3 +121,9 @@ def test_a_host_is_logged_into_once_for_all_its_engines():
     other = Config()  # of another launcher
     log_in_once(other, 4)
     assert "engines" not in other.SSHEngineSetLauncher
+
+
+def test_the_ports_that_a_controller_has_written_down_are_not_given_to_the_next_one(tmp_path):
+    written = tmp_path / "engine.json"
+    written.write_text('{"registration": 41002, "broadcast": [41003, 41004], "ssh": ""}')
+    assert {41002, 41003, 41004} <= ports_in([written, tmp_path / "client.json"])

@@ -1,10 +1,11 @@
 """The controller and the engines of a cluster, as processes: ipyparallel's launchers, guarded."""
 
 import itertools
+import json
 import logging
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -59,7 +60,7 @@ class Fleet:
         on_controller: Callable[[Ended], None],
         ports: Sequence[int] = (),
     ) -> None:
-        self._folder, self._spec = folder, spec
+        self._folder, self._spec, self._ports = folder, spec, ports
         self._on_engine, self._on_controller = on_engine, on_controller
         self._numbers = itertools.count()
         self.pids: set[int] = set()  # of engines that run
@@ -69,7 +70,6 @@ class Fleet:
             engines=GuardedEngines,
             controller=GuardedController,
             controller_ip=spec.address,
-            controller_args=[f"--IPController.ports={port}" for port in ports],
             cluster_id=identity(folder),
             profile_dir=str(folder / "profile"),
             load_profile=False,
@@ -84,6 +84,10 @@ class Fleet:
     async def start_controller(self) -> int:
         """Starts the controller; returns its process id."""
         self._ipp.controller = None
+        # One that takes another's place has that one's ports, and wants more for itself.
+        taken = ports_in(connection_file(self._folder, who) for who in ("client", "engine"))
+        free = [port for port in self._ports if port not in taken]
+        self._ipp.controller_args = [f"--IPController.ports={port}" for port in free]
         await self._ipp.start_controller()
         controller = self._ipp.controller
         controller.on_stop(lambda data: self._on_controller(_ended(data, controller)))
@@ -117,6 +121,17 @@ class Fleet:
         (engine,) = data["engines"].values()
         self.pids.discard(engine["pid"])
         self._on_engine(_ended(engine, launcher))
+
+
+def ports_in(files: Iterable[Path]) -> set[object]:
+    """What a controller has written down, its ports among it."""
+    found: set[object] = set()
+    for path in files:
+        with suppress(OSError, ValueError):  # there was none yet
+            told = json.loads(path.read_text())
+            for value in told.values():
+                found.update(value if isinstance(value, list) else [value])
+    return found
 
 
 def _ended(data: dict[str, Any], launcher: Any) -> Ended:
