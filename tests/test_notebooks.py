@@ -16,14 +16,17 @@ from tests.browser import Lab, browser, chromium, lab, run_all, wait_until_all_r
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+FIRST = ROOT / "notebooks" / "01-first-light.ipynb"
 
 # What takes the place of the cell tagged "parameters", so that a test is short.
 SMALL = {"MODEL": "mobilenet_v3_small", "ENGINES": 2, "TARGET": 0.0}
 SHORT: dict[str, dict[str, Any]] = {
+    "00-tour.ipynb": {"MODEL": "mobilenet_v3_small", "ENGINES": 2, "STEPS": 16},
     "01-first-light.ipynb": {**SMALL, "STEPS": 3},
     "02-pipe-sgd.ipynb": {"STEPS": 6, "LESSONS": 10},
     "03-unequal-devices.ipynb": {"SPEEDS": (2, 1), "BATCH": 24, "STEPS": 4, "DIVISOR": 10},
     "04-job-server.ipynb": {"ENGINES": 2, "STEPS": 12},
+    "05-your-own-model.ipynb": {"STEPS": 4, "IMAGES": 16},
     "07-beyond-one-machine.ipynb": {"MODEL": "mobilenet_v3_small", "STEPS": 12},
 }
 
@@ -65,11 +68,17 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_is_committed_without_outputs(path: Path) -> None:
+    """But for the tour, which people look at before they run anything."""
     notebook = nbformat.read(path, as_version=4)
     assert notebook.metadata.kernelspec.name == "python3"
     assert "widgets" not in notebook.metadata
     for cell in notebook.cells:
-        if cell.cell_type == "code":
+        if cell.cell_type == "code" and path.name == "00-tour.ipynb":
+            assert all(
+                "widget-view" not in kind for o in cell.outputs for kind in o.get("data", ())
+            )
+            assert ROOT.as_posix() not in str(cell.outputs)
+        elif cell.cell_type == "code":
             assert cell.outputs == []
             assert cell.execution_count is None
 
@@ -82,6 +91,11 @@ def test_runs(path: Path, tmp_path: Path) -> None:
     options = {"timeout": 300, "resources": {"metadata": {"path": str(tmp_path)}}}
     NotebookClient(notebook, **options).execute()
     outputs = {c.id: c.outputs for c in notebook.cells if c.cell_type == "code"}
+    if path.name == "00-tour.ipynb":
+        assert "group_size 3 does not divide" in text_of(outputs["failure"])
+        assert "16 steps, none lost" in text_of(outputs["check"])
+        (shown,) = [o for o in outputs["ranks"] if "ranks 0, 1: done" in str(o.data)]
+        assert "the largest piece" in shown.data["text/html"]
     if path.name == "01-first-light.ipynb":
         assert "group" in text_of(outputs["failure"])
         (dashboard,) = [o for o in outputs["experiment"] if "text/html" in o.get("data", {})]
@@ -102,6 +116,11 @@ def test_runs(path: Path, tmp_path: Path) -> None:
         assert "all 12 losses are equal, bit for bit" in text_of(outputs["check"])
         assert "the run has nothing to tell" in text_of(outputs["orphaned"])
         assert "the plan is for 4 ranks" in text_of(outputs["failure"])
+    if path.name == "05-your-own-model.ipynb":
+        assert "has lost the batch" in text_of(outputs["untraceable"])
+        assert "'shard_heads'; did you mean" in text_of(outputs["failure"])
+        assert "cannot be read as an image" in text_of(outputs["damaged"])
+        assert "by a plain torch module" in text_of(outputs["home"])
     if path.name == "07-beyond-one-machine.ipynb":
         assert "engine_launcher_class" in text_of(outputs["ground"])
         assert "groups across hosts" in text_of(outputs["race"])
@@ -195,7 +214,7 @@ def live(visit: Visit) -> None:
 
 @pytest.mark.slow
 def test_first_light_in_jupyterlab(visit: Callable[[nbformat.NotebookNode], Visit]) -> None:
-    opened = visit(read(NOTEBOOKS[0], **SMALL, STEPS=60))
+    opened = visit(read(FIRST, **SMALL, STEPS=60))
     live(opened)
     # In one condition: at the run's end the notebook shows its output, and so the view, anew.
     opened.wait_for("d.state === 'finished' && +d.done === 60 && +d.points === 60", 120)
@@ -208,7 +227,7 @@ def test_first_light_in_jupyterlab(visit: Callable[[nbformat.NotebookNode], Visi
 @pytest.mark.slow
 def test_the_stop_button_in_jupyterlab(visit: Callable[[nbformat.NotebookNode], Visit]) -> None:
     others = ("verify", "race", "result", "answer")
-    opened = visit(read(NOTEBOOKS[0], without=others, ENGINES=2, STEPS=500))
+    opened = visit(read(FIRST, without=others, ENGINES=2, STEPS=500))
     live(opened)
     opened.stop_button.click()
     opened.wait_for("d.state === 'stopped' && +d.done >= 2 && +d.done < 500", 60)

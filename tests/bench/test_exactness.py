@@ -5,6 +5,9 @@ import json
 import pytest
 
 from workbench.bench.__main__ import main
+from workbench.bench.exactness import figures_of
+from workbench.bench.report import Figure
+from workbench.train.verification import Difference, Verification
 
 
 def content_of(tmp_path, name):
@@ -21,6 +24,21 @@ def test_exactness(tmp_path, monkeypatch):
     assert content["figures"]["worst_fp64"]["max"] <= 1e-10
     assert content["figures"]["exact"]["min"] == 1.0
     assert len(content["rows"]) == 18
+
+
+def test_what_no_split_can_avoid_is_said_apart():
+    def found(precision, error, rounding):
+        return Verification("m", precision, 1, (Difference("output", "a", 0, error, rounding),))
+
+    fine, odd = found("fp32", 2e-6, 1e-6), found("fp32", 8e-2, 1e-1)
+    assert figures_of([fine, odd], "fp32") == {
+        "worst_fp32": Figure.of([2e-6]),
+        "beyond_fp32": Figure.of([8e-2]),
+        "rounding_fp32": Figure.of([1e-1]),
+    }
+    assert figures_of([fine, found("fp64", 1e-12, 0.0)], "fp64") == {
+        "worst_fp64": Figure.of([1e-12])
+    }
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from tests.plan.graphs import vgg
 from tests.train.small import net
 from workbench.cluster import calibrate_cache as cache
 from workbench.cluster.calibrate import Calibration, Wish, plans_of, rows_of
+from workbench.cluster.calibrate_alike import classes
 from workbench.cluster.calibrate_devices import devices_of, extended, missing
 from workbench.cluster.calibrate_links import links_of, slowdown_of
 from workbench.cluster.calibrate_spread import behind, stretches_of, unequal
@@ -33,7 +34,14 @@ def places(*hosts: str, threads: int = 1) -> list[Place]:
 
 def attained(*rates: float) -> list[DeviceMeasured]:
     return [
-        DeviceMeasured(1e10, {"fp32": rate}, 1e-6, {"sgd": 1e-10}, {"int8": 1e-9}) for rate in rates
+        DeviceMeasured(
+            rate / 10,
+            {"fp32": rate, "fp64": rate / 2},
+            1e5 / rate,
+            {"sgd": 10 / rate},
+            {"int8": 100 / rate},
+        )
+        for rate in rates
     ]
 
 
@@ -128,25 +136,57 @@ def test_links_across_hosts_are_apart():
 
 
 def test_equal_devices_are_one_and_unequal_ones_are_each_rank_s_own():
-    assert len(devices_of(attained(1e11, 1.1e11), places("a", "a"))) == 1
+    assert len(devices_of(attained(1e11, 1.03e11), places("a", "a"))) == 1
     assert len(devices_of(attained(1e11, 3e10), places("a", "a"))) == 2
-    uneven = [*places("a"), *places("a", threads=2)]
+    small, large = places("a", "a")
+    uneven = [small, dataclasses.replace(large, memory_bytes=2**34)]
     assert len(devices_of(attained(1e11, 1e11), uneven)) == 2
-    one = devices_of(attained(1e11, 1.2e11), places("a", "a"))[0]
-    assert one.flops["fp32"] == pytest.approx(1.1e11)
-    assert one.coding_s_per_byte == {"int8": pytest.approx(1e-9)}
+    one = devices_of(attained(1e11, 1.04e11), places("a", "a"))[0]
+    assert one.flops["fp32"] == pytest.approx(1.02e11)
+    assert one.coding_s_per_byte == {"int8": pytest.approx(1e-9, rel=0.03)}
     assert one.memory_bytes == 2**32  # of what the host has, each rank has half
     assert devices_of(attained(1e11, 1e11), places("a", "b"))[0].memory_bytes == 2**33
+    fast, also, slow, slower = devices_of(
+        attained(1.01e11, 0.99e11, 5e10, 5.1e10), places("a", "a", "b", "b")
+    )
+    assert fast == also != slow == slower
+    assert slow.flops["fp32"] == pytest.approx(5.05e10)
 
 
-@pytest.mark.parametrize("rates", [(1e11, 1e11), (1e11, 2e10)])
-def test_what_was_measured_is_known_and_stays(rates):
-    devices = devices_of(attained(*rates), places("a", "a"))
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.06])
+def test_devices_are_told_apart_by_more_than_chance(noise):
+    """A fifth shows in spite of noise, whatever the shape; what chance brings about does not."""
+    random, columns = np.random.default_rng(0), 24
+    shapes = 10 ** random.uniform(-5, -2, columns)
+
+    def table(*speeds):
+        chance = np.exp(noise * random.standard_normal((len(speeds), columns)))
+        return shapes * chance / np.array(speeds)[:, None]
+
+    for _ in range(20):
+        assert classes([table(1, 1, 1, 1)] * 2) == (0, 0, 0, 0)
+        assert classes([table(1.2, 1, 1.2, 1), table(1.2, 1, 1.2, 1)]) == (0, 1, 0, 1)
+        assert classes([table(1, 4, 2), table(1, 4, 2)]) == (0, 1, 2)
+        # A moment of other work shows in steps alone, an odd shape in shapes alone.
+        assert classes([table(1, 1), table(2, 1)]) == (0, 0)
+    assert classes([table(1, 2)[:, :2]]) == (0, 0)  # two things say nothing
+    assert classes([table(1, 2), table(1, 2)[:, :2]]) == (0, 1)  # nor do they hide what others say
+    wild = np.exp(random.standard_normal((2, columns)))
+    assert classes([wild / np.array([[1], [1.2]])]) == (0, 0)
+    assert classes([wild / np.array([[1], [4]])]) == (0, 1)  # not sure, but likely
+    assert classes([table(1)]) == (0,)
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_what_was_measured_is_known_and_stays(factor):
+    """Also where devices differ only by what their layers take."""
+    devices = devices_of(attained(1e11, 1e11), places("a", "a"))
     plan = Plan.data_parallel(GRAPH, 2)
     experiment = WISH.experiment(plan)
     assert missing(devices, experiment, (4, 8)) == [4, 8]
-    found = [[layers(plan, rank, 4, 1e-3 * (1 + rank))] for rank in (0, 1)]
+    found = [[layers(plan, rank, 4, 1e-3 * factor**rank)] for rank in (0, 1)]
     known = extended(devices, experiment, found)
+    assert len(known) == factor
     assert missing(known, experiment, (4, 8)) == [8]
     assert known[0].step_s == pytest.approx(3e-3)
     assert known[0].load_s_per_byte == pytest.approx(1e-6)
@@ -154,15 +194,29 @@ def test_what_was_measured_is_known_and_stays(rates):
     for rank in (0, 1):
         for work in works_on(plan, rank, 4, "fp32"):
             estimate = known[rank % len(known)].seconds(work)
-            expected = 1.5e-3 if len(known) == 1 else 1e-3 * (1 + rank)
-            assert estimate.forward_s == pytest.approx(expected)
+            assert estimate.forward_s == pytest.approx(1e-3 * factor**rank)
             assert estimate.source == "measured"
     again = extended(
         known, experiment, [[layers(plan, rank, n, 9.0) for n in (4, 8)] for rank in (0, 1)]
     )
+    assert len(again) == factor  # told apart once, told apart for good
     old = {(s.key, s.rows): s for s in known[0].samples}
     assert all(s == old.get((s.key, s.rows), s) for s in again[0].samples)
     assert missing(again, experiment, (4, 8)) == []
+
+
+def test_ranks_with_equal_devices_share_what_they_found():
+    """Devices that their own figures told apart by chance are one, once layers say so."""
+    plan, cut = Plan.data_parallel(GRAPH, 2), Plan.filters(GRAPH, 2, (3, 1))
+    apart = devices_of(attained(1e11, 5e10), places("a", "a"))
+    alike = [[layers(plan, rank, 4, 1e-3 * 1.02**rank)] for rank in (0, 1)]
+    (one,) = extended(apart, WISH.experiment(plan), alike)
+    assert one.flops["fp32"] == pytest.approx(7.5e10)
+    assert [s.forward_s for s in one.samples] == pytest.approx([1.01e-3] * len(one.samples))
+    pieces = [[layers(cut, rank, 4, 1e-3)] for rank in (0, 1)]  # nothing that both have done
+    more = extended((one,), WISH.experiment(cut), pieces)
+    assert len(more) == 1
+    assert missing(more, WISH.experiment(cut), (4,)) == []
 
 
 def test_a_step_s_layers_take_what_its_other_parts_do_not():

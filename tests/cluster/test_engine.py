@@ -1,9 +1,11 @@
 """What an engine does when it is called: the rank's files tell it all."""
 
+import importlib
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,11 @@ def returns_a_tensor(**_given):
     return torch.ones(2)
 
 
+def imports(*, name, **_given):
+    importlib.import_module(name)
+    time.sleep(60)
+
+
 def called(folder, task, *, streams=False, own=None, **keywords):
     packed, arguments = message.pack(EXPERIMENT), message.pack_keywords(keywords)
     task = f"tests.cluster.test_engine:{task}"
@@ -69,10 +76,19 @@ def test_a_value_is_returned(tmp_path):
     assert files.log.read_text() == "it adds\n"
 
 
-def test_rows_precede_the_answer_that_counts_them(tmp_path):
+def test_an_interrupt_waits_for_what_is_being_imported(tmp_path, monkeypatch):
+    text = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nis_whole = True\n"
+    (tmp_path / "half_imported.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    files = called(tmp_path, "imports", own={"name": "half_imported"})
+    assert Answer.unpack(files.answer).kind == "interrupted"
+    assert sys.modules.pop("half_imported").is_whole
+
+
+def test_rows_precede_the_answer_that_counts_those_lost(tmp_path):
     files = called(tmp_path, "emits", streams=True)
     answer = Answer.unpack(files.answer)
-    assert (answer.kind, answer.error, answer.rows) == ("raised", ("ValueError", "enough"), 3)
+    assert (answer.kind, answer.error, answer.lost_rows) == ("raised", ("ValueError", "enough"), 0)
     assert [each["step"] for each in Tail(files).read()] == [0, 1, 2]
     assert files.log.read_text() == "all is said\n"
 

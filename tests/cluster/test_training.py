@@ -1,10 +1,12 @@
 """The whole way: a model, a plan, real ranks, a checkpoint, a proof."""
 
+import copy
 import os
 import signal
 from contextlib import suppress
 
 import pytest
+import torch
 from torch import nn
 
 import workbench as wb
@@ -12,6 +14,7 @@ from tests.cluster.interrupts import interrupt_inside
 from workbench.cluster import ClusterError
 from workbench.cluster.remote import RemoteJob
 from workbench.model.errors import ModelError
+from workbench.train.data import open_data
 
 LONG_S = 120.0
 
@@ -41,6 +44,13 @@ def test_a_user_s_own_module_trains_and_goes_on_under_another_plan(cluster, expe
     assert run.checkpoint is not None
     assert run.checkpoint.is_relative_to(run.directory)
     assert wb.Experiment.load(run.directory / "experiment.toml") == experiment
+    home = copy.deepcopy(NET)
+    home.load_state_dict(run.state_dict())
+    shape = experiment.plan.graph.input_shape
+    digits = open_data(experiment.data, shape, 10, "test")
+    images, labels = digits.batch(torch.arange(len(digits)))
+    right = (home.eval()(images).argmax(1) == labels).float().mean()
+    assert right.item() == pytest.approx(run.evaluation["accuracy"])
     other = experiment.replace(plan=wb.Plan.data_parallel(experiment.plan.graph, 2), steps=33)
     resumed = cluster.train(other, resume=run).wait(LONG_S)
     assert resumed.metrics["step"].tolist() == [30, 30, 31, 31, 32, 32]

@@ -36,7 +36,7 @@ def one_of_each(world, sizes):
     assert all(row.seconds > 0 for row in rows) or world.size == 1
     world.recorder.reset()
     assert (world.recorder.rows(), world.recorder.blocked_s) == ([], 0.0)
-    return [(r.op, r.layer, r.phase, r.calls, r.messages, r.bytes) for r in rows]
+    return [(*r.counts[1:], r.rounds, r.additions) for r in rows]
 
 
 def received(pieces, rank):
@@ -56,13 +56,15 @@ def test_counts_what_the_formulas_say(on_either, sizes):
         swap = received([rows[rank] * n for n in sizes], rank)
         halves = received([segments[rank]] * k, rank), received(segments, rank)
         reduce = tuple(map(sum, zip(*halves, strict=True)))
+        once, added = int(k > 1), [(k - 1) * n for n in (ROWS * sizes[rank], segments[rank])]
+        whole = received([ROWS * extent] + [0] * (k - 1), rank)
         assert got == [
-            ("all_gather", "a", "step", 2, 2 * gather[0], 2 * gather[1]),
-            ("reduce_scatter", "b", "forward", 1, *scatter),
-            ("all_to_all", "c", "step", 1, *swap),
-            ("all_reduce", "", "step", 1, *reduce),
-            ("broadcast", "", "step", 1, *received([ROWS * extent] + [0] * (k - 1), rank)),
-            ("all_reduce", "bucket", "step", 1, *reduce),
+            ("all_gather", "a", "step", 2, 2 * gather[0], 2 * gather[1], 2 * once, 0),
+            ("reduce_scatter", "b", "forward", 1, *scatter, once, added[0]),
+            ("all_to_all", "c", "step", 1, *swap, once, 0),
+            ("all_reduce", "", "step", 1, *reduce, 2 * once, added[1]),
+            ("broadcast", "", "step", 1, *whole, once, 0),
+            ("all_reduce", "bucket", "step", 1, *reduce, 2 * once, added[1]),
         ]
 
 
@@ -86,9 +88,9 @@ def test_rows_add_up():
     key = Key("g", "all_gather", "fc", "forward")
     recorder.add(key, calls=1, messages=2, bytes=30, rounds=2)
     recorder.add(key._replace(phase="backward"), calls=1)
-    recorder.add(key, calls=1, messages=1, bytes=10, seconds=0.5, rounds=3)
+    recorder.add(key, calls=1, messages=1, bytes=10, seconds=0.5, rounds=3, additions=5)
     assert recorder.rows() == [
-        Record("g", "all_gather", "fc", "forward", 2, 3, 40, 0.5, 5),
-        Record("g", "all_gather", "fc", "backward", 1, 0, 0, 0.0, 0),
+        Record("g", "all_gather", "fc", "forward", 2, 3, 40, 0.5, 5, 5),
+        Record("g", "all_gather", "fc", "backward", 1, 0, 0, 0.0, 0, 0),
     ]
     assert recorder.blocked_s == 0.5

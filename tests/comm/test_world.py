@@ -1,5 +1,7 @@
 """Opening and closing worlds, and the groups in them."""
 
+import signal
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -46,6 +48,33 @@ def test_a_world_that_could_not_be_made_leaves_no_trace(monkeypatch):
         pass
     # Else this rank's groups would have other names than the other ranks' from now on.
     assert dist.distributed_c10d._world.group_count == 0
+
+
+def test_an_interrupt_while_a_world_closes_does_not_keep_the_next_from_opening(monkeypatch):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def seat(number):
+        threads = torch.get_num_threads()
+        return Seat(0, 1, "127.0.0.1", store.port, f"world {number}", threads=threads)
+
+    close = World._close
+
+    def interrupted(world):
+        signal.raise_signal(signal.SIGINT)  # not heard
+        close(world)
+
+    monkeypatch.setattr(World, "_close", interrupted)
+    with World.open(seat(0)):
+        pass
+    assert not dist.is_initialized()
+    monkeypatch.setattr(World, "_close", lambda _: None)  # it came before that could begin
+    with World.open(seat(1)):
+        pass
+    assert dist.is_initialized()
+    monkeypatch.undo()
+    with World.open(seat(2)) as world:
+        assert world.groups([("all", (0,))])
+    assert not dist.is_initialized()
 
 
 SPECS = [

@@ -38,7 +38,7 @@ class Machine:
             (self.checkout / name).mkdir(parents=True)
         for name in ("lab", "test", "setup.sh", "bundle.py", "constraints.txt"):
             shutil.copy(ROOT / "env" / name, self.checkout / "env")
-        for name in ("pyproject.toml", "workbench/widgets/a.js", "notebooks/01-first.ipynb"):
+        for name in ("pyproject.toml", "workbench/widgets/a.js", "notebooks/00-first.ipynb"):
             (self.checkout / name).write_text(name)
         self.bin.mkdir()
         for tool in filter(shutil.which, TOOLS):

@@ -55,7 +55,7 @@ def test_lab_opens_the_first_notebook(machine, user, flag):
     machine.program("id", f"#!/bin/sh\necho {user}\n")
     _, printed, _ = machine.start("lab", "--no-browser")
     root = f"<--ServerApp.root_dir={machine.checkout}>"
-    first = "<--LabApp.default_url=/lab/tree/notebooks/01-first.ipynb>"
+    first = "<--LabApp.default_url=/lab/tree/notebooks/00-first.ipynb>"
     assert printed == f"<-m>\n<jupyterlab>\n{root}\n{first}\n{flag}<--no-browser>\n"
 
 

@@ -13,10 +13,10 @@ from workbench.model import (
     CheckpointError,
     Piece,
     PieceSet,
+    Snapshot,
     WeightsFile,
     expect,
     index_pieces,
-    write_pieces,
 )
 from workbench.model.files import write_tensors
 from workbench.plan.graph import Weight
@@ -40,6 +40,12 @@ def cut(tensor, shard):
         Piece(part(tensor, shard, rank), shape, dim, shard.span(rank)[0], blocks)
         for rank in range(len(shard.sizes))
     ]
+
+
+def write_pieces(path, pieces):
+    snapshot = Snapshot()
+    snapshot.take(pieces)
+    snapshot.write(path)
 
 
 def save(directory, **cuts):

@@ -101,6 +101,20 @@ def test_shares_must_be_one_number_for_each_rank(shares):
         Plan.data_parallel(graph, 3).with_rows(shares if isinstance(shares, tuple) else (shares,))
 
 
+def test_a_layer_with_fewer_filters_than_ranks_leaves_some_without():
+    graph = Builder((3, 4, 4)).conv("a", 2).conv("b", 8).graph()
+    plan = Plan.filters(graph, 4)
+    assert plan.layers["a"].shares == plan.layers["b"].shares == (1, 1, 0, 0)
+
+
+def test_shares_for_no_layer_are_refused():
+    graph = Builder((3, 4, 4)).conv("a", 8).graph()
+    with pytest.raises(
+        PlanError, match="for 'b', which is no layer that can be split; there are a"
+    ):
+        Plan.filters(graph, 2, {"a": (1, 1), "b": (3, 1)})
+
+
 def test_a_group_must_divide_the_world():
     graph = Builder((3, 4, 4)).conv("a", 8).graph()
     with pytest.raises(PlanError, match="valid are 1, 2, 4"):

@@ -117,6 +117,8 @@ PLANS = {
     "B/K": lambda g: Plan.hybrid(g, 4, rounds="B/K"),
 }
 
+FUSED = dict(sync=Synchronous(algorithm="direct"), optimizer=Adam())
+
 CASES = [
     ("convolutions", "data parallel", {}),
     ("convolutions", "hybrid", dict(optimizer=Adam())),
@@ -129,6 +131,7 @@ CASES = [
     ("attention", "heads", {}),
     ("convolutions", "recomputed", {}),
     ("convolutions", "data parallel", dict(shard_optimizer=True, optimizer=Adam())),
+    ("convolutions", "in groups", FUSED | dict(shard_optimizer=(3, 0, 0, 1))),
     ("convolutions", "data parallel", dict(sync=Synchronous(algorithm="ring"))),
     ("convolutions", "in groups", dict(sync=Pipelined(width=2, compensation="delay"))),
     ("convolutions", "hybrid", dict(sync=ParameterServer())),

@@ -140,6 +140,35 @@ def test_optimizers_in_parts():
     assert sum(s.bytes for s in handed) == pytest.approx(2_002_000 * 3 / 4, rel=1e-3)
 
 
+def test_updates_fused_into_the_all_reduce():
+    """Half of a direct all-reduce each way; it takes as long as the largest segment's owner."""
+    direct = dict(sync=wb.Synchronous(algorithm="direct"))
+    plan, toy = Plan.data_parallel(ONE, 4), machine(device(update_s_per_byte={"sgd": 1e-8}))
+    whole = exchanged(predicted(plan, toy, **direct))
+    fused = exchanged(predicted(plan, toy, shard_optimizer=True, **direct))
+    assert fused["all_reduce"] == (0, 0)
+    for op in ("reduce_scatter", "all_gather"):
+        assert fused[op] == pytest.approx([part / 2 for part in whole["all_reduce"]], rel=1e-3)
+    run = predicted(plan, toy, shard_optimizer=(2, 1, 1, 0), **direct)
+    unequal = exchanged(run)
+    assert unequal["reduce_scatter"][0] == pytest.approx(2 * fused["reduce_scatter"][0])
+    assert unequal["reduce_scatter"][1] == pytest.approx(2_002_000 * 3 / 2, rel=1e-3)
+    assert unequal["all_gather"][1] == pytest.approx(2_002_000 / 2, rel=1e-3)
+    assert run.breakdown[3]["update"] == 0
+
+
+def exchanged(prediction):
+    """Seconds and bytes of the first rank's exchanges of gradients and parameters, by operation."""
+    spans = [s for s in prediction.timeline.spans(0) if s.label in ("gradients", "parameters")]
+    return {
+        op: (
+            sum(s.seconds for s in spans if s.op == op),
+            sum(s.bytes for s in spans if s.op == op),
+        )
+        for op in ("all_reduce", "reduce_scatter", "all_gather")
+    }
+
+
 @pytest.mark.parametrize("scheme", ["B", "B/K"])
 def test_rounds(scheme):
     """The same work; the boundary is gathered in parts, and ahead where ranks share no memory."""

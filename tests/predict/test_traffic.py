@@ -49,8 +49,10 @@ def runs(draw):
     seeing = [layer.name for layer in plan.graph.layers if layer.rows]
     plan = plan.with_recompute(*draw(st.lists(st.sampled_from(seeing), max_size=3)))
     count, parts = draw(st.integers(4, 9)), draw(st.integers(1, 2))
-    cut = draw(st.booleans())
-    return net, experiment(plan, batch_size=count, accumulate=parts, shard_optimizer=cut)
+    cut = draw(st.sampled_from([False, True, tuple(range(plan.world_size, 0, -1))]))
+    sync = Synchronous(algorithm=draw(st.sampled_from(["auto", "direct"])), bucket_bytes=600)
+    fields = dict(batch_size=count, accumulate=parts, shard_optimizer=cut, sync=sync)
+    return net, experiment(plan, **fields)
 
 
 @pytest.mark.slow
@@ -139,6 +141,14 @@ def test_weights_that_whoever_moved_them_hands_out(on_ranks, fields):
     """In batches of two rows there are rounds without any, after which nothing moves."""
     plan = Plan.hybrid(GRAPHS[nets.Picture], 4, 2, rounds="B/K")
     check(on_ranks, experiment(plan, shard_optimizer=True, **fields), nets.Picture)
+
+
+@pytest.mark.parametrize("hosts", ["aaaa", "aabb"])
+@pytest.mark.parametrize("shares", [True, (1, 0, 0, 2)])
+def test_updates_fused_into_the_all_reduce(on_ranks, hosts, shares):
+    plan = Plan.hybrid(GRAPHS[nets.Images], 4, 2)
+    sync = Synchronous(algorithm="direct", bucket_bytes=600)
+    check(on_ranks, experiment(plan, sync=sync, shard_optimizer=shares), nets.Images, hosts)
 
 
 @pytest.mark.parametrize("rounds", ["BK", "B/K"])

@@ -21,6 +21,7 @@ GRAPH = graphs.vgg()
 STRATEGIES = [
     dict(sync=wb.Synchronous(bucket_bytes=2000)),
     dict(sync=wb.Synchronous(bucket_bytes=2000, codec="int8"), shard_optimizer=True),
+    dict(sync=wb.Synchronous(bucket_bytes=2000, algorithm="direct"), shard_optimizer=True),
     dict(sync=wb.LocalSGD(every=2)),
     dict(sync=Pipelined(width=2)),
     dict(sync=ParameterServer(server=1)),
@@ -173,6 +174,11 @@ def test_memory_of_many_is_that_of_those_who_stand_for_them(monkeypatch):
     "fields",
     [
         dict(shard_optimizer=True, optimizer=wb.Adam()),
+        dict(
+            sync=wb.Synchronous(algorithm="direct"),
+            shard_optimizer=(2.0, 1.0, 0.0, 1.0) * 10 + (1.0,) * 32,
+            optimizer=wb.Adam(),
+        ),
         dict(sync=wb.ParameterServer(server=40)),
         dict(sync=wb.Synchronous(algorithm="ring")),
         dict(sync=wb.Synchronous(codec="int8")),

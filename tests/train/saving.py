@@ -11,11 +11,14 @@ from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
 from workbench.layers.cut_model import CutModel, group_specs
 from workbench.model.errors import CheckpointError
+from workbench.model.snapshot import Snapshot
 from workbench.model.trace import trace
 from workbench.plan.experiment import SGD, Experiment, Optimizer
 from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
 from workbench.train import checkpoint
+from workbench.train.parts import parts
+from workbench.train.saver import Saver
 from workbench.train.updater import Updater
 
 DEVICE = torch.device("cpu")
@@ -122,11 +125,16 @@ class Part:
                     piece.add_(1.0)
         self.done = until
 
-    def save(self, directory: Path, **options) -> Path:
+    def save(self, directory: Path, *, keep: int = 2) -> Path:
+        saver = Saver(directory, self.everyone, keep=keep)
+        self.begin(saver)
+        saver.finish()
+        assert saver.newest is not None
+        return saver.newest
+
+    def begin(self, saver: Saver) -> None:
         run = experiment(self.plan, self.value)
-        return checkpoint.save(
-            directory, self.done, self.model, self.updater, run, self.everyone, **options
-        )
+        saver.begin(self.done, *parts(self.done, self.model, self.updater), run)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that a checkpoint would hold of this rank."""
@@ -159,18 +167,19 @@ def save_with_a_full_disk(world, plan, value, directory, full_rank):
     part = Part(world, plan, value)
     part.save(directory)
     part.train(1)
-    write = checkpoint.write_pieces
+    write = Snapshot.write
 
-    def no_room(path, pieces):
-        write(path, pieces)
+    def no_room(self, path, *given):
+        write(self, path, *given)
+        path.unlink()
         raise CheckpointError(f"{path.name} could not be written (the disk is full)")
 
     if world.rank == full_rank:
-        checkpoint.write_pieces = no_room
+        Snapshot.write = no_room
     try:
         part.save(directory)
     except CheckpointError as error:
         return str(error)
     finally:
-        checkpoint.write_pieces = write
+        Snapshot.write = write
     return "saved"

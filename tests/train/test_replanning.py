@@ -79,16 +79,22 @@ def trained(world, first, plans, weights):
     [
         {"optimizer": AdamW(lr=0.01)},
         {"optimizer": SGD(lr=0.1, momentum=0.9, weight_decay=0.01), "shard_optimizer": True},
+        {
+            "optimizer": AdamW(lr=0.01),
+            "shard_optimizer": (1, 0, 2),
+            "sync": Synchronous(algorithm="direct"),
+        },
         {"optimizer": SGD(lr=0.05, momentum=0.5), "sync": Pipelined(width=3)},
         {"optimizer": AdamW(lr=0.01), "sync": ParameterServer(server=1)},
     ],
-    ids=["adamw", "sharded", "in-flight", "served"],
+    ids=["adamw", "sharded", "fused", "in-flight", "served"],
 )
 def test_plans_may_change_between_any_two_steps(on_ranks, weights, fields):
     first = experiment(PLANS[0], **fields)
     every = on_ranks(3, trained, first, PLANS[1:], weights)
     steps = len(PLANS) * first.steps
     alone = {"sync": Synchronous()} if isinstance(first.sync, ParameterServer) else {}
+    alone |= {"shard_optimizer": False}
     ((expected, whole, _),) = on_ranks(
         1, trained, experiment(ALONE, **{**fields, **alone}).replace(steps=steps), (), weights
     )

@@ -15,6 +15,7 @@ from workbench.plan.experiment import SGD, AdamW, Experiment, Synthetic
 from workbench.plan.plan import Plan
 from workbench.train import checkpoint
 from workbench.train.session import Control, train
+from workbench.train.wishes import CarriedOut, PlanWishes
 
 GRAPH = trace(net(), input_shape=(3, 8, 8))
 ALONE = Plan.data_parallel(GRAPH, 1).with_batch_norm("synchronized")
@@ -62,10 +63,13 @@ def session(
 
 @pytest.fixture
 def run(on_ranks, weights, tmp_path):
-    def run(plan, *, weights=weights, resume=None, stop_after=None, **fields):
+    def run(plan, *, weights=weights, resume=None, stop_after=None, replanned=(), **fields):
         experiment = Experiment(plan=plan, **{**FIELDS, **fields})
         directory = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
         directory.mkdir()
+        for other in replanned:
+            wishes = PlanWishes(directory)
+            wishes.carry_out(wishes.wish(other), CarriedOut(2, 0.1, (0,)))
         args = (experiment, weights, directory, resume, stop_after)
         answers = on_ranks.seated(plan.world_size, session, *args)
         return [rows for rows, _ in answers], [outcome for _, outcome in answers]
@@ -109,6 +113,15 @@ def test_a_run_goes_on_from_a_checkpoint_under_any_plan(run):
         assert [row["step"] for row in rows[0]] == [4, 5]
         assert losses(rows) == pytest.approx(losses(whole)[4:], rel=1e-9)
         assert outcomes[0].step == 6
+
+
+def test_a_run_that_was_re_cut_goes_on_under_its_last_plan_whoever_starts_it(run):
+    unequal = HYBRID.with_rows((3, 2, 2, 1))
+    alone = Plan.data_parallel(GRAPH, 2)
+    for replanned, expected in (((ROWS, unequal), unequal), ((unequal, alone), HYBRID)):
+        _, outcomes = run(HYBRID, replanned=replanned, steps=1)
+        saved = Experiment.load(Path(outcomes[0].checkpoint) / "experiment.toml")
+        assert saved.plan == expected
 
 
 def test_a_wish_of_any_rank_stops_all_after_the_same_step(run, tmp_path):

@@ -12,7 +12,16 @@ from tests.train.test_local_sgd import plan as tailed_plan
 from tests.train.test_session import GRAPH, session
 from workbench.model.weights import initialize
 from workbench.plan.errors import ExperimentError
-from workbench.plan.experiment import SGD, Adam, AdamW, Experiment, LocalSGD, Synchronous, Synthetic
+from workbench.plan.experiment import (
+    SGD,
+    Adam,
+    AdamW,
+    Experiment,
+    LocalSGD,
+    Pipelined,
+    Synchronous,
+    Synthetic,
+)
 from workbench.plan.plan import Plan
 from workbench.train import checkpoint
 
@@ -49,6 +58,55 @@ def test_weights_and_state_are_the_same_bit_by_bit(on_either, weights, name, val
         on_either(plan.world_size, trained, parts, weights["small"]), whole, strict=True
     ):
         same(mine[0], expected[0])
+
+
+FUSED = {
+    "nesterov": dict(plan=PLANS["data-parallel-3"], optimizer=NESTEROV, accumulate=2),
+    "adamw-2x2": dict(plan=PLANS["hybrid-2x2"], optimizer=AdamW(lr=0.01), precision="fp64"),
+    "shares": dict(plan=PLANS["unequal"], optimizer=AdamW(lr=0.01), shard_optimizer=(0, 2, 1)),
+    "shares-2x2": dict(
+        plan=PLANS["hybrid-2x2"],
+        optimizer=Adam(lr=0.01, weight_decay=0.1),
+        shard_optimizer=(1, 0, 0, 3),
+        precision="bf16",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_into_the_all_reduce_they_are_the_same_as_well(on_either, weights, name):
+    """Under shares of 0 a rank of a pair moves nothing of what both hold."""
+    sync = Synchronous(algorithm="direct", bucket_bytes=3000)
+    parts = Experiment(sync=sync, **FIELDS | dict(shard_optimizer=True) | FUSED[name])
+    assert parts.fused
+    world = parts.plan.world_size
+    whole = on_either(world, trained, parts.replace(shard_optimizer=False), weights["small"])
+    fused = on_either(world, trained, parts, weights["small"])
+    for mine, expected in zip(fused, whole, strict=True):
+        same(mine[0], expected[0])
+    ops = [{row[0] for row in traffic if row[1] == "gradients"} for _, _, traffic in fused]
+    assert ops == [{"reduce_scatter"}] * world
+
+
+def test_two_synchronisations_with_the_update_in_between(on_either, weights):
+    """2 (k - 1) messages and (k - 1) s additions a step, for s of 2,066 elements moved."""
+    plan = PLANS["data-parallel-3"].with_batch_norm("local")
+    sync = Synchronous(algorithm="direct")
+    run = Experiment(plan=plan, optimizer=AdamW(), sync=sync, shard_optimizer=(1, 0, 1), **FIELDS)
+    for rank, rows in enumerate(on_either(3, synchronisations, run, weights["small"])):
+        there, back = rows
+        own = [350 + 704, 0, 832 + 180][rank]
+        assert (there.rounds, back.rounds) == (run.steps, run.steps)
+        assert there.messages == run.steps * 2 * (own > 0)
+        assert back.messages == run.steps * (2 - (own > 0))
+        assert there.additions == run.steps * 2 * own
+        assert (there.bytes, back.bytes) == (4 * run.steps * 2 * own, 4 * run.steps * (2066 - own))
+
+
+def synchronisations(world, run, weights):
+    trained(world, run, weights)
+    layers = ("gradients", "parameters")
+    return [row for row in world.recorder.rows() if row.layer in layers]
 
 
 @pytest.mark.parametrize("per_round", [False, True])
@@ -117,6 +175,16 @@ def test_a_run_goes_on_bitwise_with_and_without(ended, name):
 
 
 @pytest.mark.slow
+def test_a_fused_run_goes_on_bitwise_with_and_without(ended):
+    """What one rank moved half-way may be another's to move from then on."""
+    plan, direct = PLANS["hybrid-2x2"], dict(sync=Synchronous(algorithm="direct"))
+    straight, _ = ended(plan, **direct)
+    _, path = ended(plan, shard_optimizer=(1, 0, 0, 3), stop_after=1, **direct)
+    for shares in [(0, 1, 1, 1), False]:
+        same(ended(plan, shard_optimizer=shares, resume=path, **direct)[0], straight)
+
+
+@pytest.mark.slow
 def test_any_plan_goes_on_from_what_was_saved_in_parts(ended):
     _, path = ended(PLANS["unequal"], shard_optimizer=True, stop_after=1, precision="fp64")
     found, _ = ended(PLANS["hybrid-2x2"], shard_optimizer=True, resume=path, precision="fp64")
@@ -135,7 +203,39 @@ def test_replicas_that_differ_cannot_share_a_state():
         )
 
 
-def test_survives_its_text():
-    run = Experiment(plan=PLANS["unequal"], optimizer=NESTEROV, shard_optimizer=True, steps=1)
+@pytest.mark.parametrize(
+    ("name", "shares", "said"),
+    [
+        ("unequal", (1, 2), r"must be 3 numbers >= 0, one for each rank, got \(1.0, 2.0\)"),
+        ("unequal", (0, 0, 0), r"ranks \[0, 1, 2\] alone hold their part of '0.weight'"),
+        ("hybrid-2x2", (1, 0, 1, 0), r"ranks \[1, 3\] alone hold .* one must be larger"),
+        ("unequal", (1, 2, -1), "greater than or equal to 0"),
+    ],
+)
+def test_shares_in_which_somebody_moves_every_weight(name, shares, said):
+    with pytest.raises(ExperimentError, match=said):
+        Experiment(plan=PLANS[name], optimizer=NESTEROV, shard_optimizer=shares, steps=1)
+
+
+@pytest.mark.parametrize("shares", [True, (1, 0, 2.5)])
+def test_survives_its_text(shares):
+    run = Experiment(plan=PLANS["unequal"], optimizer=NESTEROV, shard_optimizer=shares, steps=1)
     assert Experiment.from_toml(run.to_toml()) == run
     assert "sgd lr=0.05, sharded over replicas, fp32" in repr(run)
+    fused = run.replace(sync=Synchronous(algorithm="direct"))
+    assert "sgd lr=0.05, sharded over replicas and fused, fp32" in repr(fused)
+
+
+@pytest.mark.parametrize(
+    "sync",
+    [
+        Synchronous(),
+        Synchronous(algorithm="ring"),
+        Synchronous(algorithm="direct", codec="int8"),
+        Pipelined(algorithm="direct"),
+    ],
+)
+def test_nothing_else_is_fused(sync):
+    plan = PLANS["unequal"]
+    run = Experiment(plan=plan, optimizer=NESTEROV, sync=sync, shard_optimizer=True, steps=1)
+    assert not run.fused

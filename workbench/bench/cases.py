@@ -106,6 +106,7 @@ _AVERAGED = LocalSGD(every=3, momentum="average")
 _INT8, _FP16 = Codec(name="int8"), Codec(name="fp16")
 _FEEDBACK = Codec(name="int8", error_feedback=True)
 _PER_ROUND = Synchronous(per_round=True)
+_FUSED = dict(sync=Synchronous(algorithm="direct"), shard_optimizer=True)
 
 # Of the model, the plan, what is recomputed, and what the experiment has besides.
 _Row = tuple[str, str, tuple[str, ...], dict[str, object]]
@@ -176,6 +177,8 @@ METERED: tuple[_Row, ...] = (
     (SMALL, "data parallel, 4", (), dict(shard_optimizer=True, optimizer=AdamW())),
     (SMALL, "hybrid, 2 x 2", (), dict(shard_optimizer=True)),
     (SMALL, "data parallel, 2", (), dict(shard_optimizer=True, batch_size=4)),
+    (SMALL, "data parallel, 4", (), _FUSED | dict(optimizer=AdamW())),
+    (SMALL, "hybrid, 2 x 2", (), _FUSED | dict(shard_optimizer=(1, 0, 2, 3))),
     (SMALL, "hybrid, 2 x 2", (), dict(sync=Synchronous(algorithm="halving_doubling"))),
     (SMALL, "data parallel, 2", (), dict(sync=Synchronous(algorithm="backend"))),
     (SMALL, "data parallel, 2", (), dict(sync=_LOCAL)),

@@ -10,10 +10,11 @@
 
 Four engines of one thread each, all in one run, interleaved: in every round each system takes its
 turn at each size. A round's figure is a ratio of two times of that round.
+
+Then the same on links that are slow or late, where synchronisations count (`links.py`).
 """
 
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -22,33 +23,38 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from workbench.bench import links
 from workbench.bench.plot import Bar, Chart
 from workbench.bench.report import Cell, Figure, Report
+from workbench.bench.timing import KIB, MIB, Seconds, experiment_of, named, timed
 from workbench.cluster.cluster import Cluster
-from workbench.comm.collectives import all_gather, all_reduce, start_all_reduce
+from workbench.comm.collectives import all_reduce, start_all_reduce
 from workbench.comm.group import Group
 from workbench.comm.world import Seat, World
-from workbench.model.trace import trace
 from workbench.plan.all_reduce import Algorithm
-from workbench.plan.experiment import SGD, Experiment, Synthetic
-from workbench.plan.placement import Shard
-from workbench.plan.plan import Plan
+from workbench.plan.experiment import Experiment
 
 ENGINES = 4
-KIB, MIB = 2**10, 2**20
 NAMED: tuple[Algorithm, ...] = ("direct", "ring", "halving_doubling")
 SYSTEMS = ("gloo", "workbench", "bucket", "over gloo", *NAMED)
 # size in bytes: how often a system sums in one turn
 QUICK = {KIB: 50, 4 * KIB: 50, 64 * KIB: 50, MIB: 10, 4 * MIB: 4, 64 * MIB: 1}
 FULL = {KIB: 200, 4 * KIB: 200, 64 * KIB: 100, MIB: 20, 4 * MIB: 10, 64 * MIB: 2, 256 * MIB: 1}
 
-Seconds = dict[int, dict[str, list[float]]]
-
 
 def run(*, quick: bool) -> Report:
     """Measures seconds of one all-reduce; `quick` leaves out 256 MB and takes fewer rounds."""
     with Cluster(ENGINES, timeout=120.0) as cluster:
-        return compare(cluster, *((QUICK, 3) if quick else (FULL, 7)))
+        report = compare(cluster, *((QUICK, 3) if quick else (FULL, 7)))
+    for setting in links.QUICK if quick else links.FULL:
+        found = links.run(setting, 2 if quick else 7)
+        report = replace(
+            report,
+            rows=(*report.rows, *found.rows),
+            figures={**report.figures, **found.figures},
+            notes=(*report.notes, *found.notes),
+        )
+    return report
 
 
 def compare(cluster: Cluster, turns: dict[int, int], rounds: int) -> Report:
@@ -59,17 +65,8 @@ def compare(cluster: Cluster, turns: dict[int, int], rounds: int) -> Report:
         turns: for each size in bytes, how often a system sums in one turn.
         rounds: turns that each system takes.
     """
-    # The engines want to know what they run; only its world size matters here.
-    graph = trace("squeezenet1_1", input_shape=(3, 64, 64), num_classes=10)
-    experiment = Experiment(
-        plan=Plan.data_parallel(graph, ENGINES),
-        data=Synthetic(samples=64),
-        batch_size=ENGINES,
-        optimizer=SGD(lr=0.01),
-        steps=1,
-    )
     ranks: list[tuple[Seconds, str]] = cluster.call(
-        "workbench.bench.collectives:measure", experiment, turns=turns, rounds=rounds
+        "workbench.bench.collectives:measure", experiment_of(ENGINES), turns=turns, rounds=rounds
     )
     return _report(*ranks[0], rounds)
 
@@ -91,7 +88,7 @@ def measure(
             found[size] = {name: [] for name in SYSTEMS}
             for index in range(-1, rounds):
                 for name in SYSTEMS:
-                    seconds = _timed(systems[name], times, group)
+                    seconds = timed(systems[name], times, group)
                     if index >= 0:  # the first round warms up
                         found[size][name].append(seconds)
         return found, group.transport
@@ -113,21 +110,10 @@ def _systems(group: Group, numel: int) -> dict[str, Callable[[], object]]:
     }
 
 
-def _timed(system: Callable[[], object], times: int, group: Group) -> float:
-    """Seconds of one of `times` calls on the slowest rank; all ranks start together."""
-    each = Shard(0, (1,) * group.size)
-    all_gather(torch.zeros(1), each, group)
-    began = time.perf_counter()
-    for _ in range(times):
-        system()
-    seconds = torch.tensor([(time.perf_counter() - began) / times])
-    return float(all_gather(seconds, each, group).max())
-
-
 def _report(found: Seconds, transport: str, rounds: int) -> Report:
     rows: list[dict[str, Cell]] = [
         {
-            "size": _named(size),
+            "size": named(size),
             "system": name,
             "ms": 1e3 * statistics.median(seconds),
             "min": 1e3 * min(seconds),
@@ -145,7 +131,7 @@ def _report(found: Seconds, transport: str, rounds: int) -> Report:
             *((f"{name}_over_gloo_vs_gloo", name, "gloo") for name in NAMED),
         ):
             pairs = zip(systems[theirs], systems[ours], strict=True)
-            figures[f"{figure}_{_named(size)}"] = Figure.of([a / b for a, b in pairs])
+            figures[f"{figure}_{named(size)}"] = Figure.of([a / b for a, b in pairs])
     return Report(
         "collectives",
         tuple(rows),
@@ -167,7 +153,3 @@ def _chart(figures: Mapping[str, Figure]) -> Chart:
         if name.startswith(("all_reduce_vs_gloo_", "bucket_vs_gloo_"))
     )
     return Chart("times as fast as gloo's all-reduce", bars, target=1.0)
-
-
-def _named(size: int) -> str:
-    return f"{size // MIB}MB" if size >= MIB else f"{size // KIB}KB"

@@ -43,14 +43,21 @@ def measure(
     """
     with World.open(seat) as world:
         group = everyone(world.groups(group_specs_of(experiment.plan)), experiment.plan)
-        found = []
-        for index in range(-1, times):
-            for size in sizes:
-                for name in algorithms:
-                    seconds = _exchange(group, size, name)
-                    if index >= 0:  # the first turn connects
-                        found.append(Measurement(group.size, size, seconds, name))
-        return found, _addition()
+        return exchanged(group, sizes, algorithms, times), seconds_to_add()
+
+
+def exchanged(
+    group: Group, sizes: Sequence[int], algorithms: Sequence[Algorithm], times: int
+) -> list[Measurement]:
+    """Times exchanges of so many bytes by each algorithm, in turn."""
+    found = []
+    for index in range(-1, times):
+        for size in sizes:
+            for name in algorithms:
+                seconds = _exchange(group, size, name)
+                if index >= 0:  # the first turn connects
+                    found.append(Measurement(group.size, size, seconds, name))
+    return found
 
 
 def _exchange(group: Group, size: int, algorithm: Algorithm) -> float:
@@ -63,7 +70,8 @@ def _exchange(group: Group, size: int, algorithm: Algorithm) -> float:
     return float(all_gather(seconds, each, group, layer="bench").max())
 
 
-def _addition() -> float:
+def seconds_to_add() -> float:
+    """Of adding a byte on this rank (γ)."""
     a, b = torch.ones(ADDED), torch.ones(ADDED)
     a += b
     began = time.perf_counter()

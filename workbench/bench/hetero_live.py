@@ -9,7 +9,10 @@ Three runs, one after the other, on devices of which the last one is slowed thre
     recovered_after_slowdown   samples per second of the first, over those of the second
     gain_of_rebalancing        the same over the third
     rebalancing_rounds         changes of shares after the slowdown
-    imbalance                  (slowest - fastest) / slowest of the ranks' computing, in the end
+    imbalance                  (slowest - fastest) / slowest of the ranks' computing, under the last
+                               shares
+    imbalance_of_one_row       what one row more or less makes on the rank that has the fewest:
+                               below that, no shares are sure to come
 """
 
 import statistics
@@ -24,6 +27,7 @@ from workbench.cluster.run import Run
 FACTOR = 3.0
 RECOVER_WITHIN = 20  # steps
 LAST = 8  # of those steps, that count
+SETTLE = 12  # more, after which shares are looked at
 TICK_S = 0.02
 
 
@@ -40,7 +44,8 @@ def run(cluster: Cluster, case: Case, *, quick: bool) -> Found:
         slowed_at, earlier = _last_step(followed), len(balancer.changes)
         _until(followed, slowed_at + RECOVER_WITHIN)
         recovered = _speed(followed, slowed_at + RECOVER_WITHIN)
-        imbalance = _imbalance(followed)
+        _until(followed, slowed_at + RECOVER_WITHIN + SETTLE)
+        imbalance, one_row = _imbalance(followed, balancer), _one_row(followed)
         _end(followed)
         best = case.chosen(cluster, world, 2.0 if quick else 10.0).plan
         speeds = {}
@@ -64,25 +69,35 @@ def run(cluster: Cluster, case: Case, *, quick: bool) -> Found:
             "gain_of_rebalancing": Figure.of([recovered / speeds["left"]]),
             "rebalancing_rounds": Figure.of([len(changes) - earlier]),
             "imbalance": Figure.of([imbalance]),
+            "imbalance_of_one_row": Figure.of([one_row]),
         },
         (
-            f"Engine {slow} becomes {FACTOR:g} times slower; samples/s and imbalance are of the "
-            f"medians of {LAST} steps, the last ones of the {RECOVER_WITHIN} after it. Changes of "
-            f"shares took, in seconds: {', '.join(f'{s:.3g}' for s in seconds) or 'none'}.",
+            f"Engine {slow} becomes {FACTOR:g} times slower; samples/s are of the median of {LAST} "
+            f"steps, the last ones of the {RECOVER_WITHIN} after it, imbalance of the ranks' own "
+            f"medians, under the last shares, {SETTLE} steps later. Changes of shares took, in s: "
+            f"{', '.join(f'{s:.3g}' for s in seconds) or 'none'}.",
             *balancer.notes,
         ),
     )
 
 
-def _imbalance(run: Run) -> float:
-    """(slowest - fastest) / slowest, of the ranks' median computing in the last steps."""
-    world = run.experiment.plan.world_size
-    rows = run.rows[-LAST * world :]
-    typical = [
-        statistics.median(row["compute_s"] for row in rows if row["rank"] == rank)
-        for rank in range(world)
-    ]
-    return (max(typical) - min(typical)) / max(typical)
+def _imbalance(run: Run, balancer: Rebalancer) -> float:
+    """(slowest - fastest) / slowest, of the median computing of ranks that have rows."""
+    done = [change.replan.carried_out for change in balancer.changes]
+    since = max((one.step for one in done if one is not None), default=0)
+    rows = run.experiment.plan.rows_of(run.experiment.batch_size)
+    seen: dict[int, list[float]] = {rank: [] for rank, count in enumerate(rows) if count}
+    for row in run.rows[:]:
+        if row["step"] > since and row["rank"] in seen:  # the first one gets its memory
+            seen[int(row["rank"])].append(row["compute_s"])
+    typical = [statistics.median(own[-LAST:]) for own in seen.values() if own]
+    return (max(typical) - min(typical)) / max(typical) if typical else 0.0
+
+
+def _one_row(run: Run) -> float:
+    """Of the rows of the rank that has the fewest of those that have some."""
+    rows = run.experiment.plan.rows_of(run.experiment.batch_size)
+    return 1 / min(count for count in rows if count)
 
 
 def _until(run: Run, step: int) -> None:

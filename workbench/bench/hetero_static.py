@@ -3,15 +3,17 @@
     gain_vs_ideal           the gain over equal shares, computing alone, over the ideal one, which
                             is mean(v) / min(v) of the speeds v asked for
     gain_vs_equal           samples per second, against equal shares
-    gain_vs_fastest_alone   the same, against the fastest device by itself
+    gain_vs_fastest_alone   the same, against the fastest device by itself; the ideal one, computing
+                            alone, is sum(v) / max(v)
     spread                  (slowest - fastest) / slowest, of the ranks' computing
 
-Shares come from times that were measured under other shares, and once more under those chosen.
+Shares come from times that were measured under other shares, and once more under those chosen; a
+device without which a step is predicted to be shorter is left out.
 """
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from workbench.bench.cifar_net import INPUT_SHAPE, CifarNet
@@ -26,7 +28,7 @@ from workbench.predict.balance import Balanced, Split, balanced
 
 WARM = 1  # steps of a run that do not count
 GRAIN = 4
-_ROWS_OF = (12, 6, 3)  # parts of a batch whose rows are measured
+_ROWS_OF = (24, 12, 6)  # parts of a batch whose rows are measured, by the slowest as well
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,11 @@ class Case:
         first = self._balanced(experiment, machine)
         if self.split == "rows":
             return first
-        machine = measure(first.plan.with_rows(None))
-        return self._balanced(experiment, machine)
+        left = first.plan.world_size  # of the ranks
+        known = machine.replace(devices=machine.devices[:left])
+        machine = measure(first.plan.with_rows(None), machine=known, keep=False)
+        second = self._balanced(self.experiment(self.equal(left), 1), machine)
+        return replace(second, notes=(*first.notes, *second.notes))
 
     def _balanced(self, experiment: Experiment, machine: Machine) -> Balanced:
         each = self.split == "filters"
@@ -187,6 +192,7 @@ def compared(
     if slowed:
         made = ":".join(f"{slowed.get(rank, 1.0):.2f}" for rank in range(world))
     ideal = statistics.fmean(speeds) / min(speeds)
+    ideals = {"measured": ideal, "fastest alone": max(speeds) / world / min(speeds)}
     rounds = list(zip(times["equal"], times["measured"], times["fastest alone"], strict=True))
     gains = [max(even.compute_s) / max(own.compute_s) for even, own, _ in rounds]
     figures = {
@@ -206,6 +212,7 @@ def compared(
             "slowed": made,
             "split": case.split,
             "shares": shares.get(label, label),
+            "ideal gain": ideals.get(label, 1.0),
             "samples/s": statistics.median(one.samples_per_s for one in of),
             "slowest rank computes s": statistics.median(max(one.compute_s) for one in of),
             "spread": statistics.median(one.spread for one in of),

@@ -6,8 +6,9 @@ host sum through shared memory, and each carries a part over the link. Needs roo
 
 from dataclasses import replace
 
-from workbench.bench.collectives import ENGINES, KIB, MIB, compare
+from workbench.bench.collectives import ENGINES, compare
 from workbench.bench.report import Report
+from workbench.bench.timing import KIB, MIB
 from workbench.cluster.cluster import Cluster
 from workbench.cluster.emulated.hosts import Hosts
 

@@ -1,123 +1,123 @@
-"""Kills, at random moments of real runs: whether all end as if nothing had been, and how soon.
+"""Kills at random moments of real runs: whether all end as if nothing had been, and how soon.
 
-Each round trains the same experiment once more and does one thing to it, at a moment that its seed
-says: ends an engine (SIGKILL), stops one (SIGSTOP), or ends the job server. The final loss is held
-against that of a run that nothing was done to.
+Each kill is done to a run of its own, at a moment that its seed says: an engine is ended (SIGKILL)
+or stopped (SIGSTOP), or the job server ended; while ranks compute or communicate, while a
+checkpoint is written, while they change their plan, or while the job is being started. The final
+loss is held against that of a run that nothing was done to. Two parts: many small runs, two at a
+time on four engines; and a few of VGG-11 on all four, for the times.
 """
 
-import os
-import random
-import signal
 import tempfile
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
+from torch import nn
+
+from workbench.bench.kills import CLOSE, KINDS, Kill, Target
 from workbench.bench.report import Cell, Figure, Report
 from workbench.cluster.cluster import Cluster
-from workbench.cluster.errors import RunError
-from workbench.cluster.jobs.record import JobRecord
 from workbench.cluster.jobs.store import Store
-from workbench.cluster.run import Run
 from workbench.cluster.server.__main__ import STORE
-from workbench.cluster.server.lock import LOCK
 from workbench.model.trace import trace
 from workbench.plan.experiment import SGD, Experiment, Synthetic
 from workbench.plan.plan import Plan
 
-KINDS = ("engine SIGKILL", "engine SIGSTOP", "server SIGKILL")
-CLOSE = 1e-6
-END_S = 300.0
-TICK_S = 0.005
+ENGINES, RANKS = 4, 2
+KILLS, LARGE = 200, 6
+TIMEOUT_S = 60.0
+Row = Mapping[str, Cell]
 
 
 def run(*, quick: bool) -> Report:
-    """Kills 200 times on 4 engines that train VGG-11; `quick`: 3 times on 2, a smaller model."""
-    world, rounds = (2, 3) if quick else (4, 200)
-    model = "squeezenet1_1" if quick else "vgg11"
-    graph = trace(model, input_shape=(3, 32, 32), num_classes=10)
-    experiment = Experiment(
-        plan=Plan.data_parallel(graph, world),
-        data=Synthetic(),
-        batch_size=16,
-        optimizer=SGD(lr=0.001),
-        steps=60,
-        checkpoint_every=10,
-        evaluate_every=None,
-    )
+    """Kills 200 small runs and 6 of VGG-11; `quick`: 3 small ones and none."""
+    engines = RANKS if quick else ENGINES
     with (
         tempfile.TemporaryDirectory() as directory,
-        Cluster(world, directory=directory, timeout=60.0) as cluster,
+        Cluster(engines, directory=directory, timeout=TIMEOUT_S) as cluster,
     ):
-        bench = _Bench(cluster, experiment, Store(cluster.folder / STORE))
-        straight = bench.loss_of(cluster.train(experiment).wait(END_S))
-        rows = [bench.round(seed, KINDS[seed % len(KINDS)], straight) for seed in range(rounds)]
-    lost = [row for row in rows if row["kind"] != KINDS[2]]
+        small = _small(cluster)
+        straight = small.straight()
+        kills = [Kill.of(seed) for seed in range(len(KINDS) if quick else KILLS)]
+        with ThreadPoolExecutor(engines // RANKS) as side_by_side:
+            rows: list[Row] = list(
+                side_by_side.map(lambda kill: small.survive(kill, straight), kills)
+            )
+        large: list[Row] = [] if quick else list(_large(cluster))
     return Report(
         "recovery",
-        tuple(rows),
-        {
-            "kills_survived": Figure.of([sum(bool(row["survived"]) for row in rows) / len(rows)]),
-            "seconds_to_detect": Figure.of([float(row["detected in s"]) for row in lost]),
-            "seconds_to_resume": Figure.of([float(row["resumed in s"]) for row in lost]),
-            "steps_lost": Figure.of([float(row["steps lost"]) for row in lost]),
-        },
+        (*rows, *large),
+        _figures([*rows, *large], large or rows),
         (
             f"survived: finished, with the final loss of a run that nothing was done to, to "
-            f"{CLOSE:g}; a server that was killed has also to let the first attempt end.",
-            "detected: until the server wrote down that a rank was lost, others interrupted; "
-            "resumed: until the first step of the next attempt.",
+            f"{CLOSE:g}, and no attempt that did not follow the loss of one.",
+            "detected: until the job server gave the attempt up and interrupted the other ranks; "
+            "resumed: until the next attempt's first step was done; of VGG-11 with a warm spare.",
+            "steps_lost: checkpoints are written every 10 steps, beside the steps that follow.",
         ),
     )
 
 
-@dataclass(frozen=True)
-class _Bench:
-    cluster: Cluster
-    experiment: Experiment
-    store: Store
+def _small(cluster: Cluster) -> Target:
+    net = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16 * 16 * 16, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    )
+    graph = trace(net, input_shape=(3, 16, 16))
+    plan, other = Plan.data_parallel(graph, RANKS), Plan.hybrid(graph, RANKS)
+    return Target(
+        cluster, Store(cluster.folder / STORE), _experiment(plan, "fp64", 160), other, net
+    )
 
-    def round(self, seed: int, kind: str, straight: float) -> dict[str, Cell]:
-        """One run, to which one thing is done."""
-        chance = random.Random(seed)
-        run = self.cluster.train(self.experiment)
-        job = self.store.jobs()[-1].id
-        step = chance.randrange(self.experiment.steps - 10)
-        record = self._until(job, lambda record: record.state == "running" and record.step >= step)
-        time.sleep(chance.random() * 0.1)
-        begun = time.monotonic()
-        if kind == "server SIGKILL":
-            os.kill(int((Path(self.cluster.folder) / LOCK).read_text()), signal.SIGKILL)
-        else:
-            number = signal.SIGKILL if kind == "engine SIGKILL" else signal.SIGSTOP
-            os.kill(chance.choice(record.pids), number)
-        found: dict[str, Cell] = {"seed": seed, "kind": kind, "at step": record.step}
-        if kind == "server SIGKILL":
-            found |= {"detected in s": 0.0, "resumed in s": 0.0, "steps lost": 0}
-        else:
-            after = self._until(job, lambda record: bool(record.attempts))
-            found["detected in s"] = time.monotonic() - begun
-            self._until(job, lambda record: record.attempt > 1 and record.state == "running")
-            found["resumed in s"] = time.monotonic() - begun
-            lost = after.attempts[0]
-            resumed = self.store.job(job).checkpoint
-            kept = int(Path(resumed).name.removeprefix("step-")) if resumed else 0
-            found["steps lost"] = max(lost.step - kept, 0)
-        try:
-            loss = self.loss_of(run.wait(END_S))
-        except (RunError, TimeoutError):
-            return {**found, "attempts": self.store.job(job).attempt, "survived": 0}
-        attempts = self.store.job(job).attempt
-        is_same = abs(loss - straight) <= CLOSE and attempts == 1 + (kind != "server SIGKILL")
-        return {**found, "attempts": attempts, "survived": int(is_same)}
 
-    def loss_of(self, run: Run) -> float:
-        """Of the last step."""
-        return float(run.metrics["loss"].iloc[-1])
+def _large(cluster: Cluster) -> Iterable[Row]:
+    graph = trace("vgg11", input_shape=(3, 32, 32), num_classes=10)
+    plan, other = Plan.data_parallel(graph, ENGINES), Plan.hybrid(graph, ENGINES)
+    target = Target(cluster, Store(cluster.folder / STORE), _experiment(plan, "fp32", 32), other)
+    straight = target.straight()
+    for seed in range(LARGE):
+        target.wait_for_spare()
+        yield target.survive(Kill(seed, KINDS[seed % 2], "step"), straight)
 
-    def _until(self, job: int, holds: Callable[[JobRecord], bool]) -> JobRecord:
-        """The job's record as soon as it is so, or the job has ended."""
-        while not holds(record := self.store.job(job)) and not record.has_ended:
-            time.sleep(TICK_S)
-        return record
+
+def _experiment(plan: Plan, precision: Literal["fp32", "fp64"], steps: int) -> Experiment:
+    return Experiment(
+        plan=plan,
+        data=Synthetic(),
+        batch_size=16,
+        optimizer=SGD(lr=0.001, momentum=0.9),
+        steps=steps,
+        precision=precision,
+        checkpoint_every=10,
+        evaluate_every=None,
+    )
+
+
+def _figures(rows: list[Row], timed: list[Row]) -> dict[str, Figure]:
+    figures = {
+        "kills_survived": Figure.of([sum(bool(row["survived"]) for row in rows) / len(rows)]),
+        "hangs": Figure.of([float(sum(row["ended"] == "hangs" for row in rows))]),
+        "lost": Figure.of([float(sum(row["ended"] not in ("finished", "hangs") for row in rows))]),
+        "twice": Figure.of([float(sum(bool(row["more than once"]) for row in rows))]),
+    }
+    seconds = {
+        "loss_difference": ("loss differs by", rows),
+        "seconds_to_detect": ("detected in s", rows),
+        "seconds_to_resume": ("resumed in s", timed),
+        "steps_lost": ("steps lost", rows),
+    }
+    for name, (column, those) in seconds.items():
+        figures |= _figure(name, column, those)
+    for kind in KINDS[:2]:
+        own = [row for row in rows if row["kind"] == kind]
+        figures |= _figure(f"seconds_to_detect_{kind.split()[1]}", "detected in s", own)
+    return figures
+
+
+def _figure(name: str, column: str, rows: Iterable[Row]) -> dict[str, Figure]:
+    values = [float(row[column]) for row in rows if row[column] != ""]
+    return {name: Figure.of(values)} if values else {}

@@ -47,7 +47,8 @@ def measured(num_ranks: int, seconds: float) -> list[float]:
             processes.append(_python("-m", "workbench.bench.reporters", str(folder)))
             server = psutil.Process(processes[-1].pid)
             open_files = [stack.enter_context(each.rows.open("ab", 0)) for each in files]
-            _report(open_files, WARM_S)
+            while not _is_followed(folder):
+                _report(open_files, WARM_S)
             shares = []
             for _ in range(WINDOWS):
                 before, begun = sum(server.cpu_times()[:2]), time.perf_counter()
@@ -144,6 +145,15 @@ def _report(files: list[Any], seconds: float) -> None:
             file.write(rows.pack({**empty, "rank": rank, "step": step, "time": time.time()}))
         due += PERIOD_S
         time.sleep(max(0.0, due - time.perf_counter()))
+
+
+def _is_followed(folder: Path) -> bool:
+    """Whether the server has begun, and tells of steps."""
+    store = Store(folder / STORE, read_only=True)
+    try:
+        return any(job.step > 0 for job in store.jobs())
+    finally:
+        store.close()
 
 
 def _idle() -> "subprocess.Popen[bytes]":

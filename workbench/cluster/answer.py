@@ -24,7 +24,7 @@ class Answer:
         layer: the exception's attribute `layer`, if it has one.
         traceback: the exception's, as text.
         time: when, in seconds since the epoch.
-        rows: metric rows that it emitted; they were written before the answer was.
+        lost_rows: metric rows that could not be written; the others were before the answer was.
     """
 
     kind: Literal["returned", "raised", "interrupted"]
@@ -33,7 +33,7 @@ class Answer:
     layer: str | None = None
     traceback: str = ""
     time: float = field(default_factory=time.time)
-    rows: int = 0
+    lost_rows: int = 0
 
     @classmethod
     def of(cls, error: BaseException) -> "Answer":

@@ -216,10 +216,10 @@ class Calibration:
             found = self._on_ranks(
                 "measure:layers", packed, weights=weights, rows=rows, within_s=within_s
             )
-        own_devices = len(machine.devices) > 1
+        devices = extended(machine.devices, experiment, found)
+        own_devices = len(devices) > 1
         self._stretches += stretches_of(experiment, found, own_devices=own_devices)
-        machine = unequal(machine, self._stretches)
-        return machine.replace(devices=extended(machine.devices, experiment, found))
+        return unequal(machine, self._stretches).replace(devices=devices)
 
     def _on_ranks(self, task: str, packed: bytes, **shared: Any) -> list[Any]:
         return self.dispatch.called(f"workbench.train.{task}", packed, self.places, shared)

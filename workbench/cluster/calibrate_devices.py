@@ -3,6 +3,9 @@
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median, stdev
 
+import numpy as np
+
+from workbench.cluster.calibrate_alike import classes, same_work, tables_of
 from workbench.cluster.calibrate_cache import processor
 from workbench.cluster.devices import Device as Place
 from workbench.plan.device import Device
@@ -12,43 +15,75 @@ from workbench.plan.work import Work
 from workbench.train.measure import LayersMeasured, works_on
 from workbench.train.measure_device import DeviceMeasured
 
-# Ranks whose devices differ by more are not of one kind.
-_ALIKE = 1.5
-
 Samples = dict[tuple[str, str, int], Sample]
 
 
 def devices_of(found: Sequence[DeviceMeasured], places: Sequence[Place]) -> tuple[Device, ...]:
-    """One device where all ranks have the same and attain the same, else one for each rank."""
-    every = [_device([own], place, places) for own, place in zip(found, places, strict=True)]
-    kinds = {(place.kind, place.name, place.threads) for place in places}
-    rates = [own.flops["fp32"] for own in found]
-    if len(kinds) == 1 and max(rates) < _ALIKE * min(rates):
-        return (_device(found, places[0], places),)
-    return tuple(every)
+    """One device where all ranks have equal ones, else one for each rank; equal ones are one."""
+    every = [_device(own, place, places) for own, place in zip(found, places, strict=True)]
+    speeds = classes([np.array([_seconds(own) for own in found])])
+    of = [(speed, _kind(device)) for speed, device in zip(speeds, every, strict=True)]
+    means = [_mean_of(_those(every, of, own)) for own in of]
+    return _collapsed([mean or own for mean, own in zip(means, every, strict=True)])
 
 
-def _device(found: Sequence[DeviceMeasured], place: Place, places: Sequence[Place]) -> Device:
-    """What some ranks found, on average; on a CPU, ranks share their host's memory."""
+def _device(own: DeviceMeasured, place: Place, places: Sequence[Place]) -> Device:
+    """What one rank found; on a CPU, ranks share their host's memory."""
     cpu = place.kind == "cpu"
     sharers = sum(other.host == place.host for other in places) if cpu else place.sharers
     return Device(
         name=processor() if cpu else place.name,
         kind="cpu" if cpu else "cuda",
         memory_bytes=place.memory_bytes // sharers,
-        bandwidth=fmean(own.bandwidth for own in found),
-        flops={name: fmean(own.flops[name] for own in found) for name in found[0].flops},
-        call_s=fmean(own.call_s for own in found),
-        update_s_per_byte={
-            kind: fmean(own.update_s_per_byte[kind] for own in found)
-            for kind in found[0].update_s_per_byte
-        },
-        coding_s_per_byte={
-            name: fmean(own.coding_s_per_byte[name] for own in found)
-            for name in found[0].coding_s_per_byte
-        },
+        bandwidth=own.bandwidth,
+        flops=own.flops,
+        call_s=own.call_s,
+        update_s_per_byte=own.update_s_per_byte,
+        coding_s_per_byte=own.coding_s_per_byte,
         source="measured, all ranks at once",
     )
+
+
+def _seconds(own: DeviceMeasured) -> list[float]:
+    """What a rank takes for a unit of each thing that was measured."""
+    rates = (own.bandwidth, *own.flops.values())
+    each = (own.call_s, *own.update_s_per_byte.values(), *own.coding_s_per_byte.values())
+    return [*(1 / rate for rate in rates), *each]
+
+
+def _those(every: Sequence[Device], of: Sequence[object], wanted: object) -> list[Device]:
+    """The devices of one class."""
+    return [device for device, own in zip(every, of, strict=True) if own == wanted]
+
+
+def _mean_of(devices: Sequence[Device]) -> Device | None:
+    """Equal devices as one; None: they were told apart before, by their layers or their kinds."""
+    first = devices[0]
+    if all(device == first for device in devices):
+        return first
+    if any(device.samples or _kind(device) != _kind(first) for device in devices):
+        return None
+
+    def mean(field: str) -> dict[str, float]:
+        every = [getattr(device, field) for device in devices]
+        return {name: fmean(own[name] for own in every) for name in every[0]}
+
+    return first.replace(
+        bandwidth=fmean(device.bandwidth for device in devices),
+        flops=mean("flops"),
+        call_s=fmean(device.call_s for device in devices),
+        update_s_per_byte=mean("update_s_per_byte"),
+        coding_s_per_byte=mean("coding_s_per_byte"),
+    )
+
+
+def _kind(device: Device) -> tuple[str, str, int]:
+    return device.kind, device.name, device.memory_bytes
+
+
+def _collapsed(devices: Sequence[Device]) -> tuple[Device, ...]:
+    """One device if all are the same."""
+    return tuple(devices[: None if any(own != devices[0] for own in devices) else 1])
 
 
 def missing(devices: Sequence[Device], experiment: Experiment, rows: Sequence[int]) -> list[int]:
@@ -71,16 +106,34 @@ def extended(
 ) -> tuple[Device, ...]:
     """The devices with the layers that ranks measured; what is known stays as it is.
 
+    Ranks that took equally long for the same layers share what they found, the others have devices
+    of their own from then on.
+
     Args:
         devices: one for all ranks, or one for each.
         experiment: that was measured.
         found: of each rank, at each number of rows.
     """
-    if len(devices) == 1:
-        return (_extended(devices[0], experiment, dict(enumerate(found))),)
-    return tuple(
-        _extended(device, experiment, {rank: found[rank]}) for rank, device in enumerate(devices)
-    )
+    every = [devices[rank % len(devices)] for rank in range(len(found))]
+    of = _classes(every, experiment, found)
+    known = list(every)
+    for wanted in set(of):
+        members = [rank for rank, own in enumerate(of) if own == wanted]
+        seen = {rank: found[rank] for rank in members}
+        one = _mean_of(_those(every, of, wanted))
+        shared = None if one is None else _extended(one, experiment, seen)
+        for rank in members:
+            known[rank] = shared or _extended(every[rank], experiment, seen)
+    return _collapsed(known)
+
+
+def _classes(
+    devices: Sequence[Device], experiment: Experiment, found: Sequence[Sequence[LayersMeasured]]
+) -> Sequence[int]:
+    """Of each rank: by what ranks with the same to do took, else by what is known of devices."""
+    if all(same_work(experiment, column) for column in zip(*found, strict=True)):
+        return classes(tables_of(found))
+    return [devices.index(device) for device in devices]
 
 
 def _extended(

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.cluster.calibrate_alike import same_work
 from workbench.plan.experiment import Experiment
 from workbench.plan.fitting import costs
 from workbench.plan.machine import Machine
 from workbench.predict.lagging import largest
-from workbench.train.measure import LayersMeasured, works_on
+from workbench.train.measure import LayersMeasured
 
 _NOTHING = 1e-18  # seconds squared
 
@@ -46,12 +47,9 @@ def stretches_of(
         found: of each rank, at each number of rows.
         own_devices: whether each rank has a device of its own, whose mean speed is known.
     """
-    ranks, precision = range(len(found)), experiment.precision
     stretches: list[Behind] = []
     for column in zip(*found, strict=True):
-        rows = column[0].rows
-        works = {tuple(works_on(experiment.plan, rank, rows, precision)) for rank in ranks}
-        if len(works) > 1 or len(ranks) < 2:
+        if len(column) < 2 or not same_work(experiment, column):
             continue
         parts = np.stack([own.parts for own in column]).astype(np.float64)
         if own_devices:

@@ -1,11 +1,9 @@
 """The engines of this host, of other ones, or of emulated ones, as one object in a notebook."""
 
-import shutil
-import uuid
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -27,7 +25,7 @@ from workbench.cluster.keeper.spec import FILE, Spec
 from workbench.cluster.launchers.profile import Launch, Profile
 from workbench.cluster.link import Link
 from workbench.cluster.measurements import Measurements
-from workbench.cluster.ranks import Ranks, trial
+from workbench.cluster.ranks import Ranks, open_ranks, trial
 from workbench.cluster.remote import RemoteJob
 from workbench.cluster.resume import again, checkpoint_of
 from workbench.cluster.run import Run
@@ -37,7 +35,7 @@ from workbench.plan import stability
 from workbench.plan.experiment import Experiment
 from workbench.plan.plan import Plan
 from workbench.plan.stability import Curvature
-from workbench.train.cell_files import CellFiles
+from workbench.train.wishes import PlanWishes
 
 STOP_RUNS_WITHIN_S = 10.0
 TICK_S = 0.05
@@ -229,16 +227,8 @@ class Cluster(Measurements, Faults):
             ModelError: `module` is missing, or is another one than was traced.
         """
         experiment = plan if isinstance(plan, Experiment) else trial(plan, seed)
-        with ExitStack() as kept:
-            places = kept.enter_context(self._taken(experiment.plan, "a notebook's cells"))
-            packed = message.pack(experiment)
-            weights = self._assistant.values_of(experiment, module)
-            folder = self.folder / "cells" / uuid.uuid4().hex
-            folder.mkdir(parents=True)
-            kept.callback(shutil.rmtree, folder, ignore_errors=True)
-            shared = {"weights": weights or self._assistant.weights(packed), "folder": folder}
-            job = self._dispatch.start("workbench.train.cells:serve", packed, places, shared)
-            return Ranks(experiment, places, self.link, CellFiles(folder), job, kept.pop_all())
+        taken = self._taken(experiment.plan, "a notebook's cells")
+        return open_ranks(experiment, module, taken, self._assistant, self._dispatch, self.link)
 
     @property
     def jobs(self) -> Jobs:
@@ -260,8 +250,9 @@ class Cluster(Measurements, Faults):
 
     def follow(self, record: JobRecord) -> Run:
         """A run that follows a job which was submitted before."""
-        experiment = message.unpack(record.packed)
-        return self._run(experiment, Path(record.directory), record.id)
+        directory = Path(record.directory)
+        experiment = PlanWishes(directory).in_force(message.unpack(record.packed))
+        return self._run(experiment, directory, record.id)
 
     def resuming(self, run: Run) -> RemoteJob:
         """Has a run that has ended go on; the job to follow then."""

@@ -7,6 +7,7 @@ import gc
 import importlib
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
@@ -21,6 +22,8 @@ from workbench.cluster.rank_files import RankFiles, own_pid
 from workbench.cluster.telemetry import Telemetry
 from workbench.plan.experiment import Experiment
 from workbench.train.control import Control
+
+INTERRUPT_AGAIN_S = 0.05
 
 
 def introduce() -> tuple[int, int]:
@@ -105,11 +108,11 @@ def perform(
     except BaseException as error:
         answer = Answer.of(error)
     gc.collect()  # the model is full of cycles; the next run wants its memory
-    answer = replace(answer, rows=telemetry.close() if telemetry else 0)
+    answer = replace(answer, lost_rows=telemetry.close() if telemetry else 0)
     try:
         files.end(answer)
     except ControlMessageTooLarge as error:
-        files.end(replace(Answer.of(error), rows=answer.rows))
+        files.end(replace(Answer.of(error), lost_rows=answer.lost_rows))
 
 
 def initial_weights(experiment: Experiment, directory: Path) -> Path:
@@ -138,12 +141,25 @@ def _signals(control: Control) -> Iterator[None]:
         control.stop_requested = True
 
     signal.signal(signal.SIGUSR1, stop)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, _interrupt)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raises KeyboardInterrupt; where something is being imported, once it is.
+
+    Half of a module would stay in this process, and break whatever next wants the whole.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            threading.Timer(INTERRUPT_AGAIN_S, os.kill, (os.getpid(), number)).start()
+            return
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 @contextmanager

@@ -9,7 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Self
 
+from torch import nn
+
+from workbench.cluster import message
+from workbench.cluster.assistant import Assistant
 from workbench.cluster.cell_output import CellOutput, RankOutput
+from workbench.cluster.dispatch import Dispatch
 from workbench.cluster.errors import ClusterError, ControlMessageTooLarge
 from workbench.cluster.link import Link
 from workbench.cluster.remote import RemoteJob
@@ -189,6 +194,36 @@ class Ranks(AbstractContextManager["Ranks"]):
             printed = self._files.printed(self._number, rank)
             ranks.append(RankOutput.of(rank, printed, ending))
         return CellOutput(self._number, tuple(ranks))
+
+
+def open_ranks(
+    experiment: Experiment,
+    module: nn.Module | None,
+    taken: AbstractContextManager[tuple[int, ...]],
+    assistant: Assistant,
+    dispatch: Dispatch,
+    link: Link,
+) -> Ranks:
+    """Has engines cut a model and wait for cells.
+
+    Args:
+        experiment: under whose plan the model is cut.
+        module: the user's own, where the model was traced from one.
+        taken: lends the engines.
+        assistant: makes the initial weights.
+        dispatch: starts the ranks.
+        link: to the cluster.
+    """
+    with ExitStack() as kept:
+        places = kept.enter_context(taken)
+        packed = message.pack(experiment)
+        weights = assistant.values_of(experiment, module) or assistant.weights(packed)
+        folder = link.folder / "cells" / uuid.uuid4().hex
+        folder.mkdir(parents=True)
+        kept.callback(shutil.rmtree, folder, ignore_errors=True)
+        shared = {"weights": weights, "folder": folder}
+        job = dispatch.start("workbench.train.cells:serve", packed, places, shared)
+        return Ranks(experiment, places, link, CellFiles(folder), job, kept.pop_all())
 
 
 def trial(plan: Plan, seed: int) -> Experiment:

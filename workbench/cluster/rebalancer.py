@@ -2,7 +2,8 @@
 
     every step           how long each rank computed (`compute_s` of the metrics) joins what is
                          known of the devices (`predict/balance/online.py`)
-    for some in a row    imbalance above the threshold: the run goes on under other shares
+    for some in a row    imbalance above the threshold, by more than chance (Student's t): the run
+                         goes on under other shares; where it may be chance, some more steps tell
     after a re-cut       steps until the ranks compute with the new shares do not count
     a rank's times that  say nothing: it is reported with its spread, and what was last known of it
     do not converge      is kept; while nothing is known, shares stay as they are
@@ -14,8 +15,10 @@ Source: DFPA (Lastovetsky and Reddy 2009); that it acts on a run under way is ou
 
 import statistics
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from scipy.special import stdtrit
 
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.replan import Replan
@@ -24,6 +27,8 @@ from workbench.plan.metrics import Row
 from workbench.plan.plan import Plan
 from workbench.predict.balance import UNITS, Balancer, Split
 
+CONFIDENCE = 0.99  # of each look; there are some
+LONGEST = 4  # times the patience: what is not sure by then is chance
 STEADY = 0.2
 """Of a rank's median time in a window: the median deviation from it up to which it is believed."""
 
@@ -51,7 +56,8 @@ class Rebalancer:
         split: what is shared out: the rows of a batch under the run's plan, or every layer's
             filters under `Plan.filters` over all ranks.
         threshold: imbalance that is borne: (slowest - fastest) / slowest.
-        patience: steps in a row that must exceed it; their median counts.
+        patience: steps in a row that must exceed it, up to four times as many where their times
+            scatter; the median counts.
         grain: of filters.
 
     Attributes:
@@ -80,7 +86,7 @@ class Rebalancer:
         self.changes: list[Rebalanced] = []
         self.imbalance: float | None = None
         self.notes: list[str] = []
-        self._patience = patience
+        self._patience, self._threshold = patience, threshold
         sizes = self._sizes(run.experiment.plan)
         self._balancer = Balancer(sizes, threshold=threshold, patience=1)
         self._unsteady: set[int] = set()
@@ -116,38 +122,49 @@ class Rebalancer:
         self._window.append(seconds)
         if len(self._window) < self._patience:
             return
-        before = self._balancer
-        typical = self._typical(step)
-        self._window.clear()
-        if typical is None:
+        times = self._believed(step)
+        if times is None:
+            self._window.clear()
             return
-        self._balancer = before.measured(typical)
-        used = [s for s, size in zip(typical, before.sizes, strict=True) if size]
-        self.imbalance = (max(used) - min(used)) / max(used)
-        if self._balancer.sizes != before.sizes:
-            sizes = self._balancer.sizes
-            replan = self.run.replan(self._plan(sizes))
-            self.changes.append(Rebalanced(step, sizes, replan))
+        typical = tuple(map(statistics.median, times))
+        used = [rank for rank, size in enumerate(self._balancer.sizes) if size]
+        slow, fast = max(used, key=typical.__getitem__), min(used, key=typical.__getitem__)
+        self.imbalance = 1 - typical[fast] / typical[slow]
+        if self.imbalance > self._threshold:
+            if not _is_sure(times[slow], times[fast], self._threshold):
+                if len(self._window) >= LONGEST * self._patience:
+                    self._window.clear()
+                return
+            self._balance(step, typical)
+        self._window.clear()
 
-    def _typical(self, step: int) -> tuple[float, ...] | None:
+    def _balance(self, step: int, typical: tuple[float, ...]) -> None:
+        before, self._balancer = self._balancer, self._balancer.measured(typical)
+        sizes = self._balancer.sizes
+        if sizes != before.sizes:
+            self.changes.append(Rebalanced(step, sizes, self.run.replan(self._plan(sizes))))
+
+    def _believed(self, step: int) -> list[tuple[float, ...]] | None:
         """Seconds of each rank in the window; None: of one of them nothing is known."""
-        found = list[float | None]()
+        found = list[tuple[float, ...]]()
         for rank, times in enumerate(zip(*self._window, strict=True)):
             middle = statistics.median(times)
             spread = statistics.median(abs(seconds - middle) for seconds in times)
-            is_steady = spread <= STEADY * middle
-            found.append(middle if is_steady else self._balancer.expected(rank))
-            if is_steady:
+            if spread <= STEADY * middle:
                 self._unsteady.discard(rank)
-            elif rank not in self._unsteady:
+                found.append(times)
+                continue
+            known = self._balancer.expected(rank)
+            if rank not in self._unsteady:
                 self._unsteady.add(rank)
                 self._note(
                     f"until step {step} the times of rank {rank} did not converge: "
                     f"{min(times):.3g} .. {max(times):.3g} s in {len(times)} steps; "
-                    + ("nothing changes" if found[-1] is None else "its last model is kept")
+                    + ("nothing changes" if known is None else "its last model is kept")
                 )
-        known = tuple(seconds for seconds in found if seconds is not None)
-        return known if len(known) == len(found) else None
+            if known is not None:
+                found.append((known,) * len(times))
+        return found if len(found) == len(self._balancer.sizes) else None
 
     def _note(self, text: str) -> None:
         self.notes.append(text)
@@ -170,3 +187,18 @@ class Rebalancer:
         now = "not measured yet" if self.imbalance is None else f"{self.imbalance:.1%}"
         sizes = ":".join(map(str, self._balancer.sizes))
         return f"<Rebalancer: {self.split} {sizes}, imbalance {now}, {len(self.changes)} changes>"
+
+
+def _is_sure(slow: Sequence[float], fast: Sequence[float], threshold: float) -> bool:
+    """Whether one rank takes longer than another by more than the threshold, and not by chance.
+
+    Args:
+        slow: its seconds, step by step.
+        fast: of the other one, in the same steps.
+        threshold: relative to the slow one.
+    """
+    beyond = [(1 - threshold) * one - other for one, other in zip(slow, fast, strict=True)]
+    if len(beyond) < 2:
+        return True
+    error = statistics.stdev(beyond) / len(beyond) ** 0.5
+    return statistics.fmean(beyond) > float(stdtrit(len(beyond) - 1, CONFIDENCE)) * error

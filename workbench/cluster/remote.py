@@ -71,7 +71,7 @@ class RemoteJob:
 
     Attributes:
         id: of the job.
-        has_lost_rows: whether rows are missing that a rank says it has emitted.
+        has_lost_rows: whether a rank says that it could not write some rows.
     """
 
     def __init__(self, link: Link, id: int, *, after: int = 0, keep: object = None) -> None:
@@ -152,7 +152,8 @@ class RemoteJob:
     def _tell(self, record: JobRecord, listener: Listener) -> None:
         for over in record.attempts[self._told :]:
             goes_on = over.number < record.attempt or not record.has_ended
-            if over.reason and over.number > self._after and goes_on:
+            without_last_step = record.state == "stopped" and over.is_lost
+            if over.reason and over.number > self._after and (goes_on or without_last_step):
                 listener.note(f"attempt {over.number}, after {over.step} steps: {over.reason}")
         self._told = len(record.attempts)
         if record.state == "queued":
@@ -166,7 +167,7 @@ class RemoteJob:
             raise KeyboardInterrupt
         answers = attempt.answers() if attempt.number > self._after else None
         if answers is not None and all(answer.kind == "returned" for answer in answers):
-            self.has_lost_rows = attempt.rows.has_lost([answer.rows for answer in answers])
+            self.has_lost_rows = any(answer.lost_rows for answer in answers)
             return [answer.value for answer in answers]
         if record.error is not None:
             if record.state == "parked" and record.reason:

@@ -7,8 +7,9 @@ from typing import Protocol
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.following import Job
 from workbench.cluster.run import Run
+from workbench.cluster.server.checkpoints import damaged_files
 from workbench.plan.graph import Graph
-from workbench.train.checkpoint import latest, load
+from workbench.train.checkpoint import CheckpointError, latest, load
 
 
 class Resuming(Protocol):
@@ -38,4 +39,9 @@ def checkpoint_of(resume: str | Path | Run | None, graph: Graph) -> Path | None:
         path = latest(Path(resume).resolve()) or Path(resume).resolve()
     if path is None:
         raise ClusterError(f"{resume!r} left no checkpoint to go on from")
-    return load(path, graph).path
+    found = load(path, graph).path
+    if damaged := damaged_files(found):
+        raise CheckpointError(
+            f"{found} is damaged: the bytes of {', '.join(damaged)} are not those that were written"
+        )
+    return found

@@ -23,6 +23,7 @@ from workbench.predict.measured import Timeline
 from workbench.predict.prediction import Prediction
 from workbench.train.checkpoint import latest
 from workbench.train.control import Outcome
+from workbench.train.taken_home import StateDict, state_dict
 from workbench.train.wishes import PlanWishes
 
 if TYPE_CHECKING:
@@ -104,6 +105,21 @@ class Run(Waiting):
         """The newest complete checkpoint; also while the run goes on, and after it failed."""
         reported = [outcome.checkpoint for outcome in self.outcomes if outcome.checkpoint]
         return Path(reported[0]) if reported else latest(self.directory)
+
+    def state_dict(self) -> StateDict:
+        """The newest checkpoint's weights and buffers, whole, on this process's CPU.
+
+        `module.load_state_dict(run.state_dict())` makes an ordinary torch module of them.
+
+        Raises:
+            ClusterError: there is no checkpoint yet.
+            CheckpointError: it is damaged.
+        """
+        if (newest := self.checkpoint) is None:
+            raise ClusterError(
+                f"{self!r} has left no checkpoint yet; run.stop() makes it leave one"
+            )
+        return state_dict(newest, self.experiment.plan.graph)
 
     def timeline(self, step: int | None = None) -> Timeline:
         """What every rank did when, in a step that was traced (`Experiment.trace_every`).
@@ -275,7 +291,7 @@ class Run(Waiting):
     def under(self, experiment: Experiment) -> None:
         """Takes notice of another number of ranks; the job calls it."""
         with self._lock:
-            self.experiment = experiment
+            self.experiment = PlanWishes(self.directory).in_force(experiment)
 
     def _notice_replans(self) -> None:
         """The run's plan is the last one that it goes on under."""

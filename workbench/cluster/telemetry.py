@@ -5,22 +5,24 @@
     a reader                      rows 0, 1, 2                   row 3
 
 Writing takes a thread of its own, ten times a second at most. Above 4 MiB the file is put aside,
-as `rank-0.0.rows`, `rank-0.1.rows` and so on, and a new one is begun.
+as `rank-0.0.rows`, `rank-0.1.rows` and so on, and a new one is begun; of the oldest, not all rows
+are kept (`thinning`).
 """
 
 import os
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from workbench.cluster import rows
 from workbench.cluster.rank_files import RankFiles
+from workbench.cluster.thinning import step_of, thin
 from workbench.plan.metrics import Row
 
 PERIOD_S = 0.1
 PUT_ASIDE_BYTES = 4 << 20
 ROWS_AT_ONCE = 4096
+KEPT_WHOLE = 2  # files that were put aside
 
 
 class Telemetry:
@@ -30,6 +32,7 @@ class Telemetry:
         files: of the rank.
         period_s: seconds between two writes.
         put_aside_bytes: the size from which on a file is put aside.
+        kept_whole: how many of those, the newest ones, keep all their rows.
     """
 
     def __init__(
@@ -38,9 +41,12 @@ class Telemetry:
         *,
         period_s: float = PERIOD_S,
         put_aside_bytes: int = PUT_ASIDE_BYTES,
+        kept_whole: int = KEPT_WHOLE,
     ) -> None:
         self._files, self._period_s, self._put_aside_bytes = files, period_s, put_aside_bytes
-        self._num_aside = self._num_rows = self._size = 0
+        self._kept_whole = kept_whole
+        self._num_aside = self._num_bytes = self._size = 0  # bytes: of all rows that were emitted
+        self._num_written = 0
         self._file: int | None = None
         self._waiting: list[bytes] = []
         self._rest = b""  # of what a full disk took only in part
@@ -55,13 +61,10 @@ class Telemetry:
             ValueError: a name that is no column, or a column without a value.
         """
         self._waiting.append(rows.pack(row))
-        self._num_rows += 1
+        self._num_bytes += rows.ROW_BYTES
 
     def close(self) -> int:
-        """Writes what is left; returns how many rows were emitted.
-
-        Fewer were written where the disk is full.
-        """
+        """Writes what is left; returns how many rows were lost, as the disk is full."""
         self._closing.set()
         self._thread.join()
         with suppress(OSError):
@@ -69,7 +72,7 @@ class Telemetry:
                 self._write()
         if self._file is not None:
             os.close(self._file)
-        return self._num_rows
+        return -(-(self._num_bytes - self._num_written) // rows.ROW_BYTES)
 
     def _serve(self) -> None:
         while not self._closing.wait(self._period_s):
@@ -87,11 +90,14 @@ class Telemetry:
             del self._waiting[:count]
         written = os.write(self._file, self._rest)
         self._rest, self._size = self._rest[written:], self._size + written
+        self._num_written += written
         if self._size >= self._put_aside_bytes and not self._rest:
             os.close(self._file)
             self._file = None
             self._files.rows.rename(self._files.aside(self._num_aside))
             self._num_aside += 1
+            if (num_older := self._num_aside - self._kept_whole) > 0:
+                thin(self._files, num_older)
 
 
 class Tail:
@@ -102,16 +108,13 @@ class Tail:
 
     Args:
         files: of the rank.
-
-    Attributes:
-        num_rows: how many it has given.
     """
 
     def __init__(self, files: RankFiles) -> None:
         self._files, self._newest = files, str(files.rows)  # text: a look shall cost little
         self._number = self._offset = 0  # of the file that is read, and in it
+        self._last = b""  # row that was given
         self._seen: tuple[int, int] | None = None  # what the newest file was when all was read
-        self.num_rows = 0
 
     def take(self, most: int = ROWS_AT_ONCE) -> bytes:
         """The rows that came since the last call, packed (see `rows`).
@@ -123,14 +126,12 @@ class Tail:
         taken, room = [], most * rows.ROW_BYTES
         while room:
             stamp = _stamp(self._newest)
-            if stamp is not None and stamp == self._seen:
-                break
             aside = str(self._files.aside(self._number))
             if os.path.exists(aside):
-                packed, _ = self._read(aside, room)
+                packed = self._read_aside(aside, room)
                 if not packed:
-                    self._number, self._offset = self._number + 1, 0
-            elif stamp is None:
+                    self._number, self._offset, self._seen = self._number + 1, 0, None
+            elif stamp is None or stamp == self._seen:
                 break
             else:
                 packed, inode = self._read(self._newest, room)
@@ -140,14 +141,28 @@ class Tail:
                     self._seen = stamp
             taken.append(packed)
             room -= len(packed)
-            self._offset += len(packed)
-        packed = b"".join(taken)
-        self.num_rows += len(packed) // rows.ROW_BYTES
-        return packed
+            if packed:
+                self._offset += len(packed)
+                self._last = packed[-rows.ROW_BYTES :]
+        return b"".join(taken)
 
     def read(self, most: int = ROWS_AT_ONCE) -> list[Row]:
         """As `take`, unpacked."""
         return list(rows.unpack(self.take(most)))
+
+    def _read_aside(self, path: str, room: int) -> bytes:
+        """Rows after the last that was given, which lies elsewhere if they were thinned since."""
+        with open(path, "rb", buffering=0) as file:
+            if self._offset:
+                before = self._offset - rows.ROW_BYTES
+                if os.pread(file.fileno(), rows.ROW_BYTES, before) != self._last:
+                    packed, last = file.read(), step_of(self._last)
+                    starts = range(0, len(packed), rows.ROW_BYTES)
+                    later = (
+                        at for at in starts if step_of(packed[at : at + rows.ROW_BYTES]) > last
+                    )
+                    self._offset = next(later, len(packed))
+            return os.pread(file.fileno(), room, self._offset)
 
     def _read(self, path: str, room: int) -> tuple[bytes, int | None]:
         """Whole rows from the offset on, and the inode of the file that they are from."""
@@ -177,15 +192,6 @@ class Follower:
     def read(self, most: int = ROWS_AT_ONCE) -> list[Row]:
         """New rows, in each rank's order; `most` of each rank at once."""
         return [row for tail in self.tails for row in tail.read(most)]
-
-    def has_lost(self, emitted: Sequence[int | None]) -> bool:
-        """Whether rows are missing, once all were read, that ranks say they have emitted.
-
-        Args:
-            emitted: by each rank, as its answer says; None for one that gave none.
-        """
-        pairs = zip(self.tails, emitted, strict=True)
-        return any(count is not None and tail.num_rows < count for tail, count in pairs)
 
 
 def _stamp(path: str) -> tuple[int, int] | None:

@@ -19,9 +19,10 @@ from contextlib import suppress
 
 import psutil
 
-# So much of the processor's time makes a turn: short against a layer, long against a signal.
-TURN_S = 0.003
-LOOK_S = 0.001
+# So much of the processor's time makes a turn: short against a layer, since what is still owed when
+# ranks meet makes all of them wait, and long against a signal.
+TURN_S = 0.001
+LOOK_S = 0.0005
 JOIN_WITHIN_S = 1.0
 
 

@@ -7,6 +7,9 @@ buffers are read by others only between (1) and (2), and sums from (2) until the
 its buffer again; they are written again only after all have. Where the group has ranks on other
 hosts too, each rank sums its segment with theirs before it says (2).
 
+A turn may also stop between the two: a rank then has the sum of its own segment, and says (2) when
+it has put in the sum's place what it has made of it.
+
 Source: Chen et al. 2018, arXiv:1802.02326 (GDRAA; their body was not available to us, the two
 synchronisations are from the abstract). Shared memory needs no messages for it.
 """
@@ -23,7 +26,6 @@ from torch import Tensor
 
 from workbench.comm.futex import MASK, Count
 from workbench.comm.phases import Mark, unheard
-from workbench.comm.pieces import even
 from workbench.comm.progress import Progress
 from workbench.comm.segment import PAGE, Offer, attach, create
 from workbench.comm.staging import Staging
@@ -35,7 +37,8 @@ _SUMMED_AT = 64
 class _Stage(Enum):
     FILLING = auto()  # until all ranks' buffers are filled
     CROSSING = auto()  # until this rank's sum is that over all hosts
-    SUMMING = auto()  # until all ranks' sums are there
+    HELD = auto()  # until this rank has something to hand out instead of its sum
+    SUMMING = auto()  # until all ranks' sums, or what they made of them, are there
     DONE = auto()
 
 
@@ -45,53 +48,73 @@ class SharedBuffer:
     Args:
         staging: the ranks of the host.
         maps: all ranks' memory.
-        numel: elements of each buffer.
+        segments: elements of each buffer that each rank adds up, one after another.
         dtype: of them.
 
     Attributes:
         nbytes: of this rank's buffer.
         held_bytes: of that and of the sums that this rank takes, a k-th more.
+        sums: of each segment, in the memory of the rank that adds it up.
     """
 
     def __init__(
-        self, staging: Staging, maps: Sequence[mmap.mmap], numel: int, dtype: torch.dtype
+        self,
+        staging: Staging,
+        maps: Sequence[mmap.mmap],
+        segments: Sequence[int],
+        dtype: torch.dtype,
     ) -> None:
+        numel = sum(segments)
         self.staging, self.nbytes = staging, numel * dtype.itemsize
-        segments = even(numel, staging.size)
         self._flats: list[tuple[Tensor, ...]] = []  # of each rank, cut into segments
-        self._sums: list[Tensor] = []  # of each segment, in the memory of the rank that adds it up
+        self.sums: list[Tensor] = []
         for memory, segment in zip(maps, segments, strict=True):
             whole = torch.frombuffer(memory, dtype=torch.uint8)
             flat, start = whole[PAGE : PAGE + numel * dtype.itemsize], _sums_at(numel, dtype)
             self._flats.append(torch.split_with_sizes(flat.view(dtype), list(segments)))
-            self._sums.append(whole[start : start + segment * dtype.itemsize].view(dtype))
-        self.held_bytes = self.nbytes + self._sums[staging.rank].nbytes
+            self.sums.append(whole[start : start + segment * dtype.itemsize].view(dtype))
+        self.held_bytes = self.nbytes + self.sums[staging.rank].nbytes
         self._filled = [Count(memory, 0, staging.futex) for memory in maps]
         self._summed = [Count(memory, _SUMMED_AT, staging.futex) for memory in maps]
-        self._turn, self._stage = 0, _Stage.DONE
+        self._turn, self._stage, self._holds = 0, _Stage.DONE, False
         self._cross: Callable[[Tensor], Progress] | None = None
         self._crossing: Progress | None = None
         self._mark: Mark = unheard
 
     def start(
-        self, cross: Callable[[Tensor], Progress] | None = None, mark: Mark = unheard
+        self,
+        cross: Callable[[Tensor], Progress] | None = None,
+        mark: Mark = unheard,
+        *,
+        holds: bool = False,
     ) -> None:
         """Says that this rank's buffer is filled.
 
         Args:
             cross: sums a segment, in place, over the hosts of the group; None: there is but one.
             mark: hears of the phases.
+            holds: end with the sum of this rank's own segment, there in its buffer; `hand_out` is
+                to follow.
 
         Raises:
-            RuntimeError: its last sum is still under way.
+            RuntimeError: its last sum is still under way, or held.
         """
         if self._stage is not _Stage.DONE:
             raise RuntimeError("a buffer's sum must be waited for before the next one starts")
         self._turn, self._stage = (self._turn + 1) & MASK, _Stage.FILLING
-        self._cross, self._crossing, self._mark = cross, None, mark
+        self._cross, self._crossing, self._mark, self._holds = cross, None, mark, holds
         mark("send")
         self._filled[self.staging.rank].post(self._turn)
         mark("wait")
+
+    def hand_out(self) -> None:
+        """Says that this rank's place among the `sums` has what all are to have; once it is held.
+
+        It ends when all of them do, and leaves them there until this rank fills its buffer again.
+        """
+        assert self._stage is _Stage.HELD, "what is handed out was summed before"
+        self._summed[self.staging.rank].post(self._turn)
+        self._stage = _Stage.SUMMING
 
     def advance(self) -> bool:
         """Does what has become possible, and waits for nothing; whether the sum is there."""
@@ -100,8 +123,8 @@ class SharedBuffer:
             self._mark("reduce")
             self._add_up()
             if self._cross is not None:
-                self._crossing = self._cross(self._sums[self.staging.rank])
-            self._stage = _Stage.CROSSING
+                self._crossing = self._cross(self.sums[self.staging.rank])
+            self._stage = _Stage.HELD if self._holds else _Stage.CROSSING
         if self._stage is _Stage.CROSSING and (self._crossing is None or self._crossing.advance()):
             self._mark("send")
             self._summed[self.staging.rank].post(self._turn)
@@ -110,10 +133,11 @@ class SharedBuffer:
         if self._stage is _Stage.SUMMING and self._missing() is None:
             self.staging.futex.fence()
             self._mark("copy")
-            for mine, total in zip(self._flats[self.staging.rank], self._sums, strict=True):
-                mine.copy_(total)
+            if not self._holds:
+                for mine, total in zip(self._flats[self.staging.rank], self.sums, strict=True):
+                    mine.copy_(total)
             self._stage = _Stage.DONE
-        return self._stage is _Stage.DONE
+        return self._stage in (_Stage.DONE, _Stage.HELD)
 
     def wait(self, what: object) -> None:
         """Returns when the sum is there.
@@ -140,9 +164,11 @@ class SharedBuffer:
 
     def _add_up(self) -> None:
         rank = self.staging.rank
-        total, parts = self._sums[rank], [flat[rank] for flat in self._flats]
+        total, parts = self.sums[rank], [flat[rank] for flat in self._flats]
         for block in blocks(total):
             added([part[block] for part in parts], total[block])
+        if self._holds:  # nobody else reads it there
+            parts[rank].copy_(total)
 
 
 class _Memory(mmap.mmap):
@@ -152,9 +178,15 @@ class _Memory(mmap.mmap):
 
 
 def allocate(
-    staging: Staging, numel: int, dtype: torch.dtype, what: object
+    staging: Staging, segments: Sequence[int], dtype: torch.dtype, what: object
 ) -> tuple[Tensor, SharedBuffer] | None:
     """Makes this rank's buffer, of zeros; all ranks of the group call it, with the same sizes.
+
+    Args:
+        staging: the ranks of the host.
+        segments: elements that each of them adds up; the buffer holds all.
+        dtype: of them.
+        what: the buffer, for errors.
 
     Returns:
         The tensor, and the buffer behind it, which lives as long as the tensor's memory; None, on
@@ -163,10 +195,10 @@ def allocate(
     Raises:
         CommError: not all ranks came.
     """
-    offer = None
+    offer, numel = None, sum(segments)
     with suppress(OSError):
-        most = even(numel, staging.size)[0]
-        offer = create(_sums_at(numel, dtype) + most * dtype.itemsize, reserved=True)
+        own = segments[staging.rank] * dtype.itemsize
+        offer = create(_sums_at(numel, dtype) + own, reserved=True)
     try:
         mine = astuple(offer) if offer is not None else (0, 0, 0, 0, 0)
         offers = [Offer(*words) for words in staging.exchange(mine, what)]
@@ -182,7 +214,7 @@ def allocate(
     finally:
         if offer is not None:
             os.close(offer.fd)
-    memory.buffer = SharedBuffer(staging, maps, numel, dtype)
+    memory.buffer = SharedBuffer(staging, maps, segments, dtype)
     return torch.frombuffer(memory, dtype=dtype, count=numel, offset=PAGE), memory.buffer
 
 

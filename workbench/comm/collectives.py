@@ -67,10 +67,10 @@ def reduce_scatter(
     call = group.call("reduce_scatter", layer, phase)
     with call.timed():
         if group.staging is not None:
-            call.count([sent[group.rank]] * group.size, x.itemsize)
+            call.count([sent[group.rank]] * group.size, x.itemsize, adds=True)
             return shared.reduce_scatter(x, shard, group.staging, call)
         flat = pack(x, shard.dim, shard.sizes)
-        parts = swap(flat, sent, [sent[group.rank]] * group.size, call)
+        parts = swap(flat, sent, [sent[group.rank]] * group.size, call, adds=True)
         return shaped(_sum(parts, group.size), shape)
 
 

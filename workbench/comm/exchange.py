@@ -22,10 +22,12 @@ class Exchange:
         sends: flat tensors, to whom; empty ones do not travel.
         receives: flat tensors to be filled, from whom. What one rank sends another arrives in
             the order in which it was sent.
+        additions: elements that this rank adds to others once they have come.
     """
 
     sends: tuple[Piece, ...] = ()
     receives: tuple[Piece, ...] = ()
+    additions: int = 0
 
 
 Rounds = Iterator[Exchange]

@@ -142,7 +142,7 @@ class Group:
             return "shared memory within hosts, gloo across"
         return "gloo" if self.link.device.type == "cpu" else "nccl"
 
-    def buffer(self, numel: int, like: Tensor) -> Tensor:
+    def buffer(self, numel: int, like: Tensor, segments: Sequence[int] | None = None) -> Tensor:
         """Makes a flat buffer of zeros that `start_all_reduce` sums without a copy.
 
         It lies in memory that the ranks of a host share, and is an ordinary tensor where there is
@@ -152,13 +152,19 @@ class Group:
         Args:
             numel: its elements.
             like: has its dtype and device.
+            segments: elements that each rank of the group adds up; it is then shared by all of
+                them or an ordinary tensor. None: near-equal ones of the ranks of each host.
 
         Raises:
             CommError: not all ranks came.
         """
-        if self.link is not None and self.link.local is not None and numel > 0:
+        local = None if self.link is None else self.link.local
+        if segments is not None:
+            local = self.staging
+        if self.link is not None and local is not None and numel > 0:
             what = f"a shared buffer of {numel} elements for group {self.name}"
-            made = allocate(self.link.local, numel, like.dtype, what)
+            own = even(numel, local.size) if segments is None else segments
+            made = allocate(local, own, like.dtype, what)
             if made is not None:
                 flat, self.link.buffers[made[0].data_ptr()] = made
                 return flat
@@ -229,10 +235,16 @@ class Call:
         finally:
             listener.left(self, doing)
 
-    def count(self, sizes: Sequence[int], itemsize: int) -> None:
-        """Records one exchange in which rank r of the group sends `sizes[r]` elements here."""
-        others = [n * itemsize for r, n in enumerate(sizes) if r != self.group.rank]
-        self.count_round(others)
+    def count(self, sizes: Sequence[int], itemsize: int, *, adds: bool = False) -> None:
+        """Records one exchange in which rank r of the group sends `sizes[r]` elements here.
+
+        Args:
+            sizes: of all ranks.
+            itemsize: of an element, in bytes.
+            adds: whether this rank adds up what comes.
+        """
+        others = [n for r, n in enumerate(sizes) if r != self.group.rank]
+        self.count_round([n * itemsize for n in others], sum(others) * adds)
 
     def count_two_rounds(self, length: int, itemsize: int, rank: int, size: int) -> None:
         """Records a reduce-scatter and an all-gather of near-equal segments.
@@ -244,12 +256,19 @@ class Call:
             size: how many they are.
         """
         sizes = [n * itemsize for n in even(length, size)]
-        self.count_round([sizes[rank]] * (size - 1))
+        added = (size - 1) * even(length, size)[rank]
+        self.count_round([sizes[rank]] * (size - 1), added)
         self.count_round([n for other, n in enumerate(sizes) if other != rank])
 
-    def count_round(self, sizes: Sequence[int]) -> None:
-        """Records one exchange in which this rank receives pieces of so many bytes."""
+    def count_round(self, sizes: Sequence[int], additions: int = 0) -> None:
+        """Records one exchange in which this rank receives pieces of so many bytes.
+
+        Args:
+            sizes: of the pieces.
+            additions: elements of what comes that are then added up.
+        """
         received = [size for size in sizes if size > 0]
-        self.group.recorder.add(self.key, messages=len(received), bytes=sum(received), rounds=1)
+        counts = dict(messages=len(received), bytes=sum(received), additions=additions)
+        self.group.recorder.add(self.key, rounds=1, **counts)
         if self.group.recorder.listener is not None:
             self.group.recorder.listener.received(self, sum(received))

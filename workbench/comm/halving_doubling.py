@@ -34,7 +34,7 @@ def halving_doubling(flat: Tensor, members: Sequence[int], me: int) -> Rounds:
         return
     if me < surplus:
         arrived = flat.new_empty(len(flat))
-        yield Exchange(receives=((members[power + me], arrived),))
+        yield Exchange(receives=((members[power + me], arrived),), additions=len(flat))
         flat += arrived
     yield from _among_a_power_of_two(flat, members[:power], me)
     if me < surplus:
@@ -55,7 +55,7 @@ def _among_a_power_of_two(flat: Tensor, members: Sequence[int], me: int) -> Roun
         other = me ^ distance
         mine, theirs = block(me, distance), block(other, distance)
         arrived = room[: len(mine)]
-        yield Exchange(((members[other], theirs),), ((members[other], arrived),))
+        yield Exchange(((members[other], theirs),), ((members[other], arrived),), len(mine))
         mine += arrived
     for distance in distances:
         other = me ^ distance

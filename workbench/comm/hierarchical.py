@@ -65,13 +65,14 @@ def across(
         yield Exchange(
             tuple(piece for exchange in together for piece in exchange.sends),
             tuple(piece for exchange in together for piece in exchange.receives),
+            sum(exchange.additions for exchange in together),
         )
 
 
 def _of_two(flat: Tensor, members: Sequence[int], me: int) -> Rounds:
     """Both send all they have and both add it up: a + b and b + a have the same bits."""
     other, arrived = members[1 - me], flat.new_empty(len(flat))
-    yield Exchange(((other, flat),), ((other, arrived),))
+    yield Exchange(((other, flat),), ((other, arrived),), len(flat))
     for block in blocks(flat):
         flat[block] += arrived[block]
 

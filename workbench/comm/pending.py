@@ -108,7 +108,7 @@ class Pending:
         self._call.conclude()
 
 
-class _Turn:
+class Turn:
     """One sum of a shared buffer."""
 
     def __init__(self, buffer: SharedBuffer, call: Call) -> None:
@@ -192,7 +192,7 @@ def _start(
         return Course(across(segment, length, link.hosts, rank, of), call)
 
     buffer.start(None if len(link.hosts) == 1 else cross, call.mark)
-    return _Turn(buffer, call)
+    return Turn(buffer, call)
 
 
 def _start_over_hosts(flat: Tensor, link: Link, call: Call, coding: Coding | None) -> Progress:

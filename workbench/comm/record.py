@@ -35,6 +35,8 @@ class Record:
         bytes: their size.
         seconds: how long callers were blocked; what ran beside their work is not counted.
         rounds: exchanges that followed each other, in which this rank took part.
+        additions: elements that this rank added to others of the same place. Like messages they
+            are the algorithm's, whatever the ranks communicate through.
     """
 
     group: str
@@ -46,6 +48,7 @@ class Record:
     bytes: int
     seconds: float
     rounds: int
+    additions: int
 
     @property
     def counts(self) -> tuple[str, str, str, str, int, int, int]:
@@ -100,7 +103,7 @@ class Recorder:
     def reset(self) -> None:
         """Forgets everything."""
         with self._lock:
-            self._sums: dict[Key, tuple[int, int, int, float, int]] = {}
+            self._sums: dict[Key, tuple[int, int, int, float, int, int]] = {}
             self._blocked_s = 0.0
 
     def add(
@@ -112,16 +115,18 @@ class Recorder:
         bytes: int = 0,
         seconds: float = 0.0,
         rounds: int = 0,
+        additions: int = 0,
     ) -> None:
         """Adds to the row of `key`."""
         with self._lock:
-            old = self._sums.get(key, (0, 0, 0, 0.0, 0))
+            old = self._sums.get(key, (0, 0, 0, 0.0, 0, 0))
             self._sums[key] = (
                 old[0] + calls,
                 old[1] + messages,
                 old[2] + bytes,
                 old[3] + seconds,
                 old[4] + rounds,
+                old[5] + additions,
             )
             self._blocked_s += seconds
 

@@ -26,7 +26,7 @@ def ring(flat: Tensor, members: Sequence[int], me: int) -> Rounds:
     for step in range(1, k):
         passed_on, own = segments[(me - step) % k], segments[(me - step - 1) % k]
         arrived = room[: len(own)]
-        yield Exchange(((after, passed_on),), ((before, arrived),))
+        yield Exchange(((after, passed_on),), ((before, arrived),), len(own))
         own += arrived
     for step in range(k - 1):
         passed_on, whole = segments[(me - step) % k], segments[(me - step - 1) % k]

@@ -56,7 +56,8 @@ def _reduce(flat: Tensor, root: int, others: Sequence[int], me: int) -> Rounds:
         yield Exchange(sends=((root, flat),))
         return
     arrived = cut(flat.new_empty(len(others) * len(flat)), [len(flat)] * len(others))
-    yield Exchange(receives=tuple(zip(others, arrived, strict=True)))
+    additions = len(others) * len(flat)
+    yield Exchange(receives=tuple(zip(others, arrived, strict=True)), additions=additions)
     parts = [*arrived[:root], flat, *arrived[root:]]
     for block in blocks(flat):
         flat[block] = added([part[block] for part in parts])

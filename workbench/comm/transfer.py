@@ -18,12 +18,22 @@ from workbench.comm.watch import Work
 MOST_AT_ONCE = 1024
 
 
-def swap(flat: Tensor, sent: Sequence[int], received: Sequence[int], call: Call) -> Tensor:
-    """Sends `sent[r]` consecutive elements of flat to rank r; returns what came, in rank order."""
+def swap(
+    flat: Tensor,
+    sent: Sequence[int],
+    received: Sequence[int],
+    call: Call,
+    *,
+    adds: bool = False,
+) -> Tensor:
+    """Sends `sent[r]` consecutive elements of flat to rank r; returns what came, in rank order.
+
+    `adds` is for the record: whether what comes is then added up.
+    """
     link = call.group.link
     if link is None:
         return flat.clone()
-    call.count(received, flat.itemsize)
+    call.count(received, flat.itemsize, adds=adds)
     outgoing = flat.to(link.device)
     incoming = outgoing.new_empty(sum(received))
     work = link.begin(
@@ -65,7 +75,7 @@ def trade(exchange: Exchange, call: Call, index: int) -> Work | None:
         index: tells apart what goes on side by side in one call; below MOST_AT_ONCE.
     """
     link = call.group.link
-    call.count_round([piece.nbytes for _, piece in exchange.receives])
+    call.count_round([piece.nbytes for _, piece in exchange.receives], exchange.additions)
     # Nobody mistakes a message of one course for that of another under way, in whatever order
     # ranks come to them; nccl, which knows no tags, is given them in one order.
     tag = (call.number * MOST_AT_ONCE + index) % 2**31

@@ -2,8 +2,10 @@
 
 import ctypes
 import os
+import signal
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -73,6 +75,8 @@ class World:
             PeerLost: another rank has given up.
         """
         torch.set_num_threads(seat.threads)
+        if dist.is_initialized():
+            _forget(dist.distributed_c10d._world.pg_map)
         if seat.address in ("localhost", "127.0.0.1"):
             # gloo would look up the host's own name, which need not resolve to anything.
             loopback = "lo0" if sys.platform == "darwin" else "lo"
@@ -89,7 +93,8 @@ class World:
             world._watch.give_up(error)
             raise
         finally:
-            world._close()
+            with _uninterrupted():
+                world._close()
 
     def groups(
         self, specs: Sequence[tuple[str, tuple[int, ...]]]
@@ -172,13 +177,33 @@ class World:
     def _close(self) -> None:
         self._host.leave()
         self._waiters.close()
-        if self._watch.unfinished:
-            # The destructor of a gloo group joins its threads, and those wait for the lost
-            # rank until their timeout; `abort` does not end them. So the groups are never
-            # destroyed, but left to the end of the process: one more reference to each.
-            for process_group in self._process_groups:
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(process_group))
-        dist.destroy_process_group()
+        _forget(self._process_groups if self._watch.unfinished else ())
+
+
+def _forget(lasting: Iterable[dist.ProcessGroup | None]) -> None:
+    """Ends torch's world; also one that an interrupt kept from being closed.
+
+    Args:
+        lasting: groups that may still wait for a lost rank. The destructor of a gloo group joins
+            its threads, and those wait until their timeout; `abort` does not end them. So these
+            are never destroyed, but left to the end of the process: one more reference to each.
+    """
+    for process_group in lasting:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(process_group))
+    dist.destroy_process_group()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Whoever interrupts a rank does so again if it takes long; once is enough to end it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _patience(seat: Seat) -> timedelta:

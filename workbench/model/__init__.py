@@ -2,8 +2,9 @@
 
 from workbench.model.build import build, build_fake
 from workbench.model.errors import CheckpointError, ModelError, TraceError
-from workbench.model.pieces import Piece, index_pieces, write_pieces
+from workbench.model.pieces import Piece, index_pieces
 from workbench.model.slices import PieceSet, Reader, WeightsFile, expect
+from workbench.model.snapshot import Snapshot
 from workbench.model.trace import skeleton, trace
 from workbench.model.weights import initialize
 
@@ -13,6 +14,7 @@ __all__ = [
     "Piece",
     "PieceSet",
     "Reader",
+    "Snapshot",
     "TraceError",
     "WeightsFile",
     "build",
@@ -22,5 +24,4 @@ __all__ = [
     "initialize",
     "skeleton",
     "trace",
-    "write_pieces",
 ]

@@ -1,23 +1,23 @@
-"""Writing a set of pieces: each rank its own file, then one rank the index over all.
+"""A set of pieces: each rank writes its own file (`Snapshot`), then one rank the index over all.
 
-A file says for itself which spans its tensors are (in its header), so that the index needs
-nothing but the files.
+A file says for itself, in its header, which spans its tensors are and what their checksums are,
+so that the index needs nothing but the files.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from workbench.model.errors import CheckpointError
-from workbench.model.files import TensorFile, write_tensors
+from workbench.model.files import TensorFile
 from workbench.model.index import INDEX, Entry, Span, write_index
 
-_SPANS = "pieces"
+SPANS = "pieces"
+CHECKSUMS = "crc32"
 
 
 @dataclass(frozen=True)
@@ -63,24 +63,6 @@ class Piece:
         return tuple((self.start + index * block, length) for index in range(self.blocks))
 
 
-def write_pieces(path: Path, pieces: Mapping[str, Piece]) -> None:
-    """Writes one rank's pieces, whole or not at all.
-
-    Args:
-        path: a safetensors file, beside those of the other ranks.
-        pieces: by name of the tensor that they are part of. Each element of a tensor is to be
-            in one piece of one file.
-
-    Raises:
-        CheckpointError: it could not be written; what was there before is untouched.
-    """
-    spans = {
-        name: [list(p.whole), p.dim, *chain.from_iterable(p.spans)] for name, p in pieces.items()
-    }
-    tensors = {name: piece.tensor for name, piece in pieces.items()}
-    write_tensors(path, tensors, {_SPANS: json.dumps(spans)})
-
-
 def index_pieces(directory: Path, files: Iterable[str]) -> None:
     """Writes the index over files of pieces, after which `PieceSet(directory)` reads them.
 
@@ -96,9 +78,9 @@ def index_pieces(directory: Path, files: Iterable[str]) -> None:
     spans: dict[str, list[Span]] = {}
     for file_name in files:
         file = TensorFile(directory / file_name)
-        if _SPANS not in file.metadata:
+        if SPANS not in file.metadata:
             raise CheckpointError(f"{file.path} holds whole tensors, not pieces")
-        for name, (whole, dim, *bounds) in json.loads(file.metadata[_SPANS]).items():
+        for name, (whole, dim, *bounds) in json.loads(file.metadata[SPANS]).items():
             described = tuple(whole), file.dtype(name)
             known = wholes.setdefault(name, described)
             if known != described:

@@ -1,4 +1,4 @@
-"""Tensors that lie one after another, handed out in near-equal parts of consecutive elements."""
+"""Tensors that lie one after another, handed out in parts of consecutive elements."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -7,24 +7,24 @@ from itertools import accumulate, pairwise
 BLOCK = 64
 
 
-def divide(lengths: Sequence[int], count: int) -> list[tuple[int, ...]]:
-    """Hands out consecutive elements of tensors that lie one after another to `count` ranks.
+def divide(lengths: Sequence[int], shares: Sequence[float]) -> list[tuple[int, ...]]:
+    """Hands out consecutive elements of tensors that lie one after another to ranks.
 
-    Every rank gets near 1/count of all, and begins a multiple of BLOCK behind the begin of a
-    tensor; so it has at most BLOCK elements more or less than that.
+    Every rank gets nearly its share of all, and begins a multiple of BLOCK behind the begin of a
+    tensor; so it has at most BLOCK elements more or less than that. A share of zero gets nothing.
 
     Args:
         lengths: of the tensors.
-        count: of ranks.
+        shares: relative ones, one number >= 0 for each rank and not all zero.
 
     Returns:
         For each tensor, how many elements each rank gets.
     """
-    ends = list(accumulate(lengths))
+    ends, shared = list(accumulate(lengths)), list(accumulate(shares))
     total = ends[-1]
     borders = [0]
-    for rank in range(1, count):
-        ideal = total * rank // count
+    for before in shared[:-1]:
+        ideal = int(total * before / shared[-1])
         end = next((end for end in ends if ideal < end), total)
         begin = end - lengths[ends.index(end)]
         below = begin + (ideal - begin) // BLOCK * BLOCK

@@ -26,6 +26,7 @@ from fnmatch import fnmatchcase
 
 from workbench.plan import row_shares
 from workbench.plan.choice import LayerPlan
+from workbench.plan.errors import PlanError
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.placement import apportion
 from workbench.plan.rules import SPLITTABLE, UNARY, feature_dim
@@ -44,7 +45,17 @@ def filters(graph: Graph, group_size: int, shares: Shares, grain: int) -> dict[s
         shares: relative filters of each rank of a group; or such for each pattern of layer
             names, of which the first that fits counts; None, or no fit: equal.
         grain: filters that are handed out together.
+
+    Raises:
+        PlanError: a pattern that fits no layer which can be split.
     """
+    names = [layer.name for layer in graph.layers if layer.kind in SPLITTABLE]
+    for pattern in shares if isinstance(shares, Mapping) else ():
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise PlanError(
+                f"shares are given for {pattern!r}, which is no layer that can be split; there "
+                f"are {', '.join(names)}"
+            )
     if group_size == 1:
         return {}
     rule = _Alternation(graph, group_size, shares, grain)

@@ -53,8 +53,9 @@ def alike(experiment: Experiment, machine: Machine | None, *, every: bool = Fals
     starts = np.arange(0, world, block)
     facts = rows.T.reshape(len(starts), -1)
     serves = (starts == _server(experiment) // block * block)[:, None]
+    shares = np.array(experiment.optimizer_shares).reshape(len(starts), -1)
     facts = np.hstack(
-        [facts, serves, _devices(machine, world, block), _hosts(machine, starts, block)]
+        [facts, serves, _devices(machine, world, block), _hosts(machine, starts, block), shares]
     )
     _, first, kind = np.unique(facts, axis=0, return_index=True, return_inverse=True)
     kind = kind.reshape(-1)
@@ -73,7 +74,10 @@ def kept(experiment: Experiment, ranks: Alike) -> Experiment:
     sync = experiment.sync
     if isinstance(sync, ParameterServer):
         sync = sync.replace(server=int(ranks.column[sync.server]))
-    return experiment.replace(plan=experiment.plan.with_world_size(len(ranks.ranks)), sync=sync)
+    plan, shares = experiment.plan.with_world_size(len(ranks.ranks)), experiment.shard_optimizer
+    if not isinstance(shares, bool):
+        shares = tuple(shares[rank] for rank in ranks.ranks.tolist())
+    return experiment.replace(plan=plan, sync=sync, shard_optimizer=shares)
 
 
 def block_of(plan: Plan) -> int:

@@ -149,7 +149,7 @@ class _Counting:
             tail, rounds = tail_names(self.plan), self.plan.tail.group_size
             updates = self._rounds_with_rows()
         width = self.program.itemsize
-        for column in self.program.buckets.columns():
+        for column in self.program.buckets.columns() if not self.experiment.fused else ():
             groups = replica_groups(column.group_size, self.world)
             codec = sync.codec if len(groups[0]) > 1 else None
             got = self.summing.started(
@@ -160,8 +160,12 @@ class _Counting:
         if self.experiment.shard_optimizer:
             for column in handed_out(self.experiment, self.pieces).columns():
                 groups = replica_groups(column.group_size, self.world)
-                moved = sum(moved_by(column, width).values(), self.everywhere * 0)
+                shares = self.experiment.optimizer_shares
+                moved = sum(moved_by(column, width, shares).values(), self.everywhere * 0)
                 times = column.there + column.within(tail) * (updates - 1)
+                if self.experiment.fused:
+                    got = received.reduce_scatter(moved, groups)
+                    self._add("reduce_scatter", "gradients", "step", "replica", groups, got, times)
                 got = received.all_gather(moved, groups)
                 self._add("all_gather", "parameters", "step", "replica", groups, got, times)
 

@@ -1,6 +1,6 @@
 """Collectives over the ranks that hold the same piece, of a world of which few ranks are kept."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -157,24 +157,76 @@ class Replicas:
         found: NDArray[np.bool_] = group == group[server]
         return found
 
-    def all_gather(
-        self, sizes: Counts, group_size: int, label: str, takes: NDArray[np.bool_] | None
+    def part(self, group_size: int, shares: Sequence[float]) -> NDArray[np.float64]:
+        """What part of what all ranks of its replica group hold each rank moves.
+
+        Args:
+            group_size: of the shard groups that the parameters lie over.
+            shares: relative ones, of the kept ranks.
+        """
+        each = np.array(shares, dtype=np.float64)
+        return each / self._all_of(each, group_size, np.sum)
+
+    def to_owners(self, sizes: Counts, group_size: int, shares: Sequence[float]) -> Call:
+        """The first round of a direct all-reduce of gradients, for segments like these shares.
+
+        Args:
+            sizes: bytes of each rank.
+            group_size: of the shard groups that the pieces lie over.
+            shares: relative ones, of the kept ranks.
+        """
+        moved = sizes * self.part(group_size, shares) * (self.count(group_size) - 1)
+        return self._owned("reduce_scatter", "gradients", sizes, moved, group_size, shares, True)
+
+    def from_owners(
+        self, sizes: Counts, group_size: int, shares: Sequence[float], *, fused: bool
     ) -> Call:
-        """Hands out pieces, of equal sizes, over the replica groups.
+        """Hands out the weights that each rank has moved, over the replica groups.
 
         Args:
             sizes: bytes of all pieces together.
             group_size: of the shard groups that the parameters lie over.
-            label: what is handed out.
-            takes: who takes part; None: all.
+            shares: relative ones, of the kept ranks.
+            fused: whether that is the second round of a direct all-reduce.
         """
+        moved = sizes * (1 - self.part(group_size, shares))
+        return self._owned("all_gather", "parameters", sizes, moved, group_size, shares, fused)
+
+    def _owned(
+        self,
+        op: str,
+        label: str,
+        sizes: Counts,
+        moved: NDArray[np.float64],
+        group_size: int,
+        shares: Sequence[float],
+        fused: bool,
+    ) -> Call:
+        """It takes as long as it takes the owner of the largest segment."""
         count = self.count(group_size)
 
         def seconds(meeting: Meeting, nbytes: int) -> float:
+            if fused:
+                return meeting.all_reduce(nbytes, "direct", beside=False).seconds / 2
             return meeting.seconds("all_gather", nbytes - nbytes // count)
 
-        call = self._call("all_gather", label, "step", group_size, sizes, seconds, takes)
-        return replace(call, bytes=sizes - sizes // count)
+        call = self._call(op, label, "step", group_size, sizes, seconds, some(sizes))
+        each = np.array(shares, dtype=np.float64)
+        most = self._all_of(each, group_size, np.max) * count
+        longer = most / self._all_of(each, group_size, np.sum)
+        return replace(call, seconds=call.seconds * longer, bytes=np.rint(moved).astype(np.int64))
+
+    def _all_of(
+        self,
+        each: NDArray[np.float64],
+        group_size: int,
+        join: Callable[[NDArray[np.float64]], np.float64],
+    ) -> NDArray[np.float64]:
+        """Of each kept rank, what `join` makes of all ranks of its replica group in the world."""
+        world = each[self.ranks.column]
+        groups = np.array([join(world[member::group_size]) for member in range(group_size)])
+        joined: NDArray[np.float64] = groups[self.ranks.ranks % group_size]
+        return joined
 
     def _call(
         self,

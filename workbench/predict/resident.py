@@ -23,7 +23,7 @@ from workbench.predict.hosts import Groups
 from workbench.predict.parameters import Pieces, copies
 from workbench.predict.program import Program
 from workbench.predict.rows import Counts
-from workbench.predict.sharding import updated
+from workbench.predict.sharding import moved_by, updated
 
 PAGE_BYTES = 4096
 SLOTS = 3
@@ -50,7 +50,7 @@ def optimizer_bytes(program: Program, buckets: Buckets) -> dict[str, Counts]:
         return {}
     count = 0 if isinstance(experiment.optimizer, SGD) else _STEP_COUNT_BYTES
     cut = buckets if experiment.shard_optimizer else None
-    moved = updated(program.pieces, cut, program.itemsize)
+    moved = updated(program.pieces, cut, program.itemsize, experiment.optimizer_shares)
     if isinstance(experiment.sync, ParameterServer):
         moved = _served(program, experiment.sync.server)
     held = {name: size * times + count * (size > 0) for name, size in moved.items()}
@@ -66,15 +66,25 @@ def staging_bytes(program: Program) -> Counts:
 
 
 def sums_bytes(program: Program, buckets: Buckets) -> Counts:
-    """This rank's part of the sums of its buckets, where it has mates on its host."""
+    """This rank's part of the sums of its buckets, where it has mates on its host.
+
+    If its update is fused, that is what it moves, and only where all its mates are on its host.
+    """
     world, found = program.plan.world_size, np.zeros(program.plan.world_size, dtype=np.int64)
+    experiment = program.experiment
+    for column in buckets.columns() if experiment.fused else ():
+        moved = moved_by(column, program.itemsize, experiment.optimizer_shares)
+        mates = program.hosts.mates(replica_groups(column.group_size, world))
+        found += sum(moved.values(), found * 0) * (mates == world // column.group_size)
+    if experiment.fused:
+        return found
     for column in buckets.columns():
         groups = replica_groups(column.group_size, world)
         mates, index = program.hosts.mates(groups), program.hosts.index(groups)
         numel = column.bytes // program.itemsize
         share = numel // mates + (index < numel % mates)
         found += share * (mates > 1) * program.itemsize
-    return found * (1 + late(program.experiment))
+    return found * (1 + late(experiment))
 
 
 def flying_bytes(program: Program) -> dict[str, Counts]:

@@ -3,7 +3,7 @@
 Where buckets are summed where they lie, in memory that ranks share, there is none. Elsewhere a
 rank needs room for what arrives, in segments of n/k elements of a bucket of n over k ranks:
 
-    direct               k - 1 segments
+    direct               k - 1 segments; with a fused update, of what each rank moves
     ring                 1 segment
     halving_doubling     half a bucket, and a whole one where a further rank is folded in
     hierarchical         of a host's segment, what its owners on other hosts send at one time
@@ -26,6 +26,7 @@ from workbench.predict.buckets import Buckets, Column
 from workbench.predict.collective_costs import encoded, segments
 from workbench.predict.program import Program
 from workbench.predict.rows import Counts
+from workbench.predict.sharding import moved_by
 from workbench.predict.summing import started_as
 from workbench.predict.timeline import Timeline
 
@@ -82,6 +83,9 @@ def _rooms(program: Program, buckets: Buckets) -> Iterable[tuple[set[str], Count
         elif isinstance(sync, Synchronous | Pipelined):
             room = np.zeros_like(column.bytes)
             groups, width = replica_groups(column.group_size, len(room)), program.itemsize
+            if program.experiment.fused:
+                yield names, _at_owners(program, column)
+                continue
             for members, hosts in zip(groups, program.hosts.over(groups), strict=True):
                 nbytes, codec = int(column.bytes[members[0]]), sync.codec
                 name = started_as(sync.algorithm, True, codec, nbytes, hosts)
@@ -103,6 +107,15 @@ def _at_server(column: Column, server: int) -> Counts:
     k, world = column.group_size, len(column.place)
     serves = np.arange(world) // k == server // k
     return column.bytes * (world // k - 1) * serves
+
+
+def _at_owners(program: Program, column: Column) -> Counts:
+    """What others send of each rank's own segment, unless all of them share memory."""
+    k, world = column.group_size, program.plan.world_size
+    moved = moved_by(column, program.itemsize, program.experiment.optimizer_shares)
+    own = sum(moved.values(), np.zeros_like(column.bytes))
+    mates = program.hosts.mates(replica_groups(k, world))
+    return own * (world // k - 1) * (mates < world // k)
 
 
 def _room(

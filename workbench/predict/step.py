@@ -115,10 +115,11 @@ class _Step:
         self._hand_out(set(self.pieces.names) - (tail_names(self.plan) if apart else set()))
 
     def _hand_out(self, names: set[str]) -> None:
-        """Weights that others have moved."""
-        if self.experiment.shard_optimizer:
+        """Weights that others have moved; a fused update hands them out in its buckets."""
+        if self.experiment.shard_optimizer and not self.experiment.fused:
+            shares = self.whole.experiment.optimizer_shares
             for column in self.handed.columns():
-                moved = moved_by(column, self.program.itemsize)
+                moved = moved_by(column, self.program.itemsize, shares)
                 own = sum(moved.values(), np.zeros_like(column.bytes))
                 room = (own + column.bytes) * column.within(names)
                 self.timeline.pass_by(room, "buckets", "parameters")

@@ -137,11 +137,11 @@ class _Step:
         return self._passes[rows]
 
     def _sums(self, names: set[str]) -> Sums | None:
-        sync = self.sync
-        if isinstance(sync, LocalSGD):
+        if isinstance(self.sync, LocalSGD):
             return None
-        buckets, itemsize = self.program.buckets, self.program.itemsize
-        return Sums(buckets, names, self.replicas, self.script, itemsize, sync)
+        program = self.program
+        buckets, itemsize, experiment = program.buckets, program.itemsize, program.experiment
+        return Sums(buckets, names, self.replicas, self.script, itemsize, experiment)
 
 
 class _Settles:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from workbench.plan.experiment import LocalSGD, ParameterServer, Pipelined, Sync
+from workbench.plan.experiment import Experiment, LocalSGD, ParameterServer, Pipelined
 from workbench.predict.buckets import Bucket, Buckets
 from workbench.predict.events import Call, Script
 from workbench.predict.replicas import Replicas, some
@@ -25,7 +25,7 @@ class Sums:
         replicas: who sums.
         script: to write on.
         itemsize: of a gradient.
-        sync: how they are summed, and how many steps later they are waited for.
+        experiment: says how they are summed, and how many steps later they are waited for.
     """
 
     def __init__(
@@ -35,10 +35,11 @@ class Sums:
         replicas: Replicas,
         script: Script,
         itemsize: int,
-        sync: Sync,
+        experiment: Experiment,
     ) -> None:
+        sync = experiment.sync
         self.replicas, self.script = replicas, script
-        self.itemsize, self.sync = itemsize, sync
+        self.itemsize, self.experiment, self.sync = itemsize, experiment, sync
         self.late = sync.width - 1 if isinstance(sync, Pipelined) else 0
         self.place = buckets.place
         self.lists = [
@@ -116,6 +117,8 @@ class Sums:
         if isinstance(sync, ParameterServer):
             return replicas.to_server(sizes, group_size, replicas.serves(sync.server, group_size))
         assert not isinstance(sync, LocalSGD)
+        if self.experiment.fused:
+            return replicas.to_owners(sizes, group_size, self.experiment.optimizer_shares)
         return replicas.all_reduce(
             sizes,
             self.itemsize,

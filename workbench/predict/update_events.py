@@ -64,20 +64,24 @@ class Updates:
 
     def _own(self, name: str) -> Seconds:
         """Bytes of a parameter that each rank moves."""
-        size = self.program.pieces.sizes[name]
+        size = self.program.pieces.sizes[name].astype(np.float64)
         k, sync = self.program.plan.flow.weights[name].group_size, self.experiment.sync
         if isinstance(sync, ParameterServer) and self.replicas.count(k) > 1:
-            return np.where(self.replicas.serves(sync.server, k), size, 0.0)
-        return size / (float(self.replicas.count(k)) if self.experiment.shard_optimizer else 1.0)
+            size = np.where(self.replicas.serves(sync.server, k), size, 0.0)
+        elif self.experiment.shard_optimizer and self.replicas.count(k) > 1:
+            size = size * self.replicas.part(k, self.experiment.optimizer_shares)
+        return size
 
     def _hand_out(self, names: set[str] | None) -> None:
-        """Makes the parameters whole again, bucket by bucket."""
+        """Makes the parameters whole again, bucket by bucket; with a fused update, in buckets."""
+        fused, shares = self.experiment.fused, self.experiment.optimizer_shares
+        passes = _HANDED_OUT // 2 if fused else _HANDED_OUT
         for column in handed_out(self.experiment, self.program.pieces).columns():
             held = column.bytes if names is None else column.bytes * column.within(names)
             if not held.any():
                 continue
-            self.script.work("update", "hand-out", self.speeds.streaming(_HANDED_OUT * held))
-            call = self.replicas.all_gather(held, column.group_size, "parameters", some(held))
+            self.script.work("update", "hand-out", self.speeds.streaming(passes * held))
+            call = self.replicas.from_owners(held, column.group_size, shares, fused=fused)
             self.script.meet(call)
 
     def _send_back(self, server: int) -> None:

@@ -11,35 +11,28 @@ as `train/optimizer.py` names it, what is in flight, as `train/in_flight.py` doe
 have left out, as `train/residuals.py` does. Where the data stands needs no entry of its own: the
 rows of a step follow from the seed and the step.
 
-A checkpoint is written as `step-000050.tmp` and takes its name when all of it is there; older
-ones are removed only after that.
+A checkpoint is written as `step-000050.tmp` (`Saver`) and takes its name when all of it is there;
+older ones are removed only after that.
 """
 
-import shutil
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
-from workbench.comm.group import Group
 from workbench.layers.cut_model import CutModel
 from workbench.model.errors import CheckpointError
-from workbench.model.pieces import Piece, index_pieces, write_pieces
 from workbench.model.slices import PieceSet, expect
 from workbench.plan.experiment import Experiment
-from workbench.plan.experiment import Optimizer as OptimizerValue
 from workbench.plan.graph import Graph
 from workbench.plan.placement import Shard
 from workbench.train import checkpoint_folder as folder
-from workbench.train.agreement import on_all_ranks
 from workbench.train.in_flight import IN_FLIGHT, InFlight, ages, kind
 from workbench.train.optimizer import entry, state_names
-from workbench.train.owners import Holding, assign, holdings
-from workbench.train.residuals import RESIDUAL, Residuals, named, residual_holdings
+from workbench.train.residuals import RESIDUAL
 from workbench.train.updater import Updater
 
-__all__ = ["Checkpoint", "CheckpointError", "in_flight", "latest", "load", "restore", "save"]
+__all__ = ["Checkpoint", "CheckpointError", "in_flight", "latest", "load", "restore"]
 
 
 @dataclass(frozen=True)
@@ -59,76 +52,6 @@ class Checkpoint:
     def experiment(self) -> Experiment:
         """What was run when it was saved."""
         return Experiment.load(self.path / folder.EXPERIMENT)
-
-
-def save(
-    directory: Path,
-    step: int,
-    model: CutModel,
-    updater: Updater,
-    experiment: Experiment,
-    everyone: Group,
-    *,
-    in_flight: Sequence[InFlight] = (),
-    residuals: Residuals = (),
-    keep: int = 2,
-) -> Path:
-    """Writes a checkpoint; every rank calls it with its own part, and waits for the others.
-
-    Args:
-        directory: of the run, the same folder for all ranks.
-        step: optimizer updates made so far.
-        model: this rank's part; buffers that differ by rank (the statistics of a local batch
-            norm) are to be made equal before.
-        updater: of its pieces.
-        experiment: what is run.
-        everyone: all ranks.
-        in_flight: what is computed and not yet used, of the same steps on all ranks.
-        residuals: what was computed and not yet sent; for as many sums on all ranks.
-        keep: complete checkpoints to keep, this one among them.
-
-    Returns:
-        The checkpoint's folder.
-
-    Raises:
-        CheckpointError: a rank could not write, say because the disk is full. Raised on every
-            rank; nothing of this checkpoint is left, and older ones are all there.
-    """
-    part = folder.partial(directory, step)
-    first = everyone.rank == 0
-    waiting = {what: pieces for each in in_flight for what, pieces in each.by_age(step).items()}
-    every = _all_holdings(model, experiment.optimizer) + _waiting_holdings(model, waiting)
-    every += residual_holdings(model, len(residuals))
-    written = assign(every, everyone.size)
-    files = [f"rank-{rank:05d}.safetensors" if mine else "" for rank, mine in enumerate(written)]
-
-    own = {held.name for held in written[everyone.rank]}
-    tensors = model.pieces() | updater.state(own) | named(model, residuals)
-    for what, pieces in waiting.items():
-        tensors |= {what + name: piece for name, piece in pieces.items()}
-
-    def write() -> None:
-        pieces = {held.name: _piece(held, tensors[held.name]) for held in written[everyone.rank]}
-        if pieces:
-            write_pieces(part / files[everyone.rank], pieces)
-
-    def publish() -> None:
-        index_pieces(part, filter(None, files))
-        folder.describe(part, step, experiment)
-        folder.publish(directory, step)
-        folder.prune(directory, step, keep)
-
-    try:
-        on_all_ranks(everyone, (lambda: folder.begin(directory, step)) if first else None)
-        on_all_ranks(everyone, write)
-        on_all_ranks(everyone, publish if first else None)
-    except CheckpointError as error:
-        if first:
-            shutil.rmtree(part, ignore_errors=True)
-        kept = latest(directory)
-        where = f"the last checkpoint is {kept}" if kept else "there is no earlier checkpoint"
-        raise CheckpointError(f"no checkpoint at step {step}: {error}; {where}") from error
-    return folder.place(directory, step)
 
 
 def latest(directory: Path) -> Path | None:
@@ -225,38 +148,3 @@ def _read(reader: PieceSet, stored: str, model: CutModel, name: str) -> Tensor:
     placed = model.placements[name]
     shard = placed.placement if isinstance(placed.placement, Shard) else None
     return reader.read(stored, shard, model.context.rank % placed.group_size)
-
-
-def _all_holdings(model: CutModel, value: OptimizerValue) -> list[Holding]:
-    """Every piece of every logical tensor, the same list on all ranks."""
-    size, found = model.plan.world_size, []
-    for name, placed in model.placements.items():
-        found += holdings(name, placed, size)
-    for name in model.trainable():
-        pieces = holdings(name, model.placements[name], size)
-        for state in state_names(value):
-            if state == "step":  # one number, known to whoever holds a part of the parameter
-                found.append(Holding(entry(state, name), None, 0, 1, pieces[0].holders))
-            else:
-                found += holdings(entry(state, name), model.placements[name], size)
-    return found
-
-
-def _waiting_holdings(model: CutModel, kinds: Iterable[str]) -> list[Holding]:
-    """The same of what is in flight, which lies as the parameters do."""
-    size, placements = model.plan.world_size, model.placements
-    return [
-        holding
-        for kind in kinds
-        for name in model.trainable()
-        for holding in holdings(kind + name, placements[name], size)
-    ]
-
-
-def _piece(held: Holding, tensor: Tensor) -> Piece:
-    whole = list(tensor.shape)
-    if held.shard is None:
-        return Piece(tensor, tuple(whole))
-    whole[held.shard.dim] = held.shard.extent
-    start, _ = held.shard.span(held.index)
-    return Piece(tensor, tuple(whole), held.shard.dim, start, held.shard.blocks)

@@ -23,7 +23,8 @@ class Outcome:
         checkpoint: the directory of the newest checkpoint, or None.
         evaluation: "loss" and "accuracy" on the test split; empty where it was not evaluated.
         message: for "diverged": step and layer.
-        traffic: for each (group, operation, layer, phase): calls, messages, bytes, seconds, rounds.
+        traffic: for each (group, operation, layer, phase): calls, messages, bytes, seconds, rounds,
+            additions.
         notes: on steps that were unlike others, for people.
     """
 
@@ -32,5 +33,5 @@ class Outcome:
     checkpoint: str | None
     evaluation: dict[str, float] = field(default_factory=dict)
     message: str = ""
-    traffic: tuple[tuple[str, str, str, str, int, int, int, float, int], ...] = ()
+    traffic: tuple[tuple[str, str, str, str, int, int, int, float, int, int], ...] = ()
     notes: tuple[str, ...] = ()

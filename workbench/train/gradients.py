@@ -2,9 +2,10 @@
 
 import math
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from workbench.comm.collectives import Pending, start_all_reduce
 from workbench.comm.errors import CodecError
 from workbench.comm.group import Group
+from workbench.comm.owned import Owned
 from workbench.layers.cut_model import CutModel
 from workbench.layers.linear import Linear, Spare
 from workbench.plan.all_reduce import Algorithm
@@ -19,7 +21,7 @@ from workbench.plan.codec import Codec
 
 
 @dataclass
-class _Bucket:
+class Bucket:
     """Gradients that travel together: views of one flat buffer."""
 
     group: Group
@@ -27,6 +29,8 @@ class _Bucket:
     views: dict[str, Tensor]
     residual: Tensor | None
     """What this rank's encodings of it have left out."""
+    owned: Owned | None = None
+    """Where each rank sums a segment of it only."""
     waiting: set[str] = field(default_factory=set)
     pending: Pending | None = None
 
@@ -74,6 +78,7 @@ class GradientSum:
         names: the parameters to look after; None: all.
         algorithm: of the sums.
         codec: what gradients become while they travel; None: they stay as they are.
+        owned: the buckets of which each rank sums its own segment only, by their names.
         alone: look after parameters without replicas as well; else these keep their gradients
             themselves.
     """
@@ -86,21 +91,22 @@ class GradientSum:
         *,
         algorithm: Algorithm = "auto",
         codec: Codec | None = None,
+        owned: Mapping[tuple[str, ...], Owned] = MappingProxyType({}),
         alone: bool = False,
     ) -> None:
         every = model.trainable()
         self.parameters = {n: p for n, p in every.items() if names is None or n in names}
-        self._buckets: list[_Bucket] = []
-        self._home: dict[str, _Bucket] = {}
+        self._buckets: list[Bucket] = []
+        self._home: dict[str, Bucket] = {}
         self._spares = _spares(model)
         self._algorithm: Algorithm = algorithm
         self._codec = codec
         self.keeps_residuals = codec is not None and codec.error_feedback
         self._filling, self._sending = False, False
         self._next = 0
-        self._under_way: list[_Bucket] = []
+        self._under_way: list[Bucket] = []
         for together, group in bucketed(model, self.parameters, bucket_bytes, alone):
-            self._add(together, group)
+            self._add(together, group, owned.get(tuple(together)))
         self._hooks = [
             self.parameters[name].register_post_accumulate_grad_hook(self._hook(name, bucket))
             for name, bucket in self._home.items()
@@ -174,10 +180,11 @@ class GradientSum:
         residuals = [bucket.residual for bucket in self._buckets]
         return [bucket.flat for bucket in self._buckets] + [r for r in residuals if r is not None]
 
-    def _add(self, names: list[str], group: Group) -> None:
+    def _add(self, names: list[str], group: Group, owned: Owned | None) -> None:
         first = self.parameters[names[0]]
         # The same order on all ranks of a group: that in which backward reaches first names.
-        flat = group.buffer(sum(self.parameters[name].numel() for name in names), first)
+        numel = sum(self.parameters[name].numel() for name in names)
+        flat = group.buffer(numel, first) if owned is None else owned.flat
         views, start = {}, 0
         for name in names:
             parameter = self.parameters[name]
@@ -186,11 +193,11 @@ class GradientSum:
         residual = None
         if self.keeps_residuals and group.link is not None:
             residual = torch.zeros_like(flat, device=group.link.device)
-        bucket = _Bucket(group, flat.detach(), views, residual)
+        bucket = Bucket(group, flat.detach(), views, residual, owned)
         self._buckets.append(bucket)
         self._home.update(dict.fromkeys(names, bucket))
 
-    def _hook(self, name: str, bucket: _Bucket) -> Callable[[Tensor], None]:
+    def _hook(self, name: str, bucket: Bucket) -> Callable[[Tensor], None]:
         view = bucket.views[name]
         # A strong reference would make a cycle through torch's hooks, which is never collected:
         # the whole model would stay alive after its run.
@@ -215,15 +222,21 @@ class GradientSum:
         while self._next < len(self._buckets) and not self._buckets[self._next].waiting:
             bucket = self._buckets[self._next]
             with bucket.blamed():
-                bucket.pending = self._summed(bucket.flat, bucket.group, bucket.residual)
+                bucket.pending = self._summed(bucket)
             if not bucket.pending.by_itself:
                 self._under_way.append(bucket)
             self._next += 1
 
-    def _summed(self, flat: Tensor, group: Group, residual: Tensor | None) -> Pending:
-        by, codec = self._algorithm, self._codec if group.size > 1 else None
+    def _summed(self, bucket: Bucket) -> Pending:
+        if bucket.owned is not None:
+            return bucket.owned.start_sum(layer="gradients")
         return start_all_reduce(
-            flat, group, algorithm=by, codec=codec, residual=residual, layer="gradients"
+            bucket.flat,
+            bucket.group,
+            algorithm=self._algorithm,
+            codec=self._codec if bucket.group.size > 1 else None,
+            residual=bucket.residual,
+            layer="gradients",
         )
 
     def _advance(self) -> None:

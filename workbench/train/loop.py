@@ -11,13 +11,14 @@ import torch
 from workbench.comm.collectives import all_reduce
 from workbench.comm.group import Group
 from workbench.plan.metrics import Row
-from workbench.train import checkpoint
 from workbench.train.blame import first_bad_layer
 from workbench.train.control import Control, Outcome, Reason
 from workbench.train.evaluate import evaluate
 from workbench.train.memory import PeakMeter
 from workbench.train.metrics import step_row
+from workbench.train.parts import parts
 from workbench.train.replanning import recut_bytes, under
+from workbench.train.saver import Saver
 from workbench.train.state import RankState
 from workbench.train.statistics import average_statistics
 from workbench.train.step import StepResult
@@ -73,7 +74,7 @@ class Loop:
     ) -> None:
         self.state, self.meter, self.directory = state, meter, directory
         self.control, self.emit = control, emit
-        self.checkpoint: Path | None = None
+        self.saver = Saver(directory, state.everyone)
         self.evaluation: dict[str, float] = {}
         self.wishes = PlanWishes(directory)
         self._plan = self.wishes.last_carried_out()  # by an earlier session
@@ -82,6 +83,12 @@ class Loop:
 
     def run(self) -> Outcome:
         """Trains; every rank returns after the same step, for the same reason."""
+        try:
+            return self._run()
+        finally:
+            self.saver.close()
+
+    def _run(self) -> Outcome:
         experiment = self.state.experiment
         for step in range(self.state.first_step, experiment.steps):
             taken = self._step(step)
@@ -160,7 +167,8 @@ class Loop:
         state = self.state
         state.model.context.set(batch.rows, first_row=batch.first_row, step=step)
         layer = first_bad_layer(state.model, batch.images, state.everyone)
-        kept = f"; the last checkpoint is {self.checkpoint}" if self.checkpoint else ""
+        self.saver.finish()
+        kept = f"; the last checkpoint is {self.saver.newest}" if self.saver.newest else ""
         state.strategy.rest()
         message = f"the loss became {result.loss} at step {step}, first in {layer}{kept}"
         return self._outcome("diverged", step, message)
@@ -180,22 +188,21 @@ class Loop:
         state = self.state
         state.strategy.settle()
         average_statistics(state.model)
-        self.checkpoint = checkpoint.save(
-            self.directory,
+        part, files = parts(
             done,
             state.model,
             state.updater,
-            state.experiment,
-            state.everyone,
             in_flight=state.strategy.in_flight,
             residuals=state.strategy.residuals,
         )
+        self.saver.begin(done, part, files, state.experiment)
 
     def _outcome(self, reason: Reason, step: int, message: str = "") -> Outcome:
+        self.saver.finish()
         return Outcome(
             reason,
             step,
-            None if self.checkpoint is None else str(self.checkpoint),
+            None if self.saver.newest is None else str(self.saver.newest),
             self.evaluation,
             message,
             tuple(astuple(row) for row in self.state.world.recorder.rows()),

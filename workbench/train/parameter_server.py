@@ -25,7 +25,7 @@ from workbench.comm.rooted import start_broadcast, start_reduce
 from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment import Optimizer, ParameterServer
 from workbench.train.at_once import AtOnce
-from workbench.train.gradients import GradientSum
+from workbench.train.gradients import Bucket, GradientSum
 from workbench.train.optimizer import entry, state_names, state_tensors
 from workbench.train.updater import Updater
 
@@ -128,8 +128,9 @@ class _SumsAtServer(GradientSum):
                 for name, view in bucket.views.items():
                     self.parameters[name].copy_(view)
 
-    def _summed(self, flat: Tensor, group: Group, residual: Tensor | None) -> Pending:
-        return start_reduce(flat, root_of(group, self._server), group, layer="gradients")
+    def _summed(self, bucket: Bucket) -> Pending:
+        root = root_of(bucket.group, self._server)
+        return start_reduce(bucket.flat, root, bucket.group, layer="gradients")
 
 
 def replicas(model: CutModel, name: str) -> Group:

@@ -12,6 +12,7 @@ from workbench.train.control import Control, Outcome
 from workbench.train.loop import Loop
 from workbench.train.memory import PeakMeter
 from workbench.train.state import RankState, group_specs_of
+from workbench.train.wishes import PlanWishes
 
 __all__ = ["Control", "Outcome", "Row", "Seat", "train"]
 
@@ -32,7 +33,7 @@ def train(
 
     Args:
         seat: where this rank sits; its world size is the plan's.
-        experiment: what to run.
+        experiment: what to run, unless the run in `directory` went on under another plan since.
         weights: the initial weights (`model.weights.initialize`); only slices are read.
         directory: of the run; checkpoints go there.
         resume: a checkpoint, under any plan of this model, to go on from.
@@ -43,6 +44,7 @@ def train(
         CommError: a rank did not arrive, or died.
         CheckpointError: weights or checkpoint are damaged or of another model.
     """
+    experiment = PlanWishes(directory).in_force(experiment)
     with PeakMeter(torch.device(seat.device)) as meter, World.open(seat) as world:
         groups = world.groups(group_specs_of(experiment.plan))
         state = RankState.start(experiment, world, groups, weights, resume)

@@ -103,7 +103,9 @@ def updater_of(experiment: Experiment, model: CutModel) -> Updater:
     every = set(model.trainable())
     behind = weights_behind(model.plan) if isinstance(sync, Synchronous) and sync.per_round else ()
     apart = [every.difference(behind), every.intersection(behind)]
-    return ShardedUpdater.over_replicas(value, model, sync.bucket_bytes, apart)
+    shares = experiment.optimizer_shares
+    fused = experiment.fused
+    return ShardedUpdater.over_replicas(value, model, sync.bucket_bytes, apart, shares, fused=fused)
 
 
 def strategy_of(

@@ -22,7 +22,11 @@ class SynchronousUpdates(AtOnce):
     def __init__(self, sync: Synchronous, model: CutModel, updater: Updater) -> None:
         self.updater = updater
         self._sums = GradientSum(
-            model, sync.bucket_bytes, algorithm=sync.algorithm, codec=sync.codec
+            model,
+            sync.bucket_bytes,
+            algorithm=sync.algorithm,
+            codec=sync.codec,
+            owned=updater.owned,
         )
 
     def begin(self) -> None:

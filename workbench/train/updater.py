@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from torch import Tensor, nn
 
+from workbench.comm.owned import Owned
 from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment import Optimizer
 from workbench.train.optimizer import build_optimizer, load_state, state_tensors
@@ -41,6 +42,14 @@ class Updater:
             read: (state, name) -> this rank's piece of that state.
         """
         load_state(self.optimizer, self.value, self.held, read)
+
+    @property
+    def owned(self) -> Mapping[tuple[str, ...], Owned]:
+        """Where gradients are summed by who moves them, by the names of those that travel together.
+
+        All others are summed on every rank.
+        """
+        return {}
 
     def tensors(self) -> Iterator[Tensor]:
         """What is remembered on this rank, for the account of memory."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from workbench.plan.experiment import Experiment
 from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
 from workbench.plan.text import dump
@@ -66,6 +67,22 @@ class PlanWishes:
         """The number of the last wish that was carried out; 0: none was."""
         names = (path.name for path in self._folder.glob("[0-9]*.done.toml"))
         return max((int(name.split(".")[0]) for name in names), default=0)
+
+    def in_force(self, experiment: Experiment) -> Experiment:
+        """A run's experiment under the plan that it last went on under, whoever starts it again.
+
+        Args:
+            experiment: of this run, under any of its plans. One for another number of ranks than
+                that plan stays as it is.
+
+        Raises:
+            PlanError: the plan's file is damaged.
+        """
+        if not (number := self.last_carried_out()):
+            return experiment
+        plan = self.plan(number, experiment.plan.graph)
+        fits = plan.world_size == experiment.plan.world_size
+        return experiment.replace(plan=plan) if fits else experiment
 
     def wish(self, plan: Plan) -> int:
         """Writes a plan down; gives its number."""

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from workbench.cluster.engine import become, perform
+from workbench.cluster.rehearsal import rehearse
 
 
 def main(folder: Path, index: int) -> None:
@@ -29,7 +30,7 @@ def main(folder: Path, index: int) -> None:
             path.unlink()
             if function is become:  # without torch
                 introduce(folder, arguments[0])
-            else:
+            elif function is not rehearse:  # which needs torch
                 assert function is perform
                 with suppress(KeyboardInterrupt):
                     perform(*arguments)

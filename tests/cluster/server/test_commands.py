@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 
 from tests.cluster.server.fake_tasks import value_after
 from tests.cluster.server.test_recovery import value
@@ -81,9 +80,7 @@ def test_a_call_ends_with_who_waits_for_it(fake):
         call = fake.submit("sleep", kind="call", owner=Owner.of(waiting.pid))
         fake.until(call, "running")
         waiting.kill()
-    began = time.monotonic()
     record = fake.ended(call)
     assert record.state == "cancelled"
-    assert time.monotonic() - began < 3
     assert all(os.path.exists(f"/proc/{engine.pid}") for engine in fake.store.engines())
     assert fake.ended(fake.submit(keywords={"steps": 2})).state == "finished"

@@ -51,12 +51,19 @@ def verdict(*ends: End, wish: str = "", job: JobRecord = JOB, step: int = 8, res
         ([raised("ValueError"), INTERRUPTED], "stop", "failed"),
         ([NEVER, NEVER], "stop", "stopped"),
         ([INTERRUPTED, NEVER], "preempt", "queued"),
+        ([STUCK, replace(INTERRUPTED, rank=1)], "stop", "stopped"),
+        ([raised("CommTimeout"), replace(INTERRUPTED, rank=1)], "stop", "stopped"),
         ([INTERRUPTED, DIED], "cancel", "cancelled"),
         ([INTERRUPTED, INTERRUPTED], "", "failed"),
     ],
 )
 def test_what_becomes_of_training(ends, wish, state):
     assert verdict(*ends, wish=wish).state == state
+
+
+@pytest.mark.parametrize("ends", [[INTERRUPTED, DIED], [STUCK, NEVER], [raised("PeerLost"), DIED]])
+def test_what_was_lost_while_it_was_being_stopped_is_no_failure(ends):
+    assert verdict(*ends, wish="stop").error is None
 
 
 def test_a_call_is_not_tried_again():

@@ -6,8 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
+from types import SimpleNamespace
+
+import psutil
 
 from workbench.cluster.server.checkpoints import newest_whole
+from workbench.cluster.server.host_health import HostHealth
+from workbench.cluster.server.memory_trend import MemoryTrend
 from workbench.cluster.server.pace import LOOKS, Pace
 from workbench.cluster.server.vitals import Vitals
 from workbench.cluster.server.watch import Watch
@@ -43,7 +49,32 @@ def test_steps_that_take_longer_than_predicted_are_told_once():
     pace, told = Pace(predicted_s=0.5), []
     for step in range(4 * LOOKS):
         told += pace.look(rows(step, 0.1, time=step * 1.0))
-    assert told == [f"a step takes 1 s, 2.0 times as long as predicted, at step {LOOKS + 1}"]
+    assert told == ["a step takes 1 s, 2.0 times as long as predicted, since step 2"]
+
+
+def test_memory_that_grows_is_told_once_it_has_settled():
+    trend, told = MemoryTrend(), []
+    for step in range(0, 300, 10):
+        row = {"step": step, "rss_bytes": (1 if step < 60 else 1 + step / 200) * 2**30}
+        told += trend.look({0: row, 1: {**row, "rss_bytes": 2**30}}, resumed=10)
+    assert told == [
+        "the memory of rank 0 has grown from 1.3 to 2.0 GiB since step 60",
+    ]
+
+
+def test_what_passes_through_interfaces_is_told_by_the_second(monkeypatch):
+    passed = iter([{"eth0": (100, 50)}, {"eth0": (300, 50), "eth1": (7, 7)}, {"eth0": (0, 90)}])
+    monkeypatch.setattr(
+        psutil,
+        "net_io_counters",
+        lambda pernic: {
+            name: SimpleNamespace(bytes_recv=received, bytes_sent=sent)
+            for name, (received, sent) in next(passed).items()
+        },
+    )
+    host = HostHealth()
+    found = [host.look(now)["network"] for now in (10.0, 12.0, 16.0)]
+    assert found == [{}, {"eth0": (100.0, 0.0)}, {"eth0": (0.0, 10.0)}]
 
 
 def test_the_end_of_a_process_is_seen_at_once():
@@ -77,10 +108,12 @@ def test_a_process_that_is_stopped_is_told_from_one_that_works_in_turns(tmp_path
     assert vitals.rss_bytes(process.pid) == 0
 
 
-def saved(directory, step: int, num_bytes: int = 8) -> None:
+def saved(directory, step: int, num_bytes: int = 8, crc: int = zlib.crc32(bytes(8))) -> None:
     folder = directory / f"step-{step:06d}"
     folder.mkdir()
-    header = json.dumps({"w": {"dtype": "F64", "shape": [], "data_offsets": [0, 8]}}).encode()
+    entry = {"dtype": "F64", "shape": [], "data_offsets": [0, 8]}
+    metadata = {"crc32": json.dumps({"w": crc})}
+    header = json.dumps({"__metadata__": metadata, "w": entry}).encode()
     file = len(header).to_bytes(8, "little") + header + bytes(num_bytes)
     (folder / "rank-00000.safetensors").write_bytes(file)
     (folder / "index.toml").write_text(
@@ -89,13 +122,15 @@ def saved(directory, step: int, num_bytes: int = 8) -> None:
     (folder / "checkpoint.toml").touch()
 
 
-def test_a_checkpoint_that_is_cut_off_is_passed_over(tmp_path):
+def test_a_checkpoint_that_is_damaged_is_passed_over(tmp_path):
     assert newest_whole(tmp_path / "nowhere") == (None, [])
     saved(tmp_path, 5)
     saved(tmp_path, 10, num_bytes=7)
     saved(tmp_path, 15)
     (tmp_path / "step-000015" / "rank-00000.safetensors").unlink()
-    (tmp_path / "step-000020.tmp").mkdir()
+    saved(tmp_path, 20, crc=7)
+    (tmp_path / "step-000025.tmp").mkdir()
     found, damaged = newest_whole(tmp_path)
     assert (found.step, found.path.name) == (5, "step-000005")
-    assert [text.split()[0] for text in damaged] == ["step-000015", "step-000010"]
+    assert [text.split()[0] for text in damaged] == ["step-000020", "step-000015", "step-000010"]
+    assert newest_whole(tmp_path, checked=False)[0].step == 20

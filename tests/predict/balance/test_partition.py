@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.interpolate import Akima1DInterpolator
 
 from workbench.predict.balance import Balancer, Point, TimeModel, partition
-from workbench.predict.balance.time_model import KINDS
+from workbench.predict.balance.time_model import KINDS, seconds_of
 
 SECONDS = st.floats(0.01, 50, allow_nan=False).map(lambda s: round(s, 3))
 
@@ -21,8 +22,9 @@ def models(draw, kinds=KINDS):
     return TimeModel(points, draw(st.sampled_from(kinds)))
 
 
-def end(sizes, every, total, overheads=None):
-    seconds = max(float(model.seconds(total)[d]) for model, d in zip(every, sizes, strict=True))
+def end(sizes, times, overheads=None):
+    """Of these sizes, by what each device takes for any of them."""
+    seconds = max(own[d] for own, d in zip(times, sizes, strict=True))
     return seconds + (0 if overheads is None else overheads[max(1, sum(d > 0 for d in sizes)) - 1])
 
 
@@ -55,6 +57,7 @@ def test_no_other_sizes_end_earlier():
     for _ in range(500):
         total, every, most, overheads = drawn(rng)
         least = rng.randint(0, 1) if overheads is None else 0
+        besides = [rng.uniform(0, 20) for _ in every] if rng.random() < 0.5 else None
         limits = [total if m is None else m for m in most]
         possible = all_sizes(total, limits, least)
         if not possible:
@@ -62,9 +65,12 @@ def test_no_other_sizes_end_earlier():
             with pytest.raises(ValueError, match="units"):
                 partition(total, every, least=least, most=most, overheads_s=overheads)
             continue
-        found = partition(total, every, least=least, most=most, overheads_s=overheads)
+        found = partition(
+            total, every, least=least, most=most, overheads_s=overheads, besides_s=besides
+        )
         assert found.sizes in possible
-        best = min(end(sizes, every, total, overheads) for sizes in possible)
+        times = seconds_of(every, total) + np.c_[besides or [0.0] * len(every)]
+        best = min(end(sizes, times.tolist(), overheads) for sizes in possible)
         assert found.end_s == pytest.approx(best, rel=1e-12)
     assert refused < 100
 
@@ -107,6 +113,26 @@ def test_kinds_differ_between_points():
     assert constant[16] == linear[16] == akima[16] == pytest.approx(18.0)
 
 
+def test_akima_s_spline_is_scipy_s_from_the_smallest_measured_size_on():
+    """Of devices that were measured at other sizes each, all at once."""
+    rng = random.Random(0)
+    every = [
+        TimeModel(tuple(Point(d, d * rng.uniform(1, 2)) for d in rng.sample(range(1, 40), n)), kind)
+        for n in range(2, 9)
+        for kind in KINDS
+    ]
+    found = seconds_of(every, 40)
+    for model, row in zip(every, found, strict=True):
+        assert np.array_equal(row, model.seconds(40))
+        first, last = model.points[0].units, model.points[-1].units
+        x, y = zip((0, 0.0), *((p.units, p.seconds) for p in model.points), strict=True)
+        if model.kind == "akima":
+            spline = Akima1DInterpolator(x, y)(np.arange(first, last + 1))
+            expected = np.maximum.accumulate(np.maximum(spline, 0))
+            before = row[first - 1] if first > 1 else 0.0
+            assert row[first : last + 1] == pytest.approx(np.maximum(expected, before))
+
+
 def test_a_functional_model_is_never_worse_than_a_constant_one():
     """Sec. 6, F1: with a large fixed cost the constant model hands out the wrong sizes."""
     truth = [lambda d, v=v: (0.5 + d / v) * (d > 0) for v in (40.0, 20.0, 10.0)]
@@ -143,8 +169,8 @@ def test_one_slow_step_changes_nothing():
     assert balancer.measured((1.0, 2.0)).measured((1.0, 1.0)) == balancer
     slow = balancer
     for _ in range(3):
-        slow = slow.measured((1.0, 2.0))
-    assert slow.sizes == (13, 7)
+        slow = slow.measured((1.0, 3.0))
+    assert slow.sizes == (15, 5)
 
 
 @pytest.mark.parametrize(

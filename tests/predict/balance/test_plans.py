@@ -114,6 +114,56 @@ def test_memory_bounds_and_links_count():
     assert costly.partition.sizes == (1200, 0, 0)
 
 
+def linked(speeds, bandwidth, memory=1e15):
+    """Devices that differ in arithmetic and memory alike, and a link."""
+    base = machine(speeds)
+    devices = tuple(
+        own.replace(bandwidth=memory * speed / max(speeds))
+        for own, speed in zip(base.devices, speeds, strict=True)
+    )
+    return base.replace(
+        devices=devices, within=Link(name="memory", latency_s=1e-4, bandwidth=bandwidth)
+    )
+
+
+@pytest.mark.parametrize("split", ["rows", "filters"])
+def test_devices_that_cost_more_than_they_help_are_left_out(split):
+    """What a plan over all ranks exchanges, and what a slow one does besides, is counted."""
+    value = images(3, batch_size=32)
+    every = balanced(value, linked((4, 4, 1), 1e12), split=split)
+    assert every.plan.world_size == 3
+    assert not any("left out" in note for note in every.notes)
+    slow = linked((70, 25, 5), 1e12, memory=2e9)
+    some = balanced(value, slow, split=split, per_layer=split == "filters", grain=1)
+    assert some.plan.world_size == 2
+    costly = linked((70, 25, 5), 1e6)
+    alone = balanced(value, costly, split=split)
+    assert alone.plan.world_size == 1
+    assert "ranks 1 to 2 are left out" in alone.notes[0]
+    assert alone.gain_over_fastest_alone == pytest.approx(1.0)
+    assert alone.alone_s == pytest.approx(balanced(value, costly, least=1).alone_s)
+    for found in (some, alone):
+        n = found.plan.world_size
+        own = slow.replace(devices=slow.devices[:n])
+        assert predict(found.plan, own, value).step_time > 0
+    assert balanced(value, costly, split=split, least=1).plan.world_size == 3
+    assert balanced(value, linked((1, 1, 1), 1e6), split=split).plan.world_size == 3
+
+
+def test_what_all_do_alike_is_part_of_a_device_s_time():
+    """A slow device that pools and activates all rows gets fewer filters than its speed's share."""
+    pair = [nn.Conv2d(64, 64, 3, padding=1) for _ in range(4)]
+    net = nn.Sequential(nn.Conv2d(3, 64, 1), pair[0], nn.ReLU(), nn.AvgPool2d(2), *pair[1:])
+    plan = Plan.data_parallel(trace(net, input_shape=(3, 16, 16), num_classes=2), 2)
+    value = images(2).replace(plan=plan)
+    free, bound = (
+        balanced(value, linked((3, 1), 1e12, memory), split="filters", least=1)
+        for memory in (1e15, 1e9)
+    )
+    assert bound.partition.sizes[1] < free.partition.sizes[1]
+    assert bound.partition.imbalance < 0.1
+
+
 def test_what_cannot_be_is_refused():
     with pytest.raises(MachineError, match="2 devices, the plan 3 ranks"):
         balanced(experiment(3), machine((1, 2)))

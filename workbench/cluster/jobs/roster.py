@@ -3,7 +3,7 @@
 import json
 import sqlite3
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from workbench.cluster.jobs.database import Database
@@ -43,6 +43,19 @@ class Roster(Database):
             connection.execute(
                 f"INSERT OR REPLACE INTO engines ({names}) VALUES ({marks(values)})",
                 tuple(values.values()),
+            )
+
+    def note_health(self, found: Mapping[int, tuple[float, int, int]]) -> None:
+        """Writes down how engines do, of all in one transaction.
+
+        Args:
+            found: by index: processor time over time, resident memory, and a GPU's in use, in
+                bytes.
+        """
+        with self._writing() as connection:
+            connection.executemany(
+                'UPDATE engines SET cpu_share = ?, rss_bytes = ?, gpu_bytes = ? WHERE "index" = ?',
+                [(*health, index) for index, health in found.items()],
             )
 
 

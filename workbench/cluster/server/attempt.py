@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from workbench.cluster.answer import Answer
 from workbench.cluster.failure import End
 from workbench.cluster.rank_files import WITHDRAWN, withdraw
 from workbench.cluster.server.rank import STUCK, Rank
@@ -61,6 +62,7 @@ class Attempt:
         self.is_withdrawn = (folder / WITHDRAWN).exists()
         self._changed_at, self._looked_at, self._num_died = 0, 0.0, -1
         self._failed_at: float | None = None
+        self._was_refused = False
         self._interrupts, self._stop_sent_at, self._sent_at = 0, -REPEAT_STOP_S, -DELIVER_AGAIN_S
 
     def deliver(self, call: Callable[[Rank], None], now: float) -> None:
@@ -80,29 +82,33 @@ class Attempt:
         """Calls ranks again when `deliver` is next asked to."""
         self._sent_at = -DELIVER_AGAIN_S
 
-    def is_due(self, now: float, died: Collection[int]) -> bool:
-        """Whether there may be news of ranks that all work; it is asked very often."""
-        is_ending = self._failed_at is not None or len(died) != self._num_died
-        return is_ending or now - self._looked_at >= LOOK_EVERY_S
-
-    def look(self, now: float, died: Collection[int], how: Callable[[int], str | None]) -> None:
-        """Sees what has become of the ranks.
+    def look(self, now: float, died: Collection[int], how: Callable[[int], str | None]) -> bool:
+        """Sees what has become of the ranks; it is asked very often.
 
         Args:
             now: a monotonic clock's seconds.
             died: processes that have ended.
             how: in words, how a process ended; None: that will be known in a moment.
+
+        Returns:
+            Whether there may be news.
         """
+        if self._failed_at is None and len(died) == self._num_died and not self._was_refused:
+            if now - self._looked_at < LOOK_EVERY_S:
+                return False
+            self._looked_at = now
+            return self._read()
         self._num_died = len(died)
         gone = [rank for rank in self.ranks if not rank.has_ended and rank.pid in died]
         if gone or now - self._looked_at >= LOOK_EVERY_S:
             self._looked_at = now
-            self._read(bool(gone))
+            self._read(again=bool(gone))
         for rank in gone:
             if not rank.has_ended and (words := how(rank.pid)) is not None:
                 rank.note_death(words)
         if gone and self._failed_at is None and any(not rank.answer for rank in gone):
             self._failed_at = now
+        return True
 
     def steer(self, now: float, *, stop: bool, abort: bool) -> None:
         """Has ranks end that should: after a failure, or as is wished.
@@ -127,6 +133,12 @@ class Attempt:
             # Again and again: a rank that had not begun yet would not have heard it.
             self._stop_sent_at = now
             self._signal(signal.SIGUSR1)
+
+    def refuse(self, rank: int, error: Exception) -> None:
+        """A rank could not be called, or could not answer."""
+        if self.ranks[rank].answer is None:
+            self.ranks[rank].answer = Answer.of(error)
+            self._was_refused = True
 
     def kill(self, rank: Rank, why: str) -> None:
         """Ends a rank's process."""
@@ -161,15 +173,17 @@ class Attempt:
         """How each rank ended; of those that never began, nothing is said."""
         return [rank.end() for rank in self.ranks]
 
-    def _read(self, again: bool) -> None:
-        """Reads the folder, if it has changed: one look at its date costs next to nothing."""
+    def _read(self, *, again: bool = False) -> bool:
+        """Reads the folder if it has changed: one look at its date costs next to nothing."""
         changed_at = os.stat(self.folder).st_mtime_ns
-        if again or changed_at != self._changed_at:
-            if time.time_ns() - changed_at > DATE_GRAIN_NS:
-                self._changed_at = changed_at
-            for rank in self.ranks:
-                if not rank.has_ended:
-                    rank.look()
+        if not again and changed_at == self._changed_at:
+            return False
+        if time.time_ns() - changed_at > DATE_GRAIN_NS:
+            self._changed_at = changed_at
+        for rank in self.ranks:
+            if not rank.has_ended:
+                rank.look()
+        return True
 
     def _withdraw(self) -> None:
         if not self.is_withdrawn:

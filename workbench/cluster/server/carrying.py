@@ -70,17 +70,13 @@ class Carrier:
         if work.attempt is None:
             return self._gather(work, now)
         attempt, wish = work.attempt, work.record.wish
-        if (
-            work.record.state == "running"
-            and not wish
-            and not attempt.is_due(now, self._fleet.died)
-        ):
+        is_news = attempt.look(now, self._fleet.died, lambda pid: self._fleet.how(pid, now))
+        if work.record.state == "running" and not (is_news or wish):
             return True
-        attempt.look(now, self._fleet.died, lambda pid: self._fleet.how(pid, now))
-        if not attempt.has_begun and not wish:
-            self._deliver(work, attempt, now)
         none_began = not any(rank.has_begun for rank in attempt.ranks)
         abort = wish == "cancel" or bool(wish and (work.record.kind != "train" or none_began))
+        if not attempt.has_begun and not abort:  # else those that have would wait for the others
+            self._deliver(work, attempt, now)
         attempt.steer(now, stop=bool(wish), abort=abort)
         if attempt.has_ended:
             return self._conclude(work, attempt, now)
@@ -167,7 +163,7 @@ class Carrier:
         try:
             attempt.deliver(call, now)
         except ControlMessageTooLarge as error:
-            work.refuse(0, error)
+            attempt.refuse(0, error)
         except ClusterError:
             attempt.deliver_soon()  # there is no controller now
 
@@ -200,7 +196,9 @@ class Carrier:
         work.pace.look(rows)
         verdict = judge(record, attempt.ends(), record.wish, step=work.step, resumed=work.resumed)
         step = verdict.outcome.step if verdict.outcome else work.step
-        found, _ = newest_whole(Path(record.directory)) if record.kind == "train" else (None, [])
+        directory, found = Path(record.directory), None
+        if record.kind == "train":
+            found, _ = newest_whole(directory, checked=False)
         over = AttemptRecord(
             attempt.number,
             record.held,

@@ -1,6 +1,7 @@
 """The engines of a cluster, as the job server knows them: who is there, who died, who stands in."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from workbench.cluster.devices import Device
@@ -8,6 +9,7 @@ from workbench.cluster.engine import become
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.jobs.record import EngineRecord, EngineState
 from workbench.cluster.jobs.store import Store
+from workbench.cluster.rehearsal import rehearse
 from workbench.cluster.server.hands import Arrival, Hands
 from workbench.cluster.server.vitals import out_of_memory_kills
 from workbench.cluster.server.watch import Watch
@@ -40,10 +42,11 @@ class Fleet:
         self._came: dict[int, Arrival] = {}  # by process
         self._became: dict[int, int] = {}  # process: the index that it was told to take
         self._place: dict[int, int] = {}  # of each process
+        self._rehearsed: set[int] = set()
         self._died_at: dict[int, float] = {}
         self._short_of_memory: set[int] = set()
         self._oom_kills = out_of_memory_kills()
-        self._looked_at = float("-inf")
+        self._looked_at = self._asked_at = float("-inf")
         self.records: dict[int, EngineRecord] = {}
         self.died: set[int] = set()
 
@@ -94,8 +97,9 @@ class Fleet:
 
     def is_due(self, now: float) -> bool:
         """Whether to read again, as somebody is missing."""
-        if now - self._looked_at < LOOK_EVERY_S:
+        if now - max(self._looked_at, self._asked_at) < LOOK_EVERY_S:
             return False
+        self._asked_at = now
         return not self.records or any(
             not self.lives(record) or (record.state == "idle" and not self.is_ready(index))
             for index, record in self.records.items()
@@ -173,6 +177,17 @@ class Fleet:
             return False
         came = self._came.get(spare.pid or 0)
         return came is not None and self._tell(came, missing)
+
+    def prepare_spare(self) -> None:
+        """Has the assistant make itself ready to take another's place; each one does so once."""
+        spare = next((r for r in self.records.values() if r.is_assistant), None)
+        if spare is None or spare.state != "idle" or not self.is_ready(spare.index):
+            return
+        came = self._came[spare.pid or 0]
+        if came.pid not in self._rehearsed:
+            self._rehearsed.add(came.pid)
+            with suppress(ClusterError):  # it is gone again
+                self._hands.call(came.engine_id, rehearse)
 
     def _tell(self, engine: Arrival, index: int) -> bool:
         """Has an engine become another."""

@@ -74,14 +74,16 @@ def judge(job: JobRecord, ends: Sequence[End], wish: str, *, step: int, resumed:
     if failure is None and all(end.answer for end in ends):
         return _returned(ends, wish)
     is_lost = _is_lost(ends)
-    if wish and not is_lost and not any(end.answer and end.answer.kind == "raised" for end in ends):
-        return becomes(wish)  # before all had begun
+    has_raised = any(end.answer and end.answer.kind == "raised" for end in ends)
+    has_died = any(end.death and not end.is_killed for end in ends)
+    if wish and not has_raised and not has_died:
+        return becomes(wish)  # before all had begun; those that had were interrupted, or ended
     error = _record(failure)
     text = error.text.splitlines()[0]
     if not is_lost or job.kind != "train":
         return Verdict("failed", text, error)
     if wish:
-        return replace(becomes(wish), reason=f"{_WHY[wish]}; {text}", error=error, is_lost=True)
+        return replace(becomes(wish), reason=f"{_WHY[wish]}; {text}", is_lost=True)
     losses = losses_in_place(job.attempts, step, resumed)
     if losses >= job.max_attempts:
         reason = f"lost {losses} times before it came further than step {step}; the last: {text}"

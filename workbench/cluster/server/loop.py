@@ -17,9 +17,10 @@ from workbench.cluster.server.monitor import Monitor
 from workbench.cluster.server.queue import Queue
 from workbench.cluster.server.work import Work
 
-TICK_S = 0.02
+# Between looks at what nobody tells of: as long as all runs, and where something begins or ends.
+QUIET_S, BUSY_S = 0.1, 0.02
 # What nobody tells of is asked for so often: owners that are gone, time that has passed.
-SETTLE_EVERY_S = 1.0
+SETTLE_EVERY_S = 2.0
 AGAIN_S = 1.0
 
 log = logging.getLogger(__name__)
@@ -51,12 +52,12 @@ class Server:
         """Serves until this process is ended; there is nothing to be done at its end."""
         while True:
             try:
-                self.tick(time.monotonic())
+                self.tick(time.monotonic(), BUSY_S if self._is_busy() else QUIET_S)
             except StoreError as error:  # a full disk, or one that is slow: once more
                 log.warning("%s", error)
                 time.sleep(AGAIN_S)
 
-    def tick(self, now: float, wait_s: float = TICK_S) -> None:
+    def tick(self, now: float, wait_s: float = BUSY_S) -> None:
         """One look at everything.
 
         Args:
@@ -82,7 +83,16 @@ class Server:
             if self._queue.settle(time.time()):
                 self._fleet.read(now)
                 self._take_up(now)
+        if is_due and self._is_training():
+            self._fleet.prepare_spare()
         self._monitor.look(self._works.values(), now)
+
+    def _is_busy(self) -> bool:
+        return any(work.record.state != "running" for work in self._works.values())
+
+    def _is_training(self) -> bool:
+        """Whether there is something to be ready for, and time for it."""
+        return not self._is_busy() and any(w.record.kind == "train" for w in self._works.values())
 
     def _take_up(self, now: float) -> None:
         """Takes up all jobs that hold engines, whichever server gave them those."""
@@ -105,4 +115,4 @@ class Server:
                 work = self._works.get(job)
                 if work is not None and work.attempt and work.attempt.number == attempt:
                     if not self._fleet.is_lost(work.attempt.ranks[rank].pid, refusal.error):
-                        work.refuse(rank, refusal.error)
+                        work.attempt.refuse(rank, refusal.error)

@@ -1,26 +1,21 @@
 """Watches what runs: processes that stand still, slow ranks, and what the host has left."""
 
 import json
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import psutil
-
-from workbench.cluster import rows
 from workbench.cluster.jobs.store import Store
 from workbench.cluster.keeper.spec import Spec
 from workbench.cluster.server.attempt import Attempt
 from workbench.cluster.server.fleet import Fleet
 from workbench.cluster.server.gpus import Gpus
+from workbench.cluster.server.host_health import HostHealth
+from workbench.cluster.server.standstill import Standstill
 from workbench.cluster.server.vitals import Vitals
 from workbench.cluster.server.work import Work
 from workbench.plan.metrics import Row
 
-# One that is stopped for less is slow. It is found within two looks more, which is 2 s.
-STOPPED_S = 1.15
-LOOK_EVERY_S = 0.4
-ROWS_EVERY_S = 1.0
+ROWS_EVERY_S, KEPT_EVERY_S = 1.0, 5.0
 HEALTH_EVERY_S = 10.0
 BACKUP_EVERY_S = 3600.0
 # Ranks wait for each other no longer than their time-out, and then say who did not come. Who says
@@ -41,6 +36,7 @@ class Monitor:
     def __init__(self, folder: Path, store: Store, spec: Spec, fleet: Fleet) -> None:
         self._store, self._spec, self._fleet = store, spec, fleet
         self._vitals, self._gpus = Vitals(folder), Gpus()
+        self._standstill, self._host = Standstill(self._vitals), HostHealth()
         self._due: dict[Callable[..., None], float] = {}
 
     def look(self, works: Iterable[Work], now: float) -> None:
@@ -51,8 +47,9 @@ class Monitor:
             now: a monotonic clock's seconds.
         """
         running = [(work, work.attempt) for work in works if work.attempt is not None]
-        self._at(self._look_at_processes, LOOK_EVERY_S, running, now)
+        self._end_stopped(running, now)
         self._at(self._look_at_rows, ROWS_EVERY_S, running, now)
+        self._at(self._keep_rows, KEPT_EVERY_S, running, now)
         self._at(self._look_at_engines, HEALTH_EVERY_S, running, now)
 
     def _at(
@@ -66,20 +63,15 @@ class Monitor:
             self._due[what] = now + every_s
             what(running, now)
 
-    def _look_at_processes(self, running: list[tuple[Work, Attempt]], now: float) -> None:
+    def _end_stopped(self, running: list[tuple[Work, Attempt]], now: float) -> None:
         """Ends ranks that were stopped by a signal, unless somebody said so."""
-        for work, attempt in running:
-            for rank in attempt.ranks:
-                if rank.has_ended:
-                    continue
-                self._vitals.look(rank.pid, now)
-                if self._fleet.records[rank.place].state == "paused":
-                    continue
-                stopped_s = self._vitals.stopped_s(rank.pid, now)
-                if stopped_s >= STOPPED_S and not rank.killed:
-                    why = f"stood still for {stopped_s:.1f} s, stopped by a signal, and was ended"
-                    self._tell(work, f"rank {rank.number} {why}", "stopped", rank.place)
-                    attempt.kill(rank, why)
+        for work, attempt, rank in self._standstill.look(running, now):
+            if rank.killed or self._fleet.records[rank.place].state == "paused":
+                continue
+            stopped_s = self._vitals.stopped_s(rank.pid, now)
+            why = f"stood still for {stopped_s:.1f} s, stopped by a signal, and was ended"
+            self._tell(work, f"rank {rank.number} {why}", "stopped", rank.place)
+            attempt.kill(rank, why)
 
     def _look_at_rows(self, running: list[tuple[Work, Attempt]], now: float) -> None:
         """Follows training: how far it is, how fast, and who is behind."""
@@ -93,16 +85,23 @@ class Monitor:
             before = work.pace.step
             for text in work.pace.look(newest):
                 self._tell(work, text, "slow")
+            for text in work.memory.look(newest, work.resumed):
+                self._tell(work, text, "memory")
             if work.pace.step != before:
                 work.moved_at = now
-                self._store.add_rows(
-                    work.record.id, b"".join(rows.pack(row) for row in newest.values())
-                )
             elif newest and now - work.moved_at > self._patience_s(work):
                 self._end_silent(work, attempt, now)
             if work.step != work.written_step:
                 work.written_step = work.step
                 self._store.update(work.record.id, step=work.step)
+
+    def _keep_rows(self, running: list[tuple[Work, Attempt]], now: float) -> None:
+        """Takes the newest rows of what trains into the store; ranks' files have all of them."""
+        for work, attempt in running:
+            if work.moved_at > work.kept_at:
+                work.kept_at = now
+                packed = [rank.last_packed() for rank in attempt.ranks]
+                self._store.add_rows(work.record.id, b"".join(packed))
 
     def _patience_s(self, work: Work) -> float:
         timeouts, steps = SILENT_TIMEOUTS * self._spec.timeout_s, SILENT_STEPS
@@ -117,30 +116,22 @@ class Monitor:
 
     def _look_at_engines(self, running: list[tuple[Work, Attempt]], now: float) -> None:
         """Writes down how engines and host do."""
-        ranks = {rank.pid for _, attempt in running for rank in attempt.ranks}
+        health = {}
         for engine in self._fleet.living():
             pid = engine.pid
             assert pid is not None
             device = self._spec.devices[engine.index]
             is_elsewhere = bool(self._spec.sites[engine.index].enter)
-            if pid not in ranks:  # the others were looked at a moment ago
-                self._vitals.look(pid, now)
-            self._store.set_engine(
-                engine.index,
-                cpu_share=round(self._vitals.cpu_share(pid), 3),
-                rss_bytes=self._vitals.rss_bytes(pid),
-                gpu_bytes=self._gpus.bytes_of("" if is_elsewhere else device.gpu),
+            self._vitals.look(pid, now)
+            health[engine.index] = (
+                round(self._vitals.cpu_share(pid), 3),
+                self._vitals.rss_bytes(pid),
+                self._gpus.bytes_of("" if is_elsewhere else device.gpu),
             )
+        self._store.note_health(health)
         for pid in self._fleet.died:
             self._vitals.drop(pid)
-        memory = psutil.virtual_memory()
-        host = {
-            "time": time.time(),
-            "cpu_share": psutil.cpu_percent() / 100,
-            "free_bytes": memory.available,
-            "bytes": memory.total,
-        }
-        self._store.set_meta("host", json.dumps(host))
+        self._store.set_meta("host", json.dumps(self._host.look(now)))
         self._store.backup(every_s=BACKUP_EVERY_S)
 
     def _tell(self, work: Work, text: str, kind: str, engine: int | None = None) -> None:

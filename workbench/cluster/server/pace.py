@@ -1,6 +1,6 @@
 """How fast the ranks of a job go, and which of them is slower than the others."""
 
-import statistics
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from workbench.plan.metrics import Row
@@ -35,6 +35,7 @@ class Pace:
     longest_gap_s: float = 0.0
     _ranks: dict[int, _Rank] = field(default_factory=dict)
     _slow_looks: int = 0
+    _slow_since: int = 0
     _is_told: bool = False
 
     def look(self, rows: dict[int, Row]) -> list[str]:
@@ -73,9 +74,9 @@ class Pace:
         told: list[str] = []
         if len(self._ranks) < 2:
             return told
+        ordered = sorted(rank.compute_s for rank in self._ranks.values())
         for number, rank in sorted(self._ranks.items()):
-            others = [other.compute_s for n, other in self._ranks.items() if n != number]
-            usual = statistics.median(others)
+            usual = _median_without(ordered, rank.compute_s)
             if usual <= 0:
                 continue
             factor = rank.compute_s / usual
@@ -98,11 +99,22 @@ class Pace:
         if not self.predicted_s or not self.step_s:
             return []
         factor = self.step_s / self.predicted_s
-        self._slow_looks = self._slow_looks + 1 if factor >= SLOWER else 0
+        if factor < SLOWER:
+            self._slow_looks = 0
+            return []
+        self._slow_since = self._slow_since if self._slow_looks else self.step
+        self._slow_looks += 1
         if self._slow_looks < LOOKS or self._is_told:
             return []
         self._is_told = True
         return [
             f"a step takes {self.step_s:.3g} s, {factor:.1f} times as long as predicted, "
-            f"at step {self.step}"
+            f"since step {self._slow_since}"
         ]
+
+
+def _median_without(ordered: list[float], one: float) -> float:
+    """The median of a sorted list but for one of its values."""
+    place, count = bisect_left(ordered, one), len(ordered) - 1
+    low, high = (middle + (middle >= place) for middle in ((count - 1) // 2, count // 2))
+    return (ordered[low] + ordered[high]) / 2

@@ -49,6 +49,9 @@ class Rank:
     received_bytes: int = 0
     death: str = ""
     killed: str = ""
+    _seen: tuple[int, int] = (0, 0)  # what the newest rows were at the last look
+    _read: tuple[int, int] = (0, 0)  # and when one was read
+    _last: bytes = b""
 
     @classmethod
     def at(cls, folder: Path, number: int, place: int, pid: int, with_value: bool) -> "Rank":
@@ -92,18 +95,43 @@ class Rank:
         death = "" if self.answer is not None else self.death
         return End(self.number, self.pid, self.answer, death, self.killed == STUCK and bool(death))
 
+    def has_reported(self) -> bool:
+        """Whether rows came since this was last asked; costs one look at a file's size."""
+        before, self._seen = self._seen, self._stamp()
+        return self._seen != before
+
     def last_row(self) -> Row | None:
         """The newest whole row; None where there is none."""
+        return next(unpack(packed), None) if (packed := self.last_packed()) else None
+
+    def last_packed(self) -> bytes:
+        """The same as it is stored; nothing where there is none."""
+        if (stamp := self._stamp()) != self._read:
+            self._read = stamp
+            self._last = (
+                self._newest(stamp[1] // ROW_BYTES) or self._last
+            )  # older ones were put aside just now
+        return self._last
+
+    def _stamp(self) -> tuple[int, int]:
+        try:
+            status = os.stat(self._rows)
+        except FileNotFoundError:
+            return 0, 0
+        return status.st_mtime_ns, status.st_size
+
+    def _newest(self, whole: int) -> bytes:
+        if not whole:
+            return b""
         try:
             descriptor = os.open(self._rows, os.O_RDONLY)
         except FileNotFoundError:
-            return None
+            return b""
         try:
-            whole = os.fstat(descriptor).st_size // ROW_BYTES
-            packed = os.pread(descriptor, ROW_BYTES, (whole - 1) * ROW_BYTES) if whole else b""
+            packed = os.pread(descriptor, ROW_BYTES, (whole - 1) * ROW_BYTES)
         finally:
             os.close(descriptor)
-        return next(unpack(packed)) if len(packed) == ROW_BYTES else None
+        return packed if len(packed) == ROW_BYTES else b""
 
     def note_death(self, how: str) -> None:
         """Writes down how its process ended."""

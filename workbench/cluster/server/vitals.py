@@ -96,13 +96,23 @@ class Vitals:
             return
         worked = found.cpu_s - last.sample.cpu_s
         # One that is stopped and let go on in turns works in between: it is slow, not stopped.
-        if found.state != "T" or worked > 0:
+        if found.state != "T":
             last.stopped_at = None
-        elif last.stopped_at is None:
+        elif last.stopped_at is None or worked > 0:
             last.stopped_at = now
         if now > last.at:
             last.cpu_share = worked / (now - last.at)
         last.at, last.sample = now, found
+
+    def works(self, pid: int) -> None:
+        """Takes notice that a process was seen to work, by what it wrote."""
+        if (seen := self._seen.get(pid)) is not None:
+            seen.stopped_at = None
+
+    def is_stopped(self, pid: int) -> bool:
+        """Whether it was stopped by a signal when it was last looked at."""
+        seen = self._seen.get(pid)
+        return seen is not None and seen.stopped_at is not None
 
     def stopped_s(self, pid: int, now: float) -> float:
         """For how long it has been stopped; 0 where it is not."""

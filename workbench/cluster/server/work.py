@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from workbench.cluster.answer import Answer
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.jobs.record import JobRecord, State
 from workbench.cluster.server.attempt import Attempt, attempt_folder
+from workbench.cluster.server.memory_trend import MemoryTrend
 from workbench.cluster.server.pace import Pace
 from workbench.cluster.server.rank import Rank
 
@@ -24,7 +24,9 @@ class Work:
         attempt: its ranks; None while engines are waited for.
         resumed: updates that were done when the attempt began.
         pace: how fast it goes.
+        memory: of its ranks.
         moved_at: when a row last came.
+        kept_at: when rows were last taken into the store.
         written_step: the step that the store knows.
     """
 
@@ -33,7 +35,9 @@ class Work:
     attempt: Attempt | None = None
     resumed: int = 0
     pace: Pace = field(default_factory=Pace)
+    memory: MemoryTrend = field(default_factory=MemoryTrend)
     moved_at: float = 0.0
+    kept_at: float = 0.0
     written_step: int = 0
 
     @classmethod
@@ -68,18 +72,14 @@ class Work:
             with_values=is_training,
         )
         per_step = record.seconds / record.steps if record.seconds and record.steps else None
-        self.pace, self.moved_at = Pace(per_step), now
+        self.pace, self.moved_at, self.kept_at = Pace(per_step), now, now
+        self.memory = MemoryTrend()
         self.resumed = step_of(record.checkpoint)
 
     def ranks_on(self, place: int) -> list[Rank]:
         """The rank on an engine, if there is one."""
         ranks = self.attempt.ranks if self.attempt is not None else []
         return [rank for rank in ranks if rank.place == place]
-
-    def refuse(self, rank: int, error: Exception) -> None:
-        """A rank could not be called, or could not answer."""
-        if self.attempt is not None and self.attempt.ranks[rank].answer is None:
-            self.attempt.ranks[rank].answer = Answer.of(error)
 
 
 def step_of(checkpoint: str | None) -> int:

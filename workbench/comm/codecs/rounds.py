@@ -40,7 +40,8 @@ def ring(flat: Tensor, members: Sequence[int], me: int, coding: Coding) -> Round
     for step in range(1, k):
         mine, theirs = (me - step) % k, (me - step - 1) % k
         codings[mine].encode(segments[mine], of(mine, sent))
-        yield Exchange(((after, of(mine, sent)),), ((before, of(theirs, arrived)),))
+        wires = ((after, of(mine, sent)),), ((before, of(theirs, arrived)),)
+        yield Exchange(*wires, sizes[theirs])
         coding.add(of(theirs, arrived), segments[theirs])
     codings[me].encode(segments[me], of(me, sent))
     coding.decode(of(me, sent), segments[me])
@@ -70,6 +71,7 @@ def direct(flat: Tensor, members: Sequence[int], me: int, coding: Coding) -> Rou
     yield Exchange(
         tuple((members[i], wires[i]) for i in others),
         tuple((members[i], arrived[i]) for i in others),
+        len(others) * sizes[me],
     )
     total = mine.new_zeros(len(mine), dtype=accumulator(mine.dtype))
     for i in range(k):
@@ -91,6 +93,6 @@ def swap(flat: Tensor, members: Sequence[int], me: int, coding: Coding) -> Round
     """Between two, in one round: both add up what both have encoded, rounded once."""
     mine, theirs = coding.rooms([len(flat)] * 2)
     coding.encode(flat, mine)
-    yield Exchange(((members[1 - me], mine),), ((members[1 - me], theirs),))
+    yield Exchange(((members[1 - me], mine),), ((members[1 - me], theirs),), len(flat))
     coding.decode(mine, flat)
     coding.add(theirs, flat)  # a + b and b + a have the same bits

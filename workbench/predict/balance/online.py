@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from workbench.predict.balance.partition import Partition, partition
-from workbench.predict.balance.time_model import Kind, Point, TimeModel
+from workbench.predict.balance.time_model import Point, TimeModel
+from workbench.predict.balance.time_tables import Kind
 
 _WORTH = 0.25
 """Of the imbalance that is borne: an end that is earlier by less than this changes nothing."""

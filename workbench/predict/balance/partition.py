@@ -9,12 +9,17 @@ Source: Lastovetsky and Reddy 2007 (doi:10.1177/1094342006074864), the geometric
 the end is exact in whole units, upper bounds and devices left out are ours.
 """
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heapreplace
 
-from workbench.predict.balance.time_model import TimeModel
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.predict.balance.time_model import TimeModel, seconds_of
+
+Units = NDArray[np.int64]
+"""Of each device."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ def partition(
     most: Sequence[int | None] | None = None,
     grain: int = 1,
     overheads_s: Sequence[float] | None = None,
+    besides_s: Sequence[float] | None = None,
 ) -> Partition:
     """The sizes with the earliest end.
 
@@ -63,6 +69,7 @@ def partition(
         overheads_s: seconds of communication where 1, 2, ... devices are used, not falling;
             devices that cost more than they help are left out. None: it is the same for any
             number.
+        besides_s: seconds of each device for what it does whatever its size, 0 included.
 
     Raises:
         ValueError: no device, bounds that leave no way to hand out `total` units, or overheads
@@ -77,8 +84,10 @@ def partition(
             f"overheads_s must be {len(models)} seconds that do not fall, for 1, 2, ... devices, "
             f"got {tuple(overheads_s)}"
         )
-    tables = [model.seconds(total).tolist() for model in models]
-    work = _Work(total, tables, least, limits, grain)
+    tables = seconds_of(models, total)
+    if besides_s is not None:
+        tables += np.array(besides_s)[:, None]
+    work = _Work(total, _from_nothing(tables), least, limits, grain)
     sizes = work.divided(len(models))
     assert sizes is not None, "all devices together have room"
     everybody = _found(sizes, tables)
@@ -99,64 +108,81 @@ def partition(
 
 
 class _Work:
-    """What is to be handed out, and how long each device takes for any part of it."""
+    """What is to be handed out, and how long each device takes for any part of it.
+
+    Args:
+        total: units.
+        tables: seconds [devices, total + 1], not falling.
+        least: units of every device.
+        limits: units that each may have.
+        grain: units that are handed out together.
+    """
 
     def __init__(
-        self, total: int, tables: list[list[float]], least: int, limits: list[int], grain: int
+        self,
+        total: int,
+        tables: NDArray[np.float64],
+        least: int,
+        limits: Sequence[int],
+        grain: int,
     ) -> None:
-        self.total, self.least, self.limits, self.grain = total, least, limits, grain
-        self.tables = tables
+        self.total, self.tables, self.least, self.grain = total, tables, least, grain
+        self.limits = np.array(limits)
+        self.devices = np.arange(len(limits))
 
     def fits(self, count: int, end: float) -> bool:
         """Whether `count` devices can be done until then, but for a rest of less than a grain."""
-        most = sum(sorted(self._held(end), reverse=True)[:count])
-        return most >= self.total - self.total % self.grain
+        return end >= 0 and self._enough(count, self._done(end, 0 * self.limits, self.limits))
 
     def divided(self, count: int) -> tuple[int, ...] | None:
         """Sizes of at most `count` devices whose largest time is the least; None: no room."""
-        if sum(sorted(self.limits, reverse=True)[:count]) < self.total:
+        if np.sort(self.limits)[-count:].sum() < self.total:
             return None
-        low = 0.0
-        high = max(table[limit] for table, limit in zip(self.tables, self.limits, strict=True))
+        fewest, most = 0 * self.limits, self.limits  # what each does until `low` and `high`
+        low, high = 0.0, float(self._seconds(most).max())
         while low < high:
             middle = (low + high) / 2
             middle = low if middle >= high else middle
-            if self.fits(count, middle):
-                high = self._last_until(middle)
+            done = self._done(middle, fewest, most)
+            if self._enough(count, done):
+                most, high = done, float(self._seconds(done).max())
             else:
-                low = self._first_after(middle)
-        return self._exactly(self._held(high), count)
+                fewest, low = done, self._first_after(done)
+        return self._exactly(self._held(most).tolist(), count)
 
-    def _done(self, end: float) -> list[int]:
-        """What each device does until then, at most."""
-        return [
-            bisect_right(table, end, 0, limit + 1) - 1
-            for table, limit in zip(self.tables, self.limits, strict=True)
-        ]
+    def _done(self, end: float, fewest: Units, most: Units) -> Units:
+        """What each device does until then, at most; it is known to lie between two bounds."""
+        while (fewest < most).any():
+            middle = (fewest + most + 1) // 2
+            is_done = self._seconds(middle) <= end
+            fewest = np.where(is_done, middle, fewest)
+            most = np.where(is_done, most, middle - 1)
+        return fewest
 
-    def _held(self, end: float) -> list[int]:
+    def _held(self, done: Units) -> Units:
         """The same in whole grains, and never less than it must."""
-        return [max(self.least, done // self.grain * self.grain) for done in self._done(end)]
+        held: Units = np.maximum(self.least, done // self.grain * self.grain)
+        return held
 
-    def _last_until(self, end: float) -> float:
-        """The last time in a table that is not after `end`."""
-        return max(table[done] for table, done in zip(self.tables, self._done(end), strict=True))
+    def _enough(self, count: int, done: Units) -> bool:
+        most = np.sort(self._held(done))[-count:].sum()
+        return bool(most >= self.total - self.total % self.grain)
 
-    def _first_after(self, end: float) -> float:
-        """The first time in a table that is after `end`."""
-        next_ = [done + 1 for done in self._done(end)]
-        return min(
-            table[done]
-            for table, done, limit in zip(self.tables, next_, self.limits, strict=True)
-            if done <= limit
-        )
+    def _seconds(self, units: Units) -> NDArray[np.float64]:
+        found: NDArray[np.float64] = self.tables[self.devices, units]
+        return found
+
+    def _first_after(self, done: Units) -> float:
+        """The first time in a table at which some device is done with more."""
+        more = self._seconds(np.minimum(done + 1, self.limits))
+        return float(more[done < self.limits].min())
 
     def _exactly(self, held: list[int], count: int) -> tuple[int, ...]:
         """Those that do most, less what is too much, and with the rest of less than a grain."""
         used = sorted(range(len(held)), key=lambda i: -held[i])[:count]
         sizes = [size if i in used else 0 for i, size in enumerate(held)]
         surplus = sum(sizes) - (self.total - self.total % self.grain)
-        latest = [(-self.tables[i][size], -i) for i, size in enumerate(sizes) if size > self.least]
+        latest = [(-self.tables[i, size], -i) for i, size in enumerate(sizes) if size > self.least]
         heapify(latest)
         while surplus > 0:
             i = -latest[0][1]
@@ -164,22 +190,26 @@ class _Work:
             sizes[i] -= given_back
             surplus -= given_back
             if sizes[i] > self.least:
-                heapreplace(latest, (-self.tables[i][sizes[i]], -i))
+                heapreplace(latest, (-self.tables[i, sizes[i]], -i))
             else:
                 heappop(latest)
         while (missing := self.total - sum(sizes)) > 0:
             room = [i for i in used if sizes[i] < self.limits[i]]
             first = min(room, key=lambda i: (self._after(i, sizes[i] + missing), i))
-            sizes[first] += min(missing, self.limits[first] - sizes[first])
+            sizes[first] += min(missing, int(self.limits[first]) - sizes[first])
         return tuple(sizes)
 
     def _after(self, device: int, size: int) -> float:
-        return self.tables[device][min(size, self.limits[device])]
+        return float(self.tables[device, min(size, int(self.limits[device]))])
 
 
-def _found(sizes: tuple[int, ...], tables: list[list[float]]) -> Partition:
-    seconds = tuple(table[size] for table, size in zip(tables, sizes, strict=True))
-    return Partition(sizes, seconds)
+def _from_nothing(tables: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The same without what devices do besides where they get nothing: no sizes change that."""
+    return np.concatenate([np.zeros((len(tables), 1)), tables[:, 1:]], axis=1)
+
+
+def _found(sizes: tuple[int, ...], tables: NDArray[np.float64]) -> Partition:
+    return Partition(sizes, tuple(tables[np.arange(len(sizes)), list(sizes)].tolist()))
 
 
 def _limit(most: int | None, total: int) -> int:

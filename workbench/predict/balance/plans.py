@@ -6,6 +6,10 @@
                 after each, and a device that is fast at large convolutions may be slow at others
 
 Speed and memory are apart: times choose shares, memory bounds them (`memory_bounds.py`).
+
+A rank without a share still takes part in every collective, and does what all do alike. So where
+devices differ, plans over the first 1, 2, ... of them are looked at as well, and that counts whose
+step is predicted to be the shortest, communication included.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,10 +19,11 @@ from workbench.plan.errors import PlanError
 from workbench.plan.experiment import Experiment
 from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
+from workbench.predict.balance.leaving_out import quickest
 from workbench.predict.balance.memory_bounds import Limit, limits_of
 from workbench.predict.balance.partition import Partition
 from workbench.predict.balance.sharing import SPLITS, Sharing, Split
-from workbench.predict.balance.time_model import Kind
+from workbench.predict.balance.time_tables import Kind
 from workbench.predict.balance.times import Times
 from workbench.predict.balance.trust import trusted
 
@@ -28,7 +33,8 @@ class Balanced:
     """A plan in which unequal devices end their computing together, as a machine says.
 
     Attributes:
-        plan: with shares of rows, of filters, or of both.
+        plan: with shares of rows, of filters, or of both; over fewer ranks, the first ones, where
+            a step is faster without the others.
         split: what was shared out.
         partition: units of each device, and its seconds of computing in a step: rows, or 64ths
             of the filters where one share is for all layers.
@@ -103,12 +109,14 @@ def balanced(
             layers' shapes; of "rows" those of the plan's sharded layers, besides the rows.
         kind: what is believed between measured sizes.
         least: units of every device (rows, 64ths of the filters, or of each cut's own filters);
-            0: it may be left out.
+            0: it may get nothing, and the last, slowest ones may be left out of the plan, which
+            then is over fewer ranks.
         most: units that each device may have (rows, or 64ths of the filters); None: any number.
         memory_limit: bytes of a rank, or of each, as numbers or text such as "2GiB"; None: memory
             is not looked at.
-        overheads_s: seconds of communication where 1, 2, ... devices are used: devices that cost
-            more than they help are left out. Not with `per_layer`.
+        overheads_s: seconds of communication where 1, 2, ... devices are used, instead of what the
+            machine's links say: devices that cost more than they help get nothing. Not with
+            `per_layer`.
         grain: of filters.
         last_good: a machine as it was measured before, whose times count for devices whose timing
             does not converge in `machine`.
@@ -126,20 +134,33 @@ def balanced(
         raise PlanError(f"there is no split {split!r}; 'rows' and 'filters' are valid")
     if per_layer and overheads_s is not None:
         raise PlanError("overheads_s bounds one share for all layers, and not per_layer ones")
-    plan = experiment.plan
-    if split == "filters":
-        plan = Plan.filters(plan.graph, world, grain=grain).with_batch_norm(plan.batch_norm)
-    times = Times(experiment, plan, devices, kind)
-    limits = None if memory_limit is None else limits_of(memory_limit, world)
-    sharing = Sharing(times, split, per_layer, least, most, limits, overheads_s, grain)
-    found = sharing.found()
+    bounds = None if memory_limit is None else limits_of(memory_limit, world)
+
+    def sharing(ranks: int) -> Sharing:
+        """Over the first ranks."""
+        plan = experiment.plan
+        if ranks < world:
+            plan = plan.with_rows(None).with_world_size(ranks)
+        if split == "filters":
+            plan = Plan.filters(plan.graph, ranks, grain=grain).with_batch_norm(plan.batch_norm)
+        own = experiment.replace(plan=plan)
+        times = Times(own, plan, devices[:ranks], kind)
+        limits = None if bounds is None else bounds[:ranks]
+        own_most = None if most is None else most[:ranks]
+        return Sharing(times, split, per_layer, least, own_most, limits, overheads_s, grain)
+
+    everybody = sharing(world)
+    if least == 0 and overheads_s is None:
+        found, said = quickest(everybody, sharing, machine)
+    else:
+        found, said = everybody.found(), ()
     return Balanced(
         found.plan,
         split,
         found.partition,
-        sharing.equal_s(),
-        times.alone(),
+        everybody.equal_s(),
+        everybody.times.alone(),
         found.by_layer,
         found.besides_s,
-        (*notes, *found.without()),
+        (*notes, *said, *found.without()),
     )

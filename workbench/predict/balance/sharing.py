@@ -76,7 +76,9 @@ class Sharing:
         times, world = self.times, self.times.plan.world_size
         batch = times.experiment.batch_size
         if self.split == "rows":
-            rows = self._shared("rows", batch, times.rows(), self._most_rows, self.least)
+            rows = self._shared(
+                "rows", batch, times.rows(), times.besides_rows(), self._most_rows, self.least
+            )
             each = self._each(rows.sizes)
             plan = times.plan
             if each:
@@ -84,8 +86,9 @@ class Sharing:
             return Shared(plan.with_rows(rows.sizes), rows, each, self._besides_s(rows.sizes))
         self._require_filters()
         equal = times.plan.rows_of(batch)
+        besides = times.besides_parts(equal, times.cuts.units)
         parts = self._shared(
-            "filters", UNITS, times.parts(equal), self._most_parts(equal), self.least
+            "filters", UNITS, times.parts(equal), besides, self._most_parts(equal), self.least
         )
         each = self._each(equal)
         if each:
@@ -102,9 +105,10 @@ class Sharing:
         rows = Plan.data_parallel(times.plan.graph, world).rows_of(batch)
         total = self._besides_s(rows)
         if self.split == "rows":
-            total += _slowest(times.rows(), rows)
+            total += _slowest(times.rows(), rows, times.besides_rows())
         elif not self.per_layer:
-            total += _slowest(times.parts(rows), apportion(UNITS, (1,) * world))
+            besides = times.besides_parts(rows, times.cuts.units)
+            total += _slowest(times.parts(rows), apportion(UNITS, (1,) * world), besides)
         if self.per_layer:
             total += self._cuts_s(rows, None)
         return total
@@ -123,8 +127,8 @@ class Sharing:
                 else [None if b is None else b * units // UNITS for b in bounds]
             )
             models, grain = times.of_leader(name, rows), times.cuts.grain(name, self.grain)
-            what = f"filters of layer {name!r}"
-            found[name] = self._shared(what, units, models, most, least, grain)
+            what, besides = f"filters of layer {name!r}", times.besides_parts(rows, [name])
+            found[name] = self._shared(what, units, models, besides, most, least, grain)
         return found
 
     def _shared(
@@ -132,13 +136,20 @@ class Sharing:
         what: str,
         total: int,
         models: Sequence[TimeModel],
+        besides_s: Sequence[float],
         most: Most | None,
         least: int,
         grain: int = 1,
     ) -> Partition:
         try:
             return partition(
-                total, models, least=least, most=most, grain=grain, overheads_s=self.overheads_s
+                total,
+                models,
+                least=least,
+                most=most,
+                grain=grain,
+                overheads_s=self.overheads_s,
+                besides_s=besides_s,
             )
         except ValueError as error:
             raise PlanError(f"no {what} can be shared out like this: {error}") from error
@@ -157,9 +168,9 @@ class Sharing:
 
     def _besides_s(self, rows: tuple[int, ...]) -> float:
         times = self.times
-        total = times.alike_s(rows)
+        total = max(times.besides_parts(rows, [None]))
         if self.split == "filters":
-            total += _slowest(times.rows(), rows)
+            total += _slowest(times.rows(), rows, times.besides_rows())
         elif not self.per_layer:
             total += self._cuts_s(rows, times.plan)
         return total
@@ -171,7 +182,8 @@ class Sharing:
             choice = times.plan.layers[name]
             shares = None if plan is None else plan.layers[name].shares
             sizes = apportion(units, shares or (1,) * choice.group_size)
-            total += _slowest(times.of_leader(name, rows), sizes)
+            besides = times.besides_parts(rows, [name])
+            total += _slowest(times.of_leader(name, rows), sizes, besides)
         return total
 
     def _require_filters(self) -> None:
@@ -194,8 +206,11 @@ def _sizes(each: Mapping[str, Partition]) -> Sizes:
     return {name: part.sizes for name, part in each.items()}
 
 
-def _slowest(models: Sequence[TimeModel], sizes: Sequence[int]) -> float:
-    return max(float(model.seconds(size)[size]) for model, size in zip(models, sizes, strict=True))
+def _slowest(
+    models: Sequence[TimeModel], sizes: Sequence[int], besides_s: Sequence[float]
+) -> float:
+    each = zip(models, sizes, besides_s, strict=True)
+    return max(float(model.seconds(size)[size]) + besides for model, size, besides in each)
 
 
 def _tighter(one: Most | None, other: Sequence[int]) -> Most:

@@ -12,17 +12,15 @@ Source: Lastovetsky and Reddy 2007 (doi:10.1177/1094342006074864); FuPerMod (Cla
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.interpolate import Akima1DInterpolator
 
-Kind = Literal["constant", "linear", "akima"]
+from workbench.predict.balance.time_tables import Kind, tables
+
 KINDS: tuple[Kind, ...] = ("constant", "linear", "akima")
-_ENOUGH = 3  # points, with that of no work, from which on Akima's spline is another than lines
 
 
 @dataclass(frozen=True, order=True)
@@ -70,16 +68,11 @@ class TimeModel:
         Args:
             most: units.
         """
-        units = np.arange(most + 1, dtype=np.float64)
-        x = np.array([0, *(point.units for point in self.points)], dtype=np.float64)
-        y = np.array([0.0, *(point.seconds for point in self.points)])
-        speed = y[-1] / x[-1]
-        if self.kind == "constant":
-            return units * speed
-        if self.kind == "akima" and len(x) >= _ENOUGH:
-            times = Akima1DInterpolator(x, y)(units)
-        else:
-            times = np.interp(units, x, y)
-        times = np.where(units < x[1], units * y[1] / x[1], times)
-        times = np.where(units > x[-1], units * speed, times)
-        return np.maximum.accumulate(np.maximum(times, 0.0))
+        row: NDArray[np.float64] = seconds_of([self], most)[0]
+        return row
+
+
+def seconds_of(models: Sequence[TimeModel], most: int) -> NDArray[np.float64]:
+    """Seconds [models, most + 1] for 0, 1, ... `most` units, of many models at once."""
+    points = [np.array([(own.units, own.seconds) for own in model.points]) for model in models]
+    return tables([model.kind for model in models], points, most)

@@ -1,6 +1,6 @@
 """How long each device takes for its rows, and for its part of every cut, at several sizes."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,7 +12,8 @@ from workbench.plan.placement import apportion
 from workbench.plan.plan import Plan
 from workbench.plan.work import work_of
 from workbench.predict.balance.cuts import Cuts
-from workbench.predict.balance.time_model import Kind, Point, TimeModel
+from workbench.predict.balance.time_model import Point, TimeModel
+from workbench.predict.balance.time_tables import Kind
 
 UNITS = 64  # into which a group's work is divided, where it is not divided by rows
 _PARTS = (16, 8, 4, 2, 1)
@@ -54,10 +55,18 @@ class Times:
         ]
 
     @cached_property
-    def _alike(self) -> list[Layer]:
-        """What every rank of a group does for all of the group's rows."""
-        apart = {layer.name for layer in self._by_rows}.union(self.cuts.leader_of)
-        return [layer for layer in self.plan.graph.layers if layer.name not in apart]
+    def _alike(self) -> dict[str | None, list[Layer]]:
+        """What every rank of a group does for all of the group's rows, by the cut that follows."""
+        by_rows = {layer.name for layer in self._by_rows}
+        found: dict[str | None, list[Layer]] = {}
+        waiting: list[Layer] = []
+        for layer in self.plan.graph.layers:
+            if (leader := self.cuts.leader_of.get(layer.name)) is not None:
+                found.setdefault(leader, []).extend(waiting)
+                waiting = []
+            elif layer.name not in by_rows:
+                waiting.append(layer)
+        return {**found, None: waiting}
 
     def rows(self) -> list[TimeModel]:
         """Of each rank, for rows of what is done row by row."""
@@ -71,21 +80,31 @@ class Times:
             for device in self.devices
         ]
 
-    def alike_s(self, rows: Sequence[int]) -> float:
-        """Of the slowest rank, for what it does as its mates do."""
-        if not self._alike:
-            return 0.0
-        flow, whole = self.plan.flow, self._pieces[UNITS][0]
-        sizes = {
-            x.name: max(flow.inputs[x.name].group_size, flow.outputs[x.name].group_size)
-            for x in self._alike
-        }
-        found = [0.0] * len(rows)
-        for k in set(sizes.values()):
-            layers = [layer for layer in self._alike if sizes[layer.name] == k]
-            for rank, count in enumerate(_group_rows(rows, k)):
-                found[rank] += self._seconds(layers, self.devices[rank], whole, count)
-        return max(found)
+    def besides_rows(self) -> list[float]:
+        """Of each rank, whatever its rows: what a step costs besides, and updating its weights."""
+        kind = self.experiment.optimizer.kind
+        each = 8 if self.experiment.precision == "fp64" else 4
+        stored = each * sum(layer.parameters for layer in self._by_rows)
+        return [own.step_s + stored * own.update_s_per_byte.get(kind, 0.0) for own in self.devices]
+
+    def besides_parts(self, rows: Sequence[int], leaders: Collection[str | None]) -> list[float]:
+        """Of each member of a group, for what all of them do alike before these cuts.
+
+        Ranks meet at the end of a cut, and not between what follows and the next cut.
+
+        Args:
+            rows: of each rank.
+            leaders: of the cuts; None: what comes after the last one.
+        """
+        layers, found = self.plan.layers, [0.0] * len(rows)
+        sizes = [layers[name].group_size for name in leaders if name is not None]
+        k = max(sizes, default=self.group_size)
+        for layer in (layer for leader in leaders for layer in self._alike.get(leader, ())):
+            flow = self.plan.flow
+            size = max(flow.inputs[layer.name].group_size, flow.outputs[layer.name].group_size)
+            for rank, count in enumerate(_group_rows(rows, size)):
+                found[rank] += self._seconds([layer], self.devices[rank], self._whole, count)
+        return [max(found[member::k]) for member in range(k)]
 
     def alone(self) -> tuple[float, ...]:
         """Of each device, for the whole model and the whole batch."""
@@ -135,6 +154,11 @@ class Times:
             )
             for member in range(k)
         ]
+
+    @property
+    def _whole(self) -> Plan:
+        """A plan of which the first rank has all of every cut."""
+        return self._pieces[UNITS][0]
 
     @cached_property
     def _one(self) -> Plan:

@@ -73,7 +73,10 @@ class WeightCosts:
         return self._mean(seconds)
 
     def _rate(self, group_size: int) -> tuple[float, float]:
-        """(seconds of an all-reduce among replicas, seconds for each byte in it), at least."""
+        """(seconds of an all-reduce among replicas, seconds for each byte in it), at least.
+
+        With a fused update gradients are in the first half of one.
+        """
         sync = self.experiment.sync
         if not isinstance(sync, Synchronous) or sync.codec or group_size == self.world:
             return 0.0, 0.0
@@ -84,7 +87,8 @@ class WeightCosts:
         seconds = [meeting.all_reduce(size, algorithm, beside=beside).seconds for size in sizes]
         rate = min(after / size for after, size in zip(seconds, sizes, strict=True))
         latency = min(t - rate * size for t, size in zip(seconds, sizes, strict=True))
-        return max(latency, 0.0), rate
+        part = 0.5 if self.experiment.fused else 1.0
+        return part * max(latency, 0.0), part * rate
 
     def _share(self, group_size: int) -> Seconds:
         """Of a bucket's sum, what lies with each rank where ranks of one host share it."""

@@ -1,0 +1,61 @@
+"""What the site takes from elsewhere: notebooks, parts of README.md, and drawings of real values.
+
+<!-- README: Measured -->      that section of README.md, without its title
+<!-- drawn: placements -->     what `drawings.placements()` gives
+"""
+
+import re
+import sys
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from nbconvert import MarkdownExporter
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+NOTEBOOKS = ROOT / "notebooks"
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds each notebook as a page, and the pictures that README.md shows."""
+    for notebook in sorted(NOTEBOOKS.glob("[0-9]*.ipynb")):
+        text, _ = MarkdownExporter().from_filename(str(notebook))
+        opened = (
+            f"\n\n*This page is `notebooks/{notebook.name}`: `./env/lab` opens it to be run.*\n"
+        )
+        title, _, rest = text.partition("\n")
+        path = f"tutorial/{notebook.stem}.md"
+        files.append(File.generated(config, path, content=f"{title}{opened}{rest}"))
+    for picture in sorted((NOTEBOOKS / "images").iterdir()):
+        path = f"notebooks/images/{picture.name}"
+        files.append(File.generated(config, path, abs_src_path=str(picture)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Puts in what comments name."""
+    markdown = re.sub(r"<!-- README: (.+?) -->", lambda m: _section(m[1]), markdown)
+    return re.sub(r"<!-- drawn: (\w+) -->", lambda m: _drawn(m[1]), markdown)
+
+
+def _section(title: str) -> str:
+    text = (ROOT / "README.md").read_text("utf-8")
+    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", text, re.M | re.S)
+    if found is None:
+        raise PluginError(f"README.md has no section {title!r}")
+    return found[1].strip()
+
+
+def _drawn(name: str) -> str:
+    for folder in (ROOT, HERE):
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
+    import drawings
+
+    if not hasattr(drawings, name):
+        raise PluginError(f"drawings.py has no {name!r}")
+    drawn: str = getattr(drawings, name)()
+    return drawn

@@ -1,0 +1,113 @@
+"""Checkpoints that are written while training goes on."""
+
+import threading
+
+import pytest
+import torch
+
+from tests.train import saving
+from workbench.model.errors import CheckpointError
+from workbench.model.slices import PieceSet
+from workbench.model.snapshot import Snapshot
+from workbench.train.checkpoint import latest
+from workbench.train.parts import parts
+from workbench.train.saver import Saver
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Files are written once it is open."""
+    gate, write = threading.Event(), Snapshot.write
+
+    def when_open(self, path, is_wanted):
+        while is_wanted() and not gate.wait(0.01):
+            pass
+        write(self, path, is_wanted)
+
+    monkeypatch.setattr(Snapshot, "write", when_open)
+    yield gate
+    gate.set()
+
+
+def begun(part, saver, *others):
+    """Begins a checkpoint whose parts are also those of other ranks."""
+    own, files = parts(part.done, part.model, part.updater)
+    saver.begin(part.done, own, (*files, *others), saving.experiment(part.plan, part.value))
+
+
+def test_steps_go_on_meanwhile_and_change_nothing_of_it(tmp_path, gate):
+    part = saving.alone(until=2)
+    saver = Saver(tmp_path, part.everyone)
+    expected = part.tensors()
+    part.begin(saver)
+    part.train(5)
+    assert latest(tmp_path) is None
+    gate.set()
+    saver.finish()
+    assert latest(tmp_path) == saver.newest == tmp_path / "step-000002"
+    reader = PieceSet(saver.newest)
+    for name, tensor in expected.items():
+        assert torch.equal(reader.read(name), tensor), name
+
+
+def test_the_next_one_waits_and_takes_the_same_memory(tmp_path, gate):
+    part = saving.alone(until=1)
+    saver = Saver(tmp_path, part.everyone)
+    gate.set()
+    part.begin(saver)
+    memory = saver._snapshot._memory
+    part.train(2)
+    part.begin(saver)
+    assert saver.newest == tmp_path / "step-000001"
+    saver.finish()
+    assert saver._snapshot._memory is memory
+    assert saver._snapshot.num_bytes == sum(t.nbytes for t in part.tensors().values())
+
+
+def test_what_is_given_up_half_way_leaves_the_last_one(tmp_path, gate):
+    part = saving.alone(until=1)
+    gate.set()
+    old = part.save(tmp_path)
+    gate.clear()
+    saver = Saver(tmp_path, part.everyone, keep=1)
+    part.train(2)
+    part.begin(saver)
+    saver.close()
+    assert latest(tmp_path) == old
+    assert not list(tmp_path.glob("**/*.safetensors.*part"))
+
+
+def test_it_has_its_name_once_every_rank_s_part_is_there(tmp_path):
+    part = saving.alone(until=1)
+    saver = Saver(tmp_path, part.everyone)
+    other = "rank-00001.safetensors"
+    begun(part, saver, other)
+    saver._writing.wait_for_part()
+    assert latest(tmp_path) is None
+    theirs = Snapshot()
+    theirs.take({})
+    theirs.write(tmp_path / "step-000001.tmp" / other)
+    saver.finish()
+    assert latest(tmp_path) == tmp_path / "step-000001"
+
+    part.train(2)
+    begun(part, saver, other)
+    saver._writing.wait_for_part()
+    saver.close()  # the other rank is gone
+    assert latest(tmp_path) == tmp_path / "step-000001"
+
+
+def test_what_went_wrong_is_told_where_ranks_meet_next(tmp_path, monkeypatch):
+    part = saving.alone(until=1)
+    old, saver = part.save(tmp_path), Saver(tmp_path, part.everyone)
+    part.train(2)
+
+    def full(self, path, is_wanted):
+        raise CheckpointError("the disk is full")
+
+    monkeypatch.setattr(Snapshot, "write", full)
+    part.begin(saver)
+    with pytest.raises(CheckpointError, match=f"at step 2: rank 0: the disk is full; .* {old}"):
+        part.begin(saver)
+    assert latest(tmp_path) == old
+    assert not list(tmp_path.glob("*.tmp"))

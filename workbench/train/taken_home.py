@@ -1,0 +1,32 @@
+"""Trained weights, whole again: for the module that the model was traced from."""
+
+from pathlib import Path
+
+from torch import Tensor
+
+from workbench.plan.graph import Graph
+from workbench.train.checkpoint import load
+
+StateDict = dict[str, Tensor]
+
+
+def state_dict(checkpoint: Path, graph: Graph) -> StateDict:
+    """What `module.load_state_dict` takes, from the pieces of a checkpoint under any plan.
+
+    Args:
+        checkpoint: its folder.
+        graph: of the model.
+
+    Returns:
+        Every weight and buffer of the layers, under all its names, in memory of its own; tensors
+        that have several names are one.
+
+    Raises:
+        CheckpointError: it is missing, damaged, or of another model.
+    """
+    reader = load(checkpoint, graph).reader
+    found: StateDict = {}
+    for weight in (weight for layer in graph.layers for weight in layer.weights):
+        tensor = reader.read(weight.name)
+        found |= dict.fromkeys((weight.name, *weight.aliases), tensor)
+    return found
