@@ -28,6 +28,7 @@ SHORT: dict[str, dict[str, Any]] = {
     "04-job-server.ipynb": {"ENGINES": 2, "STEPS": 12},
     "05-your-own-model.ipynb": {"STEPS": 4, "IMAGES": 16},
     "07-beyond-one-machine.ipynb": {"MODEL": "mobilenet_v3_small", "STEPS": 12},
+    "06-predict-and-search.ipynb": {"ENGINES": 2, "BATCH": 16, "STEPS": 6, "WITHIN_S": 5.0},
 }
 
 
@@ -126,6 +127,12 @@ def test_runs(path: Path, tmp_path: Path) -> None:
         assert "groups across hosts" in text_of(outputs["race"])
         assert "goes on with ranks on engines" in text_of(outputs["vanish"])
         assert "ipcluster_config.py is not there" in text_of(outputs["failure"])
+    if path.name == "06-predict-and-search.ipynb":
+        assert "does not divide world_size 3" in text_of(outputs["failure"])
+        assert "Memory is as predicted" in text_of(outputs["check"])
+        for drawn in ("memory", "traffic", "what-if", "timing", "stale", "jobs", "engines"):
+            (shown,) = [o for o in outputs[drawn] if "text/html" in o.get("data", {})]
+            assert "application/vnd.jupyter.widget-view+json" in shown.data
 
 
 def text_of(outputs: list[nbformat.NotebookNode]) -> str:

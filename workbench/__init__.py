@@ -49,9 +49,16 @@ if TYPE_CHECKING:
     from workbench.predict.search import SearchResult as SearchResult
     from workbench.predict.search import search as search
     from workbench.widgets import AccuracyChart as AccuracyChart
+    from workbench.widgets import ClusterView as ClusterView
     from workbench.widgets import Dashboard as Dashboard
+    from workbench.widgets import JobTable as JobTable
+    from workbench.widgets import MemoryMap as MemoryMap
     from workbench.widgets import PlanEditor as PlanEditor
+    from workbench.widgets import ScalingExplorer as ScalingExplorer
+    from workbench.widgets import StalenessExplorer as StalenessExplorer
     from workbench.widgets import TimingChart as TimingChart
+    from workbench.widgets import TimingExplorer as TimingExplorer
+    from workbench.widgets import TrafficMatrix as TrafficMatrix
 
 _HOME = {
     name: home
@@ -65,7 +72,10 @@ _HOME = {
         ),
         "predict": "Balanced Prediction TimingModel balanced predict",
         "predict.search": "MemoryLimitError SearchResult search",
-        "widgets": "AccuracyChart Dashboard PlanEditor TimingChart",
+        "widgets": (
+            "AccuracyChart ClusterView Dashboard JobTable MemoryMap PlanEditor ScalingExplorer "
+            "StalenessExplorer TimingChart TimingExplorer TrafficMatrix"
+        ),
     }.items()
     for name in names.split()
 }

@@ -6,8 +6,14 @@ from collections.abc import Sequence
 from workbench.comm.exchange import Exchange, Rounds
 
 
-def run(ranks: Sequence[Rounds]) -> list[tuple[int, int, int]]:
+def run(
+    ranks: Sequence[Rounds], pairs: dict[tuple[int, int], int] | None = None
+) -> list[tuple[int, int, int]]:
     """Runs every rank to its end.
+
+    Args:
+        ranks: what each does.
+        pairs: is given the bytes that went, by (taker, giver).
 
     Returns:
         Of each rank: messages that it received, their bytes, and its rounds.
@@ -45,6 +51,8 @@ def run(ranks: Sequence[Rounds]) -> list[tuple[int, int, int]]:
                     piece.copy_(wires[other, rank].popleft())
                     found[rank][0] += 1
                     found[rank][1] += piece.nbytes
+                    if pairs is not None:
+                        pairs[rank, other] = pairs.get((rank, other), 0) + piece.nbytes
             begin(rank)
     assert not any(wires.values()), "something was sent that nobody wanted"
     return [tuple(counts) for counts in found]

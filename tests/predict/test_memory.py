@@ -9,6 +9,7 @@ from workbench.layers.linear import LARGE_BYTES
 from workbench.model.trace import trace
 from workbench.model.vision import torchvision
 from workbench.model.weights import initialize
+from workbench.plan.codec import Codec
 from workbench.plan.experiment import (
     SGD,
     Adam,
@@ -16,6 +17,7 @@ from workbench.plan.experiment import (
     LocalSGD,
     ParameterServer,
     Pipelined,
+    Sync,
     Synchronous,
     Synthetic,
 )
@@ -24,6 +26,8 @@ from workbench.predict.memory import memory_of
 from workbench.predict.parameters import KEEPS_GRADIENT_BYTES
 from workbench.predict.program import program_of
 from workbench.predict.resident import STAGING_BYTES
+from workbench.predict.rooms import Rooms
+from workbench.predict.timeline import Timeline
 
 SHAPE = (3, 16, 16)
 
@@ -124,8 +128,7 @@ CASES = [
     ("convolutions", "hybrid", dict(optimizer=Adam())),
     ("convolutions", "in groups", dict(precision="fp64")),
     ("convolutions", "in groups", dict(accumulate=2)),
-    # Without an averaging, whose buffer a thread of gloo may free unseen by the meter.
-    ("convolutions", "in groups", dict(sync=LocalSGD(every=9))),
+    ("convolutions", "in groups", dict(sync=LocalSGD(every=3, momentum="average"))),
     ("convolutions", "unequal", dict(precision="bf16")),
     ("attention", "data parallel", {}),
     ("attention", "heads", {}),
@@ -134,7 +137,8 @@ CASES = [
     ("convolutions", "in groups", FUSED | dict(shard_optimizer=(3, 0, 0, 1))),
     ("convolutions", "data parallel", dict(sync=Synchronous(algorithm="ring"))),
     ("convolutions", "in groups", dict(sync=Pipelined(width=2, compensation="delay"))),
-    ("convolutions", "hybrid", dict(sync=ParameterServer())),
+    ("convolutions", "in groups", dict(sync=Pipelined(width=3, codec=Codec(name="int8")))),
+    ("convolutions", "in groups", dict(sync=ParameterServer(server=3))),
     ("windows", "alone", dict(batch_size=16)),
     ("windows", "window heads", dict(batch_size=16)),
     ("wide", "hybrid", dict(batch_size=1600)),
@@ -152,6 +156,36 @@ def test_peaks_are_the_measured_ones(on_ranks, weights, net, plan, fields):
     found = on_ranks.seated(chosen.world_size, running.peak_of_a_step, run, weights[net])
     for rank, measured in zip(memory_of(program_of(run)).ranks, found, strict=True):
         assert rank.peak_bytes == pytest.approx(measured, rel=0.02), (rank.moment, rank.categories)
+
+
+def rooms_of(sync: Sync) -> tuple[Rooms, Timeline, set[str], set[str]]:
+    """Nothing has begun; the parameters that lie over pairs fill their bucket first."""
+    plan = PLANS["in groups"](GRAPHS["convolutions"])
+    program = program_of(
+        Experiment(plan=plan, optimizer=SGD(lr=0.1), steps=1, batch_size=8, sync=sync)
+    )
+    timeline = Timeline(plan.world_size)
+    rooms = Rooms(program, program.buckets, timeline)
+    rooms.last()
+    weights = plan.flow.weights
+    pairs = {name for name in program.pieces.names if weights[name].group_size == 2}
+    return rooms, timeline, pairs, set(program.pieces.names) - pairs
+
+
+def test_a_bucket_that_is_filled_early_has_no_room_before_those_ahead_of_it():
+    rooms, timeline, pairs, others = rooms_of(ParameterServer())
+    rooms.settled(pairs)
+    assert not timeline.owners
+    rooms.settled(others)
+    assert timeline.owners == [("buckets", "arriving")] * 2
+
+
+def test_late_sums_have_their_rooms_from_the_update_on():
+    rooms, timeline, pairs, others = rooms_of(Pipelined(width=3, codec=Codec(name="int8")))
+    rooms.settled(pairs | others)
+    assert not timeline.owners
+    rooms.start()
+    assert timeline.owners == [("buckets", "arriving")] * 2
 
 
 def test_sizes_are_those_of_the_implementation():

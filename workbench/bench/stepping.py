@@ -11,13 +11,18 @@ import torch
 from workbench.comm.world import Seat, World
 from workbench.plan.experiment import Experiment, LocalSGD, Pipelined
 from workbench.train.loop import agree
-from workbench.train.memory import PeakMeter
+from workbench.train.memory import PeakMeter, tensor_bytes
 from workbench.train.state import RankState, group_specs_of
 
 
 def watched(experiment: Experiment) -> int:
-    """The step that is watched: the first one that finds the state of an update before it."""
+    """The step that is watched: the first one that finds the state of an update before it.
+
+    Of local SGD it is one at whose end ranks average.
+    """
     sync = experiment.sync
+    if isinstance(sync, LocalSGD):
+        return -(-3 // sync.every) * sync.every - 1
     return max(2, sync.warmup + sync.width if isinstance(sync, Pipelined) else 0)
 
 
@@ -38,7 +43,9 @@ class Observed:
 
 
 def measure(seat: Seat, experiment: Experiment, *, weights: Path, timed: int = 0) -> Observed:
-    """Runs three steps, of which the last one counts: the optimizer then has its state.
+    """Runs a few steps, of which the last one counts: the optimizer then has its state.
+
+    Before it, sums that are late have arrived, so that none is under way but those it starts.
 
     Args:
         seat: where this rank sits.
@@ -52,10 +59,10 @@ def measure(seat: Seat, experiment: Experiment, *, weights: Path, timed: int = 0
         state = RankState.start(experiment, world, groups, weights, None)
         for index in range(watched(experiment)):
             _step(state, index)
-        meter.add(world.shared_bytes)
         state.strategy.rest()
         world.recorder.reset()
-        meter.lap()
+        # What attendants and gloo's threads have freed meanwhile, no event tells of.
+        meter.lap(live_bytes=tensor_bytes(state.tensors()) + world.staged_bytes)
         _step(state, watched(experiment))
         peak = meter.stop().peak_bytes
         meter.start()

@@ -3,7 +3,6 @@
 The job server calls these functions and has no torch: it is imported where it is used.
 """
 
-import gc
 import importlib
 import os
 import signal
@@ -15,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from workbench.cluster import message
+from workbench.cluster import heap, message
 from workbench.cluster.answer import Answer
 from workbench.cluster.errors import ClusterError, ControlMessageTooLarge
 from workbench.cluster.rank_files import RankFiles, own_pid
@@ -95,6 +94,7 @@ def perform(
     if not files.begin():
         return
     telemetry = Telemetry(files) if streams else None
+    heap.keep_freed()
     try:
         with _signals(control), _printing_to(files.log):
             if files.is_withdrawn:
@@ -107,7 +107,7 @@ def perform(
         answer = Answer("returned", value)
     except BaseException as error:
         answer = Answer.of(error)
-    gc.collect()  # the model is full of cycles; the next run wants its memory
+    heap.give_back()  # the next run wants its memory
     answer = replace(answer, lost_rows=telemetry.close() if telemetry else 0)
     try:
         files.end(answer)

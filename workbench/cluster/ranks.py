@@ -1,9 +1,11 @@
 """Ranks that run a notebook's cells, with their parts of a model in reach."""
 
 import os
+import shutil
 import signal
 import threading
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress

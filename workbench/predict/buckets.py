@@ -149,7 +149,8 @@ def _places(experiment: Experiment, pieces: Pieces) -> tuple[list[int], Counts]:
     every = np.arange(plan.world_size)
     keys = np.stack([every % k for k in sizes or [1]])
     _, first, place = np.unique(keys, axis=1, return_index=True, return_inverse=True)
-    held = np.array([pieces.sizes[name][first] for name in pieces.names]).reshape(-1, len(first))
+    each = {id(size): size for name in pieces.names for size in (pieces.sizes[name],)}
+    held = np.array([size[first] for size in each.values()]).reshape(-1, len(first))
     _, chosen, alike = np.unique(held, axis=1, return_index=True, return_inverse=True)
     return first[chosen].tolist(), alike.reshape(-1)[place.reshape(-1)]
 

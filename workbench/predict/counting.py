@@ -1,6 +1,7 @@
 """Counts the collectives of a step: of its passes, of gradients and weights, and of its status."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from workbench.predict import received
 from workbench.predict.batches import micro_batches
 from workbench.predict.buckets import averaged, handed_out
 from workbench.predict.crossing import crossing_of
+from workbench.predict.givers import add_served
 from workbench.predict.hosts import Groups
 from workbench.predict.parameters import tail_names
 from workbench.predict.program import Operation, Program, layout_of
@@ -30,22 +32,29 @@ _FP64 = 8
 
 def traffic_of(program: Program) -> Traffic:
     """The collectives of one step of an experiment."""
-    return _Counting(program).found()
+    return Counting(program).found()
 
 
-_Key = tuple[str, str, Phase, Purpose, tuple[tuple[int, ...], ...], int]
+Key = tuple[str, str, Phase, Purpose, tuple[tuple[int, ...], ...], int]
 
 
-class _Counting:
+class Counting:
+    """Goes through a step, and adds up what every collective brings.
+
+    Args:
+        program: of the step.
+    """
+
     def __init__(self, program: Program) -> None:
         self.program, self.pieces = program, program.pieces
         self.experiment, self.plan = program.experiment, program.plan
         self.world = self.plan.world_size
         self.everywhere = np.ones(self.world, dtype=np.int64)
         self.summing = Summing(program.hosts)
-        self._sums: dict[_Key, tuple[Counts, Counts, Counts]] = {}
+        self._sums: dict[Key, tuple[Counts, Counts, Counts]] = {}
 
     def found(self) -> Traffic:
+        """The collectives, in the order in which they first occur."""
         for rows in micro_batches(self.experiment):
             for operations, part in self._passes(rows):
                 self._pass(operations, part)
@@ -177,7 +186,9 @@ class _Counting:
             serves = (ranks // k == sync.server // k) & (column.there > 0)
             others = (self.world // k - 1) * serves
             asks = column.there * ~serves
-            up, down = Received(others, others * column.bytes), Received(asks, asks * column.bytes)
+            to_server = partial(add_served, serves, column.bytes, groups)
+            up = Received(others, others * column.bytes, (partial(to_server, up=True),))
+            down = Received(asks, asks * column.bytes, (partial(to_server, up=False),))
             self._add("reduce", "gradients", "step", "replica", groups, up, column.there)
             self._add("broadcast", "parameters", "step", "replica", groups, down, column.there)
 
@@ -213,6 +224,10 @@ class _Counting:
         sums = self._sums.setdefault(key, self._nothing())
         for total, more in zip(sums, (calls, got.messages * calls, got.bytes * calls), strict=True):
             total += more
+        self.count(key, got, calls)
+
+    def count(self, key: Key, got: Received, calls: Counts) -> None:
+        """Takes note of a collective, called so often by each rank: for those who want to know."""
 
     def _nothing(self) -> tuple[Counts, Counts, Counts]:
         none = np.zeros_like(self.everywhere)

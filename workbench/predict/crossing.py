@@ -18,6 +18,7 @@ from workbench.plan.layout import ROWS, Conversion, Layout
 from workbench.plan.mesh import shard_groups
 from workbench.plan.placement import Partial, Replicate, Shard
 from workbench.predict import received
+from workbench.predict.givers import Giver
 from workbench.predict.received import Received
 from workbench.predict.rows import Rows
 from workbench.predict.summing import Summing
@@ -76,6 +77,7 @@ def _exchanged(
 ) -> Received:
     """An all-to-all; groups differ in their rows."""
     messages, bytes_ = np.zeros_like(rows.own), np.zeros_like(rows.own)
+    givers: tuple[Giver, ...] = ()
     for members in shard_groups(step.group_size, rows.world_size):
         own = Shard(0, tuple(int(rows.own[rank]) * step.rows for rank in members))
         before, after = (own if layout == ROWS else layout.placement for layout in (source, target))
@@ -86,4 +88,5 @@ def _exchanged(
         slabs = np.full_like(rows.own, rest * itemsize)
         got = received.all_to_all(slabs, before, after, [members])
         messages, bytes_ = messages + got.messages, bytes_ + got.bytes
-    return Received(messages, bytes_)
+        givers += got.givers
+    return Received(messages, bytes_, givers)

@@ -152,16 +152,14 @@ def layer_seconds(
     k = max(read.group_size, given.group_size)
     samples, own = rows.over(k).tolist(), rows.own.tolist()
     pieces = _pieces(plan, layer, k)
-    known: dict[tuple[int, object, int], int] = {}
+    looks = list(zip(samples, pieces * (len(own) // k), speeds.kind, strict=True))
+    places = {look: place for place, look in enumerate(dict.fromkeys(looks))}
     found: list[Estimate] = []
-    which = []
-    for column, kind in enumerate(speeds.kind):
-        key = (samples[column], pieces[column % k], kind)
-        if key not in known:
-            known[key] = len(found)
-            work = work_of(plan, layer, column, own, precision)
-            found.append(speeds.devices[column].seconds(work))
-        which.append(known[key])
+    for look in places:
+        column = looks.index(look)
+        work = work_of(plan, layer, column, own, precision)
+        found.append(speeds.devices[column].seconds(work))
+    which = [places[look] for look in looks]
     figures = np.array([(one.forward_s, one.backward_s, one.error) for one in found])[which]
     estimated = any(one.source == "estimated" for one in found)
     return LayerSeconds(figures[:, 0], figures[:, 1], figures[:, 2], estimated)
@@ -247,7 +245,7 @@ def update_seconds(kind: str, parameters: Seconds, copies: int, speeds: Speeds) 
     return parameters * np.array([rate(device) for device in speeds.devices])
 
 
-def _pieces(plan: Plan, layer: Layer, group_size: int) -> Sequence[object]:
+def _pieces(plan: Plan, layer: Layer, group_size: int) -> tuple[object, ...]:
     """For each member of a group, what tells its piece of a layer from the others'."""
     if group_size == 1:
         return ((),)
@@ -256,7 +254,7 @@ def _pieces(plan: Plan, layer: Layer, group_size: int) -> Sequence[object]:
     placements = [flow.inputs[layer.name].placement, flow.outputs[layer.name].placement]
     placements += [flow.weights[weight.name].placement for weight in owner.weights]
     cuts: list[Callable[[int], int]] = [p.length for p in placements if isinstance(p, Shard)]
-    return [tuple(length(member) for length in cuts) for member in range(group_size)]
+    return tuple(tuple(length(member) for length in cuts) for member in range(group_size))
 
 
 def _leg(call: Call | None, group_size: int, speeds: Speeds) -> Leg | None:

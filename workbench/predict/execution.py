@@ -1,12 +1,13 @@
 """What one operation makes, keeps and hands back, on all ranks: the steps of a pass."""
 
 from collections.abc import Hashable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from workbench.plan.graph import Layer
-from workbench.plan.layout import Conversion
+from workbench.plan.layout import Conversion, Layout
 from workbench.plan.placement import Partial, Replicate
 from workbench.plan.weights import heads_of
 from workbench.predict import kernels
@@ -20,6 +21,28 @@ from workbench.predict.windows import Windows
 _CONVERSION = Kept()
 _SAME = Kept(view=True)
 _NO_WORKSPACE = kernels.Workspace()
+
+
+class _Work(NamedTuple):
+    """What all operations of one look need.
+
+    Attributes:
+        size: bytes of what they give.
+        keeps: what autograd keeps of them.
+        space: that their kernels need.
+        beside: bytes of the new tensors that they keep: masks, places, statistics, casts.
+        casts: of these, weights that autocast has cast.
+        casts_input: whether autocast casts what they read, too.
+        passes_on: whether the gradient of what they gave is that of what they read.
+    """
+
+    size: Counts
+    keeps: Kept
+    space: kernels.Workspace
+    beside: tuple[Counts, ...]
+    casts: tuple[Counts, ...]
+    casts_input: bool
+    passes_on: bool
 
 
 class Execution:
@@ -38,21 +61,17 @@ class Execution:
         self.program, self.timeline = program, timeline
         self.gradients, self.rows = gradients, rows
         self.synchronized = program.plan.batch_norm == "synchronized"
-        self._spaces: dict[Value, kernels.Workspace] = {}
-        self._alike: dict[Hashable, kernels.Workspace] = {}  # deep models repeat their blocks
+        self._works: dict[int, _Work] = {}
         self._sizes: dict[tuple[Hashable, ...], Counts] = {}
-        self._kept: dict[str, Kept] = {}
 
     def size(self, value: Value, itemsize: int | None = None) -> Counts:
         """Bytes of a value on each rank."""
         layout, shape, per_sample, own = layout_of(self.program, value)
-        width = itemsize or own
-        key = (
-            id(layout),
-            shape,
-            per_sample,
-            width,
-        )  # a layout is slow to hash, and stays where it is
+        return self._size(layout, shape, per_sample, itemsize or own)
+
+    def _size(self, layout: Layout, shape: tuple[int, ...], per_sample: int, width: int) -> Counts:
+        # A layout is slow to hash, and stays where it is.
+        key = (id(layout), shape, per_sample, width)
         known = self._sizes.get(key)
         if known is None:
             known = self._sizes[key] = self.rows.elements(layout, shape, per_sample) * width
@@ -60,22 +79,24 @@ class Execution:
 
     def run(self, operation: Operation, alive: Mapping[Value, int]) -> tuple[int, list[int]]:
         """(the tensor that it gives, the tensors that it keeps)."""
-        timeline, keeps = self.timeline, self._keeps(operation)
-        space, label = self.workspace(operation), operation.label
+        timeline, work, label = self.timeline, self._work(operation), operation.label
+        space, keeps = work.space, work.keeps
         timeline.pass_by(space.forward, "workspace", label)
-        read = [alive[value] for value in operation.reads if value in alive]
         held: list[int] = []
         if operation.needs_gradient:
-            held += self._kept_beside(operation, keeps)
-        if keeps.view and read:
-            tensor = timeline.hold(read[0])
+            held += [timeline.make(size, "activations", label) for size in work.beside]
+        read = None
+        if keeps.view:
+            read = next((alive[value] for value in operation.reads if value in alive), None)
+        if read is not None:
+            tensor = timeline.hold(read)
         else:
             of_parameter = keeps.view and bool(operation.reads)
-            size = self.size(operation.gives)
-            tensor = timeline.make(size * 0 if of_parameter else size, "activations", label)
+            size = work.size * 0 if of_parameter else work.size
+            tensor = timeline.make(size, "activations", label)
         timeline.pass_by(space.beside_output, "workspace", label)
         if operation.needs_gradient:
-            if keeps.input and not self._casts_input(operation):
+            if keeps.input and not work.casts_input:
                 held += [timeline.hold(tensor) for tensor in self._factors(operation, alive)]
             if keeps.output:
                 held.append(timeline.hold(tensor))
@@ -84,62 +105,37 @@ class Execution:
     def _factors(self, operation: Operation, alive: Mapping[Value, int]) -> list[int]:
         """Of what it reads, what its backward pass needs."""
         reads = [value for value in operation.reads if value in alive]
-        if operation.layer is not None and operation.layer.kind == "mul" and len(reads) == 2:
-            wants = [self.program.needs_gradient(value) for value in reversed(reads)]
+        if len(reads) < 2:
+            return [alive[value] for value in reads]
+        if len(reads) == 2 and operation.layer is not None and operation.layer.kind == "mul":
+            wants = [value in operation.wanted for value in reversed(reads)]
             return [alive[value] for value, needed in zip(reads, wants, strict=True) if needed]
         return [alive[value] for value in dict.fromkeys(reads)]
 
-    def _kept_beside(self, operation: Operation, keeps: Kept) -> list[int]:
-        """New tensors that it keeps: masks, places, statistics, casts."""
-        layer, found = operation.layer, []
-        if layer is None:
-            return []
-        elements = self.rows.elements(operation.layout, operation.shape, operation.rows)
-        heads = self._heads(layer)
-        words = keeps.words + keeps.of_heads * (1.0 if heads is None else heads)
-        each = words * operation.itemsize + keeps.bytes
-        if each if isinstance(each, int | float) else each.any():
-            found.append((elements * each).astype(np.int64))
-        elif layer.kind == "stochastic_depth":
-            found.append(self.rows.elements(operation.layout, (), operation.rows) * 4)
-        if keeps.constant:
-            found.append(np.full_like(elements, keeps.constant * operation.itemsize))
-        sizes = self.gradients.sizes
-        if keeps.statistics and layer.weights and layer.weights[0].name in sizes:
-            found.append(sizes[layer.weights[0].name] * keeps.statistics)
-        if self.gradients.half:
-            found += self.casts(operation)
-            if self._casts_input(operation):
-                found.append(self.size(operation.reads[0], HALF))
-        return [self.timeline.make(size, "activations", operation.label) for size in found]
-
-    def casts(self, operation: Operation) -> list[Counts]:
+    def casts(self, operation: Operation) -> tuple[Counts, ...]:
         """The weights that autocast has cast for it."""
-        layer, sizes = operation.layer, self.gradients.sizes
-        if not self.gradients.half or layer is None or layer.kind not in ("conv2d", "linear"):
-            return []
-        return [sizes[w.name] // 4 * HALF for w in layer.weights if w.name in sizes]
+        return self._work(operation).casts
 
-    def _casts_input(self, operation: Operation) -> bool:
-        layer = operation.layer
-        if not self.gradients.half or layer is None or layer.kind not in ("conv2d", "linear"):
-            return False
-        return layout_of(self.program, operation.reads[0])[-1] > HALF
+    def copies_weight(self, operation: Operation) -> bool:
+        """Whether its weight's gradient is copied before autograd takes it."""
+        return self._work(operation).space.copies_weight
 
     def run_back(self, operation: Operation, given: int, grads: dict[Value, int]) -> dict[str, int]:
         """The gradients of what it read, from that of what it gave; gives those of its weights."""
-        timeline, label = self.timeline, operation.label
-        wanted = [v for v in operation.reads if self.program.needs_gradient(v)]
-        for owner in [o for v in wanted if is_parameter(o := self.program.by_value[v])]:
-            assert owner.layer is not None
-            made = self.gradients.made(owner.layer)
-            self.gradients.settle(owner.layer, made, copied=False)
-        wanted = [v for v in wanted if not is_parameter(self.program.by_value[v])]
+        timeline, work, label = self.timeline, self._work(operation), operation.label
+        wanted: list[Value] = []
+        for value in operation.wanted:
+            owner = self.program.by_value[value]
+            if owner.layer is not None and is_parameter(owner):
+                made = self.gradients.made(owner.layer)
+                self.gradients.settle(owner.layer, made, copied=False)
+            else:
+                wanted.append(value)
         of_weights: dict[str, int] = {}
-        if self._passes_on(operation):
+        if work.passes_on:
             of_inputs = [(value, timeline.hold(given)) for value in wanted]
         else:
-            space, of_inputs = self.workspace(operation), []
+            space, of_inputs = work.space, []
             if wanted:
                 timeline.pass_by(space.backward, "workspace", label)
                 of_inputs = [
@@ -167,35 +163,61 @@ class Execution:
             self.timeline.drop(before)
             self.timeline.drop(tensor)
 
-    def _keeps(self, operation: Operation) -> Kept:
-        if operation.layer is not None:
-            known = self._kept.get(operation.label)
-            if known is None:
-                known = self._kept[operation.label] = kept_by(operation.layer, self.synchronized)
-            return known
-        assert operation.step is not None
-        return _SAME if operation.step.name == "copy_to" else _CONVERSION
-
-    def _passes_on(self, operation: Operation) -> bool:
-        if operation.step is not None:
-            return _returns_as_it_is(operation.step)
-        return self._keeps(operation).passes
-
-    def workspace(self, operation: Operation) -> kernels.Workspace:
-        known = self._spaces.get(operation.gives)
+    def _work(self, operation: Operation) -> _Work:
+        known = self._works.get(operation.look)
         if known is None:
-            known = self._spaces[operation.gives] = self._workspace_of(operation)
+            known = self._works[operation.look] = self._work_of(operation)
         return known
 
-    def _workspace_of(self, operation: Operation) -> kernels.Workspace:
-        layer = operation.layer
+    def _work_of(self, operation: Operation) -> _Work:
+        layer, step = operation.layer, operation.step
+        size = self._size(operation.layout, operation.shape, operation.rows, operation.itemsize)
         if layer is None:
-            return _NO_WORKSPACE
+            assert step is not None
+            keeps = _SAME if step.name == "copy_to" else _CONVERSION
+            on = _returns_as_it_is(step)
+            return _Work(size, keeps, _NO_WORKSPACE, (), (), False, on)
+        keeps, casts = kept_by(layer, self.synchronized), self._casts(layer)
+        casts_input = self._casts_input(operation)
+        beside = [*self._kept_beside(operation, layer, keeps), *casts]
+        if casts_input:
+            beside.append(self.size(operation.reads[0], HALF))
+        space = self._workspace_of(operation, layer)
+        return _Work(size, keeps, space, tuple(beside), casts, casts_input, keeps.passes)
+
+    def _kept_beside(self, operation: Operation, layer: Layer, keeps: Kept) -> list[Counts]:
+        """Masks, places, statistics."""
+        found: list[Counts] = []
+        elements = self.rows.elements(operation.layout, operation.shape, operation.rows)
+        heads = self._heads(layer)
+        words = keeps.words + keeps.of_heads * (1.0 if heads is None else heads)
+        each = words * operation.itemsize + keeps.bytes
+        if each if isinstance(each, int | float) else each.any():
+            found.append((elements * each).astype(np.int64))
+        elif layer.kind == "stochastic_depth":
+            found.append(self.rows.elements(operation.layout, (), operation.rows) * 4)
+        if keeps.constant:
+            found.append(np.full_like(elements, keeps.constant * operation.itemsize))
+        sizes = self.gradients.sizes
+        if keeps.statistics and layer.weights and layer.weights[0].name in sizes:
+            found.append(sizes[layer.weights[0].name] * keeps.statistics)
+        return found
+
+    def _casts(self, layer: Layer) -> tuple[Counts, ...]:
+        sizes = self.gradients.sizes
+        if not self.gradients.half or layer.kind not in ("conv2d", "linear"):
+            return ()
+        return tuple(sizes[w.name] // 4 * HALF for w in layer.weights if w.name in sizes)
+
+    def _casts_input(self, operation: Operation) -> bool:
+        layer = operation.layer
+        if not self.gradients.half or layer is None or layer.kind not in ("conv2d", "linear"):
+            return False
+        return layout_of(self.program, operation.reads[0])[-1] > HALF
+
+    def _workspace_of(self, operation: Operation, layer: Layer) -> kernels.Workspace:
         if layer.kind == "conv2d" and layer.weights:
-            look = self._look(operation, layer)
-            if look not in self._alike:
-                self._alike[look] = self._convolution(operation, layer)
-            return self._alike[look]
+            return self._convolution(operation, layer)
         if layer.kind == "dropout":
             elements = self.rows.elements(operation.layout, operation.shape, operation.rows)
             return kernels.mask(elements)
@@ -205,21 +227,6 @@ class Execution:
                 return windows.workspace(size, 1.0 if heads is None else heads)
             return kernels.attention(size, heads)
         return _NO_WORKSPACE
-
-    def _look(self, operation: Operation, layer: Layer) -> Hashable:
-        """Equal for convolutions that need equal room."""
-        plan = self.program.plan
-        return (
-            layer.input_shape,
-            layer.output_shape,
-            layer.weights[0].shape,
-            layer.weights[0].trainable,
-            plan.flow.inputs[layer.name],
-            operation.layout,
-            operation.itemsize,
-            plan.layers.get(layer.name),
-            layout_of(self.program, operation.reads[0])[0],
-        )
 
     def _convolution(self, operation: Operation, layer: Layer) -> kernels.Workspace:
         width = operation.itemsize

@@ -1,8 +1,9 @@
 """A model's parameters as ranks hold them: their order and their pieces."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
@@ -36,22 +37,31 @@ class Pieces:
     def of(cls, experiment: Experiment) -> "Pieces":
         """Those of an experiment's plan, in its precision."""
         plan = experiment.plan
-        known: dict[WeightPlacement, Counts] = {}  # deep models repeat their blocks
+        # Deep models repeat their blocks; placements that are cut are slow to hash.
+        known: dict[Hashable, Counts] = {}
         sizes = {}
         for name, placed in plan.flow.weights.items():
-            if placed not in known:
+            whole = isinstance(placed.placement, Replicate)
+            look = (placed.shape, placed.dtype, None if whole else placed)
+            if look not in known:
                 element = itemsize(placed, experiment.precision)
-                known[placed] = piece(placed, plan.world_size, element)
-            sizes[name] = known[placed]
+                known[look] = piece(placed, plan.world_size, element)
+            sizes[name] = known[look]
         owners = {w.name: layer.name for layer in plan.graph.layers for w in layer.weights}
         return cls(trainable_names(plan.graph), sizes, owners)
 
     def by_layer(self, sizes: Mapping[str, Counts]) -> dict[str, Counts]:
         """Sums, over each layer's weights, of what `sizes` says of them."""
-        found: dict[str, Counts] = {}
+        parts: dict[str, list[Counts]] = {}
         for name, size in sizes.items():
-            owner = self.owners[name]
-            found[owner] = found[owner] + size if owner in found else size
+            parts.setdefault(self.owners[name], []).append(size)
+        sums: dict[tuple[int, ...], Counts] = {}  # of the same pieces, as equal layers have them
+        found = {}
+        for owner, own in parts.items():
+            which = tuple(map(id, own))
+            if which not in sums:
+                sums[which] = reduce(np.add, own)
+            found[owner] = sums[which]
         return found
 
 
@@ -72,47 +82,47 @@ def itemsize(placed: WeightPlacement, precision: str) -> int:
     return {"bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4}.get(placed.dtype, 8)
 
 
-@dataclass
-class _Node:
-    """A module of the model: what it holds itself, then its children, both as they came."""
+class _Modules:
+    """The modules of a model: what each holds itself, then its children, both as they came."""
 
-    own: dict[str, str] = field(default_factory=dict)
-    children: dict[str, "_Node"] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.own: dict[str, dict[str, str]] = {"": {}}
+        self.children: dict[str, list[str]] = {"": []}
 
-    def at(self, path: list[str]) -> "_Node":
-        node = self
-        for name in path:
-            if name not in node.children:
-                node.children[name] = _Node()
-            node = node.children[name]
-        return node
+    def add(self, path: str) -> dict[str, str]:
+        """What a module holds; it and those around it are there from now on."""
+        if path not in self.own:
+            around = path.rpartition(".")[0]
+            self.add(around)
+            self.children[around].append(path)
+            self.own[path], self.children[path] = {}, []
+        return self.own[path]
 
-    def collect(self, names: dict[str, None]) -> None:
-        names.update(dict.fromkeys(self.own.values()))
-        for child in self.children.values():
-            child.collect(names)
+    def names(self, path: str = "") -> Iterator[str]:
+        """What a module and its children hold."""
+        yield from self.own[path].values()
+        for child in self.children[path]:
+            yield from self.names(child)
 
 
 def trainable_names(graph: Graph) -> tuple[str, ...]:
     """Names of all parameters in the order of the cut model's modules, which buckets follow."""
-    root = _Node()
+    modules = _Modules()
     aliases = {
         alias: weight.name
         for layer in graph.layers
         for weight in layer.weights
+        if weight.trainable and weight.aliases
         for alias in weight.aliases
-        if weight.trainable
     }
     for layer in graph.layers:
-        root.at(layer.name.split("."))
+        modules.add(layer.name)
         mine = [(weight.name, weight.name) for weight in layer.weights if weight.trainable]
         borrowed = [pair for pair in aliases.items() if pair[0].startswith(f"{layer.name}.")]
         for path, name in [*borrowed, *mine]:
-            *modules, leaf = path.split(".")
-            root.at(modules).own[leaf] = name
-    names: dict[str, None] = {}  # a tied weight stands where it comes first
-    root.collect(names)
-    return tuple(names)
+            module, _, leaf = path.rpartition(".")
+            modules.add(module)[leaf] = name
+    return tuple(dict.fromkeys(modules.names()))  # a tied weight stands where it comes first
 
 
 def tail_names(plan: Plan) -> set[str]:

@@ -148,16 +148,16 @@ class PassEvents:
     def _forward(self, operation: Operation, layer: Layer) -> None:
         if layer.kind == "parameter":
             return
-        self.script.work("forward", layer.name, self._seconds(layer).forward)
+        self.script.work("forward", layer.name, self._seconds(operation, layer).forward)
         if layer.kind == "batch_norm" and self.plan.batch_norm == "synchronized":
             self._normalize(operation, layer, "forward", _NORM_FORWARD)
 
     def _backward(self, operation: Operation, layer: Layer) -> None:
         if layer.kind == "parameter":
             return
-        found = self._seconds(layer)
+        found = self._seconds(operation, layer)
         seconds = found.backward
-        if found.estimated and not any(map(self.program.needs_gradient, operation.reads)):
+        if found.estimated and not operation.wanted:
             seconds = seconds / 2  # the gradient of the weights alone
         self.script.work("backward", layer.name, seconds)
         if layer.kind == "batch_norm" and self.plan.batch_norm == "synchronized":
@@ -169,14 +169,16 @@ class PassEvents:
     def _is_estimated(self, operation: Operation) -> bool:
         """Whether gradients that are added up are not part of what was measured."""
         layer = operation.layer
-        return layer is None or layer.kind == "parameter" or self._seconds(layer).estimated
+        return (
+            layer is None or layer.kind == "parameter" or self._seconds(operation, layer).estimated
+        )
 
     def _normalize(self, operation: Operation, layer: Layer, phase: str, passes: int) -> None:
         """Two sums of statistics over all that have the same channels."""
         read = self.plan.flow.inputs[layer.name]
         channels = features(read, layer.input_shape[:1], self.rows.world_size)
         width = max(operation.itemsize, _FP32)
-        if self._seconds(layer).estimated:
+        if self._seconds(operation, layer).estimated:
             more = self.speeds.streaming(self._size(operation.gives) * passes, passes)
             self.script.work("forward" if phase == "forward" else "backward", layer.name, more)
         if self.replicas.count(read.group_size) == 1:
@@ -217,10 +219,10 @@ class PassEvents:
         groups = self._groupings[group_size]
         return Call(leg.op, label, phase, groups, leg.seconds, leg.bytes, busy=busy)
 
-    def _seconds(self, layer: Layer) -> LayerSeconds:
+    def _seconds(self, operation: Operation, layer: Layer) -> LayerSeconds:
         found = self._layers.get(layer.name)
         if found is None:
-            found = self._layers[layer.name] = self.times.of(layer, self.rows)
+            found = self._layers[layer.name] = self.times.of(operation, layer, self.rows)
         return found
 
     def _conversion(self, operation: Operation) -> Crossed:

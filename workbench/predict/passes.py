@@ -11,7 +11,7 @@ there, it runs forward again, and then back; its inputs are there to the end of 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 
 import numpy as np
@@ -78,7 +78,7 @@ class Pass:
         """
         chosen = [operation for operation in operations if _has_memory(operation)]
         readers: dict[Value, int] = {}
-        for value in [*wanted, *(v for op in chosen for v in dict.fromkeys(op.reads))]:
+        for value in [*wanted, *(v for op in chosen for v in _each(op.reads))]:
             readers[value] = readers.get(value, 0) + 1
         alive = {value: self.timeline.hold(tensor) for value, tensor in given.items()}
         tape, casts = Tape(), list[int]()
@@ -124,8 +124,8 @@ class Pass:
             of_weights = {} if given is None else self._execution.run_back(operation, given, grads)
             for tensor in kept:
                 self.timeline.drop(tensor)
-            if operation.layer is not None:
-                copied = self._execution.workspace(operation).copies_weight
+            if operation.layer is not None and of_weights:
+                copied = self._execution.copies_weight(operation)
                 self.gradients.settle(operation.layer, of_weights, copied=copied)
         tape.kept = []
 
@@ -135,7 +135,7 @@ class Pass:
 
     def _again(self, segment: Segment, grads: dict[Value, int]) -> None:
         """Runs a segment forward once more, and then back."""
-        operations = [replace(operation, segment=None) for operation in segment.operations]
+        operations = [operation._replace(segment=None) for operation in segment.operations]
         outputs = _read_outside(self.program, segment.operations)
         self.timeline.at("recompute", operations[0].label)
         buffers = self.timeline.make(self._buffers(operations), "workspace", operations[0].label)
@@ -166,12 +166,17 @@ class Pass:
         self, operation: Operation, alive: dict[Value, int], readers: dict[Value, int]
     ) -> None:
         """Drops what nobody reads any more."""
-        for value in dict.fromkeys(operation.reads):
+        for value in _each(operation.reads):
             readers[value] -= 1
-            if value in alive and readers[value] == 0:
+            if readers[value] == 0 and value in alive:
                 self.timeline.drop(alive.pop(value))
         if operation.gives not in readers:
             self.timeline.drop(alive.pop(operation.gives))
+
+
+def _each(reads: tuple[Value, ...]) -> Iterable[Value]:
+    """Every value that is read, once."""
+    return reads if len(reads) == 1 else dict.fromkeys(reads)
 
 
 def _has_memory(operation: Operation) -> bool:

@@ -4,10 +4,10 @@ Layers keep the model's order; a conversion follows what it converts at once, an
 conversions start alike share them.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
+from typing import NamedTuple, cast
 
 from workbench.plan.experiment import Experiment
 from workbench.plan.graph import Layer
@@ -27,8 +27,7 @@ _CAST = ("conv2d", "linear", "attention")
 _CAST_OPERATIONS = ("matmul", "einsum", "bmm")
 
 
-@dataclass(frozen=True)
-class Operation:
+class Operation(NamedTuple):
     """A layer, or a conversion of what a layer gave.
 
     Attributes:
@@ -42,6 +41,9 @@ class Operation:
         rows: of that value, for one sample.
         itemsize: bytes of an element of that value.
         needs_gradient: whether a backward pass reaches it.
+        look: equal for operations that compute alike, as in the equal blocks of a deep model: they
+            are predicted once.
+        wanted: of the values that it reads, those that a gradient flows back to.
         segment: which of the plan's segments it is computed again with; None: it is not.
     """
 
@@ -55,6 +57,8 @@ class Operation:
     rows: int
     itemsize: int
     needs_gradient: bool
+    look: int
+    wanted: tuple[Value, ...]
     segment: int | None = None
 
 
@@ -121,7 +125,9 @@ class _Writing:
         self.graph, self.flow = self.plan.graph, self.plan.flow
         self.half = experiment.precision == "bf16"
         self.itemsize = BYTES[experiment.precision]
+        self.pieces = Pieces.of(experiment)
         self.by_value: dict[Value, Operation] = {}
+        self._looks: dict[Hashable, int] = {}
 
     def program(self, hosts: Hosts) -> Program:
         conversions = self._conversions()
@@ -135,9 +141,8 @@ class _Writing:
         for index, names in enumerate(self.plan.segments):
             self._fold(index, names)
         operations = tuple(self.by_value.values())
-        pieces = Pieces.of(self.experiment)
         return Program(
-            self.experiment, pieces, operations, results, self.by_value, self.itemsize, hosts
+            self.experiment, self.pieces, operations, results, self.by_value, self.itemsize, hosts
         )
 
     def _fold(self, index: int, names: tuple[str, ...]) -> None:
@@ -147,7 +152,7 @@ class _Writing:
         for value in order[first : last + 1]:
             operation = self.by_value[value]
             if operation.layer is None or operation.layer.kind != "parameter":
-                self.by_value[value] = replace(operation, segment=index)
+                self.by_value[value] = operation._replace(segment=index)
 
     def _conversions(self) -> dict[str, list[tuple[Value, str]]]:
         """For each producer, the converted values in the order in which they are made."""
@@ -175,50 +180,97 @@ class _Writing:
                 yield name, self.flow.returns[name], name
 
     def _run(self, layer: Layer) -> None:
-        reads = tuple((name, self.flow.edges[name, layer.name]) for name in layer.inputs)
-        own = any(weight.trainable for weight in layer.weights) or bool(layer.shared)
-        value = (layer.name, ())
+        reads = tuple([(name, self.flow.edges[name, layer.name]) for name in layer.inputs])
+        given = [self.by_value.get(value) for value in reads]
+        wanted = _wanted(reads, given)
+        own = bool(layer.shared) or any([weight.trainable for weight in layer.weights])
+        value, layout = (layer.name, ()), self.flow.outputs[layer.name]
+        itemsize = self._itemsize(layer, given)
+        look = self._look(layer, layout, itemsize, given)
         self.by_value[value] = Operation(
-            label=layer.name,
-            layer=layer,
-            step=None,
-            reads=reads,
-            gives=value,
-            layout=self.flow.outputs[layer.name],
-            shape=layer.output_shape,
-            rows=layer.rows,
-            itemsize=self._itemsize(layer, reads),
-            needs_gradient=own or any(map(self._needs_gradient, reads)),
+            layer.name,
+            layer,
+            None,
+            reads,
+            value,
+            layout,
+            layer.output_shape,
+            layer.rows,
+            itemsize,
+            own or bool(wanted),
+            self._looks.setdefault(look, len(self._looks)),
+            wanted,
         )
 
     def _convert(self, value: Value, label: str) -> None:
         name, steps = value
         above, step = (name, steps[:-1]), steps[-1]
         known = self.by_value.get(above)
+        itemsize = self.itemsize if known is None else known.itemsize
+        wanted = _wanted((above,), (known,))
         self.by_value[value] = Operation(
-            label=label,
-            layer=None,
-            step=step,
-            reads=(above,),
-            gives=value,
-            layout=step.target,
-            shape=step.shape,
-            rows=step.rows,
-            itemsize=self.itemsize if known is None else known.itemsize,
-            needs_gradient=self._needs_gradient(above),
+            label,
+            None,
+            step,
+            (above,),
+            value,
+            step.target,
+            step.shape,
+            step.rows,
+            itemsize,
+            bool(wanted),
+            self._looks.setdefault((step, itemsize), len(self._looks)),
+            wanted,
         )
 
-    def _needs_gradient(self, value: Value) -> bool:
-        known = self.by_value.get(value)
-        return known is not None and known.needs_gradient
+    def _look(
+        self, layer: Layer, layout: Layout, itemsize: int, given: Sequence[Operation | None]
+    ) -> Hashable:
+        """What a layer's seconds and bytes depend on; layouts are slow to hash, and stay."""
+        owner = self.graph[layer.shared] if layer.shared else layer
+        sizes = self.pieces.sizes
+        return (
+            layer.kind,
+            layer.target,
+            layer.input_shape,
+            layer.output_shape,
+            layer.rows,
+            layer.flops,
+            layer.groups,
+            layer.heads,
+            itemsize,
+            id(self.flow.inputs[layer.name]),
+            id(layout),
+            self.plan.layers.get(layer.name),
+            bool(layer.shared),
+            tuple([(w.shape, w.trainable, id(sizes[w.name])) for w in owner.weights]),
+            tuple([None if g is None else _seen(g) for g in given]),
+        )
 
-    def _itemsize(self, layer: Layer, reads: tuple[Value, ...]) -> int:
+    def _itemsize(self, layer: Layer, given: Sequence[Operation | None]) -> int:
         if layer.kind == "size":
             return 0
         if self.half and (layer.kind in _CAST or layer.target.endswith(_CAST_OPERATIONS)):
             return HALF
-        sizes = [self.by_value[v].itemsize if v in self.by_value else self.itemsize for v in reads]
+        sizes = [self.itemsize if one is None else one.itemsize for one in given]
         return max(sizes, default=self.itemsize)
+
+
+def _wanted(reads: Sequence[Value], given: Sequence[Operation | None]) -> tuple[Value, ...]:
+    pairs = zip(reads, given, strict=True)
+    return tuple([value for value, one in pairs if one is not None and one.needs_gradient])
+
+
+def _seen(operation: Operation) -> Hashable:
+    """What a reader sees of a value."""
+    return (
+        None if operation.layer is None else operation.layer.kind,
+        id(operation.layout),
+        operation.shape,
+        operation.rows,
+        operation.itemsize,
+        operation.needs_gradient,
+    )
 
 
 def layout_of(program: Program, value: Value) -> tuple[Layout, tuple[int, ...], int, int]:

@@ -10,10 +10,18 @@ and a message for each of these that is not empty. All-reduces are in `summing.p
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from workbench.plan.placement import Shard
+from workbench.predict.givers import (
+    Giver,
+    add_exchanged,
+    add_gathered,
+    add_scattered,
+    taken,
+)
 from workbench.predict.hosts import Groups
 from workbench.predict.rows import Counts
 
@@ -25,10 +33,12 @@ class Received:
     Attributes:
         messages: non-empty pieces from others.
         bytes: in them.
+        givers: say whose they are.
     """
 
     messages: Counts
     bytes: Counts
+    givers: tuple[Giver, ...] = ()
 
 
 def all_gather(pieces: Counts, groups: Groups) -> Received:
@@ -38,13 +48,14 @@ def all_gather(pieces: Counts, groups: Groups) -> Received:
     messages, received = np.zeros_like(pieces), np.zeros_like(pieces)
     messages[members] = (held > 0).sum(axis=1, keepdims=True) - (held > 0)
     received[members] = held.sum(axis=1, keepdims=True) - held
-    return Received(messages, received)
+    return Received(messages, received, (partial(add_gathered, pieces, groups),))
 
 
 def reduce_scatter(pieces: Counts, groups: Groups) -> Received:
     """Into pieces of so many bytes on each rank."""
     others = len(groups[0]) - 1
-    return Received((pieces > 0) * others, pieces * others)
+    givers = (partial(add_scattered, pieces, groups),)
+    return Received((pieces > 0) * others, pieces * others, givers)
 
 
 def all_to_all(slabs: Counts, source: Shard, target: Shard, groups: Groups) -> Received:
@@ -59,16 +70,9 @@ def all_to_all(slabs: Counts, source: Shard, target: Shard, groups: Groups) -> R
     messages, received = np.zeros_like(slabs), np.zeros_like(slabs)
     for members in groups:
         for place, rank in enumerate(members):
-            others = [_taken(source, target, giver, place) for giver in range(len(members))]
+            others = [taken(source, target, giver, place) for giver in range(len(members))]
             sizes = [n * int(slabs[rank]) for r, n in enumerate(others) if r != place]
             messages[rank] = sum(size > 0 for size in sizes)
             received[rank] = sum(sizes)
-    return Received(messages, received)
-
-
-def _taken(source: Shard, target: Shard, giver: int, taker: int) -> int:
-    """Indices of the cut dimensions that one piece before and another after have in common."""
-    if source.dim != target.dim:
-        return source.sizes[giver] * target.sizes[taker]
-    (begin, length), (other, size) = source.span(giver), target.span(taker)
-    return max(0, min(begin + length, other + size) - max(begin, other))
+    givers = (partial(add_exchanged, slabs, source, target, groups),)
+    return Received(messages, received, givers)

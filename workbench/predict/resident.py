@@ -53,7 +53,12 @@ def optimizer_bytes(program: Program, buckets: Buckets) -> dict[str, Counts]:
     moved = updated(program.pieces, cut, program.itemsize, experiment.optimizer_shares)
     if isinstance(experiment.sync, ParameterServer):
         moved = _served(program, experiment.sync.server)
-    held = {name: size * times + count * (size > 0) for name, size in moved.items()}
+    known: dict[int, Counts] = {}  # of the same pieces, as equal layers have them
+    held = {}
+    for name, size in moved.items():
+        if id(size) not in known:
+            known[id(size)] = size * times + count * (size > 0)
+        held[name] = known[id(size)]
     return program.pieces.by_layer(held)
 
 

@@ -11,8 +11,13 @@ rank needs room for what arrives, in segments of n/k elements of a bucket of n o
     with a codec         direct: encodings of all segments, k - 1 of the own one, and its sum;
                          ring: two encodings of a segment; between two hosts: two of what goes
 
-It is taken to be there from the bucket's last gradient until the rank looks after its sums again:
-when the next gradient is there, or while it waits in another collective.
+A bucket's sum begins when its last gradient is there and the sums of all buckets before it have
+begun: one that is filled early waits for those. Its room is taken to be there until the rank looks
+after its sums again: when the next gradient is there, or while it waits in another collective.
+
+Late sums begin all at once when a step's weights are moved, and have their rooms until they have
+moved. Those of the steps before are taken to be over by then: what a link that is slower than the
+steps keeps under way is not in here.
 """
 
 from collections.abc import Collection, Iterable
@@ -22,7 +27,7 @@ import numpy as np
 from workbench.plan.codec import Codec
 from workbench.plan.experiment import LocalSGD, ParameterServer, Pipelined, Synchronous
 from workbench.plan.mesh import replica_groups
-from workbench.predict.buckets import Buckets, Column
+from workbench.predict.buckets import Buckets, Column, late
 from workbench.predict.collective_costs import encoded, segments
 from workbench.predict.program import Program
 from workbench.predict.rows import Counts
@@ -44,32 +49,45 @@ class Rooms:
 
     def __init__(self, program: Program, buckets: Buckets, timeline: Timeline) -> None:
         self.timeline = timeline
-        self._of_buckets = [
-            (names, room) for names, room in _rooms(program, buckets) if np.any(room)
-        ]
+        self._late = late(program.experiment) > 0
+        places = {name: place for place, name in enumerate(reversed(program.pieces.names))}
+        self._of_buckets = sorted(
+            _rooms(program, buckets),
+            key=lambda of: min(places[name] for name in of[0]),  # as backward reaches them
+        )
         self._waiting: list[set[str]] = []
+        self._next = 0
         self._under_way: list[int] = []
 
     def last(self) -> None:
         """No parameter gets more gradients than from the passes under way."""
-        self._waiting = [set(names) for names, _ in self._of_buckets]
+        if not self._late:
+            self._waiting, self._next = [set(names) for names, _ in self._of_buckets], 0
 
     def settled(self, names: Collection[str]) -> None:
         """These gradients are there."""
         if not self._waiting or not names:
             return
-        some = set(names)
         self.finish()
-        for waiting, (_, room) in zip(self._waiting, self._of_buckets, strict=True):
-            if waiting and waiting <= some:
-                self._under_way.append(self.timeline.make(room, "buckets", "arriving"))
-            waiting -= some
+        for waiting in self._waiting:
+            waiting.difference_update(names)
+        while self._next < len(self._waiting) and not self._waiting[self._next]:
+            self._begin(self._of_buckets[self._next][1])
+            self._next += 1
+
+    def start(self) -> None:
+        """All gradients are there, and sums that are late begin."""
+        for _, room in self._of_buckets if self._late else ():
+            self._begin(room)
 
     def finish(self) -> None:
         """The sums under way are there."""
         for tensor in self._under_way:
             self.timeline.drop(tensor)
         self._under_way = []
+
+    def _begin(self, room: Counts) -> None:
+        self._under_way.append(self.timeline.make(room, "buckets", "arriving"))
 
 
 def _rooms(program: Program, buckets: Buckets) -> Iterable[tuple[set[str], Counts]]:

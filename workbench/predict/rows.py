@@ -22,7 +22,7 @@ class Rows:
     def __init__(self, own: Sequence[int]) -> None:
         self.own: Counts = np.asarray(own, dtype=np.int64)
         self._over: dict[int, Counts] = {1: self.own}
-        self._elements: dict[tuple[Layout, tuple[int, ...], int], Counts] = {}
+        self._elements: dict[tuple[int, tuple[int, ...], int], tuple[Layout, Counts]] = {}
 
     @property
     def world_size(self) -> int:
@@ -44,11 +44,11 @@ class Rows:
             shape: of one sample.
             per_sample: rows of dimension 0 for each sample; 0: independent of the batch.
         """
-        key = (layout, shape, per_sample)
+        key = (id(layout), shape, per_sample)  # a layout is slow to hash
         found = self._elements.get(key)
-        if found is None:
-            found = self._elements[key] = self._count(layout, shape, per_sample)
-        return found
+        if found is None:  # it is kept with what was found, so that no other has its place
+            found = self._elements[key] = layout, self._count(layout, shape, per_sample)
+        return found[1]
 
     def _count(self, layout: Layout, shape: tuple[int, ...], per_sample: int) -> Counts:
         if per_sample == 0:

@@ -30,7 +30,7 @@ from workbench.predict.resident import (
 from workbench.predict.rooms import Rooms
 from workbench.predict.rows import Counts, Rows
 from workbench.predict.sharding import moved_by
-from workbench.predict.timeline import Category, Timeline
+from workbench.predict.timeline import Timeline
 
 _INT64 = 8
 _MANY = 64  # ranks: beyond, few of them stand for all
@@ -63,13 +63,13 @@ class _Step:
         self.gradients = Gradients(self.experiment, self.pieces, self.timeline, self.rooms)
 
     def written(self) -> Timeline:
-        self._reside("weights", weight_bytes(self.pieces))
-        self._reside("optimizer", self._of_optimizer())
-        self._reside("in_flight", flying_bytes(self.program))
-        self._reside("codec", residual_bytes(self.program))
-        self._reside("gradients", self.gradients.resident())
-        self._reside("buckets", {"sums of gradients": sums_bytes(self.whole, self.buckets)})
-        self._reside("staging", {"staging": staging_bytes(self.whole)})
+        self.timeline.reside("weights", weight_bytes(self.pieces))
+        self.timeline.reside("optimizer", self._of_optimizer())
+        self.timeline.reside("in_flight", flying_bytes(self.program))
+        self.timeline.reside("codec", residual_bytes(self.program))
+        self.timeline.reside("gradients", self.gradients.resident())
+        self.timeline.reside("buckets", {"sums of gradients": sums_bytes(self.whole, self.buckets)})
+        self.timeline.reside("staging", {"staging": staging_bytes(self.whole)})
         self.gradients.left_by_last_step()
         batches = self.batches
         every = Rows([sum(column) for column in zip(*batches, strict=True)])
@@ -89,25 +89,23 @@ class _Step:
         self._update()
         return self.timeline
 
-    def _reside(self, category: Category, sizes: Mapping[str, Counts]) -> None:
-        for layer, size in sizes.items():
-            self.timeline.make(size, category, layer)
-
     def _of_optimizer(self) -> Mapping[str, Counts]:
         """Where its state is in parts, these depend on how many ranks the world has."""
         cut = self.experiment.shard_optimizer
         return optimizer_bytes(self.whole if cut else self.program, self.handed)
 
     def _update(self) -> None:
-        """Fused optimizers need nothing besides.
+        """Fused optimizers need nothing besides; late sums begin before they move.
 
         An averaging needs a bucket's room; handing out weights that others have moved needs the
         bucket, and beside it this rank's part in one piece.
         """
         self.timeline.at("step")
+        self.rooms.start()
         sync = self.experiment.sync
         if isinstance(sync, Pipelined) and sync.compensation is not None:
             self._compensate()
+        self.rooms.finish()
         if isinstance(sync, LocalSGD):
             room = averaging_bytes(averaged(self.whole.experiment, sync, self.whole.pieces))
             self.timeline.pass_by(room, "buckets", "parameters")

@@ -15,6 +15,7 @@ import numpy as np
 from workbench.plan.all_reduce import Algorithm, chosen
 from workbench.plan.codec import Codec
 from workbench.predict.collective_costs import FLAT, Costs, direct, hierarchical, ring
+from workbench.predict.givers import Giver, Part, add_summed
 from workbench.predict.hosts import Groups, Hosts
 from workbench.predict.received import Received
 from workbench.predict.rows import Counts
@@ -24,8 +25,8 @@ PORTION_BYTES = 2**22
 MOST_PORTIONS = 1024
 _WIDE = 4
 
-# Of (elements, bytes of one, ranks on each host of the group): of each rank of the group.
-_Cost = Callable[[int, int, tuple[int, ...]], Costs]
+# Of (elements, bytes of one, ranks on each host of the group): what they come to.
+_Parts = Callable[[int, int, tuple[int, ...]], tuple[Part, ...]]
 
 
 class Summing:
@@ -59,11 +60,11 @@ class Summing:
             buffer: whether what is summed lies in memory made for it, shared where ranks share.
             codec: of what travels.
         """
-        cost = partial(_started, algorithm, buffer, codec)
-        return self._received(numel, groups, itemsize, cost, (algorithm, buffer, codec))
+        parts = partial(_started, algorithm, buffer, codec)
+        return self._received(numel, groups, itemsize, parts, (algorithm, buffer, codec))
 
     def _received(
-        self, numel: Counts, groups: Groups, itemsize: int, cost: _Cost, key: object = None
+        self, numel: Counts, groups: Groups, itemsize: int, parts: _Parts, key: object = None
     ) -> Received:
         messages, received = np.zeros_like(numel), np.zeros_like(numel)
         members = np.asarray(groups)
@@ -71,25 +72,27 @@ class Summing:
         lengths = numel[members[:, 0]].tolist()
         for index, found in enumerate(zip(lengths, self.hosts.over(groups), strict=True)):
             alike.setdefault(found, []).append(index)
+        givers: list[Giver] = []
         for (length, hosts), which in alike.items():
             name = key, length, itemsize, hosts
+            summed = parts(length, itemsize, hosts)
             if name not in self._known:
-                self._known[name] = cost(length, itemsize, hosts)
+                self._known[name] = _costs(summed, hosts)
             costs = self._known[name]
             messages[members[which]] = costs.messages
             received[members[which]] = costs.bytes
-        return Received(messages, received)
+            givers.append(partial(add_summed, summed, hosts, members[which]))
+        return Received(messages, received, tuple(givers))
 
 
-def _waited_for(length: int, itemsize: int, hosts: tuple[int, ...]) -> Costs:
+def _waited_for(length: int, itemsize: int, hosts: tuple[int, ...]) -> tuple[Part, ...]:
     nbytes = length * itemsize
     name = chosen("auto", hosts, "gloo", nbytes, beside=False)
     if name != "hierarchical":
-        return _flat(name, length, itemsize, sum(hosts))
+        return (_part(name, length, itemsize),)
     portion = max(1, PORTION_BYTES // itemsize, -(-length // MOST_PORTIONS))
     full, rest = divmod(length, portion)
-    costs = hierarchical(rest, itemsize, hosts).both
-    return costs + hierarchical(portion, itemsize, hosts).both.times(full)
+    return _part(name, rest, itemsize), _part(name, portion, itemsize, times=full)
 
 
 def _started(
@@ -99,11 +102,9 @@ def _started(
     length: int,
     itemsize: int,
     hosts: tuple[int, ...],
-) -> Costs:
+) -> tuple[Part, ...]:
     name = started_as(algorithm, buffer, codec, length * itemsize, hosts)
-    if name == "hierarchical":
-        return hierarchical(length, itemsize, hosts, codec).both
-    return _flat(name, length, itemsize, sum(hosts), codec)
+    return (_part(name, length, itemsize, codec),)
 
 
 def started_as(
@@ -115,12 +116,23 @@ def started_as(
     return chosen(algorithm, hosts, "gloo", nbytes, beside=beside, codec=coded)
 
 
-def _flat(
-    name: Algorithm, length: int, itemsize: int, ranks: int, codec: Codec | None = None
-) -> Costs:
+def _part(
+    name: Algorithm, length: int, itemsize: int, codec: Codec | None = None, times: int = 1
+) -> Part:
     """The backend does not tell what it sends: recorded is what it comes to, in no half type."""
     if name == "backend":
-        return direct(length, max(itemsize, _WIDE), ranks)
-    if codec is not None:
-        return (ring if name == "ring" else direct)(length, itemsize, ranks, codec)
-    return FLAT[name](length, itemsize, ranks)
+        return Part("direct", length, max(itemsize, _WIDE), None, times)
+    return Part(name, length, itemsize, codec, times)
+
+
+def _costs(parts: tuple[Part, ...], hosts: tuple[int, ...]) -> Costs:
+    found = Costs.none(sum(hosts))
+    for name, length, itemsize, codec, times in parts:
+        if name == "hierarchical":
+            costs = hierarchical(length, itemsize, hosts, codec).both
+        elif codec is not None:
+            costs = (ring if name == "ring" else direct)(length, itemsize, sum(hosts), codec)
+        else:
+            costs = FLAT[name](length, itemsize, sum(hosts))
+        found = found + costs.times(times)
+    return found

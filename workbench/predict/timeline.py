@@ -6,6 +6,7 @@ all; the others may hold an element less of a bucket's sum, which all ranks take
 """
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, get_args
 
@@ -59,7 +60,9 @@ class Timeline:
     def __init__(self, world_size: int, alike: Alike | None = None) -> None:
         self.world_size, self.alike = world_size, alike
         self.owners: list[Owner] = []
-        self.sizes: list[Counts] = []
+        self._sizes: list[Counts] = []  # each once, as most tensors have one that others have
+        self._size_of: dict[int, int] = {}  # which of them an array is
+        self._of_tensors: list[int] = []  # which of them a tensor has
         self._holders: list[int] = []
         self._events: list[int] = []  # tensors as they are made; ~tensor when it is freed
         self._moments: list[tuple[int, Phase, str]] = [(0, "load", "")]  # each from its event on
@@ -70,13 +73,14 @@ class Timeline:
 
     def make(self, size: Counts, category: Category, layer: str = "") -> int:
         """A new tensor of so many bytes on each rank, held once."""
-        tensor = len(self.sizes)
-        whole = self.alike is not None and len(size) == self.world_size
-        self.sizes.append(size[self.alike.ranks] if self.alike is not None and whole else size)
-        self.owners.append((category, layer))
-        self._holders.append(1)
+        tensor = self._new(size, category, layer)
         self._events.append(tensor)
         return tensor
+
+    def reside(self, category: Category, sizes: Mapping[str, Counts]) -> None:
+        """Tensors that stay to the end, of these layers."""
+        for layer, size in sizes.items():
+            self._events.append(self._new(size, category, layer))
 
     def hold(self, tensor: int) -> int:
         """Holds a tensor once more."""
@@ -97,25 +101,42 @@ class Timeline:
     def pass_by(self, size: Counts | None, category: Category, layer: str = "") -> None:
         """A tensor that is there only for this moment; None: there is none."""
         if size is not None:
-            self.drop(self.make(size, category, layer))
+            tensor = self._new(size, category, layer)
+            self._events += (tensor, ~tensor)
+
+    def _new(self, size: Counts, category: Category, layer: str) -> int:
+        which = self._size_of.get(id(size))
+        if which is None:
+            which = self._size_of[id(size)] = len(self._sizes)
+            self._sizes.append(size)
+        self._of_tensors.append(which)
+        self.owners.append((category, layer))
+        self._holders.append(1)
+        return len(self._holders) - 1
 
     def peaks(self) -> "tuple[Peak, ...]":
         """The highest point of each rank; of a large world, of those that stand for the others."""
-        events = np.array(self._events)
+        events, of_tensors = np.array(self._events), np.array(self._of_tensors)
         signs = np.where(events < 0, -1, 1)
         which = np.where(events < 0, ~events, events)
-        sizes = np.array(self.sizes)
-        levels = np.cumsum(sizes[which] * signs[:, None], axis=0)
+        sizes = np.array([self._kept(size) for size in self._sizes])
         found: dict[bytes, Peak] = {}  # ranks that hold the same have the same
         peaks: list[Peak] = []
-        for rank, event in enumerate(levels.argmax(axis=0).tolist()):
-            key = sizes[:, rank].tobytes()
+        for rank, own in enumerate(np.ascontiguousarray(sizes.T)):
+            key = own.tobytes()
             if key not in found:
-                alive = np.bincount(which[: event + 1], signs[: event + 1], len(sizes))
-                held = self._held(alive.astype(np.int64) * sizes[:, rank])
-                found[key] = Peak(rank, int(levels[event, rank]), self._moment(event), held)
+                levels = np.cumsum(own[of_tensors[which]] * signs)
+                event = int(levels.argmax())
+                alive = np.bincount(which[: event + 1], signs[: event + 1], len(of_tensors))
+                held = self._held(alive.astype(np.int64) * own[of_tensors])
+                found[key] = Peak(rank, int(levels[event]), self._moment(event), held)
             peaks.append(replace(found[key], rank=rank))
         return tuple(peaks)
+
+    def _kept(self, size: Counts) -> Counts:
+        """Of the ranks that stand for all."""
+        whole = self.alike is not None and len(size) == self.world_size
+        return size[self.alike.ranks] if self.alike is not None and whole else size
 
     def _moment(self, event: int) -> Moment:
         place = bisect_right(self._moments, event, key=lambda moment: moment[0])
@@ -124,9 +145,10 @@ class Timeline:
 
     def _held(self, bytes_of: Counts) -> dict[Owner, int]:
         held: dict[Owner, int] = {}
-        for tensor in np.flatnonzero(bytes_of):
+        some = np.flatnonzero(bytes_of)
+        for tensor, size in zip(some.tolist(), bytes_of[some].tolist(), strict=True):
             owner = self.owners[tensor]
-            held[owner] = held.get(owner, 0) + int(bytes_of[tensor])
+            held[owner] = held.get(owner, 0) + size
         return held
 
 

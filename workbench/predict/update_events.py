@@ -9,6 +9,7 @@ from workbench.predict.events import Script
 from workbench.predict.parameters import copies
 from workbench.predict.program import Program
 from workbench.predict.replicas import Replicas, some
+from workbench.predict.rows import Counts
 
 _FP64 = 8
 _COPIED = 4  # an average is read and written once into its bucket, and once back
@@ -40,7 +41,14 @@ class Updates:
         """Moves parameters: all, or these."""
         pieces, label = self.program.pieces, self.experiment.optimizer.kind
         chosen = [name for name in pieces.names if names is None or name in names]
-        total = sum((self._own(name) for name in chosen), np.zeros(len(self.ones)))
+        known: dict[tuple[int, int], Seconds] = {}  # of the same pieces, as equal layers have them
+        total = np.zeros(len(self.ones))
+        for name in chosen:
+            size = pieces.sizes[name]
+            k = self.program.plan.flow.weights[name].group_size
+            if (id(size), k) not in known:
+                known[id(size), k] = self._own(size, k)
+            total = total + known[id(size), k]
         seconds = update_seconds(label, total, copies(self.experiment.optimizer), self.speeds)
         self.script.work("update", label, seconds)
         if isinstance(self.experiment.sync, ParameterServer):
@@ -62,15 +70,14 @@ class Updates:
         """What every step costs besides."""
         self.script.work("step", "step", self.speeds.each("step_s"))
 
-    def _own(self, name: str) -> Seconds:
-        """Bytes of a parameter that each rank moves."""
-        size = self.program.pieces.sizes[name].astype(np.float64)
-        k, sync = self.program.plan.flow.weights[name].group_size, self.experiment.sync
+    def _own(self, size: Counts, k: int) -> Seconds:
+        """Bytes that each rank moves of a parameter that lies over groups of k ranks."""
+        sync = self.experiment.sync
         if isinstance(sync, ParameterServer) and self.replicas.count(k) > 1:
-            size = np.where(self.replicas.serves(sync.server, k), size, 0.0)
-        elif self.experiment.shard_optimizer and self.replicas.count(k) > 1:
-            size = size * self.replicas.part(k, self.experiment.optimizer_shares)
-        return size
+            return np.where(self.replicas.serves(sync.server, k), size, 0.0)
+        if self.experiment.shard_optimizer and self.replicas.count(k) > 1:
+            return size * self.replicas.part(k, self.experiment.optimizer_shares)
+        return size.astype(np.float64)
 
     def _hand_out(self, names: set[str] | None) -> None:
         """Makes the parameters whole again, bucket by bucket; with a fused update, in buckets."""

@@ -17,7 +17,7 @@ from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment import LocalSGD, Optimizer
 from workbench.plan.mesh import shard_group
 from workbench.train.at_once import AtOnce
-from workbench.train.averaging import average
+from workbench.train.averaging import Mean, average
 from workbench.train.optimizer import state_names
 
 
@@ -91,11 +91,12 @@ class LocalUpdates(AtOnce):
     def _mean(self, tensors: list[tuple[str, Tensor]], rows: tuple[int, ...]) -> None:
         """Averages tensors, named by the parameter as which they lie, weighted by rows."""
         placements = self.model.placements
-        sizes = sorted({placements[name].group_size for name, _ in tensors})
-        for k in sizes:
+        means = []
+        for k in sorted({placements[name].group_size for name, _ in tensors}):
             mine = [tensor for name, tensor in tensors if placements[name].group_size == k]
             part = self._seen(rows, k) / sum(rows)
-            average(mine, part, self.model.replica_group(k), self.sync.bucket_bytes)
+            means.append(Mean(mine, part, self.model.replica_group(k)))
+        average(means, self.sync.bucket_bytes)
 
     def _state(self) -> list[tuple[str, Tensor]]:
         """What the optimizer remembers of each element."""

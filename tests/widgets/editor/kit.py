@@ -6,6 +6,7 @@ import workbench as wb
 from tests.plan.graphs import Builder
 from workbench.plan.graph import Graph
 from workbench.widgets.editor.state import State, patched
+from workbench.widgets.editor.target import usual
 
 MACHINE = wb.Machine.preset("h100-nvlink")
 
@@ -46,6 +47,20 @@ class Seen:
             return
         assert content["version"] == self.version + 1
         self.state, self.version = patched(self.state, content), content["version"]
+
+
+def searched(graph: Graph, machine: wb.Machine, world_size: int, limit: str | None, **_: object):
+    """What a search comes to, in no time: two plans, or with a limit one that does not fit."""
+    plans = [wb.Plan.hybrid(graph, world_size), wb.Plan.data_parallel(graph, world_size)]
+    found = [wb.predict(plan, machine, usual(plan)) for plan in plans]
+    if limit is not None:
+        needed = found[0].memory.peak_bytes
+        raise wb.MemoryLimitError(f"needs {needed:,} bytes", plans[0], needed, needed)
+    pareto = [
+        SimpleNamespace(plan=plan, step_time=one.step_time, peak_bytes=one.memory.peak_bytes)
+        for plan, one in zip(plans, found, strict=True)
+    ]
+    return SimpleNamespace(pareto=pareto, gap=0.0, judged=2, seconds=0.1, memory_limit=2**30)
 
 
 class FakeCluster:

@@ -4,7 +4,8 @@ import pytest
 
 import workbench as wb
 from tests.plan import graphs
-from tests.widgets.editor.kit import MACHINE, FakeCluster, FakeRun
+from tests.widgets.editor.kit import MACHINE, FakeCluster, FakeRun, searched
+from workbench.widgets.editor import services
 
 VGG = graphs.vgg()
 HYBRID = wb.Plan.hybrid(VGG, 4)
@@ -12,12 +13,13 @@ HYBRID = wb.Plan.hybrid(VGG, 4)
 
 def ask(editor, **content):
     editor._handle_custom_msg(content, [])
-    assert editor.settle()
+    assert editor.settle(timeout=300)
     return editor._model.values["tasks"].get(content["type"])
 
 
 def test_suggested_plans_can_be_taken_and_undone(edit):
-    editor = edit(wb.Plan.filters(VGG, 4), MACHINE)
+    small = graphs.Builder((3, 8, 8)).conv("conv", 8).graph()
+    editor = edit(wb.Plan.filters(small, 2), MACHINE)
     before = editor.plan
     found = ask(editor, type="suggest", limit="")
     assert found["state"] == "done"
@@ -29,7 +31,8 @@ def test_suggested_plans_can_be_taken_and_undone(edit):
     assert editor.undo() is before
 
 
-def test_a_limit_that_nothing_meets_offers_the_leanest_plan(edit):
+def test_a_limit_that_nothing_meets_offers_the_leanest_plan(edit, monkeypatch):
+    monkeypatch.setattr(services, "search", searched)
     editor = edit(VGG, MACHINE)
     found = ask(editor, type="suggest", limit="10kB")
     assert found["points"][0]["step_s"] is None

@@ -2,8 +2,9 @@
 
 import workbench as wb
 from tests.plan import graphs
-from tests.widgets.editor.kit import MACHINE, FakeCluster, FakeRun, residual
+from tests.widgets.editor.kit import MACHINE, FakeCluster, FakeRun, residual, searched
 from tests.widgets.editor.shown import BROWSER
+from workbench.widgets.editor import services
 
 pytestmark = BROWSER
 
@@ -124,12 +125,18 @@ def test_over_budget_is_red_and_said(show, page):
     assert "over by" in over.first.inner_text()
 
 
-def test_suggest(show, page):
+def test_suggest(show, page, monkeypatch):
+    monkeypatch.setattr(services, "search", searched)  # which takes its time: see test_services
     shown = show(wb.Plan.filters(VGG, 4), MACHINE)
     page.get_by_role("button", name="Suggest plans").click()
-    shown.until("document.querySelectorAll('.wb-offers li').length > 0", patience_s=30)
-    page.locator("[data-point='0']").focus()
+    shown.settle()
+    assert page.locator(".wb-offers li").count() == 2
+    page.locator("[data-point='1']").focus()
     page.keyboard.press("Enter")
+    shown.settle()
+    assert shown.widget.plan is shown.widget._suggested[1]
+    page.locator("[data-point='0']").focus()
+    page.keyboard.press(" ")
     shown.settle()
     assert shown.widget.plan is shown.widget._suggested[0]
     shown.widget.undo()
@@ -138,7 +145,8 @@ def test_suggest(show, page):
     assert shown.widget.plan is shown.widget._suggested[0]
     page.get_by_label("memory limit of a rank").fill("1kB")
     page.get_by_role("button", name="Suggest plans").click()
-    shown.until("document.querySelector('.wb-offers').innerText.includes('does not fit')")
+    shown.settle()
+    assert "does not fit" in page.locator(".wb-offers").inner_text()
 
 
 def test_without_a_machine_it_says_how_to_get_one(show, page):

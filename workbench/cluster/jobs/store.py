@@ -62,7 +62,11 @@ class Store(Roster, Journal, History, Backups):
         raise StoreError(self._text(f"holds no job {number}"))
 
     def jobs(
-        self, *, states: Collection[State] | None = None, tag: str | None = None
+        self,
+        *,
+        states: Collection[State] | None = None,
+        tag: str | None = None,
+        after: int = 0,
     ) -> tuple[JobRecord, ...]:
         """Jobs in the order in which they were submitted.
 
@@ -71,9 +75,13 @@ class Store(Roster, Journal, History, Backups):
         Args:
             states: only jobs in these.
             tag: only those of this sweep.
+            after: only those with a greater number.
         """
         chosen: list[str] = []
-        arguments: list[str] = []
+        arguments: list[Any] = []
+        if after:
+            chosen.append("id > ?")
+            arguments.append(after)
         if states is not None:
             chosen.append(f"state IN ({marks(states)})")
             arguments += states

@@ -1,0 +1,132 @@
+"""The timing explorer without a browser: what it says is what the model says."""
+
+import re
+
+import pytest
+import traitlets
+
+import workbench as wb
+from tests.plan import graphs
+from tests.widgets.explorers.conftest import MACHINE
+from workbench.predict.timing import fastest
+from workbench.widgets.explorers.timing_picture import strategies
+
+
+def set_(explorer, name, value):
+    explorer._receive(explorer, {"type": "set", "name": name, "value": value}, [])
+
+
+def test_the_fastest_is_the_model_s(explore):
+    explorer = explore(wb.TimingExplorer, world_size=16, bandwidth=1e8, codec="int8", width=2)
+    systems = strategies(2, explorer._codec)
+    best = fastest(explorer.model(), systems)
+    picture = explorer.picture()
+    assert f"16 workers {best} is the fastest" in picture.said[0]
+    assert picture.table.rows[0][0] == best
+    assert {entry.label for entry in picture.panels[0].legend} == set(systems)
+
+
+def test_every_control_is_an_attribute_that_is_shown(explore):
+    explorer = explore(wb.TimingExplorer)
+    for control in explorer.controls()[:6]:
+        before = explorer._shown
+        set_(explorer, control.name, 5)
+        value = getattr(explorer, control.name)
+        assert value == control.values[5]
+        shown = {each["name"]: each for each in explorer._shown["controls"]}
+        assert shown[control.name]["at"] == 5
+        assert explorer._shown != before
+    set_(explorer, "codec", "none")
+    assert explorer.codec is None
+    assert not any("int8" in row[0] for row in explorer.picture().table.rows)
+
+
+def test_what_is_assigned_is_shown_and_observed(explore):
+    explorer = explore(wb.TimingExplorer)
+    heard = []
+    explorer.observe(lambda change: heard.append(change["new"]), "bandwidth")
+    sent = []
+    explorer.send = lambda content, buffers=(): sent.append(content)
+    explorer.bandwidth = 3.3e9  # between two places of the slider
+    assert heard == [3.3e9]
+    assert "26.4 Gbit/s" in sent[-1]["view"]["title"]
+    explorer.bandwidth = 3.3e9
+    assert len(sent) == 1
+
+
+def test_width_one_is_synchronous(explore):
+    explorer = explore(wb.TimingExplorer, width=1, codec=None)
+    assert not any("pipelined" in row[0] for row in explorer.picture().table.rows)
+
+
+def test_links_of_the_machine_are_marked_and_can_be_taken(explore):
+    explorer = explore(wb.TimingExplorer, MACHINE)
+    assert explorer.bandwidth == MACHINE.across.bandwidth
+    said = " ".join(explorer.picture().said)
+    assert "h100-infiniband, between hosts" in said
+    assert "h100-infiniband, within a host" in said
+    explorer.bandwidth = 1e7
+    explorer._receive(explorer, {"type": "press", "name": "machine"}, [])
+    assert explorer.bandwidth == MACHINE.across.bandwidth
+    alone = MACHINE.replace(across=None, ranks_per_host=None)
+    explorer.machine = alone
+    assert "between hosts" not in " ".join(explorer.picture().said)
+
+
+def test_without_a_machine_the_button_says_what_is_missing(explore):
+    explorer = explore(wb.TimingExplorer)
+    assert "explorer.machine = machine" in explorer._shown["controls"][-1]["why_not"]
+    explorer._receive(explorer, {"type": "press", "name": "machine"}, [])
+    assert "no machine" in explorer.errors["machine"]
+
+
+def test_an_experiment_gives_gradient_workers_and_compute(explore):
+    plan = wb.Plan.data_parallel(graphs.vgg(), 4)
+    run = wb.Experiment(plan=plan, batch_size=64, optimizer=wb.SGD(lr=0.1), steps=3)
+    explorer = explore(wb.TimingExplorer, MACHINE, run)
+    assert explorer.world_size == 4
+    assert explorer.gradient_bytes == 4 * sum(layer.parameters for layer in plan.graph.layers)
+    work = float(wb.predict(plan, MACHINE, run).timeline.work.mean())
+    assert explorer.compute_s == pytest.approx(work)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("world_size", 0), ("bandwidth", -1.0), ("bandwidth", float("inf")), ("latency_s", 0.0),
+        ("compute_s", float("nan")), ("width", 0), ("codec", "zip"), ("gradient_bytes", 0.0),
+    ],
+)  # fmt: skip
+def test_values_that_cannot_be_are_refused_and_nothing_changes(explore, name, value):
+    explorer = explore(wb.TimingExplorer)
+    before, shown = getattr(explorer, name), explorer._shown
+    with pytest.raises(traitlets.TraitError, match=re.escape(name)):
+        setattr(explorer, name, value)
+    assert getattr(explorer, name) == before
+    assert explorer._shown is shown
+
+
+def test_what_a_view_sends_in_vain_is_said_beside_its_control(explore):
+    explorer = explore(wb.TimingExplorer)
+    set_(explorer, "width", 99)
+    assert explorer.errors == {"width": "pipeline width has places 0 to 7, got 99"}
+    set_(explorer, "width", 3)
+    assert explorer.errors == {}
+    set_(explorer, "colour", 3)
+    assert "no control 'colour'" in " ".join(explorer.errors.values())
+
+
+def test_only_machines_and_experiments(explore):
+    with pytest.raises(TypeError, match=r"takes a Machine or None, got str"):
+        wb.TimingExplorer("h100-nvlink")
+    with pytest.raises(TypeError, match=r"wb.Experiment"):
+        wb.TimingExplorer(MACHINE, "vgg")
+
+
+def test_a_still_picture_stays(explore):
+    explorer = explore(wb.TimingExplorer, MACHINE.replace(name="<b>mine</b>" + "x" * 200))
+    still = explorer._repr_mimebundle_()[0]["text/html"]
+    assert still.count("<img") == 2
+    assert "<b>mine" not in still
+    assert "In figures" in still
+    assert repr(explorer).startswith("<TimingExplorer: world_size=8, bandwidth=")

@@ -1,0 +1,208 @@
+"""The scaling explorer: the same plan on up to 65,536 ranks, and on other links and devices."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import traitlets
+
+from workbench.plan.errors import ExperimentError, MachineError, PlanError
+from workbench.plan.machine import Machine
+from workbench.plan.plan import Plan
+from workbench.predict.prediction import Prediction
+from workbench.predict.scaling import Point
+from workbench.predict.what_if import MOST_RANKS
+from workbench.widgets.explorers import scaling_picture
+from workbench.widgets.explorers.controls import Choice, Control, Slider
+from workbench.widgets.explorers.explorer import Explorer
+from workbench.widgets.explorers.memory_map import require
+from workbench.widgets.explorers.picture import Picture
+from workbench.widgets.explorers.scaling_picture import KINDS, Curves
+from workbench.widgets.latest import Latest
+
+_AS_IT_IS = "as it is"
+
+
+class ScalingExplorer(Explorer):
+    """What if: strong and weak scaling of a prediction, and where communication takes over.
+
+    The curves are computed beside the notebook, size by size; `settle` waits for them. A machine
+    with measured devices for so many ranks has its first one on all ranks here.
+
+    Args:
+        prediction: of any number of ranks, with a machine.
+        state: first values of the attributes.
+
+    Attributes:
+        prediction: as given; another one may be assigned.
+        world_size: ranks that are looked at; one of `sizes`.
+        link: a known machine's name, whose link is taken, or ""; as `Prediction.at` has it.
+        device: a known machine's name, whose device is taken, or "".
+        curves: points that are known, by "strong" and "weak"; read-only.
+
+    Raises:
+        TypeError: no prediction.
+        TraitError: a value that cannot be.
+    """
+
+    prediction = traitlets.Instance(Prediction)
+    world_size = traitlets.Int(1)
+    link = traitlets.Unicode()
+    device = traitlets.Unicode()
+
+    def __init__(self, prediction: Prediction, **state: Any) -> None:
+        require(prediction, "ScalingExplorer")
+        self._reset(prediction)
+        self._worker = Latest(self._compute, "scaling explorer", lambda: None)
+        world = prediction.experiment.plan.world_size
+        super().__init__(**{"prediction": prediction, "world_size": world, **state})
+        self.observe(self._another, ["prediction"])
+        self.observe(self._elsewhere, ["link", "device"])
+        self._ask()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """World sizes of the curves: the plan's, halved and doubled as far as its groups allow."""
+        return sizes_of(self.prediction.experiment.plan)
+
+    @property
+    def curves(self) -> Curves:
+        """As far as they are known."""
+        with self._guard:
+            return {kind: tuple(points) for kind, points in self._curves.items()}
+
+    def controls(self) -> Sequence[Control]:
+        """The world size, and where the ranks are."""
+        known = {_AS_IT_IS: "", **{name: name for name in Machine.presets()}}
+        return (
+            Slider("world_size", "ranks", self.sizes, lambda n: f"{n:,}"),
+            Choice("link", "links", known),
+            Choice("device", "devices", known),
+        )
+
+    def picture(self) -> Picture:
+        """Throughput and the share of communication, by ranks."""
+        if self._why_not:
+            raise ValueError(self._why_not)
+        plan = self.prediction.experiment.plan
+        return scaling_picture.of(
+            plan.graph.source.name,
+            self.curves,
+            self.world_size,
+            plan.world_size,
+            self._left,
+            tuple(self._notes),
+        )
+
+    def settle(self, timeout: float = 60.0) -> bool:
+        """Waits until the curves are complete; whether that was in time."""
+        return self._worker.settle(timeout)
+
+    def close(self) -> None:
+        """Ends the view and its thread."""
+        self._worker.close()
+        super().close()
+
+    def _reset(self, prediction: Prediction) -> None:
+        self._curves: dict[str, list[Point]] = {kind: [] for kind in KINDS}
+        self._notes: dict[str, None] = {}
+        self._why_not, self._left = "", len(sizes_of(prediction.experiment.plan))
+        machine = prediction.machine
+        if machine is not None and len(machine.devices) > 1:
+            self._notes["All ranks are taken to be as rank 0 of the machine."] = None
+
+    def _ask(self) -> None:
+        with self._guard:
+            self._reset(self.prediction)
+            self._worker.ask((self.prediction, self.link, self.device))
+
+    def _compute(self, question: tuple[Prediction, str, str]) -> None:
+        """Both curves, on the worker's thread; what is superseded ends at the next point."""
+        prediction, link, device = question
+        try:
+            there = moved(prediction, link, device)
+        except (MachineError, ExperimentError, PlanError) as error:
+            self._tell({}, why_not=str(error))
+            return
+        for size in sizes_of(prediction.experiment.plan):
+            if self._worker.superseded():
+                return
+            self._tell(*points(there, size))
+
+    def _tell(self, found: Mapping[str, Point], note: str = "", why_not: str = "") -> None:
+        with self._guard:
+            if self._worker.superseded():
+                return
+            for kind, point in found.items():
+                self._curves[kind].append(point)
+            if note:
+                self._notes[note] = None
+            self._why_not, self._left = why_not, self._left - 1
+            self.refresh()
+            self.keep_soon()
+
+    def _another(self, change: Mapping[str, Any]) -> None:
+        with self._guard, self.hold_trait_notifications():
+            if self.world_size not in self.sizes:
+                self.world_size = self.prediction.experiment.plan.world_size
+        self._elsewhere(change)
+
+    def _elsewhere(self, change: Mapping[str, Any]) -> None:
+        self._ask()
+        self.refresh()
+
+    @traitlets.validate("world_size")
+    def _is_a_size(self, proposal: Mapping[str, Any]) -> int:
+        size: int = proposal["value"]
+        if size not in self.sizes:
+            known = ", ".join(map(str, self.sizes))
+            raise traitlets.TraitError(f"world_size is one of {known}; got {size}")
+        return size
+
+    @traitlets.validate("link", "device")
+    def _is_a_machine(self, proposal: Mapping[str, Any]) -> str:
+        name: str = proposal["value"]
+        if name and name not in Machine.presets():
+            known = ", ".join(Machine.presets())
+            raise traitlets.TraitError(f"no known machine {name!r}; there are {known}")
+        return name
+
+
+def sizes_of(plan: Plan) -> tuple[int, ...]:
+    """World sizes that a plan can have, by factors of two, up to 65,536."""
+    whole = math.lcm(*(layer.group_size for layer in plan.layers.values()), 1)
+    size = plan.world_size
+    while size % 2 == 0 and size // 2 % whole == 0:
+        size //= 2
+    found = [size]
+    while 2 * found[-1] <= MOST_RANKS:
+        found.append(2 * found[-1])
+    return tuple(found)
+
+
+def moved(prediction: Prediction, link: str, device: str) -> Prediction:
+    """The prediction on other links and devices, the same for every rank.
+
+    Raises:
+        MachineError: there is no machine.
+    """
+    machine = prediction.machine
+    if machine is None:
+        raise MachineError(
+            "time needs a machine: wb.predict(plan, machine, experiment), where a machine is "
+            "wb.Machine.preset(name) or what cluster.calibrate() measures"
+        )
+    return prediction.at(link=link or None, device=device or machine.devices[0])
+
+
+def points(prediction: Prediction, size: int) -> tuple[dict[str, Point], str]:
+    """A point of each curve; and why there is none, where there is none."""
+    found: dict[str, Point] = {}
+    reason = ""
+    curves = {"strong": prediction.strong_scaling, "weak": prediction.weak_scaling}
+    for kind, curve in curves.items():
+        try:
+            (found[kind],) = curve([size]).points
+        except (ExperimentError, PlanError, MachineError) as error:
+            reason = f"Nothing is known of {kind} scaling on {size:,} ranks: {error}"
+    return found, reason
