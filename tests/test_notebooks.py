@@ -27,6 +27,7 @@ SHORT: dict[str, dict[str, Any]] = {
     "03-unequal-devices.ipynb": {"SPEEDS": (2, 1), "BATCH": 24, "STEPS": 4, "DIVISOR": 10},
     "04-job-server.ipynb": {"ENGINES": 2, "STEPS": 12},
     "05-your-own-model.ipynb": {"STEPS": 4, "IMAGES": 16},
+    "07-beyond-one-machine.ipynb": {"MODEL": "mobilenet_v3_small", "STEPS": 12},
     "06-predict-and-search.ipynb": {"ENGINES": 2, "BATCH": 16, "STEPS": 6, "WITHIN_S": 5.0},
 }
 
@@ -121,6 +122,11 @@ def test_runs(path: Path, tmp_path: Path) -> None:
         assert "'shard_heads'; did you mean" in text_of(outputs["failure"])
         assert "cannot be read as an image" in text_of(outputs["damaged"])
         assert "by a plain torch module" in text_of(outputs["home"])
+    if path.name == "07-beyond-one-machine.ipynb":
+        assert "engine_launcher_class" in text_of(outputs["ground"])
+        assert "groups across hosts" in text_of(outputs["race"])
+        assert "goes on with ranks on engines" in text_of(outputs["vanish"])
+        assert "ipcluster_config.py is not there" in text_of(outputs["failure"])
     if path.name == "06-predict-and-search.ipynb":
         assert "does not divide world_size 3" in text_of(outputs["failure"])
         assert "Memory is as predicted" in text_of(outputs["check"])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from workbench.cluster import Cluster as Cluster
     from workbench.cluster import Hosts as Hosts
+    from workbench.cluster import Profile as Profile
     from workbench.cluster import Rebalancer as Rebalancer
     from workbench.cluster import Run as Run
     from workbench.model import TraceError as TraceError
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
 _HOME = {
     name: home
     for home, names in {
-        "cluster": "Cluster Hosts Rebalancer Run",
+        "cluster": "Cluster Hosts Profile Rebalancer Run",
         "model": "TraceError trace",
         "plan": (
             "CIFAR10 SGD Adam AdamW Codec Digits Experiment ExperimentError Graph ImageFolder "

@@ -1,4 +1,4 @@
-"""Engines on this host: started, watched, and given experiments to run.
+"""Engines on this host and others: started, watched, and given experiments to run.
 
 Names are loaded when they are first used: the job server, which only schedules, imports no torch.
 """
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from workbench.cluster.errors import HostsError as HostsError
     from workbench.cluster.errors import RankError as RankError
     from workbench.cluster.errors import RunError as RunError
+    from workbench.cluster.launchers.profile import Profile as Profile
     from workbench.cluster.rebalancer import Rebalancer as Rebalancer
     from workbench.cluster.run import Run as Run
 
@@ -24,6 +25,7 @@ _HOME = {
     for home, names in {
         "cluster": "Cluster",
         "emulated.hosts": "Hosts",
+        "launchers.profile": "Profile",
         "errors": (
             "ClusterError ControlMessageTooLarge Diverged EngineDied HostsError RankError RunError"
         ),

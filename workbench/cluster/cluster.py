@@ -1,4 +1,4 @@
-"""The engines of this host, or of emulated ones, as one object in a notebook."""
+"""The engines of this host, of other ones, or of emulated ones, as one object in a notebook."""
 
 import warnings
 import weakref
@@ -18,11 +18,11 @@ from workbench.cluster.emulated.hosts import Hosts
 from workbench.cluster.ending import UNFINISHED, end, sweep
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.faults import Faults
-from workbench.cluster.ground import ground_of
-from workbench.cluster.jobs.owner import Owner
+from workbench.cluster.ground import planned, require_one
 from workbench.cluster.jobs.record import EngineRecord, JobRecord, Tally
 from workbench.cluster.jobs_view import Jobs
 from workbench.cluster.keeper.spec import FILE, Spec
+from workbench.cluster.launchers.profile import Launch, Profile
 from workbench.cluster.link import Link
 from workbench.cluster.measurements import Measurements
 from workbench.cluster.ranks import Ranks, open_ranks, trial
@@ -42,7 +42,7 @@ TICK_S = 0.05
 
 
 class Cluster(Measurements, Faults):
-    """Engines on this host, each on a GPU where there are any, else on its own cores.
+    """Engines on this host or others, each on a GPU where there are any, else on its own cores.
 
     Ready when it is made. A process of its own keeps the engines, and a job server gives them to
     runs, so that runs go on when this process ends: `Cluster.attach` finds them again. Without a
@@ -56,6 +56,9 @@ class Cluster(Measurements, Faults):
             one: with 4 engines on 2 hosts, 0 and 1 are on the first. Where they are not there
             yet, they are started now and end with the cluster. They never outlive this process,
             and nor does a cluster on them.
+        profile: the IPython profile, by name or folder, whose `ipcluster_config.py` says how
+            engines get to other hosts (SSH, Slurm, MPI, ...), or a `Profile`, which says more.
+            `directory` has to be on a file system that all of them share.
         directory: where runs keep their files, each in a folder of its own.
         timeout: seconds that a rank waits for the others before it reports who is missing.
         name: to attach by; None: one that no other cluster has.
@@ -64,6 +67,9 @@ class Cluster(Measurements, Faults):
     Attributes:
         devices: what each engine computes on.
         hosts: as given.
+        profile: as given; None also where the cluster was attached to.
+        ends_at: when a batch system takes the hosts away, in seconds since the epoch; None: never,
+            as far as is known. Runs are paused some time before, with a checkpoint.
         directory: as given, absolute.
         folder: of the cluster itself.
         link: to its job server.
@@ -71,19 +77,21 @@ class Cluster(Measurements, Faults):
 
     Raises:
         ValueError: `n` is no positive integer, or less than there are emulated hosts; or a name
-            that folders cannot have.
+            that folders cannot have; or both `hosts` and `profile`.
         HostsError: the emulated hosts could not be made.
         ClusterError: the engines did not start; the text holds what they wrote. Or there is a
-            cluster of this name.
+            cluster of this name, or no such profile.
     """
 
     task = "workbench.train.session:train"
+    _launch: Launch | None = None
 
     def __init__(
         self,
         n: int,
         *,
         hosts: Hosts | None = None,
+        profile: str | Profile | None = None,
         directory: str | Path = "runs",
         timeout: float = 30.0,
         name: str | None = None,
@@ -95,10 +103,8 @@ class Cluster(Measurements, Faults):
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
         if not linger_s >= 0:
             raise ValueError(f"linger_s must be a number of seconds, got {linger_s!r}")
-        if hosts is not None:
-            if not isinstance(hosts, Hosts):
-                raise TypeError(f"hosts are made by wb.Hosts(...), got {type(hosts).__name__}")
-            hosts.seating(n)  # raises if there are too few engines
+        require_one(n, hosts, profile)
+        self.profile = Profile(profile) if isinstance(profile, str) else profile
         self._n, self.hosts, self._timeout, self._linger_s = n, hosts, timeout, linger_s
         self.directory = Path(directory).resolve()
         own_name = registry.new_name() if name is None else name
@@ -125,7 +131,7 @@ class Cluster(Measurements, Faults):
         """
         self = cls.__new__(cls)
         self.folder = registry.find(name)
-        self.directory, self.hosts = self.folder.parent, None
+        self.directory, self.hosts, self.profile = self.folder.parent, None, None
         spec = Spec.load(self.folder)
         self._n, self._timeout, self._linger_s = spec.num_engines, spec.timeout_s, spec.linger_s
         if keeper.keeper_of(self.folder) is None:
@@ -136,38 +142,33 @@ class Cluster(Measurements, Faults):
     def _start(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         sweep(self.directory)
-        ground = ground_of(self._n, self.hosts)
-        spec = Spec(
-            devices=ground.devices,
-            sites=ground.sites,
-            address=ground.address,
-            timeout_s=self._timeout,
-            linger_s=self._linger_s,
-            bound_to=None if self.hosts is None else Owner.here(),
-        )
+        launch = self._launch if self.profile is None else self.profile.launch(self._n)
+        spec, leave = planned(self._n, self.hosts, launch, self._timeout, self._linger_s)
         try:
             keeper.start(self.folder, spec)
             registry.enter(self.folder)
-            self._adopt(spec, ground.leave)
+            self._adopt(spec, leave)
         except BaseException:
             end(self.folder, at_once=True)
-            ground.leave()
+            leave()
             raise
         if self.hosts is not None:
             self.hosts.attach(self)
 
     def _adopt(self, spec: Spec, leave: Callable[[], None]) -> None:
         """Makes this object one of a cluster that has a keeper."""
-        self.devices: tuple[Device, ...] = spec.devices[: self._n]
-        self.link = Link(self.folder)
+        self.link, self._launch = Link(self.folder), spec.launch
         # Also when the last reference goes, and before the interpreter does.
         self._end = weakref.finalize(self, _leave, self.link, leave, self.hosts is not None)
-        self.link.wait(self._n)
+        spec = self.link.wait(spec)
+        self.devices: tuple[Device, ...] = spec.devices[: self._n]
+        self.ends_at = spec.ends_at
         self._dispatch = Dispatch(self.link, self._n)
         self._assistant = Assistant(self._dispatch, self._n, self.folder)
         self._submitter = Submitter(self.devices, self.hosts, self.directory, self._assistant)
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
-        super().__init__(self.link.pid_of, self.link.expect)
+        relayed = [bool(spec.launch and site.enter) for site in spec.sites]
+        super().__init__(self.link.pid_of, self.link.expect, lambda engine: relayed[engine])
 
     @property
     def name(self) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from workbench.cluster import heap, message
 from workbench.cluster.answer import Answer
 from workbench.cluster.errors import ClusterError, ControlMessageTooLarge
-from workbench.cluster.rank_files import RankFiles
+from workbench.cluster.rank_files import RankFiles, own_pid
 from workbench.cluster.telemetry import Telemetry
 from workbench.plan.experiment import Experiment
 from workbench.train.control import Control
@@ -27,7 +27,7 @@ INTERRUPT_AGAIN_S = 0.05
 
 def introduce() -> tuple[int, int]:
     """Which engine this is, and its process id."""
-    return int(os.environ["WORKBENCH_ENGINE"]), os.getpid()
+    return int(os.environ["WORKBENCH_ENGINE"]), own_pid()
 
 
 def become(

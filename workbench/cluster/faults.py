@@ -19,10 +19,16 @@ class Faults:
     Args:
         pid_of: the process of an engine, by its number.
         expect: is told the number of an engine, and whether it stands still on purpose.
+        is_relayed: whether an engine is on another host, and its process here a relay.
     """
 
-    def __init__(self, pid_of: Callable[[int], int], expect: Callable[[int, bool], None]) -> None:
-        self._pid_of, self._expect = pid_of, expect
+    def __init__(
+        self,
+        pid_of: Callable[[int], int],
+        expect: Callable[[int, bool], None],
+        is_relayed: Callable[[int], bool] = lambda _engine: False,
+    ) -> None:
+        self._pid_of, self._expect, self._is_relayed = pid_of, expect, is_relayed
         self._throttles: dict[int, Throttle] = {}
 
     def kill(self, engine: int) -> None:
@@ -34,7 +40,8 @@ class Faults:
         """Stops an engine where it stands; it is not taken for one that hangs."""
         self.slow(engine, 1.0)
         self._expect(engine, True)
-        self._send(engine, signal.SIGSTOP)
+        # A relay hands this on; SIGSTOP would stop the relay.
+        self._send(engine, signal.SIGTSTP if self._is_relayed(engine) else signal.SIGSTOP)
 
     def unpause(self, engine: int) -> None:
         """Lets a paused engine go on."""
@@ -46,9 +53,14 @@ class Faults:
 
         Raises:
             ValueError: a factor below 1, or no number.
+            ClusterError: the engine is on another host.
         """
         if not 1 <= factor < math.inf:
             raise ValueError(f"an engine can be made 1 or more times slower, got {factor!r}")
+        if factor > 1 and self._is_relayed(engine):
+            raise ClusterError(
+                f"engine {engine} is on another host, and only those of this host can be slowed"
+            )
         known = self._throttles.pop(engine, None)
         if known is not None:
             known.stop()

@@ -1,4 +1,4 @@
-"""Where a cluster's engines run: on this host, or on emulated ones."""
+"""Where a cluster's engines run: on this host, on emulated ones, or wherever a launcher says."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from workbench.cluster.devices import Device, assign, whole_host
 from workbench.cluster.emulated.hosts import Hosts
 from workbench.cluster.host import probe
+from workbench.cluster.jobs.owner import Owner
+from workbench.cluster.keeper.spec import Spec
+from workbench.cluster.launchers.profile import Launch
 from workbench.cluster.site import HERE, Site
 
 LOOPBACK = "127.0.0.1"
@@ -45,6 +48,55 @@ def ground_of(num_engines: int, hosts: Hosts | None) -> Ground:
         leave = hosts.stop
     sites = (*(hosts.site(index) for index in hosts.seating(num_engines)), HERE)
     return Ground((*hosts.devices(num_engines), whole_host(host)), sites, hosts.address, leave)
+
+
+def require_one(num_engines: int, hosts: object, profile: object) -> None:
+    """Refuses what cannot be meant.
+
+    Raises:
+        TypeError: `hosts` are none.
+        ValueError: both `hosts` and a profile; or fewer engines than hosts.
+    """
+    if hosts is None:
+        return
+    if not isinstance(hosts, Hosts):
+        raise TypeError(f"hosts are made by wb.Hosts(...), got {type(hosts).__name__}")
+    if profile is not None:
+        raise ValueError("engines run on emulated hosts or on those of a profile, not both")
+    hosts.seating(num_engines)
+
+
+def planned(
+    num_engines: int,
+    hosts: Hosts | None,
+    launch: Launch | None,
+    timeout_s: float,
+    linger_s: float,
+) -> tuple[Spec, Callable[[], None]]:
+    """What a keeper is told, and what ends that which was made for its engines only.
+
+    Args:
+        num_engines: how many, the assistant aside.
+        hosts: emulated ones to run on.
+        launch: how they get to others; their devices are known when those have come.
+        timeout_s: how long a rank waits for the others.
+        linger_s: how long the cluster stays when nobody needs it.
+
+    Raises:
+        HostsError: the emulated hosts could not be made.
+    """
+    if launch is not None:
+        return Spec(launch=launch, timeout_s=timeout_s, linger_s=linger_s), _nothing
+    ground = ground_of(num_engines, hosts)
+    spec = Spec(
+        devices=ground.devices,
+        sites=ground.sites,
+        address=ground.address,
+        timeout_s=timeout_s,
+        linger_s=linger_s,
+        bound_to=None if hosts is None else Owner.here(),
+    )
+    return spec, ground.leave
 
 
 def _nothing() -> None:

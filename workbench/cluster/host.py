@@ -8,6 +8,7 @@ import os
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import psutil
@@ -50,8 +51,6 @@ class Host:
 
 def probe() -> Host:
     """Looks at this host, respecting affinity, container limits and `CUDA_VISIBLE_DEVICES`."""
-    import torch  # here: who only handles hosts and devices as values has no need of it
-
     limit = memory_limit()
     total = int(psutil.virtual_memory().total)
     return Host(
@@ -59,8 +58,21 @@ def probe() -> Host:
         cores=physical_cores(_allowed_cores()),
         quota=cpu_quota(),
         memory_bytes=total if limit is None else min(total, limit),
-        gpus=visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) if torch.version.cuda else (),
+        gpus=visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) if _torch_has_cuda() else (),
     )
+
+
+def _torch_has_cuda() -> bool:
+    """What torch was built for; told without importing it, which takes seconds."""
+    torch = find_spec("torch")
+    if torch is None or torch.origin is None:
+        return False
+    told = spec_from_file_location("torch_version", Path(torch.origin).with_name("version.py"))
+    assert told is not None
+    assert told.loader is not None
+    version = module_from_spec(told)
+    told.loader.exec_module(version)
+    return bool(version.cuda)
 
 
 def _allowed_cores() -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from ipyparallel.cluster.launcher import (
 from traitlets import List, Unicode
 
 from workbench.cluster.devices import Device
+from workbench.cluster.launchers.relayed import CARRIED
 from workbench.cluster.site import Site
 
 SPAWN = Path(__file__).with_name("spawn.py")
@@ -57,7 +58,7 @@ def engine_environment(
     index: int, device: Device, site: Site, scratch: Path, connection: Path
 ) -> Mapping[str, str]:
     """What makes one engine itself; set before it imports anything."""
-    return {
+    own = {
         **guarded(scratch),
         **site.environment,
         "WORKBENCH_ENGINE": str(index),
@@ -75,6 +76,7 @@ def engine_environment(
         # The memory meter sees tensors freed that it never saw made, and torch would warn.
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
     }
+    return {**own, CARRIED: ",".join(own)} if site.enter else own
 
 
 class GuardedController(LocalControllerLauncher):  # type: ignore[misc]

@@ -14,7 +14,7 @@ from workbench.cluster.jobs.owner import Owner
 from workbench.cluster.jobs.record import JobRecord, Request
 from workbench.cluster.jobs.store import Store
 from workbench.cluster.jobs.wishes import refusal
-from workbench.cluster.keeper import keeper_of, said
+from workbench.cluster.keeper import Spec, keeper_of, said
 from workbench.cluster.processes import is_alive
 from workbench.cluster.waiting import until
 
@@ -67,12 +67,15 @@ class Link:
                 "cluster.restart() starts new ones, which go on with its jobs"
             )
 
-    def wait(self, num_engines: int) -> None:
-        """Returns when so many engines, and the job server, are ready.
+    def wait(self, spec: Spec) -> Spec:
+        """Returns when all engines, and the job server, are ready; the cluster, as it is then.
 
         Raises:
             ClusterError: they did not come up; the text holds what they wrote.
         """
+        num_engines, within_s = spec.num_engines, READY_WITHIN_S
+        if spec.launch is not None:
+            within_s += spec.launch.start_within_s
 
         def ready() -> bool:
             if not self.is_kept:
@@ -82,11 +85,12 @@ class Link:
             there = [each for each in engines if each.state in _READY and is_alive(each.pid or 0)]
             return len(there) == num_engines
 
-        if not until(ready, READY_WITHIN_S, TICK_S):
+        if not until(ready, within_s, TICK_S):
             raise ClusterError(
-                f"not all of {num_engines} engines came within {READY_WITHIN_S:g} s; this host "
+                f"not all of {num_engines} engines came within {within_s:g} s; this host "
                 f"may be overloaded\n{said(self.folder)}"
             )
+        return Spec.load(self.folder)  # hosts have come meanwhile, and said what they have
 
     def submit(self, request: Request) -> int:
         """Queues a job; returns its number.

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.cluster.answer import Answer
+from workbench.cluster.launchers.relayed import OWN_PID
 
 WITHDRAWN = "withdrawn"
 
@@ -71,7 +72,7 @@ class RankFiles:
         except FileExistsError:
             return False
         with os.fdopen(file, "w") as alive:
-            alive.write(str(os.getpid()))
+            alive.write(str(own_pid()))
         return True
 
     @property
@@ -98,6 +99,11 @@ class RankFiles:
 
     def _named(self, kind: str) -> Path:
         return self.folder / f"rank-{self.rank}.{kind}"
+
+
+def own_pid() -> int:
+    """By which process this engine is known where the cluster is kept; see `launchers`."""
+    return int(os.environ.get(OWN_PID, os.getpid()))
 
 
 def withdraw(folder: Path) -> None:

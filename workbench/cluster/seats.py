@@ -26,6 +26,7 @@ def seats(devices: Sequence[Device], meeting: str, prefix: str, timeout_s: float
             timeout_s=timeout_s,
             device="cuda:0" if device.kind == "cuda" else "cpu",
             threads=device.threads,
+            host=device.host,
         )
         for rank, device in enumerate(devices)
     ]

@@ -88,8 +88,8 @@ def test_the_end_of_a_process_is_seen_at_once():
     assert not watch.add(2**22 + 1)  # there is none
 
 
-def test_a_process_that_is_stopped_is_told_from_one_that_works_in_turns():
-    vitals = Vitals()
+def test_a_process_that_is_stopped_is_told_from_one_that_works_in_turns(tmp_path):
+    vitals = Vitals(tmp_path)
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
         os.kill(process.pid, signal.SIGSTOP)
         time.sleep(0.1)

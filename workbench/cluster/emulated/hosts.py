@@ -1,13 +1,15 @@
 """Several hosts on this one: their own network, shaped links, processors of unequal speed."""
 
+import subprocess
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol, Self
 
 from workbench.cluster.devices import Device, assign
-from workbench.cluster.emulated import network, tools
+from workbench.cluster.emulated import login, network, tools
 from workbench.cluster.emulated.emulation import Emulation
 from workbench.cluster.emulated.link import Link
 from workbench.cluster.emulated.measuring import Measured, measure
@@ -80,6 +82,7 @@ class Hosts:
         self.names = tuple(f"host{index}" for index in range(count))
         self._users: weakref.WeakSet[User] = weakref.WeakSet()
         self._up: Emulation | None = None
+        self._daemons: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
         """Makes the hosts.
@@ -107,6 +110,9 @@ class Hosts:
                 for user in self._users:
                     stack.callback(user.stop)
             self._users.clear()
+            for daemon in self._daemons:  # ended with what they ran on
+                daemon.wait()
+            self._daemons.clear()
 
     def __enter__(self) -> Self:
         self.start()
@@ -154,6 +160,28 @@ class Hosts:
         join = ["sh", "-c", JOIN, "sh", str(up.groups[index])]
         environment = [f"{name}={value}" for name, value in INTERFACE.items()]
         return [*join, *site.enter, "taskset", "-c", cores, "env", *environment, *argv]
+
+    def ssh(self, folder: str | Path, engines: int = 1) -> Path:
+        """Lets people log into the hosts, as into any on a network: for practice.
+
+        Each gets an sshd, which ends with it. Beside keys that are good for nothing else, the
+        folder then has `ssh_config` and `ipcluster_config.py`: as an IPython profile, it has
+        engines brought to these hosts, `Cluster(2, profile=folder)`.
+
+        Args:
+            folder: for all of these files; made here.
+            engines: on each host.
+
+        Returns:
+            The folder.
+
+        Raises:
+            HostsError: the hosts are not there, or nobody can log in; the text says why.
+        """
+        path = Path(folder).absolute()
+        addresses = self._there().network.addresses
+        self._daemons += login.serve(self.command, self.names, addresses, path, engines)
+        return path
 
     def site(self, index: int) -> Site:
         """What an engine needs to run on a host."""

@@ -1,10 +1,11 @@
 """The controller and the engines of a cluster, as processes: ipyparallel's launchers, guarded."""
 
 import itertools
+import json
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ import ipyparallel
 from workbench.cluster.calls import connection_file
 from workbench.cluster.keeper.spec import Spec, identity
 from workbench.cluster.launch import GuardedController, GuardedEngines, engine_environment
+from workbench.cluster.launchers.relayed import ENDINGS
 from workbench.cluster.processes import ending
 
 LAST_WORDS = 2000  # characters
@@ -47,6 +49,7 @@ class Fleet:
         spec: what it is.
         on_engine: is told of an engine that has ended.
         on_controller: is told when the controller has.
+        ports: for the controller to listen on; none: any.
     """
 
     def __init__(
@@ -55,8 +58,9 @@ class Fleet:
         spec: Spec,
         on_engine: Callable[[Ended], None],
         on_controller: Callable[[Ended], None],
+        ports: Sequence[int] = (),
     ) -> None:
-        self._folder, self._spec = folder, spec
+        self._folder, self._spec, self._ports = folder, spec, ports
         self._on_engine, self._on_controller = on_engine, on_controller
         self._numbers = itertools.count()
         self.pids: set[int] = set()  # of engines that run
@@ -80,6 +84,10 @@ class Fleet:
     async def start_controller(self) -> int:
         """Starts the controller; returns its process id."""
         self._ipp.controller = None
+        # One that takes another's place has that one's ports, and wants more for itself.
+        taken = ports_in(connection_file(self._folder, who) for who in ("client", "engine"))
+        free = [port for port in self._ports if port not in taken]
+        self._ipp.controller_args = [f"--IPController.ports={port}" for port in free]
         await self._ipp.start_controller()
         controller = self._ipp.controller
         controller.on_stop(lambda data: self._on_controller(_ended(data, controller)))
@@ -115,5 +123,18 @@ class Fleet:
         self._on_engine(_ended(engine, launcher))
 
 
+def ports_in(files: Iterable[Path]) -> set[object]:
+    """What a controller has written down, its ports among it."""
+    found: set[object] = set()
+    for path in files:
+        with suppress(OSError, ValueError):  # there was none yet
+            told = json.loads(path.read_text())
+            for value in told.values():
+                found.update(value if isinstance(value, list) else [value])
+    return found
+
+
 def _ended(data: dict[str, Any], launcher: Any) -> Ended:
-    return Ended(data["pid"], ending(data["exit_code"]), launcher.get_output()[-LAST_WORDS:])
+    code = data["exit_code"]
+    how = ENDINGS.get(code) or ending(code)
+    return Ended(data["pid"], how, launcher.get_output()[-LAST_WORDS:])

@@ -12,11 +12,12 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from workbench.cluster.errors import StoreError
+from workbench.cluster.errors import ClusterError, StoreError
 from workbench.cluster.jobs.record import EngineRecord
 from workbench.cluster.jobs.store import Store
 from workbench.cluster.keeper.fleet import Ended, Fleet
@@ -25,6 +26,9 @@ from workbench.cluster.keeper.meeting import Meeting
 from workbench.cluster.keeper.patience import Patience, Series
 from workbench.cluster.keeper.server_process import ServerProcess
 from workbench.cluster.keeper.spec import FILE, Spec, identity
+from workbench.cluster.launchers.gathering import Gathering
+from workbench.cluster.launchers.limit import Limit
+from workbench.cluster.launchers.profile import Launch
 from workbench.cluster.processes import reap
 
 AGAIN_S = 1.0
@@ -50,9 +54,8 @@ class Keeper:
         self._news = asyncio.Event()
         self._ended: list[Ended] = []  # engines whose end nobody was told of
         self._controllers_ended: list[Ended] = []
-        self._fleet = Fleet(folder, spec, self._engine_ended, self._controller_ended)
-        self._server = ServerProcess(folder, spec)
-        self._series = [Series(PATIENCE) for _ in spec.devices]
+        self._gathering: Gathering | None = None
+        self._equip(spec)
         self._due: dict[int, float] = {}  # engines to start, and when
         self._controller_series = Series(replace(PATIENCE, most=None))
         self._controller_due = math.inf
@@ -66,17 +69,50 @@ class Keeper:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._end, "it was asked to by SIGTERM")
         try:
-            await self._begin()
-            meeting = asyncio.create_task(self._meet())
-            while not self._ends:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._news.wait(), LOOK_EVERY_S)
-                self._news.clear()
-                await self._keep(time.monotonic())
-                if meeting.done():
-                    meeting.result()  # raises what it raised
+            if self._spec.launch is not None:
+                await self._gather(self._spec.launch)
+            if not self._ends:
+                await self._begin()
+                await self._go_on()
         finally:
             self._clear()
+
+    def _equip(self, spec: Spec, ports: Sequence[int] = ()) -> None:
+        """Makes what depends on which engines there are, and where.
+
+        Args:
+            spec: the cluster, as far as it is known.
+            ports: for the store where ranks meet, and the controller; none: any.
+        """
+        self._spec, self._meeting_port = spec, ports[0] if ports else 0
+        told = (self._engine_ended, self._controller_ended)
+        self._fleet = Fleet(self._folder, spec, *told, ports[1:])
+        self._server = ServerProcess(self._folder, spec)
+        self._series = [Series(PATIENCE) for _ in spec.devices]
+        notice_s = 0.0 if spec.launch is None else spec.launch.notice_s
+        self._limit = Limit(self._store, spec.ends_at, notice_s)
+
+    async def _gather(self, launch: Launch) -> None:
+        """Has hosts come; returns when all are there, or when the cluster is to end."""
+        self._removes = False  # why they did not come is in the log
+        try:
+            self._gathering = Gathering(self._folder, launch)
+            gathered = asyncio.create_task(self._gathering.gather(self._spec))
+            while not gathered.done():
+                await asyncio.wait((gathered,), timeout=LOOK_EVERY_S)
+                self._obey()
+                self._end(self._lifetime.is_over(time.monotonic()))
+                if self._ends:
+                    gathered.cancel()
+                    return
+            spec = gathered.result()
+        except ClusterError as error:
+            self._end(str(error))  # which is in the log before anybody can see that we have ended
+            return
+        self._removes = None
+        spec.save(self._folder)
+        self._equip(spec, self._gathering.ports)
+        self._limit.announce()
 
     async def _begin(self) -> None:
         # What an earlier keeper has left is of no use to anybody.
@@ -92,9 +128,20 @@ class Keeper:
         # Not with the others: those are waited for.
         self._due[assistant] = self._began_at + ASSISTANT_AFTER_S
 
+    async def _go_on(self) -> None:
+        meeting = asyncio.create_task(self._meet())
+        while not self._ends:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), LOOK_EVERY_S)
+            self._news.clear()
+            await self._keep(time.monotonic())
+            if meeting.done():
+                meeting.result()  # raises what it raised
+
     async def _meet(self) -> None:
         """Opens the store where ranks meet; to import torch takes as long as engines take."""
-        meeting = await asyncio.to_thread(Meeting, self._spec.address, self._spec.timeout_s)
+        where = (self._spec.address, self._spec.timeout_s, self._meeting_port)
+        meeting = await asyncio.to_thread(Meeting, *where)
         self._store.set_meta(MEETING, meeting.place)
         await asyncio.Event().wait()  # the store is there as long as this is
 
@@ -115,6 +162,9 @@ class Keeper:
                 self._obey()
                 self._hasten(now)
             self._end(self._lifetime.is_over(now))
+            self._limit.look(time.time())
+            if self._gathering is not None and self._gathering.is_over:
+                self._end("all its hosts have gone")
             for index in [index for index, when in self._due.items() if now >= when]:
                 self._due[index] = now + AGAIN_S
                 if (place := self._missing(index)) is not None:
@@ -223,8 +273,10 @@ class Keeper:
         log.warning("this keeper ends: %s", self._ends or "it failed")
         self._server.kill()
         self._fleet.kill()
+        if self._gathering is not None:
+            self._gathering.close()
         reap(identity(self._folder))
-        for name in ("profile", "ipython"):
+        for name in ("profile", "ipython", "relays"):
             shutil.rmtree(self._folder / name, ignore_errors=True)
         with suppress(StoreError):
             if self._removes is None:

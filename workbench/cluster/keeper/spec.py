@@ -11,6 +11,7 @@ from workbench.cluster.devices import Device
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.files import write
 from workbench.cluster.jobs.owner import Owner
+from workbench.cluster.launchers.profile import Launch
 from workbench.cluster.site import Site
 
 FILE = "cluster.json"
@@ -33,24 +34,30 @@ class Spec:
         bound_to: a process that the cluster must not outlive, whatever it has to do; None: any.
         environment: of all its processes, on top of the environment of who starts the keeper.
         server: the module that is the job server; it is called with the folder.
+        launch: how engines come to other hosts; None: they are on this one. With it, devices and
+            sites are known, and saved, when the hosts are there.
+        ends_at: when the hosts are taken away, in seconds since the epoch; None: not known to be.
         version: `VERSION`.
 
     Raises:
         ValueError: a field has no possible value.
     """
 
-    devices: tuple[Device, ...]
-    sites: tuple[Site, ...]
-    address: str
+    devices: tuple[Device, ...] = ()
+    sites: tuple[Site, ...] = ()
+    address: str = ""
     timeout_s: float = 30.0
     linger_s: float = 60.0
     bound_to: Owner | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     server: str = SERVER
+    launch: Launch | None = None
+    ends_at: float | None = None
     version: int = VERSION
 
     def __post_init__(self) -> None:
-        if len(self.devices) < 2 or len(self.devices) != len(self.sites):
+        is_settled = bool(self.devices) or self.launch is None
+        if is_settled and (len(self.devices) < 2 or len(self.devices) != len(self.sites)):
             raise ValueError(
                 f"a cluster has a device and a site for each engine and for the assistant, got "
                 f"{len(self.devices)} devices and {len(self.sites)} sites"
@@ -63,7 +70,7 @@ class Spec:
     @property
     def num_engines(self) -> int:
         """Engines that take ranks: all but the assistant."""
-        return len(self.devices) - 1
+        return len(self.devices) - 1 if self.launch is None else self.launch.engines
 
     def save(self, folder: Path) -> None:
         """Writes it into a cluster's folder."""
@@ -107,4 +114,17 @@ def _parts(fields: Mapping[str, Any]) -> dict[str, Any]:
     sites = (Site(tuple(each["enter"]), each["environment"]) for each in fields["sites"])
     owner = fields["bound_to"]
     bound_to = None if owner is None else Owner(**owner)
-    return {"devices": tuple(devices), "sites": tuple(sites), "bound_to": bound_to}
+    launch = _launch(fields.get("launch"))
+    return {
+        "devices": tuple(devices),
+        "sites": tuple(sites),
+        "bound_to": bound_to,
+        "launch": launch,
+    }
+
+
+def _launch(fields: Mapping[str, Any] | None) -> Launch | None:
+    if fields is None:
+        return None
+    ports = fields["ports"]
+    return Launch(**{**fields, "ports": None if ports is None else tuple(ports)})

@@ -44,7 +44,7 @@ class Server:
         self._carrier = Carrier(store, spec, self._fleet, hands, self._weights)
         self._commands = Commands(store)
         self._queue = Queue(store, self._fleet, self._commands)
-        self._monitor = Monitor(store, spec, self._fleet)
+        self._monitor = Monitor(folder, store, spec, self._fleet)
         self._works: dict[int, Work] = {}
         self._settled_at = float("-inf")
 

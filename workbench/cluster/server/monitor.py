@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from workbench.cluster.jobs.store import Store
 from workbench.cluster.keeper.spec import Spec
@@ -26,14 +27,15 @@ class Monitor:
     """Looks at what runs, each thing as often as it needs.
 
     Args:
+        folder: of the cluster.
         store: takes metrics, events and the engines' health.
         spec: of the cluster.
         fleet: its engines.
     """
 
-    def __init__(self, store: Store, spec: Spec, fleet: Fleet) -> None:
+    def __init__(self, folder: Path, store: Store, spec: Spec, fleet: Fleet) -> None:
         self._store, self._spec, self._fleet = store, spec, fleet
-        self._vitals, self._gpus = Vitals(), Gpus()
+        self._vitals, self._gpus = Vitals(folder), Gpus()
         self._standstill, self._host = Standstill(self._vitals), HostHealth()
         self._due: dict[Callable[..., None], float] = {}
 
@@ -118,11 +120,13 @@ class Monitor:
         for engine in self._fleet.living():
             pid = engine.pid
             assert pid is not None
+            device = self._spec.devices[engine.index]
+            is_elsewhere = bool(self._spec.sites[engine.index].enter)
             self._vitals.look(pid, now)
             health[engine.index] = (
                 round(self._vitals.cpu_share(pid), 3),
                 self._vitals.rss_bytes(pid),
-                self._gpus.bytes_of(self._spec.devices[engine.index].gpu),
+                self._gpus.bytes_of("" if is_elsewhere else device.gpu),
             )
         self._store.note_health(health)
         for pid in self._fleet.died:

@@ -2,6 +2,9 @@
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.cluster.launchers.relayed import stat_file
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -24,10 +27,19 @@ class Sample:
 
 
 class Process:
-    """A process whose figures are looked at again and again; its file is opened once."""
+    """A process whose figures are looked at again and again; its file is opened once.
 
-    def __init__(self, pid: int) -> None:
-        self._file = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    Args:
+        pid: of the process, or of the relay that stands for one on another host.
+        folder: of the cluster.
+    """
+
+    def __init__(self, pid: int, folder: Path) -> None:
+        flags = os.O_RDONLY | os.O_CLOEXEC
+        try:
+            self._file = os.open(stat_file(folder, pid), flags)
+        except FileNotFoundError:
+            self._file = os.open(f"/proc/{pid}/stat", flags)
 
     def sample(self) -> Sample:
         """Looks at it.
@@ -54,9 +66,14 @@ class _Seen:
 
 
 class Vitals:
-    """Looks at processes again and again."""
+    """Looks at processes again and again.
 
-    def __init__(self) -> None:
+    Args:
+        folder: of the cluster.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._seen: dict[int, _Seen] = {}
 
     def look(self, pid: int, now: float) -> None:
@@ -68,7 +85,7 @@ class Vitals:
         """
         last = self._seen.get(pid)
         try:
-            process = Process(pid) if last is None else last.process
+            process = Process(pid, self._folder) if last is None else last.process
             found = process.sample()
         except (FileNotFoundError, ProcessLookupError):
             self.drop(pid)
