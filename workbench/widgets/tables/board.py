@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import traitlets
 
-from workbench.widgets.editor.errands import Errands
+from workbench.widgets.errands import Errands
 from workbench.widgets.live import Live
 from workbench.widgets.tables.watch import Watch
 
@@ -33,7 +33,7 @@ class Board(Live):
     def __init__(self, cluster: Any, **state: Any) -> None:
         require(cluster, type(self).__name__)
         self._gone, self._told = "", dict[str, str]()
-        self._errands = Errands(self._heard)
+        self._errands = Errands(self._heard, {})
         self._watch = Watch(lambda: self.cluster, self.take, self._note_absence)
         super().__init__(cluster=cluster, **state)
         self._watch.start()
