@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from ipyparallel.error import RemoteError
 
 from tests.cluster.fake_session import row
 from tests.cluster.test_message import experiment as experiment_of
@@ -105,6 +106,11 @@ def test_a_rank_of_an_attempt_that_was_given_up_does_nothing(tmp_path):
     files = called(tmp_path, "adds", first=1, second=2)
     assert Answer.unpack(files.answer).kind == "interrupted"
     assert files.log.read_text() == ""
+
+
+def test_who_is_interrupted_before_it_can_say_so_was_interrupted():
+    assert Answer.of(RemoteError("KeyboardInterrupt", "", "")).kind == "interrupted"
+    assert Answer.of(RemoteError("KeyError", "'x'", "")).kind == "raised"
 
 
 def test_too_large_an_answer_is_refused(tmp_path):

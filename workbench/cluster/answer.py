@@ -37,8 +37,9 @@ class Answer:
 
     @classmethod
     def of(cls, error: BaseException) -> "Answer":
-        """The answer of a call that raised."""
-        if isinstance(error, KeyboardInterrupt):
+        """The answer of a call that raised, here or on an engine."""
+        # A rank that was interrupted before it could say so itself raised it in ipyparallel.
+        if "KeyboardInterrupt" in (type(error).__name__, getattr(error, "ename", "")):
             return cls("interrupted")
         layer = getattr(error, "layer", None)
         return cls(

@@ -93,12 +93,13 @@ def perform(
     files, control = RankFiles(folder, rank), Control()
     if not files.begin():
         return
-    telemetry = Telemetry(files) if streams else None
-    heap.keep_freed()
+    telemetry: Telemetry | None = None
     try:
         with _signals(control), _printing_to(files.log):
             if files.is_withdrawn:
                 raise KeyboardInterrupt
+            telemetry = Telemetry(files) if streams else None
+            heap.keep_freed()
             extra = {} if telemetry is None else {"control": control, "emit": telemetry.emit}
             value = _function(task)(
                 experiment=message.unpack(experiment),
