@@ -31,9 +31,13 @@ class Live(Widget):
         self._keeping: threading.Timer | None = None
         super().__init__(**state)
         self._begun = True
+        self.on_msg(self._receive)
+
+    def open(self) -> None:
+        """Opens the way to views, which have something to show from the start."""
         self._shown = self.view()
         self._view = self._shown
-        self.on_msg(self._receive)
+        super().open()
 
     def view(self) -> View:
         """Everything that a view needs."""

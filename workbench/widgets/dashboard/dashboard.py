@@ -85,8 +85,6 @@ class Dashboard(Widget):
         self._watched.watch(found)
         super().__init__(runs=found, shown=next(iter(found)), machine=machine)
         self._begun = True
-        self._read()
-        self._save()
         self.on_msg(self._receive)
         self._thread.start()
 
@@ -151,6 +149,12 @@ class Dashboard(Widget):
     def settle(self, timeout: float = 60.0) -> bool:
         """Waits until what was asked for is done and predicted; whether that was in time."""
         return self._errands.wait(timeout) and self._forecaster.settle(timeout)
+
+    def open(self) -> None:
+        """Opens the way to views, which have something to show from the start."""
+        self._read()
+        self._fill()
+        super().open()
 
     def close(self) -> None:
         """Ends the view; the runs go on."""
@@ -295,6 +299,10 @@ class Dashboard(Widget):
         if stamp == self._saved:
             return
         self._saved = stamp
-        parcel = self._parcel(whole=True)
-        self._content, self._numbers = parcel.content, parcel.buffer
+        self._fill()
         self.keep()
+
+    def _fill(self) -> None:
+        parcel = self._parcel(whole=True)
+        with self.hold_sync():  # a view that opens finds both of one moment
+            self._content, self._numbers = parcel.content, parcel.buffer
