@@ -8,7 +8,7 @@ const SIGNS = { running: "◌", done: "✓", failed: "✕" };
 export function controls(feed) {
   const every = []; // [button, which entry of `can` allows it, what it does]
   const button = (name, allowed, text, title, content = () => ({})) => {
-    const made = element("button", { type: "button", "data-do": name }, text);
+    const made = element("button", { type: "button", "data-do": name, disabled: "" }, text); // until it is known
     made.addEventListener("click", () => {
       const given = content();
       if (given === null) return;
