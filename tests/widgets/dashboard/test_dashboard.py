@@ -3,6 +3,7 @@ import threading
 
 import numpy as np
 import pytest
+from ipywidgets import Widget
 
 from tests.widgets.dashboard.fake import FakeRun, row
 from tests.widgets.dashboard.views import PATIENCE_S, unpacked
@@ -26,6 +27,23 @@ def test_new_steps_reach_the_views(show, views):
     assert dashboard.status.state == dashboard.state == "running"
     assert dashboard.series["step"] == [0, 1, 2, 3, 4, 5]
     assert dashboard.ranks[0].peak_bytes == run.rows[0]["peak_bytes"]
+
+
+def test_a_view_finds_the_run_as_it_was_when_the_way_to_it_opened(show, views, monkeypatch):
+    """A notebook's page may begin before any later message is there."""
+    opened, really = [], Widget.open
+
+    def opening(widget):
+        if isinstance(widget, Dashboard):  # it has a layout, which is one, too
+            opened.append(widget.get_state())
+        really(widget)
+
+    monkeypatch.setattr(Widget, "open", opening)
+    run = FakeRun(world_size=2)
+    run.feed(0, 4)
+    show(run)
+    (state,) = opened
+    assert unpacked(state["_content"], [state["_numbers"]])["points 0"].size == 5 * 4
 
 
 @pytest.mark.parametrize("state", ["finished", "stopped", "failed"])

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import traitlets
+from ipywidgets import Widget
 
 import workbench as wb
 from tests.plan import graphs
@@ -24,6 +25,14 @@ def test_the_fastest_is_the_model_s(explore):
     assert f"16 workers {best} is the fastest" in picture.said[0]
     assert picture.table.rows[0][0] == best
     assert {entry.label for entry in picture.panels[0].legend} == set(systems)
+
+
+def test_a_view_finds_a_picture_when_the_way_to_it_opens(explore, monkeypatch):
+    opened = []
+    monkeypatch.setattr(Widget, "open", lambda self: opened.append(self.get_state("_view")))
+    explorer = explore(wb.TimingExplorer)
+    assert opened == [{"_view": explorer._shown}]
+    assert explorer._shown
 
 
 def test_every_control_is_an_attribute_that_is_shown(explore):
