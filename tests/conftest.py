@@ -27,10 +27,14 @@ def one_thread() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Clusters of tests are not entered where those of people are."""
+def own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Clusters of tests are not entered where those of people are, and their ranks do not fight."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        # torch looks up the name of every peer that connects: 127.0.0.1, but as IPv6, which no
+        # hosts file knows. A name server that does not answer shall cost a second, not ten.
+        patch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
         yield
 
 
@@ -40,10 +44,6 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ipp.Client]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(map(os.path.abspath, sys.path)))
         patch.setenv("PYTHONSAFEPATH", "1")  # and nothing else, wherever they are started
-        patch.setenv("OMP_NUM_THREADS", "1")
-        # torch looks up the name of every peer that connects: 127.0.0.1, but as IPv6, which no
-        # hosts file knows. A name server that does not answer shall cost a second, not ten.
-        patch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
         cluster = ipp.Cluster(
             n=ENGINES,
             profile_dir=str(tmp_path_factory.mktemp("ipython")),
@@ -58,6 +58,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ipp.Client]:
         )
         with cluster as client:
             client.wait_for_engines(ENGINES, timeout=120)
+            patch.undo()  # it was for the engines: a notebook's kernel finds its folder without
             yield client
 
 
