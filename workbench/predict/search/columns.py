@@ -6,10 +6,11 @@ cheapest at these prices joins the known ones, until none is cheaper than the mi
 prices, what the cheapest plan costs less the price of the limit is a bound on all that fit.
 
 Source: Dantzig and Wolfe 1960, doi:10.1287/opre.8.1.101; for constrained shortest paths,
-Handler and Zang 1980, doi:10.1002/net.3230100403.
+Handler and Zang 1980, doi:10.1002/net.3230100403; for prices between the last and the best ones,
+Wentges 1997, doi:10.1111/1475-3995.00010.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from scipy.optimize import linprog
@@ -21,6 +22,7 @@ from workbench.predict.search.trellis import Floats
 
 _CLOSE = 1e-5
 _CUTS = 8  # how often a mixture is held against the moments that are not in the program yet
+_STEADY = 0.7  # share of the best prices so far in those that are tried
 _DEAR = 100.0  # what a whole limit too much costs, in steps of the fastest plan
 
 
@@ -57,6 +59,7 @@ class Columns:
         self._rows: list[int] = []
         self._moments = len(laden.edges)
         self._seen: set[tuple[object, ...]] = set()
+        self._best: Prices | None = None  # those of the bound
         for load in loads:
             if all(rule.holds(load) for rule in rules):
                 self._keep(load)
@@ -80,11 +83,26 @@ class Columns:
         if mixture is None:
             self.done = True
             return None
-        self.shares, self.prices, value = mixture
-        load = self._price(self.prices)
-        if load is None or self.bound >= value * (1 - _CLOSE):
-            self.done = True
-        return load
+        self.shares, exact, value = mixture
+        load = None
+        for prices in self._near_best(exact):
+            self.prices = prices
+            load = self._price(prices)
+            if self.bound >= value * (1 - _CLOSE):
+                self.done = True
+            if self.done or load is not None:
+                return load
+        self.done = True
+        return None
+
+    def _near_best(self, exact: Prices) -> Iterator[Prices]:
+        """Prices to try in turn: between those of the best bound and the mixture's; then these.
+
+        The mixture's alone jump from one end to the other while few plans are known.
+        """
+        if self._best is not None:
+            yield self._best.towards(exact, 1 - _STEADY)
+        yield exact
 
     def _price(self, prices: Prices) -> Load | None:
         """The cheapest plan; None: it is known."""
@@ -94,7 +112,8 @@ class Columns:
             return None
         bound = cost + prices.total * (self.laden.resident - (self.limit or 0.0))
         bound += prices.time * self.laden.terms.fixed
-        self.bound = max(self.bound, bound)
+        if bound > self.bound:
+            self.bound, self._best = bound, prices
         return load if self._keep(load) else None
 
     def _keep(self, load: Load) -> bool:

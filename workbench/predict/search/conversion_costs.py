@@ -1,4 +1,4 @@
-"""What conversions cost, all at once and in rounds."""
+"""What conversions cost."""
 
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
@@ -16,9 +16,6 @@ class Ways(NamedTuple):
     forward: float
     backward: float
 
-    def plus(self, other: "Ways") -> "Ways":
-        return Ways(self.forward + other.forward, self.backward + other.backward)
-
 
 # The rows of passes that differ, and how many there are of each.
 Passes = list[tuple[Rows, int]]
@@ -31,25 +28,25 @@ class ConversionCosts:
         speeds: of all ranks.
         weights: of each rank in the mean of times.
         passes: of a step.
-        rounds: for each size of groups, the passes of a tail in rounds.
     """
 
-    def __init__(
-        self, speeds: Speeds, weights: Floats, passes: Passes, rounds: Sequence[Passes]
-    ) -> None:
-        self.speeds, self.weights = speeds, weights
-        self.passes, self.rounds = passes, rounds
+    def __init__(self, speeds: Speeds, weights: Floats, passes: Passes) -> None:
+        self.speeds, self.weights, self.passes = speeds, weights, passes
         self._chains: dict[Hashable, list[tuple[Conversion, ...]]] = {}
-        self._crossed: dict[tuple[Conversion, int, bool, bool], list[Ways]] = {}
+        self._crossed: dict[tuple[Conversion, int, bool], Ways] = {}
 
-    def of(self, step: Conversion, width: int, learns: bool, tails: bool) -> list[Ways]:
-        """Seconds of a conversion, and where it can be in a tail, in rounds of each size."""
-        key = (step, width, learns, tails)
+    def of(self, step: Conversion, width: int, learns: bool) -> Ways:
+        """Seconds of a conversion in a step's passes.
+
+        Args:
+            step: the conversion.
+            width: bytes of an element.
+            learns: whether a gradient comes back.
+        """
+        key = (step, width, learns)
         known = self._crossed.get(key)
         if known is None:
-            every = (self.passes, *(self.rounds if tails else ()))
-            known = [self._in(passes, step, width, learns) for passes in every]
-            self._crossed[key] = known
+            known = self._crossed[key] = self.within(self.passes, step, width, learns)
         return known
 
     def steps(
@@ -76,6 +73,8 @@ class ConversionCosts:
             chains += self._chain(source, target, summands, shape, per_sample)
         if ends:
             chains += self._chain(source, returned(source, shape), (False,), shape, per_sample)
+        if len(chains) == 1:
+            return list(chains[0])
         prefixes = {chain[: end + 1] for chain in chains for end in range(len(chain))}
         return [prefix[-1] for prefix in prefixes]
 
@@ -92,7 +91,8 @@ class ConversionCosts:
             self._chains[key] = crossings(source, target, summands, shape, per_sample)
         return self._chains[key]
 
-    def _in(self, passes: Passes, step: Conversion, width: int, learns: bool) -> Ways:
+    def within(self, passes: Passes, step: Conversion, width: int, learns: bool) -> Ways:
+        """The same in other passes."""
         forward = backward = 0.0
         for rows, times in passes:
             crossed = conversion_seconds(step, rows, width, self.speeds)
@@ -111,9 +111,3 @@ class ConversionCosts:
 
 def passes_of(batches: Sequence[tuple[int, ...]]) -> Passes:
     return [(Rows(rows), batches.count(rows)) for rows in dict.fromkeys(batches)]
-
-
-def more_of(plain: Ways, others: Sequence[Ways], count: int) -> tuple[float, ...]:
-    """What each of the others takes more, one way and the other; nothing where there are none."""
-    every = others or [plain] * count
-    return tuple(more for way in every for more in (way[0] - plain[0], way[1] - plain[1]))

@@ -1,4 +1,4 @@
-"""What each choice costs, so that the sum over a plan never exceeds what is predicted for it.
+"""What each choice costs in time, so that the sum over a plan never exceeds what is predicted.
 
     layer       seconds of the layer's forward pass
     forward     seconds of conversions and the loss, one way
@@ -6,27 +6,8 @@
     backward    seconds of all these, the other way
     gradients   seconds of the all-reduces that go on beside backward
     update      seconds of the optimizer
-    resident    bytes of parameters and buffers, gradients that stay, and the optimizer's state
-    beside      bytes that the layer keeps for its backward pass and that no other layer sees
-    output      bytes of its output, where it keeps that itself
-    first       bytes of the first value that it reads, as it reads it
-    second      bytes of the second one
-    converted   the same of the first one where it is read in another layout than it was given
-    other       the same of the second one
-    transient   bytes of gradients and workspace that are there at once in its backward pass
-    space       of these, activations' gradients and workspace
-    arrived     of these, activations' gradients
-    made        bytes of gradients of its weights that are made beside those of earlier rounds
-    settled     bytes of gradients of its weights that are there from its backward pass on
-    entries     in how many layouts of groups values are read that lay in own rows
-    over        the size of those groups, added up
-    apart       1 where the layer reads a group's rows, 0 where it reads its own
-    added up    seconds to add its weights' gradients to those of the round before
 
-and then, for each size k of groups, seconds that rounds "B/K" over k take more, one way and the
-other: each of them works on fewer rows, and begins anew.
-
-What of these is there when is said in `keeping.py`.
+What memory and rounds cost besides is in `laden_costs.py`.
 
 Ranks wait for each other, so that a step takes as long as on the slowest; any weighted mean over
 ranks is a lower bound of that. Where devices differ, they are weighted with their speed: then
@@ -44,7 +25,7 @@ from workbench.plan.choice import LayerPlan
 from workbench.plan.experiment import Experiment
 from workbench.plan.flow import Flow
 from workbench.plan.graph import Graph, Layer
-from workbench.plan.layout import ROWS, Layout
+from workbench.plan.layout import ROWS, Conversion, Layout
 from workbench.plan.machine import Machine
 from workbench.plan.plan import BatchNorm, Plan
 from workbench.plan.routing import returned
@@ -62,17 +43,16 @@ from workbench.predict.search.conversion_costs import (
     ConversionCosts,
     Passes,
     Ways,
-    more_of,
     passes_of,
 )
 from workbench.predict.search.footprint import Footprints
 from workbench.predict.search.trellis import Cost, Floats, Readings
 from workbench.predict.search.weight_costs import WeightCosts
 
-LAYER, FORWARD, GATHER, BACKWARD, GRADIENTS, UPDATE, RESIDENT = range(7)
-BESIDE, OUTPUT, FIRST, SECOND, CONVERTED, OTHER, TRANSIENT, SPACE, ARRIVED, MADE = range(7, 17)
-SETTLED, ENTRIES, OVER, APART, ADDED_UP, ROUNDS = range(17, 23)
-"""The first of the columns of rounds."""
+LAYER, FORWARD, GATHER, BACKWARD, GRADIENTS, UPDATE = range(6)
+TIMES = 6
+"""The number of these columns."""
+_NOTHING = (0.0,) * TIMES
 
 
 @dataclass(frozen=True)
@@ -127,9 +107,9 @@ class StepCosts:
             if all(reader in self.tailable for reader in readers)
         }
         self._adds: dict[Hashable, float] = {}
+        self._crossings: dict[Hashable, tuple[float, float, float]] = {}
         self._batch_norm = plan.batch_norm
-        self._conversions = ConversionCosts(self.speeds, weights, self.passes, self.rounds)
-        self._nothing = (0.0,) * (ROUNDS + 2 * len(self.parts))
+        self.conversions = ConversionCosts(self.speeds, weights, self.passes)
         self.footprints = Footprints(experiment, self.passes[0][0], self.itemsizes, self.learns)
 
     def alike(self, name: str) -> Hashable:
@@ -158,74 +138,73 @@ class StepCosts:
         return layer.kind, layer.output_shape, layer.rows, name in self.learns
 
     def layer(self, layer: Layer, choice: LayerPlan | None, read: Layout, given: Layout) -> Cost:
-        """Of computing a layer, holding its weights, summing their gradients and updating them."""
+        """Of computing a layer, summing the gradients of its weights and updating them."""
+        alone = self.alone(layer, choice, read, given)
+        forward, backward = self.computing(alone, layer, self.passes)
+        of_weights = self.of_weights.of(layer, alone.flow.weights)
+        count = sum(times for _, times in self.passes)
+        backward += (count - 1) * of_weights.added
+        return forward, 0.0, 0.0, backward, of_weights.summed, of_weights.update
+
+    def converted(self, layer: Layer, name: str, read: Layout) -> Cost:
+        """Of what a layer reads in another layout than it was given: its value has that."""
+        return _NOTHING
+
+    def value(self, name: str, source: Layout, readings: Readings, carried: bool) -> Cost:
+        """Of a layer's output: its conversions, and the loss where the model returns it."""
+        shape, per_sample = self.shape(name)
+        if per_sample == 0:
+            return _NOTHING
+        forward, gather, backward = self._crossed(name, source, readings, carried)
+        if name in self.graph.outputs:
+            loss = self.loss(name, source, self.passes)
+            forward, backward = forward + loss, backward + loss
+        backward += self._added(name, source, readings, shape, per_sample)
+        return 0.0, forward, gather, backward, 0.0, 0.0
+
+    def _crossed(
+        self, name: str, source: Layout, readings: Readings, carried: bool
+    ) -> tuple[float, float, float]:
+        """(forward, gather, backward) of a value's conversions; most layers' shape is another's."""
+        width, learns = self.itemsizes[name], name in self.learns
+        ahead, ends = name in self.before_tails, name in self.graph.outputs
+        key = (source, readings, carried, *self.shape(name), width, learns, ahead, ends)
+        known = self._crossings.get(key)
+        if known is None:
+            forward = gather = backward = 0.0
+            for step in self.steps(name, source, readings, carried):
+                crossed = self.conversions.of(step, width, learns)
+                forward, backward = forward + crossed.forward, backward + crossed.backward
+                if step.source == ROWS and ahead:
+                    gather += crossed.forward
+            known = self._crossings[key] = forward, gather, backward
+        return known
+
+    def alone(self, layer: Layer, choice: LayerPlan | None, read: Layout, given: Layout) -> Plan:
+        """A plan of this layer alone."""
         choices = {} if choice is None else {layer.name: choice}
         owner = self.graph[layer.shared] if layer.shared else layer
         placed = {w.name: place_weight(owner, w, read, choices) for w in owner.weights}
         flow = Flow({layer.name: read}, {layer.name: given}, {}, {}, placed)
         stands = _Alone(self.graph, flow, MappingProxyType(choices), self._batch_norm)
-        alone = cast(Plan, stands)
-        tails = self.rounds if layer.name in self.tailable else []
-        (forward, backward), *others = [
-            self._computing(alone, layer, passes) for passes in (self.passes, *tails)
-        ]
-        of_weights = self.of_weights.of(layer, placed)
-        room = self.footprints.of(layer, choice, read, given, placed)
-        count = sum(times for _, times in self.passes)
-        backward += (count - 1) * of_weights.added
-        times = (forward, 0.0, 0.0, backward, of_weights.summed, of_weights.update)
-        apart = float(read != ROWS)
-        more = more_of(Ways(forward, backward), others, len(self.parts))
-        held, settled = of_weights.held, of_weights.settled
-        return *times, held, *room, settled, 0.0, 0.0, apart, count * of_weights.added, *more
+        return cast(Plan, stands)
 
-    def converted(self, layer: Layer, name: str, read: Layout) -> Cost:
-        """Of what a layer reads in another layout than it was given."""
-        cost = list(self._nothing)
-        slots = self.footprints.slots(layer)
-        if layer.name in self.learns and name in slots:
-            cost[CONVERTED + slots.index(name)] = self.footprints.read(layer, name, read)
-        return tuple(cost)
-
-    def value(self, name: str, source: Layout, readings: Readings, carried: bool) -> Cost:
-        """Of a layer's output: its conversions, and the loss where the model returns it."""
+    def shape(self, name: str) -> tuple[tuple[int, ...], int]:
+        """(one sample's shape, rows for each sample) of a value."""
         if name == "input":
-            shape, per_sample = self.graph.input_shape, 1
-        else:
-            shape, per_sample = self.graph[name].output_shape, self.graph[name].rows
-        if per_sample == 0:
-            return self._nothing
-        count = 1 + len(self.parts)
-        ways, gather = [Ways(0.0, 0.0)] * count, 0.0
-        ends = name in self.graph.outputs
-        read = frozenset[tuple[Layout, bool]]() if carried else readings
-        for step in self._conversions.steps(source, read, shape, per_sample, ends=ends):
-            tails = name in self.tailable or name in self.before_tails
-            crossed = self._conversions.of(step, self.itemsizes[name], name in self.learns, tails)
-            if step.source == ROWS and name in self.before_tails:
-                gather += crossed[0].forward
-                crossed = crossed[:1]  # beside a tail, rounds need not take more
-            crossed = crossed if len(crossed) == count else crossed[:1] * count
-            ways = [way.plus(more) for way, more in zip(ways, crossed, strict=True)]
-        if name in self.graph.outputs:
-            size = self.itemsizes[name]
-            layout = returned(source, shape)
-            losses = [
-                self._loss(passes, layout, shape, per_sample, size)
-                for passes in (self.passes, *self.rounds)
-            ]
-            ways = [way.plus(loss) for way, loss in zip(ways, losses, strict=True)]
-        (forward, backward), *others = ways
-        groups = {read.group_size for read, _ in readings if read != ROWS}
-        over = groups - {source.group_size}
-        entries = float(len(over)), float(sum(over))
-        more = more_of(Ways(forward, backward), others, len(self.parts))
-        backward += self._added(name, source, readings, shape, per_sample)
-        nothing = (0.0,) * (ENTRIES - GRADIENTS)
-        return 0.0, forward, gather, backward, *nothing, *entries, 0.0, 0.0, *more
+            return self.graph.input_shape, 1
+        return self.graph[name].output_shape, self.graph[name].rows
 
-    def _computing(self, alone: Plan, layer: Layer, passes: Passes) -> Ways:
-        """Seconds of a layer."""
+    def steps(
+        self, name: str, source: Layout, readings: Readings, carried: bool
+    ) -> list[Conversion]:
+        """The conversions of a value."""
+        read = frozenset[tuple[Layout, bool]]() if carried else readings
+        ends = name in self.graph.outputs
+        return self.conversions.steps(source, read, *self.shape(name), ends=ends)
+
+    def computing(self, alone: Plan, layer: Layer, passes: Passes) -> Ways:
+        """Seconds of a layer in these passes."""
         forward = backward = 0.0
         if layer.kind in ("size", "parameter"):
             return Ways(forward, backward)
@@ -236,14 +215,14 @@ class StepCosts:
             backward += times * self._mean(found.backward) * (0.5 if half else 1.0)
         return Ways(forward, backward * (layer.name in self.learns))
 
-    def _loss(
-        self, passes: Passes, layout: Layout, shape: tuple[int, ...], per_sample: int, size: int
-    ) -> Ways:
-        total = 0.0
+    def loss(self, name: str, source: Layout, passes: Passes) -> float:
+        """Seconds of the loss of what the model returns, each way."""
+        total, (shape, per_sample) = 0.0, self.shape(name)
+        layout = returned(source, shape)
         for rows, times in passes:
-            logits = rows.elements(layout, shape, per_sample) * size
+            logits = rows.elements(layout, shape, per_sample) * self.itemsizes[name]
             total += times * self._mean(loss_seconds(logits, self.speeds))
-        return Ways(total, total)
+        return total
 
     def _passes_on(self, layer: Layer) -> bool:
         """Whether a gradient goes on from a layer to what it reads."""

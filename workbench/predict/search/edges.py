@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from workbench.predict.search.costs import BESIDE, ENTRIES, OTHER, OVER, RESIDENT
+from workbench.predict.search.laden_costs import BESIDE, ENTRIES, OTHER, OVER, RESIDENT
 from workbench.predict.search.loads import Load
 from workbench.predict.search.moves import NONE, ONE, Moves
 from workbench.predict.search.trellis import Floats, Integers, Stage, Trellis

@@ -61,7 +61,7 @@ class Footprints:
         given: Layout,
         placed: Mapping[str, WeightPlacement],
     ) -> Room:
-        """What one layer keeps and needs: the columns from `BESIDE` to `MADE` of `costs.py`.
+        """What one layer keeps and needs: the columns from `BESIDE` to `MADE` of `laden_costs.py`.
 
         Args:
             layer: of the graph.
@@ -139,7 +139,7 @@ class Footprints:
         given: Layout,
         placed: Mapping[str, WeightPlacement],
     ) -> tuple[float, float, float, float]:
-        """(transient, space, arrived, made), see `costs.py`."""
+        """(transient, space, arrived, made), see `laden_costs.py`."""
         arrived = self._bytes(layer.name, given).astype(np.float64)
         if layer.rows == 0:
             return 0.0, 0.0, 0.0, 0.0

@@ -12,33 +12,16 @@ import numpy as np
 
 from workbench.plan.tail import Rounds
 from workbench.predict.search.bounds import Terms
-from workbench.predict.search.costs import (
-    ADDED_UP,
-    APART,
-    ARRIVED,
-    BACKWARD,
-    BESIDE,
-    FORWARD,
-    GATHER,
-    GRADIENTS,
-    LAYER,
-    MADE,
-    OTHER,
-    RESIDENT,
-    ROUNDS,
-    SETTLED,
-    SPACE,
-    TRANSIENT,
-    UPDATE,
-)
+from workbench.predict.search.costs import BACKWARD, FORWARD, GATHER, GRADIENTS, LAYER, UPDATE
 from workbench.predict.search.edges import Edges, Flags, Rule, spreads_of
 from workbench.predict.search.keeping import Keeping
+from workbench.predict.search.laden_costs import ADDED_UP, RESIDENT, SETTLED, TRANSIENT
 from workbench.predict.search.levels import seen_of, summed_of
 from workbench.predict.search.loads import Load, Prices
 from workbench.predict.search.moves import ONE, Moves
+from workbench.predict.search.pricing import KEPT, Pricing
 from workbench.predict.search.trellis import Floats, Integers, Trellis
 
-_KEPT = slice(BESIDE, OTHER + 1)
 _TAIL = np.ones(1)
 
 
@@ -47,7 +30,7 @@ class Laden:
 
     Args:
         edges: of each stage of the trellis.
-        trellis: of all plans, with the costs of `costs.py`.
+        trellis: of all plans, with the costs of `laden_costs.py`.
         keeping: the automaton.
         terms: of the bounds of time.
         resident: bytes that every rank holds whatever the plan.
@@ -71,7 +54,7 @@ class Laden:
         self.trellis, self.keeping = trellis, keeping
         self.terms, self.resident = terms, resident
         self.rounds, self.group_size, self.rough = rounds, group_size, rough
-        self.lasting = float(terms.lasting and group_size > 1)  # gradients of the round before
+        self.pricing = Pricing(terms, rounds, group_size)
         self.edges = edges if group_size == 1 else self._reached(edges)
         self._nexts: dict[tuple[int, int], Integers] = {}
 
@@ -124,7 +107,7 @@ class Laden:
             reach = after[index] - padded[self.keeping.reaches[index]]
             key = (id(edges), id(moves), np.append(reach, after[index]).tobytes())
             if key not in memo:
-                memo[key] = self._costs(edges, moves, prices, float(after[index]), reach)
+                memo[key] = self.pricing.costs(edges, moves, prices, float(after[index]), reach)
             costs = memo[key]
             if index in rules:
                 costs = costs.copy()
@@ -164,77 +147,6 @@ class Laden:
             here[edges.target[which], moves.after[move]] = True
         return found
 
-    def _costs(
-        self, edges: Edges, moves: Moves, prices: Prices, kept: float, reach: Floats
-    ) -> Floats:
-        """[edges, transitions]: of a stage, without what follows.
-
-        Args:
-            edges: of the stage.
-            moves: of its layer.
-            prices: of time and memory.
-            kept: price of a byte in the backward passes of this layer and all behind it.
-            reach: in its own, and in those of the next 0, 1, ... layers of its segment.
-        """
-        mix, costs, slowed = prices.mix, edges.costs, self.terms.slowed
-        seconds = (
-            costs[:, LAYER]
-            + costs[:, FORWARD]
-            + costs[:, UPDATE]
-            + (1 - mix) * costs[:, BACKWARD]
-            + ((1 - mix) * slowed + mix) * costs[:, GRADIENTS]
-        )
-        here = float(reach[0])
-        rooms = costs[:, _KEPT] @ (kept * moves.kept + reach[moves.left, None] * moves.there).T
-        found: Floats = rooms * self._shares(costs, moves.tail)
-        found += kept * moves.held + prices.total * moves.stays
-        found += here * self._transient(costs, moves.tail)
-        found += (prices.total * costs[:, RESIDENT])[:, None]
-        later = (prices.total - kept) * costs[:, SETTLED]
-        found += later[:, None] + np.outer(kept * costs[:, SETTLED], self.lasting * moves.tail)
-        again = np.outer(costs[:, LAYER], moves.again) + np.outer(costs[:, FORWARD], moves.repeats)
-        found += prices.time * (seconds[:, None] + (1 - mix) * again)
-        if self.group_size > 1:
-            there, back = self._more(costs)
-            # Sums begin in the last round: of all others the backward pass is over by then.
-            early = mix * (1 - 1 / self.group_size)
-            more = there + (1 - mix + early) * back + early * costs[:, BACKWARD]
-            more += (1 - mix) * (self.group_size - 1) * costs[:, ADDED_UP]
-            hidden = (1 - (1 - mix) * slowed) * self.terms.rounds * (moves.entry == ONE)
-            found += prices.time * (
-                np.outer(more, moves.tail)
-                + np.outer(costs[:, LAYER], early * moves.again * moves.tail)
-                - np.outer(costs[:, GATHER], hidden)
-            )
-            found[edges.refused(moves.entry, self.group_size)] = np.inf
-        return found
-
-    def _shares(self, costs: Floats, tail: Floats) -> Floats:
-        """[edges, transitions]: the part of a layer's activations that is there at a time."""
-        size = self.group_size
-        cut = np.ones(len(costs)) if self.rounds == "B/K" else costs[:, APART]
-        shares: Floats = 1 - np.outer(cut, tail) * (1 - 1 / size)
-        return shares
-
-    def _transient(self, costs: Floats, tail: Floats) -> Floats:
-        """[edges, transitions]: what is there in a layer's backward pass alone."""
-        shares = self._shares(costs, tail)
-        parted = np.maximum(
-            shares * costs[:, SPACE, None], shares * costs[:, ARRIVED, None] + costs[:, MADE, None]
-        )
-        found: Floats = np.where(tail > 0, parted, costs[:, TRANSIENT, None])
-        return found
-
-    def _more(self, costs: Floats) -> tuple[Floats, Floats]:
-        """Of each edge, what its rounds take more: forward, backward."""
-        column = ROUNDS + 2 * self.terms.parts.index(self.group_size)
-        there, back = costs[:, column], costs[:, column + 1]
-        if self.rounds == "B":  # of own rows, a rank works on all that it has in one round
-            own = costs[:, APART] == 0
-            there = np.where(own, np.minimum(there, 0), there)
-            back = np.where(own, np.minimum(back, 0), back)
-        return there, back
-
     def _found(self, behind: Sequence[Floats], paid: Sequence[Floats]) -> Load:
         state = place = 0
         path, taken = [], []
@@ -254,19 +166,18 @@ class Laden:
         costs = np.array([e.costs[edge] for e, edge in zip(self.edges, path, strict=True)])
         moves = Moves.joined(list(zip(self.keeping.moves, taken, strict=True)))
         again, tails = moves.again, moves.tail
-        rooms = (
-            np.where(tails > 0, self._shares(costs, _TAIL)[:, 0], 1.0)[:, None] * costs[:, _KEPT]
-        )
+        shares = np.where(tails > 0, self.pricing.shares(costs, _TAIL)[:, 0], 1.0)
+        rooms = shares[:, None] * costs[:, KEPT]
         kept, there = (rooms * moves.kept).sum(axis=1), (rooms * moves.there).sum(axis=1)
         seen = seen_of(there, moves.left, self.keeping)
-        parted = self._transient(costs, _TAIL)[:, 0]
+        parted = self.pricing.transient(costs, _TAIL)[:, 0]
         here = seen + np.where(tails > 0, parted, costs[:, TRANSIENT])
-        lasting = self.lasting * tails * costs[:, SETTLED]
+        lasting = self.pricing.lasting * tails * costs[:, SETTLED]
         settled = costs[:, SETTLED] - lasting
         settled = settled[::-1].cumsum()[::-1] - settled + lasting.sum()
         gathers, more, early = moves.entry == ONE, (0.0, 0.0), 0.0
         if self.group_size > 1:
-            ahead, back = self._more(costs)
+            ahead, back = self.pricing.more(costs)
             more = float(ahead @ tails), float(back @ tails)
             early = float((costs[:, BACKWARD] + back + again * costs[:, LAYER]) @ tails)
             early *= 1 - 1 / self.group_size

@@ -5,8 +5,8 @@ layer can do is asked for once for each kind of layer and each of its inputs' la
 reading makes of an input once for each that an input has seen, and both are then combined.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from workbench.predict.search.choices import Wish, wish_of
 from workbench.predict.search.following import Following
 from workbench.predict.search.frames import Frame, frames_of, may_carry
 from workbench.predict.search.numbers import Numbers, Table, distinct
-from workbench.predict.search.trellis import Costs, Integers, Live, Stage, Trellis
+from workbench.predict.search.trellis import Cost, Costs, Integers, Live, Stage, Trellis
+from workbench.predict.search.ways import Met, Move, Way
 
 _ALL = 0  # the number of: every wish
 
@@ -41,51 +42,6 @@ def trellis_of(
     return _Laying(graph, following, options, costs).laid()
 
 
-@dataclass(frozen=True, slots=True)
-class _Way:
-    """One way to go on, as far as a stage's own values are concerned.
-
-    Attributes:
-        choice: index of the layer's choice.
-        state: numbers of its own value, of its inputs that live on, and of the wishes still open
-            to whom it hears; as far as there are any.
-        costs: numbers of the cost of the layer, and of all that ends here.
-    """
-
-    choice: int
-    state: tuple[int, ...]
-    costs: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Move:
-    """What a layer does, whatever its inputs have seen so far.
-
-    Attributes:
-        choice: index of the layer's choice.
-        read: number of the layout in which it reads.
-        sums: whether a gradient of summands comes back from it.
-        own: number of its own value, where that lives.
-        wishes: number of the wishes still open to whom it hears, if it hears somebody.
-        costs: numbers of the cost of the layer, and of its value where nobody reads that.
-    """
-
-    choice: int
-    read: int
-    sums: bool
-    own: tuple[int, ...]
-    wishes: tuple[int, ...]
-    costs: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Met:
-    """A value that has been read once more: its number, or that of the cost with which it ends."""
-
-    number: tuple[int, ...]
-    cost: tuple[int, ...]
-
-
 class _Laying:
     def __init__(
         self,
@@ -104,11 +60,15 @@ class _Laying:
         self.kinds = {name: kinds.of(costs.alike(name)) for name in graph.consumers}
         self.rules = {layer.name: kinds.of(following.alike(layer.name)) for layer in graph.layers}
         self._stages: dict[Hashable, tuple[Stage, Integers]] = {}
-        self._moves: dict[Hashable, list[_Move]] = {}
-        self._meets: dict[Hashable, _Met | None] = {}
+        self._moves: dict[Hashable, list[Move]] = {}
+        self._meets: dict[Hashable, Met | None] = {}
         self._costs: dict[Hashable, tuple[int, ...]] = {}
         self._after: dict[tuple[int, int, bool], int] = {}
         self._table = Table()
+        # What the costs were asked for, by the number of the cost.
+        self._asked: list[Callable[[Costs], Cost]] = []
+        # Of each stage: the numbers of its ways' costs, and the way of each edge.
+        self._sums: dict[int, tuple[list[tuple[int, ...]], Integers]] = {}
 
     def laid(self) -> Trellis:
         states = np.array([[self._number(Live(ROWS))]], dtype=np.int64)
@@ -120,7 +80,23 @@ class _Laying:
                 self._stages[known] = self._made(frame, alike, states)
             stage, states = self._stages[known]
             stages.append(stage)
-        return Trellis(self.graph.layers, self.options, tuple(stages))
+        return Trellis(self.graph.layers, self.options, tuple(stages), self._priced)
+
+    def _priced(self, stages: Sequence[Stage], costs: Costs) -> tuple[Stage, ...]:
+        """The same stages at other costs."""
+        table = Table()
+        for asked in self._asked:
+            table.add(asked(costs))
+        known = {}
+        for stage in {id(stage): stage for stage in stages}.values():
+            numbers, way = self._sums[id(stage)]
+            known[id(stage)] = replace(stage, costs=table.summed(numbers)[way])
+        return tuple(known[id(stage)] for stage in stages)
+
+    def _cost(self, asked: Callable[[Costs], Cost]) -> tuple[int, ...]:
+        """The number of a cost."""
+        self._asked.append(asked)
+        return self._table.add(asked(self.costs))
 
     def _alike(self, frame: Frame) -> Hashable:
         """Equal where equal states have equal edges."""
@@ -143,24 +119,29 @@ class _Laying:
         newly = frame.heard - (states.shape[1] - width)
         states = np.concatenate([states, np.full((count, newly), _ALL)], axis=1)
         ours = sorted(set(frame.reads))
-        heard = [] if frame.wisher is None else [width + frame.wisher]
-        shown = states[:, [*ours, *heard]]
-        first, which = distinct(shown)
-        ways = [self._ways_of(frame, alike, shown[index].tolist()) for index in first]
+        first, which = distinct(states[:, ours])
+        ways = [self._ways_of(frame, alike, states[index, ours].tolist()) for index in first]
 
-        # Every state with each of its ways: an edge.
-        counts = np.array([len(some) for some in ways], dtype=np.int64)
-        starts = np.cumsum(counts) - counts
-        source = np.repeat(np.arange(count), counts[which])
-        turn = np.arange(len(source)) - np.repeat(
-            np.cumsum(counts[which]) - counts[which], counts[which]
+        # Every state with each of its ways: an edge, where its wishes are open still.
+        counts = np.array([len(some) for some in ways], dtype=np.int64)[which]
+        starts = np.cumsum([0, *(len(some) for some in ways)])[which]
+        source = np.repeat(np.arange(count), counts)
+        way = (
+            starts[source] + np.arange(len(source)) - np.repeat(np.cumsum(counts) - counts, counts)
         )
-        way = starts[which][source] + turn
-
         every = [one for some in ways for one in some]
+        heard = [] if frame.wisher is None else [width + frame.wisher]
+        left = states[source][:, heard]
+        if heard:
+            asked = np.array([one.wishes for one in every], dtype=np.int64)[way]
+            left = self._left_open(left[:, 0], asked)[:, None]
+            open_ = left[:, 0] >= 0
+            source, way, left = source[open_], way[open_], left[open_]
+
         changed = np.array([one.state for one in every], dtype=np.int64).reshape(len(every), -1)
         after = states[source]
-        after[:, [*(i for i in ours if i not in frame.ends), *heard]] = changed[way, frame.lives :]
+        after[:, [i for i in ours if i not in frame.ends]] = changed[way, frame.lives :]
+        after[:, heard] = left
         gone = set(frame.ends) | (set(heard) if frame.layer.name in self.options else set())
         stay = [index for index in range(after.shape[1]) if index not in gone]
         split = sum(index < width for index in stay)
@@ -168,19 +149,30 @@ class _Laying:
         kept = after[:, stay]
         after = np.concatenate([kept[:, :split], *own, kept[:, split:]], axis=1)
         first, target = distinct(after)
-        costs = self._table.summed([one.costs for one in every])[way]
+        numbers = [one.costs for one in every]
         chosen = np.array([one.choice for one in every], dtype=np.int64)[way]
-        return Stage(count, source, target, costs, chosen), after[first]
+        stage = Stage(count, source, target, self._table.summed(numbers)[way], chosen)
+        self._sums[id(stage)] = numbers, way
+        return stage, after[first]
 
-    def _ways_of(self, frame: Frame, alike: int, shown: list[int]) -> list[_Way]:
-        """Every way to go on from given inputs, and wishes open to whom the layer hears."""
+    def _left_open(self, open_: Integers, asked: Integers) -> Integers:
+        """The numbers of the wishes that are in both; -1: there are none."""
+        size = len(self.wishes.values)
+        pairs, which = np.unique(open_ * size + asked, return_inverse=True)
+        found = []
+        for one, other in zip(*(side.tolist() for side in divmod(pairs, size)), strict=True):
+            both = self.wishes.values[one] & self.wishes.values[other]
+            found.append(self.wishes.of(both) if both else -1)
+        return np.array(found, dtype=np.int64)[which]
+
+    def _ways_of(self, frame: Frame, alike: int, shown: list[int]) -> list[Way]:
+        """Every way to go on from given inputs, whatever is wished."""
         ours = sorted(set(frame.reads))
-        numbers = dict(zip(ours, shown, strict=False))
-        wished = shown[len(ours) :]
+        numbers = dict(zip(ours, shown, strict=True))
         coming = tuple(self.layout[numbers[index]] for index in frame.reads)
-        key = (alike, coming, *wished)
+        key = (alike, coming)
         if key not in self._moves:
-            self._moves[key] = self._moves_of(frame, coming, wished)
+            self._moves[key] = self._moves_of(frame, coming)
         found = []
         for move in self._moves[key]:
             state, costs = list(move.own), move.costs
@@ -191,36 +183,32 @@ class _Laying:
                 state += met.number
                 costs += met.cost
             else:
-                found.append(_Way(move.choice, (*state, *move.wishes), costs))
+                found.append(Way(move.choice, move.wishes, tuple(state), costs))
         return found
 
-    def _moves_of(
-        self, frame: Frame, coming: tuple[int, ...], wished: Sequence[int]
-    ) -> list[_Move]:
+    def _moves_of(self, frame: Frame, coming: tuple[int, ...]) -> list[Move]:
         """What a layer can do with inputs of these layouts."""
         layer, found = frame.layer, []
-        open_ = self.wishes.values[wished[0] if wished else _ALL]
         layouts = tuple(self.layouts.values[number] for number in coming)
-        for place, choice, read, given, left in self._placed(frame, open_, layouts):
+        for place, choice, read, given, asked in self._placed(frame, layouts):
             whole = read != ROWS and read.placement == Replicate()
-            costs = self._layer_cost(layer, choice, read, given)
+            wishes, costs = self.wishes.of(asked), self._layer_cost(layer, choice, read, given)
             if not frame.lives:
                 costs += self._value_cost(layer.name, self._number(Live(given)))
             for carried in (False, True) if frame.may_carry and whole else (False,):
                 sums = carried if choice is None else whole and choice.scheme in SUMMED_BACK
                 own = (self._number(Live(given, carried)),) if frame.lives else ()
-                wishes = (self.wishes.of(left),) if wished else ()
-                found.append(_Move(place, self.layouts.of(read), sums, own, wishes, costs))
+                found.append(Move(place, wishes, self.layouts.of(read), sums, own, costs))
         return found
 
-    def _met(self, frame: Frame, alike: int, index: int, number: int, move: _Move) -> _Met | None:
+    def _met(self, frame: Frame, alike: int, index: int, number: int, move: Move) -> Met | None:
         """What reading makes of a value; None: its gradient was guessed wrong."""
         key = (alike, index, number, move.read, move.sums)
         if key not in self._meets:
             self._meets[key] = self._read(frame, index, number, move)
         return self._meets[key]
 
-    def _read(self, frame: Frame, index: int, number: int, move: _Move) -> _Met | None:
+    def _read(self, frame: Frame, index: int, number: int, move: Move) -> Met | None:
         value, read = self.lives.values[number], self.layouts.values[move.read]
         if value.carried and (read != value.layout or not move.sums):
             return None
@@ -231,13 +219,13 @@ class _Laying:
         number = self._once_more(number, move)
         value = self.lives.values[number]
         if index not in frame.ends:
-            return _Met((number,), cost)
+            return Met((number,), cost)
         alone = value.readings == {(value.layout, True)}
         if alone and not value.carried and may_carry(self.graph, name):
             return None
-        return _Met((), cost + self._value_cost(name, number))
+        return Met((), cost + self._value_cost(name, number))
 
-    def _once_more(self, number: int, move: _Move) -> int:
+    def _once_more(self, number: int, move: Move) -> int:
         """The number of a value when it has been read once more."""
         key = (number, move.read, move.sums)
         if key not in self._after:
@@ -258,37 +246,38 @@ class _Laying:
         kind = self.kinds[layer.name]
         key = (kind, choice, self.layouts.of(read), self.layouts.of(given))
         if key not in self._costs:
-            self._costs[key] = self._table.add(self.costs.layer(layer, choice, read, given))
+            self._costs[key] = self._cost(lambda costs: costs.layer(layer, choice, read, given))
         return self._costs[key]
 
     def _converted_cost(self, layer: Layer, name: str, read: Layout) -> tuple[int, ...]:
         key = (self.kinds[layer.name], layer.inputs.index(name), self.layouts.of(read))
         if key not in self._costs:
-            self._costs[key] = self._table.add(self.costs.converted(layer, name, read))
+            self._costs[key] = self._cost(lambda costs: costs.converted(layer, name, read))
         return self._costs[key]
 
     def _value_cost(self, name: str, number: int) -> tuple[int, ...]:
         key = (self.kinds[name], number)
         if key not in self._costs:
             value = self.lives.values[number]
-            cost = self.costs.value(name, value.layout, value.readings, value.carried)
-            self._costs[key] = self._table.add(cost)
+            how = name, value.layout, value.readings, value.carried
+            self._costs[key] = self._cost(lambda costs: costs.value(*how))
         return self._costs[key]
 
     def _placed(
-        self, frame: Frame, open_: frozenset[Wish], coming: tuple[Layout, ...]
+        self, frame: Frame, coming: tuple[Layout, ...]
     ) -> list[tuple[int, LayerPlan | None, Layout, Layout, frozenset[Wish]]]:
-        """(index of the choice, choice, layout read, layout given, wishes left open)."""
+        """(index of the choice, choice, layout read, layout given, wishes under which it is)."""
         layer = frame.layer
         if layer.name in self.options:
             return [
-                (place, choice, *self.following.by_scheme(layer, choice, coming), open_)
+                (
+                    place,
+                    choice,
+                    *self.following.by_scheme(layer, choice, coming),
+                    frozenset({wish_of(layer, choice)}),
+                )
                 for place, choice in enumerate(self.options[layer.name])
-                if wish_of(layer, choice) in open_
             ]
         ways = self.following.followed(layer, coming)
-        if len(ways) == 1:
-            return [(-1, None, *place, open_) for place in ways]
-        return [
-            (-1, None, *place, wishes & open_) for place, wishes in ways.items() if wishes & open_
-        ]
+        every = self.wishes.values[_ALL]
+        return [(-1, None, *place, every if len(ways) == 1 else ways[place]) for place in ways]

@@ -25,6 +25,31 @@ class MemoryLimitError(PlanError):
         self.plan, self.needed, self.least = plan, needed, least
 
 
+def refusal(limit: int, plan: Plan, needed: int, least: float, batch_size: int) -> MemoryLimitError:
+    """What is said of a limit into which no plan fits, or none that was found.
+
+    Args:
+        limit: bytes of a rank.
+        plan: the leanest that was found.
+        needed: bytes of its ranks, of the one that needs most.
+        least: bytes that every plan needs at least.
+        batch_size: of the whole world.
+    """
+    least = min(int(min(least, 2**62)), needed)
+    every = "which no plan needs less than"
+    if least < needed:
+        every = f"and every plan at least {shown(least)}, a factor of {needed / least:.2f} below"
+    return MemoryLimitError(
+        f"memory_limit {shown(limit)}: the leanest plan found for {plan.graph.source.name} on "
+        f"{plan.world_size} ranks needs {shown(needed)} ({needed:,} bytes), {every}; "
+        f"the error's `plan` is that plan. Valid are a larger limit, more ranks, or a smaller "
+        f"batch than {batch_size}",
+        plan,
+        needed,
+        least,
+    )
+
+
 def bytes_of(limit: float | str) -> int:
     """Bytes, from a number or from text such as "2GiB" or "800 MB".
 

@@ -21,6 +21,11 @@ class Prices:
     moments: Floats
     time: float = 1.0
 
+    def towards(self, other: "Prices", share: float) -> "Prices":
+        """The mean of these and others of the same kind, which have this share."""
+        mix = (1 - share) * self.mix + share * other.mix
+        return Prices(mix, (1 - share) * self.moments + share * other.moments, self.time)
+
     @property
     def total(self) -> float:
         """Of a byte that stays."""

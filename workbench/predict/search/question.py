@@ -35,7 +35,7 @@ class Question:
         pinned: layers that the user has decided on, and whether they are computed again.
         rounds: whether tails may run in rounds.
         recompute: whether layers may be computed again.
-        seconds: after which a search under a limit that binds gives what it has.
+        seconds: after which a search among many plans gives what it has.
     """
 
     experiment: Experiment

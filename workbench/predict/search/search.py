@@ -48,8 +48,8 @@ def search(
             devices, where they differ. False: none.
         rounds: whether a sharded tail may run in rounds.
         recompute: whether layers may be computed again in backward.
-        time_limit: seconds of work after which a search under a limit that binds gives what it
-            has; it ends before that once no plan can be faster by more than 1 %.
+        time_limit: seconds of work after which a search gives what it has; among many plans it
+            ends before that once no plan can be faster by more than 1 %.
 
     Raises:
         MemoryLimitError: no plan fits; it says the least that one needs, and holds that plan.

@@ -19,6 +19,7 @@ memory too, and hide a gather behind what they compute.
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
@@ -33,18 +34,22 @@ from workbench.predict.search.bounds import Relaxation, Terms
 from workbench.predict.search.costs import StepCosts
 from workbench.predict.search.following import Following
 from workbench.predict.search.judge import Judge, Judged
+from workbench.predict.search.laden_costs import LadenCosts
 from workbench.predict.search.laying import trellis_of
-from workbench.predict.search.limit import MemoryLimitError, shown
+from workbench.predict.search.limit import MemoryLimitError, refusal
 from workbench.predict.search.question import Question
 from workbench.predict.search.reasons import reasons_of
 from workbench.predict.search.result import SearchResult
 from workbench.predict.search.squeezing import Squeezing
 from workbench.predict.search.subsets import cheapest_sums
+from workbench.predict.search.trellis import Trellis
 
 # As many plans are searched to the end, however long it takes.
 ENUMERABLE = 4096
-# Of a search among more plans, seconds after which no further plan is predicted.
-PATIENCE = 0.6
+# Of a search among more plans: as near as this the best found so far is given, at once, or when
+# as many seconds are over.
+_SURE, NEAR, PATIENCE = 0.002, 0.01, 0.6
+_LEAST_SECONDS = 0.6  # to find what memory every plan needs
 _PARTED: tuple[Rounds, ...] = ("B/K", "B")
 _FRONT = 6
 
@@ -75,20 +80,15 @@ class Searching:
             MemoryLimitError: no plan fits.
         """
         tightest = self.all.tightest()
-        self._candidates()
         bound = self.all.bound(tightest)
+        self._candidates(bound)
         if self._enumerable or not self.judge.tight:
             bound = self._prove(tightest.mix)
         if self.judge.tight and not self._enumerable:
-            squeezing = self.squeezing(self.question.limit, self.judge)
-            self._lean()
-            squeezing.search(self.worked + self.question.seconds)
-            bound = max(bound, squeezing.bound)
-        if self.judge.best is None:
-            least = self._least()
+            bound = max(bound, self._squeezed())
         best = self.judge.best
-        if best is None:
-            raise self._refusal(least)
+        if best is None:  # all have been judged
+            raise self._refusal(float("inf"))
         return SearchResult(
             plan=best.plan,
             prediction=best.prediction,
@@ -101,16 +101,38 @@ class Searching:
             _pareto=self._front,
         )
 
+    def _squeezed(self) -> float:
+        """A bound on the plans that fit, of which it looks for the best.
+
+        Raises:
+            MemoryLimitError: none is found.
+        """
+        squeezing, until = self.squeezing(self.question.limit, self.judge), self._until
+        self._lean()
+        least = 0.0
+        if self.judge.best is None:
+            least = squeezing.least(min(until, time.thread_time() + _LEAST_SECONDS))
+        if least <= self.question.limit:
+            squeezing.search(until)
+        if self.judge.best is None:
+            raise self._refusal(least)
+        return squeezing.bound
+
     def squeezing(self, limit: float, judge: Judge) -> Squeezing:
         """The same search under another limit."""
         return Squeezing(
             replace(self.question, limit=int(limit)),
-            self.trellis,
+            self._laden,
             self.costs,
             self.all.terms,
             self._resident(),
             judge,
         )
+
+    @cached_property
+    def _laden(self) -> Trellis:
+        """The trellis with what memory and rounds cost too."""
+        return self.trellis.priced(LadenCosts(self.costs))
 
     def _terms(self) -> Terms:
         """Of the bounds."""
@@ -154,17 +176,21 @@ class Searching:
         meetings = [self.costs.speeds.meeting(range(k)) for k in sizes]
         return any(not meeting.memory or len(meeting.hosts) > 1 for meeting in meetings)
 
-    def _candidates(self) -> None:
-        """Judges presets and the cheapest plans, as far as their bounds are below the best."""
+    def _candidates(self, bound: float) -> None:
+        """Judges presets and the cheapest plans, as far as their bounds are below the best.
+
+        Args:
+            bound: of all plans.
+        """
         found = list(self.all.seen())
         for preset in self._presets():
             path = self.trellis.path(preset.layers)
             if path is not None:
                 found.append(self.all.found(path))
         for one in sorted(found, key=lambda one: one.least_seconds):
-            if one.least_seconds < self.judge.seconds:
+            if one.least_seconds < self.judge.seconds and not self._enough(bound):
                 self.judge.judge(self.question.plan(one.choices))
-        if self.judge.best is not None:
+        if self.judge.best is not None and not self._enough(bound):
             self._judge_rounds(self.judge.best.plan)
 
     def _judge_rounds(self, plan: Plan) -> list[Judged]:
@@ -201,28 +227,11 @@ class Searching:
     def _may(self, name: str) -> bool:
         return self.question.may_recompute(self.question.graph[name])
 
-    def _least(self) -> float:
-        """Bytes that every plan needs at least; judges those that need little."""
-        if self._enumerable:  # all have been judged
-            return float("inf")
-        until = time.thread_time() + self.question.seconds
-        return self.squeezing(self.question.limit, self.judge).least(until)
-
     def _refusal(self, bytes_: float) -> MemoryLimitError:
         lean = self.judge.leanest
         assert lean is not None
-        least = int(min(bytes_, lean.peak_bytes))
-        limit, plan = self.question.limit, lean.plan
-        return MemoryLimitError(
-            f"memory_limit {shown(limit)}: the leanest plan found for {plan.graph.source.name} on "
-            f"{plan.world_size} ranks needs {shown(lean.peak_bytes)} ({lean.peak_bytes:,} bytes), "
-            f"and every plan at least {shown(least)}; "
-            f"the error's `plan` is that plan. Valid are a larger limit, more ranks, or a smaller "
-            f"batch than {self.question.experiment.batch_size}",
-            plan,
-            lean.peak_bytes,
-            least,
-        )
+        batch_size = self.question.experiment.batch_size
+        return refusal(self.question.limit, lean.plan, lean.peak_bytes, bytes_, batch_size)
 
     @property
     def _enumerable(self) -> bool:
@@ -230,8 +239,17 @@ class Searching:
         ways = 2 ** sum(self.able) if self.judge.tight else 1
         return self.question.plans * ways <= ENUMERABLE
 
-    def _late(self) -> bool:
-        return not self._enumerable and time.thread_time() - self.worked > PATIENCE
+    @property
+    def _until(self) -> float:
+        """When the time is over, by `time.thread_time`."""
+        return self.worked + self.question.seconds
+
+    def _enough(self, bound: float) -> bool:
+        """Whether no further plan is predicted, once none can take less than so many seconds."""
+        if self._enumerable:
+            return False
+        now, gap = time.thread_time(), 1 - bound / self.judge.seconds
+        return gap <= _SURE or now > self._until or (gap <= NEAR and now > self.worked + PATIENCE)
 
     def _prove(self, mix: float) -> float:
         """Judges plans in the order of their bounds; gives the bound of all that are left."""
@@ -240,12 +258,14 @@ class Searching:
             bound = cost + self.all.terms.fixed
             if bound >= self.judge.seconds:
                 return self.judge.seconds
-            self._settle(path)
-            if self._late():  # perhaps before this one was settled
+            if self._enough(bound):
+                return bound
+            self._settle(path, bound)
+            if self._enough(bound):  # perhaps before this one was settled
                 return bound
         return self.judge.seconds
 
-    def _settle(self, path: list[int]) -> None:
+    def _settle(self, path: list[int], bound: float) -> None:
         """Finds the best that can be made of one choice of schemes."""
         base = self.all.found(path)
         if base.least_seconds >= self.judge.seconds:
@@ -255,7 +275,7 @@ class Searching:
         if min(one.step_time for one in ways) >= self.judge.seconds:
             return
         for again, more in cheapest_sums(self.all.forward(path, self.able)):
-            if base.whole + more >= self.judge.seconds or self._late():
+            if base.whole + more >= self.judge.seconds or self._enough(bound):
                 return
             plan = self.question.plan(base.choices, again)
             self.judge.judge(plan)

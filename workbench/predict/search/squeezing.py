@@ -8,6 +8,7 @@ finds does fit.
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,7 +29,8 @@ from workbench.predict.search.trellis import Trellis
 
 _NEAR = 0.01  # plans that could be faster by less are not looked for
 _PARTED: tuple[Rounds, ...] = ("B/K", "B")
-_LEANEST = 6  # of the plans that need little, so many are judged
+_LEANEST = 2  # of the plans that need little, so many are judged
+_LENGTHS = (3, 6, 12, 24)  # of segments, in layers
 _FIRST = 3  # of the plans that are found before there is a bound, so many are judged
 _SHORT, _MOST_SHRINKS = 6, 8
 _MANY = 30_000  # edges
@@ -91,17 +93,31 @@ class Squeezing:
         Args:
             until: by `time.thread_time`.
         """
-        found, loads = [], list[Load]()
-        for laden in self.every:
-            columns = Columns(laden, None)
-            while columns.step() is not None and time.thread_time() < until:
-                pass
-            found.append(columns.bound)
-            loads += columns.loads
-        loads.sort(key=lambda load: load.peak)
+        every = [Columns(laden, None) for laden in self.every if laden.rounds != "B"]  # needs more
+        while time.thread_time() < until:
+            one = min(every, key=lambda columns: columns.bound)
+            if one.done or one.bound >= self._leanest:
+                break
+            one.step()
+        loads = sorted((load for one in every for load in one.loads), key=lambda load: load.peak)
         for load in loads[:_LEANEST]:
             self.judged(load)
-        return min(found)
+        for load in loads[:1]:
+            self._shorter(load)
+        return min(columns.bound for columns in every)
+
+    @property
+    def _leanest(self) -> float:
+        """Bytes of the plan that needs least so far."""
+        lean = self.judge.leanest
+        return float("inf") if lean is None else lean.peak_bytes
+
+    def _shorter(self, load: Load) -> None:
+        """Judges the choices of a plan with segments of several lengths computed again."""
+        for length in _LENGTHS if self.question.recompute else ():
+            layers = zip(self.question.graph.layers, self._parted(length), strict=True)
+            again = tuple(layer.name for layer, able in layers if able)
+            self.judged(replace(load, again=again))
 
     def judged(self, load: Load) -> Judged | None:
         """What is predicted for a plan; None: it cannot run in its rounds."""

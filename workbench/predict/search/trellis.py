@@ -11,8 +11,8 @@ What is decided behind a layer, its wish and its gradient's summands, is guessed
 and held against what follows; a wrong guess ends nowhere.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -98,11 +98,17 @@ class Trellis:
         layers: of each stage.
         options: for each layer that can be split, its choices.
         stages: of the layers.
+        at_costs: gives its stages at other costs.
     """
 
     layers: tuple[Layer, ...]
     options: Mapping[str, tuple[LayerPlan, ...]]
     stages: tuple[Stage, ...]
+    at_costs: Callable[[Sequence[Stage], Costs], tuple[Stage, ...]] = field(repr=False)
+
+    def priced(self, costs: Costs) -> "Trellis":
+        """The same paths at other costs, of layers that are alike by those that it has too."""
+        return replace(self, stages=self.at_costs(self.stages, costs))
 
     def choices(self, path: Sequence[int]) -> dict[str, LayerPlan]:
         """The plan of a path, given as one edge for each stage."""
