@@ -5,11 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import workbench as wb
+from tests.plan import graphs
 from tests.predict.search.drawn import convolutions, tokens
-from tests.predict.search.machines import machines
+from tests.predict.search.machines import machine, machines
 from workbench.plan.plan import Plan
 from workbench.plan.tail import RoundsError
+from workbench.predict.search.costs import TIMES
 from workbench.predict.search.edges import Rule
+from workbench.predict.search.laden_costs import LadenCosts
 from workbench.predict.search.loads import Prices
 from workbench.predict.search.question import asked
 from workbench.predict.search.searching import Searching
@@ -99,3 +102,11 @@ def rules(found, path, again):
 
 def learns(found, layer):
     return layer.name in found.costs.learns
+
+
+def test_memory_and_rounds_leave_the_costs_in_time_as_they_are():
+    found = searching(graphs.vgg(), machine(), 2, batch_size=64)
+    stages = found.trellis.priced(LadenCosts(found.costs)).stages
+    for stage, laden in zip(found.trellis.stages, stages, strict=True):
+        assert (laden.costs[:, :TIMES] == stage.costs).all()
+        assert laden.costs.shape[1] > TIMES

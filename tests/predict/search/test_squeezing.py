@@ -7,14 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import workbench as wb
 from tests.plan import graphs
 from tests.predict.search.drawn import convolutions
 from tests.predict.search.machines import machine, machines
 from tests.predict.search.test_bounds import searching
-from tests.predict.search.test_search import tried
+from tests.predict.search.test_search import MOMENTUM, searched, tried
+from tests.predict.search.test_search import check as check_found
+from workbench.predict.search import MemoryLimitError
 from workbench.predict.search.branching import Branching
 from workbench.predict.search.columns import Columns
 from workbench.predict.search.judge import Judge
+from workbench.predict.search.loads import Prices
 
 
 def squeezed(graph, some, found, limit, **fields):
@@ -36,13 +40,15 @@ def check(squeezing, judge, found, limit):
 
 
 @pytest.mark.slow
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(graph=convolutions(most=1), some=machines(), place=st.floats(0, 1))
 def test_of_schemes_and_rounds(graph, some, place):
     found = tried(graph, some, 2)
     sizes = sorted(size for _, size in found)
     limit = sizes[int(place * (len(sizes) - 1))]
     check(*squeezed(graph, some, found, limit, recompute=False), found, limit)
+    check_found(graph, some, 2, found, limit, recompute=False)
+    check_found(graph, some, 2, found, sizes[0] - 1, recompute=False)
 
 
 @pytest.mark.slow
@@ -54,6 +60,7 @@ def test_of_layers_computed_again(some, place):
     sizes = sorted(size for _, size in found)
     limit = sizes[int(place * (len(sizes) - 1))]
     check(*squeezed(graph, some, found, limit, batch_size=512), found, limit)
+    check_found(graph, some, 2, found, limit, batch_size=512)
 
 
 def test_parts_have_no_lower_bounds_than_the_whole():
@@ -73,3 +80,26 @@ def test_the_least_memory_of_all_mixtures_is_found():
     while columns.step() is not None:
         pass
     assert 0 < columns.bound <= min(load.peak for load in columns.loads) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_a_cheapest_plan_costs_what_it_takes(lean):
+    search = searching(graphs.vgg(), machine(bandwidth=1e7), 2, batch_size=64)
+    draw = np.random.default_rng(0)
+    for laden in search.squeezing(2.0**40, search.judge).every:
+        moments = draw.random(len(laden.edges)) ** 8 * 1e-8
+        prices = Prices(float(draw.random()), moments, 0.0 if lean else 1.0)
+        cost, load = laden.cheapest(prices)
+        cost += prices.time * laden.terms.fixed + prices.total * laden.resident
+        seconds = (1 - prices.mix) * load.whole + prices.mix * load.beside
+        assert cost == pytest.approx(prices.time * seconds + load.levels @ moments)
+
+
+def test_a_limit_that_no_plan_meets_is_refused_where_plans_are_many():
+    graph, some = graphs.vgg(), machine(bandwidth=1e7)
+    with pytest.raises(MemoryLimitError, match="the leanest plan found") as info:
+        searched(graph, some, 2, 1024, batch_size=64, time_limit=600.0)
+    error = info.value
+    experiment = wb.Experiment(plan=error.plan, optimizer=MOMENTUM, steps=1, batch_size=64)
+    assert wb.predict(error.plan, some, experiment).memory.peak_bytes == error.needed
+    assert 1024 < error.least <= error.needed

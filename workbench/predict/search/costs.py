@@ -16,6 +16,7 @@ the mean is that of a perfectly balanced plan.
 Source: the functions by which a prediction times layers, conversions and updates.
 """
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -99,6 +100,13 @@ class StepCosts:
         self.itemsizes = {name: op.itemsize for (name, _), op in program.by_value.items()}
         self.itemsizes["input"] = program.itemsize
         self.learns = {name for (name, _), op in program.by_value.items() if op.needs_gradient}
+        # How often a gradient comes back for a layer's output.
+        self._often_read = Counter(
+            name
+            for layer in plan.graph.layers
+            if layer.name in self.learns
+            for name in layer.inputs
+        )
         self.of_weights = WeightCosts(experiment, self.speeds, weights)
         self.tailable = _tailable(plan.graph)
         self.before_tails = {
@@ -121,7 +129,7 @@ class StepCosts:
         learnt = (
             name in self.learns,
             self._passes_on(layer),
-            self._readers(name),
+            self._often_read[name],
         )
         kept = self.footprints.counted(layer)
         ends = (name in self.graph.outputs, name in self.before_tails)
@@ -228,11 +236,6 @@ class StepCosts:
         """Whether a gradient goes on from a layer to what it reads."""
         return not self.learns.isdisjoint(layer.inputs)
 
-    def _readers(self, name: str) -> int:
-        """How often a gradient comes back for a layer's output."""
-        readers = (r for r in self.graph.consumers[name] if r in self.learns)
-        return sum(self.graph[reader].inputs.count(name) for reader in readers)
-
     def _added(
         self,
         name: str,
@@ -242,7 +245,7 @@ class StepCosts:
         per_sample: int,
     ) -> float:
         """Seconds to add up what comes back from several readers, where it is smallest."""
-        more = self._readers(name) - 1
+        more = self._often_read[name] - 1
         if more < 1 or name not in self.learns or self.measured:
             return 0.0  # measured layers have it in their times
         layouts = {source, *(layout for layout, _ in readings)}

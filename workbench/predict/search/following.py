@@ -127,3 +127,12 @@ class _OneLayer(Placing):
         self.outputs = dict(zip(layer.inputs, coming, strict=True))
         self.wishes, self.gathered = heard.wishes, heard.gathered
         return self._followed(layer)
+
+    def _least(
+        self, candidates: Sequence[Layout], layer: Layer, coming: list[Layout], wish: Layout
+    ) -> Layout:
+        """Layouts that occur twice are looked at once."""
+        different = list(dict.fromkeys(candidates))
+        if len(different) == 1:
+            return different[0]
+        return super()._least(different, layer, coming, wish)

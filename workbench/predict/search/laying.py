@@ -61,7 +61,7 @@ class _Laying:
         self.rules = {layer.name: kinds.of(following.alike(layer.name)) for layer in graph.layers}
         self._stages: dict[Hashable, tuple[Stage, Integers]] = {}
         self._moves: dict[Hashable, list[Move]] = {}
-        self._meets: dict[Hashable, Met | None] = {}
+        self._meets: dict[tuple[int, int, int], dict[tuple[int, bool], Met | None]] = {}
         self._costs: dict[Hashable, tuple[int, ...]] = {}
         self._after: dict[tuple[int, int, bool], int] = {}
         self._table = Table()
@@ -173,17 +173,21 @@ class _Laying:
         key = (alike, coming)
         if key not in self._moves:
             self._moves[key] = self._moves_of(frame, coming)
+        known = [(i, n, self._meets.setdefault((alike, i, n), {})) for i, n in numbers.items()]
         found = []
         for move in self._moves[key]:
-            state, costs = list(move.own), move.costs
-            for index in ours:
-                met = self._met(frame, alike, index, numbers[index], move)
+            state, costs = move.own, move.costs
+            for index, number, meets in known:
+                reading = (move.read, move.sums)
+                if reading not in meets:
+                    meets[reading] = self._read(frame, index, number, move)
+                met = meets[reading]
                 if met is None:
                     break
                 state += met.number
                 costs += met.cost
             else:
-                found.append(Way(move.choice, move.wishes, tuple(state), costs))
+                found.append(Way(move.choice, move.wishes, state, costs))
         return found
 
     def _moves_of(self, frame: Frame, coming: tuple[int, ...]) -> list[Move]:
@@ -201,14 +205,8 @@ class _Laying:
                 found.append(Move(place, wishes, self.layouts.of(read), sums, own, costs))
         return found
 
-    def _met(self, frame: Frame, alike: int, index: int, number: int, move: Move) -> Met | None:
-        """What reading makes of a value; None: its gradient was guessed wrong."""
-        key = (alike, index, number, move.read, move.sums)
-        if key not in self._meets:
-            self._meets[key] = self._read(frame, index, number, move)
-        return self._meets[key]
-
     def _read(self, frame: Frame, index: int, number: int, move: Move) -> Met | None:
+        """What reading makes of a value; None: its gradient was guessed wrong."""
         value, read = self.lives.values[number], self.layouts.values[move.read]
         if value.carried and (read != value.layout or not move.sums):
             return None
