@@ -10,7 +10,7 @@ Source: branch and price, Barnhart et al. 1998, doi:10.1287/opre.46.3.316.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import count
 
 import numpy as np
@@ -61,7 +61,6 @@ class Branching:
         self._now = np.inf  # the bound of the part at work
         self._prices: Prices | None = None
         self._left = np.inf  # of the parts that are of no interest
-        self._turn = False
         self.found = dict(known or {})
         for place, laden in enumerate(every):
             loads = self.found.get(place, [])
@@ -77,24 +76,11 @@ class Branching:
     def plans(self) -> Iterator[Load]:
         """Plans as they are found, whether they fit or not; ends where all parts are settled."""
         while self._parts:
-            part = self._next()
+            part = heappop(self._parts)
             if part.bound >= self.seconds():
                 self._left = min(self._left, part.bound)
                 continue
             yield from self._worked(part)
-
-    def _next(self) -> _Part:
-        """In turns the part with the least bound, and of those with most rules the one of these.
-
-        The first raise the bound; at the end of the others are single plans, some of which fit.
-        """
-        self._turn = not self._turn
-        if self._turn:
-            return heappop(self._parts)
-        part = min(self._parts, key=lambda part: (-len(part.rules), part.bound))
-        self._parts.remove(part)
-        heapify(self._parts)
-        return part
 
     def _worked(self, part: _Part) -> Iterator[Load]:
         prices = part.prices or self._prices
