@@ -98,6 +98,12 @@ def test_presets_are_never_faster():
     assert result.bound <= result.step_time
 
 
+def test_a_search_without_time_gives_a_plan_and_its_bound():
+    result = searched(graphs.vgg(), machine(bandwidth=1e7), 4, batch_size=32, time_limit=1e-9)
+    assert 0 < result.bound <= result.step_time
+    assert result.judged > 0
+
+
 def test_unequal_devices_get_unequal_shares():
     graph, some = graphs.mlp(512, 1024, 512), machine(speeds=(3.0, 1.0), latency=1e-8)
     result = searched(graph, some, 2, batch_size=256, shares=True)

@@ -5,12 +5,13 @@
     2  The plans that are cheapest at the mixes by which the bound is tightened, and the presets
        that the bound does not rule out, are predicted in full.
     3  Where a memory limit binds, plans that fit are looked for, and a bound on them
-       (`squeezing.py`).
+       (`squeezing.py`); a limit below the least memory of all plans is refused before that.
     4  Further plans follow in the order of their bound. When the next bound is no less than the
        best prediction, that one is proven to be the best of all.
 
 Small models are searched until the proof is there; of large ones the best found so far is given
-when the time is over, with the bound reached: the gap is certified, against predicted step time.
+when it is near enough or the time is over, with the bound reached: the gap is certified, against
+predicted step time.
 
 Computing layers again only costs time, and is done only where the limit asks for it. Rounds save
 memory too, and hide a gather behind what they compute.
@@ -48,7 +49,7 @@ from workbench.predict.search.trellis import Trellis
 ENUMERABLE = 4096
 # Of a search among more plans: as near as this the best found so far is given, at once, or when
 # as many seconds are over.
-_SURE, NEAR, PATIENCE = 0.002, 0.01, 0.6
+_SURE, _NEAR, PATIENCE = 0.002, 0.01, 0.6
 _LEAST_SECONDS = 0.6  # to find what memory every plan needs
 _PARTED: tuple[Rounds, ...] = ("B/K", "B")
 _FRONT = 6
@@ -246,10 +247,10 @@ class Searching:
 
     def _enough(self, bound: float) -> bool:
         """Whether no further plan is predicted, once none can take less than so many seconds."""
-        if self._enumerable:
+        if self._enumerable or self.judge.best is None:
             return False
         now, gap = time.thread_time(), 1 - bound / self.judge.seconds
-        return gap <= _SURE or now > self._until or (gap <= NEAR and now > self.worked + PATIENCE)
+        return gap <= _SURE or now > self._until or (gap <= _NEAR and now > self.worked + PATIENCE)
 
     def _prove(self, mix: float) -> float:
         """Judges plans in the order of their bounds; gives the bound of all that are left."""
