@@ -72,8 +72,8 @@ class FrontEnd:
     def __init__(self, page: "Page", widget: Widget, theme: str = "light") -> None:
         self.page, self.widget = page, widget
         self.sent_bytes = 0  # to the page, without buffers
-        self.messages: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
-        widget.send = lambda content, buffers=(): self.messages.put((content, buffers))
+        self.messages: SimpleQueue[tuple[str, Any]] = SimpleQueue()
+        widget.send = self._send  # type: ignore[method-assign]
         page.goto("about:blank")
         page.set_content("<!doctype html><title>a widget</title>")
         ours = {n for c in type(widget).__mro__ if c.__module__.startswith(_OURS) for n in vars(c)}
@@ -98,12 +98,15 @@ class FrontEnd:
         for message in self.page.evaluate("window.sent.splice(0)"):
             self.widget._handle_custom_msg(message, [])
         for _ in range(self.messages.qsize()):  # what comes meanwhile is for the next time
-            content, buffers = self.messages.get_nowait()
-            text = json.dumps(content, allow_nan=False)
+            text, buffers = self.messages.get_nowait()
             self.sent_bytes += len(text)
             self.page.evaluate(
                 "([m, b]) => receive(JSON.parse(m), b)", [text, list(map(_text, buffers))]
             )
+
+    def _send(self, content: Any, buffers: Any = ()) -> None:
+        """Makes text of a message at once and on the widget's own thread, as Jupyter does."""
+        self.messages.put((json.dumps(content, allow_nan=False), buffers))
 
     def until(
         self, condition: str, argument: Any = None, *, patience_s: float = PATIENCE_S
