@@ -132,6 +132,8 @@ def test_runs(path: Path, tmp_path: Path) -> None:
     if path.name == "06-predict-and-search.ipynb":
         assert "does not divide world_size 3" in text_of(outputs["failure"])
         assert "Memory is as predicted" in text_of(outputs["check"])
+        (matrix,) = [o for o in outputs["recorded"] if "text/html" in o.get("data", {})]
+        assert "recorded exactly that, pair by pair" in matrix.data["text/html"]
         for drawn in ("memory", "traffic", "what-if", "timing", "stale", "jobs", "engines"):
             (shown,) = [o for o in outputs[drawn] if "text/html" in o.get("data", {})]
             assert "application/vnd.jupyter.widget-view+json" in shown.data

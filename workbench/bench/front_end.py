@@ -3,7 +3,7 @@
 import base64
 import json
 import time
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from workbench.widgets.widget import Widget
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 PATIENCE_S = 10
+LOOK_EVERY_S = 0.03  # at what moves on a page by itself
 PLAY = """async ({esm, css, state, bytes, theme}) => {
   const variables = ['ui-font-color1', 'ui-font-color2', 'border-color2',
                      'layout-color1', 'layout-color2'];
@@ -93,12 +94,22 @@ class FrontEnd:
         )
         self.pass_on()
 
-    def pass_on(self) -> None:
-        """Takes what the page sent to the widget, and what that sent to the page."""
+    def pass_on(self, wait_s: float = 0.0) -> None:
+        """Takes what the page sent to the widget, and what that sent to the page.
+
+        Args:
+            wait_s: how long to wait for the widget to send something. To ask again and again
+                instead would take the interpreter from the threads that make it.
+        """
         for message in self.page.evaluate("window.sent.splice(0)"):
             self.widget._handle_custom_msg(message, [])
-        for _ in range(self.messages.qsize()):  # what comes meanwhile is for the next time
-            text, buffers = self.messages.get_nowait()
+        try:
+            found = [self.messages.get(timeout=wait_s) if wait_s else self.messages.get_nowait()]
+        except Empty:
+            return
+        # What comes meanwhile is for the next time.
+        found += [self.messages.get_nowait() for _ in range(self.messages.qsize())]
+        for text, buffers in found:
             self.sent_bytes += len(text)
             self.page.evaluate(
                 "([m, b]) => receive(JSON.parse(m), b)", [text, list(map(_text, buffers))]
@@ -117,13 +128,11 @@ class FrontEnd:
             TimeoutError: it never did.
         """
         deadline = time.monotonic() + patience_s
-        while True:
-            self.pass_on()
-            if self.page.evaluate(condition, argument):
-                return
+        self.pass_on()
+        while not self.page.evaluate(condition, argument):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the page never came to: {condition}")
-            time.sleep(0.001)
+            self.pass_on(LOOK_EVERY_S)
 
 
 def _text(content: bytes) -> str:

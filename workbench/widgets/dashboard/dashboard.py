@@ -67,7 +67,7 @@ class Dashboard(Widget):
     _begun = False
 
     def __init__(
-        self, runs: object, machine: Machine | None = None, *, interval_s: float = 0.05
+        self, runs: object, machine: Machine | None = None, *, interval_s: float = 0.1
     ) -> None:
         self.interval_s = interval_s
         self._reading, self._guard = threading.Lock(), threading.RLock()

@@ -133,7 +133,7 @@ def _matrix(title: str, whole: Array, most: float) -> Panel:
     svg = document("".join(parts), width, width)
     note = f"{per} ranks in a cell" if per > 1 else "arrow keys go from cell to cell"
     alt = "A cell for each pair of ranks; the darker, the more goes from its column to its row."
-    legend = (Entry("nothing", "raised"), Entry("most", "blue", size(float(blocks.max()))))
+    legend = (Entry("nothing", "raised"), Entry("most", "blue", size(most if blocks.any() else 0)))
     return Panel(title, svg, alt, legend, note)
 
 
