@@ -39,7 +39,7 @@ def measured(page: Any, *, quick: bool) -> tuple[Mapping[str, Cell], Mapping[str
         page: on which nothing else is shown.
         quick: few and short rounds.
     """
-    rounds, seconds = (2, 2.0) if quick else (7, 10.0)
+    rounds, seconds = (2, 2.0) if quick else (6, 10.0)
     lags: list[float] = []
     ratios: list[float] = []
     with _training() as run:
