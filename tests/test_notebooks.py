@@ -69,7 +69,10 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_is_committed_without_outputs_but_for_the_tour(path: Path) -> None:
-    """People look at that one before they run anything; `env/pictures.py` makes its outputs."""
+    """People look at that one before they run anything; `env/pictures.py` makes its outputs.
+
+    There, pictures stand in for widgets, and nothing is of the host that made them.
+    """
     notebook = nbformat.read(path, as_version=4)
     assert notebook.metadata.kernelspec.name == "python3"
     assert "widgets" not in notebook.metadata
@@ -78,9 +81,8 @@ def test_is_committed_without_outputs_but_for_the_tour(path: Path) -> None:
     if path.name != "00-tour.ipynb":
         assert all((cell.outputs, cell.execution_count) == ([], None) for cell in codes)
         return
-    kinds = {cell.id: {kind for o in cell.outputs for kind in o.get("data", ())} for cell in codes}
-    assert "image/png" in kinds["editor"] & kinds["train"]
-    assert not any("widget-view" in kind for every in kinds.values() for kind in every)
+    kinds = {kind for cell in codes for o in cell.outputs for kind in o.get("data", ())}
+    assert not any("widget-view" in kind for kind in kinds)
     said = str([cell.outputs for cell in codes])
     assert not any(place in said for place in (f"{ROOT}/", "/tmp/", "/home/", "/root/"))
     assert path.stat().st_size < 1e6

@@ -74,7 +74,7 @@ class FrontEnd:
         self.page, self.widget = page, widget
         self.sent_bytes = 0  # to the page, without buffers
         self.messages: SimpleQueue[tuple[str, Any]] = SimpleQueue()
-        widget.send = self._send  # type: ignore[method-assign]
+        widget.send = self._send
         page.goto("about:blank")
         page.set_content("<!doctype html><title>a widget</title>")
         ours = {n for c in type(widget).__mro__ if c.__module__.startswith(_OURS) for n in vars(c)}

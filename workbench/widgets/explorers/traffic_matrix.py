@@ -1,6 +1,6 @@
 """The communication matrix: who sends how much to whom in a step, predicted and recorded."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import traitlets
@@ -42,12 +42,15 @@ class TrafficMatrix(Explorer):
     phase = traitlets.Unicode(ALL)
     layer = traitlets.Unicode(ALL)
 
+    _leave: Callable[[], None] | None = None
+
     def __init__(self, prediction: Any, **state: Any) -> None:
         self._known: tuple[Prediction | None, tuple[Pairs, ...]] = (None, ())
         self.run = None if isinstance(prediction, Prediction) else prediction
         super().__init__(prediction=of_run(prediction), **state)
         self.observe(self._another, ["prediction"])
-        self._leave = None if self.run is None else self.run.subscribe(self._went_on)
+        if self.run is not None:
+            self._leave = self.run.subscribe(self._went_on)
 
     @property
     def pairs(self) -> tuple[Pairs, ...]:
@@ -91,8 +94,9 @@ class TrafficMatrix(Explorer):
 
     def close(self) -> None:
         """Ends the view; its values stay readable."""
-        if self._begun and self._leave is not None:
+        if self._leave is not None:
             self._leave()
+            self._leave = None
         super().close()
 
     def _record(self, world: int) -> Record | str:
