@@ -95,7 +95,8 @@ def _compared(predicted: Array, record: Record) -> str:
     return (
         f"The run recorded {size(float(record.bytes.sum()))} a step in {steps}. They differ most "
         f"from rank {giver} to rank {taker}: {size(record.bytes[taker, giver])} instead of "
-        f"{size(predicted[taker, giver])}."
+        f"{size(predicted[taker, giver])}. Predicted are steps of whole batches on one host; the "
+        "last batch of an epoch may be short."
     )
 
 
