@@ -22,16 +22,18 @@ NOTEBOOKS = ROOT / "notebooks"
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds each notebook as a page, and the pictures that README.md shows."""
     for notebook in sorted(NOTEBOOKS.glob("[0-9]*.ipynb")):
-        text, _ = MarkdownExporter().from_filename(str(notebook))
+        text, made = MarkdownExporter().from_filename(str(notebook))
         opened = (
             f"\n\n*This page is `notebooks/{notebook.name}`: `./env/lab` opens it to be run.*\n"
         )
         title, _, rest = text.partition("\n")
         path = f"tutorial/{notebook.stem}.md"
         files.append(File.generated(config, path, content=f"{title}{opened}{rest}"))
-    for picture in sorted((NOTEBOOKS / "images").iterdir()):
-        path = f"notebooks/images/{picture.name}"
-        files.append(File.generated(config, path, abs_src_path=str(picture)))
+        for name, picture in made["outputs"].items():
+            files.append(File.generated(config, f"tutorial/{name}", content=picture))
+    for image in sorted((NOTEBOOKS / "images").iterdir()):
+        path = f"notebooks/images/{image.name}"
+        files.append(File.generated(config, path, abs_src_path=str(image)))
     return files
 
 

@@ -7,6 +7,7 @@ import torch
 
 from tests.layers import nets
 from workbench.bench.stepping import measure
+from workbench.comm.record import Givers
 from workbench.comm.world import Seat, World
 from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
@@ -21,9 +22,13 @@ from workbench.train.strategy import strategy_of, updater_of
 
 def received_in_a_step(
     world: World, experiment: Experiment, net: type[torch.nn.Module]
-) -> list[tuple[object, ...]]:
-    """(group, op, layer, phase, calls, messages, bytes) of every row of the record."""
-    plan = experiment.plan
+) -> tuple[list[tuple[object, ...]], tuple[tuple[object, ...], ...]]:
+    """(group, op, layer, phase, calls, messages, bytes) of every row of the record, and the givers.
+
+    Those are (op, phase, rank, bytes).
+    """
+    plan, givers = experiment.plan, Givers()
+    world.recorder.givers = givers
     groups = world.groups(group_specs_of(plan))
     context = BatchContext(world.rank, (0,) * world.size, seed=nets.SEED)
     reader = nets.Memory(nets.made(net).state_dict())
@@ -46,7 +51,8 @@ def received_in_a_step(
     agree(everyone(groups, plan), 0.0, False, 0.0)
     strategy.update(0)
     strategy.rest()
-    return [row.counts for row in world.recorder.rows()]
+    world.recorder.givers = None
+    return [row.counts for row in world.recorder.rows()], givers.rows()
 
 
 def _not_yet() -> None:

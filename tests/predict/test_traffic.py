@@ -1,5 +1,7 @@
 """Predicted calls, messages and bytes are those of the record, row by row."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ from workbench.plan.experiment import (
 from workbench.plan.plan import Plan
 from workbench.plan.tail import ROUNDS
 from workbench.predict.counting import traffic_of
+from workbench.predict.pairs import pairs_of
 from workbench.predict.program import program_of
 
 
@@ -33,11 +36,17 @@ def experiment(plan, **fields):
 def check(on_ranks, run, net, hosts=""):
     """On one host, or on those that letters name for the ranks."""
     ranks_per_host = hosts.count("a") or None
-    predicted = traffic_of(program_of(run, ranks_per_host))
+    program = program_of(run, ranks_per_host)
+    predicted, pairs = traffic_of(program), pairs_of(program)
     size = run.plan.world_size
     answers = on_ranks(size, running.received_in_a_step, run, net, hosts=hosts)
-    for rank, recorded in enumerate(answers):
+    for rank, (recorded, givers) in enumerate(answers):
         assert sorted(predicted.rows(rank)) == sorted(recorded)
+        sums = Counter()
+        for one in pairs:
+            for giver in one.bytes[rank].nonzero()[0]:
+                sums[one.op, one.phase, giver] += one.bytes[rank, giver]
+        assert tuple((*of, size) for of, size in sorted(sums.items())) == givers
 
 
 @st.composite

@@ -1,8 +1,9 @@
-"""A page in Chromium, and what went wrong on it."""
+"""Widgets that are closed when a test ends; a page in Chromium, and what went wrong on it."""
 
 import pytest
 
 from tests.browser import browser
+from workbench.bench.front_end import FrontEnd
 
 
 @pytest.fixture(scope="module")
@@ -30,3 +31,27 @@ def problems(page):
     page.remove_listener("console", on_console)
     page.remove_listener("pageerror", on_error)
     assert found == []
+
+
+@pytest.fixture
+def made():
+    """`made(TimingExplorer, ...)` makes one."""
+    every = []
+
+    def make(kind, *arguments, **state):
+        every.append(kind(*arguments, **state))
+        return every[-1]
+
+    yield make
+    for one in every:
+        one.close()
+
+
+@pytest.fixture
+def show(page, problems, made):
+    """`show(TimingExplorer, ...)` shows one."""
+
+    def make(kind, *arguments, theme="light", **state):
+        return FrontEnd(page, made(kind, *arguments, **state), theme)
+
+    return make

@@ -1,13 +1,26 @@
-"""A run that is acted: ranks that report steps on time, and no engines."""
+"""A run that is acted: one process writes the rows of all ranks on time, and there are no engines.
+
+Whoever follows it does what a `Run` does: it looks for new rows in files, of every rank.
+`python -m workbench.bench.acting_run FOLDER WORLD_SIZE RATE` is that process; it goes on until it
+is ended.
+"""
 
 import math
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, overload
 
+from workbench.cluster import rows
+from workbench.cluster.rank_files import RankFiles
+from workbench.cluster.remote import TICK_S
+from workbench.cluster.telemetry import Follower
 from workbench.plan.metrics import COLUMNS, Row
 from workbench.predict.measured import Timeline
 
@@ -44,11 +57,14 @@ class LastRows(Sequence[Row]):
 
 
 class ActingRun:
-    """Keeps to `widgets.dashboard.run.Run`; reports steps from a thread until it is stopped.
+    """Keeps to `widgets.dashboard.run.Run`; follows files on a thread until it is stopped.
 
     Args:
         world_size: ranks, each of which reports every step.
         rate: steps per second.
+
+    Attributes:
+        thread: which follows.
     """
 
     id = 1
@@ -63,11 +79,13 @@ class ActingRun:
         self.notes: list[str] = []
         self.evaluation: Mapping[str, float] = {}
         self.state = "running"
-        self._period_s = 1 / rate
         self._callbacks: list[Callable[[Any], None]] = []
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._act, name="acting run", daemon=True)
-        self._thread.start()
+        self._folder = TemporaryDirectory()
+        command = [sys.executable, "-m", __name__, self._folder.name, str(world_size), str(rate)]
+        self._ranks = subprocess.Popen(command)
+        self.thread = threading.Thread(target=self._follow, name="acting run", daemon=True)
+        self.thread.start()
 
     @property
     def is_stopping(self) -> bool:
@@ -77,7 +95,10 @@ class ActingRun:
     def stop(self) -> None:
         """Ends it."""
         self._stopping.set()
-        self._thread.join()
+        self.thread.join()
+        self._ranks.kill()
+        self._ranks.wait()
+        self._folder.cleanup()
         self.state = "stopped"
         self._tell()
 
@@ -98,13 +119,24 @@ class ActingRun:
         for callback in list(self._callbacks):
             callback([])
 
-    def _act(self) -> None:
-        begun, step = time.monotonic(), 0
-        while not self._stopping.wait(max(0.0, begun + step * self._period_s - time.monotonic())):
-            world = range(self.experiment.plan.world_size)
-            self.rows.extend([_row(step, rank, self._period_s) for rank in world])
-            step += 1
-            self._tell()
+    def _follow(self) -> None:
+        follower = Follower(Path(self._folder.name), self.experiment.plan.world_size)
+        while not self._stopping.wait(TICK_S):
+            if found := follower.read():
+                found.sort(key=lambda row: (row["step"], row["rank"]))
+                self.rows.extend(found)
+                self._tell()
+
+
+def act(folder: Path, world_size: int, rate: float) -> None:
+    """Appends a row for each rank, so many times a second, until this process is ended."""
+    files = [RankFiles(folder, rank).rows.open("ab", 0) for rank in range(world_size)]
+    begun, step = time.monotonic(), 0
+    while True:
+        for rank, file in enumerate(files):
+            file.write(rows.pack(_row(step, rank, 1 / rate)))
+        step += 1
+        time.sleep(max(0.0, begun + step / rate - time.monotonic()))
 
 
 def _row(step: int, rank: int, period_s: float) -> Row:
@@ -124,3 +156,7 @@ def _row(step: int, rank: int, period_s: float) -> Row:
         "gpu_bytes": 0.0,
         "accuracy": math.nan,
     }
+
+
+if __name__ == "__main__":
+    act(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))

@@ -3,7 +3,7 @@
 import base64
 import json
 import time
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from workbench.widgets.widget import Widget
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 PATIENCE_S = 10
+LOOK_EVERY_S = 0.03  # at what moves on a page by itself
 PLAY = """async ({esm, css, state, bytes, theme}) => {
   const variables = ['ui-font-color1', 'ui-font-color2', 'border-color2',
                      'layout-color1', 'layout-color2'];
@@ -72,8 +73,8 @@ class FrontEnd:
     def __init__(self, page: "Page", widget: Widget, theme: str = "light") -> None:
         self.page, self.widget = page, widget
         self.sent_bytes = 0  # to the page, without buffers
-        self.messages: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
-        widget.send = lambda content, buffers=(): self.messages.put((content, buffers))
+        self.messages: SimpleQueue[tuple[str, Any]] = SimpleQueue()
+        widget.send = self._send
         page.goto("about:blank")
         page.set_content("<!doctype html><title>a widget</title>")
         ours = {n for c in type(widget).__mro__ if c.__module__.startswith(_OURS) for n in vars(c)}
@@ -93,17 +94,30 @@ class FrontEnd:
         )
         self.pass_on()
 
-    def pass_on(self) -> None:
-        """Takes what the page sent to the widget, and what that sent to the page."""
+    def pass_on(self, wait_s: float = 0.0) -> None:
+        """Takes what the page sent to the widget, and what that sent to the page.
+
+        Args:
+            wait_s: how long to wait for the widget to send something. To ask again and again
+                instead would take the interpreter from the threads that make it.
+        """
         for message in self.page.evaluate("window.sent.splice(0)"):
             self.widget._handle_custom_msg(message, [])
-        for _ in range(self.messages.qsize()):  # what comes meanwhile is for the next time
-            content, buffers = self.messages.get_nowait()
-            text = json.dumps(content, allow_nan=False)
+        try:
+            found = [self.messages.get(timeout=wait_s) if wait_s else self.messages.get_nowait()]
+        except Empty:
+            return
+        # What comes meanwhile is for the next time.
+        found += [self.messages.get_nowait() for _ in range(self.messages.qsize())]
+        for text, buffers in found:
             self.sent_bytes += len(text)
             self.page.evaluate(
                 "([m, b]) => receive(JSON.parse(m), b)", [text, list(map(_text, buffers))]
             )
+
+    def _send(self, content: Any, buffers: Any = ()) -> None:
+        """Makes text of a message at once and on the widget's own thread, as Jupyter does."""
+        self.messages.put((json.dumps(content, allow_nan=False), buffers))
 
     def until(
         self, condition: str, argument: Any = None, *, patience_s: float = PATIENCE_S
@@ -114,13 +128,11 @@ class FrontEnd:
             TimeoutError: it never did.
         """
         deadline = time.monotonic() + patience_s
-        while True:
-            self.pass_on()
-            if self.page.evaluate(condition, argument):
-                return
+        self.pass_on()
+        while not self.page.evaluate(condition, argument):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the page never came to: {condition}")
-            time.sleep(0.001)
+            self.pass_on(LOOK_EVERY_S)
 
 
 def _text(content: bytes) -> str:

@@ -122,7 +122,8 @@ def run(*, quick: bool) -> Report:
         "a dashboard, browser included, over one without, in turns (target: 1.01).",
         f"{dashboards.RANKS} acted ranks with {dashboards.RATE:g} steps a second for {minutes:g} "
         "minutes: frames per second (target: 30), memory of the page's scripts at the end over "
-        "that after a quarter (target: 1.1), share of a core that the kernel spends (target: 0.1).",
+        "that after a quarter (target: 1.1), share of a core that the kernel spends on reading "
+        "their rows and sending them (target: 0.1).",
     )
     return Report("widgets", tuple(rows), figures, notes)
 

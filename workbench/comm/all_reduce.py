@@ -61,7 +61,7 @@ def all_reduce(
         elif link.staging is not None and (
             name == "hierarchical" or (name == "direct" and coding is None)
         ):
-            call.count_two_rounds(x.numel(), x.itemsize, group.rank, group.size)
+            call.count_two_rounds(x.numel(), x.itemsize, range(group.size))
             total = shared.all_reduce(x, link.staging, call, call.mark)
         else:
             wide = x.dtype if name != "backend" and coding is None else accumulator(x.dtype)

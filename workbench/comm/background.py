@@ -21,7 +21,7 @@ class Background:
 
     def __init__(self, flat: Tensor, link: Link, call: Call) -> None:
         group = call.group
-        call.count_two_rounds(len(flat), flat.itemsize, group.rank, group.size)
+        call.count_two_rounds(len(flat), flat.itemsize, range(group.size))
         call.mark("send")
         work = dist.all_reduce(flat, group=link.process_group, async_op=True)
         self._link, self._call = link, call

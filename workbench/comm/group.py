@@ -71,6 +71,10 @@ class Link:
         works += [group.send([x], rank, tag) for rank, x in sends]
         return self.begin(self.waiters.begin(works))
 
+    def beside(self, rank: int) -> Sequence[int]:
+        """The ranks that share memory with this one, itself included; indices in the group."""
+        return next(members for members in self.hosts if rank in members)
+
     def is_done(self, work: Work) -> bool:
         """Whether to wait for `work` holds up nobody."""
         return self.device.type != "cpu" or work.is_completed()
@@ -243,32 +247,35 @@ class Call:
             itemsize: of an element, in bytes.
             adds: whether this rank adds up what comes.
         """
-        others = [n for r, n in enumerate(sizes) if r != self.group.rank]
-        self.count_round([n * itemsize for n in others], sum(others) * adds)
+        others = [(r, n) for r, n in enumerate(sizes) if r != self.group.rank]
+        self.count_round([(r, n * itemsize) for r, n in others], sum(n for _, n in others) * adds)
 
-    def count_two_rounds(self, length: int, itemsize: int, rank: int, size: int) -> None:
+    def count_two_rounds(self, length: int, itemsize: int, members: Sequence[int]) -> None:
         """Records a reduce-scatter and an all-gather of near-equal segments.
 
         Args:
             length: of all segments together, in elements.
             itemsize: of an element, in bytes.
-            rank: this rank's number among those that take part.
-            size: how many they are.
+            members: who takes part, as indices in the group, in the order of their segments.
         """
-        sizes = [n * itemsize for n in even(length, size)]
-        added = (size - 1) * even(length, size)[rank]
-        self.count_round([sizes[rank]] * (size - 1), added)
-        self.count_round([n for other, n in enumerate(sizes) if other != rank])
+        own = self.group.rank
+        sizes = dict(zip(members, even(length, len(members)), strict=True))
+        others = [rank for rank in members if rank != own]
+        self.count_round([(r, sizes[own] * itemsize) for r in others], len(others) * sizes[own])
+        self.count_round([(r, sizes[r] * itemsize) for r in others])
 
-    def count_round(self, sizes: Sequence[int], additions: int = 0) -> None:
-        """Records one exchange in which this rank receives pieces of so many bytes.
+    def count_round(self, pieces: Sequence[tuple[int, int]], additions: int = 0) -> None:
+        """Records one exchange in which this rank receives pieces from others.
 
         Args:
-            sizes: of the pieces.
+            pieces: whose each is, as an index in the group, and its bytes.
             additions: elements of what comes that are then added up.
         """
-        received = [size for size in sizes if size > 0]
-        counts = dict(messages=len(received), bytes=sum(received), additions=additions)
-        self.group.recorder.add(self.key, rounds=1, **counts)
-        if self.group.recorder.listener is not None:
-            self.group.recorder.listener.received(self, sum(received))
+        recorder, ranks = self.group.recorder, self.group.ranks
+        received = [(ranks[giver], size) for giver, size in pieces if size > 0]
+        whole = sum(size for _, size in received)
+        recorder.add(self.key, rounds=1, messages=len(received), bytes=whole, additions=additions)
+        if recorder.givers is not None:
+            recorder.givers.add(self.key, received)
+        if recorder.listener is not None:
+            recorder.listener.received(self, whole)

@@ -39,7 +39,7 @@ def sum_over_hosts(
         part, shard = portion, Shard(0, (len(portion),))
         if local is not None:
             shard = Shard(0, even(len(portion), local.size))
-            call.count_two_rounds(len(portion), flat.itemsize, local.rank, local.size)
+            call.count_two_rounds(len(portion), flat.itemsize, link.beside(call.group.rank))
             part = shared.reduce_scatter(portion, shard, local, call, call.mark)
             of = None if of is None else of.cut(shard.sizes)[local.rank]
         rounds = across(part, len(portion), link.hosts, call.group.rank, of)

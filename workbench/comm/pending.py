@@ -186,7 +186,7 @@ def _start(
 ) -> Progress:
     staging, rank = buffer.staging, call.group.rank
     of = None if coding is None else coding.cut(even(length, staging.size))[staging.rank]
-    call.count_two_rounds(length, buffer.nbytes // length, staging.rank, staging.size)
+    call.count_two_rounds(length, buffer.nbytes // length, link.beside(rank))
 
     def cross(segment: Tensor) -> Course:
         return Course(across(segment, length, link.hosts, rank, of), call)

@@ -1,7 +1,8 @@
 """Counts what each collective moved, and how long its caller stood still for it."""
 
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
@@ -77,16 +78,41 @@ class Listener(Protocol):
         ...
 
 
+class Givers:
+    """Bytes that came from each other rank, of all groups and layers together.
+
+    For those who ask who sends how much to whom: kept by collective and phase alone, so that what
+    is kept of a long run of many layers on many ranks is small.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sums: Counter[tuple[str, Phase, int]] = Counter()
+
+    def add(self, key: Key, received: Iterable[tuple[int, int]]) -> None:
+        """Adds what came of a collective: from which global rank, and bytes."""
+        with self._lock:
+            for giver, size in received:
+                self._sums[key.op, key.phase, giver] += size
+
+    def rows(self) -> tuple[tuple[str, Phase, int, int], ...]:
+        """(op, phase, global rank of the giver, bytes), in order."""
+        with self._lock:
+            return tuple((*of, size) for of, size in sorted(self._sums.items()))
+
+
 class Recorder:
     """Adds up calls, messages, bytes and seconds; any thread may add.
 
     Attributes:
         traces: where all-reduces that begin now leave their phases; None: nobody asks.
         listener: who is told of every collective meanwhile; None: nobody.
+        givers: where it is counted from whom things come; None: nobody asks.
     """
 
     def __init__(self) -> None:
         self.listener: Listener | None = None
+        self.givers: Givers | None = None
         self._lock = threading.Lock()
         self.traces: list[CollectiveTrace] | None = None
         self.reset()

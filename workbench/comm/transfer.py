@@ -75,7 +75,9 @@ def trade(exchange: Exchange, call: Call, index: int) -> Work | None:
         index: tells apart what goes on side by side in one call; below MOST_AT_ONCE.
     """
     link = call.group.link
-    call.count_round([piece.nbytes for _, piece in exchange.receives], exchange.additions)
+    call.count_round(
+        [(rank, piece.nbytes) for rank, piece in exchange.receives], exchange.additions
+    )
     # Nobody mistakes a message of one course for that of another under way, in whatever order
     # ranks come to them; nccl, which knows no tags, is given them in one order.
     tag = (call.number * MOST_AT_ONCE + index) % 2**31

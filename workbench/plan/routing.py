@@ -43,6 +43,9 @@ def conversions(
                 edges.update({(name, reader.name): () for reader in group})
                 continue
             summands = [reader for reader in group if arrives(reader) == "partial"]
+            if target == source and not summands:  # most edges of most plans
+                edges.update({(name, reader.name): () for reader in group})
+                continue
             all_summands = len(summands) == len(group)
             if target == source and all_summands and len(by_target) == 1 and may_carry:
                 if name not in graph.outputs:

@@ -26,6 +26,8 @@ class Outcome:
         traffic: for each (group, operation, layer, phase): calls, messages, bytes, seconds, rounds,
             additions.
         notes: on steps that were unlike others, for people.
+        given: for each (operation, phase, rank): bytes that came from that rank in `steps_counted`.
+        steps_counted: steps of this attempt.
     """
 
     reason: Reason
@@ -35,3 +37,5 @@ class Outcome:
     message: str = ""
     traffic: tuple[tuple[str, str, str, str, int, int, int, float, int, int], ...] = ()
     notes: tuple[str, ...] = ()
+    given: tuple[tuple[str, str, int, int], ...] = ()
+    steps_counted: int = 0

@@ -10,6 +10,7 @@ import torch
 
 from workbench.comm.collectives import all_reduce
 from workbench.comm.group import Group
+from workbench.comm.record import Givers
 from workbench.plan.experiment import Experiment
 from workbench.plan.metrics import Row
 from workbench.plan.plan import Plan
@@ -80,6 +81,7 @@ class Loop:
         self.control, self.emit = control, emit
         self.saver = Saver(directory, state.everyone)
         self.evaluation: dict[str, float] = {}
+        self._givers, self._num_counted = Givers(), 0
         self.wishes = Wishes(directory)
         self._heard = self.wishes.last_carried_out()  # by an earlier session
         self._rates = LearningRates.of(state.experiment.optimizer.lr, self.wishes)
@@ -133,6 +135,7 @@ class Loop:
         state, recorder = self.state, self.state.world.recorder
         before = recorder.received_bytes
         set_rate(state.updater.optimizer, self._rates.at(step))
+        recorder.givers = self._givers
         with self.traces.around(step):
             began = time.perf_counter()
             result = state.stepper.run(step)
@@ -148,6 +151,8 @@ class Loop:
             if bad is None:
                 state.strategy.update(step)
             seconds = time.perf_counter() - began
+        recorder.givers = None
+        self._num_counted += 1
         received = recorder.received_bytes - before
         return _Taken(agreed, result.samples, seconds, received, bad)
 
@@ -243,6 +248,8 @@ class Loop:
             message,
             tuple(astuple(row) for row in self.state.world.recorder.rows()),
             tuple(self.state.notes),
+            self._givers.rows(),
+            self._num_counted,
         )
 
 

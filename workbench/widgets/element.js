@@ -1,4 +1,4 @@
-// One function to make elements with, and the legend that every panel has.
+// Making and changing elements, and the legend that every panel has.
 
 export function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -7,6 +7,17 @@ export function element(tag, attributes = {}, ...children) {
   }
   made.append(...children);
   return made;
+}
+
+export function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text; // else a screen reader says it again
+}
+
+// Else a notebook takes keys for its own: "d d" would delete the cell.
+export function keepKeys(root) {
+  root.addEventListener("keydown", (event) => {
+    if (!(event.ctrlKey || event.metaKey || event.altKey)) event.stopPropagation();
+  });
 }
 
 // Entries are [{label, color}]; `color` names a custom property of dashboard.css.

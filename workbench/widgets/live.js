@@ -5,7 +5,7 @@ const PATIENCE_MS = 8000;
 // The state is the model's own attribute and changes in place, so that a notebook that is saved
 // holds what was last seen. Of what a slider asks for while the kernel is at work, only the last
 // is sent, when it has answered.
-export function openLive(model) {
+function openLive(model) {
   let timer;
   let busy = false;
   const waiting = new Map();
@@ -53,6 +53,20 @@ export function openLive(model) {
     model.off("msg:custom", take);
   };
   return { live, close };
+}
+
+// What anywidget asks for: views of one kernel's word. `render(live, el)` draws into `el` whenever
+// a listener of `live` is called, and gives what ends that.
+export function liveWidget(render) {
+  return () => {
+    let live;
+    const initialize = ({ model }) => {
+      const opened = openLive(model);
+      live = opened.live;
+      return opened.close;
+    };
+    return { initialize, render: ({ el }) => render(live, el) };
+  };
 }
 
 // A line that says that the kernel is gone, while it is; `root.dataset` counts what was drawn.

@@ -1,4 +1,6 @@
-"""Editors that are closed when a test ends."""
+"""Editors, and how they are shown."""
+
+from functools import partial
 
 import pytest
 
@@ -7,17 +9,9 @@ from tests.widgets.editor.shown import Shown
 
 
 @pytest.fixture
-def edit():
+def edit(made):
     """`edit(graph or plan, ...)` makes an editor."""
-    made = []
-
-    def make(*arguments, **options):
-        made.append(wb.PlanEditor(*arguments, **options))
-        return made[-1]
-
-    yield make
-    for editor in made:
-        editor.close()
+    return partial(made, wb.PlanEditor)
 
 
 @pytest.fixture

@@ -1,10 +1,9 @@
-"""Explorers that are closed when a test ends, and what they explore."""
+"""What explorers explore."""
 
 import pytest
 
 import workbench as wb
 from tests.plan import graphs
-from workbench.bench.front_end import FrontEnd
 
 MACHINE = wb.Machine.preset("h100-infiniband")
 
@@ -21,24 +20,6 @@ def predicted(plan, machine=MACHINE, **fields):
 
 
 @pytest.fixture
-def explore():
+def explore(made):
     """`explore(TimingExplorer, ...)` makes one."""
-    made = []
-
-    def make(kind, *arguments, **state):
-        made.append(kind(*arguments, **state))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
-@pytest.fixture
-def show(page, problems, explore):
-    """`show(TimingExplorer, ...)` shows one."""
-
-    def make(kind, *arguments, theme="light", **state):
-        return FrontEnd(page, explore(kind, *arguments, **state), theme)
-
-    return make
+    return made

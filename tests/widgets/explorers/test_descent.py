@@ -11,7 +11,8 @@ from workbench.comm.codecs import Coding, coder_of, rounds
 from workbench.plan.codec import Codec
 from workbench.plan.stability import limit
 from workbench.widgets.explorers.coded import Sum, coded
-from workbench.widgets.explorers.descent import LENGTH, WORKERS, Descent, _problem, losses, steps_to
+from workbench.widgets.explorers.descent import Descent, losses, recognised, steps_to
+from workbench.widgets.explorers.problems import WORKERS, Digits, Quadratic
 
 CODECS = [
     Codec(name="fp16"), Codec(name="bf16"), Codec(name="bf16_truncated"),
@@ -51,7 +52,8 @@ def test_sums_are_those_of_runs(feedback):
 @pytest.mark.parametrize("momentum", [0.0, 0.8])
 def test_steps_are_those_of_torch_with_late_gradients(width, momentum):
     lr, steps = 0.05, 30
-    rows, distance = (torch.from_numpy(x.copy()) for x in _problem(20.0))
+    loss = Quadratic(20.0)
+    rows, distance = torch.from_numpy(loss.rows), torch.from_numpy(loss.start.copy())
     w = torch.nn.Parameter(distance)
     optimizer, late, expected = torch.optim.SGD([w], lr=lr, momentum=momentum), [], []
     for _ in range(steps + 1):
@@ -90,8 +92,29 @@ def test_steps_until_a_loss_stays_below_a_target():
 
 
 def test_the_problem_has_the_curvatures_that_it_says():
-    rows, _ = _problem(20.0)
-    matrix = rows.reshape(-1, LENGTH)
+    rows = Quadratic(20.0).rows
+    matrix = rows.reshape(WORKERS * rows.shape[1], -1)
     curvatures = np.linalg.eigvalsh(matrix.T @ matrix)
     assert (curvatures.max(), curvatures.min()) == (pytest.approx(1.0), pytest.approx(0.05))
-    assert len(rows) == WORKERS
+
+
+def test_gradients_of_digits_are_those_of_torch():
+    loss = Digits()
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(640, generator=generator, dtype=torch.float64) / 10
+    found = loss.gradients(values.numpy(), 20).sum(axis=0)  # images 2560 to 2687, from 1438
+    places = np.arange(20 * 128, 21 * 128) % len(loss._labels)
+    images, labels = torch.from_numpy(loss._train[places]), torch.from_numpy(loss._labels[places])
+    weights = values.reshape(64, 10).requires_grad_()
+    torch.nn.functional.cross_entropy(images @ weights, labels).backward()
+    assert found == pytest.approx(weights.grad.reshape(-1).numpy(), abs=1e-6)
+    assert loss.loss(loss.start) == pytest.approx(np.log(10))
+
+
+def test_digits_are_recognised_also_late_and_coarse():
+    exact = Descent(0.5, problem="digits", steps=120)
+    late = Descent(0.5, 3, codec=Codec(name="int8"), problem="digits", steps=120)
+    assert recognised(exact) > 0.85
+    assert recognised(late) > 0.85
+    assert losses(late) != losses(exact)
+    assert recognised(Descent(0.3, steps=1)) is None

@@ -7,14 +7,15 @@ import workbench as wb
 from workbench.plan.stability import limit
 from workbench.predict.timing import Compute, Network
 from workbench.widgets.explorers.descent import losses, steps_to
-from workbench.widgets.explorers.staleness_picture import TARGET, step_s
+from workbench.widgets.explorers.problems import GOALS
+from workbench.widgets.explorers.staleness_picture import step_s
 
 
 def test_figures_are_those_of_the_recurrence_and_of_the_timing_model(explore):
     explorer = explore(wb.StalenessExplorer, width=2, codec="int8", lr=0.3)
     rows = {(row[0], row[1]): row for row in explorer.picture().table.rows}
     own = rows["2", "int8"]
-    steps = steps_to(losses(explorer.run), TARGET)
+    steps = steps_to(losses(explorer.run), GOALS["quadratic"].loss)
     assert own[3] == str(steps)
     total = steps * step_s(explorer.run, explorer.model)
     assert own[5] == f"{total:.2f} s"
@@ -58,5 +59,19 @@ def test_values_that_cannot_be(explore, name, value):
 
 
 def test_only_timing_models():
-    with pytest.raises(TypeError, match=r"takes a wb.TimingModel or None, got str"):
+    with pytest.raises(TypeError, match=r"takes a wb.TimingModel, .* got str"):
         wb.StalenessExplorer("fast")
+    with pytest.raises(TypeError, match=r"with a machine, .* takes an experiment"):
+        wb.StalenessExplorer(wb.Machine.preset("h100-nvlink"))
+
+
+def test_digits_on_a_machine(explore, prediction):
+    machine, experiment = prediction.machine, prediction.experiment
+    explorer = explore(wb.StalenessExplorer, machine, experiment, loss="digits")
+    assert explorer.r == pytest.approx(explorer.model.r())
+    assert explorer.model.workers == experiment.plan.world_size
+    shown = explorer._shown
+    assert "condition" not in [control["name"] for control in shown["controls"]]
+    assert shown["said"][0].startswith("On a quadratic loss, a guide here:")
+    assert "Digits that are recognised at the end, synchronous: 9" in shown["said"][2]
+    assert shown["table"]["caption"] == "To a fifth of the loss"

@@ -1,6 +1,6 @@
 """The communication matrix without a browser."""
 
-from types import SimpleNamespace
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -9,6 +9,8 @@ import traitlets
 import workbench as wb
 from tests.plan import graphs
 from tests.widgets.explorers.conftest import predicted
+from workbench.predict.pairs import pairs_of
+from workbench.train.control import Outcome
 from workbench.widgets.explorers.traffic_picture import folded
 from workbench.widgets.units import size
 
@@ -34,13 +36,67 @@ def test_collectives_phases_and_layers_are_chosen(explore, prediction):
         explorer.layer = "nowhere"
 
 
-def test_a_run_is_its_experiment(explore, prediction):
-    run = SimpleNamespace(experiment=prediction.experiment)
+class Ran:
+    """A run that has ended, or not yet."""
+
+    def __init__(self, experiment, outcomes=()):
+        self.experiment, self.outcomes, self.told = experiment, outcomes, []
+
+    def subscribe(self, callback):
+        self.told.append(callback)
+        return lambda: self.told.remove(callback)
+
+
+def outcomes(pairs, steps, more=0):
+    """What ranks count of these pairs, and rank 1 of as much more from rank 0."""
+    world = len(pairs[0].bytes)
+    given = [Counter() for _ in range(world)]
+    for one in pairs:
+        for taker, giver in np.argwhere(one.bytes):
+            size = int(one.bytes[taker, giver]) * steps // one.every
+            given[taker][one.op, one.phase, int(giver)] += size
+    given[1]["all_gather", "forward", 0] += more * steps
+    return tuple(
+        Outcome("finished", steps, None, given=rows, steps_counted=steps)
+        for rows in (tuple((*of, size) for of, size in each.items()) for each in given)
+    )
+
+
+def test_a_run_is_its_experiment_until_it_has_recorded(explore, prediction):
+    run = Ran(prediction.experiment)
     explorer = explore(wb.TrafficMatrix, run)
     assert (
         explorer.prediction.traffic
         == wb.predict(prediction.experiment.plan, None, prediction.experiment).traffic
     )
+    assert "once it has ended" in explorer._shown["said"][-1]
+    run.outcomes = outcomes(explorer.pairs, 5)
+    run.told[0]([])
+    titles = [panel["title"] for panel in explorer._shown["panels"]]
+    assert titles == ["As predicted", "As recorded", "By rank"]
+    assert explorer._shown["said"][-1] == (
+        "The run recorded exactly that, pair by pair, in 5 steps."
+    )
+    explorer.op = "all_gather"
+    assert "exactly that" in explorer._shown["said"][-1]
+    explorer.layer = next(one.layer for one in explorer.pairs if one.op == "all_gather")
+    assert explorer._shown["said"][-1].endswith("of one layer, the traffic is predicted.")
+    explorer.prediction = prediction
+    assert explorer._shown["panels"][0]["title"] == "Bytes of a step"
+    explorer.close()
+    assert run.told == []
+
+
+def test_what_was_recorded_otherwise_is_said(explore, prediction):
+    pairs = pairs_of(prediction.program)
+    explorer = explore(wb.TrafficMatrix, Ran(prediction.experiment, outcomes(pairs, 3, 1 << 30)))
+    assert "They differ most from rank 0 to rank 1: " in explorer._shown["said"][-1]
+    two = [Outcome("finished", 3, None, steps_counted=3)] * 2
+    elsewhere = Ran(prediction.experiment, two)
+    assert "ended on 2 ranks" in explore(wb.TrafficMatrix, elsewhere)._shown["said"][-1]
+
+
+def test_only_predictions_and_runs():
     with pytest.raises(TypeError, match=r"takes a Prediction or a Run, got int"):
         wb.TrafficMatrix(3)
 

@@ -90,6 +90,11 @@ def test_staleness(show, page):
     assert shown.widget.codec == "int4"
     assert "steps diverge" in page.locator(".wb-said").inner_text()
     assert page.locator(".wb-panel").count() == 3
+    page.get_by_label("loss", exact=True).select_option("digits")
+    shown.pass_on()
+    assert shown.widget.loss == "digits"
+    assert "Digits that are recognised" in page.locator(".wb-said").inner_text()
+    assert page.locator("[data-name=condition]").count() == 0
 
 
 def test_parts_of_the_memory_map_are_chosen_by_keyboard(show, page, prediction):

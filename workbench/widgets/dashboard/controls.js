@@ -1,7 +1,6 @@
 // What can be done to the run, and how the last of it went.
 
-import { element } from "../element.js";
-import { setText } from "./header.js";
+import { element, setText } from "../element.js";
 
 const SIGNS = { running: "◌", done: "✓", failed: "✕" };
 

@@ -3,7 +3,7 @@
 import "uplot/dist/uPlot.min.css";
 import "../theme.css";
 import "./dashboard.css";
-import { element } from "../element.js";
+import { element, keepKeys } from "../element.js";
 import { controls } from "./controls.js";
 import { eventsPanel } from "./events.js";
 import { openFeed } from "./feed.js";
@@ -36,10 +36,7 @@ export default () => {
     const grid = element("div", { class: "wb-grid" }, ...panels.map((panel) => panel.root));
     const root = element("section", { class: "wb-widget wb-dashboard", "aria-label": "training run" }, ...top.parts, ...tools.parts, grid);
     el.append(root);
-    // Else a notebook takes keys for its own: "d d" would delete the cell.
-    root.addEventListener("keydown", (event) => {
-      if (!(event.ctrlKey || event.metaKey || event.altKey)) event.stopPropagation();
-    });
+    keepKeys(root);
 
     let frames = 0;
     const draw = () => {

@@ -1,6 +1,6 @@
 // The line above the charts: which run, its state, progress, time, accuracy; and what went wrong.
 
-import { element } from "../element.js";
+import { element, setText } from "../element.js";
 import { duration, percent } from "../units.js";
 
 const SYMBOLS = { queued: "…", starting: "◌", running: "▶", paused: "❚❚", finished: "✓", stopped: "■", failed: "✕" };
@@ -67,9 +67,4 @@ export function header(feed) {
 function silence(since) {
   return `The kernel has not answered since ${since.toLocaleTimeString()}: it is busy, or gone. The picture is the last `
     + "one; runs go on without a kernel. After a restart: cluster = wb.Cluster.attach(name), wb.Dashboard(cluster.jobs[id]).";
-}
-
-// Else a screen reader says it again.
-export function setText(node, text) {
-  if (node.textContent !== text) node.textContent = text;
 }

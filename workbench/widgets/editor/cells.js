@@ -1,10 +1,6 @@
 // The cells of a row: what can be chosen, and bars with their numbers.
 
-import { element } from "../element.js";
-
-export function setText(node, text) {
-  if (node.textContent !== text) node.textContent = text;
-}
+import { element, setText } from "../element.js";
 
 // A select whose options change; `null` is shown as "mixed".
 export function choice(label, onPick) {

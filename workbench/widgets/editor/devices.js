@@ -1,8 +1,7 @@
 // Memory of every rank against its device, and what each holds, with shares to scale.
 
-import { element, panel } from "../element.js";
+import { element, panel, setText } from "../element.js";
 import { size } from "../units.js";
-import { setText } from "./cells.js";
 
 const PARTS = [
   { name: "weights", label: "weights", color: "--wb-blue" },

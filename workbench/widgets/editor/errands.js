@@ -1,7 +1,6 @@
 // What takes longer: suggest, verify, measure, apply, and files. Each says how it went.
 
-import { element } from "../element.js";
-import { setText } from "./cells.js";
+import { element, setText } from "../element.js";
 import { front } from "./front.js";
 
 function outcome(tag = "p") {

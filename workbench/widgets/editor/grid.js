@@ -60,12 +60,12 @@ export function grid({ caption, columns, head, makeRow, onWindow }) {
     onWindow?.();
   };
 
-  const show = (newItems) => {
+  // What is to be shown from the next `paint` on.
+  const take = (newItems) => {
     items = newItems;
     tops = [0];
     for (const item of items) tops.push(tops.at(-1) + HEIGHT[item.type]);
     table.setAttribute("aria-rowcount", items.length + 1);
-    paint();
   };
 
   root.addEventListener("scroll", () => {
@@ -89,5 +89,5 @@ export function grid({ caption, columns, head, makeRow, onWindow }) {
     resized.disconnect();
     cancelAnimationFrame(frame);
   };
-  return { root, table, show, paint, reach, items: () => items, close };
+  return { root, table, take, paint, reach, items: () => items, close };
 }

@@ -1,10 +1,11 @@
 """Devices and what each of them holds, with shares to scale: a picture without scripts."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 
 from workbench.plan.choice import LayerPlan
+from workbench.plan.graph import Layer
 from workbench.plan.placement import Replicate
 from workbench.plan.plan import Plan
 from workbench.plan.rules import SPLITTABLE
@@ -14,6 +15,7 @@ from workbench.widgets.charts import FAINT, FONT, INK, RULE
 
 MOST_RANKS = 16  # that are drawn
 _WHOLE = LayerPlan()
+_Alike = tuple[str, int, tuple[float, ...] | None]  # scheme, size of groups, shares
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,9 @@ class Run:
 
 def runs(plan: Plan, most_ranks: int = MOST_RANKS) -> tuple[Run, ...]:
     """What ranks 0, 1, ... hold, in the model's order."""
-    found: list[Run] = []
+    found: list[tuple[_Alike, list[Layer], list[tuple[int, ...]]]] = []
     weights = plan.flow.weights
     ranks = range(min(plan.world_size, most_ranks))
-    before: object = None
     for layer in plan.graph.layers:
         if not layer.parameters:
             continue
@@ -53,15 +54,19 @@ def runs(plan: Plan, most_ranks: int = MOST_RANKS) -> tuple[Run, ...]:
         held = _held(placed, ranks) if split else (layer.parameters,) * len(ranks)
         alike = (choice.scheme, group, choice.shares)
         # Norms are a few parameters, and lie as what they follow.
-        if found and (alike == before or layer.kind not in SPLITTABLE):
-            last = found.pop()
-            held = tuple(a + b for a, b in zip(last.held, held, strict=True))
-            count = last.parameters + layer.parameters
-            found.append(replace(last, last=layer.name, parameters=count, held=held))
-            continue
-        found.append(Run(layer.name, layer.name, choice.scheme, group, layer.parameters, held))
-        before = alike
-    return tuple(found)
+        if not found or (alike != found[-1][0] and layer.kind in SPLITTABLE):
+            found.append((alike, [], []))
+        _, layers, pieces = found[-1]
+        layers.append(layer)
+        pieces.append(held)
+    return tuple(_run(*each) for each in found)
+
+
+def _run(alike: _Alike, layers: list[Layer], pieces: list[tuple[int, ...]]) -> Run:
+    scheme, group, _ = alike
+    held = tuple(map(sum, zip(*pieces, strict=True)))
+    parameters = sum(layer.parameters for layer in layers)
+    return Run(layers[0].name, layers[-1].name, scheme, group, parameters, held)
 
 
 def _held(placed: list[WeightPlacement], ranks: range) -> tuple[int, ...]:

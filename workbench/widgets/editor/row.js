@@ -1,8 +1,8 @@
 // One row: a layer, or a fold of layers that are edited together.
 
-import { element } from "../element.js";
+import { element, setText } from "../element.js";
 import { milliseconds, size } from "../units.js";
-import { bar, choice, field, mark, setText, shorten } from "./cells.js";
+import { bar, choice, field, mark, shorten } from "./cells.js";
 import { common, total } from "./tree.js";
 
 let made = 0;

@@ -1,8 +1,8 @@
 // What the plan costs as a whole, and what the last edit changed of that.
 
-import { element } from "../element.js";
+import { element, setText } from "../element.js";
 import { digits, milliseconds, size } from "../units.js";
-import { setText, shorten } from "./cells.js";
+import { shorten } from "./cells.js";
 
 // Less is better, but of samples per second.
 const FIGURES = [

@@ -111,7 +111,7 @@ export function layerTable(store) {
   };
 
   const list = () => {
-    view.show(listed(roots, open, filter, store.state));
+    view.take(listed(roots, open, filter, store.state));
     const shown = new Set(rowsShown().map((item) => item.key));
     selected = new Set([...selected].filter((key) => shown.has(key)));
     refresh();

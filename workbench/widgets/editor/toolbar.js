@@ -1,7 +1,7 @@
 // What is chosen for the whole plan, and what of the table is shown.
 
-import { element } from "../element.js";
-import { choice, field, setText } from "./cells.js";
+import { element, setText } from "../element.js";
+import { choice, field } from "./cells.js";
 
 export function toolbar(store, table) {
   const button = (text, title, onClick) => {

@@ -1,15 +1,11 @@
-"""Late and coarse gradients on a loss whose curvatures are known: every step is really computed.
+"""Late and coarse gradients on losses so small that every step is really computed.
 
-Linear regression without noise: each of p workers has rows X[r] of a matrix, and all have the loss
-
-    f(w) = 1/2 sum_r |X[r] (w - w*)|^2,     gradient of worker r: X[r]^T X[r] (w - w*)
-
-whose curvatures, the eigenvalues of X^T X, are 1 = h[1] > ... > h[n] = 1/condition, evenly spaced
-on a logarithmic scale. Steps are those of `Pipelined`: with S[t] the summed gradient at w[t],
+Steps are those of `Pipelined`: with S[t] the gradient at w[t], summed over workers,
 
     v <- m v + S[t - (width - 1)],     w <- w - lr v,     nothing while t < width - 1
 
-so that lr is in units of the largest curvature's inverse: `plan.stability.limit` is its limit.
+where lr is in units of the inverse of the largest curvature at the beginning: on a quadratic loss,
+`plan.stability.limit` is its limit.
 """
 
 from dataclasses import dataclass
@@ -20,8 +16,8 @@ from numpy.typing import NDArray
 
 from workbench.plan.codec import Codec
 from workbench.widgets.explorers.coded import Sum
+from workbench.widgets.explorers.problems import WORKERS, Array, Digits, Name, problem
 
-WORKERS, ROWS, LENGTH = 4, 24, 64
 # Of the loss at the beginning: beyond these it is computed no more.
 DIVERGED, REACHED = 1e3, 1e-7
 
@@ -31,11 +27,12 @@ class Descent:
     """One run.
 
     Attributes:
-        lr: learning rate times the largest curvature.
+        lr: learning rate times the largest curvature at the beginning.
         width: of the pipeline; 1 is synchronous.
         momentum: of SGD.
         codec: that gradients go through, or None.
-        condition: the largest curvature over the smallest.
+        condition: of the quadratic loss, the largest curvature over the smallest.
+        problem: which loss.
         steps: how many.
     """
 
@@ -44,31 +41,41 @@ class Descent:
     momentum: float = 0.0
     codec: Codec | None = None
     condition: float = 20.0
+    problem: Name = "quadratic"
     steps: int = 400
 
 
-@lru_cache(maxsize=256)
 def losses(run: Descent) -> tuple[float, ...]:
     """The loss before each step and after the last, relative to the first.
 
     It ends early where it has grown a thousandfold, or is next to nothing.
     """
-    rows, distance = _problem(run.condition)
-    summed = Sum(run.codec, WORKERS, LENGTH)
+    return _descended(run)[0]
+
+
+def recognised(run: Descent) -> float | None:
+    """The share of digits that are recognised at the end; None of another loss."""
+    loss = problem(run.problem, run.condition)
+    return loss.recognised(_descended(run)[1]) if isinstance(loss, Digits) else None
+
+
+@lru_cache(maxsize=256)
+def _descended(run: Descent) -> tuple[tuple[float, ...], Array]:
+    """Relative losses, and the values at the end."""
+    loss = problem(run.problem, run.condition)
+    values, velocity = loss.start, np.zeros(len(loss.start))
+    summed = Sum(run.codec, WORKERS, len(values))
     waiting: list[NDArray[np.float32]] = []
-    velocity = np.zeros(LENGTH)
     found: list[float] = []
-    for _ in range(run.steps + 1):
-        missed = rows @ distance
-        found.append(float((missed**2).sum() / 2))
+    for step in range(run.steps + 1):
+        found.append(loss.loss(values))
         if not REACHED * found[0] < found[-1] < DIVERGED * found[0]:
             break
-        gradients = np.matmul(missed[:, None, :], rows)[:, 0, :].astype(np.float32)
-        waiting.append(summed(gradients))
+        waiting.append(summed(loss.gradients(values, step)))
         if len(waiting) == run.width:
             velocity = run.momentum * velocity + waiting.pop(0)
-            distance = distance - run.lr * velocity
-    return tuple(loss / found[0] for loss in found)
+            values = values - run.lr / loss.curvature * velocity
+    return tuple(each / found[0] for each in found), values
 
 
 def steps_to(curve: tuple[float, ...], target: float) -> int | None:
@@ -76,16 +83,3 @@ def steps_to(curve: tuple[float, ...], target: float) -> int | None:
     above = [step for step, loss in enumerate(curve) if not loss <= target]
     last = above[-1] + 1 if above else 0
     return last if last < len(curve) else None
-
-
-@lru_cache(maxsize=8)
-def _problem(condition: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Rows of each worker [workers, rows, length], and the distance at the beginning."""
-    generator = np.random.default_rng(0)
-    curvatures = np.geomspace(1.0, 1.0 / condition, LENGTH)
-    left = np.linalg.qr(generator.standard_normal((WORKERS * ROWS, LENGTH)))[0]
-    right = np.linalg.qr(generator.standard_normal((LENGTH, LENGTH)))[0]
-    rows = (left * np.sqrt(curvatures)) @ right.T
-    # As much in every direction, so that each curvature matters.
-    distance = right @ np.ones(LENGTH)
-    return rows.reshape(WORKERS, ROWS, LENGTH), distance

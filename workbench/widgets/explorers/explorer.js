@@ -2,63 +2,45 @@
 
 import "../theme.css";
 import "./explorer.css";
-import { element } from "../element.js";
-import { openLive, QUIET } from "../live.js";
+import { element, keepKeys, setText } from "../element.js";
+import { liveWidget, QUIET } from "../live.js";
 import { controls } from "./controls.js";
 import { figures, panels } from "./panels.js";
 
-export default () => {
-  let live;
+export default liveWidget((live, el) => {
+  const title = element("h3", {});
+  const alert = element("p", { class: "wb-alert", role: "alert" });
+  const busy = element("p", { class: "wb-busy", role: "status" });
+  const said = element("div", { class: "wb-said", role: "status" });
+  const bar = controls(live);
+  const grid = panels(live);
+  const table = figures();
+  const root = element("section", { class: "wb-widget wb-explorer", "aria-label": "explorer" },
+    title, bar.root, alert, busy, said, grid.root, table.root);
+  el.append(root);
 
-  function initialize({ model }) {
-    const opened = openLive(model);
-    live = opened.live;
-    return opened.close;
-  }
-
-  function render({ el }) {
-    const title = element("h3", {});
-    const alert = element("p", { class: "wb-alert", role: "alert" });
-    const busy = element("p", { class: "wb-busy", role: "status" });
-    const said = element("div", { class: "wb-said", role: "status" });
-    const bar = controls(live);
-    const grid = panels(live);
-    const table = figures();
-    const root = element("section", { class: "wb-widget wb-explorer", "aria-label": "explorer" },
-      title, bar.root, alert, busy, said, grid.root, table.root);
-    el.append(root);
-
-    let drawn = 0;
-    const draw = () => {
-      const { view } = live;
-      setText(title, view.title);
-      const wrong = [live.quiet ? QUIET : "", view.error].filter(Boolean).join("\n");
-      setText(alert, wrong);
-      alert.hidden = !wrong;
-      setText(busy, view.busy);
-      busy.hidden = !view.busy;
-      const texts = view.said.join("\n");
-      if (said.dataset.texts !== texts) {
-        said.dataset.texts = texts;
-        said.replaceChildren(...view.said.map((text) => element("p", {}, text)));
-      }
-      bar.draw(view.controls);
-      grid.draw(view.panels);
-      table.draw(view.table);
-      root.dataset.drawn = ++drawn;
-      root.dataset.busy = view.busy;
-    };
-    // Else a notebook takes keys for its own: "d d" would delete the cell.
-    root.addEventListener("keydown", (event) => {
-      if (!(event.ctrlKey || event.metaKey || event.altKey)) event.stopPropagation();
-    });
-    live.listeners.add(draw);
-    draw();
-    return () => live.listeners.delete(draw);
-  }
-  return { initialize, render };
-};
-
-function setText(node, text) {
-  if (node.textContent !== text) node.textContent = text; // else a screen reader says it again
-}
+  let drawn = 0;
+  const draw = () => {
+    const { view } = live;
+    setText(title, view.title);
+    const wrong = [live.quiet ? QUIET : "", view.error].filter(Boolean).join("\n");
+    setText(alert, wrong);
+    alert.hidden = !wrong;
+    setText(busy, view.busy);
+    busy.hidden = !view.busy;
+    const texts = view.said.join("\n");
+    if (said.dataset.texts !== texts) {
+      said.dataset.texts = texts;
+      said.replaceChildren(...view.said.map((text) => element("p", {}, text)));
+    }
+    bar.draw(view.controls);
+    grid.draw(view.panels);
+    table.draw(view.table);
+    root.dataset.drawn = ++drawn;
+    root.dataset.busy = view.busy;
+  };
+  keepKeys(root);
+  live.listeners.add(draw);
+  draw();
+  return () => live.listeners.delete(draw);
+});

@@ -7,14 +7,14 @@ from workbench.plan.codec import Codec
 from workbench.plan.stability import limit
 from workbench.plan.sync import Pipelined, Synchronous
 from workbench.predict.timing import TimingModel
-from workbench.widgets.explorers.descent import Descent, losses, steps_to
+from workbench.widgets.explorers.descent import Descent, losses, recognised, steps_to
 from workbench.widgets.explorers.picture import Entry, Panel, Picture, Table
 from workbench.widgets.explorers.plot import Line, Mark, Scale, plot
+from workbench.widgets.explorers.problems import GOALS, Goal
 from workbench.widgets.explorers.reading import brief_seconds, times
 from workbench.widgets.explorers.timing_picture import ONE_CALL
-from workbench.widgets.units import digits, milliseconds
+from workbench.widgets.units import digits, milliseconds, percent
 
-TARGET = 1e-3  # of the loss at the beginning
 WIDTHS = (1, 2, 3, 4, 6, 8)
 _LOOKS = (("blue", ""), ("vermilion", "7 3"), ("green", ""), ("purple", "2 3"))
 _FLOOR = 1e-7
@@ -35,13 +35,14 @@ def of(run: Descent, codec: str, model: TimingModel) -> Picture:
     curves = {name: losses(one) for name, one in runs.items()}
     seconds = {name: step_s(one, model) for name, one in runs.items()}
     looks = dict(zip(runs, _LOOKS, strict=False))
-    stable = limit(run.width, run.momentum)
+    stable, goal = limit(run.width, run.momentum), GOALS[run.problem]
+    said = [_stable(run, stable), _reached(curves, seconds, goal), *_recognised(runs)]
     return Picture(
         f"Late by {run.width - 1} steps, codec {codec}: loss by step and by time",
-        (_stable(run, stable), _reached(curves, seconds)),
+        tuple(said),
         (
             _by_step(curves, looks),
-            _by_time(curves, seconds, looks),
+            _by_time(curves, seconds, looks, goal),
             _limits(run),
         ),
         _table(run, codec, model),
@@ -76,18 +77,27 @@ def _stable(run: Descent, most: float) -> str:
         if run.lr >= most
         else f"lr × curvature is {run.lr:.3g}, {run.lr / most:.0%} of that"
     )
-    return f"Steps {kept} (synchronous ones below {at_once:.3g}); {verdict}."
+    where = "" if run.problem == "quadratic" else "On a quadratic loss, a guide here: "
+    return f"{where}Steps {kept} (synchronous ones below {at_once:.3g}); {verdict}."
 
 
-def _reached(curves: Mapping[str, tuple[float, ...]], seconds: Mapping[str, float]) -> str:
+def _recognised(runs: Mapping[str, Descent]) -> list[str]:
+    shares = {name: recognised(run) for name, run in runs.items()}
+    told = "; ".join(f"{name}: {percent(share)}" for name, share in shares.items() if share)
+    return [f"Digits that are recognised at the end, {told}."] if told else []
+
+
+def _reached(
+    curves: Mapping[str, tuple[float, ...]], seconds: Mapping[str, float], goal: Goal
+) -> str:
     told = []
     for name, curve in curves.items():
-        steps = steps_to(curve, TARGET)
+        steps = steps_to(curve, goal.loss)
         if steps is None:
             told.append(f"{name}: not within {len(curve) - 1} steps")
         else:
             told.append(f"{name}: {steps} steps, {milliseconds(steps * seconds[name])}")
-    return f"To a thousandth of the loss, {'; '.join(told)}."
+    return f"To {goal.words} of the loss, {'; '.join(told)}."
 
 
 def _by_step(
@@ -107,6 +117,7 @@ def _by_time(
     curves: Mapping[str, tuple[float, ...]],
     seconds: Mapping[str, float],
     looks: Mapping[str, tuple[str, str]],
+    goal: Goal,
 ) -> Panel:
     lines = [
         Line(
@@ -118,7 +129,7 @@ def _by_time(
     needed = [
         steps * seconds[name]
         for name, curve in curves.items()
-        if (steps := steps_to(curve, TARGET)) is not None
+        if (steps := steps_to(curve, goal.loss)) is not None
     ]
     whole = max((len(curve) - 1) * seconds[name] for name, curve in curves.items())
     end = min(whole, 1.3 * max(needed)) if needed else whole
@@ -159,13 +170,13 @@ def _limits(run: Descent) -> Panel:
 
 
 def _table(run: Descent, codec: str, model: TimingModel) -> Table:
-    rows, usual = [], None
+    rows, usual, goal = [], None, GOALS[run.problem]
     coded = () if run.codec is None else (run.codec,)
     for width in WIDTHS:
         for each in (None, *coded):
             one = replace(run, width=width, codec=each)
             curve, seconds = losses(one), step_s(one, model)
-            steps = steps_to(curve, TARGET)
+            steps = steps_to(curve, goal.loss)
             total = None if steps is None else steps * seconds
             usual = total if width == 1 and each is None else usual
             gain = times(usual / total) if usual and total else "–"
@@ -180,8 +191,9 @@ def _table(run: Descent, codec: str, model: TimingModel) -> Table:
                     gain,
                 )
             )
-    head = ("width", "codec", "stable below", "steps to 1/1000", "a step", "time to 1/1000", "gain")
-    return Table("To a thousandth of the loss", head, tuple(rows))
+    reached = f"steps to {goal.short}", "a step", f"time to {goal.short}"
+    head = ("width", "codec", "stable below", *reached, "gain")
+    return Table(f"To {goal.words} of the loss", head, tuple(rows))
 
 
 def _drawn(curve: Sequence[float]) -> list[float]:

@@ -109,19 +109,8 @@ class TimingExplorer(Explorer):
 
     def model(self) -> TimingModel:
         """The model at these values; `model().step_s(sync)` is what a curve shows."""
-        rest = (1 - _BACKWARD) * self.compute_s
-        costs = {} if self.machine is None else self.machine.devices[0].coding_s_per_byte
-        link = None if self.machine is None else _network(self.machine)
         network = Network(self.bandwidth, self.latency_s)
-        if link is not None:
-            network = replace(network, reduction_s_per_byte=link.reduction_s_per_byte)
-        return TimingModel(
-            workers=self.world_size,
-            gradient_bytes=self.gradient_bytes,
-            compute=Compute(0.0, rest, _BACKWARD * self.compute_s),
-            network=network,
-            coding={name: Coding(both / 2, both / 2) for name, both in costs.items()},
-        )
+        return _model(self.machine, self.world_size, self.gradient_bytes, self.compute_s, network)
 
     def press(self, name: str) -> None:
         """Takes over the bandwidth and latency of the machine's link between workers."""
@@ -160,6 +149,38 @@ class TimingExplorer(Explorer):
             names = ", ".join(str(name) for name in CODECS.values())
             raise traitlets.TraitError(f"codec must be one of {names}, got {value!r}")
         return value
+
+
+def model_of(machine: Machine, experiment: Experiment) -> TimingModel:
+    """The model of an experiment on a machine: its network, and its predicted compute time.
+
+    Raises:
+        TypeError: an experiment that is none.
+        MachineError: the machine has fewer devices than the experiment's plan has ranks.
+    """
+    known, link = _of_experiment(experiment, machine), _of_link(_network(machine))
+    sizes = known["world_size"], known["gradient_bytes"], known["compute_s"]
+    return _model(machine, *sizes, Network(link["bandwidth"], link["latency_s"]))
+
+
+def _model(
+    machine: Machine | None,
+    world_size: int,
+    gradient_bytes: float,
+    compute_s: float,
+    network: Network,
+) -> TimingModel:
+    costs = {} if machine is None else machine.devices[0].coding_s_per_byte
+    if machine is not None:
+        reduction = _network(machine).reduction_s_per_byte
+        network = replace(network, reduction_s_per_byte=reduction)
+    return TimingModel(
+        workers=world_size,
+        gradient_bytes=gradient_bytes,
+        compute=Compute(0.0, (1 - _BACKWARD) * compute_s, _BACKWARD * compute_s),
+        network=network,
+        coding={name: Coding(both / 2, both / 2) for name, both in costs.items()},
+    )
 
 
 def _network(machine: Machine) -> Link:

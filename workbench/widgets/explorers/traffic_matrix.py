@@ -1,6 +1,6 @@
-"""The communication matrix: who sends how much to whom in a step."""
+"""The communication matrix: who sends how much to whom in a step, predicted and recorded."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import traitlets
@@ -12,18 +12,22 @@ from workbench.widgets.explorers import traffic_picture
 from workbench.widgets.explorers.controls import Choice, Control
 from workbench.widgets.explorers.explorer import Explorer
 from workbench.widgets.explorers.picture import Picture
-from workbench.widgets.explorers.traffic_picture import ALL
+from workbench.widgets.explorers.recorded_traffic import recorded
+from workbench.widgets.explorers.traffic_picture import ALL, Record
 
 
 class TrafficMatrix(Explorer):
     """Bytes of a step from every rank to every other, exact, of all collectives or of some.
 
+    With a run, what its ranks recorded stands beside what is predicted, once it has ended.
+
     Args:
-        prediction: whose traffic; or a run, of whose experiment it is taken, as it is now.
+        prediction: whose traffic; or a run, of whose experiment it is predicted, as it is now.
         state: first values of the attributes.
 
     Attributes:
-        prediction: as given; another one may be assigned.
+        prediction: as given; another one may be assigned, and is then shown alone.
+        run: whose record is shown, or None.
         op: "all", or one collective: "all_gather", "all_reduce", ...
         phase: "all", "forward", "backward" or "step".
         layer: "all", or one layer, "gradients", "parameters", ...
@@ -38,10 +42,15 @@ class TrafficMatrix(Explorer):
     phase = traitlets.Unicode(ALL)
     layer = traitlets.Unicode(ALL)
 
+    _leave: Callable[[], None] | None = None
+
     def __init__(self, prediction: Any, **state: Any) -> None:
         self._known: tuple[Prediction | None, tuple[Pairs, ...]] = (None, ())
+        self.run = None if isinstance(prediction, Prediction) else prediction
         super().__init__(prediction=of_run(prediction), **state)
         self.observe(self._another, ["prediction"])
+        if self.run is not None:
+            self._leave = self.run.subscribe(self._went_on)
 
     @property
     def pairs(self) -> tuple[Pairs, ...]:
@@ -80,10 +89,37 @@ class TrafficMatrix(Explorer):
             if all(value in (ALL, getattr(one, name)) for name, value in wanted.items())
         ]
         plan = self.prediction.experiment.plan
-        return traffic_picture.of(plan.graph.source.name, plan.world_size, shown, wanted)
+        world = plan.world_size
+        return traffic_picture.of(plan.graph.source.name, world, shown, wanted, self._record(world))
+
+    def close(self) -> None:
+        """Ends the view; its values stay readable."""
+        if self._leave is not None:
+            self._leave()
+            self._leave = None
+        super().close()
+
+    def _record(self, world: int) -> Record | str:
+        """What was recorded of what is chosen, or why there is nothing; "" without a run."""
+        if self.run is None:
+            return ""
+        if self.layer != ALL:
+            return "Ranks record by collective and phase; of one layer, the traffic is predicted."
+        found = recorded(self.run)
+        if found is None:
+            return "What the run's ranks record shows here once it has ended."
+        if found.world != world:
+            return f"The run ended on {found.world} ranks; what these recorded is not compared."
+        op, phase = (None if value == ALL else value for value in (self.op, self.phase))
+        return Record(found.table(op, phase), found.steps)
+
+    def _went_on(self, rows: Sequence[Any]) -> None:
+        if not rows:  # its state has changed
+            self._moved({})
 
     def _another(self, change: Mapping[str, Any]) -> None:
         with self._guard:
+            self.run = None
             for name in ("op", "phase", "layer"):
                 setattr(self, name, ALL)
             self._moved(change)

@@ -1,6 +1,7 @@
 """What the traffic matrix draws: a cell for each pair of ranks, and the sums of each rank."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 
 import numpy as np
@@ -21,7 +22,26 @@ _EDGE, _MARGIN = 400, 46
 _MOST_ROWS = 200
 
 
-def of(name: str, world: int, shown: Sequence[Pairs], wanted: Mapping[str, str]) -> Picture:
+@dataclass(frozen=True, eq=False)
+class Record:
+    """What a run's ranks counted.
+
+    Attributes:
+        bytes: of a step, [taker, giver].
+        steps: of which this is the mean.
+    """
+
+    bytes: Array
+    steps: int
+
+
+def of(
+    name: str,
+    world: int,
+    shown: Sequence[Pairs],
+    wanted: Mapping[str, str],
+    record: Record | str = "",
+) -> Picture:
     """The picture of some collectives.
 
     Args:
@@ -29,6 +49,7 @@ def of(name: str, world: int, shown: Sequence[Pairs], wanted: Mapping[str, str])
         world: number of ranks.
         shown: the collectives.
         wanted: what was chosen, for people.
+        record: of the same collectives; or why there is none; "": nobody asks.
     """
     whole = np.zeros((world, world))
     for one in shown:
@@ -36,7 +57,8 @@ def of(name: str, world: int, shown: Sequence[Pairs], wanted: Mapping[str, str])
     chosen = ", ".join(value for value in wanted.values() if value != ALL) or "all collectives"
     got, given = whole.sum(axis=1), whole.sum(axis=0)
     total = float(whole.sum())
-    said = [f"In a step {size(total)} travel between ranks, of {chosen}."]
+    predicted = "are predicted to travel" if record else "travel"
+    said = [f"In a step {size(total)} {predicted} between ranks, of {chosen}."]
     if total:
         taker, giver = np.unravel_index(int(whole.argmax()), whole.shape)
         said.append(
@@ -51,10 +73,31 @@ def of(name: str, world: int, shown: Sequence[Pairs], wanted: Mapping[str, str])
             "All-reduces that are left to gloo or nccl are taken as direct ones: what those send "
             "to whom is not known, how much is."
         )
-    per, blocks = folded(whole)
-    panels = (_matrix(blocks, per, world), _sums(got, given))
+    tables = {"As predicted" if record else "Bytes of a step": whole}
+    if isinstance(record, Record):
+        tables["As recorded"] = record.bytes
+        said.append(_compared(whole, record))
+    elif record:
+        said.append(record)
+    most = max(float(folded(table)[1].max()) for table in tables.values()) or 1.0
+    matrices = [_matrix(title, table, most) for title, table in tables.items()]
     title = f"{shortened(name, 60)}: who sends how much to whom, on {world:,} ranks"
-    return Picture(title, tuple(said), panels, _table(shown))
+    return Picture(title, tuple(said), (*matrices, _sums(got, given)), _table(shown))
+
+
+def _compared(predicted: Array, record: Record) -> str:
+    """Whether what was recorded is what is predicted, and where it differs most."""
+    steps = "one step" if record.steps == 1 else f"{record.steps:,} steps"
+    apart = record.bytes - predicted
+    if not np.round(apart).any():
+        return f"The run recorded exactly that, pair by pair, in {steps}."
+    taker, giver = np.unravel_index(int(np.abs(apart).argmax()), apart.shape)
+    return (
+        f"The run recorded {size(float(record.bytes.sum()))} a step in {steps}. They differ most "
+        f"from rank {giver} to rank {taker}: {size(record.bytes[taker, giver])} instead of "
+        f"{size(predicted[taker, giver])}. Predicted are steps of whole batches on one host; the "
+        "last batch of an epoch may be short."
+    )
 
 
 def folded(whole: Array) -> tuple[int, Array]:
@@ -67,10 +110,10 @@ def folded(whole: Array) -> tuple[int, Array]:
     return per, np.add.reduceat(np.add.reduceat(whole, starts, axis=0), starts, axis=1)
 
 
-def _matrix(blocks: Array, per: int, world: int) -> Panel:
+def _matrix(title: str, whole: Array, most: float) -> Panel:
+    world, (per, blocks) = len(whole), folded(whole)
     count = len(blocks)
     edge = min(_EDGE / count, 64.0)
-    most = blocks.max() or 1.0
     width = _MARGIN + count * edge + 8
     parts = [
         words(_MARGIN + count * edge / 2, 12, "from rank", "middle"),
@@ -91,8 +134,8 @@ def _matrix(blocks: Array, per: int, world: int) -> Panel:
     svg = document("".join(parts), width, width)
     note = f"{per} ranks in a cell" if per > 1 else "arrow keys go from cell to cell"
     alt = "A cell for each pair of ranks; the darker, the more goes from its column to its row."
-    legend = (Entry("nothing", "raised"), Entry("most", "blue", size(float(blocks.max()))))
-    return Panel("Bytes of a step", svg, alt, legend, note)
+    legend = (Entry("nothing", "raised"), Entry("most", "blue", size(most if blocks.any() else 0)))
+    return Panel(title, svg, alt, legend, note)
 
 
 def _cell(

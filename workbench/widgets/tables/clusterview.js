@@ -2,50 +2,39 @@
 
 import "../theme.css";
 import "./tables.css";
-import { element } from "../element.js";
-import { openLive, QUIET } from "../live.js";
+import { element, keepKeys, setText } from "../element.js";
+import { liveWidget, QUIET } from "../live.js";
 import { size } from "../units.js";
-import { keepKeys, rows, setText, SYMBOLS } from "./rows.js";
+import { rows, SYMBOLS } from "./rows.js";
 
 const HEAD = ["Engine", "State", "Job", "Processor", "Memory", "Device"];
 
-export default () => {
-  let live;
-
-  function initialize({ model }) {
-    const opened = openLive(model);
-    live = opened.live;
-    return opened.close;
-  }
-
-  function render({ el }) {
-    const title = element("h3", {});
-    const alert = element("p", { class: "wb-alert", role: "alert" });
-    const body = element("tbody", { role: "rowgroup" });
-    const table = element("table", { class: "wb-table", role: "table" },
-      element("thead", { role: "rowgroup" }, element("tr", { role: "row" }, ...HEAD.map((name) => element("th", { scope: "col", role: "columnheader" }, name)))), body);
-    const scroll = element("div", { class: "wb-scroll", role: "region", "aria-label": "engines", tabindex: 0 }, table);
-    const root = element("section", { class: "wb-widget wb-engines", "aria-label": "engines of a cluster" }, title, alert, scroll);
-    el.append(root);
-    const drawRows = rows(body, (row) => row.index, engineRow);
-    let drawn = 0;
-    const draw = () => {
-      const { view } = live;
-      setText(title, `Cluster ${view.cluster}: ${view.said}`);
-      const wrong = [live.quiet ? QUIET : "", view.gone, view.error].filter(Boolean).join("\n");
-      setText(alert, wrong);
-      alert.hidden = !wrong;
-      root.classList.toggle("wb-gone", Boolean(live.quiet || view.gone));
-      drawRows(view.rows);
-      root.dataset.drawn = ++drawn;
-    };
-    keepKeys(root);
-    live.listeners.add(draw);
-    draw();
-    return () => live.listeners.delete(draw);
-  }
-  return { initialize, render };
-};
+export default liveWidget((live, el) => {
+  const title = element("h3", {});
+  const alert = element("p", { class: "wb-alert", role: "alert" });
+  const body = element("tbody", { role: "rowgroup" });
+  const table = element("table", { class: "wb-table", role: "table" },
+    element("thead", { role: "rowgroup" }, element("tr", { role: "row" }, ...HEAD.map((name) => element("th", { scope: "col", role: "columnheader" }, name)))), body);
+  const scroll = element("div", { class: "wb-scroll", role: "region", "aria-label": "engines", tabindex: 0 }, table);
+  const root = element("section", { class: "wb-widget wb-engines", "aria-label": "engines of a cluster" }, title, alert, scroll);
+  el.append(root);
+  const drawRows = rows(body, (row) => row.index, engineRow);
+  let drawn = 0;
+  const draw = () => {
+    const { view } = live;
+    setText(title, `Cluster ${view.cluster}: ${view.said}`);
+    const wrong = [live.quiet ? QUIET : "", view.gone, view.error].filter(Boolean).join("\n");
+    setText(alert, wrong);
+    alert.hidden = !wrong;
+    root.classList.toggle("wb-gone", Boolean(live.quiet || view.gone));
+    drawRows(view.rows);
+    root.dataset.drawn = ++drawn;
+  };
+  keepKeys(root);
+  live.listeners.add(draw);
+  draw();
+  return () => live.listeners.delete(draw);
+});
 
 function engineRow() {
   const name = element("th", { scope: "row", role: "rowheader" });

@@ -1,7 +1,7 @@
 // One job: who it is, how far, where, when, and what may be asked of it.
 
-import { element } from "../element.js";
-import { clock, setText, SYMBOLS } from "./rows.js";
+import { element, setText } from "../element.js";
+import { clock, SYMBOLS } from "./rows.js";
 
 const PAUSE = ["pause", "Pause", "leaves a checkpoint, and its engines"];
 const RESUME = ["resume", "Resume", "goes on from its checkpoint when engines are free"];

@@ -21,10 +21,6 @@ export function rows(body, key, make) {
   };
 }
 
-export function setText(node, text) {
-  if (node.textContent !== text) node.textContent = text; // else a screen reader says it again
-}
-
 export const SYMBOLS = {
   queued: "◷", starting: "◌", running: "▶", stopping: "◧", paused: "‖",
   finished: "✓", stopped: "■", failed: "✕", cancelled: "⊘", parked: "⚠",
@@ -38,11 +34,4 @@ export function clock(at) {
   const time = then.toLocaleTimeString("en-GB");
   return then.toDateString() === new Date().toDateString() ? time
     : `${then.toLocaleDateString("en-GB", { day: "numeric", month: "short" })} ${time}`;
-}
-
-// Else a notebook takes keys for its own: "d d" would delete the cell.
-export function keepKeys(root) {
-  root.addEventListener("keydown", (event) => {
-    if (!(event.ctrlKey || event.metaKey || event.altKey)) event.stopPropagation();
-  });
 }
