@@ -46,7 +46,7 @@ class Ranks:
         size: int,
         function: Callable[..., Any],
         *args: Any,
-        timeout_s: float = 20.0,
+        timeout_s: float = 60.0,
         shared_memory: bool = True,
         hosts: Sequence[str] = (),
     ) -> list[Any]:
@@ -54,7 +54,7 @@ class Ranks:
         return self._run(size, _in_a_world, function, args, timeout_s, shared_memory, hosts)
 
     def seated(
-        self, size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 20.0
+        self, size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 60.0
     ) -> list[Any]:
         """The same for a function that opens its own world: [f(seat, *args) on rank 0, ...]."""
         return self._run(size, _call, function, args, timeout_s)
