@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import ipyparallel as ipp
 import pytest
 import torch
+from traitlets.config import Config
 
 if TYPE_CHECKING:
     from tests.ranks import Ranks
@@ -84,6 +85,11 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ipp.Client]:
             ],
             delay=0,
             log_level=40,
+            config=Config(
+                # Nobody signals them through the controller, and at the end nothing is lost.
+                LocalEngineSetLauncher={"engine_args": ["--IPEngine.enable_nanny=False"]},
+                LocalEngineLauncher={"stop_seconds_until_kill": 0},
+            ),
         )
         with cluster as client:
             client.wait_for_engines(ENGINES, timeout=120)
