@@ -3,7 +3,6 @@
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from playwright.sync_api import BrowserContext, Page
 
+from tests import ports
 from workbench.bench.chromium import browser as browser
 from workbench.bench.chromium import chromium as chromium
 
@@ -44,10 +44,8 @@ class Lab:
 @contextmanager
 def lab(root: Path, *, theme: str = "JupyterLab Light") -> Iterator[Lab]:
     """JupyterLab on a free port, with settings of its own, that starts in `root`."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port, token = probe.getsockname()[1], secrets.token_hex(8)
-        probe.close()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
+        (port,), token = ports.free(1), secrets.token_hex(8)
         _write_settings(Path(home), theme)
         command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"]
         options = {

@@ -4,20 +4,50 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ipyparallel as ipp
 import pytest
 import torch
+from traitlets.config import Config
 
 if TYPE_CHECKING:
     from tests.ranks import Ranks
 
+HERE = Path(__file__).parent
 ENGINES = 4
 BOTH = [
     pytest.param(True, id="shared"),
     pytest.param(False, id="gloo", marks=pytest.mark.slow),
 ]
+
+
+# Most of what takes long waits most of the time; a core is left for what does not.
+SIDE_BY_SIDE = 3
+# What takes longest begins first, so that no process is left with it at the end.
+LONGEST = ("test_notebooks.py", "bench", "cluster")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Processes for `-n auto`; none but pytest's own for tests that were named, or with `-s`."""
+    named = config.args_source is pytest.Config.ArgsSource.ARGS
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    workers = min(SIDE_BY_SIDE, (cores or 1) - 1)
+    return workers if workers > 1 and not named and config.option.capture != "no" else 0
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Files are given to processes in the order in which they are collected."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    first, *_ = item.path.relative_to(HERE).parts
+    return LONGEST.index(first) if first in LONGEST else len(LONGEST)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -55,6 +85,11 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ipp.Client]:
             ],
             delay=0,
             log_level=40,
+            config=Config(
+                # Nobody signals them through the controller, and at the end nothing is lost.
+                LocalEngineSetLauncher={"engine_args": ["--IPEngine.enable_nanny=False"]},
+                LocalEngineLauncher={"stop_seconds_until_kill": 0},
+            ),
         )
         with cluster as client:
             client.wait_for_engines(ENGINES, timeout=120)

@@ -25,7 +25,7 @@ class Ranks:
 
     When a rank raises, the others are interrupted, and what it raised is raised here; the next
     call works again. Functions travel by name, what they take and return by pickle. Each rank
-    has one thread and, where there are enough, a core of its own.
+    has one thread and, where no other tests run beside these, a core of its own.
     """
 
     def __init__(self, client: ipp.Client) -> None:
@@ -33,8 +33,10 @@ class Ranks:
         self._views = [client[engine] for engine in sorted(client.ids)]
         # Ranks meet in a store that none of them hosts, on a port that nobody guesses.
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        # Beside other clusters, whose ranks want the same cores, the system finds better ones.
+        pinned = "PYTEST_XDIST_WORKER" not in os.environ
         settled = [
-            view.apply_async(_settle, rank, os.getpid(), client.cluster.controller.pid)
+            view.apply_async(_settle, rank, os.getpid(), client.cluster.controller.pid, pinned)
             for rank, view in enumerate(self._views)
         ]
         self._pids: list[int] = [answer.get(timeout=120) for answer in settled]
@@ -44,7 +46,7 @@ class Ranks:
         size: int,
         function: Callable[..., Any],
         *args: Any,
-        timeout_s: float = 20.0,
+        timeout_s: float = 60.0,
         shared_memory: bool = True,
         hosts: Sequence[str] = (),
     ) -> list[Any]:
@@ -52,7 +54,7 @@ class Ranks:
         return self._run(size, _in_a_world, function, args, timeout_s, shared_memory, hosts)
 
     def seated(
-        self, size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 20.0
+        self, size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 60.0
     ) -> list[Any]:
         """The same for a function that opens its own world: [f(seat, *args) on rank 0, ...]."""
         return self._run(size, _call, function, args, timeout_s)
@@ -108,11 +110,11 @@ def _first_failure(answers: list[ipp.AsyncResult]) -> ipp.AsyncResult | None:
     return None
 
 
-def _settle(rank: int, owner: int, controller: int) -> int:
+def _settle(rank: int, owner: int, controller: int, pinned: bool) -> int:
     """Prepares an engine; returns its process id."""
     signal.signal(INTERRUPT, signal.SIG_IGN)
     threading.Thread(target=_guard, args=(owner, controller), daemon=True).start()
-    if hasattr(os, "sched_setaffinity"):
+    if pinned and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[rank % len(cores)]})
     return os.getpid()

@@ -20,7 +20,7 @@ NOWHERE = Path("weights that no fake session reads")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two engines for the tests of one module; nothing of them may be left."""
     directory = tmp_path_factory.mktemp("runs")
-    with Cluster(2, directory=directory, timeout=20.0) as cluster:
+    with Cluster(2, directory=directory, timeout=60.0) as cluster:
         yield cluster
     assert not list(directory.glob(".cluster-*"))
     assert not leftovers.of(os.getpid())

@@ -66,7 +66,7 @@ if __name__ == "__main__":
         sys.stdin.readline()
         run.stop()
         run.wait()
-        print("gone" if leftovers.gone_within(os.getpid(), 5.0) else "here", flush=True)
+        print("gone" if leftovers.gone_within(os.getpid(), 60.0) else "here", flush=True)
     else:
         hosts = Hosts(2) if how == "hosts" else None
         name = "kept" if how == "keep" else None

@@ -20,7 +20,7 @@ from workbench.cluster.ending import end
 from workbench.cluster.run import Run
 
 ROOT = Path(__file__).resolve().parents[2]
-LONG_S = 120.0
+LONG_S = 300.0
 
 
 @pytest.fixture

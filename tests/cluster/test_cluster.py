@@ -15,7 +15,7 @@ from workbench.cluster.waiting import until as until_s
 from workbench.model.errors import CheckpointError
 from workbench.plan import Plan
 
-LONG_S = 120.0
+LONG_S = 300.0
 FOREVER = 10**9
 
 

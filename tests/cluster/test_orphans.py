@@ -68,7 +68,7 @@ def own(tmp_path: Path) -> Iterator:
     for folder in tmp_path.glob(".cluster-*"):
         end(folder, at_once=True)
     for owner in owners:
-        assert leftovers.gone_within(owner.pid, 20.0)
+        assert leftovers.gone_within(owner.pid, LONG_S)
 
 
 @pytest.mark.slow
@@ -107,7 +107,7 @@ def test_a_run_goes_on_without_its_notebook(own, tmp_path, how):
     assert run.notes == []
     assert len(cluster.jobs[run.id].wait(LONG_S).rows) == len(run.rows)
     del cluster, run
-    assert leftovers.gone_within(owner.pid, 20.0)
+    assert leftovers.gone_within(owner.pid, LONG_S)
 
 
 @pytest.mark.slow
@@ -116,7 +116,7 @@ def test_after_its_last_run_nothing_is_left_of_a_cluster_without_owner(own, tmp_
     owner.read_until_busy()
     owner.process.kill()
     owner.process.wait()
-    assert leftovers.gone_within(owner.pid, 20.0)
+    assert leftovers.gone_within(owner.pid, LONG_S)
     sweep(tmp_path)
     assert list(tmp_path.glob(".cluster-*")) == []
 
@@ -152,7 +152,7 @@ def test_a_paused_engine_does_not_outlive_a_killed_keeper(own, tmp_path):
     owner.read_until_busy()
     (folder,) = tmp_path.glob(".cluster-*")
     os.kill(keeper_of(folder).pid, signal.SIGKILL)
-    assert leftovers.gone_within(owner.pid, 20.0)
+    assert leftovers.gone_within(owner.pid, LONG_S)
 
 
 @pytest.mark.slow

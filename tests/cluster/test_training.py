@@ -16,7 +16,7 @@ from workbench.cluster.remote import RemoteJob
 from workbench.model.errors import ModelError
 from workbench.train.data import open_data
 
-LONG_S = 120.0
+LONG_S = 300.0
 
 
 NET = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))

@@ -130,7 +130,7 @@ def test_a_lost_peer_is_reported_with_the_layer(on_ranks, algorithm):
     """Also by those who do not communicate with it."""
     began = time.monotonic()
     answers = on_ranks.seated(4, one_leaves, algorithm)
-    assert time.monotonic() - began < 15.0
+    assert time.monotonic() - began < 40.0
     for rank in (0, 2, 3):
         assert answers[rank].startswith(f"rank {rank} ")
         assert "all_reduce of layer 'fc'" in answers[rank]

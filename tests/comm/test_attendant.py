@@ -10,7 +10,7 @@ from workbench.comm.collectives import start_all_reduce
 from workbench.comm.errors import PeerLost
 from workbench.comm.pending import Pending
 
-LONG_S = 10.0
+LONG_S = 60.0
 
 
 def computing(world, algorithm, attended, count=3):

@@ -18,7 +18,7 @@ RANKS, VICTIM = 3, 1
 
 def one_is_killed(rank, port, in_buffer, said):
     torch.set_num_threads(1)
-    seat = Seat(rank, RANKS, "127.0.0.1", port, "a world", timeout_s=20.0)
+    seat = Seat(rank, RANKS, "127.0.0.1", port, "a world", timeout_s=60.0)
     try:
         with World.open(seat) as world:
             group = all_ranks(world)

@@ -10,7 +10,7 @@ from workbench.bench.front_end import FrontEnd
 def page():
     with browser(viewport={"width": 1000, "height": 700}) as context:
         page = context.new_page()
-        page.set_default_timeout(5000)
+        page.set_default_timeout(60_000)
         yield page
 
 

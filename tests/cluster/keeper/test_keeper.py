@@ -217,7 +217,7 @@ def test_nothing_outlives_a_killed_keeper(tmp_path):
     keeping.until(lambda: store.meta("meeting") and (folder / "greeter").exists(), folder)
     os.kill(store.engines()[0].pid, signal.SIGSTOP)  # even one that cannot look
     os.kill(keeper.pid, signal.SIGKILL)
-    keeping.until(lambda: not keeping.processes(folder), folder, 2.0)
+    keeping.until(lambda: not keeping.processes(folder), folder)
     assert keeper_of(folder) is None
 
 

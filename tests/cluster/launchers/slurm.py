@@ -11,6 +11,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests import ports
+
 TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "sinfo", "scontrol")
 SOON_S = 60.0
 CONF = """
@@ -76,9 +78,9 @@ def slurm() -> Iterator[Slurm]:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         folder.chmod(0o755)
         (folder / "state").mkdir()
-        ports = dict(zip(("controller", "first", "second"), _ports(3), strict=True))
+        given = dict(zip(("controller", "first", "second"), ports.free(3), strict=True))
         conf = folder / "slurm.conf"
-        conf.write_text(CONF.format(folder=folder, host=socket.gethostname(), **ports))
+        conf.write_text(CONF.format(folder=folder, host=socket.gethostname(), **given))
         key = folder / "munge.key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o600)
@@ -121,13 +123,3 @@ def _until(true: object, folder: Path) -> None:
     while not true():
         assert time.monotonic() < deadline, (folder / "daemons.log").read_text()[-3000:]
         time.sleep(0.05)
-
-
-def _ports(count: int) -> list[int]:
-    """Ports that are free now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

@@ -7,7 +7,7 @@ from torch import nn
 
 import workbench as wb
 
-LONG_S = 120.0
+LONG_S = 300.0
 NET = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
 

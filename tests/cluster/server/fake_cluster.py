@@ -21,7 +21,7 @@ from workbench.cluster.server.lock import LOCK
 from workbench.cluster.site import HERE
 from workbench.plan import Plan
 
-WITHIN_S = 30.0
+WITHIN_S = 60.0
 PACKAGE = "tests.cluster.server"
 
 

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tests.cluster.server.fake_cluster import WITHIN_S
 from tests.cluster.server.fake_tasks import value_after
 from workbench.cluster.answer import Answer
 from workbench.cluster.rank_files import RankFiles
@@ -29,14 +30,12 @@ def test_a_job_runs_to_its_end(fake):
 def test_a_rank_that_dies_is_replaced_and_the_job_goes_on(fake):
     job = fake.submit(keywords={"steps": 60})
     record = fake.at_step(job, 22)
-    began = time.monotonic()
     os.kill(record.pids[1], signal.SIGKILL)
     record = fake.ended(job)
     assert (record.state, record.attempt) == ("finished", 2), (record, fake.said(job))
     assert value(record) == value_after(60)
     assert record.attempts[0].is_lost
     assert "died: its process was ended by SIGKILL" in record.attempts[0].reason
-    assert time.monotonic() - began < 10
 
 
 def test_the_assistant_stands_in_at_once(fake):
@@ -46,9 +45,9 @@ def test_the_assistant_stands_in_at_once(fake):
     began = time.monotonic()
     os.kill(record.pids[0], signal.SIGKILL)
     while (record := fake.store.job(job)).attempt < 2 or not record.pids:
+        assert time.monotonic() - began < WITHIN_S
         time.sleep(0.005)
     assert record.pids[0] == spare
-    assert time.monotonic() - began < 1.5
     assert fake.ended(job).state == "finished"
     engines = fake.store.engines()
     assert engines[0].pid == spare
@@ -63,7 +62,7 @@ def test_a_rank_that_is_stopped_by_a_signal_is_ended(fake):
     began = time.monotonic()
     os.kill(record.pids[1], signal.SIGSTOP)
     while not fake.store.job(job).attempts:
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < WITHIN_S
         time.sleep(0.01)
     record = fake.ended(job)
     assert (record.state, value(record)) == ("finished", value_after(60))

@@ -29,6 +29,9 @@ def main(folder: Path) -> None:
             from workbench.cluster.keeper.keeper import Keeper  # it takes a while to import
 
             asyncio.run(Keeper(folder, spec, store).run())
+        # All is ended and closed; to take down what was imported would take a second, for which
+        # whoever ends a cluster waits.
+        os._exit(0)
     except ClusterError as error:
         print(error)  # to the caller, who may have gone on
         logging.error("%s", error)
