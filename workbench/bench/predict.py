@@ -2,7 +2,7 @@
 
 Each case runs three steps on local engines; the last one is metered, tensor by tensor, and its
 collectives are recorded. Every rank is compared. Steps of some cases are timed in several rounds,
-and held against a machine that was calibrated between these.
+and held against a machine that was calibrated between these, more than once.
 """
 
 import statistics
@@ -15,7 +15,7 @@ from typing import TypeVar
 from workbench.bench import cases, prediction_speed
 from workbench.bench.cases import Case
 from workbench.bench.plot import Bar, Chart
-from workbench.bench.predict_machines import Kind, Machines, kind_of
+from workbench.bench.predict_machines import Machines
 from workbench.bench.predict_times import ROUNDS, Times, steps_of, time_cells
 from workbench.bench.report import Cell, Figure, Report
 from workbench.bench.stepping import Observed, watched
@@ -37,7 +37,7 @@ def run(*, quick: bool) -> Report:
         machines = (
             Machines(cluster, QUICK_PLAN_S, QUICK_BARE_S) if quick else Machines(cluster, PLAN_S)
         )
-        bench = _Bench(cluster, machines, every)
+        bench = _Bench(cluster, machines, every, often=1 if quick else ROUNDS - 1)
         for _, alike in groupby(every, key=lambda case: case.experiment.plan.graph.fingerprint):
             bench.measure(list(alike))
     rows = bench.rows
@@ -66,30 +66,40 @@ def run(*, quick: bool) -> Report:
 class _Bench:
     """Runs cases and says how far it has come.
 
+    Args:
+        cluster: to run them on.
+        machines: calibrates for them.
+        every: case.
+        often: calibrations for the cases of each model, between rounds.
+
     Attributes:
         rows: of the report.
         notes: cases that could not be run.
     """
 
-    def __init__(self, cluster: Cluster, machines: Machines, every: Sequence[Case]) -> None:
-        self.cluster, self.machines = cluster, machines
+    def __init__(
+        self, cluster: Cluster, machines: Machines, every: Sequence[Case], often: int
+    ) -> None:
+        self.cluster, self.machines, self.often = cluster, machines, often
         self.rows: list[dict[str, Cell]] = []
         self.notes: list[str] = []
         self._began, self._done = time.perf_counter(), 0
         self._all = sum(ROUNDS if case.timed else 1 for case in every)
 
     def measure(self, alike: Sequence[Case]) -> None:
-        """Cases of one model: the first round, its machines, the other rounds."""
+        """Cases of one model: rounds, and between them its machines."""
         first = [(case, seen) for case in self._steps(alike) if (seen := self._observed(case))]
         timed = [(case, [[one.step_s for one in seen]]) for case, seen in first if case.timed]
-        known = self.machines.of(case for case, _ in timed)
-        for _ in range(ROUNDS - 1):
+        for index in range(ROUNDS - 1):
+            if index < self.often:
+                self.machines.measure(case for case, _ in timed)
             for case, rounds in self._steps(timed):
                 rounds.append(self._seconds(case))
         taken = iter(timed)
         for case, seen in first:
             own = next(taken)[1] if case.timed else None
-            self.rows.append(_row(case, known, seen, own))
+            machine = self.machines.of(case) if case.timed else None
+            self.rows.append(_row(case, machine, seen, own))
 
     def _observed(self, case: Case) -> list[Observed]:
         """Of each rank; nothing where the case could not be run."""
@@ -117,12 +127,12 @@ class _Bench:
 
 def _row(
     case: Case,
-    machines: dict[Kind, Machine],
+    machine: Machine | None,
     found: Sequence[Observed],
     taken: Sequence[Sequence[float]] | None,
 ) -> dict[str, Cell]:
     experiment = case.experiment
-    prediction = predict(experiment.plan, machines.get(kind_of(case)), experiment)
+    prediction = predict(experiment.plan, machine, experiment)
     times = {} if taken is None else time_cells(prediction, taken)
     return {**_memory_cells(case, prediction, found), **times}
 
