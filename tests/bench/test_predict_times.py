@@ -7,7 +7,7 @@ import pytest
 from workbench.bench import cases
 from workbench.bench.merged_machine import merged
 from workbench.bench.predict_machines import Machines
-from workbench.bench.predict_times import STEPS, Times, steps_of
+from workbench.bench.predict_times import STEPS, Times, is_unsure, steps_of
 from workbench.plan.experiment import LocalSGD
 from workbench.plan.machine import Machine
 from workbench.plan.sample import Sample
@@ -42,6 +42,12 @@ def test_pairs_that_differ_by_no_more_than_noise_are_in_no_order():
     assert found.clear_taus() == {"a": (1.0, 2)}
     assert found.taus()["a"] == pytest.approx(1 / 3)
     assert "a 1.00 of 2 pairs" in found.note()
+
+
+def test_whose_rounds_differ_has_more_of_them():
+    assert not is_unsure([[1.0, 0.5], [1.08, 1.0], [1.0, 1.0]])
+    assert is_unsure([[1.0, 0.5], [1.0, 1.2], [1.0, 1.0]])
+    assert not is_unsure([[1.0], [1.05], [1.0], [9.0], [0.1]])
 
 
 class Calibrating:
