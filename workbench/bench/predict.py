@@ -45,7 +45,7 @@ def run(*, quick: bool) -> Report:
         machines = (
             Machines(cluster, QUICK_PLAN_S, QUICK_BARE_S) if quick else Machines(cluster, PLAN_S)
         )
-        bench = _Bench(cluster, machines, every, often=1 if quick else ROUNDS - 1)
+        bench = _Bench(cluster, machines, every, quick=quick)
         for _, alike in groupby(every, key=lambda case: case.experiment.plan.graph.fingerprint):
             bench.measure(list(alike))
     rows = bench.rows
@@ -78,7 +78,7 @@ class _Bench:
         cluster: to run them on.
         machines: calibrates for them.
         every: case.
-        often: calibrations for the cases of each model, between rounds.
+        quick: calibrate once for the cases of each model, and repeat none.
 
     Attributes:
         rows: of the report.
@@ -87,9 +87,9 @@ class _Bench:
     """
 
     def __init__(
-        self, cluster: Cluster, machines: Machines, every: Sequence[Case], often: int
+        self, cluster: Cluster, machines: Machines, every: Sequence[Case], *, quick: bool
     ) -> None:
-        self.cluster, self.machines, self.often = cluster, machines, often
+        self.cluster, self.machines, self._quick = cluster, machines, quick
         self.rows: list[dict[str, Cell]] = []
         self.notes: list[str] = []
         self.spare_s = 0.0
@@ -101,11 +101,11 @@ class _Bench:
         first = [(case, seen) for case in self._steps(alike) if (seen := self._observed(case))]
         timed = [(case, [[one.step_s for one in seen]]) for case, seen in first if case.timed]
         for index in range(ROUNDS - 1):
-            if index < self.often:
+            if index == 0 or not self._quick:
                 self.machines.measure(case for case, _ in timed)
             for case, rounds in self._steps(timed):
                 rounds.append(self._seconds(case))
-        self.spare_s += SPARE_S * len(timed)
+        self.spare_s += 0.0 if self._quick else SPARE_S * len(timed)
         self._repeat(timed)
         taken = iter(timed)
         for case, seen in first:
@@ -115,14 +115,15 @@ class _Bench:
 
     def _repeat(self, timed: Sequence[tuple[Case, list[list[float]]]]) -> None:
         """More rounds of those whose rounds differ, as long as there is time for it."""
-        began = time.perf_counter()
         for _ in range(MOST_ROUNDS - ROUNDS):
             unsure = [one for one in timed if is_unsure(one[1])]
             self._all += len(unsure)
             for case, rounds in self._steps(unsure):
-                if self.spare_s > time.perf_counter() - began:
-                    rounds.append(self._seconds(case))
-        self.spare_s -= time.perf_counter() - began
+                if self.spare_s <= 0:
+                    return
+                began = time.perf_counter()
+                rounds.append(self._seconds(case))
+                self.spare_s -= time.perf_counter() - began
 
     def _observed(self, case: Case) -> list[Observed]:
         """Of each rank; nothing where the case could not be run."""
