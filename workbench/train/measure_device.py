@@ -112,7 +112,7 @@ def _blocks(device: torch.device) -> Sequence[Callable[[], object]]:
         return given
 
     def backward(given: torch.Tensor) -> None:
-        given.sum().backward()  # type: ignore[no-untyped-call]
+        given.sum().backward()
 
     return lambda: backward(blocks(x)), lambda: backward(again()), lambda: blocks(x)
 
