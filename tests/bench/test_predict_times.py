@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from workbench.bench import cases
-from workbench.bench.predict_machines import Machines, kind_of
-from workbench.bench.predict_times import STEPS, Times, steps_of
+from workbench.bench.merged_machine import merged
+from workbench.bench.predict_machines import Machines
+from workbench.bench.predict_times import STEPS, Times, is_unsure, steps_of
 from workbench.plan.experiment import LocalSGD
 from workbench.plan.machine import Machine
+from workbench.plan.sample import Sample
 
 
 def row(model, predicted, measured, noise=0.0):
@@ -42,6 +44,12 @@ def test_pairs_that_differ_by_no_more_than_noise_are_in_no_order():
     assert "a 1.00 of 2 pairs" in found.note()
 
 
+def test_whose_rounds_differ_has_more_of_them():
+    assert not is_unsure([[1.0, 0.5], [1.08, 1.0], [1.0, 1.0]])
+    assert is_unsure([[1.0, 0.5], [1.0, 1.2], [1.0, 1.0]])
+    assert not is_unsure([[1.0], [1.05], [1.0], [9.0], [0.1]])
+
+
 class Calibrating:
     """Notes what it is asked to measure."""
 
@@ -58,11 +66,40 @@ class Calibrating:
 def test_plans_are_measured_at_their_rows_on_devices_and_links_measured_once():
     cluster, quick = Calibrating(), list(cases.quick())
     machines = Machines(cluster, plan_s=1.0)
-    found = machines.of(quick)
-    assert found.keys() == {kind_of(case) for case in quick}
+    assert machines.of(quick[0]) is None
+    machines.measure(quick)
     assert cluster.asked == [(2, (8,), "fp32", True), (1, (4,), "fp32", False)]
-    machines.of(quick[:1])
+    assert machines.of(quick[0]) == machines.of(quick[1])
+    machines.measure(quick[:1])
     assert cluster.asked[2:] == [(1, (8,), "fp32", False)]
+    assert machines.of(quick[0]).unevenness == pytest.approx(0.5)
+
+
+def sampled(forward_s, rows=8, **fields):
+    sample = Sample(
+        kind="conv2d", key="k", precision="fp32", rows=rows, flops=1, bytes=1,
+        forward_s=forward_s, backward_s=2 * forward_s,
+    )  # fmt: skip
+    device = Machine.preset("cpu-10gbe").devices[0].replace(samples=(sample,), **fields)
+    return Machine.preset("cpu-10gbe").replace(devices=(device,))
+
+
+def test_of_several_calibrations_the_middle_counts():
+    three = [sampled(1.0, step_s=3.0), sampled(9.0), sampled(2.0, step_s=1.0)]
+    three[1] = three[1].replace(unevenness=3.0)
+    found = merged(three)
+    (sample,) = found.devices[0].samples
+    assert (sample.forward_s, sample.backward_s) == (2.0, 4.0)
+    assert found.devices[0].step_s == 1.0
+    assert found.unevenness == pytest.approx(3**0.5)
+    assert merged(three[:1]) == three[0]
+
+
+def test_devices_that_one_calibration_tells_apart_stay_apart():
+    one, two = sampled(1.0), sampled(3.0)
+    apart = one.replace(devices=(*one.devices, *two.devices))
+    found = merged([apart, one])
+    assert [device.samples[0].forward_s for device in found.devices] == [1.0, 2.0]
 
 
 def test_many_cases_are_metered_and_of_each_model_several_are_timed():

@@ -38,6 +38,7 @@ def attained(*rates: float) -> list[DeviceMeasured]:
             rate / 10,
             {"fp32": rate, "fp64": rate / 2},
             1e5 / rate,
+            1e6 / rate,
             {"sgd": 10 / rate},
             {"int8": 100 / rate},
         )

@@ -113,6 +113,8 @@ def test_recomputed_layers_run_twice():
     once, twice = (predicted(p, batch_size=8) for p in (plan, plan.with_recompute("fc1")))
     forward = 8 * 2 * 500 * 500 / 1e9
     assert twice.step_time - once.step_time == pytest.approx(forward)
+    tracked = predicted(plan.with_recompute("fc1"), machine(device(recomputed_s=2.0)), batch_size=8)
+    assert tracked.step_time - twice.step_time == pytest.approx(2.0)
 
 
 def test_local_sgd_averages_now_and_then():

@@ -6,7 +6,7 @@ import workbench as wb
 from tests.plan import graphs
 from tests.predict.machines import device, link, machine
 from workbench.plan.experiment import ParameterServer, Pipelined
-from workbench.plan.link import INTO_NEW, Curve
+from workbench.plan.link import BY_BACKEND, EXCHANGE, INTO_NEW, Curve
 from workbench.plan.plan import Plan
 
 WHOLE = 2**40
@@ -101,6 +101,32 @@ def test_what_was_measured_is_what_ranks_take_of_themselves():
     )
     assert auto == direct > 1.0  # the sum and the status
     assert 0.5 < ring < 0.6
+
+
+def test_other_algorithms_are_made_of_exchanges_that_were_measured():
+    """Of 4 ranks a ring exchanges a quarter 6 times, and adds up 3 of them."""
+    measured = Curve(op=EXCHANGE, ranks=4, points=((0.0, 0.5), (BYTES, 1.5)))
+    sync = wb.Synchronous(algorithm="ring", bucket_bytes=WHOLE)
+    found = step_time(sync, curves=(measured,)).step_time
+    rest = UPDATE * BYTES + ROW_S + status(1e9)
+    assert found - rest == pytest.approx(6 * 0.75 + 3 / 4 * BYTES * GAMMA, rel=1e-9)
+
+
+def test_a_server_takes_what_copies_from_it_took():
+    """Of 4 ranks 3 receive all, three quarters of it in the mean; it adds up three others'."""
+    measured = Curve(op="broadcast", ranks=4, points=((0.0, 0.5), (BYTES, 1.5)))
+    sync = ParameterServer(bucket_bytes=WHOLE)
+    found = step_time(sync, curves=(measured,)).step_time
+    rest = UPDATE * BYTES + ROW_S + status(1e9)
+    assert found - rest == pytest.approx(2 * 1.25 + 3 * BYTES * GAMMA, rel=1e-9)
+
+
+def test_parameters_are_averaged_as_the_backend_was_measured():
+    measured = Curve(op=BY_BACKEND, ranks=4, points=((0.0, 0.5), (1e9, 0.5)))
+    found = step_time(wb.LocalSGD(every=1), curves=(measured,))
+    sums = {s.label: s.seconds for s in found.timeline.spans(0) if s.op == "all_reduce"}
+    assert sums["parameters"] == pytest.approx(0.5)
+    assert found.simulation.algorithms["parameters"] == ("backend",)
 
 
 def test_coding_takes_what_was_measured():

@@ -9,7 +9,7 @@ from tests.train.small import net
 from workbench.model.trace import trace
 from workbench.model.weights import initialize
 from workbench.plan.experiment import SGD, Experiment, Synthetic
-from workbench.plan.link import INTO_NEW
+from workbench.plan.link import BY_BACKEND, EXCHANGE, INTO_NEW
 from workbench.plan.plan import Plan
 from workbench.train.measure import layers, works_on
 from workbench.train.measure_device import device
@@ -74,11 +74,12 @@ def test_collectives_are_timed_in_every_group(on_ranks, size):
         assert set(found.beside) == set(groups)
         assert all(0 <= cost.busy <= 1 <= cost.slowdown for cost in found.beside.values())
         seen = Counter((timed.op, timed.ranks) for timed in found.collectives)
-        ops = ("all_reduce", INTO_NEW, "all_gather", "reduce_scatter", "all_to_all")
+        in_memory = ("all_reduce", INTO_NEW, "all_gather", "reduce_scatter", "all_to_all")
+        ops = (*in_memory, BY_BACKEND, EXCHANGE, "broadcast")
         assert set(seen) == {(op, ranks) for op in ops for ranks in groups}
         for timed in found.collectives:
             assert timed.seconds > 0
-            assert timed.received > 0
+            assert (timed.received > 0) != (timed.op == "broadcast" and timed.ranks[0] == rank)
             assert timed.rounds >= 1
 
 

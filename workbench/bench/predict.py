@@ -2,7 +2,7 @@
 
 Each case runs three steps on local engines; the last one is metered, tensor by tensor, and its
 collectives are recorded. Every rank is compared. Steps of some cases are timed in several rounds,
-and held against a machine that was calibrated between these.
+and held against a machine that was calibrated between these, more than once.
 """
 
 import statistics
@@ -15,8 +15,15 @@ from typing import TypeVar
 from workbench.bench import cases, prediction_speed
 from workbench.bench.cases import Case
 from workbench.bench.plot import Bar, Chart
-from workbench.bench.predict_machines import Kind, Machines, kind_of
-from workbench.bench.predict_times import ROUNDS, Times, steps_of, time_cells
+from workbench.bench.predict_machines import Machines
+from workbench.bench.predict_times import (
+    MOST_ROUNDS,
+    ROUNDS,
+    Times,
+    is_unsure,
+    steps_of,
+    time_cells,
+)
 from workbench.bench.report import Cell, Figure, Report
 from workbench.bench.stepping import Observed, watched
 from workbench.cluster.cluster import Cluster
@@ -27,7 +34,8 @@ from workbench.predict.prediction import Prediction, predict
 T = TypeVar("T", Case, tuple[Case, list[list[float]]])
 
 MIB = 2**20
-PLAN_S, QUICK_PLAN_S, QUICK_BARE_S = 3.5, 0.5, 2.0
+PLAN_S, QUICK_PLAN_S, QUICK_BARE_S = 3.0, 0.5, 2.0
+SPARE_S = 3.0  # for each case that is timed
 
 
 def run(*, quick: bool) -> Report:
@@ -37,7 +45,7 @@ def run(*, quick: bool) -> Report:
         machines = (
             Machines(cluster, QUICK_PLAN_S, QUICK_BARE_S) if quick else Machines(cluster, PLAN_S)
         )
-        bench = _Bench(cluster, machines, every)
+        bench = _Bench(cluster, machines, every, quick=quick)
         for _, alike in groupby(every, key=lambda case: case.experiment.plan.graph.fingerprint):
             bench.measure(list(alike))
     rows = bench.rows
@@ -66,30 +74,56 @@ def run(*, quick: bool) -> Report:
 class _Bench:
     """Runs cases and says how far it has come.
 
+    Args:
+        cluster: to run them on.
+        machines: calibrates for them.
+        every: case.
+        quick: calibrate once for the cases of each model, and repeat none.
+
     Attributes:
         rows: of the report.
         notes: cases that could not be run.
+        spare_s: seconds that are left for rounds of cases whose rounds differ.
     """
 
-    def __init__(self, cluster: Cluster, machines: Machines, every: Sequence[Case]) -> None:
-        self.cluster, self.machines = cluster, machines
+    def __init__(
+        self, cluster: Cluster, machines: Machines, every: Sequence[Case], *, quick: bool
+    ) -> None:
+        self.cluster, self.machines, self._quick = cluster, machines, quick
         self.rows: list[dict[str, Cell]] = []
         self.notes: list[str] = []
+        self.spare_s = 0.0
         self._began, self._done = time.perf_counter(), 0
         self._all = sum(ROUNDS if case.timed else 1 for case in every)
 
     def measure(self, alike: Sequence[Case]) -> None:
-        """Cases of one model: the first round, its machines, the other rounds."""
+        """Cases of one model: rounds, and between them its machines."""
         first = [(case, seen) for case in self._steps(alike) if (seen := self._observed(case))]
         timed = [(case, [[one.step_s for one in seen]]) for case, seen in first if case.timed]
-        known = self.machines.of(case for case, _ in timed)
-        for _ in range(ROUNDS - 1):
+        for index in range(ROUNDS - 1):
+            if index == 0 or not self._quick:
+                self.machines.measure(case for case, _ in timed)
             for case, rounds in self._steps(timed):
                 rounds.append(self._seconds(case))
+        self.spare_s += 0.0 if self._quick else SPARE_S * len(timed)
+        self._repeat(timed)
         taken = iter(timed)
         for case, seen in first:
             own = next(taken)[1] if case.timed else None
-            self.rows.append(_row(case, known, seen, own))
+            machine = self.machines.of(case) if case.timed else None
+            self.rows.append(_row(case, machine, seen, own))
+
+    def _repeat(self, timed: Sequence[tuple[Case, list[list[float]]]]) -> None:
+        """More rounds of those whose rounds differ, as long as there is time for it."""
+        for _ in range(MOST_ROUNDS - ROUNDS):
+            unsure = [one for one in timed if is_unsure(one[1])]
+            self._all += len(unsure)
+            for case, rounds in self._steps(unsure):
+                if self.spare_s <= 0:
+                    return
+                began = time.perf_counter()
+                rounds.append(self._seconds(case))
+                self.spare_s -= time.perf_counter() - began
 
     def _observed(self, case: Case) -> list[Observed]:
         """Of each rank; nothing where the case could not be run."""
@@ -117,12 +151,12 @@ class _Bench:
 
 def _row(
     case: Case,
-    machines: dict[Kind, Machine],
+    machine: Machine | None,
     found: Sequence[Observed],
     taken: Sequence[Sequence[float]] | None,
 ) -> dict[str, Cell]:
     experiment = case.experiment
-    prediction = predict(experiment.plan, machines.get(kind_of(case)), experiment)
+    prediction = predict(experiment.plan, machine, experiment)
     times = {} if taken is None else time_cells(prediction, taken)
     return {**_memory_cells(case, prediction, found), **times}
 

@@ -1,16 +1,19 @@
 """Machines for `bench predict`: calibrated between the rounds in which its cases run.
 
 What is measured is what the cases of one model need and no more: each of their plans, at the rows
-that its ranks have. Devices and links are measured once for each number of ranks. Nothing of it
-takes the place of the machine that is kept for the user.
+that its ranks have; more than once, as a host is slower at one moment than at another. Devices and
+links are measured once for each number of ranks. Nothing of it takes the place of the machine that
+is kept for the user.
 """
 
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 from typing import Literal, Protocol
 
 from torch import nn
 
 from workbench.bench.cases import Case
+from workbench.bench.merged_machine import merged
 from workbench.plan.experiment import Experiment
 from workbench.plan.graph import Graph
 from workbench.plan.machine import Machine
@@ -49,13 +52,20 @@ class Machines:
     def __init__(self, cluster: Calibrating, plan_s: float, bare_s: float = BARE_S) -> None:
         self._cluster, self._plan_s, self._bare_s = cluster, plan_s, bare_s
         self._bare: dict[int, Machine] = {}
+        self._found: dict[Kind, list[Machine]] = {}
 
-    def of(self, cases: Iterable[Case]) -> dict[Kind, Machine]:
-        """A machine for each kind of these cases, measured now."""
+    def measure(self, cases: Iterable[Case]) -> None:
+        """Calibrates now for these cases, once more if it has before."""
         alike: dict[Kind, list[Case]] = {}
         for case in cases:
             alike.setdefault(kind_of(case), []).append(case)
-        return {kind: self._calibrated(kind[1], some) for kind, some in alike.items()}
+        for kind, some in alike.items():
+            self._found.setdefault(kind, []).append(self._calibrated(kind[1], some))
+
+    def of(self, case: Case) -> Machine | None:
+        """What was measured for a case; None: nothing."""
+        found = self._found.get(kind_of(case))
+        return None if found is None else merged(found)
 
     def _calibrated(self, world: int, alike: Sequence[Case]) -> Machine:
         first = alike[0]
@@ -64,7 +74,7 @@ class Machines:
             plan = case.experiment.plan.with_rounds("BK").with_recompute("*", recompute=False)
             for rows in rows_of(case.experiment):
                 wanted.setdefault(rows, {}).setdefault(plan)
-        machine = self._bare.get(world)
+        machine, seen = self._bare.get(world), list[Machine]()
         for rows, plans in wanted.items():
             machine = self._cluster.calibrate(
                 *plans,
@@ -76,8 +86,10 @@ class Machines:
                 keep=False,
             )
             self._bare.setdefault(world, bare(machine))
-        assert machine is not None
-        return machine
+            seen.append(machine)
+        *_, whole = seen
+        even = fmean(one.unevenness**2 for one in seen) ** 0.5  # each call tells its own
+        return whole.replace(unevenness=even, jitter_s=fmean(one.jitter_s for one in seen))
 
 
 def kind_of(case: Case) -> Kind:

@@ -1,8 +1,9 @@
 """Step times of real runs beside predicted ones.
 
 Each case is timed in several rounds, some seconds apart and with the other cases of its model in
-between; its machine is calibrated between two of them. What a round's median of a few steps says
-differs from round to round: half of that range is the case's noise.
+between; its machine is calibrated between them. What a round's median of a few steps says differs
+from round to round: half of the range is the case's noise, and who has much of it has more rounds,
+of which the fastest and the slowest count for no noise.
 """
 
 import math
@@ -19,8 +20,9 @@ from workbench.bench.report import Cell, Figure
 from workbench.plan.experiment import LocalSGD
 from workbench.predict.prediction import Prediction
 
-ROUNDS = 3
+ROUNDS, MOST_ROUNDS = 3, 5
 STEPS = 3  # of a round, that are timed
+_SURE = 0.05  # noise, relative, that calls for no more rounds
 
 
 def steps_of(case: Case) -> int:
@@ -39,15 +41,31 @@ def time_cells(prediction: Prediction, rounds: Sequence[Sequence[float]]) -> dic
         prediction: of it.
         rounds: of each round, seconds of a step on every rank.
     """
-    slowest = [max(ranks) for ranks in rounds]
-    measured = statistics.median(slowest)
+    measured, noise = _measured(rounds)
     return {
         "measured ms": measured * 1e3,
-        "noise ms": (max(slowest) - min(slowest)) / 2 * 1e3,
+        "noise ms": noise * 1e3,
         "predicted ms": prediction.step_time * 1e3,
         "time error": abs(prediction.step_time / measured - 1),
         "band": prediction.error,
     }
+
+
+def is_unsure(rounds: Sequence[Sequence[float]]) -> bool:
+    """Whether more rounds would help.
+
+    Args:
+        rounds: of each round, seconds of a step on every rank.
+    """
+    measured, noise = _measured(rounds)
+    return noise > _SURE * measured
+
+
+def _measured(rounds: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Seconds of a step of the slowest rank: the median over rounds, and the noise around it."""
+    slowest = sorted(max(ranks) for ranks in rounds)
+    inner = slowest[1:-1] if len(slowest) > ROUNDS else slowest
+    return statistics.median(slowest), (inner[-1] - inner[0]) / 2
 
 
 @dataclass(frozen=True)
@@ -108,10 +126,11 @@ class Times:
             float(row["noise ms"]) / float(row["measured ms"]) for row in self.rows
         )
         return (
-            f"Time: of the slowest rank, the median of {ROUNDS} rounds of {STEPS} steps, over "
-            f"{len(self.rows)} cases; machines were calibrated between rounds. Noise, half the "
-            f"range of a case's rounds: {noise:.1%} in the median. Kendall's tau of the pairs of a "
-            f"model that differ by more than both their noises: {clear}; of all: {every}."
+            f"Time: of the slowest rank, the median of {ROUNDS} to {MOST_ROUNDS} rounds of "
+            f"{STEPS} steps, over {len(self.rows)} cases; machines were calibrated between these. "
+            f"Noise, half the range of a case's rounds: {noise:.1%} in the median. Kendall's tau "
+            f"of the pairs of a model that differ by more than both their noises: {clear}; of all: "
+            f"{every}."
         )
 
     def chart(self) -> Chart:

@@ -22,6 +22,7 @@ BORNE = 0.05  # relative: less is not worth a curve of its own
 UNLIKELY = 1.5  # ratio beyond which devices are taken for unequal, however little is sure
 _BLOCKS = 6  # of steps, since neighbouring ones are disturbed by the same
 _FEWEST = 3  # columns from which on a table says anything
+_NEARLY = 0.01  # relative: of all that a rank computes and moves
 _MATTERS = 0.01  # of all seconds: parts that take less need not be known as well
 
 Seconds = NDArray[np.float64]
@@ -77,6 +78,21 @@ def same_work(experiment: Experiment, column: Sequence[LayersMeasured]) -> bool:
     rows, precision = column[0].rows, experiment.precision
     works = (works_on(experiment.plan, rank, rows, precision) for rank in range(len(column)))
     return len({tuple(own) for own in works}) == 1
+
+
+def as_much_work(experiment: Experiment, column: Sequence[LayersMeasured]) -> bool:
+    """Whether ranks had as much to do, nearly: a layer's pieces may differ by an element or so.
+
+    Args:
+        experiment: that was measured.
+        column: of each rank, at one number of rows.
+    """
+    totals = []
+    for rank, own in enumerate(column):
+        works = works_on(experiment.plan, rank, own.rows, experiment.precision).items()
+        totals.append([sum(getattr(w, of) * len(n) for w, n in works) for of in ("flops", "bytes")])
+    least, most = np.min(totals, axis=0), np.max(totals, axis=0)
+    return bool((most <= (1 + _NEARLY) * least).all())
 
 
 def _apart(table: Seconds) -> NDArray[np.bool_]:

@@ -38,6 +38,7 @@ def _device(own: DeviceMeasured, place: Place, places: Sequence[Place]) -> Devic
         bandwidth=own.bandwidth,
         flops=own.flops,
         call_s=own.call_s,
+        recomputed_s=own.recomputed_s,
         update_s_per_byte=own.update_s_per_byte,
         coding_s_per_byte=own.coding_s_per_byte,
         source="measured, all ranks at once",
@@ -72,6 +73,7 @@ def _mean_of(devices: Sequence[Device]) -> Device | None:
         bandwidth=fmean(device.bandwidth for device in devices),
         flops=mean("flops"),
         call_s=fmean(device.call_s for device in devices),
+        recomputed_s=fmean(device.recomputed_s for device in devices),
         update_s_per_byte=mean("update_s_per_byte"),
         coding_s_per_byte=mean("coding_s_per_byte"),
     )

@@ -7,10 +7,12 @@ from statistics import fmean
 import numpy as np
 
 from workbench.plan.fitting import costs
-from workbench.plan.link import INTO_NEW, Curve, Link
+from workbench.plan.link import Curve, Link
 from workbench.train.measure_links import LinksMeasured, Timed
 
 _SLOWEST = 1e-15  # seconds for each byte, where none could be seen
+# What ranks usually communicate by; getting new memory is no matter of the link.
+_OF_THE_LINK = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
 def links_of(found: Sequence[LinksMeasured], hosts: Sequence[str]) -> tuple[Link, Link | None]:
@@ -44,7 +46,7 @@ def _link(
     timed = [t for rank in found for t in rank.collectives if chosen(t.ranks)]
     if not timed:
         return None
-    plain = [t for t in timed if t.op != INTO_NEW]  # getting memory is no matter of the link
+    plain = [t for t in timed if t.op in _OF_THE_LINK]
     terms = np.array([(t.rounds, t.received, t.added) for t in plain], dtype=float)
     latency, per_byte, added = costs(terms, np.array([t.seconds for t in plain])).tolist()
     busy = [cost.busy for rank in found for ranks, cost in rank.beside.items() if chosen(ranks)]

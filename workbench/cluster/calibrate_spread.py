@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.cluster.calibrate_alike import same_work
+from workbench.cluster.calibrate_alike import as_much_work
 from workbench.plan.experiment import Experiment
 from workbench.plan.fitting import costs
 from workbench.plan.machine import Machine
@@ -40,7 +40,7 @@ class Behind:
 def stretches_of(
     experiment: Experiment, found: Sequence[Sequence[LayersMeasured]], *, own_devices: bool
 ) -> list[Behind]:
-    """What all ranks measured of a plan; nothing where they had not the same to do.
+    """What all ranks measured of a plan; nothing where some had more to do.
 
     Args:
         experiment: that was measured.
@@ -49,7 +49,7 @@ def stretches_of(
     """
     stretches: list[Behind] = []
     for column in zip(*found, strict=True):
-        if len(column) < 2 or not same_work(experiment, column):
+        if len(column) < 2 or not as_much_work(experiment, column):
             continue
         parts = np.stack([own.parts for own in column]).astype(np.float64)
         if own_devices:

@@ -31,6 +31,8 @@ class Device(MachineValue):
     """Seconds to encode and decode each byte of a gradient, by the codec's name."""
     load_s_per_byte: float = Field(default=0.0, ge=0)
     """Seconds for each byte of a step's images."""
+    recomputed_s: float = Field(default=0.0, ge=0)
+    """What a layer that is computed again costs besides: keeping track of what it saves."""
     step_s: float = Field(default=0.0, ge=0)
     """What every step costs besides."""
     samples: tuple[Sample, ...] = ()

@@ -16,6 +16,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+from workbench.plan.parameter_order import trainable_names
+
 # What one layer does, and so which placements it can be given (`plan/rules.py`).
 KINDS = (
     "conv2d",
@@ -178,6 +180,18 @@ class Graph:
             return self._by_name[name]
         except KeyError:
             raise KeyError(unknown("layer", name, self._by_name, of=self.source.name)) from None
+
+    @cached_property
+    def owners(self) -> MappingProxyType[str, str]:
+        """The layer of each weight."""
+        return MappingProxyType(
+            {w.name: layer.name for layer in self.layers for w in layer.weights}
+        )
+
+    @cached_property
+    def trainable(self) -> tuple[str, ...]:
+        """Names of all parameters in the order of a cut model's modules, which buckets follow."""
+        return trainable_names(self.layers)
 
     @cached_property
     def parameters(self) -> int:

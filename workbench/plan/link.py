@@ -17,6 +17,9 @@ from pydantic import Field, model_validator
 from workbench.plan.value import MachineValue
 
 INTO_NEW = "all_reduce into new memory"
+BY_BACKEND = "all_reduce by the backend"
+EXCHANGE = "exchange"
+"""Of one piece with another rank, through torch's communicator, also where ranks share memory."""
 
 
 class Curve(MachineValue):
@@ -24,10 +27,12 @@ class Curve(MachineValue):
 
     op: str
     """As the recorder names it: "all_reduce", "all_gather", "reduce_scatter", "all_to_all".
-    All-reduces are in place; those of activations, whose sum needs new memory, are `INTO_NEW`."""
+    All-reduces are in place, by the algorithm that "auto" is for gradients; those of activations,
+    whose sum needs new memory, are `INTO_NEW`, and torch's own `BY_BACKEND`. Other algorithms
+    consist of `EXCHANGE`s; and parameter servers "broadcast"."""
     ranks: int = Field(ge=1)
     points: tuple[tuple[float, float], ...] = Field(min_length=1)
-    """(bytes received by a rank, seconds), in ascending order of bytes."""
+    """(bytes received by a rank, in the mean over them, seconds), in ascending order of bytes."""
 
     @model_validator(mode="after")
     def _ascends(self) -> Self:
@@ -78,12 +83,22 @@ class Link(MachineValue):
         curve = self._curve.get((op, ranks))
         if curve is not None:
             return curve.seconds(received)
-        moving = received / self.bandwidth + added * self.reduction_s_per_byte
-        return rounds * self.latency_s + moving
+        return self._modelled(received, rounds, added)
+
+    def exchanges(self, ranks: int, received: float, rounds: int, added: float) -> float:
+        """As `seconds`, of an algorithm whose rounds go through torch's communicator."""
+        if not self.has_measured(EXCHANGE, ranks):
+            return self._modelled(received, rounds, added)
+        each = self.seconds(EXCHANGE, ranks, received / rounds, 1, 0)
+        return rounds * each + added * self.reduction_s_per_byte
 
     def has_measured(self, op: str, ranks: int) -> bool:
         """Whether there is a curve for a collective in groups of so many ranks."""
         return (op, ranks) in self._curve
+
+    def _modelled(self, received: float, rounds: int, added: float) -> float:
+        moving = received / self.bandwidth + added * self.reduction_s_per_byte
+        return rounds * self.latency_s + moving
 
     @cached_property
     def _curve(self) -> Mapping[tuple[str, int], Curve]:

@@ -51,7 +51,11 @@ class Lagging:
         self._worked = np.zeros(self.ranks)
         self._met: dict[bytes, Seconds] = {}
         self._all_met = np.zeros(self.ranks)
-        self._is_even = self.unevenness == 0 and self.jitter_s == 0
+
+    @property
+    def is_even(self) -> bool:
+        """Whether nobody is ever behind."""
+        return self.unevenness == 0 and self.jitter_s == 0
 
     @classmethod
     def on(cls, machine: Machine, ranks: int) -> "Lagging":
@@ -60,7 +64,7 @@ class Lagging:
 
     def work(self, seconds: Seconds) -> None:
         """Each rank has worked so long."""
-        if not self._is_even:
+        if not self.is_even:
             self._worked = self._worked + seconds
 
     def behind(self, groups: Grouping, arrive: Seconds) -> Seconds:
@@ -70,7 +74,7 @@ class Lagging:
             groups: who meet.
             arrive: when each rank is expected.
         """
-        if self._is_even or groups.count < 2:
+        if self.is_even or groups.count < 2:
             return np.zeros(self.ranks)
         since = self._worked - np.maximum(self._met.get(groups.key, 0.0), self._all_met)
         spread = np.sqrt((self.unevenness * since) ** 2 + self.jitter_s * since)
@@ -85,7 +89,7 @@ class Lagging:
             groups: they.
             who: of the ranks; None: all.
         """
-        if self._is_even:
+        if self.is_even:
             return
         before = self._met.get(groups.key, self._all_met)
         now = self._worked if who is None else np.where(who, self._worked, before)

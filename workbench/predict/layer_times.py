@@ -1,6 +1,7 @@
 """Seconds of layers, asked for once for all that are alike: deep models repeat their blocks."""
 
 import math
+from dataclasses import dataclass
 
 from workbench.plan.graph import Layer
 from workbench.plan.plan import Plan
@@ -24,28 +25,25 @@ class LayerTimes:
     def __init__(self, plan: Plan, precision: str, speeds: Speeds) -> None:
         self.plan, self.precision, self.speeds = plan, precision, speeds
         self.estimated: dict[str, None] = {}
-        self._seconds = self._squared = self._guessed = 0.0
-        self._known: dict[tuple[int, Rows], LayerSeconds] = {}
+        self._known: dict[tuple[int, Rows], _Times] = {}
 
     def of(self, operation: Operation, layer: Layer, rows: Rows) -> LayerSeconds:
-        """Forward and backward pass of one layer of a pass.
+        """Forward and backward pass of one layer of a pass, which is told once in each pass.
 
         Args:
             operation: that runs it.
             layer: of the plan's graph.
             rows: of the pass; those of a pass are one object.
         """
-        found = self._known.get((operation.look, rows))
-        if found is None:
+        key = operation.look, rows
+        known = self._known.get(key)
+        if known is None:
             found = layer_seconds(self.plan, layer, rows, self.precision, self.speeds)
-            self._known[operation.look, rows] = found
-        self._seconds += found.total
-        if found.estimated:
+            known = self._known[key] = _Times(found)
+        known.often += 1
+        if known.seconds.estimated:
             self.estimated.setdefault(layer.name)
-            self._guessed += found.weighed
-        else:
-            self._squared += found.weighed**2
-        return found
+        return known.seconds
 
     @property
     def error(self) -> float:
@@ -53,6 +51,20 @@ class LayerTimes:
 
         Measurements are wrong independently of each other; estimates, all in one direction.
         """
-        if self._seconds == 0:
-            return 0.0
-        return (math.sqrt(self._squared) + self._guessed) / self._seconds
+        seconds = squared = guessed = 0.0
+        for known in self._known.values():
+            found = known.seconds
+            seconds += known.often * found.total
+            if found.estimated:
+                guessed += known.often * found.weighed
+            else:
+                squared += known.often * found.weighed**2
+        return (math.sqrt(squared) + guessed) / seconds if seconds else 0.0
+
+
+@dataclass
+class _Times:
+    """What layers that are alike take, and how many of them there are."""
+
+    seconds: LayerSeconds
+    often: int = 0

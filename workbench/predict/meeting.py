@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.plan.all_reduce import Algorithm, chosen
-from workbench.plan.link import INTO_NEW, Link
+from workbench.plan.link import BY_BACKEND, INTO_NEW, Link
 from workbench.plan.machine import Machine
 
 
@@ -65,17 +65,19 @@ class Meeting:
         rounds = 1 if self.memory else self.ranks - 1
         return self.link.seconds(op, self.ranks, received, rounds, added)
 
-    def rooted(self, op: str, moved: float, added: float) -> float:
+    def rooted(self, moved: float, added: float) -> float:
         """Of a collective whose root receives all that the others send, or sends all they receive.
 
         Args:
-            op: "reduce" or "broadcast".
             moved: bytes through the root.
             added: bytes that it adds up.
         """
         if self.ranks == 1 or moved == 0:
             return 0.0
-        return self.link.seconds(op, self.ranks, moved, 1, added)
+        if not self.link.has_measured("broadcast", self.ranks):
+            return self.link.exchanges(self.ranks, moved, 1, added)
+        moving = self.link.seconds("broadcast", self.ranks, moved / self.ranks, 1, 0)
+        return moving + added * self.link.reduction_s_per_byte
 
     def all_reduce(
         self,
@@ -104,6 +106,8 @@ class Meeting:
             usual = chosen("auto", shared, backend, int(nbytes), beside=beside)
             measured = name == usual and not codec
             return Sum(name, self._flat(name, nbytes, measured=measured, into_new=into_new))
+        if len(self.hosts) == 1 and self.within.has_measured(BY_BACKEND, self.ranks):
+            return Sum("backend", _timed(self.within, "direct", nbytes, self.ranks, op=BY_BACKEND))
         ways = ["ring", "halving_doubling"]
         ways += [f"two levels, {way}" for way in ways] if self._levels else []
         return min((Sum(way, self._flat(way, nbytes)) for way in ways), key=lambda s: s.seconds)
@@ -159,7 +163,7 @@ def _timed(
         return 0.0
     received, rounds, added = _moved(name, nbytes, ranks)
     if not measured:
-        link = link.replace(curves=())
+        return link.exchanges(ranks, received, rounds, added)
     return link.seconds(op, ranks, received, rounds, added)
 
 

@@ -1,14 +1,13 @@
 """A model's parameters as ranks hold them: their order and their pieces."""
 
 import math
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
 
 from workbench.plan.experiment import SGD, Experiment, Optimizer
-from workbench.plan.graph import Graph
 from workbench.plan.placement import Replicate
 from workbench.plan.plan import Plan
 from workbench.plan.weights import WeightPlacement
@@ -31,7 +30,7 @@ class Pieces:
 
     names: tuple[str, ...]
     sizes: dict[str, Counts]
-    owners: dict[str, str]
+    owners: Mapping[str, str]
 
     @classmethod
     def of(cls, experiment: Experiment) -> "Pieces":
@@ -47,8 +46,7 @@ class Pieces:
                 element = itemsize(placed, experiment.precision)
                 known[look] = piece(placed, plan.world_size, element)
             sizes[name] = known[look]
-        owners = {w.name: layer.name for layer in plan.graph.layers for w in layer.weights}
-        return cls(trainable_names(plan.graph), sizes, owners)
+        return cls(plan.graph.trainable, sizes, plan.graph.owners)
 
     def by_layer(self, sizes: Mapping[str, Counts]) -> dict[str, Counts]:
         """Sums, over each layer's weights, of what `sizes` says of them."""
@@ -80,49 +78,6 @@ def itemsize(placed: WeightPlacement, precision: str) -> int:
     if placed.dtype.startswith(("float", "bfloat")):
         return BYTES[precision]
     return {"bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4}.get(placed.dtype, 8)
-
-
-class _Modules:
-    """The modules of a model: what each holds itself, then its children, both as they came."""
-
-    def __init__(self) -> None:
-        self.own: dict[str, dict[str, str]] = {"": {}}
-        self.children: dict[str, list[str]] = {"": []}
-
-    def add(self, path: str) -> dict[str, str]:
-        """What a module holds; it and those around it are there from now on."""
-        if path not in self.own:
-            around = path.rpartition(".")[0]
-            self.add(around)
-            self.children[around].append(path)
-            self.own[path], self.children[path] = {}, []
-        return self.own[path]
-
-    def names(self, path: str = "") -> Iterator[str]:
-        """What a module and its children hold."""
-        yield from self.own[path].values()
-        for child in self.children[path]:
-            yield from self.names(child)
-
-
-def trainable_names(graph: Graph) -> tuple[str, ...]:
-    """Names of all parameters in the order of the cut model's modules, which buckets follow."""
-    modules = _Modules()
-    aliases = {
-        alias: weight.name
-        for layer in graph.layers
-        for weight in layer.weights
-        if weight.trainable and weight.aliases
-        for alias in weight.aliases
-    }
-    for layer in graph.layers:
-        modules.add(layer.name)
-        mine = [(weight.name, weight.name) for weight in layer.weights if weight.trainable]
-        borrowed = [pair for pair in aliases.items() if pair[0].startswith(f"{layer.name}.")]
-        for path, name in [*borrowed, *mine]:
-            module, _, leaf = path.rpartition(".")
-            modules.add(module)[leaf] = name
-    return tuple(dict.fromkeys(modules.names()))  # a tied weight stands where it comes first
 
 
 def tail_names(plan: Plan) -> set[str]:

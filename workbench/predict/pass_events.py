@@ -108,7 +108,7 @@ class PassEvents:
             segment = operation.segment
             if segment is not None and segment not in again:
                 again.add(segment)
-                self.forward([one for one in operations if one.segment == segment])
+                self._again([one for one in operations if one.segment == segment])
             more = readers.get(operation.gives, 1) - 1
             if more > 0 and self._is_estimated(operation):
                 size = self._size(operation.gives) * (ADDED * more)
@@ -124,6 +124,13 @@ class PassEvents:
                     seconds = self._additions.seconds(operation.layer)
                     self.script.work("backward", operation.label, seconds)
                 settle(operation.layer)
+
+    def _again(self, operations: Sequence[Operation]) -> None:
+        """A segment runs once more, which costs something for each layer besides."""
+        self.forward(operations)
+        count = sum(one.layer is not None and one.itemsize > 0 for one in operations)
+        each = self.speeds.each("recomputed_s")
+        self.script.work("forward", operations[0].label, count * each)
 
     def loss(self) -> None:
         """The loss of what the program returns, and its gradient."""

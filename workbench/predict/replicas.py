@@ -129,7 +129,7 @@ class Replicas:
         others = self.count(group_size) - 1
 
         def seconds(meeting: Meeting, nbytes: int) -> float:
-            return meeting.rooted("reduce", others * nbytes, others * nbytes)
+            return meeting.rooted(others * nbytes, others * nbytes)
 
         call = self._call("reduce", "gradients", "step", group_size, sizes, seconds, some(sizes))
         return replace(call, bytes=others * sizes * serves)
@@ -139,7 +139,7 @@ class Replicas:
         others = self.count(group_size) - 1
 
         def seconds(meeting: Meeting, nbytes: int) -> float:
-            return meeting.rooted("broadcast", others * nbytes, 0)
+            return meeting.rooted(others * nbytes, 0)
 
         call = self._call(
             "broadcast", "parameters", "step", group_size, sizes, seconds, some(sizes)

@@ -5,6 +5,7 @@ ranks of a replica group close their buckets in different places, which unequal 
 replicated layers can bring about, a sum starts with the last of them.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
@@ -46,6 +47,11 @@ class Sums:
             [b for b in own if b.names[0] in names and replicas.count(b.group_size) > 1]
             for own in buckets.of_place
         ]
+        self._keys = [_keys(own) for own in self.lists]
+        self._bytes = [
+            {key: bucket.bytes for key, bucket in zip(keys, own, strict=True)}
+            for keys, own in zip(self._keys, self.lists, strict=True)
+        ]
         self.begin()
 
     def begin(self) -> None:
@@ -85,7 +91,7 @@ class Sums:
         ready: dict[tuple[int, int], None] = {}
         for index, own in enumerate(self.lists):
             while self._next[index] < len(own) and not self._waiting[index][self._next[index]]:
-                key = _key(own, self._next[index])
+                key = self._keys[index][self._next[index]]
                 self._come.setdefault(key, set()).add(index)
                 ready.setdefault(key)
                 self._next[index] += 1
@@ -98,8 +104,7 @@ class Sums:
         member_of = replicas.ranks.ranks % group_size
         sizes = np.zeros_like(member_of)
         for index in self._come[group_size, number]:
-            own = [b for b in self.lists[index] if b.group_size == group_size]
-            sizes[self.place == index] = own[number].bytes
+            sizes[self.place == index] = self._bytes[index][group_size, number]
         takes = sizes > 0
         for member in range(group_size):
             mine = member_of == member
@@ -132,7 +137,11 @@ class Sums:
         )
 
 
-def _key(own: Sequence[Bucket], index: int) -> tuple[int, int]:
-    """(group size, which of the buckets of this group size) of a bucket in a list."""
-    k = own[index].group_size
-    return k, sum(bucket.group_size == k for bucket in own[:index])
+def _keys(own: Sequence[Bucket]) -> list[tuple[int, int]]:
+    """(group size, which of the buckets of this group size) of each bucket of a list."""
+    seen: Counter[int] = Counter()
+    keys = []
+    for bucket in own:
+        keys.append((bucket.group_size, seen[bucket.group_size]))
+        seen[bucket.group_size] += 1
+    return keys

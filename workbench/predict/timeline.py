@@ -60,9 +60,7 @@ class Timeline:
     def __init__(self, world_size: int, alike: Alike | None = None) -> None:
         self.world_size, self.alike = world_size, alike
         self.owners: list[Owner] = []
-        self._sizes: list[Counts] = []  # each once, as most tensors have one that others have
-        self._size_of: dict[int, int] = {}  # which of them an array is
-        self._of_tensors: list[int] = []  # which of them a tensor has
+        self._sizes: list[Counts] = []  # of each tensor; most have one that others have
         self._holders: list[int] = []
         self._events: list[int] = []  # tensors as they are made; ~tensor when it is freed
         self._moments: list[tuple[int, Phase, str]] = [(0, "load", "")]  # each from its event on
@@ -105,21 +103,21 @@ class Timeline:
             self._events += (tensor, ~tensor)
 
     def _new(self, size: Counts, category: Category, layer: str) -> int:
-        which = self._size_of.get(id(size))
-        if which is None:
-            which = self._size_of[id(size)] = len(self._sizes)
-            self._sizes.append(size)
-        self._of_tensors.append(which)
+        self._sizes.append(size)
         self.owners.append((category, layer))
         self._holders.append(1)
-        return len(self._holders) - 1
+        return len(self._sizes) - 1
 
     def peaks(self) -> "tuple[Peak, ...]":
         """The highest point of each rank; of a large world, of those that stand for the others."""
-        events, of_tensors = np.array(self._events), np.array(self._of_tensors)
+        events = np.array(self._events)
         signs = np.where(events < 0, -1, 1)
         which = np.where(events < 0, ~events, events)
-        sizes = np.array([self._kept(size) for size in self._sizes])
+        ids = list(map(id, self._sizes))
+        each = dict(zip(ids, self._sizes, strict=True))
+        place = {key: index for index, key in enumerate(each)}
+        of_tensors = np.array([place[key] for key in ids])
+        sizes = np.array([self._kept(size) for size in each.values()])
         found: dict[bytes, Peak] = {}  # ranks that hold the same have the same
         peaks: list[Peak] = []
         for rank, own in enumerate(np.ascontiguousarray(sizes.T)):

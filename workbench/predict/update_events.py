@@ -92,7 +92,10 @@ class Updates:
             self.script.meet(call)
 
     def _send_back(self, server: int) -> None:
-        """The weights that servers have moved."""
+        """The weights that servers have moved; all buckets are under way at once."""
+        totals: dict[int, Counts] = {}
         for column in self.program.buckets.columns():
-            k, held = column.group_size, column.bytes
+            k = column.group_size
+            totals[k] = totals.get(k, 0 * column.bytes) + column.bytes
+        for k, held in totals.items():
             self.script.meet(self.replicas.from_server(held, k, self.replicas.serves(server, k)))

@@ -2,8 +2,10 @@
 
 Whole training steps are measured, as they are run, except that gradients are not summed: in a loop
 over one layer its weights would stay in the cache, and alone on a host a rank would have the
-memory to itself. Of every three steps one runs without a tracer: what it takes more than the
-layers, the loading and the update is what every step costs besides.
+memory to itself. Ranks begin each step together, since they do when they train: they then want
+the same of the memory at the same time, and what slows all of them down makes none of them late.
+Of every three steps one runs without a tracer: what it takes more than the layers, the loading and
+the update is what every step costs besides.
 """
 
 import gc
@@ -23,7 +25,7 @@ from workbench.plan.plan import Plan
 from workbench.plan.work import Work, work_of
 from workbench.train.batch import MicroBatch
 from workbench.train.rank_trace import RankTrace
-from workbench.train.repeating import Repetition, Until, estimate, finish, typical
+from workbench.train.repeating import Repetition, Until, estimate, finish, together, typical
 from workbench.train.state import RankState, group_specs_of
 from workbench.train.tracing import Tracer
 
@@ -124,6 +126,7 @@ class _Measuring:
         """One step, without sums."""
         state, self.step = self.state, self.step + 1
         gc.collect(1)  # what a tracer has left is not for the next step to collect
+        together(state.everyone)
         blocked = state.world.recorder.blocked_s
         began = time.perf_counter()
         batch = self._load()

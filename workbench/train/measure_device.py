@@ -4,7 +4,7 @@ All ranks measure at once, since they share the memory of their host.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import get_args
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from workbench.comm.codecs import Coding, coder_of
 from workbench.comm.group import Group
@@ -30,6 +31,7 @@ _COPIED_BYTES, _UPDATED_BYTES, _CODED_BYTES = 2**26, 2**24, 2**22
 _SIDE = {"cpu": 384, "cuda": 8192}  # of the matrices that are multiplied
 _ROW_S = 0.1
 _CALLS = 200
+_BLOCKS, _OF_BLOCK = 20, 3  # layers
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class DeviceMeasured:
         bandwidth: bytes read and written per second by a copy.
         flops: floating-point operations per second of products of square matrices, by precision.
         call_s: seconds of an operation that has next to nothing to do.
+        recomputed_s: of a small layer that is computed again, what that costs besides.
         update_s_per_byte: of an update, for each byte of parameters, by the optimizer's kind.
         coding_s_per_byte: of encoding and decoding, for each byte of a tensor, by the codec's name.
     """
@@ -47,6 +50,7 @@ class DeviceMeasured:
     bandwidth: float
     flops: dict[str, float]
     call_s: float
+    recomputed_s: float
     update_s_per_byte: dict[str, float]
     coding_s_per_byte: dict[str, float]
 
@@ -62,7 +66,7 @@ def device(seat: Seat, experiment: Experiment, *, within_s: float) -> DeviceMeas
     with World.open(seat) as world:
         spec = ("calibration", tuple(range(world.size)))
         group = world.groups([spec])[spec]
-        each = within_s / (2 + len(_DTYPES) + len(_OPTIMIZERS) + len(_CODECS))
+        each = within_s / (5 + len(_DTYPES) + len(_OPTIMIZERS) + len(_CODECS))
 
         def timed(call: Callable[[], object]) -> float:
             return _timed(call, group, world.device, each)
@@ -76,15 +80,41 @@ def device(seat: Seat, experiment: Experiment, *, within_s: float) -> DeviceMeas
             a = torch.ones(side, side, dtype=dtype, device=world.device)
             flops[name] = 2.0 * side**3 / timed(partial(torch.mm, a, a))
         small = torch.ones(1, device=world.device, requires_grad=True)
+        plain_s, again_s, forward_s = (timed(call) for call in _blocks(world.device))
         updates = {value.kind: timed(_update(value, world.device)) for value in _OPTIMIZERS}
         codings = {name: timed(_coding(Codec(name=name), world.device)) for name in _CODECS}
         return DeviceMeasured(
             2 * _COPIED_BYTES / copy_s,
             flops,
             timed(lambda: [small.relu() for _ in range(_CALLS)]) / _CALLS,
+            max(0.0, again_s - plain_s - forward_s) / (_BLOCKS * _OF_BLOCK),
             {kind: seconds / _UPDATED_BYTES for kind, seconds in updates.items()},
             {name: seconds / _CODED_BYTES for name, seconds in codings.items()},
         )
+
+
+def _blocks(device: torch.device) -> Sequence[Callable[[], object]]:
+    """Small layers of the kinds that are recomputed most, forward and backward.
+
+    Returns:
+        Keeping what they save; computing it again; and forward alone.
+    """
+    convolution, norm = nn.Conv2d(4, 4, 1, device=device), nn.BatchNorm2d(4, device=device)
+    x = torch.ones(2, 4, 2, 2, device=device, requires_grad=True)
+
+    def blocks(given: torch.Tensor) -> torch.Tensor:
+        for _ in range(_BLOCKS):
+            given = norm(convolution(given)).relu()
+        return given
+
+    def again() -> torch.Tensor:
+        given: torch.Tensor = checkpoint(blocks, x, use_reentrant=False, preserve_rng_state=False)
+        return given
+
+    def backward(given: torch.Tensor) -> None:
+        given.sum().backward()
+
+    return lambda: backward(blocks(x)), lambda: backward(again()), lambda: blocks(x)
 
 
 def _update(value: Optimizer, device: torch.device) -> Callable[[], object]:

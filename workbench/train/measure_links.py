@@ -3,6 +3,10 @@
     all_reduce       in place, of a buffer of the group, as gradients are summed
     all_reduce into new memory,
     all_gather, reduce_scatter, all_to_all    out of place, as activations are converted
+    all_reduce by the backend, exchange,
+    broadcast                                 through torch's communicator: as parameters are
+                                              averaged, what other algorithms consist of, and as
+                                              a server sends weights
 
 Beside them, what a sum of gradients costs the computation that goes on meanwhile
 (`measure_beside.py`).
@@ -23,10 +27,13 @@ from workbench.comm.collectives import (
     reduce_scatter,
     start_all_reduce,
 )
+from workbench.comm.course import Course
+from workbench.comm.exchange import Exchange, Rounds
 from workbench.comm.group import Group
+from workbench.comm.rooted import start_broadcast
 from workbench.comm.world import Seat, World
 from workbench.plan.experiment import Experiment
-from workbench.plan.link import INTO_NEW
+from workbench.plan.link import BY_BACKEND, EXCHANGE, INTO_NEW
 from workbench.plan.mesh import group_sizes, replica_groups, shard_groups
 from workbench.plan.placement import Shard, apportion
 from workbench.train.measure_beside import Beside, beside
@@ -37,9 +44,20 @@ Seconds = NDArray[np.float64]
 SIZES = (2**12, 2**16, 2**20, 2**23, 2**26)
 """Bytes of the whole tensor."""
 _SHARES = (1, 1, 1, 2, 6)  # of the time, for each size: large sums leave the cache
-_OPS = ("all_reduce", INTO_NEW, "all_gather", "reduce_scatter", "all_to_all")
+_OPS = (
+    "all_reduce",
+    INTO_NEW,
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    BY_BACKEND,
+    EXCHANGE,
+    "broadcast",
+)
+_NAMES = {INTO_NEW: "all_reduce", BY_BACKEND: "all_reduce"}  # in the record
+_ADDING = ("all_reduce", INTO_NEW, BY_BACKEND, "reduce_scatter")
 _UNTIL = Until(relative=0.05, least=5, most=40)
-_TOGETHER = 2**18  # small ones are timed several in a row, up to so many bytes
+_TOGETHER, _ROW_S = 2**18, 0.02  # small ones are timed in a row of so many bytes, or seconds
 _PATIENCE = 4.0  # a size may take so many times its share of the time, repeated so often:
 _REPEATED = 3
 _COLUMNS = 64
@@ -51,10 +69,10 @@ class Timed:
     """One collective on this rank.
 
     Attributes:
-        op: as in the record, or `INTO_NEW`.
+        op: as `plan.link.Curve` names it.
         ranks: of this rank's group.
         seconds: of one call.
-        received: bytes that came to this rank.
+        received: bytes that came to this rank; a root gets none.
         rounds: exchanges that followed each other.
         added: bytes that this rank added up.
     """
@@ -163,10 +181,11 @@ class _Measuring:
 
     def _timed(self, op: str, size: int, within_s: float) -> Timed:
         call, moved = self._call(op, size)
-        times = max(1, _TOGETHER // size)
         call()
-        before = self._counts(op)
+        before, began = self._counts(op), time.perf_counter()
         call()
+        once_s = slowest(time.perf_counter() - began, self.whole)
+        times = max(1, min(_TOGETHER // size, round(_ROW_S / once_s)))
         received, rounds = (b - a for a, b in zip(before, self._counts(op), strict=True))
         repetition = Repetition(self.whole, _UNTIL, within_s)
         seconds: list[Seconds] = []
@@ -177,7 +196,7 @@ class _Measuring:
             finish(self.device)
             seconds.append(np.array([(time.perf_counter() - began) / times]))
         mean, _ = estimate(np.stack(seconds))
-        added = moved if op in ("all_reduce", INTO_NEW, "reduce_scatter") else 0
+        added = moved if op in _ADDING else 0
         return Timed(op, self.group.ranks, float(mean[0]), received, rounds, added)
 
     def _call(self, op: str, size: int) -> tuple[Callable[[], object], int]:
@@ -194,6 +213,13 @@ class _Measuring:
                 return lambda: start_all_reduce(flat, group).wait(), moved
             case _ if op == INTO_NEW:
                 return lambda: all_reduce(x, group), moved
+            case _ if op == BY_BACKEND:
+                flat = x.view(-1)
+                return lambda: start_all_reduce(flat, group, algorithm="backend").wait(), moved
+            case _ if op == EXCHANGE:
+                return lambda: _exchange(own.view(-1), group), moved
+            case "broadcast":
+                return lambda: start_broadcast(x.view(-1), 0, group).wait(), moved
             case "all_gather":
                 return lambda: all_gather(own, by_rows, group), moved
             case "reduce_scatter":
@@ -203,6 +229,17 @@ class _Measuring:
 
     def _counts(self, op: str) -> tuple[int, int]:
         """(bytes, rounds) that this rank's record has so far."""
-        name = "all_reduce" if op == INTO_NEW else op
+        name = _NAMES.get(op, op)
         rows = [r for r in self.group.recorder.rows() if (r.group, r.op) == (self.group.name, name)]
         return sum(row.bytes for row in rows), sum(row.rounds for row in rows)
+
+
+def _exchange(own: torch.Tensor, group: Group) -> None:
+    """Every rank sends its piece to the next one, and takes that of the one before."""
+    arrived = torch.empty_like(own)
+
+    def rounds() -> Rounds:
+        behind, before = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+        yield Exchange(((behind, own),), ((before, arrived),))
+
+    Course(rounds(), group.call(EXCHANGE, "calibration", "step")).wait()

@@ -113,6 +113,11 @@ def slowest(seconds: float, whole: Group) -> float:
     return float(all_gather(mine, each, whole, layer="calibration").max())
 
 
+def together(whole: Group) -> None:
+    """Returns when all ranks have come here."""
+    slowest(0.0, whole)
+
+
 def finish(device: torch.device) -> None:
     """Waits for what was asked of a GPU, but for no collective that goes on beside it."""
     if device.type == "cuda":
