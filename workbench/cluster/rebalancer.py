@@ -166,7 +166,10 @@ class Rebalancer:
 
     def _unknown(self, seen: Evidence) -> set[int]:
         """Ranks of which these times do not tell well enough how long they take."""
-        return {rank for rank in self._used if seen.spread[rank] > TRUSTED}
+        return {rank for rank in self._used if self._spread(seen, rank) > TRUSTED}
+
+    def _spread(self, seen: Evidence, rank: int) -> float:
+        return seen.spread(rank, [other for other in self._used if other != rank])
 
     def _with_kept(self, seen: Evidence, unsure: set[int]) -> Evidence | None:
         """The same with what was last known of these ranks; None: of one nothing was."""
@@ -186,8 +189,8 @@ class Rebalancer:
             known = self._balancer.expected(rank) is not None
             self._note(
                 f"until step {step} the times of rank {rank} did not converge: "
-                f"{seen.seconds[rank]:.3g} s +- {seen.spread[rank]:.0%} in {len(seen.steps)} steps, "
-                f"{TRUSTED:.0%} is believed; "
+                f"{seen.seconds[rank]:.3g} s +- {self._spread(seen, rank):.0%} in "
+                f"{len(seen.steps)} steps, {TRUSTED:.0%} is believed; "
                 + ("its last model is kept" if known else "nothing changes")
             )
 

@@ -20,7 +20,8 @@ def test_of_few_steps_the_interval_is_students():
     half = student.ppf((1 + CONFIDENCE) / 2, 2) * logs.std(ddof=1) / math.sqrt(3)
     seen = Evidence(steps)
     assert seen.seconds == pytest.approx((math.exp(logs.mean()), 2.0))
-    assert seen.spread == pytest.approx((math.expm1(half), 0.0))
+    assert seen.spread(0, [1]) == pytest.approx(math.expm1(half))
+    assert seen.spread(1, [0]) == 0.0  # another one's scatter is not its own
 
 
 def test_one_step_of_many_that_took_long_says_nothing():
@@ -32,7 +33,8 @@ def test_one_step_of_many_that_took_long_says_nothing():
 def test_what_disturbs_both_ranks_does_not_hide_that_one_is_slower():
     disturbed = [(1.2 * often, often) for often in (1, 5, 0.3, 2, 9, 1)]
     seen = Evidence(disturbed)
-    assert min(seen.spread) > 1
+    assert seen.spread(0, []) > 1
+    assert seen.spread(0, [1]) == pytest.approx(0.0, abs=1e-9)
     assert seen.is_longer(0, 1, 0.1)
     assert not seen.is_longer(0, 1, 0.2)
     assert not seen.is_longer(1, 0, 0.0)

@@ -4,7 +4,7 @@ Times are compared as logarithms: what disturbs a rank makes it some times slowe
 took ten times as long shall not outweigh nine others.
 
     how long a rank takes         the mean of its logarithms without the smallest and the largest
-                                  fifth, and Student's interval of it
+                                  fifth, and Student's interval of it, by itself or against others
     whether it takes longer than  the same of two ranks' differences, step by step, so that what
     another                       disturbs both says nothing; the near end of the interval counts
 
@@ -15,6 +15,7 @@ Sources: Tukey and McLaughlin 1963 for the trimmed mean's interval; Yuen and Dix
 two samples; repetition until it is small, FuPerMod.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,12 +48,24 @@ class Evidence:
     @property
     def seconds(self) -> tuple[float, ...]:
         """What each rank typically takes."""
-        return tuple(np.exp(self._estimates[0]).tolist())
+        return tuple(np.exp(_mean(self._logs)).tolist())
 
-    @property
-    def spread(self) -> tuple[float, ...]:
-        """Of each rank, the half width of the interval in which that lies, relative to it."""
-        return tuple(np.expm1(self._estimates[1]).tolist())
+    def spread(self, rank: int, others: Sequence[int]) -> float:
+        """The half width of the interval in which a rank's time lies, relative to it.
+
+        By itself or against others' mean, whichever is known better: what disturbs all of them
+        alike changes no shares, and one that scatters leaves another as it is.
+
+        Args:
+            rank: whose time it is.
+            others: ranks that it is compared with.
+        """
+        own = self._logs[:, rank]
+        quantile = (1 + CONFIDENCE) / 2
+        half = _half(own, quantile)
+        if others:
+            half = min(half, _half(own - self._logs[:, list(others)].mean(axis=1), quantile))
+        return math.expm1(half)
 
     def is_longer(self, slow: int, fast: int, threshold: float) -> bool:
         """Whether one rank surely takes longer than another, by more than is borne.
@@ -62,24 +75,30 @@ class Evidence:
             fast: the other one.
             threshold: what is borne, of the slow one's time.
         """
-        mean, half = _estimate(self._logs[:, slow] - self._logs[:, fast], SURE)
-        return bool(mean - half > -np.log1p(-threshold))
+        longer = self._logs[:, slow] - self._logs[:, fast]
+        return bool(_mean(longer) - _half(longer, SURE) > -math.log1p(-threshold))
 
     @cached_property
     def _logs(self) -> Floats:
         return np.log(np.maximum(np.array(self.steps, dtype=np.float64), _LEAST_S))
 
-    @cached_property
-    def _estimates(self) -> tuple[Floats, Floats]:
-        return _estimate(self._logs, (1 + CONFIDENCE) / 2)
+
+def _mean(values: Floats) -> Floats:
+    """The trimmed mean over the first dimension."""
+    ordered, cut = _ordered(values)
+    middle: Floats = ordered[cut : len(ordered) - cut].mean(axis=0)
+    return middle
 
 
-def _estimate(values: Floats, quantile: float) -> tuple[Floats, Floats]:
-    """(trimmed mean, half width of its interval) over the first dimension."""
-    n = len(values)
-    cut = int(_TRIMMED * n)
-    ordered = np.sort(values, axis=0)
-    kept = ordered[cut : n - cut]
-    pushed = np.clip(ordered, kept[0], kept[-1])
-    error = pushed.std(axis=0, ddof=1) / ((1 - 2 * cut / n) * np.sqrt(n))
-    return kept.mean(axis=0), float(stdtrit(len(kept) - 1, quantile)) * error
+def _half(values: Floats, quantile: float) -> float:
+    """The half width of the trimmed mean's interval."""
+    ordered, cut = _ordered(values)
+    n = len(ordered)
+    pushed = np.clip(ordered, ordered[cut], ordered[n - 1 - cut])
+    error = pushed.std(ddof=1) / ((1 - 2 * cut / n) * np.sqrt(n))
+    return float(stdtrit(n - 2 * cut - 1, quantile) * error)
+
+
+def _ordered(values: Floats) -> tuple[Floats, int]:
+    """(ascending over the first dimension, how many to leave out at each end)."""
+    return np.sort(values, axis=0), int(_TRIMMED * len(values))
