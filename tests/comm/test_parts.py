@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from workbench.comm.parts import MOST_BYTES, Part, exchange_parts
+from workbench.comm.parts import MOST_BYTES, Kept, Part, exchange_parts
 
 
 def drawn(world_size, dtype, seed):
@@ -18,7 +18,7 @@ def drawn(world_size, dtype, seed):
 
 
 def exchange(world, cases):
-    """Whether every part came, nothing beside it changed, and the bytes that were recorded."""
+    """Whether every part came, what is kept too, nothing else changed; the bytes recorded."""
     ranks = tuple(range(world.size))
     group = world.groups([("parts", ranks)])["parts", ranks]
     found = []
@@ -32,10 +32,12 @@ def exchange(world, cases):
             places.append((around, inner))
             own = inner if world.rank in (source, target) else None
             parts.append(Part(source, target, rows * columns, own))
+        kept = torch.arange(MOST_BYTES // 4, dtype=torch.float64).view(-1, 64)  # of two slots
+        there = torch.zeros(len(kept), 66, dtype=torch.float64)[:, 1:-1]
         before = sum(row.bytes for row in world.recorder.rows())
-        exchange_parts(parts, dtype, group)
+        exchange_parts(parts, dtype, group, [Kept(kept, there)])
         received = sum(row.bytes for row in world.recorder.rows()) - before
-        came = all(
+        came = torch.equal(kept, there) and all(
             bool((inner == index).all()) and bool((around[:, 0] == 99).all())
             for index, (around, inner) in enumerate(places)
             if parts[index].tensor is not None

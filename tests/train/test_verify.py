@@ -145,3 +145,9 @@ def test_rounding_of_the_unsplit_model_widens_the_tolerance():
     assert "rounding alone" in of(3.9e-2, 1e-2)._repr_html_()
     assert "rounding alone" not in of(3.9e-5, 1e-5)._repr_html_()
     assert not of(float("inf"), 1e-2).exact
+
+
+def test_no_rounding_excuses_a_wrong_factor():
+    assert of(0.2, 0.13).exact
+    assert not of(0.25, 0.13).exact  # of what one of four ranks leaves out
+    assert not of(1.0, 10.0).exact  # of what is counted twice

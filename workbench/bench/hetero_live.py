@@ -34,7 +34,7 @@ TICK_S = 0.02
 def run(cluster: Cluster, case: Case, *, quick: bool) -> Found:
     """Measures the three runs."""
     world, slow = len(cluster), len(cluster) - 1
-    before = 6 if quick else 20
+    before = 6 if quick else 12
     experiment = case.experiment(case.equal(world), 1_000_000)
     try:
         followed = cluster.train(experiment, module=case.module)

@@ -3,8 +3,12 @@
     gain_vs_ideal           the gain over equal shares, computing alone, over the ideal one, which
                             is mean(v) / min(v) of the speeds v asked for
     gain_vs_equal           samples per second, against equal shares
-    gain_vs_fastest_alone   the same, against the fastest device by itself; the ideal one, computing
-                            alone, is sum(v) / max(v)
+    gain_vs_fastest_alone   the same, against the fastest device by itself
+    ideal_vs_fastest_alone  what that could be at best, with the communication c of a step as it was
+                            measured under equal shares: T / (T max(v) / sum(v) + c), of the fastest
+                            device's own step T; below 1 the fastest device had better stay alone
+    slowest_share           what the slowest devices were given, over what their speeds ask for;
+                            0: they were left out
     spread                  (slowest - fastest) / slowest, of the ranks' computing
 
 Shares come from times that were measured under other shares, and once more under those chosen; a
@@ -74,14 +78,14 @@ class Case:
         """What runs."""
         return Experiment(
             plan=plan,
-            data=Synthetic(samples=256),
+            data=Synthetic(samples=self.batch_size),  # no batch is short: steps are alike
             batch_size=self.batch_size,
             optimizer=SGD(lr=0.01, momentum=0.9),
             steps=steps,
         )
 
     def chosen(
-        self, cluster: Cluster, world: int, within_s: float, *, fresh: bool = True
+        self, cluster: Cluster, world: int, within_s: float, bare: Machine | None = None
     ) -> Balanced:
         """Shares by measurement; of filters, by what was measured under the first ones as well.
 
@@ -89,20 +93,23 @@ class Case:
             cluster: its engines are as fast as they shall be.
             world: ranks.
             within_s: for each calibration.
-            fresh: whether what was measured before is not of these speeds.
+            bare: the devices' own figures and links; None: they are measured, too.
         """
         experiment = self.experiment(self.equal(world), 1)
         rows: tuple[int, ...] = (max(1, self.batch_size // world),)
         if self.split == "rows":
             rows = tuple(sorted({max(1, self.batch_size // part) for part in _ROWS_OF}))
-        measure = partial(cluster.calibrate, rows=rows, within_s=within_s, module=self.module)
-        machine = measure(*self._to_measure(world), fresh=fresh)
+        # What slowed engines take is nothing to be kept for others.
+        measure = partial(
+            cluster.calibrate, rows=rows, within_s=within_s, module=self.module, keep=False
+        )
+        machine = measure(*self._to_measure(world), machine=bare)
         first = self._balanced(experiment, machine)
         if self.split == "rows":
             return first
         left = first.plan.world_size  # of the ranks
         known = machine.replace(devices=machine.devices[:left])
-        machine = measure(first.plan.with_rows(None), machine=known, keep=False)
+        machine = measure(first.plan.with_rows(None), machine=known)
         second = self._balanced(self.experiment(self.equal(left), 1), machine)
         return replace(second, notes=(*first.notes, *second.notes))
 
@@ -147,9 +154,16 @@ class Size:
 
 @dataclass(frozen=True)
 class Timed:
-    """A run's steps in the middle: of each rank, and of all."""
+    """A run's steps in the middle: of each rank, and of all.
+
+    Attributes:
+        compute_s: of each rank.
+        communication_s: in which all ranks were blocked at once.
+        samples_per_s: of all.
+    """
 
     compute_s: tuple[float, ...]
+    communication_s: float
     samples_per_s: float
 
     @property
@@ -163,7 +177,12 @@ _IDLE = 0.05  # of the slowest rank's computing: a rank without a share still ta
 
 
 def compared(
-    cluster: Cluster, speeds: Sequence[int], case: Case, size: Size, *, fresh: bool, name: str = ""
+    cluster: Cluster,
+    speeds: Sequence[int],
+    case: Case,
+    size: Size,
+    bare: Machine | None = None,
+    name: str = "",
 ) -> Found:
     """One set of speeds, which the cluster's engines have already.
 
@@ -172,13 +191,13 @@ def compared(
         speeds: of each, relative.
         case: what is shared out.
         size: how much is measured.
-        fresh: whether what was measured before is not of these speeds.
+        bare: as for `Case.chosen`.
         name: that figures end with; "": by split and speeds.
     """
     world = len(speeds)
     name = name or f"{case.split}_{'_'.join(map(str, speeds))}"
     equal = case.equal(world)
-    chosen = case.chosen(cluster, world, size.within_s, fresh=fresh)
+    chosen = case.chosen(cluster, world, size.within_s, bare)
     plans = {
         "equal": equal,
         "measured": chosen.plan,
@@ -203,6 +222,10 @@ def compared(
         f"gain_vs_fastest_alone_{name}": Figure.of(
             [own.samples_per_s / alone.samples_per_s for _, own, alone in rounds]
         ),
+        f"ideal_vs_fastest_alone_{name}": Figure.of(
+            [_ideal_vs_alone(even, alone, speeds, case) for even, _, alone in rounds]
+        ),
+        f"slowest_share_{name}": Figure.of([_slowest_share(chosen.partition.sizes, speeds)]),
         f"spread_{name}": Figure.of([own.spread for _, own, _ in rounds]),
     }
     shares = {"equal": "equal", "measured": ":".join(map(str, chosen.partition.sizes))}
@@ -219,7 +242,11 @@ def compared(
         }
         for label, of in times.items()
     )
-    return Found(rows, figures, tuple(f"{name}: {note}" for note in chosen.notes))
+    best, own = (figures[f"{of}_vs_fastest_alone_{name}"].median for of in ("ideal", "gain"))
+    judged = (
+        f"at best {best:.2f} x the fastest alone, its communication included: it is {own:.2f} x"
+    )
+    return Found(rows, figures, tuple(f"{name}: {note}" for note in (judged, *chosen.notes)))
 
 
 def _timed(cluster: Cluster, case: Case, plan: Plan, steps: int) -> Timed:
@@ -228,4 +255,18 @@ def _timed(cluster: Cluster, case: Case, plan: Plan, steps: int) -> Timed:
     frame = run.wait().metrics
     frame = frame[frame["step"] >= WARM]
     seconds = frame.groupby("rank")["compute_s"].median()
-    return Timed(tuple(seconds), float(frame["samples_per_s"].median()))
+    communication_s, samples_per_s = frame[["communication_s", "samples_per_s"]].median()
+    return Timed(tuple(seconds), float(communication_s), float(samples_per_s))
+
+
+def _ideal_vs_alone(even: Timed, alone: Timed, speeds: Sequence[int], case: Case) -> float:
+    """Over the fastest device by itself, if work were shared out for nothing but communication."""
+    alone_s = case.batch_size / alone.samples_per_s
+    return alone_s / (alone_s * max(speeds) / sum(speeds) + even.communication_s)
+
+
+def _slowest_share(sizes: Sequence[int], speeds: Sequence[int]) -> float:
+    """Of all devices that are the slowest, over their fair share; sizes of the used ones."""
+    slowest = [rank for rank, speed in enumerate(speeds) if speed == min(speeds)]
+    fair = sum(sizes) * len(slowest) * min(speeds) / sum(speeds)
+    return sum(sizes[rank] for rank in slowest if rank < len(sizes)) / fair

@@ -1,24 +1,29 @@
 """Balances a run while it goes on: ranks that compute for longer get less to compute.
 
     every step           how long each rank computed (`compute_s` of the metrics) joins what is
-                         known of the devices (`predict/balance/online.py`)
-    for some in a row    imbalance above the threshold, by more than chance (Student's t): the run
-                         goes on under other shares; where it may be chance, some more steps tell
-    after a re-cut       steps until the ranks compute with the new shares do not count
+                         known of the last steps
+    a look               at the last few, twice, four and eight times as many: is one rank slower
+                         than another by more than the threshold and than chance, and is it known
+                         well enough how long each takes (`predict/balance/evidence.py`)?
+    then                 the times join the devices' models (`predict/balance/online.py`), and the
+                         run goes on under other shares
+    after a re-cut       steps until the ranks compute with the new shares do not count; nor do
+                         those with an epoch's short last batch, ever
     a rank's times that  say nothing: it is reported with its spread, and what was last known of it
     do not converge      is kept; while nothing is known, shares stay as they are
 
-A rank's time grows with its rows, or with its share of every layer's filters.
+What is plain is acted upon after the fewest steps, a small difference or scattered times after
+more; and since only the last steps are looked at, those from before a device changed do not hide
+for long that it did. A rank's time grows with its rows, or with its share of every layer's filters.
 
-Source: DFPA (Lastovetsky and Reddy 2009); that it acts on a run under way is ours.
+Source: DFPA (Lastovetsky and Reddy 2009), repetition until times are known as in FuPerMod; that it
+acts on a run under way is ours.
 """
 
-import statistics
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-from scipy.special import stdtrit
 
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.replan import Replan
@@ -26,11 +31,10 @@ from workbench.cluster.run import Run
 from workbench.plan.metrics import Row
 from workbench.plan.plan import Plan
 from workbench.predict.balance import UNITS, Balancer, Split
+from workbench.predict.balance.evidence import Evidence
+from workbench.predict.balance.trust import TRUSTED
 
-CONFIDENCE = 0.99  # of each look; there are some
-LONGEST = 4  # times the patience: what is not sure by then is chance
-STEADY = 0.2
-"""Of a rank's median time in a window: the median deviation from it up to which it is believed."""
+LOOKS = (1, 2, 4, 8)  # times the patience: steps that are looked at
 
 
 @dataclass(frozen=True)
@@ -56,17 +60,18 @@ class Rebalancer:
         split: what is shared out: the rows of a batch under the run's plan, or every layer's
             filters under `Plan.filters` over all ranks.
         threshold: imbalance that is borne: (slowest - fastest) / slowest.
-        patience: steps in a row that must exceed it, up to four times as many where their times
-            scatter; the median counts.
+        patience: steps that are looked at, and up to eight times as many where their times
+            scatter; two at least.
         grain: of filters.
 
     Attributes:
         changes: of shares so far.
-        imbalance: of the last steps; None: not known yet.
+        imbalance: of the last steps, between the ranks that compute; None: not known yet.
         notes: on ranks whose times did not converge, for people; the run has them too.
 
     Raises:
         ClusterError: the run has ended.
+        ValueError: no such split, or no patience.
     """
 
     def __init__(
@@ -80,18 +85,23 @@ class Rebalancer:
     ) -> None:
         if split not in ("rows", "filters"):
             raise ValueError(f"there is no split {split!r}; 'rows' and 'filters' are valid")
+        if patience < 2:
+            raise ValueError(
+                f"one step says nothing of chance: patience is 2 or more, not {patience}"
+            )
         if run.is_done:
             raise ClusterError(f"{run!r} has ended")
         self.run, self.split, self.grain = run, split, grain
         self.changes: list[Rebalanced] = []
         self.imbalance: float | None = None
         self.notes: list[str] = []
-        self._patience, self._threshold = patience, threshold
+        self._threshold = threshold
         sizes = self._sizes(run.experiment.plan)
         self._balancer = Balancer(sizes, threshold=threshold, patience=1)
-        self._unsteady: set[int] = set()
+        self._unsure: dict[int, int] = {}
         self._seen: dict[int, dict[int, float]] = {}
-        self._window: list[tuple[float, ...]] = []
+        self._lengths = tuple(often * patience for often in LOOKS)
+        self._window: deque[Sequence[float]] = deque(maxlen=self._lengths[-1])
         self._from = -1
         self._lock = threading.Lock()
         self._end: Callable[[], None] = run.subscribe(self._take)
@@ -105,6 +115,8 @@ class Rebalancer:
             world = self.run.experiment.plan.world_size
             for row in rows:
                 step = int(row["step"])
+                if _samples(row) < self.run.experiment.batch_size - 0.5:
+                    continue  # the short last batch of an epoch is shared out otherwise
                 times = self._seen.setdefault(step, {})
                 times[int(row["rank"])] = row["compute_s"]
                 if len(times) == world:
@@ -120,51 +132,67 @@ class Rebalancer:
         if step <= self._from:  # the first step under other shares gets its memory
             return
         self._window.append(seconds)
-        if len(self._window) < self._patience:
-            return
-        times = self._believed(step)
-        if times is None:
+        every = tuple(self._window)
+        looks = [Evidence(every[-n:]) for n in self._lengths if n <= len(every)]
+        if any(self._acts(step, seen) for seen in looks):
             self._window.clear()
-            return
-        typical = tuple(map(statistics.median, times))
-        used = [rank for rank, size in enumerate(self._balancer.sizes) if size]
-        slow, fast = max(used, key=typical.__getitem__), min(used, key=typical.__getitem__)
+        elif len(looks) == len(LOOKS) and (unsure := set.intersection(*map(self._unknown, looks))):
+            self._report(step, looks[-1], unsure)
+            if (kept := self._with_kept(looks[-1], unsure)) and self._acts(step, kept):
+                self._window.clear()
+        else:
+            self._unsure.clear()
+
+    def _acts(self, step: int, seen: Evidence) -> bool:
+        """Whether these times are plain enough to give other shares, or to leave them for good."""
+        if self._unknown(seen):
+            return False
+        typical = seen.seconds
+        slow = max(self._used, key=typical.__getitem__)
+        fast = min(self._used, key=typical.__getitem__)
         self.imbalance = 1 - typical[fast] / typical[slow]
-        if self.imbalance > self._threshold:
-            if not _is_sure(times[slow], times[fast], self._threshold):
-                if len(self._window) >= LONGEST * self._patience:
-                    self._window.clear()
-                return
-            self._balance(step, typical)
-        self._window.clear()
-
-    def _balance(self, step: int, typical: tuple[float, ...]) -> None:
+        if not seen.is_longer(slow, fast, self._threshold):
+            return False
         before, self._balancer = self._balancer, self._balancer.measured(typical)
-        sizes = self._balancer.sizes
-        if sizes != before.sizes:
-            self.changes.append(Rebalanced(step, sizes, self.run.replan(self._plan(sizes))))
+        if self._balancer.sizes != before.sizes:
+            now = self._balancer.sizes
+            self.changes.append(Rebalanced(step, now, self.run.replan(self._plan(now))))
+        return True
 
-    def _believed(self, step: int) -> list[tuple[float, ...]] | None:
-        """Seconds of each rank in the window; None: of one of them nothing is known."""
-        found = list[tuple[float, ...]]()
-        for rank, times in enumerate(zip(*self._window, strict=True)):
-            middle = statistics.median(times)
-            spread = statistics.median(abs(seconds - middle) for seconds in times)
-            if spread <= STEADY * middle:
-                self._unsteady.discard(rank)
-                found.append(times)
-                continue
-            known = self._balancer.expected(rank)
-            if rank not in self._unsteady:
-                self._unsteady.add(rank)
-                self._note(
-                    f"until step {step} the times of rank {rank} did not converge: "
-                    f"{min(times):.3g} .. {max(times):.3g} s in {len(times)} steps; "
-                    + ("nothing changes" if known is None else "its last model is kept")
-                )
-            if known is not None:
-                found.append((known,) * len(times))
-        return found if len(found) == len(self._balancer.sizes) else None
+    @property
+    def _used(self) -> list[int]:
+        """Ranks that have something to compute."""
+        return [rank for rank, size in enumerate(self._balancer.sizes) if size]
+
+    def _unknown(self, seen: Evidence) -> set[int]:
+        """Ranks of which these times do not tell well enough how long they take."""
+        return {rank for rank in self._used if self._spread(seen, rank) > TRUSTED}
+
+    def _spread(self, seen: Evidence, rank: int) -> float:
+        return seen.spread(rank, [other for other in self._used if other != rank])
+
+    def _with_kept(self, seen: Evidence, unsure: set[int]) -> Evidence | None:
+        """The same with what was last known of these ranks; None: of one nothing was."""
+        known = {rank: self._balancer.expected(rank) for rank in unsure}
+        if None in known.values():
+            return None
+        return Evidence([[known.get(r) or s for r, s in enumerate(own)] for own in seen.steps])
+
+    def _report(self, step: int, seen: Evidence, unsure: set[int]) -> None:
+        """Says of ranks whose times have not converged for long, once until they do.
+
+        A device that has just changed is not yet one of them: the steps from before are among the
+        last ones for a while.
+        """
+        self._unsure = {rank: self._unsure.get(rank, 0) + 1 for rank in unsure}
+        for rank in (rank for rank, n in self._unsure.items() if n == self._lengths[-2]):
+            known = self._balancer.expected(rank) is not None
+            self._note(
+                f"until step {step} the times of rank {rank} did not converge: "
+                f"{seen.seconds[rank]:.3g} s +- {self._spread(seen, rank):.0%} in "
+                f"{len(seen.steps)} steps, {TRUSTED:.0%} is believed; "
+                + ("its last model is kept" if known else "nothing changes")
+            )
 
     def _note(self, text: str) -> None:
         self.notes.append(text)
@@ -189,16 +217,7 @@ class Rebalancer:
         return f"<Rebalancer: {self.split} {sizes}, imbalance {now}, {len(self.changes)} changes>"
 
 
-def _is_sure(slow: Sequence[float], fast: Sequence[float], threshold: float) -> bool:
-    """Whether one rank takes longer than another by more than the threshold, and not by chance.
-
-    Args:
-        slow: its seconds, step by step.
-        fast: of the other one, in the same steps.
-        threshold: relative to the slow one.
-    """
-    beyond = [(1 - threshold) * one - other for one, other in zip(slow, fast, strict=True)]
-    if len(beyond) < 2:
-        return True
-    error = statistics.stdev(beyond) / len(beyond) ** 0.5
-    return statistics.fmean(beyond) > float(stdtrit(len(beyond) - 1, CONFIDENCE)) * error
+def _samples(row: Row) -> float:
+    """Of the step's batch."""
+    seconds = row["compute_s"] + row["communication_s"] + row["wait_s"]
+    return row["samples_per_s"] * seconds

@@ -12,22 +12,19 @@ signals, is ours.
 
 import os
 import signal
+import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
+from pathlib import Path
 
-import psutil
-
-# So much of the processor's time makes a turn: short against a layer, since what is still owed when
-# ranks meet makes all of them wait, and long against a signal.
-TURN_S = 0.001
-LOOK_S = 0.0005
-JOIN_WITHIN_S = 1.0
+SCRIPT = Path(__file__).with_name("throttling.py")
 
 
 class Throttle:
-    """Makes a process so many times slower, until it is told to stop.
+    """Makes a process so many times slower, until it is told to stop, or this process ends.
+
+    It does so from the moment on at which this returns.
 
     Args:
         pid: of the process.
@@ -36,10 +33,16 @@ class Throttle:
 
     def __init__(self, pid: int, factor: float) -> None:
         self.pid, self.factor = pid, factor
-        self._over = threading.Event()
-        self._ran_s = self._held_s = 0.0
-        self._thread = threading.Thread(target=self._turns, name=f"slow {pid}", daemon=True)
-        self._thread.start()
+        self._lock = threading.Lock()
+        self._measured = 1.0
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(SCRIPT), str(pid), repr(factor)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # a notebook's stop button is not meant for it
+        )
+        self._heard()
 
     @property
     def measured(self) -> float:
@@ -47,47 +50,29 @@ class Throttle:
 
         1 as long as it has not run.
         """
-        ran_s = self._ran_s
-        return (ran_s + self._held_s) / ran_s if ran_s else 1.0
+        with self._lock, suppress(OSError, ValueError):  # it has ended
+            assert self._process.stdin is not None
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+            ran_s, held_s = map(float, self._heard().split())
+            if ran_s > 0:
+                self._measured = (ran_s + held_s) / ran_s
+        return self._measured
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the process has ended, or it was told to stop."""
+        return self._process.poll() is not None
 
     def stop(self) -> None:
         """Lets the process run again."""
-        self._over.set()
-        self._thread.join(JOIN_WITHIN_S)
+        with self._lock, suppress(OSError):
+            self._process.communicate()
         send(self.pid, signal.SIGCONT)
 
-    def _turns(self) -> None:
-        try:
-            before = processor_s(self.pid)
-            while not self._over.wait(LOOK_S):
-                self._ran_s = processor_s(self.pid) - before
-                # What earlier turns were too long or too short is made up for by this one.
-                owed_s = self._ran_s * (self.factor - 1) - self._held_s
-                if owed_s < TURN_S * (self.factor - 1):
-                    continue
-                if not send(self.pid, signal.SIGSTOP):
-                    return
-                began = time.monotonic()
-                self._over.wait(owed_s)
-                send(self.pid, signal.SIGCONT)
-                self._held_s += time.monotonic() - began
-        except (OSError, psutil.Error):
-            return  # the process has ended
-        finally:
-            send(self.pid, signal.SIGCONT)
-
-
-def processor_s(pid: int) -> float:
-    """Seconds of processors' time that a process has taken, of all its threads.
-
-    Raises:
-        OSError: there is no such process.
-        psutil.NoSuchProcess: the same, elsewhere than on Linux.
-    """
-    if sys.platform == "linux":  # clock_getcpuclockid(3), to the nanosecond
-        return time.clock_gettime(~pid << 3 | 2)
-    times = psutil.Process(pid).cpu_times()
-    return float(times.user + times.system)
+    def _heard(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
 
 
 def send(pid: int, number: signal.Signals) -> bool:

@@ -40,6 +40,7 @@ def cut(
     *,
     device: torch.device,
     dtype: torch.dtype | None = None,
+    traced: torch.fx.GraphModule | None = None,
 ) -> CutModel:
     """Rewrites the traced model for one rank, reading only this rank's slices.
 
@@ -50,17 +51,21 @@ def cut(
         reader: the weights, whole or in pieces of any other plan.
         device: where to build.
         dtype: of floating-point weights; None: as they were saved.
+        traced: the graph's `skeleton`, to be rewritten; None: the model is built and traced anew.
 
     Source: the rewriting of SplitBrain (arXiv:2112.15317), with conversions as explicit nodes.
     """
-    return _Cutting(plan, context, groups).apply(reader, device, dtype)
+    traced = skeleton(plan.graph) if traced is None else traced
+    return _Cutting(plan, context, groups, traced).apply(reader, device, dtype)
 
 
 class _Cutting:
-    def __init__(self, plan: Plan, context: BatchContext, groups: Groups) -> None:
+    def __init__(
+        self, plan: Plan, context: BatchContext, groups: Groups, traced: torch.fx.GraphModule
+    ) -> None:
         self.plan, self.graph, self.flow = plan, plan.graph, plan.flow
         self.context, self.groups, self.rank = context, groups, context.rank
-        self.traced = skeleton(plan.graph)
+        self.traced = traced
         self.nodes = {node.name: node for node in self.traced.graph.nodes}
         self.steps: dict[tuple[str, tuple[Conversion, ...]], torch.fx.Node] = {}
 

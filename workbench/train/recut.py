@@ -2,18 +2,18 @@
 
 At a step's end every rank has its pieces of weights, buffers and optimizer state. Under another
 plan some of their elements belong elsewhere; only these travel (`plan/recut.py`), straight from
-place to place (`comm/parts.py`), so that nothing more than the pieces is held. The rank's part
-of the model is then built as from a checkpoint, from what it kept and what came.
+place to place (`comm/parts.py`), so that nothing more than the pieces is held, while each rank
+copies what it keeps. Its part of the model is then built as from a checkpoint.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from workbench.comm.group import Group
-from workbench.comm.parts import MOST_BYTES, Part, exchange_parts
+from workbench.comm.parts import MOST_BYTES, Kept, Part, exchange_parts
 from workbench.plan.placement import Shard
 from workbench.plan.recut import Move, Recut, Region, held, replica_after
 from workbench.plan.weights import WeightPlacement
@@ -73,21 +73,24 @@ def move_pieces(
         CommError: a rank is gone. `own` is as it was.
     """
     rank, found = everyone.rank, dict[str, Tensor]()
+    kept = dict[torch.dtype, list[Kept]]()
     for entry in entries:
         before, after = (p.flow.weights[entry.weight] for p in (recut.before, recut.after))
         later = replica_after(after, everyone.size, entry.replica)
-        if later is not None:
-            if rank // after.group_size == later:
-                found[entry.key] = _kept(entry, before, after, rank, own)
-        elif (before.placement, before.group_size) == (after.placement, after.group_size):
+        if later is None and _lies_alike(before, after):
             found[entry.key] = own[entry.key] if entry.key in own else _empty(entry, after, rank)
-        else:
-            found[entry.key] = _kept(entry, before, after, rank, own)
+        elif later is None or rank // after.group_size == later:
+            found[entry.key] = piece = _empty(entry, after, rank)
+            kept.setdefault(entry.dtype, []).extend(_kept(entry, before, after, rank, own, piece))
     for dtype in sorted({entry.dtype for entry in entries}, key=str):
         alike = [entry for entry in entries if entry.dtype == dtype]
         parts = _parts(alike, recut, own, found, rank)
-        exchange_parts(parts, dtype, everyone, layer=RECUT)
+        exchange_parts(parts, dtype, everyone, kept.get(dtype, ()), layer=RECUT)
     return found
+
+
+def _lies_alike(before: WeightPlacement, after: WeightPlacement) -> bool:
+    return (before.placement, before.group_size) == (after.placement, after.group_size)
 
 
 def _kept(
@@ -96,9 +99,9 @@ def _kept(
     after: WeightPlacement,
     rank: int,
     own: Mapping[str, Tensor],
-) -> Tensor:
-    """The new piece, with what this rank held of it already."""
-    piece = _empty(entry, after, rank)
+    piece: Tensor,
+) -> Iterator[Kept]:
+    """What this rank held of its new piece already."""
     for mine in held(before, rank, entry.replica):
         for wanted in held(after, rank):
             common = tuple(
@@ -106,8 +109,7 @@ def _kept(
             )
             if all(start < stop for start, stop in common):
                 source = own[entry.key][_place(before, rank, common)]
-                piece[_place(after, rank, common)].copy_(source)
-    return piece
+                yield Kept(source, piece[_place(after, rank, common)])
 
 
 def _empty(entry: Entry, placed: WeightPlacement, rank: int) -> Tensor:

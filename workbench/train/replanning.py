@@ -11,6 +11,7 @@ The run that goes on is the one that would have been resumed from a checkpoint a
 """
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 
 import torch
 from torch import Tensor
@@ -58,7 +59,8 @@ def under(state: RankState, plan: Plan, done: int) -> RankState:
     groups = groups_for(plan, world, state.groups, state.asked)
     context = BatchContext(world.rank, (0,) * world.size, seed=experiment.seed)
     reader = Pieces(plan.flow.weights, moved)
-    model = cut(plan, context, groups, reader, device=world.device, dtype=dtype)
+    traced, device = deepcopy(state.traced), world.device
+    model = cut(plan, context, groups, reader, device=device, dtype=dtype, traced=traced)
     updater = updater_of(experiment, model)
 
     def read(kept: str, name: str) -> Tensor:
@@ -80,6 +82,7 @@ def under(state: RankState, plan: Plan, done: int) -> RankState:
         strategy=strategy,
         stepper=Stepper(experiment, model, strategy, state.stepper.data, world, dtype),
         test_data=state.test_data,
+        traced=state.traced,
         groups=groups,
         asked=state.asked.union(group_specs_of(plan)),
         first_step=done,

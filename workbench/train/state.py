@@ -1,10 +1,12 @@
 """What one rank holds while it trains, and how it came by it."""
 
 from collections.abc import Collection
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.fx
 
 from workbench.comm.group import Group
 from workbench.comm.world import World
@@ -12,6 +14,7 @@ from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
 from workbench.layers.cut_model import CutModel, Groups, group_specs
 from workbench.model.slices import Reader, WeightsFile
+from workbench.model.trace import skeleton
 from workbench.plan.experiment import Experiment
 from workbench.plan.plan import Plan
 from workbench.train.checkpoint import in_flight, load, restore
@@ -62,6 +65,7 @@ class RankState:
         strategy: moves the weights.
         stepper: computes gradients.
         test_data: the split to evaluate on.
+        traced: the model's structure, whole and without values: a re-cut rewrites a copy of it.
         groups: this rank's.
         asked: all groups that were made, this rank's or not.
         first_step: steps made before this session.
@@ -76,6 +80,7 @@ class RankState:
     strategy: Strategy
     stepper: Stepper
     test_data: Dataset
+    traced: torch.fx.GraphModule
     groups: Groups
     asked: frozenset[Spec]
     first_step: int
@@ -96,7 +101,10 @@ class RankState:
         reader: Reader = WeightsFile(weights) if saved is None else saved.reader
         context = BatchContext(world.rank, (0,) * world.size, seed=experiment.seed)
         dtype = torch.float64 if experiment.precision == "fp64" else torch.float32
-        model = cut(plan, context, groups, reader, device=world.device, dtype=dtype)
+        traced, device = skeleton(plan.graph), world.device
+        model = cut(
+            plan, context, groups, reader, device=device, dtype=dtype, traced=deepcopy(traced)
+        )
         updater = updater_of(experiment, model)
         if saved is not None:
             restore(saved, model, updater)
@@ -117,6 +125,7 @@ class RankState:
             strategy=strategy,
             stepper=Stepper(experiment, model, strategy, train_data, world, dtype),
             test_data=open_data(experiment.data, shape, classes, "test"),
+            traced=traced,
             groups=groups,
             asked=frozenset(group_specs_of(plan)),
             first_step=first_step,
