@@ -70,6 +70,17 @@ def test_a_rank_that_is_stopped_by_a_signal_is_ended(fake):
     assert "stood still for" in record.attempts[0].reason
 
 
+def test_an_idle_engine_that_is_stopped_is_ended_before_a_job_has_it(fake):
+    before = fake.store.engines()[1].pid
+    os.kill(before, signal.SIGSTOP)
+    deadline = time.monotonic() + 30
+    while (engine := fake.store.engines()[1]).pid == before or engine.state != "idle":
+        assert time.monotonic() < deadline, engine
+        time.sleep(0.01)
+    record = fake.ended(fake.submit(keywords={"steps": 5}))
+    assert (record.state, record.attempt) == ("finished", 1)
+
+
 def test_a_pause_that_is_expected_is_no_fault(fake):
     job = fake.submit(keywords={"steps": 60})
     record = fake.at_step(job, 22)
