@@ -1,5 +1,6 @@
 """Checkpoints that are written while training goes on."""
 
+import os
 import threading
 from types import SimpleNamespace
 
@@ -76,9 +77,31 @@ def test_what_is_given_up_half_way_leaves_the_last_one(tmp_path, gate):
     saver = Saver(tmp_path, part.everyone, keep=1)
     part.train(2)
     part.begin(saver)
+    writing = saver._writing
     saver.close()
+    writing._thread.join()
     assert latest(tmp_path) == old
     assert not list(tmp_path.glob("**/*.safetensors.*part"))
+
+
+def test_who_gives_up_does_not_wait_for_the_disk(tmp_path, monkeypatch):
+    is_slow, fsync = threading.Event(), os.fsync
+
+    def slow(descriptor):
+        assert is_slow.wait(60.0)
+        fsync(descriptor)
+
+    part = saving.alone(until=1)
+    saver = Saver(tmp_path, part.everyone)
+    monkeypatch.setattr(os, "fsync", slow)
+    part.begin(saver)
+    writing = saver._writing
+    saver.close()
+    assert writing._thread.is_alive()
+    is_slow.set()
+    writing._thread.join()
+    assert latest(tmp_path) is None
+    assert not list(tmp_path.glob("**/*.safetensors*"))
 
 
 def test_it_has_its_name_once_every_rank_s_part_is_there(tmp_path):

@@ -6,7 +6,7 @@ Each kill is done to a run of its own, at a moment that its seed says: an engine
 or stopped (SIGSTOP), or the job server ended; while ranks compute or communicate, while a
 checkpoint is written, while they change their plan, or while the job is being started. The final
 loss is held against that of a run that nothing was done to. Two parts: many small runs, two at a
-time on four engines; and a few of VGG-11 on all four, for the times and for what checkpoints cost.
+time on six engines; and a few of VGG-11 on four, for the times and for what checkpoints cost.
 """
 
 import sys
@@ -29,6 +29,7 @@ from workbench.plan.experiment import SGD, Experiment, Synthetic
 from workbench.plan.plan import Plan
 
 ENGINES, RANKS = 4, 2
+AT_ONCE = 2  # small runs; others take their engines while those of the last ones are replaced
 KILLS, LARGE = 200, 6
 PAIRS = 12  # of blocks of steps, for the cost of checkpoints
 TIMEOUT_S = 60.0
@@ -40,9 +41,9 @@ def run(*, quick: bool) -> Report:
     large: list[Row] = []
     costs: list[float] = []
     if quick:
-        rows = survivors(range(len(KINDS)), RANKS)
+        rows = survivors(range(len(KINDS)), 1)
     else:
-        rows = survivors(range(KILLS), ENGINES)
+        rows = survivors(range(KILLS), AT_ONCE)
         with _cluster(ENGINES) as cluster:
             large = list(_large(cluster))
             costs = checkpointing.costs(cluster, _vgg(), PAIRS)
@@ -65,9 +66,10 @@ def run(*, quick: bool) -> Report:
     )
 
 
-def survivors(seeds: Sequence[int], engines: int) -> list[Row]:
-    """What became of one small run for each seed, so many at a time as there is room for."""
-    with _cluster(engines) as cluster, ThreadPoolExecutor(engines // RANKS) as side_by_side:
+def survivors(seeds: Sequence[int], at_once: int) -> list[Row]:
+    """What became of one small run for each seed, so many at a time."""
+    engines = (2 * at_once - 1) * RANKS
+    with _cluster(engines) as cluster, ThreadPoolExecutor(at_once) as side_by_side:
         small = _small(cluster)
         straight = small.straight()
 
@@ -164,4 +166,4 @@ def _figure(name: str, column: str, rows: Iterable[Row]) -> dict[str, Figure]:
 
 
 if __name__ == "__main__":  # a few seeds by themselves: recovery FIRST STOP
-    survivors(range(int(sys.argv[1]), int(sys.argv[2])), ENGINES)
+    survivors(range(int(sys.argv[1]), int(sys.argv[2])), AT_ONCE)
