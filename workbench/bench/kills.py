@@ -147,7 +147,7 @@ class Target:
             time.sleep(chance.random() * 0.4)
             return
         steps = self.experiment.steps
-        step = chance.randrange(steps // 8, steps // 2)
+        step = chance.randrange(steps // 4, steps // 2)
         self._until(job, lambda: any(row["step"] >= step for row in run.rows[-1:]))
         if kill.phase == "checkpoint":
             self._until(job, lambda: any(run.directory.glob("step-*.tmp")))

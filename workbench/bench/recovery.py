@@ -30,14 +30,15 @@ from workbench.plan.plan import Plan
 
 ENGINES, RANKS = 4, 2
 AT_ONCE = 2  # small runs; others take their engines while those of the last ones are replaced
-KILLS, LARGE = 200, 6
-PAIRS = 12  # of blocks of steps, for the cost of checkpoints
+KILLS, STEPS = 200, 160
+LARGE, LARGE_STEPS = 2, 48  # for each plan of VGG-11
+PAIRS = 5  # of blocks of steps, for the cost of checkpoints
 TIMEOUT_S = 60.0
 Row = Mapping[str, Cell]
 
 
 def run(*, quick: bool) -> Report:
-    """Kills 200 small runs and 6 of VGG-11; `quick`: 3 small ones and none."""
+    """Kills 200 small runs and 4 of VGG-11; `quick`: 3 small ones and none."""
     large: list[Row] = []
     costs: list[float] = []
     if quick:
@@ -46,7 +47,7 @@ def run(*, quick: bool) -> Report:
         rows = survivors(range(KILLS), AT_ONCE)
         with _cluster(ENGINES) as cluster:
             large = list(_large(cluster))
-            costs = checkpointing.costs(cluster, _vgg(), PAIRS)
+            costs = _costs(cluster)
     return Report(
         "recovery",
         (*rows, *large),
@@ -60,8 +61,8 @@ def run(*, quick: bool) -> Report:
             "resumed: until that attempt's first step was done; of VGG-11 with a warm spare.",
             "seconds_to_detect: of those in which no other kill had just ended the server, too.",
             "steps_lost: checkpoints are written every 10 steps, beside the steps that follow.",
-            f"checkpoint_cost: what one every {checkpointing.BLOCK} steps of VGG-11 adds to their "
-            "time, as a part of it; steps with and without in turns, in one run.",
+            f"checkpoint_cost: what one every {checkpointing.BLOCK} steps of VGG-11, data parallel, "
+            "adds to their time, as a part of it; steps with and without in turns, in one run.",
         ),
     )
 
@@ -100,23 +101,30 @@ def _small(cluster: Cluster) -> Target:
     graph = trace(net, input_shape=(3, 16, 16))
     plan, other = Plan.data_parallel(graph, RANKS), Plan.hybrid(graph, RANKS)
     return Target(
-        cluster, Store(cluster.folder / STORE), _experiment(plan, "fp64", 160), other, net
+        cluster, Store(cluster.folder / STORE), _experiment(plan, "fp64", STEPS), other, net
     )
 
 
-def _vgg() -> Experiment:
-    graph = trace("vgg11", input_shape=(3, 32, 32), num_classes=10)
-    return _experiment(Plan.data_parallel(graph, ENGINES), "fp32", 32)
-
-
 def _large(cluster: Cluster) -> Iterable[Row]:
-    experiment = _vgg()
-    other = Plan.hybrid(experiment.plan.graph, ENGINES)
-    target = Target(cluster, Store(cluster.folder / STORE), experiment, other)
-    straight = target.straight()
-    for seed in range(LARGE):
-        target.wait_for_spare()
-        yield _told(target.survive(Kill(seed, KINDS[seed % 2], "step"), straight))
+    graph = trace("vgg11", input_shape=(3, 32, 32), num_classes=10)
+    plans = {
+        "data parallel": Plan.data_parallel(graph, ENGINES),
+        "hybrid": Plan.hybrid(graph, ENGINES),
+    }
+    store = Store(cluster.folder / STORE)
+    for (name, plan), other in zip(plans.items(), reversed(plans.values()), strict=True):
+        target = Target(cluster, store, _experiment(plan, "fp32", LARGE_STEPS), other)
+        straight = target.straight()
+        for seed in range(LARGE):
+            target.wait_for_spare()
+            row = target.survive(Kill(seed, KINDS[seed % 2], "step"), straight)
+            yield _told({**row, "VGG-11": name})
+
+
+def _costs(cluster: Cluster) -> list[float]:
+    graph = trace("vgg11", input_shape=(3, 32, 32), num_classes=10)
+    plan = Plan.data_parallel(graph, ENGINES)
+    return checkpointing.costs(cluster, _experiment(plan, "fp32", LARGE_STEPS), PAIRS)
 
 
 def _told(row: Row) -> Row:
