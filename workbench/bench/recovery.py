@@ -61,8 +61,8 @@ def run(*, quick: bool) -> Report:
             "resumed: until that attempt's first step was done; of VGG-11 with a warm spare.",
             "seconds_to_detect: of those in which no other kill had just ended the server, too.",
             "steps_lost: checkpoints are written every 10 steps, beside the steps that follow.",
-            f"checkpoint_cost: what one every {checkpointing.BLOCK} steps of VGG-11, data parallel, "
-            "adds to their time, as a part of it; steps with and without in turns, in one run.",
+            f"checkpoint_cost: what one every {checkpointing.BLOCK} steps of VGG-11, data parallel,"
+            " adds to their time, as a part of it; steps with and without in turns, in one run.",
         ),
     )
 
