@@ -57,6 +57,19 @@ def test_the_assistant_stands_in_at_once(fake):
     assert fake.ended(call).state == "finished"
 
 
+def test_an_idle_engine_takes_over_where_there_is_one(fake):
+    job = fake.submit(engines=1, keywords={"steps": 60})
+    record = fake.at_step(job, 22)
+    fake.replaces = False
+    os.kill(record.pids[0], signal.SIGKILL)
+    record = fake.ended(job)
+    fake.replaces = True
+    (gone,) = record.attempts[0].places
+    fake.start_engine(gone)
+    assert (record.state, record.attempt, value(record)) == ("finished", 2, value_after(60))
+    assert record.attempts[1].places == (1 - gone,)
+
+
 def test_a_rank_that_is_stopped_by_a_signal_is_ended(fake):
     job = fake.submit(keywords={"steps": 60})
     record = fake.at_step(job, 22)

@@ -109,6 +109,9 @@ class Carrier:
         missing = [place for place in record.held if not self._fleet.is_ready(place)]
         if not missing:
             return self._begin(work, now)
+        may_move = record.kind == "train" and record.places is None and work.is_over
+        if may_move and (moved := self._fleet.moved(record.held, missing)) is not None:
+            return self._begin(work, now, moved)
         for place in missing:
             self._fleet.stand_in(place)
         waited = now - work.waits_since
