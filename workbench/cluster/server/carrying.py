@@ -99,7 +99,7 @@ class Carrier:
         return True
 
     def _gather(self, work: Work, now: float) -> bool:
-        """Begins the attempt as soon as all its engines are there."""
+        """Begins the attempt as soon as all its engines are there, or idle ones like them."""
         record = work.record
         if record.wish:
             return not self._release(work, becomes(record.wish))
