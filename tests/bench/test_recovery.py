@@ -5,6 +5,35 @@ import json
 import pytest
 
 from workbench.bench.__main__ import main
+from workbench.bench.checkpointing import BLOCK, costs_in
+from workbench.bench.kills import Target
+from workbench.cluster.jobs.record import AttemptRecord
+
+
+def attempt(number, reason, *, is_lost=True):
+    return AttemptRecord(number, (0, 1), 0.0, 1.0, reason=reason, is_lost=is_lost)
+
+
+def test_an_attempt_more_is_counted_unless_an_engine_was_killed_before_it():
+    target = Target(None, None, None, None, killed={17})
+    died = attempt(1, "rank 1 (pid 17) died: its process was ended by SIGKILL")
+    others = (
+        attempt(1, "rank 1 (pid 171) died: its process was ended by SIGKILL"),
+        attempt(1, "rank 0 failed: PeerLost: rank 1 is gone"),
+        attempt(1, "rank 1 (pid 17) was interrupted", is_lost=False),
+    )
+    assert target.was_killed(died)
+    assert not any(target.was_killed(other) for other in others)
+
+
+def test_what_checkpoints_cost_is_told_by_steps_with_and_without_in_turns():
+    took = [9.0] * 2 * BLOCK + ([1.5] + [1.0] * (BLOCK - 1) + [1.0] * BLOCK) * 3
+    rows = [
+        {"step": step, "rank": rank, "time": sum(took[: step + 1])}
+        for step in range(len(took))
+        for rank in (0, 1)
+    ]
+    assert costs_in(rows) == pytest.approx([0.5 / BLOCK] * 3)
 
 
 @pytest.mark.slow

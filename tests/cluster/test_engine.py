@@ -1,5 +1,6 @@
 """What an engine does when it is called: the rank's files tell it all."""
 
+import errno
 import importlib
 import os
 import signal
@@ -55,6 +56,10 @@ def returns_a_tensor(**_given):
     import torch
 
     return torch.ones(2)
+
+
+def returns_what_cannot_travel(**_given):
+    return lambda: None
 
 
 def imports(*, name, **_given):
@@ -117,6 +122,51 @@ def test_too_large_an_answer_is_refused(tmp_path):
     answer = Answer.unpack(called(tmp_path, "returns_too_much").answer)
     assert answer.error[0] == "ControlMessageTooLarge"
     assert "at most 65,536" in answer.error[1]
+
+
+def test_what_cannot_travel_is_told(tmp_path):
+    answer = Answer.unpack(called(tmp_path, "returns_what_cannot_travel").answer)
+    assert answer.kind == "raised"
+    assert "returns_what_cannot_travel" in answer.error[1]
+
+
+def test_a_rank_that_cannot_answer_ends_its_process(tmp_path, monkeypatch, capfd):
+    """Its error would be lost on a server that is not there; the end of a process is seen later."""
+
+    def full(files, answer):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(RankFiles, "end", full)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit) as ended:
+        called(tmp_path, "adds", first=1, second=2)
+    assert ended.value.code == os.EX_IOERR
+    assert "rank 0 ends, as it cannot write its answer: [Errno 28]" in capfd.readouterr().err
+
+
+def test_a_rank_that_could_not_begin_begins_at_the_next_call(tmp_path, monkeypatch):
+    def full(descriptor, mode):
+        os.close(descriptor)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdopen", full)
+        with pytest.raises(OSError, match="No space left"):
+            called(tmp_path, "adds", first=1, second=2)
+    assert Answer.unpack(called(tmp_path, "adds", first=1, second=2).answer).kind == "returned"
+
+
+def test_an_interrupt_that_comes_at_once_is_answered(tmp_path, monkeypatch):
+    begin = RankFiles.begin
+
+    def seen(files):
+        has_begun = begin(files)
+        signal.raise_signal(signal.SIGINT)
+        return has_begun
+
+    monkeypatch.setattr(RankFiles, "begin", seen)
+    files = called(tmp_path, "adds", first=1, second=2)
+    assert Answer.unpack(files.answer).kind == "interrupted"
 
 
 def test_a_task_that_is_not_there_is_told(tmp_path):

@@ -1,6 +1,8 @@
 """Checkpoints that are written while training goes on."""
 
+import os
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,8 +12,11 @@ from workbench.model.errors import CheckpointError
 from workbench.model.slices import PieceSet
 from workbench.model.snapshot import Snapshot
 from workbench.train.checkpoint import latest
+from workbench.train.control import Control
+from workbench.train.loop import Loop
 from workbench.train.parts import parts
-from workbench.train.saver import Saver
+from workbench.train.saver import Saver, _Writing
+from workbench.train.wishes import SaveNow, Wishes
 
 
 @pytest.fixture
@@ -72,9 +77,31 @@ def test_what_is_given_up_half_way_leaves_the_last_one(tmp_path, gate):
     saver = Saver(tmp_path, part.everyone, keep=1)
     part.train(2)
     part.begin(saver)
+    writing = saver._writing
     saver.close()
+    writing._thread.join()
     assert latest(tmp_path) == old
     assert not list(tmp_path.glob("**/*.safetensors.*part"))
+
+
+def test_who_gives_up_does_not_wait_for_the_disk(tmp_path, monkeypatch):
+    is_slow, fsync = threading.Event(), os.fsync
+
+    def slow(descriptor):
+        assert is_slow.wait(60.0)
+        fsync(descriptor)
+
+    part = saving.alone(until=1)
+    saver = Saver(tmp_path, part.everyone)
+    monkeypatch.setattr(os, "fsync", slow)
+    part.begin(saver)
+    writing = saver._writing
+    saver.close()
+    assert writing._thread.is_alive()
+    is_slow.set()
+    writing._thread.join()
+    assert latest(tmp_path) is None
+    assert not list(tmp_path.glob("**/*.safetensors*"))
 
 
 def test_it_has_its_name_once_every_rank_s_part_is_there(tmp_path):
@@ -111,3 +138,32 @@ def test_what_went_wrong_is_told_where_ranks_meet_next(tmp_path, monkeypatch):
         part.begin(saver)
     assert latest(tmp_path) == old
     assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_wished_checkpoint_is_whole_when_it_is_noted_as_carried_out(tmp_path, gate, monkeypatch):
+    wait, carry_out, there = _Writing.wait_for_part, Wishes.carry_out, []
+
+    def opening(writing):
+        gate.set()  # nothing is written before somebody waits for it
+        wait(writing)
+
+    def noted(wishes, number, found):
+        there.append((number, found.step, latest(tmp_path)))
+        carry_out(wishes, number, found)
+
+    monkeypatch.setattr(_Writing, "wait_for_part", opening)
+    monkeypatch.setattr(Wishes, "carry_out", noted)
+    part = saving.alone(until=3)
+    state = SimpleNamespace(
+        everyone=part.everyone,
+        experiment=saving.experiment(part.plan, part.value),
+        world=SimpleNamespace(rank=0),
+        tracer=None,
+        model=part.model,
+        updater=part.updater,
+        strategy=SimpleNamespace(settle=lambda: None, in_flight=[], residuals=[]),
+    )
+    loop = Loop(state, None, tmp_path, Control(), None)
+    number = Wishes(tmp_path).wish(SaveNow())
+    loop._hear(number, part.done)
+    assert there == [(number, 3, tmp_path / "step-000003")]

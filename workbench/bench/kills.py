@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from torch import nn
@@ -16,7 +16,7 @@ from torch import nn
 from workbench.bench.report import Cell
 from workbench.cluster.cluster import Cluster
 from workbench.cluster.errors import ClusterError, RunError
-from workbench.cluster.jobs.record import JobRecord
+from workbench.cluster.jobs.record import AttemptRecord, JobRecord
 from workbench.cluster.jobs.store import Store
 from workbench.cluster.rank_files import WITHDRAWN, RankFiles
 from workbench.cluster.run import Run
@@ -33,6 +33,15 @@ PHASES: tuple[Phase, ...] = ("step", "checkpoint", "step", "re-cut", "scheduling
 CLOSE = 1e-6
 END_S = 180.0
 LOOK_S = 0.002
+SERVER_S = 5.0  # from one server's end until the next one is at work, at most
+_TIMES = (
+    "server there",
+    "detected in s",
+    "ranks ended in s",
+    "begun in s",
+    "resumed in s",
+    "steps lost",
+)
 _SIGNALS = {"engine SIGKILL": signal.SIGKILL, "engine SIGSTOP": signal.SIGSTOP}
 
 
@@ -67,6 +76,8 @@ class Target:
         experiment: that trains.
         other: the plan of a re-cut.
         module: the model, where it has no name.
+        killed: processes of engines that were ended or stopped here, by whichever kill.
+        ended_servers: when, in seconds since the epoch, a server was.
     """
 
     cluster: Cluster
@@ -74,6 +85,8 @@ class Target:
     experiment: Experiment
     other: Plan
     module: nn.Module | None = None
+    killed: set[int] = field(default_factory=set)
+    ended_servers: list[float] = field(default_factory=list)
 
     def straight(self) -> float:
         """The final loss of a run that nothing is done to."""
@@ -89,7 +102,7 @@ class Target:
         run = self._begun()
         assert run.id is not None
         self._await(kill, run, run.id)
-        at = self._do(kill, run.id)
+        pid, at = self._do(kill, run.id)
         ended, difference = True, math.nan
         try:
             difference = abs(loss_of(run.wait(END_S)) - straight)
@@ -99,21 +112,25 @@ class Target:
         except (RunError, ClusterError):
             pass  # the record says how it ended
         last = self.store.job(run.id)
-        allowed = 1 + sum(attempt.is_lost for attempt in last.attempts)
-        survived = last.state == "finished" and difference <= CLOSE and last.attempt <= allowed
+        again = last.attempt - 1 - sum(self.was_killed(attempt) for attempt in last.attempts)
+        survived = last.state == "finished" and difference <= CLOSE and not again
         found: dict[str, Cell] = {
             "seed": kill.seed,
             "kind": kill.kind,
             "phase": kill.phase,
             "ended": last.state if ended else "hangs",
             "attempts": last.attempt,
-            "more than once": int(last.attempt > allowed),
+            "more than once": again,
             "loss differs by": "" if math.isnan(difference) else difference,
             "survived": int(survived),
-            **_times(last, at),
+            **self._times(last, pid, at),
         }
         shutil.rmtree(run.directory, ignore_errors=True)
         return found
+
+    def was_killed(self, attempt: AttemptRecord) -> bool:
+        """Whether an attempt was lost with an engine that was killed here; not by itself."""
+        return any(_lost_with(attempt, pid) for pid in self.killed)
 
     def wait_for_spare(self) -> None:
         """Returns when all engines are there, the assistant too."""
@@ -130,7 +147,7 @@ class Target:
             time.sleep(chance.random() * 0.4)
             return
         steps = self.experiment.steps
-        step = chance.randrange(steps // 8, steps // 2)
+        step = chance.randrange(steps // 4, steps // 2)
         self._until(job, lambda: any(row["step"] >= step for row in run.rows[-1:]))
         if kill.phase == "checkpoint":
             self._until(job, lambda: any(run.directory.glob("step-*.tmp")))
@@ -146,25 +163,48 @@ class Target:
         while not holds() and not self.store.job(job).has_ended:
             time.sleep(LOOK_S)
 
-    def _do(self, kill: Kill, job: int) -> float:
-        """Does it; when, in seconds since the epoch."""
+    def _do(self, kill: Kill, job: int) -> tuple[int, float]:
+        """Does it; to which process, and when, in seconds since the epoch."""
         chance = random.Random(-kill.seed)
         while True:
             if kill.kind == "server SIGKILL":
-                pid, number = int((self.cluster.folder / LOCK).read_text()), signal.SIGKILL
+                if not (text := (self.cluster.folder / LOCK).read_text()):
+                    continue  # another kill was before this one; the next server is coming
+                pid, number = int(text), signal.SIGKILL
             else:
                 engines = [each for each in self.store.engines() if not each.is_assistant]
                 free = [each.pid for each in engines if each.pid and each.job in (None, job)]
                 if not (pids := self.store.job(job).pids or free):
                     time.sleep(LOOK_S)
                     continue
-                pid = chance.choice(pids)
-                number = _SIGNALS[kill.kind]
+                pid, number = chance.choice(pids), _SIGNALS[kill.kind]
+                self.killed.add(pid)
             at = time.time()
             with suppress(ProcessLookupError):  # another kill was before this one
                 os.kill(pid, number)
-                return at
+                if kill.kind == "server SIGKILL":
+                    self.ended_servers.append(at)
+                return pid, at
             time.sleep(LOOK_S)
+
+    def _times(self, record: JobRecord, pid: int, at: float) -> dict[str, Cell]:
+        """Of a run that lost an attempt: until the server knew it, and so on until it went on."""
+        over = next((n for n, each in enumerate(record.attempts) if _lost_with(each, pid)), None)
+        if over is None or over + 1 == len(record.attempts):
+            return dict.fromkeys(_TIMES, "")
+        lost, following = record.attempts[over : over + 2]
+        known = (attempt_folder(record.directory, lost.number) / WITHDRAWN).stat().st_mtime
+        again = Tail(RankFiles(attempt_folder(record.directory, following.number), 0)).read(1)
+        alone = not any(at - SERVER_S < ended < known for ended in self.ended_servers)
+        found: tuple[Cell, ...] = (
+            int(alone),
+            known - at,
+            lost.ended_at - at,
+            following.started_at - at,
+            again[0]["time"] - at if again else "",
+            max(lost.step - following.resumed, 0),
+        )
+        return dict(zip(_TIMES, found, strict=True))
 
 
 def loss_of(run: Run) -> float:
@@ -172,16 +212,5 @@ def loss_of(run: Run) -> float:
     return float(run.metrics["loss"].iloc[-1])
 
 
-def _times(record: JobRecord, at: float) -> dict[str, Cell]:
-    """Of a run that lost an attempt: until the server knew it, and until a step of the next."""
-    over = next((n for n, attempt in enumerate(record.attempts) if attempt.is_lost), None)
-    if over is None or over + 1 == len(record.attempts):
-        return {"detected in s": "", "resumed in s": "", "steps lost": ""}
-    lost, following = record.attempts[over : over + 2]
-    known = attempt_folder(record.directory, lost.number) / WITHDRAWN
-    again = Tail(RankFiles(attempt_folder(record.directory, following.number), 0)).read(1)
-    return {
-        "detected in s": known.stat().st_mtime - at,
-        "resumed in s": again[0]["time"] - at if again else "",
-        "steps lost": max(lost.step - following.resumed, 0),
-    }
+def _lost_with(attempt: AttemptRecord, pid: int) -> bool:
+    return attempt.is_lost and f"(pid {pid})" in attempt.reason

@@ -1,19 +1,24 @@
 """Kills at random moments of real runs: whether all end as if nothing had been, and how soon.
 
+`python -m workbench.bench.recovery FIRST STOP` does those of some seeds alone.
+
 Each kill is done to a run of its own, at a moment that its seed says: an engine is ended (SIGKILL)
 or stopped (SIGSTOP), or the job server ended; while ranks compute or communicate, while a
 checkpoint is written, while they change their plan, or while the job is being started. The final
 loss is held against that of a run that nothing was done to. Two parts: many small runs, two at a
-time on four engines; and a few of VGG-11 on all four, for the times.
+time on six engines; and a few of VGG-11 on four, for the times and for what checkpoints cost.
 """
 
+import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Literal
 
 from torch import nn
 
+from workbench.bench import checkpointing
 from workbench.bench.kills import CLOSE, KINDS, Kill, Target
 from workbench.bench.report import Cell, Figure, Report
 from workbench.cluster.cluster import Cluster
@@ -24,38 +29,64 @@ from workbench.plan.experiment import SGD, Experiment, Synthetic
 from workbench.plan.plan import Plan
 
 ENGINES, RANKS = 4, 2
-KILLS, LARGE = 200, 6
+AT_ONCE = 2  # small runs; others take their engines while those of the last ones are replaced
+KILLS, STEPS = 200, 160
+LARGE, LARGE_STEPS = 2, 48  # for each plan of VGG-11
+PAIRS = 5  # of blocks of steps, for the cost of checkpoints
 TIMEOUT_S = 60.0
 Row = Mapping[str, Cell]
 
 
 def run(*, quick: bool) -> Report:
-    """Kills 200 small runs and 6 of VGG-11; `quick`: 3 small ones and none."""
-    engines = RANKS if quick else ENGINES
+    """Kills 200 small runs and 4 of VGG-11; `quick`: 3 small ones and none."""
+    large: list[Row] = []
+    costs: list[float] = []
+    if quick:
+        rows = survivors(range(len(KINDS)), 1)
+    else:
+        rows = survivors(range(KILLS), AT_ONCE)
+        with _cluster(ENGINES) as cluster:
+            large = list(_large(cluster))
+            costs = _costs(cluster)
+    return Report(
+        "recovery",
+        (*rows, *large),
+        _figures([*rows, *large], large or rows)
+        | ({"checkpoint_cost": Figure.of(costs)} if costs else {}),
+        (
+            f"survived: finished, with the final loss of a run that nothing was done to, to "
+            f"{CLOSE:g}, and no attempt but after one that lost an engine which was killed here.",
+            "detected: until the job server gave the attempt up and interrupted the other ranks; "
+            "ended: until it knew how all had ended; begun: until the next attempt had a rank; "
+            "resumed: until that attempt's first step was done; of VGG-11 with a warm spare.",
+            "seconds_to_detect: of those in which no other kill had just ended the server, too.",
+            "steps_lost: checkpoints are written every 10 steps, beside the steps that follow.",
+            f"checkpoint_cost: what one every {checkpointing.BLOCK} steps of VGG-11, data parallel,"
+            " adds to their time, as a part of it; steps with and without in turns, in one run.",
+        ),
+    )
+
+
+def survivors(seeds: Sequence[int], at_once: int) -> list[Row]:
+    """What became of one small run for each seed, so many at a time."""
+    engines = (2 * at_once - 1) * RANKS
+    with _cluster(engines) as cluster, ThreadPoolExecutor(at_once) as side_by_side:
+        small = _small(cluster)
+        straight = small.straight()
+
+        def survive(seed: int) -> Row:
+            return _told(small.survive(Kill.of(seed), straight))
+
+        return list(side_by_side.map(survive, seeds))
+
+
+@contextmanager
+def _cluster(engines: int) -> Iterator[Cluster]:
     with (
         tempfile.TemporaryDirectory() as directory,
         Cluster(engines, directory=directory, timeout=TIMEOUT_S) as cluster,
     ):
-        small = _small(cluster)
-        straight = small.straight()
-        kills = [Kill.of(seed) for seed in range(len(KINDS) if quick else KILLS)]
-        with ThreadPoolExecutor(engines // RANKS) as side_by_side:
-            rows: list[Row] = list(
-                side_by_side.map(lambda kill: small.survive(kill, straight), kills)
-            )
-        large: list[Row] = [] if quick else list(_large(cluster))
-    return Report(
-        "recovery",
-        (*rows, *large),
-        _figures([*rows, *large], large or rows),
-        (
-            f"survived: finished, with the final loss of a run that nothing was done to, to "
-            f"{CLOSE:g}, and no attempt that did not follow the loss of one.",
-            "detected: until the job server gave the attempt up and interrupted the other ranks; "
-            "resumed: until the next attempt's first step was done; of VGG-11 with a warm spare.",
-            "steps_lost: checkpoints are written every 10 steps, beside the steps that follow.",
-        ),
-    )
+        yield cluster
 
 
 def _small(cluster: Cluster) -> Target:
@@ -70,18 +101,36 @@ def _small(cluster: Cluster) -> Target:
     graph = trace(net, input_shape=(3, 16, 16))
     plan, other = Plan.data_parallel(graph, RANKS), Plan.hybrid(graph, RANKS)
     return Target(
-        cluster, Store(cluster.folder / STORE), _experiment(plan, "fp64", 160), other, net
+        cluster, Store(cluster.folder / STORE), _experiment(plan, "fp64", STEPS), other, net
     )
 
 
 def _large(cluster: Cluster) -> Iterable[Row]:
     graph = trace("vgg11", input_shape=(3, 32, 32), num_classes=10)
-    plan, other = Plan.data_parallel(graph, ENGINES), Plan.hybrid(graph, ENGINES)
-    target = Target(cluster, Store(cluster.folder / STORE), _experiment(plan, "fp32", 32), other)
-    straight = target.straight()
-    for seed in range(LARGE):
-        target.wait_for_spare()
-        yield target.survive(Kill(seed, KINDS[seed % 2], "step"), straight)
+    plans = {
+        "data parallel": Plan.data_parallel(graph, ENGINES),
+        "hybrid": Plan.hybrid(graph, ENGINES),
+    }
+    store = Store(cluster.folder / STORE)
+    for (name, plan), other in zip(plans.items(), reversed(plans.values()), strict=True):
+        target = Target(cluster, store, _experiment(plan, "fp32", LARGE_STEPS), other)
+        straight = target.straight()
+        for seed in range(LARGE):
+            target.wait_for_spare()
+            row = target.survive(Kill(seed, KINDS[seed % 2], "step"), straight)
+            yield _told({**row, "VGG-11": name})
+
+
+def _costs(cluster: Cluster) -> list[float]:
+    graph = trace("vgg11", input_shape=(3, 32, 32), num_classes=10)
+    plan = Plan.data_parallel(graph, ENGINES)
+    return checkpointing.costs(cluster, _experiment(plan, "fp32", LARGE_STEPS), PAIRS)
+
+
+def _told(row: Row) -> Row:
+    """The same, shown as it comes: all of them take long."""
+    print(", ".join(f"{name}: {value}" for name, value in row.items()), file=sys.stderr, flush=True)
+    return row
 
 
 def _experiment(plan: Plan, precision: Literal["fp32", "fp64"], steps: int) -> Experiment:
@@ -104,16 +153,17 @@ def _figures(rows: list[Row], timed: list[Row]) -> dict[str, Figure]:
         "lost": Figure.of([float(sum(row["ended"] not in ("finished", "hangs") for row in rows))]),
         "twice": Figure.of([float(sum(bool(row["more than once"]) for row in rows))]),
     }
+    watched = [row for row in rows if row["server there"] == 1]
     seconds = {
         "loss_difference": ("loss differs by", rows),
-        "seconds_to_detect": ("detected in s", rows),
+        "seconds_to_detect": ("detected in s", watched),
         "seconds_to_resume": ("resumed in s", timed),
         "steps_lost": ("steps lost", rows),
     }
     for name, (column, those) in seconds.items():
         figures |= _figure(name, column, those)
     for kind in KINDS[:2]:
-        own = [row for row in rows if row["kind"] == kind]
+        own = [row for row in watched if row["kind"] == kind]
         figures |= _figure(f"seconds_to_detect_{kind.split()[1]}", "detected in s", own)
     return figures
 
@@ -121,3 +171,7 @@ def _figures(rows: list[Row], timed: list[Row]) -> dict[str, Figure]:
 def _figure(name: str, column: str, rows: Iterable[Row]) -> dict[str, Figure]:
     values = [float(row[column]) for row in rows if row[column] != ""]
     return {name: Figure.of(values)} if values else {}
+
+
+if __name__ == "__main__":  # a few seeds by themselves: recovery FIRST STOP
+    survivors(range(int(sys.argv[1]), int(sys.argv[2])), AT_ONCE)

@@ -16,13 +16,14 @@ from typing import Any
 
 from workbench.cluster import heap, message
 from workbench.cluster.answer import Answer
-from workbench.cluster.errors import ClusterError, ControlMessageTooLarge
+from workbench.cluster.errors import ClusterError
 from workbench.cluster.rank_files import RankFiles, own_pid
 from workbench.cluster.telemetry import Telemetry
 from workbench.plan.experiment import Experiment
 from workbench.train.control import Control
 
 INTERRUPT_AGAIN_S = 0.05
+ERRORS = 2  # the descriptor: `sys.stderr` is ipykernel's
 
 
 def introduce() -> tuple[int, int]:
@@ -87,33 +88,50 @@ def perform(
         streams: whether the function also gets `control`, whose `stop_requested` SIGUSR1
             sets, and `emit`, which takes a row of metrics.
 
+    Whatever a rank that has begun comes to is in its answer; where that cannot be written, its
+    process ends. An error of this call would be lost on a server that is not there to hear it.
+
     Raises:
-        OSError: the answer could not be written.
+        OSError: the rank could not begin, and has not; it may be called again.
     """
     files, control = RankFiles(folder, rank), Control()
-    if not files.begin():
-        return
     telemetry: Telemetry | None = None
     try:
-        with _signals(control), _printing_to(files.log):
-            if files.is_withdrawn:
-                raise KeyboardInterrupt
-            telemetry = Telemetry(files) if streams else None
-            heap.keep_freed()
-            extra = {} if telemetry is None else {"control": control, "emit": telemetry.emit}
-            value = _function(task)(
-                experiment=message.unpack(experiment),
-                **{**message.unpack_keywords(keywords), **own, **extra},
-            )
+        with _signals(control):  # before anybody knows whom to interrupt
+            if not files.begin():
+                return
+            with _printing_to(files.log):
+                if files.is_withdrawn:
+                    raise KeyboardInterrupt
+                telemetry = Telemetry(files) if streams else None
+                heap.keep_freed()
+                extra = {} if telemetry is None else {"control": control, "emit": telemetry.emit}
+                value = _function(task)(
+                    experiment=message.unpack(experiment),
+                    **{**message.unpack_keywords(keywords), **own, **extra},
+                )
         answer = Answer("returned", value)
     except BaseException as error:
+        if files.pid != own_pid() or files.answer is not None:
+            raise  # it has not begun, or it was called again
         answer = Answer.of(error)
     heap.give_back()  # the next run wants its memory
-    answer = replace(answer, lost_rows=telemetry.close() if telemetry else 0)
+    _leave(files, replace(answer, lost_rows=telemetry.close() if telemetry else 0))
+
+
+def _leave(files: RankFiles, answer: Answer) -> None:
+    """Writes the answer, or why there can be none; ends this process where the disk is full."""
     try:
-        files.end(answer)
-    except ControlMessageTooLarge as error:
-        files.end(replace(Answer.of(error), lost_rows=answer.lost_rows))
+        try:
+            files.end(answer)
+        except OSError:
+            raise
+        except Exception as error:  # too large, or nothing that can be pickled
+            files.end(replace(Answer.of(error), lost_rows=answer.lost_rows))
+    except OSError as error:
+        text = f"rank {files.rank} ends, as it cannot write its answer: {error}\n"
+        os.write(ERRORS, text.encode())
+        os._exit(os.EX_IOERR)
 
 
 def initial_weights(experiment: Experiment, directory: Path) -> Path:

@@ -64,6 +64,9 @@ class RankFiles:
         """Says that this process is the rank; False where another call did before.
 
         A call may be delivered twice, or late: of all, the first alone begins.
+
+        Raises:
+            OSError: it could not be said; then it was not, and another call may begin.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -71,8 +74,12 @@ class RankFiles:
             file = os.open(self._named("alive"), flags, 0o600)
         except FileExistsError:
             return False
-        with os.fdopen(file, "w") as alive:
-            alive.write(str(own_pid()))
+        try:
+            with os.fdopen(file, "w") as alive:
+                alive.write(str(own_pid()))
+        except OSError:
+            self._named("alive").unlink()
+            raise
         return True
 
     @property

@@ -108,6 +108,9 @@ class Snapshot:
                         raise CheckpointError(f"{path} was given up")
                     with memory[start : min(start + _CHUNK_BYTES, self._size)] as chunk:
                         _write(file.fileno(), chunk)
+                os.fsync(file.fileno())  # which may take longest of all
+            if not is_wanted():
+                raise CheckpointError(f"{path} was given up")
 
     def _hold(self, size: int) -> None:
         if self._memory is None or len(self._memory) < size:

@@ -142,9 +142,14 @@ class _Writing:
         self._raise()
 
     def give_up(self) -> None:
-        """Ends the thread; what it needs for a complete checkpoint and is there, it takes."""
+        """Ends the thread; what it needs for a complete checkpoint and is there, it takes.
+
+        One that still waits for the disk is not waited for: whoever lost a rank is to be free at
+        once. It leaves nothing, and touches nothing that comes after it.
+        """
         self._given_up.set()
-        self._thread.join()
+        if self._is_written.is_set():
+            self._thread.join()
 
     def _raise(self) -> None:
         if self._error is not None:

@@ -10,12 +10,15 @@ import zlib
 from types import SimpleNamespace
 
 import psutil
+import pytest
 
+from workbench.cluster.server import vitals
 from workbench.cluster.server.checkpoints import newest_whole
 from workbench.cluster.server.host_health import HostHealth
 from workbench.cluster.server.memory_trend import MemoryTrend
 from workbench.cluster.server.pace import LOOKS, Pace
-from workbench.cluster.server.vitals import Vitals
+from workbench.cluster.server.standstill import STOPPED_S, Standstill
+from workbench.cluster.server.vitals import Sample, Vitals
 from workbench.cluster.server.watch import Watch
 from workbench.plan.metrics import COLUMNS
 
@@ -106,6 +109,56 @@ def test_a_process_that_is_stopped_is_told_from_one_that_works_in_turns(tmp_path
         process.kill()
     vitals.look(process.pid, 4.0)
     assert vitals.rss_bytes(process.pid) == 0
+
+
+TICK_S = 0.1  # of a server at rest
+
+
+def found_at(monkeypatch, folder, *, stopped_at, reports_every, worked_s=0.0):
+    """When a rank is found that is stopped at a time; it works so much in each tick after that."""
+    clock = SimpleNamespace(now=0.0)
+
+    def sample():
+        late = max(0.0, clock.now - stopped_at)
+        return Sample("T" if late else "S", clock.now - late + late / TICK_S * worked_s, 1)
+
+    monkeypatch.setattr(vitals, "Process", lambda pid, folder: SimpleNamespace(sample=sample))
+    said = [0]
+
+    def has_reported():
+        before, now = said[0], int(min(clock.now, stopped_at) / reports_every)
+        said[0] = now
+        return now != before
+
+    standstill = Standstill(Vitals(folder))
+    rank = SimpleNamespace(pid=1, number=1, has_ended=False, has_reported=has_reported)
+    running = [(None, SimpleNamespace(ranks=[rank]))]
+    while clock.now < stopped_at + 5.0:
+        if list(standstill.look(running, clock.now)):
+            return clock.now
+        clock.now += TICK_S
+    return None
+
+
+@pytest.mark.parametrize("reports_every", [0.1, 0.4, 60.0])
+def test_whoever_stands_still_is_found_in_time(monkeypatch, tmp_path, reports_every):
+    for hundredths in range(200, 320, 3):
+        stopped_at = hundredths / 100
+        how = {"stopped_at": stopped_at, "reports_every": reports_every}
+        found = found_at(monkeypatch, tmp_path, **how)
+        assert STOPPED_S <= found - stopped_at <= 1.5
+
+
+def test_whoever_works_in_turns_does_not_stand_still(monkeypatch, tmp_path):
+    """Held for 100 times as long as it works, and so within a tick of the kernel's for long."""
+    how = {"stopped_at": 2.0, "reports_every": 60.0}
+    assert found_at(monkeypatch, tmp_path, **how, worked_s=TICK_S / 100) is None
+
+
+def test_the_time_that_a_process_works_is_known_to_less_than_a_tick(tmp_path):
+    process, before = vitals.Process(os.getpid(), tmp_path), time.process_time()
+    assert before <= process.sample().cpu_s <= time.process_time()
+    process.close()
 
 
 def saved(directory, step: int, num_bytes: int = 8, crc: int = zlib.crc32(bytes(8))) -> None:

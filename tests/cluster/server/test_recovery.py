@@ -56,6 +56,19 @@ def test_the_assistant_stands_in_at_once(fake):
     assert fake.ended(call).state == "finished"
 
 
+def test_an_idle_engine_takes_over_where_there_is_one(fake):
+    job = fake.submit(engines=1, keywords={"steps": 60})
+    record = fake.at_step(job, 22)
+    fake.replaces = False
+    os.kill(record.pids[0], signal.SIGKILL)
+    record = fake.ended(job)
+    fake.replaces = True
+    (gone,) = record.attempts[0].places
+    fake.start_engine(gone)
+    assert (record.state, record.attempt, value(record)) == ("finished", 2, value_after(60))
+    assert record.attempts[1].places == (1 - gone,)
+
+
 def test_a_rank_that_is_stopped_by_a_signal_is_ended(fake):
     job = fake.submit(keywords={"steps": 60})
     record = fake.at_step(job, 22)
@@ -67,6 +80,17 @@ def test_a_rank_that_is_stopped_by_a_signal_is_ended(fake):
     record = fake.ended(job)
     assert (record.state, value(record)) == ("finished", value_after(60))
     assert "stood still for" in record.attempts[0].reason
+
+
+def test_an_idle_engine_that_is_stopped_is_ended_before_a_job_has_it(fake):
+    before = fake.store.engines()[1].pid
+    os.kill(before, signal.SIGSTOP)
+    deadline = time.monotonic() + 30
+    while (engine := fake.store.engines()[1]).pid == before or engine.state != "idle":
+        assert time.monotonic() < deadline, engine
+        time.sleep(0.01)
+    record = fake.ended(fake.submit(keywords={"steps": 5}))
+    assert (record.state, record.attempt) == ("finished", 1)
 
 
 def test_a_pause_that_is_expected_is_no_fault(fake):

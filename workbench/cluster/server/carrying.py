@@ -24,6 +24,7 @@ not answered are carried out again, and each says the same twice as once.
 """
 
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from workbench.cluster.engine import perform
@@ -44,6 +45,7 @@ from workbench.cluster.server.work import STARTING, Work, packed_for
 # An engine takes some 4 s to start.
 REPLACED_WITHIN_S = 10.0
 GIVEN_UP_AFTER_S = 120.0
+FOUND_SOON_S = 0.005  # a checkpoint, where there is none or a small one
 
 
 class Carrier:
@@ -62,6 +64,7 @@ class Carrier:
     ) -> None:
         self._store, self._spec, self._fleet, self._hands = store, spec, fleet, hands
         self._weights = weights
+        self._reader = ThreadPoolExecutor(2, "checkpoints")
 
     def advance(self, work: Work, now: float) -> bool:
         """Does what is due for one job; whether it still holds engines."""
@@ -96,13 +99,19 @@ class Carrier:
         return True
 
     def _gather(self, work: Work, now: float) -> bool:
-        """Begins the attempt as soon as all its engines are there."""
+        """Begins the attempt as soon as all its engines are there, or idle ones like them."""
         record = work.record
         if record.wish:
             return not self._release(work, becomes(record.wish))
+        if work.newest is None:
+            # Beside all else: to read so much takes longer than an engine takes to stand in.
+            work.newest = self._reader.submit(newest_whole, Path(record.directory))
         missing = [place for place in record.held if not self._fleet.is_ready(place)]
         if not missing:
             return self._begin(work, now)
+        may_move = record.kind == "train" and record.places is None and work.is_over
+        if may_move and (moved := self._fleet.moved(record.held, missing)) is not None:
+            return self._begin(work, now, moved)
         for place in missing:
             self._fleet.stand_in(place)
         waited = now - work.waits_since
@@ -117,14 +126,16 @@ class Carrier:
 
     def _begin(self, work: Work, now: float, places: tuple[int, ...] | None = None) -> bool:
         """Writes down on which processes, and from which checkpoint, the attempt runs."""
-        record = work.record
+        record, newest = work.record, work.newest
+        if newest is None or not wait((newest,), FOUND_SOON_S).done:
+            return True
         places = record.held if places is None else places
         if work.is_over and not self._store.claim(
             record.id, record.attempt, places, only_in=STARTING
         ):
             work.record = self._store.job(record.id)  # an engine is not free yet; or it was ended
             return work.record.state in ACTIVE
-        found, damaged = newest_whole(Path(record.directory))
+        found, damaged = newest.result()
         for text in damaged:
             self._store.event(text, kind="checkpoint", level="warning", job=record.id)
         fields = {"checkpoint": str(found.path) if found else None, "reason": ""}

@@ -31,7 +31,11 @@ class Found:
     step: int
 
 
-def newest_whole(directory: Path, *, checked: bool = True) -> tuple[Found | None, list[str]]:
+Newest = tuple[Found | None, list[str]]
+"""The newest checkpoint that is whole, and what is wrong with newer ones."""
+
+
+def newest_whole(directory: Path, *, checked: bool = True) -> Newest:
     """The newest checkpoint all of whose files are whole, and what is wrong with newer ones.
 
     A checkpoint takes its name when all of it was written; a file that is too short since then,

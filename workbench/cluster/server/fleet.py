@@ -1,6 +1,6 @@
 """The engines of a cluster, as the job server knows them: who is there, who died, who stands in."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -155,6 +155,35 @@ class Fleet:
     def is_lost(self, pid: int, error: Exception) -> bool:
         """Whether a call failed because its engine ended; that is told by its process."""
         return pid in self.died or getattr(error, "ename", type(error).__name__) == "EngineError"
+
+    def moved(self, places: Sequence[int], missing: Collection[int]) -> tuple[int, ...] | None:
+        """Places with idle engines like them where engines are missing; None: there are too few.
+
+        Args:
+            places: an engine for each rank.
+            missing: some of those.
+        """
+        idle = [
+            index
+            for index, record in sorted(self.records.items())
+            if record.state == "idle" and not record.is_assistant and self.is_ready(index)
+        ]
+        found: list[int] = []
+        for place in places:
+            alike = [index for index in idle if self._are_alike(place, index)]
+            if place in missing and not alike:
+                return None
+            found.append(alike[0] if place in missing else place)
+            idle = [index for index in idle if index != found[-1]]
+        return tuple(found)
+
+    def _are_alike(self, one: int, other: int) -> bool:
+        """Whether two engines of this host have devices of one kind."""
+        kinds = {
+            (device.kind, device.name, device.threads, device.memory_bytes)
+            for device in (self._devices[one], self._devices[other])
+        }
+        return len(kinds) == 1 and {one, other} <= self._can_stand_in
 
     def stand_in(self, missing: int) -> bool:
         """Has the assistant take the place of an engine that died; whether it will.

@@ -1,7 +1,10 @@
 """Watches what runs: processes that stand still, slow ranks, and what the host has left."""
 
 import json
+import os
+import signal
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from workbench.cluster.jobs.store import Store
@@ -10,12 +13,12 @@ from workbench.cluster.server.attempt import Attempt
 from workbench.cluster.server.fleet import Fleet
 from workbench.cluster.server.gpus import Gpus
 from workbench.cluster.server.host_health import HostHealth
-from workbench.cluster.server.standstill import Standstill
+from workbench.cluster.server.standstill import STOPPED_S, Standstill
 from workbench.cluster.server.vitals import Vitals
 from workbench.cluster.server.work import Work
 from workbench.plan.metrics import Row
 
-ROWS_EVERY_S, KEPT_EVERY_S = 1.0, 5.0
+IDLE_EVERY_S, ROWS_EVERY_S, KEPT_EVERY_S = 0.25, 1.0, 5.0
 HEALTH_EVERY_S = 10.0
 BACKUP_EVERY_S = 3600.0
 # Ranks wait for each other no longer than their time-out, and then say who did not come. Who says
@@ -48,6 +51,7 @@ class Monitor:
         """
         running = [(work, work.attempt) for work in works if work.attempt is not None]
         self._end_stopped(running, now)
+        self._at(self._end_stopped_idle, IDLE_EVERY_S, running, now)
         self._at(self._look_at_rows, ROWS_EVERY_S, running, now)
         self._at(self._keep_rows, KEPT_EVERY_S, running, now)
         self._at(self._look_at_engines, HEALTH_EVERY_S, running, now)
@@ -72,6 +76,21 @@ class Monitor:
             why = f"stood still for {stopped_s:.1f} s, stopped by a signal, and was ended"
             self._tell(work, f"rank {rank.number} {why}", "stopped", rank.place)
             attempt.kill(rank, why)
+
+    def _end_stopped_idle(self, running: list[tuple[Work, Attempt]], now: float) -> None:
+        """The same of engines that have no rank: the next job would lose its first attempt."""
+        at_work = {rank.pid for _, attempt in running for rank in attempt.ranks}
+        for engine in self._fleet.living():
+            pid = engine.pid
+            if pid is None or pid in at_work or engine.state == "paused":
+                continue
+            self._vitals.look(pid, now)
+            if (stopped_s := self._vitals.stopped_s(pid, now)) >= STOPPED_S:
+                text = f"engine {engine.index} stood still for {stopped_s:.1f} s, stopped by a "
+                text += "signal while it had nothing to do, and was ended"
+                self._store.event(text, kind="stopped", level="warning", engine=engine.index)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def _look_at_rows(self, running: list[tuple[Work, Attempt]], now: float) -> None:
         """Follows training: how far it is, how fast, and who is behind."""

@@ -1,11 +1,13 @@
 """One job that holds engines: its record, its ranks, and how it goes."""
 
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.jobs.record import JobRecord, State
 from workbench.cluster.server.attempt import Attempt, attempt_folder
+from workbench.cluster.server.checkpoints import Newest
 from workbench.cluster.server.memory_trend import MemoryTrend
 from workbench.cluster.server.pace import Pace
 from workbench.cluster.server.rank import Rank
@@ -28,6 +30,7 @@ class Work:
         moved_at: when a row last came.
         kept_at: when rows were last taken into the store.
         written_step: the step that the store knows.
+        newest: the checkpoint that the next attempt goes on from, as it is being looked for.
     """
 
     record: JobRecord
@@ -39,6 +42,7 @@ class Work:
     moved_at: float = 0.0
     kept_at: float = 0.0
     written_step: int = 0
+    newest: "Future[Newest] | None" = None
 
     @classmethod
     def of(cls, record: JobRecord, now: float) -> "Work":
@@ -75,6 +79,7 @@ class Work:
         self.pace, self.moved_at, self.kept_at = Pace(per_step), now, now
         self.memory = MemoryTrend()
         self.resumed = step_of(record.checkpoint)
+        self.newest = None
 
     def ranks_on(self, place: int) -> list[Rank]:
         """The rank on an engine, if there is one."""
