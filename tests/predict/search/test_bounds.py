@@ -54,9 +54,8 @@ def searching(graph, machine, world, **fields):
     sync=st.sampled_from(SYNCS),
 )
 def test_bounds_are_below(data, graph, machine, precision, optimizer, batch, accumulate, sync):
-    plan = Plan(graph, 2)
     experiment = wb.Experiment(
-        plan=plan,
+        plan=Plan(graph, 2),
         optimizer=optimizer,
         precision=precision,
         steps=1,
@@ -64,17 +63,35 @@ def test_bounds_are_below(data, graph, machine, precision, optimizer, batch, acc
         accumulate=1 if isinstance(sync, wb.ParameterServer) else accumulate,
         sync=sync,
     )
+
+    def choose(found, able):
+        options = found.question.options.items()
+        choices = {name: data.draw(st.sampled_from(allowed)) for name, allowed in options}
+        return choices, data.draw(st.lists(st.sampled_from(able), unique=True))
+
+    check_bounds(machine, experiment, choose)
+
+
+def test_rows_fall_into_rounds_otherwise_under_each_scheme():
+    """Of one row on each rank, "B/K" has two in its first round, and "B" one in each."""
+    graph = graphs.Builder((4, 4, 4)).conv("conv", 4).add("flat", "flatten", (64,)).linear("fc", 6)
+    cut = wb.LayerPlan("shard_out", group_size=2)
+    plan, sgd = Plan(graph.graph(), 2), wb.SGD(lr=0.1)
+    experiment = wb.Experiment(plan=plan, optimizer=sgd, steps=1, batch_size=2)
+    quick = machine(latency=1e-8, busy=0.0, slowdown=1.0)
+    check_bounds(quick, experiment, lambda found, able: (dict.fromkeys(("conv", "fc"), cut), []))
+
+
+def check_bounds(machine, experiment, choose):
+    """Holds what a plan is reckoned to take against what is predicted, in all rounds."""
+    graph = experiment.plan.graph
     fields = dict(experiment=experiment, batch_size=None, optimizer=None, precision=None)
     found = searching(graph, machine, 2, **fields)
-    choices = {
-        name: data.draw(st.sampled_from(options))
-        for name, options in found.question.options.items()
-    }
-    path = found.trellis.path(choices)
-    bound = found.all.found(path)
     squeezing = found.squeezing(2.0**40, found.judge)
     able = [name.name for name, may in zip(graph.layers, squeezing.able, strict=True) if may]
-    again = data.draw(st.lists(st.sampled_from(able), unique=True))
+    choices, again = choose(found, able)
+    path = found.trellis.path(choices)
+    bound = found.all.found(path)
     for laden in squeezing.every:
         plan = Plan(graph, 2, choices)
         plan = plan.with_recompute(*again) if again else plan

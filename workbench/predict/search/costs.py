@@ -30,7 +30,7 @@ from workbench.plan.layout import ROWS, Conversion, Layout
 from workbench.plan.machine import Machine
 from workbench.plan.plan import BatchNorm, Plan
 from workbench.plan.routing import returned
-from workbench.plan.tail import mixes_rows, round_rows
+from workbench.plan.tail import Rounds, mixes_rows, round_rows
 from workbench.plan.weights import place_weight
 from workbench.predict.batches import micro_batches
 from workbench.predict.duration import (
@@ -53,6 +53,9 @@ from workbench.predict.search.weight_costs import WeightCosts
 LAYER, FORWARD, GATHER, BACKWARD, GRADIENTS, UPDATE = range(6)
 TIMES = 6
 """The number of these columns."""
+IN_ROUNDS: tuple[Rounds, ...] = ("B/K", "B")
+"""In this order for each size of groups; how the rows of a batch fall into them differs."""
+
 _NOTHING = (0.0,) * TIMES
 
 
@@ -92,8 +95,9 @@ class StepCosts:
         self.parts = tuple(parts)
         self.passes = passes_of(batches)
         self.rounds = [
-            passes_of([part for rows in batches for part in round_rows("B/K", rows, k)])
+            passes_of([part for rows in batches for part in round_rows(rounds, rows, k)])
             for k in self.parts
+            for rounds in IN_ROUNDS
         ]
         alone = experiment.replace(plan=Plan.data_parallel(plan.graph, self.world))
         program = program_of(alone)

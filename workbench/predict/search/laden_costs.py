@@ -18,7 +18,7 @@
     added up    seconds to add its weights' gradients to those of the round before
 
 and then, for each size k of groups, seconds that rounds "B/K" over k take more, one way and the
-other: each of them works on fewer rows, and begins anew.
+other, and those that rounds "B" do: each of them works on fewer rows, and begins anew.
 
 What of these is there when is said in `keeping.py`. They count only where a memory limit binds.
 """
@@ -47,8 +47,8 @@ class LadenCosts:
 
     def __init__(self, times: StepCosts) -> None:
         self.times = times
-        self._nothing = (0.0,) * (ROUNDS + 2 * len(times.parts))
-        self._plain = (0.0,) * (2 * len(times.parts))
+        self._nothing = (0.0,) * (ROUNDS + 2 * len(times.rounds))
+        self._plain = (0.0,) * (2 * len(times.rounds))
         self._crossed: dict[tuple[Conversion, int, bool], list[Ways]] = {}
 
     def layer(self, layer: Layer, choice: LayerPlan | None, read: Layout, given: Layout) -> Cost:

@@ -4,7 +4,15 @@ import numpy as np
 
 from workbench.plan.tail import Rounds
 from workbench.predict.search.bounds import Terms
-from workbench.predict.search.costs import BACKWARD, FORWARD, GATHER, GRADIENTS, LAYER, UPDATE
+from workbench.predict.search.costs import (
+    BACKWARD,
+    FORWARD,
+    GATHER,
+    GRADIENTS,
+    IN_ROUNDS,
+    LAYER,
+    UPDATE,
+)
 from workbench.predict.search.edges import Edges
 from workbench.predict.search.laden_costs import (
     ADDED_UP,
@@ -77,7 +85,8 @@ class Pricing:
 
     def more(self, costs: Floats) -> tuple[Floats, Floats]:
         """Of each edge, what its rounds take more: forward, backward."""
-        column = ROUNDS + 2 * self.terms.parts.index(self.group_size)
+        scheme = IN_ROUNDS.index(self.rounds)
+        column = ROUNDS + 2 * (len(IN_ROUNDS) * self.terms.parts.index(self.group_size) + scheme)
         there, back = costs[:, column], costs[:, column + 1]
         if self.rounds == "B":  # of own rows, a rank works on all that it has in one round
             own = costs[:, APART] == 0
