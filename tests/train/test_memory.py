@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from workbench.train.memory import PeakMeter, rss_bytes, tensor_bytes
+from workbench.train.memory import PeakMeter, Reading, rss_bytes, tensor_bytes
 
 CPU = torch.device("cpu")
 KB = 1024
@@ -138,6 +138,23 @@ def test_an_error_inside_leaves_no_meter_on():
     with PeakMeter(CPU) as meter:
         block(1)
     assert meter.reading.peak_bytes == KB
+
+
+def test_a_meter_starts_where_an_interrupt_left_another_one_on():
+    PeakMeter(CPU).start()
+    with PeakMeter(CPU) as meter:
+        kept = torch.empty(1000)
+    assert meter.reading == Reading(4000, kept.nbytes)
+
+
+def interrupted(meter):
+    meter.stop()
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_between_two_windows_is_what_comes_out():
+    with pytest.raises(KeyboardInterrupt), PeakMeter(CPU) as meter:
+        interrupted(meter)
 
 
 def test_profilers_work_again_after_a_meter():

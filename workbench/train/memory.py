@@ -12,8 +12,14 @@ from torch._C._autograd import (
     _disable_profiler_legacy,
     _enable_profiler_legacy,
     _enable_record_function,
+    _profiler_type,
 )
-from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
+from torch._C._profiler import (
+    ActiveProfilerType,
+    ProfilerConfig,
+    ProfilerState,
+    _ExperimentalConfig,
+)
 
 
 @dataclass(frozen=True)
@@ -86,11 +92,16 @@ class PeakMeter:
         self._level_bytes = baseline_bytes
 
     def start(self) -> None:
-        """Opens the first window."""
+        """Opens the first window.
+
+        What an earlier meter of this thread left open is closed: an interrupt may come at any
+        moment, also when that meter was about to be stopped, and the rank has other work now.
+        """
         if self.device.type == "cuda":
             torch.cuda.init()  # the allocator refuses to be asked before
             torch.cuda.reset_peak_memory_stats(self.device)
             return
+        _close()
         # Not `torch.profiler`: kineto writes two lines to stderr for each window, and takes ten
         # times as long because it cannot leave out the operators.
         config = (ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
@@ -151,7 +162,17 @@ class PeakMeter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.stop()
+        if kind is None:
+            self.stop()
+        else:  # between two windows, perhaps; and nobody will read it
+            _close()
+
+
+def _close() -> None:
+    """Ends the window that is open on this thread, if one is; of CPU memory."""
+    if _profiler_type() == ActiveProfilerType.LEGACY:
+        _enable_record_function(True)
+        _disable_profiler_legacy()
 
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:
