@@ -39,12 +39,16 @@ Host {name}
     StrictHostKeyChecking no
     UserKnownHostsFile /dev/null
     LogLevel ERROR
-    ControlMaster auto
-    ControlPath {folder}/%h
-    ControlPersist 10
     ServerAliveInterval 3
     ServerAliveCountMax 2
 """
+SHARED = """\
+    ControlMaster auto
+    ControlPath {folder}/%h
+    ControlPersist 10
+"""
+# A socket's path has at most 107 bytes, of which ssh adds 17 while it makes it.
+LONGEST = 107 - 17
 PROFILE = """\
 c = get_config()
 c.Cluster.engine_launcher_class = "ssh"
@@ -88,9 +92,7 @@ def serve(
         old.unlink(missing_ok=True)
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     told = list(zip(names, addresses, strict=True))
-    config.write_text(
-        "".join(SSH.format(name=name, address=address, folder=folder) for name, address in told)
-    )
+    config.write_text("".join(entry(name, address, folder) for name, address in told))
     dealt = dict.fromkeys(names, engines)
     written = PROFILE.format(engines=dealt, config=str(config), python=sys.executable)
     (folder / CONFIG).write_text(written)
@@ -110,14 +112,26 @@ def serve(
     return daemons
 
 
+def entry(name: str, address: str, folder: Path) -> str:
+    """What an ssh_config says of a host; a connection is shared if its socket can have a name."""
+    shared = len(os.fsencode(folder / address)) <= LONGEST
+    return (SSH + SHARED * shared).format(name=name, address=address, folder=folder)
+
+
 def _wait(name: str, config: Path, log: Path) -> None:
     command = ["ssh", "-F", str(config), name, "true"]
+    said = ""
 
     def answers() -> bool:
-        return not subprocess.run(command, capture_output=True, check=False).returncode
+        nonlocal said
+        asked = subprocess.run(command, capture_output=True, text=True, check=False)
+        said = asked.stderr
+        return not asked.returncode
 
     if not until(answers, ANSWER_WITHIN_S, TICK_S):
-        raise HostsError(f"nobody can log into {name}; its sshd says:\n{log.read_text()}")
+        raise HostsError(
+            f"nobody can log into {name}; ssh says:\n{said}\nits sshd says:\n{log.read_text()}"
+        )
 
 
 def _found(tool: str) -> str | None:
