@@ -29,6 +29,7 @@ ROWS = Case("rows", divisor=4, batch_size=240)
 FILTERS = Case("filters", divisor=1, batch_size=16)
 QUICK = (Case("rows", divisor=4, batch_size=48), Case("filters", divisor=4, batch_size=16))
 RANKS = 4  # of the re-cut
+SLOWDOWNS = 3
 DEVICES, UNITS = 64, 1024
 
 
@@ -53,7 +54,8 @@ def run(*, quick: bool) -> Report:
                     found.append(hetero_static.compared(cluster, speeds, case, size, bare))
             finally:
                 cluster.mend()
-        found.append(hetero_live.run(cluster, size.cases[0], quick=quick))
+        slowdowns = 1 if quick else SLOWDOWNS
+        found.append(hetero_live.run(cluster, size.cases[0], rounds=slowdowns, quick=quick))
         if quick:
             found.append(hetero_recut.run(cluster, "", rounds=1))
     if not quick:

@@ -17,9 +17,11 @@ Three runs, one after the other, on devices of which the last one is slowed thre
 
 import statistics
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from workbench.bench.hetero_static import Case, Found
-from workbench.bench.report import Cell, Figure
+from workbench.bench.report import Figure
 from workbench.cluster.cluster import Cluster
 from workbench.cluster.rebalancer import Rebalancer
 from workbench.cluster.run import Run
@@ -27,57 +29,94 @@ from workbench.cluster.run import Run
 FACTOR = 3.0
 RECOVER_WITHIN = 20  # steps
 LAST = 8  # of those steps, that count
-SETTLE = 12  # more, after which shares are looked at
+SETTLE = 72  # more, after which shares are looked at: small differences take most evidence
+TYPICAL = 24  # of those, that count
 TICK_S = 0.02
 
 
-def run(cluster: Cluster, case: Case, *, quick: bool) -> Found:
-    """Measures the three runs."""
+@dataclass(frozen=True)
+class Round:
+    """One slowdown.
+
+    Attributes:
+        speeds: samples per second after it, by the name of the run.
+        imbalance: under the last shares.
+        one_row: imbalance that one row makes.
+        changes: of shares after the slowdown.
+        seconds: of each change of shares.
+        notes: of who balanced.
+    """
+
+    speeds: Mapping[str, float]
+    imbalance: float
+    one_row: float
+    changes: int
+    seconds: Sequence[float]
+    notes: Sequence[str]
+
+
+def run(cluster: Cluster, case: Case, *, rounds: int, quick: bool) -> Found:
+    """Measures the three runs, so many times."""
+    found = [_slowdown(cluster, case, quick=quick) for _ in range(rounds)]
+    recovered = [one.speeds["followed"] for one in found]
+    taken = [s for one in found for s in one.seconds]
+    return Found(
+        tuple(
+            {"shares": name, "samples/s after the slowdown": speed}
+            for one in found
+            for name, speed in one.speeds.items()
+        ),
+        {
+            "recovered_after_slowdown": _over(recovered, found, "best"),
+            "gain_of_rebalancing": _over(recovered, found, "left"),
+            "rebalancing_rounds": Figure.of([one.changes for one in found]),
+            "imbalance": Figure.of([one.imbalance for one in found]),
+            "imbalance_of_one_row": Figure.of([one.one_row for one in found]),
+        },
+        (
+            f"Engine {len(cluster) - 1} becomes {FACTOR:g} times slower; samples/s are of the "
+            f"median of {LAST} steps, the last ones of the {RECOVER_WITHIN} after it; imbalance of "
+            f"the ranks' own medians of {TYPICAL}, under the last shares, {SETTLE} steps later. "
+            f"Changes of shares took, in s: {', '.join(f'{s:.3g}' for s in taken) or 'none'}.",
+            *(note for one in found for note in one.notes),
+        ),
+    )
+
+
+def _over(recovered: Sequence[float], found: Sequence[Round], name: str) -> Figure:
+    return Figure.of([mine / one.speeds[name] for mine, one in zip(recovered, found, strict=True)])
+
+
+def _slowdown(cluster: Cluster, case: Case, *, quick: bool) -> Round:
     world, slow = len(cluster), len(cluster) - 1
-    before = 6 if quick else 12
     experiment = case.experiment(case.equal(world), 1_000_000)
     try:
         followed = cluster.train(experiment, module=case.module)
         balancer = Rebalancer(followed)
-        _until(followed, before)
+        _until(followed, 6 if quick else 12)
         cluster.slow(slow, FACTOR)
         slowed_at, earlier = _last_step(followed), len(balancer.changes)
         _until(followed, slowed_at + RECOVER_WITHIN)
-        recovered = _speed(followed, slowed_at + RECOVER_WITHIN)
-        _until(followed, slowed_at + RECOVER_WITHIN + SETTLE)
+        speeds = {"followed": _speed(followed, slowed_at + RECOVER_WITHIN)}
+        _until(followed, slowed_at + RECOVER_WITHIN + (LAST if quick else SETTLE))
         imbalance, one_row = _imbalance(followed, balancer), _one_row(followed)
         _end(followed)
         best = case.chosen(cluster, world, 2.0 if quick else 10.0).plan
-        speeds = {}
         for name, chosen in (("best", best), ("left", experiment.plan)):
             static = cluster.train(experiment.replace(plan=chosen), module=case.module)
-            _until(static, RECOVER_WITHIN if not quick else LAST + 2)
+            _until(static, LAST + 2 if quick else RECOVER_WITHIN)
             speeds[name] = _speed(static, _last_step(static))
             _end(static)
     finally:
         cluster.mend()
     changes = [change.replan.carried_out for change in balancer.changes]
-    rows = tuple[dict[str, Cell], ...](
-        {"shares": name, "samples/s after the slowdown": speed}
-        for name, speed in (("followed", recovered), *speeds.items())
-    )
-    seconds = [done.seconds for done in changes if done is not None]
-    return Found(
-        rows,
-        {
-            "recovered_after_slowdown": Figure.of([recovered / speeds["best"]]),
-            "gain_of_rebalancing": Figure.of([recovered / speeds["left"]]),
-            "rebalancing_rounds": Figure.of([len(changes) - earlier]),
-            "imbalance": Figure.of([imbalance]),
-            "imbalance_of_one_row": Figure.of([one_row]),
-        },
-        (
-            f"Engine {slow} becomes {FACTOR:g} times slower; samples/s are of the median of {LAST} "
-            f"steps, the last ones of the {RECOVER_WITHIN} after it, imbalance of the ranks' own "
-            f"medians, under the last shares, {SETTLE} steps later. Changes of shares took, in s: "
-            f"{', '.join(f'{s:.3g}' for s in seconds) or 'none'}.",
-            *balancer.notes,
-        ),
+    return Round(
+        speeds,
+        imbalance,
+        one_row,
+        len(changes) - earlier,
+        [done.seconds for done in changes if done is not None],
+        balancer.notes,
     )
 
 
@@ -90,7 +129,7 @@ def _imbalance(run: Run, balancer: Rebalancer) -> float:
     for row in run.rows[:]:
         if row["step"] > since and row["rank"] in seen:  # the first one gets its memory
             seen[int(row["rank"])].append(row["compute_s"])
-    typical = [statistics.median(own[-LAST:]) for own in seen.values() if own]
+    typical = [statistics.median(own[-TYPICAL:]) for own in seen.values() if own]
     return (max(typical) - min(typical)) / max(typical) if typical else 0.0
 
 
