@@ -11,6 +11,7 @@ from workbench.predict.search.limit import bytes_of
 from workbench.predict.search.question import asked
 from workbench.predict.search.result import SearchResult
 from workbench.predict.search.searching import Searching
+from workbench.predict.uncollected import uncollected
 
 
 def search(
@@ -74,4 +75,5 @@ def search(
         recompute=recompute,
         seconds=time_limit,
     )
-    return Searching(question, began).result()
+    with uncollected():
+        return Searching(question, began).result()
