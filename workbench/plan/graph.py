@@ -104,7 +104,7 @@ class Layer:
     node: str = ""
     shared: str = ""
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Number of trainable elements."""
         return sum(weight.numel for weight in self.weights if weight.trainable)

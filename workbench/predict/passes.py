@@ -124,7 +124,7 @@ class Pass:
             of_weights = {} if given is None else self._execution.run_back(operation, given, grads)
             for tensor in kept:
                 self.timeline.drop(tensor)
-            if operation.layer is not None and of_weights:
+            if of_weights and operation.layer is not None:
                 copied = self._execution.copies_weight(operation)
                 self.gradients.settle(operation.layer, of_weights, copied=copied)
         tape.kept = []

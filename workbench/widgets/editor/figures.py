@@ -88,7 +88,7 @@ def figures_of(prediction: Prediction, rank: int | None, limit: int | None = Non
             prediction.samples_per_s,
         )
         step = {part: seconds for part, seconds in prediction.breakdown[rank].items() if seconds}
-    columns = {name: [_short(value) for value in column] for name, column in layers.items()}
+    columns = {name: _short(column) for name, column in layers.items()}
     return Figures(rank, columns, totals, _ranks(prediction, rank, limit), step, _notes(prediction))
 
 
@@ -219,6 +219,8 @@ def _named(names: tuple[str, ...]) -> str:
     return ", ".join(names[:3]) + more
 
 
-def _short(value: float) -> float:
+def _short(column: list[float]) -> list[float]:
     """Four digits are shown at most; more of them would only make patches larger."""
-    return float(f"{value:.4g}")
+    # Equal blocks of a deep model have equal figures.
+    known = {value: float(f"{value:.4g}") for value in set(column)}
+    return [known[value] for value in column]
