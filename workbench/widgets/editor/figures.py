@@ -127,10 +127,17 @@ def _traffic(prediction: Prediction, rank: int) -> dict[str, list[float]]:
 def _summed(prediction: Prediction, rank: int, sums: dict[int, float]) -> list[float]:
     """Gradients travel in buckets of many layers: of one, each layer has its share of elements."""
     plan: Plan = prediction.experiment.plan
-    pieces = []
-    for layer in plan.graph.layers:
-        placed = [plan.flow.weights[w.name] for w in layer.weights if w.trainable]
-        pieces.append([(one.group_size, one.piece_numel(rank)) for one in placed])
+    weights = plan.flow.weights
+    known: dict[int, tuple[int, int]] = {}  # equal weights that lie alike share their placement
+
+    def piece(name: str) -> tuple[int, int]:
+        one = weights[name]
+        if id(one) not in known:
+            known[id(one)] = (one.group_size, one.piece_numel(rank))
+        return known[id(one)]
+
+    layers = plan.graph.layers
+    pieces = [[piece(w.name) for w in layer.weights if w.trainable] for layer in layers]
     elements: dict[int, int] = {}
     for own in pieces:
         for group, count in own:
