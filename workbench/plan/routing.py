@@ -32,8 +32,7 @@ def conversions(
         source, names = outputs[name], graph.consumers[name]
         if source is ROWS and all([inputs[reader] is ROWS for reader in names]):
             carried[name] = "same"  # most activations of most plans
-            for reader in names:
-                edges[name, reader] = ()
+            edges.update({(name, reader): () for reader in names})
             continue
         shape = graph.input_shape if name == "input" else graph[name].output_shape
         rows = 1 if name == "input" else graph[name].rows
