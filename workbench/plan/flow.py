@@ -14,12 +14,12 @@ A gather stands where its tensor is smallest: VGG at 32x32 pools 512 features to
 before its classifier, so that the rows are gathered before that pool.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from workbench.plan.choice import LayerPlan
 from workbench.plan.graph import Graph
-from workbench.plan.layout import Conversion, Layout
+from workbench.plan.layout import ROWS, Conversion, Layout
 from workbench.plan.placing import Placing
 from workbench.plan.routing import conversions
 from workbench.plan.weights import WeightPlacement, place_weight
@@ -55,9 +55,17 @@ def flow_of(graph: Graph, choices: Mapping[str, LayerPlan]) -> Flow:
     placing = Placing(graph, choices)
     placing.place()
     edges, returns = conversions(graph, choices, placing.inputs, placing.outputs)
-    weights = {
-        weight.name: place_weight(layer, weight, placing.inputs[layer.name], choices)
-        for layer in graph.layers
-        for weight in layer.weights
-    }
+    weights: dict[str, WeightPlacement] = {}
+    whole: dict[Hashable, WeightPlacement] = {}  # as most weights of most plans lie
+    for layer in graph.layers:
+        read = placing.inputs[layer.name]
+        for weight in layer.weights:
+            if read is not ROWS:
+                weights[weight.name] = place_weight(layer, weight, read, choices)
+                continue
+            look = weight.shape, weight.dtype, weight.trainable
+            known = whole.get(look)
+            if known is None:
+                known = whole[look] = place_weight(layer, weight, read, choices)
+            weights[weight.name] = known
     return Flow(placing.inputs, placing.outputs, edges, returns, weights)

@@ -10,7 +10,7 @@ depends on the batch is said by `rows`, the rows of dimension 0 for each sample:
 
 import difflib
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from types import MappingProxyType
@@ -104,7 +104,7 @@ class Layer:
     node: str = ""
     shared: str = ""
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Number of trainable elements."""
         return sum(weight.numel for weight in self.weights if weight.trainable)
@@ -187,6 +187,31 @@ class Graph:
         return MappingProxyType(
             {w.name: layer.name for layer in self.layers for w in layer.weights}
         )
+
+    @cached_property
+    def alike(self) -> MappingProxyType[str, int]:
+        """For each layer a number, equal for those that compute alike on tensors of equal shapes.
+
+        It says nothing of what they read, nor of how they are split.
+        """
+        numbers: dict[Hashable, int] = {}
+        found = {}
+        for layer in self.layers:
+            owner = self[layer.shared] if layer.shared else layer
+            look = (
+                layer.kind,
+                layer.target,
+                layer.input_shape,
+                layer.output_shape,
+                layer.rows,
+                layer.flops,
+                layer.groups,
+                layer.heads,
+                bool(layer.shared),
+                tuple((weight.shape, weight.trainable) for weight in owner.weights),
+            )
+            found[layer.name] = numbers.setdefault(look, len(numbers))
+        return MappingProxyType(found)
 
     @cached_property
     def trainable(self) -> tuple[str, ...]:

@@ -75,6 +75,8 @@ class Placing:
         coming = [self.outputs[name] for name in layer.inputs]
         if layer.name in self.gathered:
             return self.gathered[layer.name]
+        if self.wishes[layer.name] is ROWS and all([layout is ROWS for layout in coming]):
+            return ROWS  # as most layers of most plans
         if layer.kind in (*UNARY, "batch_norm"):
             if can_keep(layer, coming[0]):
                 return coming[0]
@@ -145,7 +147,9 @@ class Placing:
             scheme, k = self._scheme(layer)
             readers = self.graph.consumers[layer.name]
             wanted = wishes[readers[0]] if readers else ROWS
-            if layer.kind in SPLITTABLE:
+            if k == 1 and (wanted is ROWS or layer.kind in SPLITTABLE):
+                wishes[layer.name] = ROWS
+            elif layer.kind in SPLITTABLE:
                 if scheme == "shard_in" or (scheme == "shard_out" and layer.groups > 1):
                     wishes[layer.name] = Layout(k, self._read_cut(layer, k))
                 else:

@@ -29,11 +29,15 @@ def conversions(
         return carried[reader.name] if reader.kind in CARRIES_PARTIAL else "same"
 
     for name in [*(layer.name for layer in reversed(graph.layers)), "input"]:
+        source, names = outputs[name], graph.consumers[name]
+        if source is ROWS and all([inputs[reader] is ROWS for reader in names]):
+            carried[name] = "same"  # most activations of most plans
+            edges.update({(name, reader): () for reader in names})
+            continue
         shape = graph.input_shape if name == "input" else graph[name].output_shape
         rows = 1 if name == "input" else graph[name].rows
         may_carry = name != "input" and graph[name].kind in CARRIES_PARTIAL
-        readers = [graph[reader] for reader in graph.consumers[name]]
-        source = outputs[name]
+        readers = [graph[reader] for reader in names]
         by_target: dict[Layout, list[Layer]] = {}
         for reader in readers:
             by_target.setdefault(inputs[reader.name], []).append(reader)

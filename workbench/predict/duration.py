@@ -159,9 +159,15 @@ def layer_seconds(
         column = looks.index(look)
         work = work_of(plan, layer, column, own, precision)
         found.append(speeds.devices[column].seconds(work))
+    estimated = any(one.source == "estimated" for one in found)
+    if len(found) == 1:  # all ranks are alike
+        (one,) = found
+        once = np.ones(len(own))
+        return LayerSeconds(
+            once * one.forward_s, once * one.backward_s, once * one.error, estimated
+        )
     which = [places[look] for look in looks]
     figures = np.array([(one.forward_s, one.backward_s, one.error) for one in found])[which]
-    estimated = any(one.source == "estimated" for one in found)
     return LayerSeconds(figures[:, 0], figures[:, 1], figures[:, 2], estimated)
 
 

@@ -61,13 +61,21 @@ class Execution:
         self.program, self.timeline = program, timeline
         self.gradients, self.rows = gradients, rows
         self.synchronized = program.plan.batch_norm == "synchronized"
+        self._parameters = {value for value, one in program.by_value.items() if is_parameter(one)}
         self._works: dict[int, _Work] = {}
         self._sizes: dict[tuple[Hashable, ...], Counts] = {}
+        self._of_values: dict[Value, Counts] = {}
 
     def size(self, value: Value, itemsize: int | None = None) -> Counts:
         """Bytes of a value on each rank."""
+        known = self._of_values.get(value) if itemsize is None else None
+        if known is not None:
+            return known
         layout, shape, per_sample, own = layout_of(self.program, value)
-        return self._size(layout, shape, per_sample, itemsize or own)
+        found = self._size(layout, shape, per_sample, itemsize or own)
+        if itemsize is None:
+            self._of_values[value] = found
+        return found
 
     def _size(self, layout: Layout, shape: tuple[int, ...], per_sample: int, width: int) -> Counts:
         # A layout is slow to hash, and stays where it is.
@@ -79,11 +87,13 @@ class Execution:
 
     def run(self, operation: Operation, alive: Mapping[Value, int]) -> tuple[int, list[int]]:
         """(the tensor that it gives, the tensors that it keeps)."""
-        timeline, work, label = self.timeline, self._work(operation), operation.label
+        timeline, label, needed = self.timeline, operation.label, operation.needs_gradient
+        work = self._works.get(operation.look) or self._work(operation)
         space, keeps = work.space, work.keeps
-        timeline.pass_by(space.forward, "workspace", label)
+        if space.forward is not None:
+            timeline.pass_by(space.forward, "workspace", label)
         held: list[int] = []
-        if operation.needs_gradient:
+        if needed and work.beside:
             held += [timeline.make(size, "activations", label) for size in work.beside]
         read = None
         if keeps.view:
@@ -94,8 +104,9 @@ class Execution:
             of_parameter = keeps.view and bool(operation.reads)
             size = work.size * 0 if of_parameter else work.size
             tensor = timeline.make(size, "activations", label)
-        timeline.pass_by(space.beside_output, "workspace", label)
-        if operation.needs_gradient:
+        if space.beside_output is not None:
+            timeline.pass_by(space.beside_output, "workspace", label)
+        if needed:
             if keeps.input and not work.casts_input:
                 held += [timeline.hold(tensor) for tensor in self._factors(operation, alive)]
             if keeps.output:
@@ -104,7 +115,10 @@ class Execution:
 
     def _factors(self, operation: Operation, alive: Mapping[Value, int]) -> list[int]:
         """Of what it reads, what its backward pass needs."""
-        reads = [value for value in operation.reads if value in alive]
+        reads = operation.reads
+        if len(reads) == 1:
+            return [alive[reads[0]]] if reads[0] in alive else []
+        reads = tuple([value for value in reads if value in alive])
         if len(reads) < 2:
             return [alive[value] for value in reads]
         if len(reads) == 2 and operation.layer is not None and operation.layer.kind == "mul":
@@ -122,34 +136,40 @@ class Execution:
 
     def run_back(self, operation: Operation, given: int, grads: dict[Value, int]) -> dict[str, int]:
         """The gradients of what it read, from that of what it gave; gives those of its weights."""
-        timeline, work, label = self.timeline, self._work(operation), operation.label
-        wanted: list[Value] = []
-        for value in operation.wanted:
-            owner = self.program.by_value[value]
-            if owner.layer is not None and is_parameter(owner):
-                made = self.gradients.made(owner.layer)
-                self.gradients.settle(owner.layer, made, copied=False)
-            else:
-                wanted.append(value)
+        timeline, label, wanted = self.timeline, operation.label, operation.wanted
+        work = self._works.get(operation.look) or self._work(operation)
+        if not self._parameters.isdisjoint(wanted):
+            wanted = self._of_activations(wanted)
         of_weights: dict[str, int] = {}
         if work.passes_on:
             of_inputs = [(value, timeline.hold(given)) for value in wanted]
         else:
             space, of_inputs = work.space, []
             if wanted:
-                timeline.pass_by(space.backward, "workspace", label)
+                if space.backward is not None:
+                    timeline.pass_by(space.backward, "workspace", label)
                 of_inputs = [
                     (value, timeline.make(self.size(value), "activation_gradients", label))
-                    for value in dict.fromkeys(wanted)
+                    for value in (wanted if len(wanted) == 1 else dict.fromkeys(wanted))
                 ]
-                timeline.pass_by(space.beside_gradient, "workspace", label)
-            timeline.pass_by(space.of_weight, "workspace", label)
-            if operation.layer is not None:
+                if space.beside_gradient is not None:
+                    timeline.pass_by(space.beside_gradient, "workspace", label)
+            if space.of_weight is not None:
+                timeline.pass_by(space.of_weight, "workspace", label)
+            if operation.layer is not None and operation.layer.weights:
                 of_weights = self.gradients.made(operation.layer)
         timeline.drop(given)
         for value, tensor in of_inputs:
             self._add(grads, value, tensor)
         return of_weights
+
+    def _of_activations(self, wanted: tuple[Value, ...]) -> tuple[Value, ...]:
+        """Of these values, those that are no parameters; of these, the gradients are made."""
+        for value in wanted:
+            layer = self.program.by_value[value].layer
+            if value in self._parameters and layer is not None:
+                self.gradients.settle(layer, self.gradients.made(layer), copied=False)
+        return tuple([value for value in wanted if value not in self._parameters])
 
     def _add(self, grads: dict[Value, int], value: Value, tensor: int) -> None:
         """Adds a gradient to what has come back for a value so far."""

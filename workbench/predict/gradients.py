@@ -84,8 +84,7 @@ class Gradients:
 
     def made(self, layer: Layer) -> dict[str, int]:
         """The gradients that the backward pass of `layer` makes, by the weight's name."""
-        names = (weight.name for weight in layer.weights if weight.trainable)
-        return {name: self._made(name, layer.name) for name in names}
+        return {w.name: self._made(w.name, layer.name) for w in layer.weights if w.trainable}
 
     def settle(self, layer: Layer, made: Mapping[str, int], *, copied: bool) -> None:
         """Autograd takes what `made` has made.

@@ -51,8 +51,13 @@ class Pieces:
     def by_layer(self, sizes: Mapping[str, Counts]) -> dict[str, Counts]:
         """Sums, over each layer's weights, of what `sizes` says of them."""
         parts: dict[str, list[Counts]] = {}
+        owners = self.owners
         for name, size in sizes.items():
-            parts.setdefault(self.owners[name], []).append(size)
+            owner = owners[name]
+            if owner in parts:
+                parts[owner].append(size)
+            else:
+                parts[owner] = [size]
         sums: dict[tuple[int, ...], Counts] = {}  # of the same pieces, as equal layers have them
         found = {}
         for owner, own in parts.items():

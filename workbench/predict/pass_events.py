@@ -14,6 +14,7 @@ from workbench.predict.duration import (
     Crossed,
     LayerSeconds,
     Leg,
+    Seconds,
     conversion_seconds,
     leg_seconds,
     loss_seconds,
@@ -52,6 +53,7 @@ class PassEvents:
         self._layers: dict[str, LayerSeconds] = {}
         self._crossed: dict[Value, Crossed] = {}
         self._groupings: dict[int, Grouping] = {}
+        self._sums: dict[tuple[int, int], Seconds] = {}
         self._additions = Additions(program, self.speeds)
 
     def forward(
@@ -111,8 +113,7 @@ class PassEvents:
                 self._again([one for one in operations if one.segment == segment])
             more = readers.get(operation.gives, 1) - 1
             if more > 0 and self._is_estimated(operation):
-                size = self._size(operation.gives) * (ADDED * more)
-                self.script.work("backward", operation.label, self.speeds.streaming(size, more))
+                self.script.work("backward", operation.label, self._sum(operation, more))
             if operation.step is not None:
                 crossed = self._conversion(operation)
                 if crossed.backward is not None:
@@ -179,6 +180,14 @@ class PassEvents:
         return (
             layer is None or layer.kind == "parameter" or self._seconds(operation, layer).estimated
         )
+
+    def _sum(self, operation: Operation, more: int) -> Seconds:
+        """Seconds to add so many further gradients of what an operation gives to the first one."""
+        key = operation.look, more
+        if key not in self._sums:
+            size = self._size(operation.gives) * (ADDED * more)
+            self._sums[key] = self.speeds.streaming(size, more)
+        return self._sums[key]
 
     def _normalize(self, operation: Operation, layer: Layer, phase: str, passes: int) -> None:
         """Two sums of statistics over all that have the same channels."""

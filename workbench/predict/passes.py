@@ -78,8 +78,11 @@ class Pass:
         """
         chosen = [operation for operation in operations if _has_memory(operation)]
         readers: dict[Value, int] = {}
-        for value in [*wanted, *(v for op in chosen for v in _each(op.reads))]:
+        for value in wanted:
             readers[value] = readers.get(value, 0) + 1
+        for operation in chosen:
+            for value in _each(operation.reads):
+                readers[value] = readers[value] + 1 if value in readers else 1
         alive = {value: self.timeline.hold(tensor) for value, tensor in given.items()}
         tape, casts = Tape(), list[int]()
         for run in _runs(chosen):
@@ -124,7 +127,7 @@ class Pass:
             of_weights = {} if given is None else self._execution.run_back(operation, given, grads)
             for tensor in kept:
                 self.timeline.drop(tensor)
-            if operation.layer is not None and of_weights:
+            if of_weights and operation.layer is not None:
                 copied = self._execution.copies_weight(operation)
                 self.gradients.settle(operation.layer, of_weights, copied=copied)
         tape.kept = []

@@ -128,6 +128,7 @@ class _Writing:
         self.pieces = Pieces.of(experiment)
         self.by_value: dict[Value, Operation] = {}
         self._looks: dict[Hashable, int] = {}
+        self._alike = dict(self.graph.alike)
 
     def program(self, hosts: Hosts) -> Program:
         conversions = self._conversions()
@@ -230,20 +231,12 @@ class _Writing:
         owner = self.graph[layer.shared] if layer.shared else layer
         sizes = self.pieces.sizes
         return (
-            layer.kind,
-            layer.target,
-            layer.input_shape,
-            layer.output_shape,
-            layer.rows,
-            layer.flops,
-            layer.groups,
-            layer.heads,
+            self._alike[layer.name],
             itemsize,
             id(self.flow.inputs[layer.name]),
             id(layout),
             self.plan.layers.get(layer.name),
-            bool(layer.shared),
-            tuple([(w.shape, w.trainable, id(sizes[w.name])) for w in owner.weights]),
+            tuple([id(sizes[w.name]) for w in owner.weights]),
             tuple([None if g is None else _seen(g) for g in given]),
         )
 

@@ -70,20 +70,23 @@ class Schedule:
     @cached_property
     def parts(self) -> dict[str, Seconds]:
         """Seconds of the mean step for each of PARTS, [kept ranks]; they add up to it."""
-        found = {part: np.zeros(len(self.alike.ranks)) for part in PARTS}
+        found = {part: [np.zeros((1, len(self.alike.ranks)))] for part in PARTS}
         for share, step in self.mean:
             for happened in step.happened:
                 match happened.event:
                     case Stretch(tasks):
                         lengths = np.diff(_ends(happened), axis=0, prepend=happened.arrive[None])
-                        for task, length in zip(tasks, lengths, strict=True):
-                            found[task.what] += share * length
+                        whats = [task.what for task in tasks]
+                        for what in dict.fromkeys(whats):
+                            own = [index for index, one in enumerate(whats) if one == what]
+                            found[what].append(share * lengths[own])
                     case Meet():
-                        found["wait"] += share * (happened.begin - happened.arrive)
-                        found["communication"] += share * (happened.end - happened.begin)
+                        found["wait"].append(share * (happened.begin - happened.arrive)[None])
+                        sent = share * (happened.end - happened.begin)
+                        found["communication"].append(sent[None])
                     case Join():
-                        found["wait"] += share * (happened.end - happened.arrive)
-        return found
+                        found["wait"].append(share * (happened.end - happened.arrive)[None])
+        return {part: np.cumsum(np.concatenate(own), axis=0)[-1] for part, own in found.items()}
 
     @cached_property
     def breakdowns(self) -> tuple[Mapping[str, float], ...]:

@@ -71,7 +71,10 @@ class Timeline:
 
     def make(self, size: Counts, category: Category, layer: str = "") -> int:
         """A new tensor of so many bytes on each rank, held once."""
-        tensor = self._new(size, category, layer)
+        tensor = len(self._sizes)  # as `_new`, which a deep model would call some thousand times
+        self._sizes.append(size)
+        self.owners.append((category, layer))
+        self._holders.append(1)
         self._events.append(tensor)
         return tensor
 
@@ -87,9 +90,9 @@ class Timeline:
 
     def drop(self, tensor: int) -> None:
         """Holds it once less; it is freed when nobody does."""
-        self._holders[tensor] -= 1
-        assert self._holders[tensor] >= 0, self.owners[tensor]
-        if self._holders[tensor] == 0:
+        left = self._holders[tensor] = self._holders[tensor] - 1
+        assert left >= 0, self.owners[tensor]
+        if left == 0:
             self._events.append(~tensor)
 
     def alone(self, tensor: int) -> bool:

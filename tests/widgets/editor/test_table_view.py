@@ -64,6 +64,28 @@ def test_several_rows_are_edited_at_once(show, page):
     assert sum(choice.recompute for choice in shown.widget.plan.layers.values()) == 11
 
 
+def test_only_rows_that_change_are_drawn_again(show, page):
+    shown = show(wb.Plan.data_parallel(VGG, 4), MACHINE)
+    page.evaluate("""() => {
+      window.drawn = new Set();
+      const note = (all) => all.forEach(({ target }) => {
+        const row = (target.closest ? target : target.parentElement).closest('tr.wb-layer');
+        if (row) drawn.add(row.dataset.name);
+      });
+      new MutationObserver(note).observe(document.querySelector('.wb-table tbody'),
+        { subtree: true, childList: true, characterData: true, attributes: true });
+    }""")
+    page.get_by_label("rank whose figures are shown").select_option("1")  # it has the same ones
+    shown.until("document.querySelector('.wb-parts').ariaLabel.startsWith('a step of rank 1')")
+    assert page.evaluate("[...drawn]") == []
+    page.get_by_label("recompute, fc2").click()
+    shown.settle()
+    assert "fc2" in page.evaluate("[...drawn]")
+    page.get_by_role("button", name="Undo").click()
+    shown.settle()
+    assert not page.get_by_label("recompute, fc2").is_checked()
+
+
 def test_the_keyboard_suffices(show, page):
     shown = show(residual(12), MACHINE, world_size=2)
     page.locator(ROW.format("stem")).focus()

@@ -2,7 +2,7 @@
 
 import "../theme.css";
 import "./editor.css";
-import { element } from "../element.js";
+import { element, setText } from "../element.js";
 import { holdingsPanel, memoryPanel } from "./devices.js";
 import { errands } from "./errands.js";
 import { openStore } from "./store.js";
@@ -37,7 +37,7 @@ export default () => {
     const draw = (change) => {
       const { values, static: { model, facts } } = store.state;
       const machine = values.machine ? ` on ${values.machine}` : "";
-      title.textContent = `${model}: ${facts.name.length.toLocaleString("en-US")} layers over ${values.world_size.toLocaleString("en-US")} ${values.world_size === 1 ? "rank" : "ranks"}${machine}`;
+      setText(title, `${model}: ${facts.name.length.toLocaleString("en-US")} layers over ${values.world_size.toLocaleString("en-US")} ${values.world_size === 1 ? "rank" : "ranks"}${machine}`);
       totals.draw();
       tools.draw();
       table.draw(change);

@@ -88,7 +88,7 @@ def figures_of(prediction: Prediction, rank: int | None, limit: int | None = Non
             prediction.samples_per_s,
         )
         step = {part: seconds for part, seconds in prediction.breakdown[rank].items() if seconds}
-    columns = {name: [_short(value) for value in column] for name, column in layers.items()}
+    columns = {name: _short(column) for name, column in layers.items()}
     return Figures(rank, columns, totals, _ranks(prediction, rank, limit), step, _notes(prediction))
 
 
@@ -127,10 +127,17 @@ def _traffic(prediction: Prediction, rank: int) -> dict[str, list[float]]:
 def _summed(prediction: Prediction, rank: int, sums: dict[int, float]) -> list[float]:
     """Gradients travel in buckets of many layers: of one, each layer has its share of elements."""
     plan: Plan = prediction.experiment.plan
-    pieces = []
-    for layer in plan.graph.layers:
-        placed = [plan.flow.weights[w.name] for w in layer.weights if w.trainable]
-        pieces.append([(one.group_size, one.piece_numel(rank)) for one in placed])
+    weights = plan.flow.weights
+    known: dict[int, tuple[int, int]] = {}  # equal weights that lie alike share their placement
+
+    def piece(name: str) -> tuple[int, int]:
+        one = weights[name]
+        if id(one) not in known:
+            known[id(one)] = (one.group_size, one.piece_numel(rank))
+        return known[id(one)]
+
+    layers = plan.graph.layers
+    pieces = [[piece(w.name) for w in layer.weights if w.trainable] for layer in layers]
     elements: dict[int, int] = {}
     for own in pieces:
         for group, count in own:
@@ -219,6 +226,8 @@ def _named(names: tuple[str, ...]) -> str:
     return ", ".join(names[:3]) + more
 
 
-def _short(value: float) -> float:
+def _short(column: list[float]) -> list[float]:
     """Four digits are shown at most; more of them would only make patches larger."""
-    return float(f"{value:.4g}")
+    # Equal blocks of a deep model have equal figures.
+    known = {value: float(f"{value:.4g}") for value in set(column)}
+    return [known[value] for value in column]

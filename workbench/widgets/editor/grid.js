@@ -43,7 +43,10 @@ export function grid({ caption, columns, head, makeRow, onWindow }) {
         rows.set(item.key, row);
       }
       row.update(item, i);
-      row.tr.setAttribute("aria-rowindex", i + 2);
+      if (row.at !== i) {
+        row.at = i;
+        row.tr.setAttribute("aria-rowindex", i + 2);
+      }
       if (before.nextSibling !== row.tr) before.after(row.tr);
       before = row.tr;
     }

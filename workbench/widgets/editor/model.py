@@ -12,7 +12,7 @@ from workbench.widgets.editor.figures import Figures
 from workbench.widgets.editor.folding import Node, folded
 from workbench.widgets.editor.history import History
 from workbench.widgets.editor.rows import PLACED, Columns, cells, facts, shares_text
-from workbench.widgets.editor.state import State, difference
+from workbench.widgets.editor.state import State, difference, differing
 
 
 class Model:
@@ -152,14 +152,10 @@ class Model:
 
     def _show(self, notes: Iterable[str]) -> None:
         old, new = self._columns, cells(self.plan)
-        own, also = [], []
-        for index in range(len(self.plan.graph.layers)):
-            if any(old[name][index] != new[name][index] for name in _CHOSEN):
-                own.append(index)
-            elif any(old[name][index] != new[name][index] for name in PLACED):
-                also.append(index)
+        own, placed = _changed(old, new, _CHOSEN), _changed(old, new, PLACED)
         self._columns = {**old, **new}
-        self._values.update(errors={}, notes=list(notes), edited=own, also=also)
+        self._values.update(errors={}, notes=list(notes))
+        self._values.update(edited=sorted(own), also=sorted(placed - own))
         self._describe()
 
     def _describe(self) -> None:
@@ -181,6 +177,14 @@ class Model:
 
 
 _CHOSEN = ("scheme", "group", "shares", "recompute")
+
+
+def _changed(old: Columns, new: Columns, names: Iterable[str]) -> set[int]:
+    """The layers of which some of these columns differ."""
+    found: set[int] = set()
+    for name in names:
+        found.update(differing(old[name], new[name]))
+    return found
 
 
 def _plain(node: Node) -> dict[str, Any]:

@@ -7,23 +7,24 @@ import { common, total } from "./tree.js";
 
 let made = 0;
 
-// page: {state(), edit(node, field, value), toggle(node), select(node, event), longest()}
+// page: {state(), changed(layers), edit(node, field, value), toggle(node), select(node, event), longest()}
 export function layerRow(page, first) {
   const id = `wb-row-${made++}`;
   let node = first.node;
+  let drawn = []; // what the row was drawn for; empty once a person has changed something in it
   const name = page.describe(node);
   const check = element("input", { type: "checkbox", "aria-label": `select ${name}`, tabindex: "-1" });
-  check.addEventListener("click", (event) => page.select(node, event));
+  check.addEventListener("click", (event) => { drawn = []; page.select(node, event); });
   const toggle = element("button", { class: "wb-toggle", type: "button", tabindex: "-1", "aria-label": `layers of ${name}` });
   toggle.addEventListener("click", () => page.toggle(node));
   const label = element("span", { class: "wb-name" });
   const badge = element("span", { class: "wb-badge" });
-  const edit = (what) => (value) => page.edit(node, what, value);
+  const edit = (what) => (value) => { drawn = []; page.edit(node, what, value); };
   const scheme = choice(`scheme, ${name}`, edit("scheme"));
   const group = choice(`group, ${name}`, (value) => edit("group")(Number(value)));
   const shares = field(`shares, ${name}`, "equal", edit("shares"));
   const again = element("input", { type: "checkbox", "aria-label": `recompute, ${name}` });
-  again.addEventListener("change", () => page.edit(node, "recompute", again.checked));
+  again.addEventListener("change", () => edit("recompute")(again.checked));
   const follows = element("span", { class: "wb-faint" });
   const memory = bar(["--wb-blue"]);
   const time = bar(["--wb-green", "--wb-orange"]);
@@ -47,6 +48,9 @@ export function layerRow(page, first) {
   const tr = element("tr", { class: "wb-layer", tabindex: "-1" }, checkCell, heading, ...Object.values(others));
 
   const update = (item) => {
+    const looks = look(page, item);
+    if (drawn.length && looks.every((one, i) => one === drawn[i])) return;
+    drawn = looks;
     node = item.node;
     const state = page.state();
     const { facts } = state.static;
@@ -129,6 +133,16 @@ export function layerRow(page, first) {
       `received: ${size(moved)} of activations, ${size(summed)} of gradients and weights`);
   };
   return { tr, update };
+}
+
+// Everything that a row shows depends on: most rows stay as they are when one layer changes.
+function look(page, item) {
+  const { node } = item;
+  const { values } = page.state();
+  const { memory, time, traffic } = page.longest();
+  const some = (layers) => node.layers.some((layer) => layers.has(layer));
+  return [node, item.depth, page.changed(node.layers), page.isSelected(node), page.isOpen(node), page.label(node, item),
+    some(page.edited), some(page.also), values.errors, values.groups, memory, time, traffic];
 }
 
 // Where a fold hides conversions, their number.

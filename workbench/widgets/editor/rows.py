@@ -44,25 +44,22 @@ def cells(plan: Plan) -> Columns:
     (conversions of its inputs, "all_gather_rows over 4 of conv1"), segment (its number, or 0).
     """
     numbers = {name: i for i, names in enumerate(plan.segments, 1) for name in names}
-    rows = [_row(plan, layer, numbers.get(layer.name, 0)) for layer in plan.graph.layers]
-    return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
+    layers, outputs = plan.graph.layers, plan.flow.outputs
+    choices = [plan.layers.get(layer.name, _WHOLE) for layer in layers]
+    texts = {id(layout): str(layout) for layout in {id(x): x for x in outputs.values()}.values()}
+    return {
+        "scheme": [choice.scheme for choice in choices],
+        "group": [choice.group_size for choice in choices],
+        "shares": [shares_text(choice.shares) for choice in choices],
+        "recompute": [choice.recompute for choice in choices],
+        "follows": [texts[id(outputs[layer.name])] for layer in layers],
+        "pieces": [_pieces(plan, *one) for one in zip(layers, choices, strict=True)],
+        "arrives": [_arrives(plan, layer) for layer in layers],
+        "segment": [numbers.get(layer.name, 0) for layer in layers],
+    }
 
 
 _WHOLE = LayerPlan()
-
-
-def _row(plan: Plan, layer: Layer, segment: int) -> dict[str, Any]:
-    choice = plan.layers.get(layer.name, _WHOLE)
-    return {
-        "scheme": choice.scheme,
-        "group": choice.group_size,
-        "shares": shares_text(choice.shares),
-        "recompute": choice.recompute,
-        "follows": str(plan.flow.outputs[layer.name]),
-        "pieces": _pieces(plan, layer, choice),
-        "arrives": _arrives(plan, layer),
-        "segment": segment,
-    }
 
 
 def _pieces(plan: Plan, layer: Layer, choice: LayerPlan) -> str:
@@ -77,7 +74,9 @@ def _pieces(plan: Plan, layer: Layer, choice: LayerPlan) -> str:
 
 def _arrives(plan: Plan, layer: Layer) -> list[str]:
     edges = plan.flow.edges
-    found = []
+    found: list[str] = []
+    if not any([edges[producer, layer.name] for producer in layer.inputs]):
+        return found  # as of most layers of most plans
     for producer in dict.fromkeys(layer.inputs):
         for step in edges[producer, layer.name]:
             if step.name != "copy_to" or step.gradient == "partial":

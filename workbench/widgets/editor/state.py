@@ -29,7 +29,7 @@ def difference(old: State, new: State) -> dict[str, Any]:
         if before is None or len(before) != len(column):
             columns[name] = [list(range(len(column))), column]
             continue
-        at = [i for i, (a, b) in enumerate(zip(before, column, strict=True)) if a != b]
+        at = differing(before, column)
         if at:
             columns[name] = [at, [column[i] for i in at]]
     none = object()
@@ -42,6 +42,13 @@ def difference(old: State, new: State) -> dict[str, Any]:
     if values:
         found["values"] = values
     return found
+
+
+def differing(old: list[Any], new: list[Any]) -> list[int]:
+    """Where two columns of one length differ."""
+    if old == new:  # as most do, and lists are soon compared
+        return []
+    return [i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b]
 
 
 def patched(old: State, patch: Mapping[str, Any]) -> State:

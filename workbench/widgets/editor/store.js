@@ -10,6 +10,8 @@ export function openStore(model) {
     state: model.get("_state"),
     quiet: false, // whether the kernel owes an answer for long
     listeners: new Set(),
+    changed: new Map(), // by layer: the version in which a column of it changed last
+    begun: 0, // which beginning of everything this is, counted
     send: (message) => {
       model.send(message);
       timer ??= setTimeout(() => {
@@ -32,6 +34,7 @@ export function openStore(model) {
         || store.state.static.facts.name.length !== message.state.static.facts.name.length;
       for (const key of Object.keys(store.state)) delete store.state[key];
       Object.assign(store.state, message.state);
+      store.begun += 1;
       tell({ begins });
       return;
     }
@@ -42,6 +45,9 @@ export function openStore(model) {
       return;
     }
     apply(store.state, message);
+    for (const [at] of Object.values(message.columns ?? {})) {
+      for (const layer of at) store.changed.set(layer, message.version);
+    }
     tell({ begins: false });
   };
   model.on("msg:custom", take);

@@ -43,6 +43,11 @@ export function layerTable(store) {
     state: () => store.state,
     edited,
     also,
+    changed: (layers) => {
+      let last = 0;
+      for (const layer of layers) last = Math.max(last, store.changed.get(layer) ?? 0);
+      return `${store.begun}:${last}`;
+    },
     longest: () => longest,
     isOpen: (node) => open.has(node.key),
     isSelected: (node) => selected.has(node.key),
@@ -137,7 +142,10 @@ export function layerTable(store) {
   const markActive = () => {
     const keys = new Set(rowsShown().map((item) => item.key));
     if (!keys.has(active)) active = rowsShown()[0]?.key ?? null;
-    for (const tr of view.table.querySelectorAll("tr.wb-layer")) tr.tabIndex = tr.dataset.key === active ? 0 : -1;
+    for (const tr of view.table.querySelectorAll("tr.wb-layer")) {
+      const index = tr.dataset.key === active ? 0 : -1;
+      if (tr.tabIndex !== index) tr.tabIndex = index;
+    }
   };
 
   const focusRow = (key) => {
