@@ -53,6 +53,7 @@ def context() -> Iterator[BrowserContext]:
         pytest.skip("no Chromium is installed")
     with browser() as context:
         context.route(re.compile(r"https?://(?!127\.0\.0\.1)"), lambda route: route.abort())
+        context.set_default_timeout(120_000)
         yield context
 
 
@@ -68,7 +69,6 @@ def written(folder: Path, *cells: str) -> nbformat.NotebookNode:
 
 def works(page: Page) -> None:
     """Holds that what a cell assigned is shown, and that an edit arrives in Python, and back."""
-    page.set_default_timeout(60_000)
     editor = page.locator(".wb-editor")
     page.wait_for_function(
         "() => document.querySelector('[aria-label=\"scheme, 1\"]')?.value === 'shard_out'"
