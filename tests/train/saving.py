@@ -170,8 +170,9 @@ def save_with_a_full_disk(world, plan, value, directory, full_rank):
     write = Snapshot.write
 
     def no_room(self, path, *given):
-        write(self, path, *given)
-        path.unlink()
+        half = path.with_suffix(".part")  # a name that no rank waits for
+        write(self, half, *given)
+        half.unlink()
         raise CheckpointError(f"{path.name} could not be written (the disk is full)")
 
     if world.rank == full_rank:
