@@ -23,6 +23,7 @@ export function memoryPanel() {
     const rows = ranks.map((rank, i) => {
       const isKnown = Number.isFinite(rank.weights);
       const values = isKnown ? CATEGORIES.map((name) => rank[name]) : [rank.now];
+      const held = values.reduce((a, b) => a + b, 0); // at the last step's peak
       const below = expected[i] ? CATEGORIES.map((name) => expected[i][name]) : [];
       const [limit, predicted] = [limits[i], below.reduce((a, b) => a + b, 0)];
       const parts = () => (isKnown ? CATEGORIES.map((name) => `${name} ${size(rank[name])}`).join(", ") : "");
@@ -31,7 +32,7 @@ export function memoryPanel() {
         below,
         marks: [rank.peak, limit < NEAR * most ? limit : NaN],
         isOver: rank.peak > limit,
-        text: Number.isFinite(limit) ? `${size(rank.peak)} of ${size(limit)}` : `${size(rank.now)} / ${size(rank.peak)}`,
+        text: Number.isFinite(limit) ? `${size(held)} of ${size(limit)}` : `${size(held)} / ${size(rank.peak)}`,
         words: () => `${rank.onGpu ? "GPU" : "tensors"} now ${size(rank.now)}, peak ${size(rank.peak)}`
           + `${Number.isFinite(limit) ? ` of ${size(limit)}` : ""}; ${parts()}`
           + `${below.length ? `; predicted ${size(predicted)}` : ""}${conditions[i] ? `; ${conditions[i]}` : ""}`,

@@ -119,7 +119,7 @@ def _memory(watched: Watched, forecast: Forecast) -> Panel:
         predicted = math.nan
         if rank < len(forecast.ranks):
             predicted = float(forecast.ranks[rank, : len(CATEGORIES)].sum())
-        bars.append(Bar(f"rank {rank}", parts, size(found.peak_bytes), predicted))
+        bars.append(Bar(f"rank {rank}", parts, size(sum(parts)), predicted))
     names = tuple((color, name, "") for color, name in zip(MEMORY, CATEGORIES, strict=True))
     kind = "GPU memory" if any(found.on_gpu for found in watched.series.ranks) else "Tensor memory"
     most = size(max(_known([f.peak_bytes for f in watched.series.ranks]), default=math.nan))
