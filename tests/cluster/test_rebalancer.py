@@ -1,5 +1,6 @@
 """Shares that follow measured times while a run goes on."""
 
+import random
 import re
 from dataclasses import dataclass
 
@@ -161,6 +162,19 @@ def test_what_may_be_chance_changes_nothing():
     run.run(30)
     assert balancer.changes
     assert run.units[0] > run.units[1]
+
+
+def test_a_large_change_is_followed_at_once_though_steps_scatter():
+    run = FakeRun(PAIR, 240, (1, 1), "rows")
+    rng = random.Random(0)
+    run.scatter = tuple((rng.uniform(0.8, 1.25), rng.uniform(0.8, 1.25)) for _ in range(31))
+    balancer = Rebalancer(run)
+    run.run(24)
+    assert balancer.changes == []
+    run.speeds = (1, 1 / 3)
+    run.run(3)
+    assert len(balancer.changes) == 1
+    assert run.units[0] > 1.5 * run.units[1]
 
 
 class GivenTimes:

@@ -5,6 +5,8 @@
     a look               at the last few, twice, four and eight times as many: is one rank slower
                          than another by more than the threshold and than chance, and is it known
                          well enough how long each takes (`predict/balance/evidence.py`)?
+    or at once           in the last few, is one slower than another by a large difference, beyond
+                         what steps have scattered for longer?
     then                 the times join the devices' models (`predict/balance/online.py`), and the
                          run goes on under other shares
     after a re-cut       steps until the ranks compute with the new shares do not count; nor do
@@ -102,6 +104,7 @@ class Rebalancer:
         self._seen: dict[int, dict[int, float]] = {}
         self._lengths = tuple(often * patience for often in LOOKS)
         self._window: deque[Sequence[float]] = deque(maxlen=self._lengths[-1])
+        self._history: deque[Sequence[float]] = deque(maxlen=self._lengths[-1])
         self._from = -1
         self._lock = threading.Lock()
         self._end: Callable[[], None] = run.subscribe(self._take)
@@ -132,6 +135,7 @@ class Rebalancer:
         if step <= self._from:  # the first step under other shares gets its memory
             return
         self._window.append(seconds)
+        self._history.append(seconds)
         every = tuple(self._window)
         looks = [Evidence(every[-n:]) for n in self._lengths if n <= len(every)]
         if any(self._acts(step, seen) for seen in looks):
@@ -145,14 +149,16 @@ class Rebalancer:
 
     def _acts(self, step: int, seen: Evidence) -> bool:
         """Whether these times are plain enough to give other shares, or to leave them for good."""
-        if self._unknown(seen):
-            return False
         typical = seen.seconds
         slow = max(self._used, key=typical.__getitem__)
         fast = min(self._used, key=typical.__getitem__)
-        self.imbalance = 1 - typical[fast] / typical[slow]
-        if not seen.is_longer(slow, fast, self._threshold):
-            return False
+        few = len(seen.steps) == self._lengths[0]
+        if not (few and seen.is_plainly_longer(slow, fast, self._history)):
+            if self._unknown(seen):
+                return False
+            self.imbalance = 1 - typical[fast] / typical[slow]
+            if not seen.is_longer(slow, fast, self._threshold):
+                return False
         before, self._balancer = self._balancer, self._balancer.measured(typical)
         if self._balancer.sizes != before.sizes:
             now = self._balancer.sizes

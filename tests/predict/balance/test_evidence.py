@@ -49,3 +49,25 @@ def test_equal_ranks_are_seldom_taken_for_unequal(steps):
 def test_a_rank_three_times_slower_is_seen_though_its_steps_scatter():
     seen = [Evidence(drawn((1, 3), 0.3, 12, seed)).is_longer(1, 0, 0.05) for seed in range(50)]
     assert sum(seen) >= 45
+
+
+def test_a_large_difference_is_plain_at_once_though_steps_scatter():
+    before = [drawn((1, 1), 0.2, 21, seed) for seed in range(200)]
+    slow = [drawn((1, 3), 0.2, 3, seed + 1000) for seed in range(200)]
+    seen = [
+        Evidence(own).is_plainly_longer(1, 0, [*old, *own])
+        for old, own in zip(before, slow, strict=True)
+    ]
+    assert sum(seen) >= 150
+    assert sum(Evidence(own).is_longer(1, 0, 0.05) for own in slow) <= 50
+
+
+def test_equal_ranks_are_seldom_plainly_unequal():
+    steps = [drawn((1, 1), 0.2, 24, seed) for seed in range(2000)]
+    assert sum(Evidence(own[-3:]).is_plainly_longer(0, 1, own) for own in steps) <= 4
+
+
+def test_what_scatters_is_not_known_after_few_steps():
+    steps = [(3.0, 1.0)] * 7
+    assert not Evidence(steps[-3:]).is_plainly_longer(0, 1, steps)
+    assert Evidence(steps[-3:]).is_plainly_longer(0, 1, [*steps, (3.0, 1.0)])

@@ -8,11 +8,14 @@ took ten times as long shall not outweigh nine others.
     whether it takes longer than  the same of two ranks' differences, step by step, so that what
     another                       disturbs both says nothing; the near end of the interval counts
 
-Of few steps nothing is left out, and the interval is as wide as so few make it: a large difference
-is sure at once, a small or a scattered one after more steps, or never.
+Of few steps nothing is left out, and the interval is as wide as so few make it: a small or a
+scattered difference is sure after more steps, or never. A large one is plain at once, by how much
+steps have scattered for longer, before a device changed too: from each step to the next, where one
+that changed counts once.
 
-Sources: Tukey and McLaughlin 1963 for the trimmed mean's interval; Yuen and Dixon 1973 for that of
-two samples; repetition until it is small, FuPerMod.
+Sources: von Neumann 1941 for the scatter of what drifts; Tukey and McLaughlin 1963 for the trimmed
+mean's interval; Yuen and Dixon 1973 for that of two samples; repetition until that is small,
+FuPerMod.
 """
 
 import math
@@ -22,13 +25,15 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
+from scipy.special import ndtri, stdtrit
 
 CONFIDENCE = 0.95  # of how long a rank takes, both ends
 # Of what one rank takes more than another, one end. There are some looks at every step, and it is
 # the slowest and the fastest rank that are compared. Simulated, three equal ranks whose steps
 # scatter by 3 % are taken for unequal in 0.5 % of all runs of 100 steps, by 10 % in 15 %.
 SURE = 0.999
+PLAIN = 0.2  # so much more, of the slow one's time, is a large difference
+KNOWN = 8  # steps of which their scatter is known
 _TRIMMED = 0.2
 _LEAST_S = 1e-9  # what takes less counts as this
 
@@ -77,6 +82,23 @@ class Evidence:
         """
         longer = self._logs[:, slow] - self._logs[:, fast]
         return bool(_mean(longer) - _half(longer, SURE) > -math.log1p(-threshold))
+
+    def is_plainly_longer(self, slow: int, fast: int, before: Sequence[Sequence[float]]) -> bool:
+        """Whether one rank takes longer than another by a large difference, beyond their scatter.
+
+        Args:
+            slow: that rank.
+            fast: the other one.
+            before: the steps until now, of whatever shares, these included.
+        """
+        if len(before) < KNOWN:
+            return False
+        longer = self._logs[:, slow] - self._logs[:, fast]
+        earlier = Evidence(before)._logs
+        changes = np.abs(np.diff(earlier[:, slow] - earlier[:, fast]))
+        scatter = float(np.median(changes)) / (math.sqrt(2) * float(ndtri(0.75)))
+        half = float(ndtri(SURE)) * scatter / math.sqrt(len(longer))
+        return bool(longer.mean() - half > -math.log1p(-PLAIN))
 
     @cached_property
     def _logs(self) -> Floats:
