@@ -118,10 +118,11 @@ def _taken(page: Any, selector: str) -> bytes:
 def _turn(page: Any, theme: str) -> None:
     """To another theme, by the menu."""
     page.get_by_role("menuitem", name="Settings", exact=True).click()
-    page.get_by_role("menuitem", name="Theme", exact=True).hover()
-    page.get_by_role("menuitem", name=f"JupyterLab {theme.title()}", exact=True).click()
+    for item in ("Theme", f"JupyterLab {theme.title()}"):
+        page.locator(".lm-Menu-itemLabel").get_by_text(item, exact=True).click()
     light = "true" if theme == "light" else "false"
-    page.locator(f"body[data-jp-theme-light={light}]").wait_for()
+    # The body has no size of its own, so that it never counts as visible.
+    page.locator(f"body[data-jp-theme-light={light}]").wait_for(state="attached")
 
 
 def _write(name: str, png: bytes) -> None:
