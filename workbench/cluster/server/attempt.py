@@ -157,6 +157,11 @@ class Attempt:
         """Whether all ranks have."""
         return all(rank.has_begun for rank in self.ranks)
 
+    def none_has_begun(self) -> bool:
+        """Whether no rank has, looking now: people hear of a rank's steps as soon as we may."""
+        self._read(again=True)
+        return not any(rank.has_begun for rank in self.ranks)
+
     @property
     def has_failed(self) -> bool:
         """Whether a rank has, so that the others cannot go on."""

@@ -76,8 +76,9 @@ class Carrier:
         is_news = attempt.look(now, self._fleet.died, lambda pid: self._fleet.how(pid, now))
         if work.record.state == "running" and not (is_news or wish):
             return True
-        none_began = not any(rank.has_begun for rank in attempt.ranks)
-        abort = wish == "cancel" or bool(wish and (work.record.kind != "train" or none_began))
+        abort = wish == "cancel" or bool(
+            wish and (work.record.kind != "train" or attempt.none_has_begun())
+        )
         if not attempt.has_begun and not abort:  # else those that have would wait for the others
             self._deliver(work, attempt, now)
         attempt.steer(now, stop=bool(wish), abort=abort)
