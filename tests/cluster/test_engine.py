@@ -17,7 +17,7 @@ from tests.cluster.test_message import experiment as experiment_of
 from tests.plan.graphs import mlp
 from workbench.cluster import message
 from workbench.cluster.answer import Answer
-from workbench.cluster.engine import become, perform
+from workbench.cluster.engine import INTERRUPT_AGAIN_S, become, perform
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.rank_files import RankFiles, withdraw
 from workbench.cluster.telemetry import Tail
@@ -67,7 +67,18 @@ def imports(*, name, **_given):
     time.sleep(60)
 
 
+def imports_and_ends(*, name, **_given):
+    importlib.import_module(name)
+    return "ended"
+
+
+def takes_a_while(**_given):
+    time.sleep(4 * INTERRUPT_AGAIN_S)
+    return "was left alone"
+
+
 def called(folder, task, *, streams=False, own=None, **keywords):
+    folder.mkdir(exist_ok=True)
     packed, arguments = message.pack(EXPERIMENT), message.pack_keywords(keywords)
     task = f"tests.cluster.test_engine:{task}"
     perform(task, packed, arguments, own or {}, folder, 0, streams)
@@ -82,10 +93,25 @@ def test_a_value_is_returned(tmp_path):
     assert files.log.read_text() == "it adds\n"
 
 
-def test_an_interrupt_waits_for_what_is_being_imported(tmp_path, monkeypatch):
+@pytest.fixture
+def half_imported(tmp_path, monkeypatch):
+    """A module that is interrupted while it is imported."""
     text = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nis_whole = True\n"
     (tmp_path / "half_imported.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("half_imported")
+def test_an_interrupt_of_what_has_ended_does_not_hit_what_comes_next(tmp_path):
+    files = called(tmp_path / "1", "imports_and_ends", own={"name": "half_imported"})
+    assert Answer.unpack(files.answer).value == "ended"
+    assert sys.modules.pop("half_imported").is_whole
+    files = called(tmp_path / "2", "takes_a_while")
+    assert Answer.unpack(files.answer).value == "was left alone"
+
+
+@pytest.mark.usefixtures("half_imported")
+def test_an_interrupt_waits_for_what_is_being_imported(tmp_path):
     files = called(tmp_path, "imports", own={"name": "half_imported"})
     assert Answer.unpack(files.answer).kind == "interrupted"
     assert sys.modules.pop("half_imported").is_whole

@@ -159,26 +159,41 @@ def _signals(control: Control) -> Iterator[None]:
     def stop(_number: int, _frame: FrameType | None) -> None:
         control.stop_requested = True
 
+    interrupts = _Interrupts()
     signal.signal(signal.SIGUSR1, stop)
-    signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGINT, interrupts)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        interrupts.forget()
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+class _Interrupts:
     """Raises KeyboardInterrupt; where something is being imported, once it is.
 
     Half of a module would stay in this process, and break whatever next wants the whole.
     """
-    while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            threading.Timer(INTERRUPT_AGAIN_S, os.kill, (os.getpid(), number)).start()
-            return
-        frame = frame.f_back
-    raise KeyboardInterrupt
+
+    def __init__(self) -> None:
+        self._later: list[threading.Timer] = []
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code.co_filename.startswith("<frozen importlib"):
+                again = threading.Timer(INTERRUPT_AGAIN_S, os.kill, (os.getpid(), number))
+                self._later.append(again)
+                again.start()
+                return
+            frame = frame.f_back
+        raise KeyboardInterrupt
+
+    def forget(self) -> None:
+        """What was put off is not for whatever this process does next."""
+        for again in self._later:
+            again.cancel()
+            again.join()
 
 
 @contextmanager
