@@ -136,7 +136,7 @@ class Expected:
             precision=experiment.precision,
             accumulate=experiment.accumulate,
             seed=experiment.seed,
-            draws=[x.name for x in graph.layers if x.kind in ("dropout", "stochastic_depth")],
+            draws={layer.name: layer.draws for layer in graph.layers if layer.draws},
             local=local if plan.batch_norm == "local" else {},
             merged=frozenset(merged),
             late=sync.width - 1 if late else 0,

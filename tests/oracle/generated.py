@@ -78,7 +78,7 @@ class _Writer:
 
     def _chosen(self, text: str) -> str:
         text = re.sub(r"¦\n\s*", "¦", text)
-        text = re.sub(r"\n\s*([,«])", r"\1", text)
+        text = re.sub(r"\n\s*(«?,)", r"\1", text)
         while found := _CHOICE.search(text):
             options = found.group(1).split("¦")
             text = text[: found.start()] + self.draw(st.sampled_from(options)) + text[found.end() :]

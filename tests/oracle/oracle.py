@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from tests.oracle.draws import Draws
+from tests.oracle.draws import Draws, Place
 
 Loss = Callable[[Any, Tensor], Tensor]
 
@@ -49,7 +49,7 @@ class Task:
         precision: "fp64", "fp32" or "bf16" (autocast; weights in fp32).
         accumulate: micro-batches of a step; a batch is cut evenly, the first ones larger.
         seed: of draws.
-        draws: names of the layers that draw, in order.
+        draws: the layers that draw, in order, with the places of what they draw (`Draws`).
         local: for each batch norm that sees some ranks' rows only, the ranks that see theirs
             together; empty: all see all.
         merged: steps after which the running statistics of local batch norms become one.
@@ -65,7 +65,7 @@ class Task:
     precision: str = "fp64"
     accumulate: int = 1
     seed: int = 0
-    draws: Sequence[str] = ()
+    draws: Mapping[str, Sequence[Place]] = field(default_factory=dict)
     local: Mapping[str, int] = field(default_factory=dict)
     merged: frozenset[int] = frozenset()
     late: int = 0
@@ -145,7 +145,7 @@ def _step(
     for turn, rows in enumerate(filter(None, sizes)):
         inputs = batch.inputs[first : first + rows].to(_dtype(task))
         labels = batch.labels[first : first + rows]
-        draws.start(index, first, rows)
+        draws.start(index, first)
         norms.ranks = batch.ranks[turn] if batch.ranks else ()
         with draws, _autocast(task):
             outputs = module(inputs)
