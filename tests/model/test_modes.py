@@ -95,7 +95,7 @@ def test_several_outputs_are_refused_unless_they_are_declared():
     with pytest.raises(TraceError, match=r"returns 2 tensors, of shapes \(3,\), \(8,\)") as caught:
         trace(Two(), input_shape=(6,))
     assert 'outputs=("prediction", "unused")' in str(caught.value)
-    with pytest.raises(TraceError, match="2 tensors.* and 3 declared"):
+    with pytest.raises(TraceError, match=r"2 tensors.* and 3 declared"):
         trace(Two(), input_shape=(6,), outputs=("prediction", "unused", "unused"))
 
 

@@ -40,7 +40,7 @@ def drop_unused(graph: torch.fx.Graph, root: nn.Module) -> None:
             )
         if node.op == "call_module" and _keeps_statistics(root.get_submodule(str(node.target))):
             raise TraceError(
-                f"{node.target!r} keeps running statistics of what nothing is trained on, and these "
+                f"{node.target!r} keeps running statistics of what nothing is trained on, and they "
                 "would be lost: do not call it in forward, or declare its output as auxiliary"
             )
         if value is not None or node.op == "get_attr":
