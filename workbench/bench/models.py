@@ -14,7 +14,7 @@ from workbench.plan.plan import Plan
 from workbench.train.verification import Verification
 
 # Height and width of the images where 32 do not do: strides, pools and patches leave nothing.
-SIZES = {"alexnet": 64, "inception_v3": 75, "maxvit_t": 224, "vit_h_14": 28}
+SIZES = {"alexnet": 64, "inception_v3": 299, "maxvit_t": 224, "vit_h_14": 28}
 QUICK = ("squeezenet1_1", "shufflenet_v2_x0_5")
 RANKS = 4
 
