@@ -1,7 +1,7 @@
 """Applies a plan to a whole model: one rank's part of it, and the way back to the whole."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -57,6 +57,35 @@ def cut(
     """
     traced = skeleton(plan.graph) if traced is None else traced
     return _Cutting(plan, context, groups, traced).apply(reader, device, dtype)
+
+
+def evaluating(model: CutModel) -> CutModel:
+    """A cut model as it evaluates, on the very same pieces of weights.
+
+    The model itself, unless it takes another way in evaluation than in training.
+    """
+    plan = model.plan.evaluation
+    if plan is model.plan:
+        return model
+    traced, held = skeleton(model.plan.graph, evaluating=True), HeldPieces(model.pieces())
+    return cut(plan, model.context, model.groups, held, device=held.device, traced=traced)
+
+
+class HeldPieces:
+    """Pieces that this rank holds already, read as they lie."""
+
+    def __init__(self, pieces: Mapping[str, Tensor]) -> None:
+        self._pieces = pieces
+        self.names = tuple(pieces)
+        self.device = next((piece.device for piece in pieces.values()), torch.device("cpu"))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The piece's shape."""
+        return tuple(self._pieces[name].shape)
+
+    def read(self, name: str, shard: Shard | None = None, rank: int = 0) -> Tensor:
+        """The piece, which is this rank's: the memory is shared with its owner."""
+        return self._pieces[name].detach()
 
 
 class _Cutting:
@@ -176,7 +205,9 @@ class _Cutting:
         p = float(given("p", 1, 0.5))
         layout = self.flow.inputs[layer.name]
         shape = layer.input_shape
-        return PlacedDropout(p, layout, shape, layer.rows, layer.name, self.context, mode)
+        # What a function does in which mode was known when that mode was traced.
+        always = module is None
+        return PlacedDropout(p, layout, shape, layer.rows, layer.name, self.context, mode, always)
 
     def _attention(self, layer: Layer, local: nn.Module) -> nn.Module:
         heads = heads_layout(self.plan, layer)

@@ -23,9 +23,7 @@ def group_specs(plan: Plan) -> list[tuple[str, tuple[int, ...]]]:
     since they are in flight at the same time.
     """
     flow, world = plan.flow, plan.world_size
-    crossings = [step for steps in (*flow.edges.values(), *flow.returns.values()) for step in steps]
-    in_groups = {step.group_size for step in crossings}
-    in_groups |= {flow.returned(name).group_size for name in plan.graph.outputs}
+    in_groups = _group_sizes(plan) | _group_sizes(plan.evaluation)
     held_in = {weight.group_size for weight in flow.weights.values()} | {1}
     specs = [("shard", ranks) for k in sorted(in_groups) for ranks in shard_groups(k, world)]
     specs += [("replica", ranks) for k in sorted(held_in) for ranks in replica_groups(k, world)]
@@ -34,6 +32,14 @@ def group_specs(plan: Plan) -> list[tuple[str, tuple[int, ...]]]:
         sizes = sorted({flow.inputs[layer.name].group_size for layer in norms})
         specs += [("norm", ranks) for k in sizes for ranks in replica_groups(k, world)]
     return specs
+
+
+def _group_sizes(plan: Plan) -> set[int]:
+    """Of the groups in which activations are converted, and losses computed."""
+    flow = plan.flow
+    crossings = [step for steps in (*flow.edges.values(), *flow.returns.values()) for step in steps]
+    returned = {flow.returned(name).group_size for name in plan.graph.outputs}
+    return returned | {step.group_size for step in crossings}
 
 
 class CutModel(nn.Module):

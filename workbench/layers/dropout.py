@@ -56,6 +56,7 @@ class PlacedDropout(nn.Module):
         context: says which rows are held.
         mode: what lives or dies as one: an "element", a "row" of dimension 0 (stochastic
             depth), or the "batch".
+        always: whether it drops in evaluation, too.
     """
 
     def __init__(
@@ -67,13 +68,15 @@ class PlacedDropout(nn.Module):
         name: str,
         context: BatchContext,
         mode: str = "element",
+        always: bool = False,
     ) -> None:
         super().__init__()
+        self.always = always
         self.p, self.layout, self.shape, self.rows = p, layout, shape, rows
         self.name, self.context, self.mode = name, context, mode
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.p == 0.0:
+        if not (self.training or self.always) or self.p == 0.0:
             return x
         if self.p == 1.0:
             return x * 0.0

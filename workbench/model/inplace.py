@@ -3,6 +3,7 @@
 import torch.fx
 from torch import nn
 from torch.fx import Node
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from workbench.model.batch import name_of, tensors
 from workbench.model.errors import TraceError
@@ -21,24 +22,33 @@ def read_what_was_changed(graph: torch.fx.Graph, root: nn.Module) -> None:
 
 
 def drop_unused(graph: torch.fx.Graph, root: nn.Module) -> None:
-    """Removes sizes and parameters that were looked at, but are used by nothing.
+    """Removes what is computed, but used by nothing that the model is trained on.
 
     Raises:
-        TraceError: a tensor is changed in place and used by nothing afterwards, such as a
-            buffer that counts: the change would be lost.
+        TraceError: it changes a tensor in place, such as a buffer that counts, or the running
+            statistics of a batch norm: the change would be lost.
     """
     for node in reversed(graph.nodes):
         if node.users or node.op in ("placeholder", "output"):
             continue
         value = node.meta["values"][0]
-        if node.op == "get_attr" or not (tensors(value) or value is None):
-            graph.erase_node(node)
-        elif _changes_in_place(node, root):
+        if tensors(value) and _changes_in_place(node, root):
             raise TraceError(
                 f"{name_of(node)} changes a tensor in place that nothing reads afterwards, and the "
                 "change would be lost: state of the model itself is not supported, but for the "
                 "statistics of nn.BatchNorm"
             )
+        if node.op == "call_module" and _keeps_statistics(root.get_submodule(str(node.target))):
+            raise TraceError(
+                f"{node.target!r} keeps running statistics of what nothing is trained on, and they "
+                "would be lost: do not call it in forward, or declare its output as auxiliary"
+            )
+        if value is not None or node.op == "get_attr":
+            graph.erase_node(node)
+
+
+def _keeps_statistics(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) and module.training and module.running_mean is not None
 
 
 def _changes_in_place(node: Node, root: nn.Module) -> bool:

@@ -101,10 +101,10 @@ def _of_module(node: Node, module: nn.Module) -> str:
 
 def _of_function(node: Node) -> str:
     name = name_of(node).removesuffix("_")  # in place or not
-    if node.target is F.dropout:
-        return "dropout"
-    if name == "stochastic_depth":
-        return "stochastic_depth"
+    if node.target is F.dropout or name == "stochastic_depth":
+        if not _given(node, "training", 2 if name == "dropout" else 3, True):
+            return "elementwise"
+        return name
     if node.target in (torch.flatten, "flatten"):
         given = dict(zip(("start_dim", "end_dim"), node.args[1:], strict=False)) | node.kwargs
         return _flatten(node, given.get("start_dim", 0), given.get("end_dim", -1))
@@ -117,6 +117,11 @@ def _of_function(node: Node) -> str:
     if name in _POOLS or (name in _SPATIAL_REDUCTIONS and _is_spatial(node)):
         return "pool" if _has_channels(node) else "op"
     return "op"
+
+
+def _given(node: Node, name: str, position: int, default: Any) -> Any:
+    """An argument of a call, by name or position."""
+    return node.kwargs.get(name, node.args[position] if len(node.args) > position else default)
 
 
 def _flatten(node: Node, start: Any, end: Any) -> str:

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Node
 from torch.fx.node import map_arg
-from torch.utils import _pytree as pytree
 
 from workbench.model.batch import name_of, tensors
 from workbench.model.errors import TraceError
@@ -26,10 +25,7 @@ def layers_of(root: nn.Module, graph: torch.fx.Graph) -> tuple[tuple[Layer, ...]
 
     Args:
         root: the module that was traced.
-        graph: of a `ValueTracer`.
-
-    Raises:
-        TraceError: the model returns something else than one or several tensors of activations.
+        graph: of a `ValueTracer`, returning what is trained on (`keep_outputs`).
     """
     return _Layers(root, graph).all()
 
@@ -92,21 +88,7 @@ class _Layers:
     def _outputs(self) -> tuple[str, ...]:
         returned = next(node for node in self.graph.nodes if node.op == "output").args[0]
         listed = returned if isinstance(returned, list | tuple) else [returned]
-        found = [item for item in listed if item is not None]
-        for item in found:
-            if not isinstance(item, Node) or not isinstance(item.meta["values"][0], Tensor):
-                raise TraceError(
-                    f"the model returns {_described(returned)}; return the predictions, one "
-                    "tensor, or a tuple of tensors with the predictions first"
-                )
-            if item.op == "placeholder" or item.meta["rows"] != 1 or not item.meta["shape"]:
-                raise TraceError(
-                    f"the model returns {item.name!r}, which has {item.meta['rows']} rows of shape "
-                    f"{item.meta['shape']} for each sample; predictions are one row of scores"
-                )
-        if not found:
-            raise TraceError("the model returns nothing")
-        return tuple(self._name(item) for item in found)
+        return tuple(self._name(item) for item in listed if isinstance(item, Node))
 
     def _unique_names(self) -> dict[Node, str]:
         """A module's path, a parameter's own name, else the node's, made unique."""
@@ -231,10 +213,3 @@ def _target(node: Node, module: nn.Module | None) -> str:
         return f"torch.nn.functional.{name}"
     where = getattr(node.target, "__module__", None) or "torch"
     return f"{where.removeprefix('_')}.{name}" if where != "builtins" else name
-
-
-def _described(returned: Any) -> str:
-    if isinstance(returned, dict):
-        return f"a dict with {', '.join(map(repr, returned))}"
-    kinds = {type(leaf).__name__ for leaf in pytree.tree_leaves(returned)}
-    return f"a {type(returned).__name__} of {', '.join(sorted(kinds))}"

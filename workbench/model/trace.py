@@ -1,16 +1,25 @@
-"""From a torch model to a `Graph`, and back to a traced module without values."""
+"""From a torch model to a `Graph`, and back to a traced module without values.
 
+A model is traced as it trains and as it evaluates. Where both are the same operations on the same
+arguments, and only modules behave differently, as batch norm and dropout do, that is one graph.
+"""
+
+import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch.fx
 from torch import nn
+from torch.fx.node import map_arg
 
 from workbench.model.attention import find_self_attention
 from workbench.model.build import build_fake, named
 from workbench.model.errors import ModelError, TraceError
 from workbench.model.failure import explained
+from workbench.model.inplace import drop_unused
 from workbench.model.layers import layers_of
+from workbench.model.outputs import checked_roles, keep_outputs, known_roles
 from workbench.model.packing import pack, unpack
 from workbench.model.structure import structure
 from workbench.model.tracer import ValueTracer
@@ -22,15 +31,18 @@ def trace(
     *,
     input_shape: tuple[int, ...] = (3, 32, 32),
     num_classes: int = 10,
+    outputs: Sequence[str] | None = None,
     **arguments: Any,
 ) -> Graph:
-    """Follows a model's forward pass in training mode, without memory for its tensors.
+    """Follows a model's forward pass, in training and in evaluation, without memory for tensors.
 
     Args:
         model: the name of a torchvision classification model, or any module. A module is left
             as it is; its mode, device and precision do not matter.
         input_shape: one sample's shape, (channels, height, width) for images.
         num_classes: for a name: how many classes. A module's are what it returns.
+        outputs: for a module that returns several tensors: what each is for, in their order:
+            "prediction" (exactly one), "auxiliary" (a head that is trained with it) or "unused".
         arguments: for a name: further arguments of torchvision's builder, such as `dropout=0.1`.
 
     Raises:
@@ -40,7 +52,9 @@ def trace(
     shape = _shape(input_shape)
     if isinstance(model, str):
         source = named(model, shape, {"num_classes": num_classes, **arguments})
-        return _traced(source, build_fake(source), shape)[0]
+        if outputs is not None:
+            raise ModelError(f"outputs= is for modules of your own; those of {model} are known")
+        return _in_both_modes(source, build_fake(source), shape, None)[0]
     if not isinstance(model, nn.Module):
         hint = ": give an instance, not the class" if isinstance(model, type) else ""
         raise ModelError(f"a model is a torchvision name or an nn.Module, got {model!r}{hint}")
@@ -54,22 +68,33 @@ def trace(
             f"{type(model).__name__} has a submodule named {' and '.join(sorted(hidden))}, a name "
             "that torch.fx uses itself: rename it"
         )
-    source = Source("module", type(model).__name__)
-    graph, traced = _traced(source, structure(model), shape)
-    return replace(graph, source=replace(source, skeleton=pack(traced)))
+    source, roles = Source("module", type(model).__name__), checked_roles(outputs)
+    graph, *traced = _in_both_modes(source, structure(model), shape, roles)
+    training, evaluating = (replace(source, skeleton=pack(module)) for module in traced)
+    if graph.evaluation is not None:
+        graph = replace(graph, evaluation=replace(graph.evaluation, source=evaluating))
+    return replace(graph, source=training)
 
 
-def skeleton(graph: Graph) -> torch.fx.GraphModule:
+def skeleton(graph: Graph, *, evaluating: bool = False) -> torch.fx.GraphModule:
     """The traced model: parameters on the meta device, one node for each layer.
 
     `Layer.node` is the name of a layer's node; submodules have their own names.
 
+    Args:
+        graph: of the model.
+        evaluating: as it evaluates, the layers of `graph.evaluation`.
+
     Raises:
         ModelError: the model cannot be built here, or is another one than it was.
     """
+    if evaluating:
+        assert graph.evaluation is not None
+        graph = graph.evaluation
     if graph.source.skeleton is not None:
         return unpack(graph.source.skeleton)
-    here, traced = _traced(graph.source, build_fake(graph.source), graph.input_shape)
+    root = build_fake(graph.source)
+    here, traced = _traced(graph.source, root.eval() if evaluating else root, graph.input_shape)
     if here.layers != graph.layers:
         raise ModelError(
             f"{graph.source.name} is traced here to other layers ({here.fingerprint}) than the "
@@ -78,19 +103,64 @@ def skeleton(graph: Graph) -> torch.fx.GraphModule:
     return traced
 
 
+def _in_both_modes(
+    source: Source, root: nn.Module, input_shape: tuple[int, ...], roles: tuple[str, ...] | None
+) -> tuple[Graph, torch.fx.GraphModule, torch.fx.GraphModule]:
+    """The graph, and what was traced in training and in evaluation."""
+    other = copy.deepcopy(root).eval()  # tracing puts modules of its own into what it traces
+    graph, training = _traced(source, root, input_shape, roles)
+    evaluation, evaluating = _traced(source, other, input_shape, roles)
+    if _same(training.graph, evaluating.graph):
+        return graph, training, evaluating
+    shapes = [g[g.outputs[0]].output_shape for g in (graph, evaluation)]
+    if shapes[0] != shapes[1]:
+        raise TraceError(
+            f"{source.name} predicts {shapes[0]} for each sample in training and {shapes[1]} in "
+            "evaluation; both are to be the same scores"
+        )
+    return replace(graph, evaluation=evaluation), training, evaluating
+
+
+def _same(one: torch.fx.Graph, other: torch.fx.Graph) -> bool:
+    """Whether two graphs have the same operations on the same arguments, under the same names."""
+
+    def described(graph: torch.fx.Graph) -> list[tuple[Any, ...]]:
+        def named(node: torch.fx.Node) -> Any:
+            return ("node", node.name)
+
+        return [
+            (node.name, node.op, node.target, map_arg((node.args, node.kwargs), named))
+            for node in graph.nodes
+        ]
+
+    return described(one) == described(other)
+
+
 def _traced(
-    source: Source, root: nn.Module, input_shape: tuple[int, ...]
+    source: Source,
+    root: nn.Module,
+    input_shape: tuple[int, ...],
+    roles: tuple[str, ...] | None = None,
 ) -> tuple[Graph, torch.fx.GraphModule]:
+    """One mode: that of the root.
+
+    Raises:
+        TraceError: it cannot be followed.
+    """
     tracer = ValueTracer(input_shape)
     try:
         nodes = tracer.trace_structure(root)
+        if source.kind == "torchvision":
+            roles = known_roles(nodes)
+        roles = keep_outputs(nodes, roles, training=root.training)
+        drop_unused(nodes, root)
         find_self_attention(nodes, root)
         layers, outputs = layers_of(root, nodes)
     except Exception as error:
         raise explained(error, source.name, tracer.failed_in) from None
     for node in nodes.nodes:
         node.meta.clear()  # the fake values belong to this trace alone
-    graph = Graph(source, input_shape, 0, layers, outputs)
+    graph = Graph(source, input_shape, 0, layers, outputs, roles)
     graph = replace(graph, num_classes=graph[outputs[0]].output_shape[-1])
     return graph, torch.fx.GraphModule(root, nodes, class_name=type(root).__name__)
 

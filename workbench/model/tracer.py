@@ -34,7 +34,7 @@ from workbench.model.batch import (
 )
 from workbench.model.errors import TraceError
 from workbench.model.flops import FlopCounter
-from workbench.model.inplace import drop_unused, read_what_was_changed
+from workbench.model.inplace import read_what_was_changed
 from workbench.model.mixing import refuse_mixing
 from workbench.model.proxy import ValueProxy
 from workbench.model.reshape import is_reshape, stated
@@ -81,7 +81,6 @@ class ValueTracer(torch.fx.Tracer):
         with _RecordFactories(self), _quiet():
             graph = self.trace(root)
         read_what_was_changed(graph, root)
-        drop_unused(graph, root)
         return graph
 
     def create_proxy(

@@ -160,6 +160,11 @@ class Experiment(Value):
     The others pay nothing for it."""
 
     @model_validator(mode="after")
+    def _can_be_evaluated(self) -> Self:
+        _ = self.plan.evaluation  # refuses a choice that a layer cannot have there
+        return self
+
+    @model_validator(mode="after")
     def _batch_can_be_cut(self) -> Self:
         if self.batch_size < self.accumulate:
             raise ValueError(

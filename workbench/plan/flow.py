@@ -16,6 +16,7 @@ before its classifier, so that the rows are gathered before that pool.
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from workbench.plan.choice import LayerPlan
 from workbench.plan.graph import Graph
@@ -50,9 +51,19 @@ class Flow:
         return steps[-1].target if steps else self.outputs[name]
 
 
-def flow_of(graph: Graph, choices: Mapping[str, LayerPlan]) -> Flow:
-    """Places every activation and weight of `graph` under `choices`; others replicate."""
-    placing = Placing(graph, choices)
+def flow_of(
+    graph: Graph,
+    choices: Mapping[str, LayerPlan],
+    held: Mapping[str, Layout] = MappingProxyType({}),
+) -> Flow:
+    """Places every activation and weight of `graph` under `choices`; others replicate.
+
+    Args:
+        graph: the model.
+        choices: of its layers.
+        held: the layouts in which these layers read, whatever comes.
+    """
+    placing = Placing(graph, choices, held)
     placing.place()
     edges, returns = conversions(graph, choices, placing.inputs, placing.outputs)
     weights: dict[str, WeightPlacement] = {}

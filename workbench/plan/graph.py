@@ -37,6 +37,10 @@ KINDS = (
     "op",  # anything else: acts on each sample by itself, as far as we know
 )
 
+# What a tensor that a model returns is for. Auxiliary heads are trained with the prediction, at a
+# smaller weight; what is unused takes no part in the loss.
+ROLES = ("prediction", "auxiliary", "unused")
+
 
 @dataclass(frozen=True)
 class Weight:
@@ -137,8 +141,11 @@ class Graph:
         input_shape: one sample's shape, (channels, height, width) for images.
         num_classes: features of the first output.
         layers: every operation, in execution order.
-        outputs: names of the layers whose outputs the model returns; the first is the
+        outputs: names of the layers whose outputs are trained on; the first is the
             prediction, further ones are auxiliary heads used by the loss in training.
+        roles: what each tensor that the model returns is for, in its order: one of `ROLES`.
+        evaluation: the model in evaluation mode, where it takes another way than in training
+            (`if self.training`, functional dropout, auxiliary heads); None: the same layers.
     """
 
     source: Source
@@ -146,6 +153,8 @@ class Graph:
     num_classes: int
     layers: tuple[Layer, ...]
     outputs: tuple[str, ...]
+    roles: tuple[str, ...] = ("prediction",)
+    evaluation: "Graph | None" = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}  # not what is cached
@@ -231,7 +240,9 @@ class Graph:
     @cached_property
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits that change when anything about the layers changes."""
-        content = repr((self.source, self.input_shape, self.layers, self.outputs))
+        evaluating = self.evaluation.fingerprint if self.evaluation else ""
+        shape, layers, outputs = self.input_shape, self.layers, self.outputs
+        content = repr((self.source, shape, layers, outputs, self.roles, evaluating))
         return hashlib.sha256(content.encode()).hexdigest()[:12]
 
     def _repr_html_(self) -> str:

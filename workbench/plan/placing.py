@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from workbench.plan.choice import LayerPlan
 from workbench.plan.graph import Graph, Layer
@@ -11,11 +12,23 @@ from workbench.plan.rules import SPLITTABLE, UNARY, after, before, can_keep, fea
 
 
 class Placing:
-    """The passes `wish` and `place`."""
+    """The passes `wish` and `place`.
 
-    def __init__(self, graph: Graph, choices: Mapping[str, LayerPlan]) -> None:
+    Args:
+        graph: the model.
+        choices: of its layers.
+        held: the layouts in which these layers read, whatever comes: their weights lie so already.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        choices: Mapping[str, LayerPlan],
+        held: Mapping[str, Layout] = MappingProxyType({}),
+    ) -> None:
         self.graph = graph
         self.choices = choices
+        self.held = held
         self.inputs: dict[str, Layout] = {}
         self.outputs: dict[str, Layout] = {"input": ROWS}
         self.gathered = self._gathered_early()
@@ -55,7 +68,7 @@ class Placing:
             read = groups.scaled(layer.input_shape[0] // layer.groups)
             given = groups.scaled(layer.output_shape[0] // layer.groups)
             return Layout(k, read), Layout(k, given)
-        coming = self.outputs[layer.inputs[0]]
+        coming = self.held.get(layer.name, self.outputs[layer.inputs[0]])
         if (
             shares is None
             and coming.group_size == k
@@ -68,6 +81,8 @@ class Placing:
 
     def _followed(self, layer: Layer) -> Layout:
         """The layout in which a layer without a scheme reads all its inputs."""
+        if layer.name in self.held:
+            return self.held[layer.name]
         if not layer.inputs or layer.rows == 0 or layer.kind in ("parameter", "size"):
             return ROWS
         if layer.name in self.graph.shares_weights:

@@ -269,6 +269,30 @@ class Plan:
         """The placement of every activation and weight, and the conversions between."""
         return flow_of(self.graph, self.layers)
 
+    @cached_property
+    def evaluation(self) -> "Plan":
+        """The plan under which the model evaluates: this one, unless it takes another way then.
+
+        Layers with weights read as in training, so that these lie as they do there.
+        """
+        graph = self.graph.evaluation
+        if graph is None:
+            return self
+        names = {layer.name for layer in graph.layers}
+        choices = {
+            name: replace(choice, recompute=False)
+            for name, choice in self.layers.items()
+            if name in names
+        }
+        plan = replace(self, graph=graph, layers=choices, rounds="BK")
+        held = {
+            layer.name: self.flow.inputs[layer.name]
+            for layer in graph.layers
+            if layer.weights and layer.kind != "parameter" and layer.name in self.flow.inputs
+        }
+        plan.__dict__["flow"] = flow_of(graph, plan.layers, held)
+        return plan
+
     def parameters_of(self, rank: int) -> int:
         """Number of trainable elements that a rank holds."""
         placed = self.flow.weights.values()

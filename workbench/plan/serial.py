@@ -117,13 +117,16 @@ def _graph_entries(graph: Graph) -> dict[str, Any]:
             entry["weights"] = [_without_defaults(w, _BLANK_WEIGHT) for w in layer.weights]
         layers.append(entry)
     source = graph.source
+    evaluation = {} if graph.evaluation is None else _graph_entries(graph.evaluation)
     return {
         "fingerprint": graph.fingerprint,
         "source": {"kind": source.kind, "name": source.name, "arguments": dict(source.arguments)},
         "input_shape": graph.input_shape,
         "num_classes": graph.num_classes,
         "outputs": graph.outputs,
+        "roles": graph.roles,
         "layers": layers,
+        **({"evaluation": evaluation} if evaluation else {}),
     }
 
 
@@ -139,6 +142,8 @@ def _read_graph(entry: Any) -> Graph | None:
             num_classes=entry["num_classes"],
             layers=tuple(_read_layer(layer) for layer in entry["layers"]),
             outputs=tuple(entry["outputs"]),
+            roles=tuple(entry["roles"]),
+            evaluation=_read_graph(entry.get("evaluation")),
         )
         fingerprint = entry["fingerprint"]
     except (KeyError, TypeError, AttributeError) as error:
