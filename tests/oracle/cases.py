@@ -112,4 +112,5 @@ def graph_of(net: Net) -> Graph:
     Raises:
         TraceError: it is refused.
     """
-    return trace(net.build(), input_shape=net.shape)
+    outputs = net.roles or None
+    return trace(net.build(), input_shape=net.shape, outputs=outputs)

@@ -25,14 +25,14 @@ class Net:
         init: lines of `__init__`.
         forward: lines of `forward`, from `x`, a batch of samples, to `x`, scores.
         returns: what is returned.
-        methods: whole lines of further methods.
+        roles: what each returned tensor is for; empty: nothing is said.
     """
 
     shape: tuple[int, ...]
     init: tuple[str, ...]
     forward: tuple[str, ...]
     returns: str = "x"
-    methods: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
 
     @cached_property
     def source(self) -> str:
@@ -42,7 +42,6 @@ class Net:
         lines += ["    def forward(self, x):"]
         lines += [f"        {line}" for line in self.forward]
         lines += [f"        return {self.returns}"]
-        lines += [f"    {line}" for line in self.methods]
         return "\n".join(lines) + "\n"
 
     def build(self) -> nn.Module:
@@ -57,11 +56,24 @@ class Net:
             _vary(module)
         return module
 
+    def outputs(self, returned: Any) -> tuple[Tensor, ...]:
+        """What is trained of what the module returns: its scores, and auxiliary ones."""
+        if isinstance(returned, Tensor):
+            return (returned,)
+        values = tuple(returned.values()) if isinstance(returned, dict) else returned
+        roles = self.roles or ("prediction", *("auxiliary",) * (len(values) - 1))
+        kept = sorted(zip(roles, range(len(values)), values, strict=False), key=_turn)
+        return tuple(value for role, _, value in kept if role != "unused" and value is not None)
+
     def __repr__(self) -> str:
         fields = [f"shape={self.shape}", f"init={self.init}", f"forward={self.forward}"]
         fields += [f"returns={self.returns!r}"] if self.returns != "x" else []
-        fields += [f"methods={self.methods}"] if self.methods else []
+        fields += [f"roles={self.roles}"] if self.roles else []
         return f"Net({', '.join(fields)})"
+
+
+def _turn(item: tuple[str, int, Any]) -> tuple[bool, int]:
+    return item[0] != "prediction", item[1]
 
 
 @torch.no_grad()

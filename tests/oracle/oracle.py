@@ -14,11 +14,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from tests.oracle.draws import Draws, Place
 
-Loss = Callable[[Any, Tensor], Tensor]
+Loss = Callable[[tuple[Tensor, ...], Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,8 @@ class Task:
 
     Attributes:
         optimizer: of the parameters, torch's own.
-        loss: mean over the rows, of what the module returns.
+        outputs: what is trained of what the module returns; the scores come first.
+        loss: mean over the rows, of that.
         batches: of every step.
         test: inputs and labels to evaluate on.
         test_batch: rows of a batch of the evaluation.
@@ -52,12 +52,12 @@ class Task:
         draws: the layers that draw, in order, with the places of what they draw (`Draws`).
         local: for each batch norm that sees some ranks' rows only, the ranks that see theirs
             together; empty: all see all.
-        merged: steps after which the running statistics of local batch norms become one.
         late: steps by which gradients are late.
         warmup: steps of which none is late.
     """
 
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+    outputs: Callable[[Any], tuple[Tensor, ...]]
     loss: Loss
     batches: Sequence[Batch]
     test: tuple[Tensor, Tensor]
@@ -67,7 +67,6 @@ class Task:
     seed: int = 0
     draws: Mapping[str, Sequence[Place]] = field(default_factory=dict)
     local: Mapping[str, int] = field(default_factory=dict)
-    merged: frozenset[int] = frozenset()
     late: int = 0
     warmup: int = 0
 
@@ -114,8 +113,6 @@ def train(module: nn.Module, task: Task) -> list[Step]:
             for name, parameter in parameters.items():
                 parameter.grad = _copy(waiting[index - late][name])
             optimizer.step()
-        if index in task.merged:
-            norms.merge()
         found.append(
             Step(
                 outputs,
@@ -149,11 +146,11 @@ def _step(
         norms.ranks = batch.ranks[turn] if batch.ranks else ()
         with draws, _autocast(task):
             outputs = module(inputs)
-        loss = task.loss(outputs, labels) * (rows / count)
+        loss = task.loss(task.outputs(outputs), labels) * (rows / count)
         loss.backward()
         total += loss.item()
         first += rows
-    return total, tuple(output.detach().clone() for output in as_tuple(outputs))
+    return total, tuple(output.detach().clone() for output in task.outputs(outputs))
 
 
 def evaluate(module: nn.Module, task: Task) -> tuple[float, float]:
@@ -167,26 +164,17 @@ def evaluate(module: nn.Module, task: Task) -> tuple[float, float]:
     with torch.no_grad():
         for first in range(0, len(labels), task.test_batch):
             some = labels[first : first + task.test_batch]
-            logits = as_tuple(module(inputs[first : first + task.test_batch].to(_dtype(task))))[0]
+            logits = task.outputs(module(inputs[first : first + task.test_batch].to(_dtype(task))))[0]
             loss += F.cross_entropy(logits, some, reduction="sum").item()
             hits += int((logits.argmax(1) == some).sum())
     module.train()
     return loss / len(labels), hits / len(labels)
 
 
-def as_tuple(outputs: Any) -> tuple[Tensor, ...]:
-    """What a module returns, as a tuple of tensors."""
-    if isinstance(outputs, Tensor):
-        return (outputs,)
-    values = outputs.values() if isinstance(outputs, dict) else outputs
-    return tuple(value for value in values if value is not None)
-
-
 class LocalNorms:
     """Batch norms that normalize the rows of each group of ranks by themselves, one after another.
 
-    Every group has running statistics of its own. `merge` makes of them their mean, weighted with
-    the rows that each has seen since the last time.
+    The running statistics move by the mean over these parts, each weighted by its rows.
 
     Args:
         module: whose batch norms to change.
@@ -195,57 +183,36 @@ class LocalNorms:
 
     def __init__(self, module: nn.Module, groups: Mapping[str, int]) -> None:
         self.ranks: tuple[int, ...] = ()
-        self.norms = {path: module.get_submodule(path) for path in groups}
-        self.own: dict[str, dict[int, list[Tensor]]] = {path: {} for path in groups}
-        self.seen: dict[str, dict[int, int]] = {path: {} for path in groups}
-        for path, norm in self.norms.items():
-            norm.forward = self._forward(path, norm, groups[path], norm.forward)  # type: ignore[method-assign]
+        for path, k in groups.items():
+            norm = module.get_submodule(path)
+            norm.forward = self._forward(norm, k, norm.forward)  # type: ignore[method-assign]
 
-    def _forward(self, path: str, norm: Any, k: int, plain: Callable[[Tensor], Tensor]) -> Any:
-        assert isinstance(norm, _BatchNorm)
-
+    def _forward(self, norm: Any, k: int, plain: Callable[[Tensor], Tensor]) -> Any:
         def forward(x: Tensor) -> Tensor:
             if not norm.training:
                 return plain(x)
             per_sample = x.shape[0] // sum(self.ranks)
             groups = [self.ranks[first : first + k] for first in range(0, len(self.ranks), k)]
-            counts = [sum(group) * per_sample for group in groups]
-            tracking = norm.running_mean is not None
-            if tracking:
+            normalized: list[Tensor] = []
+            means, variances = torch.zeros(2, x.shape[1], dtype=x.dtype)
+            for part in x.split([sum(group) * per_sample for group in groups]):
+                if len(part):
+                    mean, var = torch.zeros(2, x.shape[1], dtype=x.dtype)
+                    normalized.append(
+                        F.batch_norm(part, mean, var, norm.weight, norm.bias, True, 1.0, norm.eps)
+                    )
+                    means += mean * (len(part) / len(x))
+                    variances += var * (len(part) / len(x))
+            if norm.running_mean is not None:
                 norm.num_batches_tracked.add_(1)
-            parts = []
-            for group, part in enumerate(x.split(counts)):
-                if len(part) == 0:
-                    continue
-                mean, var, factor = None, None, 0.0
-                if tracking:
-                    if group not in self.own[path]:
-                        start = [norm.running_mean.clone(), norm.running_var.clone()]
-                        self.own[path][group], self.seen[path][group] = start, 0
-                    mean, var = self.own[path][group]
-                    self.seen[path][group] += len(part)
-                    factor = norm.momentum
-                    if factor is None:
-                        factor = 1.0 / float(norm.num_batches_tracked)
-                args = (norm.weight, norm.bias, True, factor, norm.eps)
-                parts.append(F.batch_norm(part, mean, var, *args))
-            return torch.cat(parts)
+                factor = norm.momentum
+                if factor is None:
+                    factor = 1.0 / float(norm.num_batches_tracked)
+                norm.running_mean.lerp_(means.to(norm.running_mean.dtype), factor)
+                norm.running_var.lerp_(variances.to(norm.running_var.dtype), factor)
+            return torch.cat(normalized)
 
         return forward
-
-    @torch.no_grad()
-    def merge(self) -> None:
-        """Makes the statistics of all groups one: in the module, and where they go on from."""
-        for path, norm in self.norms.items():
-            own, seen = self.own[path], self.seen[path]
-            if not own:
-                continue
-            total = sum(seen.values())
-            for index, name in enumerate(("running_mean", "running_var")):
-                merged = sum(own[group][index] * (seen[group] / total) for group in own)
-                getattr(norm, name).copy_(merged)
-            own.clear()
-            seen.clear()
 
 
 def _autocast(task: Task) -> Any:
