@@ -60,7 +60,7 @@ class Recomputed(nn.Module):
     def forward(self, *inputs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.compute(*inputs)
-        # Masks of dropout are no random numbers of torch's.
+        # What is drawn is no random number of torch's (`model/draws.py`).
         return checkpoint(
             self._gated,
             *inputs,

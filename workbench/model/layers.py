@@ -77,6 +77,7 @@ class _Layers:
             target=_target(node, module),
             node=node.name,
             shared=shared,
+            draws=meta["draws"],
         )
 
     def _name(self, node: Node) -> str:
@@ -157,6 +158,7 @@ class _Layers:
                         rows=0,
                         shape=tuple(held.tensor.shape),
                         flops=0,
+                        draws=(),
                     )
 
 

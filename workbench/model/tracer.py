@@ -9,12 +9,14 @@ and only what depends on the batch stays symbolic. A wrong shape fails at the us
 import inspect
 import logging
 import operator
+import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 import torch.fx
 from torch import Tensor, nn
@@ -32,6 +34,7 @@ from workbench.model.batch import (
     rows_and_shape,
     tensors,
 )
+from workbench.model.draws import RecordedDraws, Shapes, drawing, places_of
 from workbench.model.errors import TraceError
 from workbench.model.flops import FlopCounter
 from workbench.model.inplace import read_what_was_changed
@@ -47,7 +50,8 @@ class ValueTracer(torch.fx.Tracer):
     """Records a module's forward on one batch of inputs.
 
     Each node's `meta` has `values` (the value at both batch sizes), `depends` (on the input's
-    values), `rows` and `shape` (of one sample), and `flops` (of one sample).
+    values), `rows` and `shape` (of one sample), `flops` (of one sample), and `draws` (how the
+    random tensors that it draws depend on the batch).
 
     Args:
         input_shape: of one sample.
@@ -78,7 +82,7 @@ class ValueTracer(torch.fx.Tracer):
             self.names[id(tensor)] = name
         _refuse_hooks(root)
         self.modes = _modes()
-        with _RecordFactories(self), _quiet():
+        with _RecordFactories(self), _sizes_as_tuples(), _refuse_other_draws(), _quiet():
             graph = self.trace(root)
         read_what_was_changed(graph, root)
         return graph
@@ -93,7 +97,7 @@ class ValueTracer(torch.fx.Tracer):
             kind, target, args = stated(target, args, after)
         if kind == "get_attr" and target in self.read:
             return self.read[target]
-        values, flops = self._run(kind, target, args, kwargs)
+        values, flops, drawn = self._run(kind, target, args, kwargs)
         sources: list[Node] = []
         map_arg((args, kwargs), sources.append)
         # Equal at two batch sizes is not equal at all: n // 4 is 0 for both.
@@ -111,6 +115,7 @@ class ValueTracer(torch.fx.Tracer):
         node.meta["depends"] = kind == "placeholder" or depends_on_batch(node)
         node.meta["rows"], node.meta["shape"] = rows_and_shape(node)
         refuse_mixing(node, self.root.get_submodule(target) if kind == "call_module" else None)
+        node.meta["draws"] = places_of(*drawn)
         proxy = self.proxy(node)
         if kind == "get_attr":
             self.read[target] = proxy
@@ -204,11 +209,13 @@ class ValueTracer(torch.fx.Tracer):
                 "x.detach() or parameter.requires_grad_(False), and the experiment's precision"
             )
 
-    def _run(self, kind: str, target: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, Any], int]:
-        """The values at both batch sizes, and the FLOPs that one sample adds."""
+    def _run(
+        self, kind: str, target: Any, args: Any, kwargs: Any
+    ) -> tuple[tuple[Any, Any], int, tuple[Shapes, Shapes]]:
+        """The values at both batch sizes, the FLOPs that one sample adds, and what is drawn."""
         if kind == "placeholder":
-            return (self.inputs[0], self.inputs[1]), 0
-        values, counts = [], []
+            return (self.inputs[0], self.inputs[1]), 0, ([], [])
+        values, counts, drawn = [], [], []
         self.running = True
         try:
             for size in range(len(BATCHES)):
@@ -220,9 +227,15 @@ class ValueTracer(torch.fx.Tracer):
                 with torch.no_grad(), self.mode, FlopCounter() as counter:
                     values.append(self._call(kind, target, *arguments))
                 counts.append(counter.flops)
+                draws = RecordedDraws()
+                if counter.random:  # it may not have drawn: attention without dropout
+                    with torch.no_grad(), self.mode, drawing(draws):
+                        self._call(kind, target, *arguments)
+                drawn.append(draws.shapes)
         finally:
             self.running = False
-        return (values[0], values[1]), (counts[1] - counts[0]) // (BATCHES[1] - BATCHES[0])
+        flops = (counts[1] - counts[0]) // (BATCHES[1] - BATCHES[0])
+        return (values[0], values[1]), flops, (drawn[0], drawn[1])
 
     def _call(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
         if kind == "get_attr":
@@ -240,13 +253,50 @@ class _RecordFactories(TorchFunctionMode):
     def __init__(self, tracer: ValueTracer) -> None:
         super().__init__()
         self.tracer = tracer
+        # torch keeps this set: it must be asked before `_sizes_as_tuples` stands in for some.
+        self.factories = {*_device_constructors(), torch.normal}
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in _device_constructors() and not self.tracer.running:
+        if func in self.factories and not self.tracer.running:
             return self.tracer.create_proxy("call_function", func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _sizes_as_tuples() -> Iterator[None]:
+    """Lets `torch.rand(n, 3)` be recorded: proxies among its sizes are refused before that."""
+
+    def tolerant(factory: Any) -> Any:
+        def make(*sizes: Any, **options: Any) -> Any:
+            apart = any(isinstance(size, Proxy) for size in sizes)
+            return factory(sizes, **options) if apart else factory(*sizes, **options)
+
+        return make
+
+    were = {name: getattr(torch, name) for name in ("empty", "ones", "rand", "randn", "zeros")}
+    try:
+        for name, factory in were.items():
+            setattr(torch, name, tolerant(factory))
+        yield
+    finally:
+        for name, factory in were.items():
+            setattr(torch, name, factory)
+
+
+@contextmanager
+def _refuse_other_draws() -> Iterator[None]:
+    """Refuses random numbers that are no tensors of torch's: what is drawn now would stay."""
+    before = random.getstate(), np.random.get_state()[1:3]
+    yield
+    after = random.getstate(), np.random.get_state()[1:3]
+    for of, was, now in zip(("Python's random", "numpy.random"), before, after, strict=True):
+        if repr(was) != repr(now):
+            raise TraceError(
+                f"forward draws from {of}: the number drawn while tracing would be used for ever. "
+                "Draw a tensor, torch.rand(len(x), 1), and choose by torch.where"
+            )
 
 
 @contextmanager

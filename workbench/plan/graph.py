@@ -91,6 +91,8 @@ class Layer:
         target: what is called: "torch.nn.Conv2d", "operator.add" ...
         node: name of the traced node.
         shared: for a module that is called more than once: the layer that owns its weights.
+        draws: for each random tensor that a call draws, in order, where it has the batch: (its
+            dimension, rows of that for each sample), or (0, 0) if it does not depend on the batch.
     """
 
     name: str
@@ -107,6 +109,12 @@ class Layer:
     target: str = ""
     node: str = ""
     shared: str = ""
+    draws: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def random(self) -> bool:
+        """Whether it draws random numbers."""
+        return bool(self.draws)
 
     @cached_property
     def parameters(self) -> int:
@@ -217,6 +225,7 @@ class Graph:
                 layer.groups,
                 layer.heads,
                 bool(layer.shared),
+                layer.draws,
                 tuple((weight.shape, weight.trainable) for weight in owner.weights),
             )
             found[layer.name] = numbers.setdefault(look, len(numbers))
