@@ -148,7 +148,7 @@ class Expected:
             precision=experiment.precision,
             accumulate=experiment.accumulate,
             seed=experiment.seed,
-            draws=_draws(graph),
+            draws={layer.name: layer.draws for layer in graph.layers if layer.draws},
             local=local if plan.batch_norm == "local" else {},
             late=sync.width - 1 if late else 0,
             warmup=sync.warmup if late else 0,
@@ -235,7 +235,8 @@ def _differences(
     else:
         seen, outcome = on(ranks, leg("run", experiment))
     if len(seen) != experiment.steps:
-        yield f"{len(seen)} steps of {experiment.steps}: {outcome.message}"
+        if outcome.reason != "diverged" or math.isfinite(expected.steps[len(seen)].loss):
+            yield f"{len(seen)} steps of {experiment.steps}: {outcome.message}"
         return
     for step, plan, found in zip(expected.steps, plans, seen, strict=True):
         yield from Compared(expected, plan, found, step).all()
@@ -478,6 +479,3 @@ def _taken_home(case: Case, expected: Expected, checkpoint: Path) -> Iterator[st
             yield f"run.state_dict() differs in {name}"
             return
 
-
-def _draws(graph):
-    return {layer.name: getattr(layer, "draws", ((0, layer.rows),)) for layer in graph.layers if getattr(layer, "draws", layer.kind in ("dropout", "stochastic_depth"))}

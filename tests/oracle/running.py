@@ -16,6 +16,8 @@ from workbench.train.control import Control, Outcome
 from workbench.train.loop import Loop
 from workbench.train.objective import own_rows
 
+# Of a collective, and of an attempt: far more than any needs, and a hang is a failure.
+TIMEOUT_S, LIMIT_S = 20.0, 60.0
 STATES = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")
 
 
@@ -139,7 +141,7 @@ Ranks = Callable[..., list[Any]]
 def on(ranks: Ranks, leg: Leg) -> tuple[list[list[Seen]], Outcome]:
     """An attempt on all its ranks: what each step left, [step][rank], and how it ended."""
     answers: Sequence[tuple[list[Seen], Outcome]] = ranks(
-        leg.experiment.plan.world_size, trained, leg, timeout_s=15.0
+        leg.experiment.plan.world_size, trained, leg, timeout_s=TIMEOUT_S, limit_s=LIMIT_S
     )
     steps = [list(step) for step in zip(*(seen for seen, _ in answers), strict=True)]
     return steps, answers[0][1]
