@@ -15,7 +15,7 @@ from torch.fx.node import map_arg
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from workbench.model.attention import SelfAttention, is_window_attention
-from workbench.model.batch import name_of, tensors
+from workbench.model.batch import is_users_function, name_of, tensors
 
 # Of modules the exact class counts: a subclass may compute something else.
 _MODULES: dict[type[nn.Module], str] = {
@@ -100,6 +100,8 @@ def _of_module(node: Node, module: nn.Module) -> str:
 
 
 def _of_function(node: Node) -> str:
+    if is_users_function(node.target):
+        return "op"  # whatever its name
     name = name_of(node).removesuffix("_")  # in place or not
     if node.target is F.dropout:
         return "dropout"

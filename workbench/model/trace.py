@@ -4,12 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch.fx
-from torch import nn
+from torch import Tensor, nn
 
 from workbench.model.attention import find_self_attention
 from workbench.model.build import build_fake, named
 from workbench.model.errors import ModelError, TraceError
 from workbench.model.failure import explained
+from workbench.model.independence import MixedError, constants_of, show_independence
 from workbench.model.layers import layers_of
 from workbench.model.packing import pack, unpack
 from workbench.model.structure import structure
@@ -55,7 +56,7 @@ def trace(
             "that torch.fx uses itself: rename it"
         )
     source = Source("module", type(model).__name__)
-    graph, traced = _traced(source, structure(model), shape)
+    graph, traced = _traced(source, structure(model), shape, constants_of(model))
     return replace(graph, source=replace(source, skeleton=pack(traced)))
 
 
@@ -79,13 +80,20 @@ def skeleton(graph: Graph) -> torch.fx.GraphModule:
 
 
 def _traced(
-    source: Source, root: nn.Module, input_shape: tuple[int, ...]
+    source: Source,
+    root: nn.Module,
+    input_shape: tuple[int, ...],
+    constants: dict[str, Tensor] | None = None,
 ) -> tuple[Graph, torch.fx.GraphModule]:
     tracer = ValueTracer(input_shape)
     try:
         nodes = tracer.trace_structure(root)
         find_self_attention(nodes, root)
+        show_independence(nodes, root, constants)
         layers, outputs = layers_of(root, nodes)
+    except MixedError as error:
+        meta = error.node.meta
+        raise explained(error, source.name, meta["module"], meta["line"]) from None
     except Exception as error:
         raise explained(error, source.name, tracer.failed_in) from None
     for node in nodes.nodes:

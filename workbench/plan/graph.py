@@ -87,6 +87,10 @@ class Layer:
         target: what is called: "torch.nn.Conv2d", "operator.add" ...
         node: name of the traced node.
         shared: for a module that is called more than once: the layer that owns its weights.
+        least_rows: the fewest rows of a batch that it takes in training (`plan/least_rows.py`); 0:
+            any number, none too.
+        uncounted: whether it does more floating-point operations than `flops`: it could not be
+            known how many.
     """
 
     name: str
@@ -103,6 +107,8 @@ class Layer:
     target: str = ""
     node: str = ""
     shared: str = ""
+    least_rows: int = 0
+    uncounted: bool = False
 
     @cached_property
     def parameters(self) -> int:
@@ -229,6 +235,11 @@ class Graph:
         return sum(layer.flops for layer in self.layers)
 
     @cached_property
+    def uncounted(self) -> tuple[str, ...]:
+        """Layers that do more floating-point operations than are known."""
+        return tuple(layer.name for layer in self.layers if layer.uncounted)
+
+    @cached_property
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits that change when anything about the layers changes."""
         content = repr((self.source, self.input_shape, self.layers, self.outputs))
@@ -240,9 +251,10 @@ class Graph:
         return graph_html(self)
 
     def __repr__(self) -> str:
+        more = f" without those of {', '.join(self.uncounted)}" if self.uncounted else ""
         return (
             f"<Graph {self.source.name}: {len(self.layers)} layers, "
-            f"{self.parameters:,} parameters, {self.flops / 1e9:.3g} GFLOP per sample>"
+            f"{self.parameters:,} parameters, {self.flops / 1e9:.3g} GFLOP per sample{more}>"
         )
 
 
