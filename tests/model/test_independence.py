@@ -175,7 +175,11 @@ def assign(module):
 @pytest.mark.parametrize(
     ("module", "shape", "reason"),
     [
-        (nn.InstanceNorm2d(3, track_running_stats=True), IMAGE, "instance_norm changes a parameter"),
+        (
+            nn.InstanceNorm2d(3, track_running_stats=True),
+            IMAGE,
+            "instance_norm changes a parameter",
+        ),
         (Counted(write_through_a_view), (4,), "mul_ changes a parameter or buffer of the model"),
         (Counted(assign), (4,), "the assignment to 'mean' in forward changes"),
         (nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), (4,), "state of the model"),

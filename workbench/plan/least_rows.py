@@ -48,8 +48,7 @@ def check_rows(plan: Plan, schedule: Schedule) -> None:
         if layer.least_rows == 0:
             continue
         for what, count in _trained(schedule):
-            in_rounds = plan.tail is not None and layer.name in plan.tail.layers
-            for rows in _rows(plan, count, in_rounds=in_rounds):
+            for rows in _rows(plan, layer, count):
                 _check(plan, layer, rows, what)
         if _needs_rows_to_evaluate(plan.graph, layer):
             for what, count in _evaluated(schedule):
@@ -76,10 +75,10 @@ def _evaluated(schedule: Schedule) -> Iterator[tuple[str, int]]:
             yield f"a batch of {count} samples of evaluation ({samples} by {size})", count
 
 
-def _rows(plan: Plan, count: int, *, in_rounds: bool) -> list[tuple[int, ...]]:
-    """Rows of each rank, each time that a layer is called for a batch of so many samples."""
+def _rows(plan: Plan, layer: Layer, count: int) -> list[tuple[int, ...]]:
+    """Rows of each rank, each time that the layer is called for a batch of so many samples."""
     rows = plan.rows_of(count)
-    if not in_rounds or plan.tail is None:
+    if plan.rounds == "BK" or plan.tail is None or layer.name not in plan.tail.layers:
         return [rows]
     return round_rows(plan.rounds, rows, plan.tail.group_size)
 
@@ -101,7 +100,7 @@ def _check(plan: Plan, layer: Layer, rows: tuple[int, ...], what: str) -> None:
         if seen >= layer.least_rows or (norm and seen == 0):
             continue
         who = f"rank {first} has" if k == 1 else f"ranks {first} to {first + k - 1} have"
-        due = f"{layer.least_rows} or more" + ", or none," * norm
+        due = f"{layer.least_rows} or more" + ", or none" * norm
         raise ExperimentError(
             f"of {what}, {who} {seen} row{'s' * (seen != 1)}, and layer {layer.name!r} "
             f"({layer.kind}) takes {due}: choose a batch_size, accumulate or row shares that give "
