@@ -6,13 +6,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from tests.train.small import net
 from workbench.comm.world import Seat
 from workbench.model.trace import trace
 from workbench.model.weights import initialize
-from workbench.plan.experiment import SGD, AdamW, Experiment, Pipelined, Synthetic
+from workbench.plan.errors import ExperimentError
+from workbench.plan.experiment import (
+    SGD,
+    AdamW,
+    Experiment,
+    ImageFolder,
+    Pipelined,
+    Synthetic,
+)
 from workbench.plan.plan import Plan
 from workbench.train import checkpoint
 from workbench.train.checkpoint import latest
@@ -241,3 +250,51 @@ def test_a_checkpoint_is_written_when_it_is_wished_for(on_ranks, weights, tmp_pa
     on_ranks.seated(4, wishing, experiment, weights, tmp_path, None, {0: SaveNow()})
     assert [done.step for _, done in Wishes(tmp_path).saved()] == [2]
     assert checkpoint.load(tmp_path / "step-000002", GRAPH).step == 2
+
+
+def normed() -> nn.Module:
+    """A batch norm that sees one value of each channel of a sample."""
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+
+def first_refusal(seat, experiment, weights, directory):
+    """What every rank is told before the first step."""
+    with pytest.raises(ExperimentError) as caught:
+        session(seat, experiment, weights, directory, None, None)
+    return str(caught.value)
+
+
+def test_too_few_rows_are_foreseen_where_the_number_of_samples_is_found_at_the_start(
+    on_ranks, tmp_path
+):
+    for split in ("train", "test"):
+        for label in range(3):
+            place = tmp_path / split / str(label)
+            place.mkdir(parents=True)
+            for number in range(3):
+                Image.new("RGB", (8, 8), (80 * label, 0, 0)).save(place / f"{number}.png")
+    module = normed()
+    graph = trace(module, input_shape=(3, 8, 8))
+    experiment = Experiment(
+        plan=Plan.data_parallel(graph, 2),
+        data=ImageFolder(root=str(tmp_path)),
+        batch_size=6,
+        optimizer=SGD(lr=0.1),
+        steps=4,
+    )
+    weights = initialize(graph, 0, tmp_path, module=module)
+    said = on_ranks.seated(2, first_refusal, experiment, weights, tmp_path)
+    assert set(said) == {said[0]}
+    assert "of an epoch's last batch of 3 samples (9 by 6), rank 1 has 1 row" in said[0]
+
+
+def test_ranks_without_rows_idle_beside_those_with_two(run, tmp_path):
+    module = normed()
+    graph = trace(module, input_shape=(3, 8, 8))
+    assert graph["2"].least_rows == 2
+    weights = initialize(graph, 0, tmp_path, module=module)
+    fields = dict(weights=weights, data=Synthetic(samples=6, classes=3), batch_size=4, steps=3)
+    idle, _ = run(Plan.data_parallel(graph, 2, (1, 0)), **fields)
+    alone, _ = run(Plan.data_parallel(graph, 1), **fields)
+    assert [row["loss"] for row in idle[0]] == pytest.approx([row["loss"] for row in alone[0]])

@@ -47,10 +47,12 @@ def under(state: RankState, plan: Plan, done: int) -> RankState:
 
     Raises:
         PlanError: the plan is of another model or world size.
+        ExperimentError: it leaves a rank too few rows of some batch for a layer.
         CommError: a rank is gone; the run goes on from its last checkpoint.
     """
     recut = Recut(state.experiment.plan, plan)
     experiment = state.experiment.replace(plan=plan)
+    experiment.check_rows((len(state.stepper.data), len(state.test_data)))
     state.strategy.settle()
     average_statistics(state.model)
     waiting = state.strategy.in_flight

@@ -95,8 +95,17 @@ class RankState:
         weights: Path,
         resume: Path | None,
     ) -> "RankState":
-        """Builds this rank's part, from the initial weights or from a checkpoint."""
+        """Builds this rank's part, from the initial weights or from a checkpoint.
+
+        Raises:
+            ExperimentError: the data has so many samples that a layer gets too few rows of some
+                batch; on every rank.
+        """
         plan = experiment.plan
+        shape, classes = plan.graph.input_shape, plan.graph.num_classes
+        train_data = open_data(experiment.data, shape, classes, "train")
+        test_data = open_data(experiment.data, shape, classes, "test")
+        experiment.check_rows((len(train_data), len(test_data)))
         saved = None if resume is None else load(resume, plan.graph)
         reader: Reader = WeightsFile(weights) if saved is None else saved.reader
         context = BatchContext(world.rank, (0,) * world.size, seed=experiment.seed)
@@ -108,8 +117,6 @@ class RankState:
         updater = updater_of(experiment, model)
         if saved is not None:
             restore(saved, model, updater)
-        shape, classes = plan.graph.input_shape, plan.graph.num_classes
-        train_data = open_data(experiment.data, shape, classes, "train")
         first_step = 0 if saved is None else saved.step
         left = [] if saved is None else in_flight(saved, model)
         notes: list[str] = []
@@ -124,7 +131,7 @@ class RankState:
             updater=updater,
             strategy=strategy,
             stepper=Stepper(experiment, model, strategy, train_data, world, dtype),
-            test_data=open_data(experiment.data, shape, classes, "test"),
+            test_data=test_data,
             traced=traced,
             groups=groups,
             asked=frozenset(group_specs_of(plan)),
