@@ -15,6 +15,7 @@ from workbench.layers.convert import Convert
 from workbench.layers.cut_model import CutModel, Groups
 from workbench.layers.dropout import PlacedDropout
 from workbench.layers.local import idle_module, idles, local_module, read_pieces
+from workbench.layers.running_share import RunningShare
 from workbench.model.slices import Reader
 from workbench.model.trace import skeleton
 from workbench.plan.graph import Layer
@@ -185,11 +186,10 @@ class _Cutting:
         return local_attention(local, layer, heads, self.context, group)
 
     def _batch_norm(self, layer: Layer, norm: Any) -> nn.Module:
+        group_size = self.flow.inputs[layer.name].group_size
         if self.plan.batch_norm == "local":
-            return LocalBatchNorm(norm)
-        ranks = replica_group(
-            self.rank, self.flow.inputs[layer.name].group_size, self.plan.world_size
-        )
+            return LocalBatchNorm(norm, RunningShare(self.context, group_size))
+        ranks = replica_group(self.rank, group_size, self.plan.world_size)
         return SynchronizedBatchNorm(norm, self.groups["norm", ranks], layer=layer.name)
 
     def _call(

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node, Proxy
 from torch.fx.node import map_arg
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
@@ -229,7 +230,9 @@ class ValueTracer(torch.fx.Tracer):
         if kind == "get_attr":
             return operator.attrgetter(target)(self.root)
         if kind == "call_module":
-            return self.root.get_submodule(target)(*args, **kwargs)
+            module = self.root.get_submodule(target)
+            with _momentum_known(module):
+                return module(*args, **kwargs)
         if kind == "call_method":
             return getattr(args[0], target)(*args[1:], **kwargs)
         return target(*args, **kwargs)
@@ -248,6 +251,19 @@ class _RecordFactories(TorchFunctionMode):
         if func in _device_constructors() and not self.tracer.running:
             return self.tracer.create_proxy("call_function", func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _momentum_known(module: nn.Module) -> Iterator[None]:
+    """Keeps a cumulative batch norm from reading its count of batches, which has no value here."""
+    cumulative = isinstance(module, _BatchNorm) and module.momentum is None
+    if cumulative:
+        module.momentum = 1.0  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if cumulative:
+            module.momentum = None  # type: ignore[assignment]
 
 
 @contextmanager
