@@ -159,6 +159,32 @@ def count_calls(self, x):
     return x.flatten(1)
 
 
+def test_state_that_is_assigned():
+    for count in (assign_calls, add_calls):
+        module = calling(count)
+        module.register_buffer("count", torch.zeros(()))
+        with pytest.raises(TraceError, match="assigns the buffer 'count', which would be lost"):
+            trace(module, input_shape=IMAGE)
+
+
+def assign_calls(self, x):
+    self.count = self.count + 1
+    return x.flatten(1) / self.count
+
+
+def add_calls(self, x):
+    self.count += 1
+    return x.flatten(1) / self.count
+
+
+def test_a_norm_that_writes_the_statistics_of_its_rows():
+    norm = nn.InstanceNorm2d(3, track_running_stats=True)
+    with pytest.raises(TraceError, match=r"InstanceNorm2d '0' writes .*track_running_stats=False"):
+        trace(nn.Sequential(norm, nn.Flatten()), input_shape=IMAGE)
+    plain = nn.Sequential(nn.InstanceNorm2d(3), nn.Flatten())
+    assert trace(plain, input_shape=IMAGE).layers[0].kind == "op"
+
+
 def test_a_state_dict_of_its_own_making():
     class Extra(nn.Linear):
         def get_extra_state(self):

@@ -33,6 +33,7 @@ from workbench.model.batch import (
     rows_and_shape,
     tensors,
 )
+from workbench.model.buffers import refuse_written, versions_of
 from workbench.model.errors import TraceError
 from workbench.model.flops import FlopCounter
 from workbench.model.inplace import drop_unused, read_what_was_changed
@@ -79,8 +80,10 @@ class ValueTracer(torch.fx.Tracer):
             self.names[id(tensor)] = name
         _refuse_hooks(root)
         self.modes = _modes()
+        buffers = versions_of(root)
         with _RecordFactories(self), _quiet():
             graph = self.trace(root)
+        refuse_written(root, graph, buffers)
         read_what_was_changed(graph, root)
         drop_unused(graph, root)
         return graph
