@@ -58,11 +58,11 @@ def thresholded(x):
         (lambda x: x.flatten(1).sort(0)[0], "sort mixes samples"),
         (lambda x: x.flatten(1).reshape(-1, 64).roll(1, 0), "roll mixes samples"),
         (lambda x: F.batch_norm(x, None, None, training=True), "batch_norm mixes samples"),
-        (lambda x: x[torch.randperm(x.shape[0])], "getitem mixes samples"),
+        (lambda x: x[torch.randperm(x.shape[0])], "sort random numbers"),
         (lambda x: centred_over_batch(x), "centred_over_batch mixes samples"),
         (lambda x: thresholded(x), "thresholded mixes samples"),
-        (lambda x: shuffled(x), "shuffled mixes samples"),
-        (lambda x: scaled_by_chance(x), "random numbers have to be torch's own"),
+        (lambda x: shuffled(x), "sort random numbers"),
+        (lambda x: scaled_by_chance(x), "forward draws from Python's random"),
     ],
 )
 def test_what_moves_with_another_sample(call, reason):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from torch.testing import assert_close
 
 from tests.train.small import net
 from workbench.comm.world import Seat
@@ -124,6 +125,26 @@ def test_a_run_goes_on_from_a_checkpoint_under_any_plan(run):
         assert [row["step"] for row in rows[0]] == [4, 5]
         assert losses(rows) == pytest.approx(losses(whole)[4:], rel=1e-9)
         assert outcomes[0].step == 6
+
+
+def test_local_statistics_go_on_as_if_nobody_had_asked_for_them(run):
+    """Resumed at any step; to the bit as a run that has saved after the same steps."""
+    plan = Plan.data_parallel(GRAPH, 3, (2, 0, 1))
+
+    def saved(outcomes):
+        reader = checkpoint.load(Path(outcomes[0].checkpoint), GRAPH).reader
+        return {name: reader.read(name) for name in reader.names}
+
+    whole = saved(run(plan)[1])
+    often = saved(run(plan, checkpoint_every=3, evaluate_every=4)[1])
+    assert_close(often, whole, rtol=1e-9, atol=1e-12)
+    for after, expected, tolerance in ((1, whole, 1e-9), (2, often, 0.0)):
+        fields = dict(checkpoint_every=3, evaluate_every=4) if expected is often else {}
+        _, stopped = run(plan, stop_after=after, **fields)
+        assert stopped[0].step == after + 1
+        resumed = saved(run(plan, resume=Path(stopped[0].checkpoint), **fields)[1])
+        assert_close(resumed, expected, rtol=tolerance, atol=tolerance / 1e3)
+    assert whole["1.num_batches_tracked"] == 6
 
 
 def test_a_run_that_was_re_cut_goes_on_under_its_last_plan_whoever_starts_it(run):

@@ -154,14 +154,14 @@ class _Recorded:
         source: where the model comes from.
         root: the module that was traced.
         input_shape: of one sample.
-        roles: of what it returns.
+        roles: of what it returns, if they were declared.
         nodes: with their values.
     """
 
     source: Source
     root: nn.Module
     input_shape: tuple[int, ...]
-    roles: tuple[str, ...]
+    roles: tuple[str, ...] | None
     nodes: torch.fx.Graph
 
     def described(
@@ -170,6 +170,8 @@ class _Recorded:
         """The layers, after it was shown that each sample goes its own way."""
         try:
             show_independence(self.nodes, self.root, constants)
+            roles = keep_outputs(self.nodes, self.roles, training=self.root.training)
+            drop_unused(self.nodes, self.root)
             layers, outputs = layers_of(self.root, self.nodes)
         except MixedError as error:
             meta = error.node.meta
@@ -178,7 +180,7 @@ class _Recorded:
             raise explained(error, self.source.name, None) from None
         for node in self.nodes.nodes:
             node.meta.clear()  # the fake values belong to this trace alone
-        graph = Graph(self.source, self.input_shape, 0, layers, outputs, self.roles)
+        graph = Graph(self.source, self.input_shape, 0, layers, outputs, roles)
         graph = replace(graph, num_classes=graph[outputs[0]].output_shape[-1])
         name = type(self.root).__name__
         return graph, torch.fx.GraphModule(self.root, self.nodes, class_name=name)
@@ -193,14 +195,11 @@ def _recorded(
     tracer = ValueTracer(input_shape)
     try:
         nodes = tracer.trace_structure(root)
-        if source.kind == "torchvision":
-            roles = known_roles(nodes)
-        given = keep_outputs(nodes, roles, training=root.training)
-        drop_unused(nodes, root)
         find_self_attention(nodes, root)
     except Exception as error:
         raise explained(error, source.name, tracer.failed_in) from None
-    return _Recorded(source, root, input_shape, given, nodes)
+    roles = known_roles(nodes) if source.kind == "torchvision" else roles
+    return _Recorded(source, root, input_shape, roles, nodes)
 
 
 def _shape(given: tuple[int, ...]) -> tuple[int, ...]:

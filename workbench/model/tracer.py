@@ -50,7 +50,8 @@ from workbench.model.structure import with_tensors
 
 _STATE = (
     "a parameter or buffer of the model as it runs, each rank by its own rows: state of the model "
-    "itself is not supported, but for the statistics of nn.BatchNorm"
+    "itself is not supported, but for the statistics of nn.BatchNorm; a norm can be built with "
+    "track_running_stats=False"
 )
 _KNOWN = (bool, int, float, complex, str, type(None))
 
@@ -258,7 +259,8 @@ class ValueTracer(torch.fx.Tracer):
                     return node.meta["values"][size]
 
                 arguments = map_arg((args, kwargs), value)
-                with torch.no_grad(), self.mode, FlopCounter() as counter:
+                counter = FlopCounter()
+                with torch.no_grad(), self.mode, _momentum_known(module), counter:
                     values.append(called(kind, target, self.root, *arguments))
                 counters.append(counter)
                 draws = RecordedDraws()
@@ -343,15 +345,28 @@ def _sizes_as_tuples() -> Iterator[None]:
 @contextmanager
 def _refuse_other_draws() -> Iterator[None]:
     """Refuses random numbers that are no tensors of torch's: what is drawn now would stay."""
-    before = random.getstate(), np.random.get_state()[1:3]
+    before = random.getstate(), np.random.get_state(legacy=True)
     yield
-    after = random.getstate(), np.random.get_state()[1:3]
+    after = random.getstate(), np.random.get_state(legacy=True)
     for of, was, now in zip(("Python's random", "numpy.random"), before, after, strict=True):
         if repr(was) != repr(now):
             raise TraceError(
                 f"forward draws from {of}: the number drawn while tracing would be used for ever. "
                 "Draw a tensor, torch.rand(len(x), 1), and choose by torch.where"
             )
+
+
+@contextmanager
+def _momentum_known(module: nn.Module | None) -> Iterator[None]:
+    """Keeps a cumulative batch norm from reading its count of batches, which has no value here."""
+    if not isinstance(module, _BatchNorm) or module.momentum is not None:
+        yield
+        return
+    module.momentum = 1.0
+    try:
+        yield
+    finally:
+        module.momentum = None
 
 
 @contextmanager
