@@ -63,6 +63,7 @@ class Loop:
 
     Args:
         state: this rank's part.
+        rates: of the run so far.
         meter: of its tensors.
         directory: where checkpoints go.
         control: wishes of the outside.
@@ -72,6 +73,7 @@ class Loop:
     def __init__(
         self,
         state: RankState,
+        rates: LearningRates,
         meter: PeakMeter,
         directory: Path,
         control: Control,
@@ -84,7 +86,7 @@ class Loop:
         self._givers, self._num_counted = Givers(), 0
         self.wishes = Wishes(directory)
         self._heard = self.wishes.last_carried_out()  # by an earlier session
-        self._rates = LearningRates.of(state.experiment.optimizer.lr, self.wishes)
+        self._rates = rates
         every = state.experiment.trace_every
         self.traces = Traces(directory, state.world.rank, every, state.tracer)
 

@@ -19,6 +19,7 @@ from workbench.plan.experiment import Experiment
 from workbench.plan.plan import Plan
 from workbench.train.checkpoint import in_flight, load, restore
 from workbench.train.data import Dataset, open_data
+from workbench.train.learning_rates import LearningRates, set_rate
 from workbench.train.memory import Held
 from workbench.train.residuals import restore_residuals
 from workbench.train.step import Stepper
@@ -94,8 +95,19 @@ class RankState:
         groups: Groups,
         weights: Path,
         resume: Path | None,
+        rates: LearningRates | None = None,
     ) -> "RankState":
-        """Builds this rank's part, from the initial weights or from a checkpoint."""
+        """Builds this rank's part, from the initial weights or from a checkpoint.
+
+        Args:
+            experiment: what runs.
+            world: this rank's place.
+            groups: this rank's, of the experiment's plan.
+            weights: the initial weights.
+            resume: a checkpoint to go on from.
+            rates: of the run that goes on; None: every step has the experiment's. What was in
+                flight and has no place in this experiment's pipeline moves the weights here.
+        """
         plan = experiment.plan
         saved = None if resume is None else load(resume, plan.graph)
         reader: Reader = WeightsFile(weights) if saved is None else saved.reader
@@ -112,6 +124,8 @@ class RankState:
         train_data = open_data(experiment.data, shape, classes, "train")
         first_step = 0 if saved is None else saved.step
         left = [] if saved is None else in_flight(saved, model)
+        if rates is not None:
+            set_rate(updater.optimizer, rates.at(first_step))
         notes: list[str] = []
         strategy = strategy_of(experiment, model, updater, first_step, left, notes)
         if saved is not None:
