@@ -7,11 +7,12 @@ import torch
 import torch.distributed as dist
 
 from tests.ranks import all_ranks
+from workbench.comm import world as world_module
 from workbench.comm.collectives import all_gather, all_reduce
 from workbench.comm.errors import CommTimeout
 from workbench.comm.group import Group
 from workbench.comm.record import Recorder
-from workbench.comm.world import Seat, World
+from workbench.comm.world import Seat, World, backend_of
 from workbench.plan.placement import Shard
 
 
@@ -75,6 +76,43 @@ def test_an_interrupt_while_a_world_closes_does_not_keep_the_next_from_opening(m
     with World.open(seat(2)) as world:
         assert world.groups([("all", (0,))])
     assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("devices", "backend"),
+    [
+        (["gpu a"], "nccl"),
+        (["gpu a", "gpu b", "gpu c"], "nccl"),
+        (["gpu a", "gpu b", "cpu"], "gloo"),
+        (["gpu a", "cpu"], "gloo"),
+        (["gpu a", "gpu b", "gpu a"], "gloo"),
+        (["cpu", "cpu"], "gloo"),
+        (["cpu"], "gloo"),
+    ],
+)
+def test_the_backend_follows_from_what_all_ranks_compute_on(devices, backend):
+    """The rule alone; a world of both kinds needs a GPU (tests/gpu)."""
+    assert backend_of(devices) == backend
+
+
+def test_a_rank_takes_what_the_devices_of_all_ask_for(monkeypatch):
+    """Two ranks that say they are on GPUs of their own, beside one that is on none."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    taken, threads = [], torch.get_num_threads()
+
+    def asked(backend, **_):
+        taken.append(backend)
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(dist, "init_process_group", asked)
+    for number, beside in enumerate((["gpu a", "gpu b"], ["gpu a", "cpu"])):
+        monkeypatch.setattr(world_module, "_device_name", lambda _device: "gpu c")
+        for rank, device in enumerate(beside, start=1):
+            store.set(f"world {number}/the world to open/{rank}", device)
+        seat = Seat(0, 3, "127.0.0.1", store.port, f"world {number}", threads=threads)
+        with pytest.raises(RuntimeError, match="enough"), World.open(seat):
+            pass
+    assert taken == ["nccl", "gloo"]
 
 
 SPECS = [

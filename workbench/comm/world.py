@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -43,13 +44,11 @@ class World:
         self._times_grouped = 0
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-        # nccl refuses two ranks on one GPU; those talk through the host.
-        devices = self._watch.meet("the world to open", _device_name(self.device))
-        on_gpus = self.device.type == "cuda" and len(set(devices)) == self.size
-        self._travel_device = self.device if on_gpus else torch.device("cpu")
+        backend = backend_of(self._watch.meet("the world to open", _device_name(self.device)))
+        self._travel_device = self.device if backend == "nccl" else torch.device("cpu")
         try:
             dist.init_process_group(
-                "nccl" if on_gpus else "gloo",
+                backend,
                 store=store,
                 rank=self.rank,
                 world_size=self.size,
@@ -180,6 +179,18 @@ class World:
         _forget(self._process_groups if self._watch.unfinished else ())
 
 
+def backend_of(devices: Sequence[str]) -> Literal["gloo", "nccl"]:
+    """What a world talks through, the same on all of its ranks.
+
+    That is nccl where every rank has a GPU to itself; nccl refuses two ranks on one GPU, and knows
+    no other devices. Elsewhere all talk through the host, those on GPUs as well.
+
+    Args:
+        devices: of each rank: "cpu", or the GPU that it computes on.
+    """
+    return "gloo" if "cpu" in devices or len(set(devices)) < len(devices) else "nccl"
+
+
 def _forget(lasting: Iterable[dist.ProcessGroup | None]) -> None:
     """Ends torch's world; also one that an interrupt kept from being closed.
 
@@ -212,5 +223,5 @@ def _patience(seat: Seat) -> timedelta:
 
 
 def _device_name(device: torch.device) -> str:
-    """The same for two ranks if and only if they compute on one device."""
+    """Of a GPU, the same for two ranks if and only if they compute on it; of the host, "cpu"."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else "cpu"
