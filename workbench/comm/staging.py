@@ -8,7 +8,6 @@ One meeting a round is thus all that is needed, also from one collective to the 
 """
 
 import ctypes
-import mmap
 import os
 import time
 import zlib
@@ -22,7 +21,7 @@ from workbench.comm.futex import Count, Futex
 from workbench.comm.peers import Peers
 from workbench.comm.phases import Mark, unheard
 from workbench.comm.pieces import cut, even
-from workbench.comm.segment import PAGE
+from workbench.comm.segment import PAGE, Memory
 from workbench.comm.watch import TICK, Watch
 
 SLOTS = 3
@@ -57,7 +56,7 @@ class Staging:
         self,
         ranks: tuple[int, ...],
         rank: int,
-        segments: Sequence[mmap.mmap],
+        segments: Sequence[Memory],
         peers: Peers,
         watch: Watch,
         futex: Futex,

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from workbench.comm.buffer import SharedBuffer
+from workbench.comm.descriptors import raise_limit
 from workbench.comm.group import Group, Link
 from workbench.comm.host import Host
 from workbench.comm.record import Recorder
@@ -41,7 +42,7 @@ class World:
         self.recorder, self.store = Recorder(), store
         self._patience = _patience(seat)
         self._watch = Watch(store, seat.rank, seat.world_size, seat.timeout_s)
-        self._times_grouped = 0
+        self._times_grouped = self._times_closed = 0
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         backend = backend_of(self._watch.meet("the world to open", _device_name(self.device)))
@@ -74,6 +75,7 @@ class World:
             PeerLost: another rank has given up.
         """
         torch.set_num_threads(seat.threads)
+        raise_limit()
         if dist.is_initialized():
             _forget(dist.distributed_c10d._world.pg_map)
         if seat.address in ("localhost", "127.0.0.1"):
@@ -150,6 +152,29 @@ class World:
             for purpose, ranks in specs
             if self.rank in ranks
         }
+
+    def let_go(self, groups: Iterable[Group]) -> None:
+        """Closes groups with all their connections; every rank calls it, with its own of them.
+
+        Memory that they share goes with the last buffer in it.
+
+        Args:
+            groups: of this world, which nobody uses any more.
+
+        Raises:
+            CommTimeout: not all ranks came; it names them.
+            PeerLost: another rank has given up.
+        """
+        gone = [group.link for group in groups if group.link is not None]
+        self._times_closed += 1
+        # Others may still be at their last collective, and would lose this rank in it.
+        self._watch.meet(f"groups to be closed (call {self._times_closed})", "")
+        self._links = [link for link in self._links if all(link is not other for other in gone)]
+        for link in gone:
+            if link.local is not None:
+                self._host.forget(link.local)
+            self._process_groups.remove(link.process_group)
+            dist.destroy_process_group(link.process_group)
 
     @property
     def shared_bytes(self) -> int:

@@ -36,16 +36,28 @@ def group_specs_of(plan: Plan) -> list[tuple[str, tuple[int, ...]]]:
     return [(CONTROL, tuple(range(plan.world_size))), *group_specs(plan)]
 
 
-def groups_for(plan: Plan, world: World, known: Groups, asked: Collection[Spec]) -> Groups:
-    """This rank's groups under another plan; those that exist are used again.
+def groups_for(
+    plan: Plan, before: Plan, world: World, known: Groups, asked: Collection[Spec]
+) -> tuple[Groups, frozenset[Spec]]:
+    """This rank's groups under another plan, and all groups that there are then.
+
+    Those of the plan before stay, as runs mostly go back and forth and to connect takes long;
+    others are closed.
 
     Args:
         plan: to go on under.
+        before: the plan so far, under which nothing is communicated any more.
         world: all ranks, which call this together.
         known: this rank's groups so far.
         asked: all groups so far, this rank's or not.
     """
-    return {**known, **world.groups([s for s in group_specs_of(plan) if s not in asked])}
+    wanted = group_specs_of(plan)
+    kept = frozenset([*wanted, *group_specs_of(before)])
+    new = [spec for spec in wanted if spec not in asked]
+    found = {**known, **(world.groups(new) if new else {})}
+    if not kept.issuperset(asked):
+        world.let_go([found.pop(spec) for spec in known if spec not in kept])
+    return found, kept
 
 
 def everyone(groups: Groups, plan: Plan) -> Group:
@@ -68,7 +80,7 @@ class RankState:
         test_data: the split to evaluate on.
         traced: the model's structure, whole and without values: a re-cut rewrites a copy of it.
         groups: this rank's.
-        asked: all groups that were made, this rank's or not.
+        asked: all groups that there are, this rank's or not.
         first_step: steps made before this session.
         notes: on steps that were unlike others, for people.
     """
