@@ -162,7 +162,7 @@ def test_a_wished_checkpoint_is_whole_when_it_is_noted_as_carried_out(tmp_path, 
         tracer=None,
         model=part.model,
         updater=part.updater,
-        strategy=SimpleNamespace(settle=lambda: None, in_flight=[], residuals=[]),
+        strategy=SimpleNamespace(settle=lambda: None, is_settled=True, in_flight=[], residuals=[]),
     )
     loop = Loop(state, LearningRates(0.1), None, tmp_path, Control(), None)
     number = Wishes(tmp_path).wish(SaveNow())

@@ -93,7 +93,10 @@ class Staging:
             if len(self._views) > 200:
                 self._views.clear()
             size = torch.Size(shape).numel() * dtype.itemsize
-            views = [[flat[:size].view(dtype).view(shape) for flat in row] for row in self._slots]
+            with torch.inference_mode(False):  # they are used again, also where that is off
+                views = [
+                    [flat[:size].view(dtype).view(shape) for flat in row] for row in self._slots
+                ]
             self._views[dtype, shape] = views
         return views[(self._round + 1 - ago) % SLOTS]
 
@@ -104,10 +107,11 @@ class Staging:
             if len(self._cuts) > 50:
                 self._cuts.clear()
             sizes = even(length, self.size)
-            cuts = [
-                [cut(flat[: length * dtype.itemsize].view(dtype), sizes) for flat in row]
-                for row in self._slots
-            ]
+            with torch.inference_mode(False):
+                cuts = [
+                    [cut(flat[: length * dtype.itemsize].view(dtype), sizes) for flat in row]
+                    for row in self._slots
+                ]
             self._cuts[dtype, length] = cuts
         return cuts[(self._round + 1 - ago) % SLOTS]
 

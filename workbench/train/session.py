@@ -44,6 +44,7 @@ def train(
     Raises:
         CommError: a rank did not arrive, or died.
         CheckpointError: weights or checkpoint are damaged or of another model.
+        ReplicasDiffer: ranks that hold the same weights do not have the same bits of them any more.
     """
     wishes = Wishes(directory)
     experiment = wishes.in_force(experiment)

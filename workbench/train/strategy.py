@@ -73,6 +73,11 @@ class Strategy(Protocol):
         """Makes weights and optimizer state equal on all ranks that hold the same piece."""
         ...
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether all ranks that hold the same piece of a weight are to have the same now."""
+        ...
+
     def rest(self) -> None:
         """Waits until nothing travels any more, whatever comes of it; moves no weights."""
         ...
