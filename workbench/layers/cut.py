@@ -17,6 +17,7 @@ from workbench.layers.cut_model import CutModel, Groups
 from workbench.layers.draws import Drawn, called
 from workbench.layers.dropout import PlacedDropout
 from workbench.layers.local import idle_module, idles, local_module, read_pieces
+from workbench.layers.running_share import RunningShare
 from workbench.model.slices import Reader
 from workbench.model.trace import skeleton
 from workbench.plan.graph import Layer
@@ -228,11 +229,10 @@ class _Cutting:
         return local_attention(local, layer, heads, self.context, group)
 
     def _batch_norm(self, layer: Layer, norm: Any) -> nn.Module:
+        group_size = self.flow.inputs[layer.name].group_size
         if self.plan.batch_norm == "local":
-            return LocalBatchNorm(norm)
-        ranks = replica_group(
-            self.rank, self.flow.inputs[layer.name].group_size, self.plan.world_size
-        )
+            return LocalBatchNorm(norm, RunningShare(self.context, group_size))
+        ranks = replica_group(self.rank, group_size, self.plan.world_size)
         return SynchronizedBatchNorm(norm, self.groups["norm", ranks], layer=layer.name)
 
     def _call(

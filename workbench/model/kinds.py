@@ -15,7 +15,7 @@ from torch.fx.node import map_arg
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from workbench.model.attention import SelfAttention, is_window_attention
-from workbench.model.batch import name_of, tensors
+from workbench.model.batch import is_users_function, name_of, tensors
 
 # Of modules the exact class counts: a subclass may compute something else.
 _MODULES: dict[type[nn.Module], str] = {
@@ -106,6 +106,8 @@ def _of_module(node: Node, module: nn.Module) -> str:
 
 
 def _of_function(node: Node) -> str:
+    if is_users_function(node.target):
+        return "op"  # whatever its name
     name = name_of(node).removesuffix("_")  # in place or not
     if node.target is F.dropout:  # outside training, it gives what it gets
         return "dropout" if node.meta["draws"] else "elementwise"
