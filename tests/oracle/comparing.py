@@ -88,7 +88,7 @@ def judged(case: Case, ranks: Ranks) -> Verdict:
 PLACE = re.compile(r"<net \w+>:\d+|layer '|'\w+(\.\w+)*'|^\w+: ")
 REMEDY = re.compile(
     r"\b(use|build|keep|give|name|put|write|return|declare|call|make|pass|register|take|draw|set|"
-    r"choose|valid|instead|rename|train|freeze|leave|say)\b"
+    r"choose|valid|instead|rename|train|freeze|leave|say|built)\b"
 )
 BARE = re.compile(
     r": (Runtime|Assertion|Key|Attribute|Index|Value|NotImplemented|ZeroDivision)Error\b"
@@ -144,7 +144,10 @@ class Expected:
             loss=mean_loss,
             batches=batches,
             test=test,
-            test_batch=experiment.batch_size,
+            test_ranks=[
+                plan.rows_of(min(experiment.batch_size, len(test[1]) - first))
+                for first in range(0, len(test[1]), experiment.batch_size)
+            ],
             precision=experiment.precision,
             accumulate=experiment.accumulate,
             seed=experiment.seed,
@@ -317,20 +320,21 @@ class Compared:
                 name
                 for name, gradient in seen.gradients.items()
                 if gradient is None
-                and self.step.gradients[self.expected.names[name]] is not None
+                and self.step.gradients[self._listed(name)] is not None
                 and self._piece(name, rank).piece_numel(rank)
             ]
             extra = [
                 name
                 for name, gradient in seen.gradients.items()
-                if gradient is not None and self.step.gradients[self.expected.names[name]] is None
+                if gradient is not None and self.step.gradients[self._listed(name)] is None
             ]
             if missing:
                 yield f"step {self.index}: no gradient of {missing} on rank {rank}"
             if extra:
                 yield f"step {self.index}: a gradient of {extra} on rank {rank}, torch has none"
         pieces = [
-            {n: g for n, g in seen.gradients.items() if g is not None} for seen in self.found
+            {n: g for n, g in seen.gradients.items() if g is not None and self._listed(n) in known}
+            for seen in self.found
         ]
         yield from self._pieces("gradient", pieces, known, wide)
 
@@ -413,6 +417,10 @@ class Compared:
                 scale = max(least, _largest(tensor))
                 place = _cut(tensor, self._piece(name, rank), rank)
                 yield from self._off(what, key, rank, piece, place, scale, pairs)
+
+    def _listed(self, name: str) -> str:
+        """The name under which torch lists what the library calls so."""
+        return self.expected.names[name]
 
     def _piece(self, name: str, rank: int) -> WeightPlacement:
         return self.plan.flow.weights[name]

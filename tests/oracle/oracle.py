@@ -45,7 +45,7 @@ class Task:
         loss: mean over the rows, of that.
         batches: of every step.
         test: inputs and labels to evaluate on.
-        test_batch: rows of a batch of the evaluation.
+        test_ranks: rows of each rank, for each batch of the evaluation, one after the other.
         precision: "fp64", "fp32" or "bf16" (autocast; weights in fp32).
         accumulate: micro-batches of a step; a batch is cut evenly, the first ones larger.
         seed: of draws.
@@ -61,7 +61,7 @@ class Task:
     loss: Loss
     batches: Sequence[Batch]
     test: tuple[Tensor, Tensor]
-    test_batch: int
+    test_ranks: Sequence[tuple[int, ...]]
     precision: str = "fp64"
     accumulate: int = 1
     seed: int = 0
@@ -125,7 +125,7 @@ def train(module: nn.Module, task: Task) -> list[Step]:
                     for name, p in parameters.items()
                     if p in optimizer.state
                 },
-                evaluate(module, task),
+                evaluate(module, task, norms),
             )
         )
     return found
@@ -153,20 +153,21 @@ def _step(
     return total, tuple(output.detach().clone() for output in task.outputs(outputs))
 
 
-def evaluate(module: nn.Module, task: Task) -> tuple[float, float]:
+def evaluate(module: nn.Module, task: Task, norms: "LocalNorms") -> tuple[float, float]:
     """Mean loss and accuracy of the first output, in evaluation mode; the module is left as it was.
 
     Evaluations are not autocast.
     """
     module.eval()
     inputs, labels = task.test
-    loss, hits = 0.0, 0
+    loss, hits, first = 0.0, 0, 0
     with torch.no_grad():
-        for first in range(0, len(labels), task.test_batch):
-            some = labels[first : first + task.test_batch]
-            logits = task.outputs(module(inputs[first : first + task.test_batch].to(_dtype(task))))[0]
-            loss += F.cross_entropy(logits, some, reduction="sum").item()
-            hits += int((logits.argmax(1) == some).sum())
+        for norms.ranks in task.test_ranks:
+            some = slice(first, first + sum(norms.ranks))
+            logits = task.outputs(module(inputs[some].to(_dtype(task))))[0]
+            loss += F.cross_entropy(logits, labels[some], reduction="sum").item()
+            hits += int((logits.argmax(1) == labels[some]).sum())
+            first = some.stop
     module.train()
     return loss / len(labels), hits / len(labels)
 
@@ -189,7 +190,7 @@ class LocalNorms:
 
     def _forward(self, norm: Any, k: int, plain: Callable[[Tensor], Tensor]) -> Any:
         def forward(x: Tensor) -> Tensor:
-            if not norm.training:
+            if not norm.training and norm.running_mean is not None:
                 return plain(x)
             per_sample = x.shape[0] // sum(self.ranks)
             groups = [self.ranks[first : first + k] for first in range(0, len(self.ranks), k)]
