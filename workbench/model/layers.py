@@ -1,7 +1,7 @@
 """From traced nodes to the layers of a `Graph`."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Node
 from torch.fx.node import map_arg
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from workbench.model.batch import name_of, tensors
 from workbench.model.errors import TraceError
 from workbench.model.kinds import kind_of
-from workbench.plan.graph import Layer, Weight
+from workbench.plan.graph import Layer, Weight, carries_gradient
 
 
 def layers_of(root: nn.Module, graph: torch.fx.Graph) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
@@ -54,7 +55,16 @@ class _Layers:
         self.owner = self._owners()
 
     def all(self) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
-        return tuple(self._layer(node) for node in self.nodes), self._outputs()
+        layers = {self.names[node]: self._layer(node) for node in self.nodes}
+        learning: set[str] = set()
+        for node in self.nodes:
+            layer = layers[self.names[node]]
+            if carries_gradient(layer, layers.get(layer.shared), learning):
+                if node.meta["learns"]:
+                    learning.add(layer.name)
+                else:
+                    layers[layer.name] = replace(layer, detached=True)
+        return tuple(layers.values()), self._outputs()
 
     def _layer(self, node: Node) -> Layer:
         meta = node.meta
@@ -81,6 +91,7 @@ class _Layers:
             target=_target(node, module),
             node=node.name,
             shared=shared,
+            evaluating=module is not None and _evaluates(module),
         )
 
     def _name(self, node: Node) -> str:
@@ -148,11 +159,13 @@ class _Layers:
 
     def _weight(self, key: int, name: str) -> Weight:
         held = self.held[key]
+        is_parameter = isinstance(held.tensor, nn.Parameter)
         return Weight(
             name=name,
             shape=tuple(held.tensor.shape),
             dtype=str(held.tensor.dtype).removeprefix("torch."),
-            trainable=isinstance(held.tensor, nn.Parameter),
+            trainable=is_parameter and held.tensor.requires_grad,
+            frozen=is_parameter and not held.tensor.requires_grad,
             persistent=held.persistent,
             aliases=tuple(other for other in held.names if other != name),
         )
@@ -172,10 +185,17 @@ class _Layers:
                     node.meta.update(
                         values=(held.tensor, held.tensor),
                         depends=False,
+                        learns=False,
                         rows=0,
                         shape=tuple(held.tensor.shape),
                         flops=0,
                     )
+
+
+def _evaluates(module: nn.Module) -> bool:
+    """Whether a module is in eval mode; without running statistics a batch norm has but one."""
+    alike = isinstance(module, _BatchNorm) and module.running_mean is None
+    return not module.training and not alike
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:

@@ -34,6 +34,7 @@ from workbench.model.batch import (
 )
 from workbench.model.errors import TraceError
 from workbench.model.flops import FlopCounter
+from workbench.model.gradients import trained_parameters
 from workbench.model.inplace import drop_unused, read_what_was_changed
 from workbench.model.mixing import refuse_mixing
 from workbench.model.proxy import ValueProxy
@@ -47,7 +48,8 @@ class ValueTracer(torch.fx.Tracer):
     """Records a module's forward on one batch of inputs.
 
     Each node's `meta` has `values` (the value at both batch sizes), `depends` (on the input's
-    values), `rows` and `shape` (of one sample), and `flops` (of one sample).
+    values), `rows` and `shape` (of one sample), `flops` (of one sample), and `learns` (whether a
+    gradient comes back to it).
 
     Args:
         input_shape: of one sample.
@@ -67,7 +69,10 @@ class ValueTracer(torch.fx.Tracer):
         self.failed_in: str | None = None
 
     def trace_structure(self, structure: nn.Module) -> torch.fx.Graph:
-        """The graph of a module whose tensors lie on the meta device."""
+        """The graph of a module whose tensors lie on the meta device.
+
+        Parameters of the module that receive no gradient no longer require one.
+        """
 
         def fake(tensor: Tensor) -> Tensor:
             with self.mode:
@@ -82,6 +87,11 @@ class ValueTracer(torch.fx.Tracer):
             graph = self.trace(root)
         read_what_was_changed(graph, root)
         drop_unused(graph, root)
+        with self.mode, _quiet():
+            x = torch.empty_like(self.inputs[0])
+            trained = trained_parameters(graph, root, x, self._call)
+        for name, parameter in structure.named_parameters():
+            parameter.requires_grad_(name in trained)
         return graph
 
     def create_proxy(

@@ -10,7 +10,7 @@ depends on the batch is said by `rows`, the rows of dimension 0 for each sample:
 
 import difflib
 import hashlib
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from types import MappingProxyType
@@ -46,7 +46,9 @@ class Weight:
         name: its name in the model's `state_dict`.
         shape: the whole tensor's shape.
         dtype: "float32", "int64", ...
-        trainable: whether it is a parameter that receives a gradient; buffers are not.
+        trainable: whether it is a parameter that receives a gradient in training.
+        frozen: whether it is a parameter that receives none: its `requires_grad` is off, forward
+            does not use it, or what does is detached. What is neither is a buffer.
         persistent: whether it is in the model's `state_dict`; some buffers are not.
         aliases: further names of the same tensor in the `state_dict` (tied weights).
     """
@@ -55,6 +57,7 @@ class Weight:
     shape: tuple[int, ...]
     dtype: str = "float32"
     trainable: bool = True
+    frozen: bool = False
     persistent: bool = True
     aliases: tuple[str, ...] = ()
 
@@ -87,6 +90,10 @@ class Layer:
         target: what is called: "torch.nn.Conv2d", "operator.add" ...
         node: name of the traced node.
         shared: for a module that is called more than once: the layer that owns its weights.
+        evaluating: whether its module is in eval mode while the model trains, and so computes
+            otherwise than in training: a batch norm with its running statistics.
+        detached: whether no gradient flows back to its output, though weights at or above it are
+            trained: it is detached, no number that can be differentiated, or read only by such.
     """
 
     name: str
@@ -103,10 +110,12 @@ class Layer:
     target: str = ""
     node: str = ""
     shared: str = ""
+    evaluating: bool = False
+    detached: bool = False
 
     @cached_property
     def parameters(self) -> int:
-        """Number of trainable elements."""
+        """Number of trainable elements; those of frozen parameters are not counted."""
         return sum(weight.numel for weight in self.weights if weight.trainable)
 
 
@@ -208,6 +217,8 @@ class Graph:
                 layer.groups,
                 layer.heads,
                 bool(layer.shared),
+                layer.evaluating,
+                layer.detached,
                 tuple((weight.shape, weight.trainable) for weight in owner.weights),
             )
             found[layer.name] = numbers.setdefault(look, len(numbers))
@@ -215,13 +226,37 @@ class Graph:
 
     @cached_property
     def trainable(self) -> tuple[str, ...]:
-        """Names of all parameters in the order of a cut model's modules, which buckets follow."""
+        """Names of the parameters that are trained, in the order of a cut model's modules.
+
+        Buckets follow it.
+        """
         return trainable_names(self.layers)
+
+    @cached_property
+    def learning(self) -> frozenset[str]:
+        """Layers to whose output a gradient flows back in training: the same on every rank."""
+        found: set[str] = set()
+        for layer in self.layers:
+            owner = self[layer.shared] if layer.shared else None
+            if not layer.detached and carries_gradient(layer, owner, found):
+                found.add(layer.name)
+        return frozenset(found)
 
     @cached_property
     def parameters(self) -> int:
         """Number of trainable elements of the whole model."""
         return sum(layer.parameters for layer in self.layers)
+
+    @cached_property
+    def frozen(self) -> int:
+        """Number of elements of parameters that receive no gradient."""
+        return sum(w.numel for layer in self.layers for w in layer.weights if w.frozen)
+
+    @property
+    def size_text(self) -> str:
+        """How many parameters there are, for people."""
+        frozen = f" and {self.frozen:,} frozen" if self.frozen else ""
+        return f"{self.parameters:,}{' trained' if frozen else ''}{frozen} parameters"
 
     @cached_property
     def flops(self) -> int:
@@ -242,8 +277,22 @@ class Graph:
     def __repr__(self) -> str:
         return (
             f"<Graph {self.source.name}: {len(self.layers)} layers, "
-            f"{self.parameters:,} parameters, {self.flops / 1e9:.3g} GFLOP per sample>"
+            f"{self.size_text}, {self.flops / 1e9:.3g} GFLOP per sample>"
         )
+
+
+def carries_gradient(layer: Layer, owner: Layer | None, learning: Collection[str]) -> bool:
+    """Whether something at or above a layer is trained, so that its output may carry a gradient.
+
+    Args:
+        layer: of a graph.
+        owner: of its weights, where it shares them.
+        learning: those of the layers before it whose outputs carry one.
+    """
+    if layer.kind == "size":
+        return False
+    weights = layer.weights if owner is None else (*layer.weights, *owner.weights)
+    return any([w.trainable for w in weights]) or any([name in learning for name in layer.inputs])
 
 
 def unknown(what: str, given: str, valid: Iterable[str], *, of: str = "") -> str:

@@ -8,6 +8,7 @@ from workbench.plan.graph import Layer
 from workbench.plan.layout import ROWS
 from workbench.plan.mesh import shard_groups
 from workbench.plan.placement import Shard
+from workbench.plan.plan import Plan
 from workbench.predict import received
 from workbench.predict.adding import Additions
 from workbench.predict.duration import (
@@ -24,6 +25,7 @@ from workbench.predict.layer_times import LayerTimes
 from workbench.predict.program import Operation, Program, Value, layout_of
 from workbench.predict.replicas import Replicas
 from workbench.predict.rows import Counts, Rows, features
+from workbench.predict.windows import trained_hidden
 
 _FP32 = 4
 _INT64 = 8
@@ -157,7 +159,7 @@ class PassEvents:
         if layer.kind == "parameter":
             return
         self.script.work("forward", layer.name, self._seconds(operation, layer).forward)
-        if layer.kind == "batch_norm" and self.plan.batch_norm == "synchronized":
+        if self.plan.synchronizes(layer):
             self._normalize(operation, layer, "forward", _NORM_FORWARD)
 
     def _backward(self, operation: Operation, layer: Layer) -> None:
@@ -165,11 +167,11 @@ class PassEvents:
             return
         found = self._seconds(operation, layer)
         seconds = found.backward
-        if found.estimated and not operation.wanted:
-            seconds = seconds / 2  # the gradient of the weights alone
+        if found.estimated and (not operation.wanted or _has_frozen_weight(self.plan, layer)):
+            seconds = seconds / 2  # the gradient of the weights alone, or of the input alone
         self.script.work("backward", layer.name, seconds)
-        if layer.kind == "batch_norm" and self.plan.batch_norm == "synchronized":
-            if self.program.needs_gradient(operation.reads[0]):
+        if self.plan.synchronizes(layer):
+            if operation.wanted:
                 self._normalize(operation, layer, "backward", _NORM_BACKWARD)
         elif layer.kind == "attention":
             self._attend(layer)
@@ -208,11 +210,11 @@ class PassEvents:
     def _attend(self, layer: Layer) -> None:
         """The gradient that heads of windowed attention, version 2, have in common."""
         choice = self.plan.layers.get(layer.name)
-        hidden = [w.shape[0] for w in layer.weights if w.name.endswith(".cpb_mlp.0.bias")]
+        hidden = trained_hidden(layer)
         if not hidden or choice is None or choice.scheme != "shard_heads" or choice.group_size == 1:
             return
         groups = shard_groups(choice.group_size, self.rows.world_size)
-        numel = np.full_like(self.rows.own, 3 * hidden[0])
+        numel = np.full_like(self.rows.own, 3 * hidden)
         got = self.speeds.summing.waited_for(numel, groups, self.program.itemsize)
         leg = leg_seconds("all_reduce", got.bytes, choice.group_size, self.speeds)
         self.script.meet(self._call(leg, layer.name, "backward", choice.group_size))
@@ -252,6 +254,12 @@ class PassEvents:
     def _size(self, value: Value) -> Counts:
         layout, shape, per_sample, width = layout_of(self.program, value)
         return self.rows.elements(layout, shape, per_sample) * width
+
+
+def _has_frozen_weight(plan: Plan, layer: Layer) -> bool:
+    """Whether the product with the gradient that gives the weight's is left out."""
+    owner = plan.graph[layer.shared] if layer.shared else layer
+    return layer.kind in ("conv2d", "linear") and not any([w.trainable for w in owner.weights[:1]])
 
 
 def _readers(operations: Sequence[Operation]) -> dict[Value, int]:

@@ -11,13 +11,15 @@ def average_statistics(model: CutModel) -> None:
 
     Under `batch_norm="local"` each rank has seen other rows, and so has its own statistics.
     The average is what evaluation and checkpoints use; with "synchronized" it changes nothing.
+    A batch norm in eval mode has the same everywhere, and keeps it.
     """
-    pieces = model.pieces()
+    pieces, graph = model.pieces(), model.plan.graph
     with torch.no_grad():
         for name, placed in model.placements.items():
             piece = pieces[name]
             if (
                 placed.trainable
+                or graph[graph.owners[name]].evaluating
                 or not piece.is_floating_point()
                 or not name.endswith(("running_mean", "running_var"))
             ):
