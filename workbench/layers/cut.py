@@ -105,9 +105,7 @@ class _Cutting:
             placed = self._dropout(layer, node, module)
             self._call(node, f"{layer.node}_placed", placed, node.all_input_nodes[:1])
         elif idle and not layer.weights:
-            self._call(
-                node, f"{layer.node}_idle", self._idle(layer, None), node.all_input_nodes
-            )
+            self._call(node, f"{layer.node}_idle", self._idle(layer, None), node.all_input_nodes)
         elif module is not None and not self._placed_before(layer):
             local = local_module(module, layer, self.flow, self.rank, pieces)
             if layer.kind == "batch_norm":
@@ -243,9 +241,7 @@ class _Cutting:
             step = steps[-1]
             path = f"crossings.{step.name}_{_identifier(name)}_{len(self.steps)}"
             group = self.groups["shard", shard_group(self.rank, step.group_size)]
-            convert = Convert(
-                step, group, self.context, reader, learns=name in self.graph.learning
-            )
+            convert = Convert(step, group, self.context, reader, learns=name in self.graph.learning)
             self.traced.add_submodule(path, convert)
             with self.traced.graph.inserting_after(above):
                 known = self.traced.graph.call_module(path, (above,))

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-
 # Says which type a layer's output has: under autocast, not always that of what it reads.
 GivenType = Callable[[], torch.dtype]
 
@@ -32,9 +31,7 @@ def nothing(
 
 class _Nothing(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, shape: tuple[int, ...], dtype: torch.dtype, *tensors: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, shape: tuple[int, ...], dtype: torch.dtype, *tensors: Tensor) -> Tensor:
         ctx.like = [(t.shape, t.dtype, t.device) for t in tensors]
         return tensors[0].new_zeros(shape, dtype=dtype)
 

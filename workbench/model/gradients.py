@@ -40,9 +40,10 @@ def trained_parameters(
         TraceError: the backward pass fails, as it would in training.
     """
     reached: set[Node] = set()
-    returned = [y for y in _run(graph, x, call, reached) if y.requires_grad]
-    if returned:
-        _back(returned)
+    with torch.enable_grad():
+        returned = [y for y in _run(graph, x, call, reached) if y.requires_grad]
+        if returned:
+            _back(returned)
     for node in graph.nodes:
         node.meta["learns"] = node in reached
     named = root.named_parameters(remove_duplicate=False)
@@ -52,18 +53,17 @@ def trained_parameters(
 def _run(graph: torch.fx.Graph, x: Tensor, call: Call, reached: set[Node]) -> list[Tensor]:
     """What the model returns; a backward pass from it enters the nodes that it reaches."""
     values: dict[Node, Any] = {}
-    with torch.enable_grad():
-        for node in graph.nodes:
-            if node.op == "output":
-                return tensors(map_arg(node.args, values.__getitem__))
-            if node.op == "placeholder":
-                values[node] = x
-                continue
-            args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = pytree.tree_map(_apart, call(node.op, node.target, args, kwargs))
-            for tensor in tensors(values[node]):
-                if tensor.requires_grad:
-                    tensor.register_hook(partial(_note, reached, node))
+    for node in graph.nodes:
+        if node.op == "output":
+            return tensors(map_arg(node.args, values.__getitem__))
+        if node.op == "placeholder":
+            values[node] = x
+            continue
+        args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+        values[node] = pytree.tree_map(_apart, call(node.op, node.target, args, kwargs))
+        for tensor in tensors(values[node]):
+            if tensor.requires_grad:
+                tensor.register_hook(partial(_note, reached, node))
     raise AssertionError("a graph ends with its output")
 
 

@@ -68,6 +68,7 @@ class ValueTracer(torch.fx.Tracer):
         self.modes: tuple[bool, ...] = ()
         self.failed_in: str | None = None
 
+    @torch.inference_mode(False)
     def trace_structure(self, structure: nn.Module) -> torch.fx.Graph:
         """The graph of a module whose tensors lie on the meta device.
 
@@ -91,7 +92,8 @@ class ValueTracer(torch.fx.Tracer):
             x = torch.empty_like(self.inputs[0])
             trained = trained_parameters(graph, root, x, self._call)
         for name, parameter in structure.named_parameters():
-            parameter.requires_grad_(name in trained)
+            if name not in trained:
+                parameter.requires_grad_(False)
         return graph
 
     def create_proxy(

@@ -118,6 +118,16 @@ class Layer:
         """Number of trainable elements; those of frozen parameters are not counted."""
         return sum(weight.numel for weight in self.weights if weight.trainable)
 
+    @property
+    def of_batch(self) -> bool:
+        """Whether it is a batch norm that uses the statistics of the batch in hand in training."""
+        return self.kind == "batch_norm" and not self.evaluating
+
+    @property
+    def keeps_weight(self) -> bool:
+        """Whether its weight is a frozen parameter, so that the gradient of it is left out."""
+        return any([weight.frozen for weight in self.weights[:1]])
+
 
 @dataclass(frozen=True)
 class Source:

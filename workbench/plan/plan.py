@@ -257,8 +257,7 @@ class Plan:
 
     def synchronizes(self, layer: Layer) -> bool:
         """Whether a layer is a batch norm that uses the statistics of all ranks' rows."""
-        of_batch = layer.kind == "batch_norm" and not layer.evaluating
-        return of_batch and self.batch_norm == "synchronized"
+        return layer.of_batch and self.batch_norm == "synchronized"
 
     @cached_property
     def tail(self) -> Tail | None:

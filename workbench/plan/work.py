@@ -156,11 +156,12 @@ def _how(plan: Plan, layer: Layer) -> str:
     """
     name = layer.target.rpartition(".")[-1]
     owner = plan.graph[layer.shared] if layer.shared else layer
-    if any([w.frozen for w in owner.weights]) and not any([w.trainable for w in owner.weights]):
+    if owner.keeps_weight:
         name += "Frozen"
     if layer.evaluating:
         return name + "Evaluating"
-    return name + ("Synchronized" if plan.synchronizes(layer) else "")
+    apart = layer.of_batch and plan.batch_norm == "synchronized"
+    return name + ("Synchronized" if apart else "")
 
 
 def _key(

@@ -219,10 +219,10 @@ class Execution:
             found.append(np.full_like(elements, keeps.constant * operation.itemsize))
         if keeps.statistics and layer.weights:
             found.append(self.program.pieces.sizes[layer.weights[0].name] * keeps.statistics)
-        if operation.wanted and self.gradients.half and layer.kind in ("conv2d", "linear"):
-            # Autocast does not remember what it has cast of these, but the backward pass needs it.
-            frozen = [w.name for w in layer.weights[:1] if w.frozen]
-            found += [self.program.pieces.sizes[name] // 4 * HALF for name in frozen]
+        half = self.gradients.half and layer.kind in ("conv2d", "linear")
+        if half and layer.keeps_weight and operation.wanted:
+            # Autocast does not remember what it has cast of it, but the backward pass needs it.
+            found.append(self.program.pieces.sizes[layer.weights[0].name] // 4 * HALF)
         return found
 
     def _casts(self, layer: Layer) -> tuple[Counts, ...]:

@@ -100,7 +100,7 @@ def kept_by(plan: Plan, layer: Layer) -> Kept:
     match layer.kind:
         case "linear":
             owner = plan.graph[layer.shared] if layer.shared else layer
-            return _INPUT if any([w.trainable for w in owner.weights[:1]]) else _NOTHING
+            return _NOTHING if owner.keeps_weight else _INPUT
         case "conv2d" | "mul":
             return _INPUT
         case "batch_norm" if layer.evaluating:

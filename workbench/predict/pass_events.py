@@ -8,7 +8,6 @@ from workbench.plan.graph import Layer
 from workbench.plan.layout import ROWS
 from workbench.plan.mesh import shard_groups
 from workbench.plan.placement import Shard
-from workbench.plan.plan import Plan
 from workbench.predict import received
 from workbench.predict.adding import Additions
 from workbench.predict.duration import (
@@ -17,6 +16,7 @@ from workbench.predict.duration import (
     Leg,
     Seconds,
     conversion_seconds,
+    half_goes_back,
     leg_seconds,
     loss_seconds,
 )
@@ -167,8 +167,8 @@ class PassEvents:
             return
         found = self._seconds(operation, layer)
         seconds = found.backward
-        if found.estimated and (not operation.wanted or _has_frozen_weight(self.plan, layer)):
-            seconds = seconds / 2  # the gradient of the weights alone, or of the input alone
+        if found.estimated and half_goes_back(self.plan.graph, layer, bool(operation.wanted)):
+            seconds = seconds / 2
         self.script.work("backward", layer.name, seconds)
         if self.plan.synchronizes(layer):
             if operation.wanted:
@@ -254,12 +254,6 @@ class PassEvents:
     def _size(self, value: Value) -> Counts:
         layout, shape, per_sample, width = layout_of(self.program, value)
         return self.rows.elements(layout, shape, per_sample) * width
-
-
-def _has_frozen_weight(plan: Plan, layer: Layer) -> bool:
-    """Whether the product with the gradient that gives the weight's is left out."""
-    owner = plan.graph[layer.shared] if layer.shared else layer
-    return layer.kind in ("conv2d", "linear") and not any([w.trainable for w in owner.weights[:1]])
 
 
 def _readers(operations: Sequence[Operation]) -> dict[Value, int]:
