@@ -94,7 +94,10 @@ class Staging:
             if len(self._views) > 200:
                 self._views.clear()
             size = torch.Size(shape).numel() * dtype.itemsize
-            views = [[flat[:size].view(dtype).view(shape) for flat in row] for row in self._slots]
+            with torch.inference_mode(False):  # what an evaluation makes, training uses
+                views = [
+                    [flat[:size].view(dtype).view(shape) for flat in row] for row in self._slots
+                ]
             self._views[dtype, shape] = views
         return views[(self._round + 1 - ago) % SLOTS]
 
@@ -105,10 +108,11 @@ class Staging:
             if len(self._cuts) > 50:
                 self._cuts.clear()
             sizes = even(length, self.size)
-            cuts = [
-                [cut(flat[: length * dtype.itemsize].view(dtype), sizes) for flat in row]
-                for row in self._slots
-            ]
+            with torch.inference_mode(False):
+                cuts = [
+                    [cut(flat[: length * dtype.itemsize].view(dtype), sizes) for flat in row]
+                    for row in self._slots
+                ]
             self._cuts[dtype, length] = cuts
         return cuts[(self._round + 1 - ago) % SLOTS]
 
