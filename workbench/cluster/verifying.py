@@ -102,7 +102,7 @@ def merge(experiment: Experiment, found: Sequence[Iterable[Difference]]) -> Veri
 
 
 def _notes(plan: Plan) -> tuple[str, ...]:
-    norms = sum(layer.kind == "batch_norm" for layer in plan.graph.layers)
+    norms = sum(layer.of_batch for layer in plan.graph.layers)
     if norms == 0 or plan.batch_norm != "local" or plan.world_size == 1:
         return ()
     return (

@@ -43,6 +43,7 @@ from workbench.model.draws import RecordedDraws, Shapes, drawing, places_of
 from workbench.model.errors import TraceError
 from workbench.model.failure import Place, is_users
 from workbench.model.flops import FlopCounter
+from workbench.model.gradients import trained_parameters
 from workbench.model.inplace import read_what_was_changed
 from workbench.model.proxy import ValueProxy
 from workbench.model.reshape import is_reshape, stated
@@ -81,8 +82,12 @@ class ValueTracer(torch.fx.Tracer):
         self.modes: tuple[bool, ...] = ()
         self.failed_in: str | None = None
 
+    @torch.inference_mode(False)
     def trace_structure(self, structure: nn.Module) -> torch.fx.Graph:
-        """The graph of a module whose tensors lie on the meta device."""
+        """The graph of a module whose tensors lie on the meta device.
+
+        Parameters of the module that receive no gradient no longer require one.
+        """
 
         def fake(tensor: Tensor) -> Tensor:
             with self.mode:
@@ -100,6 +105,18 @@ class ValueTracer(torch.fx.Tracer):
                 raise TraceError(f"the assignment to {name!r} in forward changes {_STATE}")
         read_what_was_changed(graph, root)
         return graph
+
+    def find_trained(self, graph: torch.fx.Graph, structure: nn.Module) -> None:
+        """Says of each node whether a gradient comes back to it, in `meta["learns"]`.
+
+        Parameters of the structure that receive none need none from here on.
+        """
+        with self.mode, _quiet():
+            x = torch.empty_like(self.inputs[0])
+            trained = trained_parameters(graph, self.root, x, self._call)
+        for name, parameter in structure.named_parameters():
+            if name not in trained:
+                parameter.requires_grad_(False)
 
     def create_proxy(
         self, kind: str, target: Any, args: Any, kwargs: Any, *_: Any, **__: Any
@@ -125,7 +142,7 @@ class ValueTracer(torch.fx.Tracer):
         line = self._refuse_what_is_lost()
         node = self.create_node(kind, target, args, kwargs)
         node.meta.update(values=values, flops=ran.flops, uncounted=ran.uncounted, depends=False)
-        node.meta.update(line=line, module=self.scope.module_path)
+        node.meta.update(learns=False, line=line, module=self.scope.module_path)
         node.meta["is_size"] = isinstance(values[0], _KNOWN) or (
             of_function and not tensors(values[0])
         )
@@ -260,13 +277,13 @@ class ValueTracer(torch.fx.Tracer):
 
                 arguments = map_arg((args, kwargs), value)
                 counter = FlopCounter()
-                with torch.no_grad(), self.mode, _momentum_known(module), counter:
-                    values.append(called(kind, target, self.root, *arguments))
+                with torch.no_grad(), self.mode, counter:
+                    values.append(self._call(kind, target, *arguments))
                 counters.append(counter)
                 draws = RecordedDraws()
                 if counter.random:  # it may not have drawn: attention without dropout
                     with torch.no_grad(), self.mode, drawing(draws):
-                        called(kind, target, self.root, *arguments)
+                        self._call(kind, target, *arguments)
                 drawn.append(draws.shapes)
         finally:
             self.running = False
@@ -281,6 +298,11 @@ class ValueTracer(torch.fx.Tracer):
             and any(_is_matrix(tensor, values[0]) for tensor in (held if module else ()))
         )
         return _Ran((values[0], values[1]), flops, uncounted, (drawn[0], drawn[1]))
+
+    def _call(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
+        module = self.root.get_submodule(target) if kind == "call_module" else None
+        with _momentum_known(module):
+            return called(kind, target, self.root, args, kwargs)
 
     def _read(self) -> list[Tensor]:
         """The parameters and buffers that were read directly so far."""

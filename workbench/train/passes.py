@@ -108,7 +108,7 @@ class RoundsPass:
         context.set(batch.rows, first_row=batch.first_row, step=step)
         with self.precision():
             boundary = self.parted.compute_head(batch.images)
-        gradient = torch.empty_like(boundary) if boundary.requires_grad else None
+        gradient = torch.empty_like(boundary) if self.parted.learns else None
         every = list(
             rounds_of(
                 plan.rounds, batch.rows, batch.first_row, self.parted.tail.group_size, context.rank

@@ -111,7 +111,7 @@ def trained_on(outputs: object, roles: tuple[str, ...]) -> tuple[Tensor, ...]:
 
 def _part_batch_norm(model: nn.Module, plan: Plan, batch_size: int) -> None:
     for layer in plan.graph.layers:
-        if layer.kind != "batch_norm" or layer.shared:
+        if not layer.of_batch or layer.shared:
             continue
         k = plan.flow.inputs[layer.name].group_size
         norm = model.get_submodule(layer.name)

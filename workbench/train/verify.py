@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workbench.comm.world import Seat, World
 from workbench.model.slices import WeightsFile
@@ -78,7 +78,7 @@ def _values(state: RankState, whole: WeightsFile) -> list[Difference]:
     local = state.experiment.plan.batch_norm == "local"
     weights, buffers = {}, {}
     for name, piece in state.model.pieces().items():
-        if state.model.placements[name].trainable:
+        if isinstance(piece, nn.Parameter):
             weights[name] = piece.detach()
         elif not (local and name.endswith(STATISTICS)):
             buffers[name] = piece
