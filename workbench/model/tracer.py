@@ -34,7 +34,7 @@ from workbench.model.batch import (
     rows_and_shape,
     tensors,
 )
-from workbench.model.draws import RecordedDraws, Shapes, drawing, places_of
+from workbench.model.draws import RecordedDraws, Shapes, dims_of, drawing
 from workbench.model.errors import TraceError
 from workbench.model.flops import FlopCounter
 from workbench.model.inplace import drop_unused, read_what_was_changed
@@ -50,8 +50,8 @@ class ValueTracer(torch.fx.Tracer):
     """Records a module's forward on one batch of inputs.
 
     Each node's `meta` has `values` (the value at both batch sizes), `depends` (on the input's
-    values), `rows` and `shape` (of one sample), `flops` (of one sample), and `draws` (how the
-    random tensors that it draws depend on the batch).
+    values), `rows` and `shape` (of one sample), `flops` (of one sample), and `draws` (the
+    dimension of the batch in each random tensor that it draws).
 
     Args:
         input_shape: of one sample.
@@ -116,7 +116,7 @@ class ValueTracer(torch.fx.Tracer):
         node.meta["depends"] = kind == "placeholder" or depends_on_batch(node)
         node.meta["rows"], node.meta["shape"] = rows_and_shape(node)
         refuse_mixing(node, self.root.get_submodule(target) if kind == "call_module" else None)
-        node.meta["draws"] = places_of(*drawn)
+        node.meta["draws"] = dims_of(*drawn)
         proxy = self.proxy(node)
         if kind == "get_attr":
             self.read[target] = proxy
