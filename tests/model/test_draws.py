@@ -18,7 +18,9 @@ TOKENS = (4, 6)
 
 
 def layers_of(call, shape=TOKENS, **attributes):
-    graph = trace(calling(lambda self, x: call(self, x).flatten(1), **attributes), input_shape=shape)
+    graph = trace(
+        calling(lambda self, x: call(self, x).flatten(1), **attributes), input_shape=shape
+    )
     return [layer for layer in graph.layers if layer.random]
 
 

@@ -93,7 +93,7 @@ class Drawn(nn.Module):
 def called(traced: torch.fx.GraphModule, node: torch.fx.Node) -> Callable[..., Any]:
     """What a node calls, as a function of its arguments; no module itself."""
     if node.op == "call_module":
-        return traced.get_submodule(str(node.target)).__call__  # type: ignore[operator]
+        return traced.get_submodule(str(node.target)).__call__
     if node.op == "call_method":
         return partial(_call_method, str(node.target))
     assert callable(node.target)

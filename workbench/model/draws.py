@@ -251,9 +251,7 @@ def _bernoulli_(draws: Draws, x: Tensor, p: float | Tensor = 0.5) -> Tensor:
     return x.copy_(draws.kept(x, p))
 
 
-def _native_dropout(
-    draws: Draws, x: Tensor, p: float, train: bool | None
-) -> tuple[Tensor, Tensor]:
+def _native_dropout(draws: Draws, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     if train is False:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     mask = draws.kept(x, 1.0 - p)
@@ -344,9 +342,7 @@ def _randint(draws: Draws, high: int, size: list[int], **options: Any) -> Tensor
     return _randint_between(draws, 0, high, size, **options)
 
 
-def _randint_between(
-    draws: Draws, low: int, high: int, size: list[int], **options: Any
-) -> Tensor:
+def _randint_between(draws: Draws, low: int, high: int, size: list[int], **options: Any) -> Tensor:
     options["dtype"] = options.get("dtype") or torch.int64
     return _random_(draws, torch.empty(size, **options), low, high)
 

@@ -289,15 +289,23 @@ def _sizes_as_tuples() -> Iterator[None]:
 @contextmanager
 def _refuse_other_draws() -> Iterator[None]:
     """Refuses random numbers that are no tensors of torch's: what is drawn now would stay."""
-    before = random.getstate(), np.random.get_state()[1:3]
+    before = _other_generators()
     yield
-    after = random.getstate(), np.random.get_state()[1:3]
-    for of, was, now in zip(("Python's random", "numpy.random"), before, after, strict=True):
-        if repr(was) != repr(now):
+    for name, state in _other_generators().items():
+        if state != before[name]:
             raise TraceError(
-                f"forward draws from {of}: the number drawn while tracing would be used for ever. "
-                "Draw a tensor, torch.rand(len(x), 1), and choose by torch.where"
+                f"forward draws from {name}: the number drawn while tracing would be used for "
+                "ever. Draw a tensor, torch.rand(len(x), 1), and choose by torch.where"
             )
+
+
+def _other_generators() -> dict[str, object]:
+    of_numpy: Any = np.random.get_state(legacy=False)
+    key, pos = of_numpy["state"]["key"], of_numpy["state"]["pos"]
+    return {
+        "Python's random": random.getstate(),
+        "numpy.random": (key.tobytes(), pos, of_numpy["has_gauss"]),
+    }
 
 
 @contextmanager

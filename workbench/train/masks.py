@@ -65,4 +65,4 @@ def _place(
             )
         return found
 
-    module.forward = placed  # type: ignore[method-assign]
+    module.forward = placed
