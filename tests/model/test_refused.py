@@ -81,6 +81,7 @@ def test_layers(layer, reason):
         (lambda x: x * 2 if x.shape[0] > 1 else x, "the size of the batch"),
         (lambda x: x * 2 if x.shape[0] // 4 == 0 else x, "the size of the batch"),
         (lambda x: x[x > 0], "depends on the values of a tensor"),
+        (lambda x: x.new_ones(torch.Size([x.shape[0], 1])), r"x.new_zeros\(\(n, 3\)\)"),
         (lambda x: x.numpy(), "numpy"),
         (lambda x: Double.apply(x), "backward pass of a torch.autograd.Function"),
         (lambda x: x.__setitem__(0, 1), "assigning to a part"),

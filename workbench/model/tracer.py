@@ -39,7 +39,7 @@ from workbench.model.batch import (
     rows_and_shape,
     tensors,
 )
-from workbench.model.draws import RecordedDraws, Shapes, drawing, places_of
+from workbench.model.draws import RecordedDraws, Shapes, dims_of, drawing
 from workbench.model.errors import TraceError
 from workbench.model.failure import Place, is_users
 from workbench.model.flops import FlopCounter
@@ -62,8 +62,9 @@ class ValueTracer(torch.fx.Tracer):
 
     Each node's `meta` has `values` (the value at both batch sizes), `depends` (on the input's
     values), `rows` and `shape` (of one sample), `flops` (of one sample), `uncounted` (whether it
-    does more than these), `draws` (how the random tensors that it draws depend on the batch), and
-    for errors `line` (of the model's code) and `module` (the path of the submodule at work).
+    does more than these), `draws` (the dimension of the batch in each random tensor that it
+    draws), and for errors `line` (of the model's code) and `module` (the path of the submodule at
+    work).
 
     Args:
         input_shape: of one sample.
@@ -148,7 +149,7 @@ class ValueTracer(torch.fx.Tracer):
         )
         node.meta["depends"] = kind == "placeholder" or depends_on_batch(node)
         node.meta["rows"], node.meta["shape"] = rows_and_shape(node)
-        node.meta["draws"] = places_of(*ran.drawn)
+        node.meta["draws"] = dims_of(*ran.drawn)
         if of_batch_size and tensors(values[0]) and not node.meta["rows"]:
             raise TraceError(
                 f"{name_of(node)} makes a tensor of the batch's size, which differs between ranks, "
@@ -367,15 +368,23 @@ def _sizes_as_tuples() -> Iterator[None]:
 @contextmanager
 def _refuse_other_draws() -> Iterator[None]:
     """Refuses random numbers that are no tensors of torch's: what is drawn now would stay."""
-    before = random.getstate(), np.random.get_state(legacy=True)
+    before = _other_generators()
     yield
-    after = random.getstate(), np.random.get_state(legacy=True)
-    for of, was, now in zip(("Python's random", "numpy.random"), before, after, strict=True):
-        if repr(was) != repr(now):
+    for name, state in _other_generators().items():
+        if state != before[name]:
             raise TraceError(
-                f"forward draws from {of}: the number drawn while tracing would be used for ever. "
-                "Draw a tensor, torch.rand(len(x), 1), and choose by torch.where"
+                f"forward draws from {name}: the number drawn while tracing would be used for "
+                "ever. Draw a tensor, torch.rand(len(x), 1), and choose by torch.where"
             )
+
+
+def _other_generators() -> dict[str, object]:
+    of_numpy: Any = np.random.get_state(legacy=False)
+    key, pos = of_numpy["state"]["key"], of_numpy["state"]["pos"]
+    return {
+        "Python's random": random.getstate(),
+        "numpy.random": (key.tobytes(), pos, of_numpy["has_gauss"]),
+    }
 
 
 @contextmanager

@@ -94,8 +94,8 @@ class Layer:
         target: what is called: "torch.nn.Conv2d", "operator.add" ...
         node: name of the traced node.
         shared: for a module that is called more than once: the layer that owns its weights.
-        draws: for each random tensor that a call draws, in order, where it has the batch: (its
-            dimension, rows of that for each sample), or (0, 0) if it does not depend on the batch.
+        draws: for each random tensor that a call draws, in order, the dimension in which the rows
+            of a sample stand side by side; -1: the tensor does not depend on the batch.
         least_rows: the fewest rows of a batch that it takes in training (`plan/least_rows.py`); 0:
             any number, none too.
         uncounted: whether it does more floating-point operations than `flops`: it could not be
@@ -120,7 +120,7 @@ class Layer:
     target: str = ""
     node: str = ""
     shared: str = ""
-    draws: tuple[tuple[int, int], ...] = ()
+    draws: tuple[int, ...] = ()
     least_rows: int = 0
     uncounted: bool = False
     evaluating: bool = False

@@ -97,7 +97,9 @@ def _trained(experiment: Experiment, weights: Path, dtype: torch.dtype) -> dict[
 
 
 def _largest(tensor: Tensor) -> Tensor:
-    return tensor.abs().max().double() if tensor.numel() else torch.zeros((), dtype=torch.float64)
+    if not tensor.numel():
+        return torch.zeros((), dtype=torch.float64)
+    return (tensor.int() if tensor.dtype == torch.bool else tensor).abs().max().double()
 
 
 def trained_on(outputs: object, roles: tuple[str, ...]) -> tuple[Tensor, ...]:
