@@ -57,7 +57,7 @@ class _InTurn(nn.Module):
         self.turns = cycle(placed)
 
     def forward(self, x: Tensor) -> Tensor:
-        return next(self.turns)(x)
+        return next(self.turns).train(self.training)(x)
 
 
 def _placed(module: Any, layer: Layer, context: BatchContext) -> PlacedDropout:

@@ -20,6 +20,7 @@ from workbench.plan.plan import Plan
 from workbench.train.checkpoint import in_flight, load, restore
 from workbench.train.data import Dataset, open_data
 from workbench.train.memory import Held
+from workbench.train.objective import StepLoss, step_loss
 from workbench.train.residuals import restore_residuals
 from workbench.train.step import Stepper
 from workbench.train.strategy import Strategy, strategy_of, updater_of
@@ -94,6 +95,7 @@ class RankState:
         groups: Groups,
         weights: Path,
         resume: Path | None,
+        loss: StepLoss = step_loss,
     ) -> "RankState":
         """Builds this rank's part, from the initial weights or from a checkpoint."""
         plan = experiment.plan
@@ -123,7 +125,7 @@ class RankState:
             model=model,
             updater=updater,
             strategy=strategy,
-            stepper=Stepper(experiment, model, strategy, train_data, world, dtype),
+            stepper=Stepper(experiment, model, strategy, train_data, world, dtype, loss),
             test_data=open_data(experiment.data, shape, classes, "test"),
             traced=traced,
             groups=groups,
