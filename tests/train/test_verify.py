@@ -1,7 +1,6 @@
 """Verification finds the field's usual mistakes, made here on purpose."""
 
 from contextlib import ExitStack
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import cloudpickle
@@ -17,7 +16,7 @@ from workbench.comm.regions import reduce_scatter_to
 from workbench.model.trace import trace
 from workbench.model.weights import initialize
 from workbench.plan.plan import Plan
-from workbench.train.objective import step_loss_of
+from workbench.train.objective import row_losses
 from workbench.train.reference import write_reference
 from workbench.train.verification import KINDS, Difference, Verification
 from workbench.train.verify import compare
@@ -216,9 +215,8 @@ def test_a_loss_of_the_user_s_own(on_ranks, tmp_path):
 
 
 def test_a_loss_has_a_value_for_each_row():
-    model = SimpleNamespace(plan=Plan.data_parallel(UNEQUAL.graph, 1))
     with pytest.raises(ValueError, match=r"shape \(4,\) for 4 rows, got \(\)"):
-        step_loss_of(F.cross_entropy)(model, (torch.ones(4, 5),), torch.zeros(4).long(), 4)
+        row_losses(F.cross_entropy, (torch.ones(4, 5),), torch.zeros(4).long())
 
 
 @pytest.mark.parametrize("mistake", SUMS)

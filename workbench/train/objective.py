@@ -58,16 +58,25 @@ def step_loss_of(of_rows: RowLoss) -> StepLoss:
         own = tuple(own_rows(model, name, output) for name, output in named)
         if len(labels) == 0:  # a function of no rows need not be defined; its gradient is zero
             return sum((0.0 * output.sum() for output in own), outputs[0].new_zeros(())), 0.0
-        found = of_rows(own[0] if len(own) == 1 else own, labels)
-        if found.shape != labels.shape[:1]:
-            raise ValueError(
-                f"a loss gives one value for each row: shape {tuple(labels.shape[:1])} for "
-                f"{len(labels)} rows, got {tuple(found.shape)} (reduction='none')"
-            )
-        total = found.sum() / batch_size
+        total = row_losses(of_rows, own, labels).sum() / batch_size
         return total, total.item()
 
     return loss
+
+
+def row_losses(of_rows: RowLoss, outputs: tuple[Tensor, ...], labels: Tensor) -> Tensor:
+    """One loss for each row, by a function of the user's own.
+
+    Raises:
+        ValueError: it gives something else.
+    """
+    found = of_rows(outputs[0] if len(outputs) == 1 else outputs, labels)
+    if found.shape != labels.shape[:1]:
+        raise ValueError(
+            f"a loss gives one value for each row: shape {tuple(labels.shape[:1])} for "
+            f"{len(labels)} rows, got {tuple(found.shape)} (reduction='none')"
+        )
+    return found
 
 
 def _output_loss(model: CutModel, name: str, logits: Tensor, labels: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from workbench.plan.experiment import Experiment
 from workbench.plan.graph import Graph
 from workbench.train.data import open_data, rows_of_step
 from workbench.train.masks import VerifyError, place_dropout
-from workbench.train.objective import AUXILIARY_WEIGHT, RowLoss
+from workbench.train.objective import AUXILIARY_WEIGHT, RowLoss, row_losses
 from workbench.train.optimizer import build_optimizer, entry, state_names
 from workbench.train.parted_norm import part_batch_norm
 from workbench.train.vary import vary
@@ -127,7 +127,7 @@ class _Named:
 def _loss(outputs: tuple[Tensor, ...], labels: Tensor, of_rows: RowLoss | None) -> Tensor:
     """The mean over the batch."""
     if of_rows is not None:
-        return of_rows(outputs[0] if len(outputs) == 1 else outputs, labels).sum() / len(labels)
+        return row_losses(of_rows, outputs, labels).mean()
     loss = F.cross_entropy(outputs[0], labels)
     for auxiliary in outputs[1:]:
         loss = loss + AUXILIARY_WEIGHT * F.cross_entropy(auxiliary, labels)

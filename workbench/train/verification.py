@@ -34,8 +34,8 @@ class Difference:
         rank: the rank with the largest difference.
         error: max |split - whole| / scale. For an output, the scale is its largest entry; for a
             gradient too, but no less than a thousandth of the model's largest (a bias before a
-            batch norm has a gradient of zero: rounding would be its whole value), and alike for
-            the optimizer's; for weights and buffers, after several steps, it is the largest of
+            batch norm has a gradient of zero: rounding would be its whole value); for weights,
+            buffers and each state of the optimizer, after several steps, it is the largest of
             the model's; for a loss or an accuracy it is 1, or the loss if that is more.
         rounding: how far the unsplit model in fp32 is from itself in fp64, measured alike: what
             no order of summation can be expected to beat. In fp64 zero. For "repeat", what the

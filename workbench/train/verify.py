@@ -141,7 +141,7 @@ def _optimizer(state: RankState, whole: WeightsFile) -> list[Difference]:
     found = []
     for kind in kinds:
         mine = {name: held[entry(kind, name)] for name in names if entry(kind, name) in held}
-        found += _compared(state, whole, "optimizer", mine, FLOOR, kind)
+        found += _compared(state, whole, "optimizer", mine, 1.0, kind)
     return found
 
 
