@@ -168,9 +168,7 @@ def test_state_that_is_assigned():
     for count in (assign_calls, add_calls):
         module = calling(count)
         module.register_buffer("count", torch.zeros(()))
-        with pytest.raises(
-            TraceError, match="assignment to 'count' in forward changes a parameter or buffer"
-        ):
+        with pytest.raises(TraceError, match="assignment to 'count' in forward changes"):
             trace(module, input_shape=IMAGE)
 
 
