@@ -114,7 +114,7 @@ def _trained(
 def _whole(
     plan: Plan, mode: Graph, weights: Path, context: BatchContext, dtype: torch.dtype
 ) -> nn.Module:
-    """The whole model, which draws as the layers of `mode` do: the plan's graph, or evaluation's."""
+    """The whole model, which draws as the layers of `mode` do: of training, or of evaluation."""
     model = whole_model(plan.graph, weights, dtype)
     place_draws(model, mode, context)
     if plan.batch_norm == "local":
