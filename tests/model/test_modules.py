@@ -165,8 +165,12 @@ def test_frozen_parameters_are_not_trained():
     module = nn.Sequential(nn.Linear(4, 4))
     module[0].weight.requires_grad_(False)
     graph = traced(module, 4)
-    assert [w.trainable for w in graph["0"].weights] == [True, False]  # bias, weight
-    assert dict(skeleton(graph).named_buffers()).keys() == {"0.weight"}
+    assert [(w.trainable, w.frozen) for w in graph["0"].weights] == [(False, True), (True, False)]
+    held = dict(skeleton(graph).named_parameters())
+    assert {name: p.requires_grad for name, p in held.items()} == {
+        "0.weight": False,
+        "0.bias": True,
+    }
 
 
 def test_a_function_s_name_gives_way_to_a_module_s():

@@ -97,7 +97,7 @@ def test_a_rank_that_differs_by_one_bit_is_named_with_the_layer(on_ranks, weight
     assert found == [("0", (2,)), ("10", (3,)), ("5", (3,)), ("5", (2,))]
     text = every[0][0][2]
     assert re.match("'0.weight' of layer '0' has other bits on rank 2 than .* after 3 steps", text)
-    assert "ranks 0, 1, 2, 3: 1 threads, torch" in text
+    assert "ranks 0, 1, 2, 3: 1 thread, torch" in text
     assert "number of threads" in text
 
 

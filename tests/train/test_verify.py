@@ -3,8 +3,10 @@
 from contextlib import ExitStack
 from unittest.mock import patch
 
+import cloudpickle
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors import safe_open
 from torch import nn
 
@@ -14,8 +16,9 @@ from workbench.comm.regions import reduce_scatter_to
 from workbench.model.trace import trace
 from workbench.model.weights import initialize
 from workbench.plan.plan import Plan
+from workbench.train.objective import row_losses
 from workbench.train.reference import write_reference
-from workbench.train.verification import Difference, Verification
+from workbench.train.verification import KINDS, Difference, Verification
 from workbench.train.verify import compare
 
 
@@ -66,24 +69,56 @@ def bias_on_every_rank(x, shard, group, **options):
     return reduce_scatter_to(x, shard, group, **options) + 0.01
 
 
+def a_little_at_random(module, *inputs):
+    """Far less than any tolerance, and another bit each time."""
+    y = nn.functional.linear(inputs[0], module.weight, module.bias)
+    return y * (1 + 1e-14 * torch.randn((), dtype=y.dtype))
+
+
+def in_training(model):
+    """Evaluates as it trains."""
+    return model.train()
+
+
+def less_momentum(value, parameters):
+    return torch.optim.SGD([{"params": list(parameters)}], lr=value.lr, momentum=0.8)
+
+
+def as_they_are(model):
+    """Every rank keeps its own statistics."""
+
+
+def momentum_alone(share, momentum):
+    """As if ranks without rows knew as much as the others."""
+    share.value = share.group_size / len(share.context.rows)
+    return momentum
+
+
 MISTAKES = {
     "none": {},
+    "evaluation": {"workbench.layers.cut_model.CutModel.eval": in_training},
+    "optimizer": {"workbench.train.updater.build_optimizer": less_momentum},
+    "buffer": {"workbench.train.verify.average_statistics": as_they_are},
+    "equal weights": {"workbench.layers.running_share.RunningShare.factor": momentum_alone},
+    "repeat": {"torch.nn.Linear.forward": a_little_at_random},
     "gradients that are not summed": {"workbench.train.gradients.start_all_reduce": Nothing},
     "a summand too many": {"workbench.layers.convert.reduce_scatter_to": bias_on_every_rank},
     "a constant factor": {"torch.nn.Linear.forward": twice},
 }
 
 
-def compare_with(seat, mistake, experiment, start, reference):
+def compare_with(seat, mistake, experiment, start, reference, given):
     with ExitStack() as stack:
         for target, wrong in MISTAKES[mistake].items():
             stack.enter_context(patch(target, wrong))
-        return compare(seat, experiment, weights=start, reference=reference)
+        return compare(seat, experiment, weights=start, reference=reference, **given)
 
 
-def verified(on_ranks, tmp_path, mistake, precision="fp64"):
+def verified(
+    on_ranks, tmp_path, mistake, precision="fp64", *, of=None, module=None, loss=None, repeat=True
+):
     experiment = experiment_for(
-        plan(),
+        of or plan(),
         batch_size=None,
         steps=2,
         precision=precision,
@@ -92,9 +127,11 @@ def verified(on_ranks, tmp_path, mistake, precision="fp64"):
         seed=0,
     )
     start, reference = tmp_path / "start.safetensors", tmp_path / "reference.safetensors"
-    weights = initialize(experiment.plan.graph, 0, tmp_path, module=net())
-    write_reference(experiment, weights, start, reference)
-    found = on_ranks.seated(2, compare_with, mistake, experiment, start, reference)
+    weights = initialize(experiment.plan.graph, 0, tmp_path, module=module or net())
+    packed = None if loss is None else cloudpickle.dumps(loss)
+    write_reference(experiment, weights, start, reference, packed)
+    size, given = experiment.plan.world_size, dict(loss=packed, repeat=repeat)
+    found = on_ranks.seated(size, compare_with, mistake, experiment, start, reference, given)
     return merge(experiment, found)
 
 
@@ -102,9 +139,87 @@ def test_a_right_split_is_exact(on_ranks, tmp_path):
     found = verified(on_ranks, tmp_path, "none")
     assert found.exact, found
     assert {d.rounding for d in found.differences} == {0.0}
+    assert found.kinds == KINDS
+    assert found.repeatable
+    assert "covered 9 of 9 operations, gradients of 10 of 10 parameters" in repr(found)
+    assert "two runs are alike" in found._repr_html_()
+    names = {weight.name for layer in plan().graph.layers for weight in layer.weights}
+    assert {d.name for d in found.differences if d.what in ("weight", "buffer")} == names
+    remembered = {d.name for d in found.differences if d.what == "optimizer"}
+    assert remembered == {f"momentum_buffer/{name}" for name in plan().graph.trainable}
 
 
-@pytest.mark.parametrize("mistake", [name for name in MISTAKES if name != "none"])
+SUMS = ("gradients that are not summed", "a summand too many", "a constant factor")
+
+
+@pytest.mark.parametrize("mistake", ["evaluation", "optimizer", "repeat"])
+def test_each_kind_finds_its_own(on_ranks, tmp_path, mistake):
+    found = verified(on_ranks, tmp_path, mistake)
+    assert not found.exact
+    assert found.of(mistake).error > found.tolerance(mistake)
+    if mistake != "optimizer":  # what the optimizer does to weights is seen there, too
+        assert all(found.of(k).error <= found.tolerance(k) for k in KINDS if k != mistake)
+    assert found.repeatable == (mistake != "repeat")
+
+
+UNEQUAL = Plan.data_parallel(trace(net(), input_shape=(3, 4, 4)), 3, (2, 1, 0))
+
+
+@pytest.mark.parametrize("mistake", ["none", "buffer", "equal weights"])
+def test_local_statistics_are_compared(on_ranks, tmp_path, mistake):
+    found = verified(on_ranks, tmp_path, mistake, of=UNEQUAL, repeat=False)
+    assert found.repeatable is None
+    assert found.exact == (mistake == "none"), found
+    assert ("buffer", "1.running_var") in {(d.what, d.name) for d in found.differences}
+    if mistake != "none":
+        assert found.of("buffer").error > 1e-3
+
+
+class Unused(nn.Module):
+    """Two outputs, a parameter that nothing reads, and one that no gradient reaches."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head, self.other = nn.Linear(6, 8), nn.Linear(8, 5), nn.Linear(8, 3)
+        self.cut = nn.Linear(6, 8)
+        self.spare = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        y = torch.relu(self.body(x)) + self.cut(x).detach()
+        return self.head(y), self.other(y)
+
+
+def own(outputs, labels):
+    """Weighted by row, of both outputs."""
+    scores, others = outputs
+    smooth = F.cross_entropy(scores, labels, reduction="none", label_smoothing=0.1)
+    return smooth * (1 + labels) + (others - 1).square().sum(1)
+
+
+def test_a_loss_of_the_user_s_own(on_ranks, tmp_path):
+    """Also where a rank has no rows, and where an output's features are cut."""
+    graph = trace(Unused(), input_shape=(6,))
+    rows = Plan.data_parallel(graph, 3, (2, 1, 0))
+    cut = rows.with_layer("head", scheme="shard_out", group_size=3, shares=(1, 3, 1))
+    whole = cut.with_layer("other", scheme="duplicate", group_size=3)
+    for of in (rows, whole):
+        found = verified(on_ranks, tmp_path, "none", of=of, module=Unused(), loss=own)
+        assert found.exact, found
+        assert {d.name for d in found.differences if d.what == "output"} == {"head", "other"}
+        assert found.coverage.gradients == 6
+        assert found.coverage.parameters == 9
+        assert set(found.coverage.missing) == {"cut.weight", "cut.bias", "spare"}
+        assert found.coverage.seen == found.coverage.operations
+        assert "spare" in found.notes[0]
+
+
+def test_a_loss_has_a_value_for_each_row():
+    with pytest.raises(ValueError, match=r"shape \(4,\) for 4 rows, got \(\)"):
+        row_losses(F.cross_entropy, (torch.ones(4, 5),), torch.zeros(4).long())
+
+
+@pytest.mark.parametrize("mistake", SUMS)
 def test_a_mistake_is_found(on_ranks, tmp_path, mistake):
     found = verified(on_ranks, tmp_path, mistake)
     assert not found.exact

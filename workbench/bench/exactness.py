@@ -15,7 +15,7 @@ from workbench.cluster.cluster import Cluster
 from workbench.cluster.errors import RunError
 from workbench.model.trace import trace
 from workbench.plan.plan import Plan
-from workbench.train.verification import MOST, TOLERANCE, Verification
+from workbench.train.verification import KINDS, MOST, TOLERANCE, Verification
 
 SMALL, CIFAR, SMOOTH = "small VGG", "CIFAR net", "densenet121, SiLU for ReLU"
 MODELS = (
@@ -39,7 +39,6 @@ UNEQUAL = (CIFAR, "mobilenet_v3_small", "resnet18", "densenet121", SMOOTH, "vgg1
 # AlexNet's strides leave nothing of smaller images.
 SIZES = {"alexnet": 64}
 PRECISIONS: tuple[Literal["fp64", "fp32"], ...] = ("fp64", "fp32")
-KINDS = ("output", "gradient", "weight", "buffer")
 
 
 def run(*, quick: bool) -> Report:
@@ -77,8 +76,9 @@ def run(*, quick: bool) -> Report:
         figures,
         (
             f"{exact} of {len(found)} verifications are exact. Relative errors of outputs, every "
-            "gradient of the first step, and all weights and buffers after two steps; batch norm "
-            "is synchronized.",
+            "gradient of the first step, and all weights, buffers and the optimizer's state after "
+            "two steps, of loss and accuracy in evaluation, and of a second run against the first; "
+            "batch norm is synchronized.",
             "Rounding: how far the unsplit model in fp32 is from itself in fp64. Where that is "
             "more than the tolerance of 1e-4 (DenseNet's gradients: rounding turns ReLUs over, and "
             "each is one of few summands), no split can be within it. These are figures of their "

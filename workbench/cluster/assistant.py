@@ -58,8 +58,15 @@ class Assistant:
         assert isinstance(found, Path)
         return found
 
-    def reference(self, experiment: bytes, weights: Path) -> tuple[Path, Path]:
+    def reference(
+        self, experiment: bytes, weights: Path, loss: bytes | None = None
+    ) -> tuple[Path, Path]:
         """Writes what the unsplit model computes, and the weights that it starts from.
+
+        Args:
+            experiment: packed.
+            weights: the initial weights.
+            loss: the user's own, pickled; None: cross-entropy.
 
         Returns:
             The weights and the results; the caller removes both.
@@ -70,7 +77,7 @@ class Assistant:
         self._perform(
             REFERENCE,
             experiment,
-            {"weights": weights, "start": start, "path": path},
+            {"weights": weights, "start": start, "path": path, "loss": loss},
             "the unsplit model's results",
         )
         return start, path

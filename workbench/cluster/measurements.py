@@ -23,6 +23,7 @@ from workbench.plan.graph import Graph
 from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.plan.stability import Curvature
+from workbench.train.objective import RowLoss
 from workbench.train.verification import Verification
 
 
@@ -166,8 +167,14 @@ class Measurements(ABC):
         data: Any = None,
         seed: int = 0,
         module: nn.Module | None = None,
+        loss: RowLoss | None = None,
+        repeat: bool = True,
     ) -> Verification:
         """Holds the split model against the unsplit one, with the same weights and data.
+
+        Compared are outputs and gradients of the first step; weights, buffers and what the
+        optimizer remembers after the last; loss and accuracy of a test batch in evaluation mode.
+        And the split model is trained twice, which is to leave the same bits.
 
         Weights that start as one constant (biases, norms) get some noise: else a bias that is
         added twice would go unseen.
@@ -181,6 +188,10 @@ class Measurements(ABC):
             data: as in `Experiment`; None: synthetic.
             seed: of weights, data and dropout.
             module: as in `train`.
+            loss: your own, (outputs, labels) -> one value for each row, [rows]; outputs are what
+                the module returns, one tensor or a tuple of them. The gradient is that of the
+                mean over the batch. None: cross-entropy.
+            repeat: train the split model twice; without, it takes less time.
 
         Raises:
             ClusterError: the plan needs more engines than are here, or free.
@@ -198,7 +209,15 @@ class Measurements(ABC):
             seed=seed,
         )
         with self._taken(plan, f"a verification of {plan.graph.source.name}") as places:
-            return verifying.carry_out(experiment, module, places, self._assistant, self._dispatch)
+            return verifying.carry_out(
+                experiment,
+                module,
+                places,
+                self._assistant,
+                self._dispatch,
+                loss=loss,
+                repeat=repeat,
+            )
 
     def call(
         self,

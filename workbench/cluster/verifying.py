@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+import cloudpickle  # type: ignore[import-untyped]
 from torch import nn
 
 from workbench.cluster import message
@@ -10,11 +11,13 @@ from workbench.cluster.assistant import Assistant
 from workbench.cluster.dispatch import Dispatch
 from workbench.plan.experiment import SGD, Adam, AdamW, Experiment, Synthetic
 from workbench.plan.plan import Plan
-from workbench.train.verification import TOLERANCE, Difference, Verification
+from workbench.train.objective import RowLoss
+from workbench.train.verification import TOLERANCE, Coverage, Difference, Verification
 
 # Large steps would show how fast two trajectories of rounding part, in fp32 by ReLUs that flip,
 # and not whether a split computes the same.
 GENTLE = SGD(lr=1e-3, momentum=0.9)
+_NAMED = 5  # of what was not compared, in a note
 
 
 def experiment_for(
@@ -54,6 +57,9 @@ def carry_out(
     places: Sequence[int],
     assistant: Assistant,
     dispatch: Dispatch,
+    *,
+    loss: RowLoss | None = None,
+    repeat: bool = True,
 ) -> Verification:
     """Lets the assistant compute the unsplit model, then the ranks compare theirs; says so.
 
@@ -63,6 +69,8 @@ def carry_out(
         places: the engine of each rank, taken for this.
         assistant: makes what the ranks compare with.
         dispatch: starts the ranks.
+        loss: the user's own; None: cross-entropy.
+        repeat: whether the ranks run twice.
 
     Raises:
         ModelError: `module` is missing, or is another one than was traced.
@@ -72,10 +80,11 @@ def carry_out(
     print(f"verifying {experiment.plan.graph.source.name}: initial weights", end="", flush=True)
     weights = assistant.values_of(experiment, module) or assistant.weights(packed)
     print(", unsplit model", end="", flush=True)
-    start, reference = assistant.reference(packed, weights)
+    function = None if loss is None else cloudpickle.dumps(loss)
+    start, reference = assistant.reference(packed, weights, function)
     try:
         print(f", {experiment.plan.world_size} ranks", end="", flush=True)
-        shared = {"weights": start, "reference": reference}
+        shared = {"weights": start, "reference": reference, "loss": function, "repeat": repeat}
         found = dispatch.called("workbench.train.verify:compare", packed, places, shared)
     finally:
         start.unlink(missing_ok=True)
@@ -92,21 +101,35 @@ def merge(experiment: Experiment, found: Sequence[Iterable[Difference]]) -> Veri
         if key not in worst or difference.error > worst[key].error:
             worst[key] = difference
     plan: Plan = experiment.plan
+    coverage = Coverage.of(plan.graph, worst.values())
     return Verification(
         model=plan.graph.source.name,
         precision=experiment.precision,
         steps=experiment.steps,
         differences=tuple(worst.values()),
-        notes=_notes(plan),
+        notes=(*_local(plan), *_missing(coverage)),
+        coverage=coverage,
     )
 
 
-def _notes(plan: Plan) -> tuple[str, ...]:
-    norms = sum(layer.kind == "batch_norm" for layer in plan.graph.layers)
+def _missing(coverage: Coverage) -> tuple[str, ...]:
+    """What was not compared, by name."""
+    names = coverage.missing
+    if not names:
+        return ()
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return (
+        f"no output that was compared depends on, or no gradient reaches: "
+        f"{', '.join(names[:_NAMED])}{more}",
+    )
+
+
+def _local(plan: Plan) -> tuple[str, ...]:
+    norms = sum(layer.of_batch for layer in plan.graph.layers)
     if norms == 0 or plan.batch_norm != "local" or plan.world_size == 1:
         return ()
     return (
         f"batch norm is local in {norms} layers: the unsplit model normalized the same parts of "
-        "the batch as the ranks do, and running statistics, which differ from rank to rank, "
-        "were not compared; plan.with_batch_norm('synchronized') is exact without this",
+        "the batch as the ranks do, and its running statistics moved by the mean over the parts, "
+        "weighted by their rows; plan.with_batch_norm('synchronized') is exact without this",
     )

@@ -93,7 +93,7 @@ class Staging:
             if len(self._views) > 200:
                 self._views.clear()
             size = torch.Size(shape).numel() * dtype.itemsize
-            with torch.inference_mode(False):  # they are used again, also where that is off
+            with torch.inference_mode(False):  # what an evaluation makes, training uses
                 views = [
                     [flat[:size].view(dtype).view(shape) for flat in row] for row in self._slots
                 ]

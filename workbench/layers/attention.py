@@ -6,6 +6,7 @@ from torch import nn
 
 from workbench.comm.group import Group
 from workbench.layers.context import BatchContext
+from workbench.layers.idle import GivenType
 from workbench.layers.self_attention import LocalSelfAttention
 from workbench.layers.window_attention import LocalWindowAttention
 from workbench.model.attention import is_window_attention
@@ -25,7 +26,12 @@ def heads_layout(plan: Plan, layer: Layer) -> Layout:
 
 
 def local_attention(
-    module: nn.Module, layer: Layer, heads: Layout, context: BatchContext, group: Group | None
+    module: nn.Module,
+    layer: Layer,
+    heads: Layout,
+    context: BatchContext,
+    group: Group | None,
+    dtype: GivenType | None = None,
 ) -> nn.Module:
     """The attention of the heads held here, with random masks that no split can change.
 
@@ -35,7 +41,8 @@ def local_attention(
         heads: how [rows, heads, ...] lie (`heads_layout`).
         context: says which rows are held.
         group: over which heads are cut; None: every rank has all of them.
+        dtype: of its output, for a rank without heads.
     """
     if is_window_attention(module):
-        return LocalWindowAttention(module, layer, heads, context, group)
-    return LocalSelfAttention(cast(nn.MultiheadAttention, module), layer, heads, context)
+        return LocalWindowAttention(module, layer, heads, context, group, dtype)
+    return LocalSelfAttention(cast(nn.MultiheadAttention, module), layer, heads, context, dtype)

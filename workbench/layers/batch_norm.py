@@ -14,7 +14,8 @@ class LocalBatchNorm(nn.Module):
     """`torch.nn.BatchNorm2d` (or 1d) over the rows and channels that this rank holds.
 
     With own rows the statistics are per rank, as under torch's DDP. A rank without channels or
-    rows passes on nothing, and counts the batch with the others.
+    rows passes on nothing, and counts the batch with the others. It is in the mode of `norm`: in
+    eval mode it uses its running statistics.
 
     Args:
         norm: the module whose weights, buffers and constants to take.
@@ -36,6 +37,7 @@ class LocalBatchNorm(nn.Module):
             self.register_parameter(name, getattr(norm, name))
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             self.register_buffer(name, getattr(norm, name))
+        self.train(norm.training)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() == 0:

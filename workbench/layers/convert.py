@@ -2,6 +2,7 @@
 
 from collections import deque
 
+import torch
 from torch import Tensor, nn
 
 from workbench.comm.gathering import PendingGather, start_all_gather, take_gathered
@@ -28,13 +29,23 @@ class Convert(nn.Module):
         group: the shard group of `conversion.group_size` ranks that this rank is in.
         context: says how many rows each rank has.
         layer: the label under which traffic is recorded.
+        learns: whether a gradient comes back to the activation, by the graph. Then it does on
+            every rank, also where nothing of what is trained is at hand, such as a bias that
+            another rank adds; else on none. So all ranks take part in the same collectives.
     """
 
     def __init__(
-        self, conversion: Conversion, group: Group, context: BatchContext, layer: str
+        self,
+        conversion: Conversion,
+        group: Group,
+        context: BatchContext,
+        layer: str,
+        *,
+        learns: bool = True,
     ) -> None:
         super().__init__()
         self.conversion, self.group, self.context, self.layer = conversion, group, context, layer
+        self.learns = learns
         self._ahead: deque[PendingGather] = deque()
 
     def start(self, x: Tensor, rows: tuple[int, ...]) -> None:
@@ -55,6 +66,8 @@ class Convert(nn.Module):
             self._ahead.append(started)
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad != self.learns and torch.is_grad_enabled():
+            x = x.detach().requires_grad_(self.learns)
         group, layer = self.group, self.layer
         source, target = self._cut(self.conversion.source), self._cut(self.conversion.target)
         partial = self.conversion.gradient == "partial"

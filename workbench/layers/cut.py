@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -16,12 +17,14 @@ from workbench.layers.convert import Convert
 from workbench.layers.cut_model import CutModel, Groups
 from workbench.layers.draws import Drawn, called
 from workbench.layers.dropout import PlacedDropout
-from workbench.layers.local import idle_module, idles, local_module, read_pieces
+from workbench.layers.dtypes import Dtypes
+from workbench.layers.idle import GivenType, Idle
+from workbench.layers.local import held, idles, local_module, read_pieces
 from workbench.layers.running_share import RunningShare
 from workbench.model.slices import Reader
 from workbench.model.trace import skeleton
 from workbench.plan.graph import Layer
-from workbench.plan.layout import Conversion
+from workbench.plan.layout import ROWS, Conversion
 from workbench.plan.mesh import replica_group, shard_group
 from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
@@ -100,8 +103,11 @@ class _Cutting:
         self.traced = traced
         self.nodes = {node.name: node for node in self.traced.graph.nodes}
         self.steps: dict[tuple[str, tuple[Conversion, ...]], torch.fx.Node] = {}
+        self.dtypes: Dtypes | None = None
 
     def apply(self, reader: Reader, device: torch.device, dtype: torch.dtype | None) -> CutModel:
+        if any(self._has_nothing_of(layer) for layer in self.graph.layers):
+            self.dtypes = Dtypes(self.traced, self.graph.input_shape, device, dtype)
         for layer in self.graph.layers:
             pieces = read_pieces(layer, self.flow, self.rank, reader, device, dtype)
             self._place(layer, pieces)
@@ -121,8 +127,9 @@ class _Cutting:
         if layer.kind == "parameter":
             for weight in layer.weights:
                 piece = pieces[weight.name]
-                value = nn.Parameter(piece) if weight.trainable else piece
-                _set_tensor(self.traced, weight.name, value)
+                if weight.trainable or weight.frozen:
+                    piece = nn.Parameter(piece, requires_grad=weight.trainable)
+                _set_tensor(self.traced, weight.name, piece)
             return
         node = self.nodes[layer.node]
         module = self._module(node)
@@ -131,8 +138,7 @@ class _Cutting:
             placed = self._dropout(layer, node, module)
             self._call(node, f"{layer.node}_placed", placed, node.all_input_nodes[:1])
         elif idle and not layer.weights:
-            nothing = idle_module(None, layer, self.flow, self.rank)
-            self._call(node, f"{layer.node}_idle", nothing, node.all_input_nodes)
+            self._call(node, f"{layer.node}_idle", self._idle(layer, None), node.all_input_nodes)
         elif module is not None and not self._placed_before(layer):
             local = local_module(module, layer, self.flow, self.rank, pieces)
             if layer.kind == "batch_norm":
@@ -142,7 +148,7 @@ class _Cutting:
             if getattr(local, "inplace", False) and self._leaves_input(layer):
                 cast(Any, local).inplace = False
             if idle:
-                local = idle_module(local, layer, self.flow, self.rank)
+                local = self._idle(layer, local)
             node.target = self._own_path(layer, node)
             self.traced.set_submodule(str(node.target), local)
         elif node.op in ("call_function", "call_method"):
@@ -222,15 +228,30 @@ class _Cutting:
             p, layout, shape, layer.rows, layer.name, self.context, mode, always=always
         )
 
+    def _has_nothing_of(self, layer: Layer) -> bool:
+        """Whether this rank has no element of a layer, or no head of an attention."""
+        heads = heads_layout(self.plan, layer) if layer.kind == "attention" else ROWS
+        cut, member = heads.placement, self.rank % heads.group_size
+        headless = isinstance(cut, Shard) and cut.sizes[member] == 0
+        return headless or idles(layer, self.flow, self.rank)
+
+    def _given(self, layer: Layer) -> GivenType | None:
+        """The type of what a layer gives, where this rank has nothing of some layer."""
+        return None if self.dtypes is None else partial(self.dtypes.of, layer.node)
+
+    def _idle(self, layer: Layer, local: nn.Module | None) -> Idle:
+        shape = held(layer.output_shape, self.flow.outputs[layer.name], self.rank)
+        return Idle(local, shape, self._given(layer), learns=layer.name in self.graph.learning)
+
     def _attention(self, layer: Layer, local: nn.Module) -> nn.Module:
         heads = heads_layout(self.plan, layer)
         cut = isinstance(heads.placement, Shard)
         group = self.groups["shard", shard_group(self.rank, heads.group_size)] if cut else None
-        return local_attention(local, layer, heads, self.context, group)
+        return local_attention(local, layer, heads, self.context, group, self._given(layer))
 
     def _batch_norm(self, layer: Layer, norm: Any) -> nn.Module:
         group_size = self.flow.inputs[layer.name].group_size
-        if self.plan.batch_norm == "local":
+        if not self.plan.synchronizes(layer):
             return LocalBatchNorm(norm, RunningShare(self.context, group_size))
         ranks = replica_group(self.rank, group_size, self.plan.world_size)
         return SynchronizedBatchNorm(norm, self.groups["norm", ranks], layer=layer.name)
@@ -268,7 +289,8 @@ class _Cutting:
             step = steps[-1]
             path = f"crossings.{step.name}_{_identifier(name)}_{len(self.steps)}"
             group = self.groups["shard", shard_group(self.rank, step.group_size)]
-            self.traced.add_submodule(path, Convert(step, group, self.context, reader))
+            convert = Convert(step, group, self.context, reader, learns=name in self.graph.learning)
+            self.traced.add_submodule(path, convert)
             with self.traced.graph.inserting_after(above):
                 known = self.traced.graph.call_module(path, (above,))
             self.steps[name, steps] = known

@@ -1,7 +1,7 @@
 """One rank's part of a model, and the groups in which it communicates."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch.fx
 from torch import Tensor, nn
@@ -27,10 +27,9 @@ def group_specs(plan: Plan) -> list[tuple[str, tuple[int, ...]]]:
     held_in = {weight.group_size for weight in flow.weights.values()} | {1}
     specs = [("shard", ranks) for k in sorted(in_groups) for ranks in shard_groups(k, world)]
     specs += [("replica", ranks) for k in sorted(held_in) for ranks in replica_groups(k, world)]
-    if plan.batch_norm == "synchronized":
-        norms = [layer for layer in plan.graph.layers if layer.kind == "batch_norm"]
-        sizes = sorted({flow.inputs[layer.name].group_size for layer in norms})
-        specs += [("norm", ranks) for k in sizes for ranks in replica_groups(k, world)]
+    norms = [layer for layer in plan.graph.layers if plan.synchronizes(layer)]
+    sizes = sorted({flow.inputs[layer.name].group_size for layer in norms})
+    specs += [("norm", ranks) for k in sizes for ranks in replica_groups(k, world)]
     return specs
 
 
@@ -46,7 +45,8 @@ class CutModel(nn.Module):
     """One rank's part of a model under a plan.
 
     `forward(x)` takes this rank's rows and gives the model's outputs as the plan's flow lays
-    them. Parameters and buffers have the whole model's names and this rank's pieces.
+    them. Parameters and buffers have the whole model's names and this rank's pieces. In training
+    mode, parts that are in eval mode while the model trains stay there.
 
     Attributes:
         traced: the rewritten model, which owns every layer.
@@ -63,6 +63,13 @@ class CutModel(nn.Module):
         super().__init__()
         self.traced, self.plan, self.context, self.groups = traced, plan, context, groups
         self.compute = with_segments(traced, plan)
+        self._evaluating = [part for part in self.traced.modules() if not part.training]
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        for part in self._evaluating:
+            part.training = False
+        return self
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         return self.compute(x)
@@ -84,7 +91,8 @@ class CutModel(nn.Module):
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """This rank's pieces that receive gradients, by name."""
-        return dict(self._named(self.traced.named_parameters()))
+        named = self._named(self.traced.named_parameters())
+        return {name: parameter for name, parameter in named if parameter.requires_grad}
 
     def _named(self, pairs: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
         weights = [weight for layer in self.plan.graph.layers for weight in layer.weights]

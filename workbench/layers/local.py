@@ -7,7 +7,6 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from workbench.layers.idle import Idle
 from workbench.layers.linear import LARGE_BYTES, Linear
 from workbench.layers.pool import Repeat
 from workbench.model.slices import Reader
@@ -40,8 +39,8 @@ def local_module(
         path, _, leaf = prefixes[weight.name].rpartition(".")
         owner = local.get_submodule(path)
         piece = pieces[weight.name]
-        if weight.trainable:
-            owner._parameters[leaf] = nn.Parameter(piece)
+        if weight.trainable or weight.frozen:
+            owner._parameters[leaf] = nn.Parameter(piece, requires_grad=weight.trainable)
         else:
             owner._buffers[leaf] = piece
     _set_sizes(local, layer, flow, rank)
@@ -104,11 +103,6 @@ def idles(layer: Layer, flow: Flow, rank: int) -> bool:
     read = held(layer.input_shape, flow.inputs[layer.name], rank)
     given = held(layer.output_shape, flow.outputs[layer.name], rank)
     return layer.rows > 0 and layer.kind != "batch_norm" and math.prod(read) * math.prod(given) == 0
-
-
-def idle_module(module: nn.Module | None, layer: Layer, flow: Flow, rank: int) -> Idle:
-    """What stands in for a layer where `idles`."""
-    return Idle(module, held(layer.output_shape, flow.outputs[layer.name], rank))
 
 
 def read_pieces(

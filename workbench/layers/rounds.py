@@ -80,6 +80,7 @@ class PartedModel:
         self.model, self.tail = model, tail
         graph, traced = model.plan.graph, model.traced
         self.per_sample = 1 if tail.boundary == "input" else graph[tail.boundary].rows
+        self.learns = tail.boundary in graph.learning
         boundary = _boundary(
             traced.graph, "" if tail.boundary == "input" else graph[tail.boundary].node
         )
@@ -99,7 +100,7 @@ class PartedModel:
         """This rank's rows of the round, apart from the head's backward; x is the boundary."""
         c = self.per_sample
         rows = x.detach().narrow(0, brought.begin * c, brought.rows[context.rank] * c)
-        return rows.requires_grad_(x.requires_grad)
+        return rows.requires_grad_(self.learns)
 
 
 def joined(parts: list[Tensor], rounds: list[Round], group: range, per_sample: int) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from workbench.layers.context import BatchContext
 from workbench.layers.dropout import PlacedDropout
 from workbench.layers.heads import join_heads, split_heads
-from workbench.layers.idle import nothing
+from workbench.layers.idle import GivenType, nothing
 from workbench.plan.graph import Layer
 from workbench.plan.layout import Layout
 
@@ -30,6 +30,7 @@ class LocalSelfAttention(nn.Module):
         layer: its layer.
         heads: how [rows, heads, ...] lie (`heads_layout`).
         context: says which rows are held.
+        dtype: of its output, for a rank without heads.
     """
 
     in_proj_weight: Tensor
@@ -38,18 +39,25 @@ class LocalSelfAttention(nn.Module):
     head_dim: int
 
     def __init__(
-        self, local: nn.MultiheadAttention, layer: Layer, heads: Layout, context: BatchContext
+        self,
+        local: nn.MultiheadAttention,
+        layer: Layer,
+        heads: Layout,
+        context: BatchContext,
+        dtype: GivenType | None = None,
     ) -> None:
         super().__init__()
         self.__dict__.update(local.__dict__)
+        self.dtype = dtype
         tokens = layer.input_shape[0]
         shape = (layer.heads, tokens, tokens)
         self.drop = PlacedDropout(local.dropout, heads, shape, layer.rows, layer.name, context)
+        self.drop.train(local.training)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [B, T, E] to this rank's summand, of the same shape."""
         if self.in_proj_weight.numel() == 0:
-            return nothing(tuple(x.shape), x, *self.parameters())
+            return nothing(tuple(x.shape), x, *self.parameters(), dtype=self.dtype)
         qkv = F.linear(x, self.in_proj_weight, self.in_proj_bias)
         q, k, v = split_heads(qkv, self.head_dim)
         if self.training and self.drop.p > 0:

@@ -26,7 +26,7 @@ from workbench.comm.regions import copy_to
 from workbench.layers.context import BatchContext
 from workbench.layers.dropout import PlacedDropout
 from workbench.layers.heads import join_heads, split_heads
-from workbench.layers.idle import nothing
+from workbench.layers.idle import GivenType, nothing
 from workbench.plan.graph import Layer
 from workbench.plan.layout import Layout
 from workbench.plan.placement import Replicate
@@ -45,6 +45,7 @@ class LocalWindowAttention(nn.Module):
         heads: how [rows, heads, ...] lie (`heads_layout`).
         context: says which rows are held.
         group: over which heads are cut; None: every rank has all of them.
+        dtype: of its output, for a rank without heads.
     """
 
     qkv: nn.Linear
@@ -58,9 +59,11 @@ class LocalWindowAttention(nn.Module):
         heads: Layout,
         context: BatchContext,
         group: Group | None,
+        dtype: GivenType | None = None,
     ) -> None:
         super().__init__()
         self.__dict__.update(local.__dict__)
+        self.dtype = dtype
         given: Any = local
         self.name, self.group, self.second = layer.name, group, hasattr(local, "logit_scale")
         self.windows = Windows(layer.input_shape[:2], given.window_size, given.shift_size)
@@ -76,12 +79,13 @@ class LocalWindowAttention(nn.Module):
         self.drop = PlacedDropout(
             given.dropout, whole, shape, rows, layer.name, context, index=int(before)
         )
+        self.train(local.training)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [B, H, W, E] to this rank's summand, of the same shape."""
         if self.qkv.weight.numel() == 0:
             hidden = self._hidden_weights() if self.second else None
-            return nothing(tuple(x.shape), x, hidden, *self.parameters())
+            return nothing(tuple(x.shape), x, hidden, *self.parameters(), dtype=self.dtype)
         rows = len(x)
         q, k, v = split_heads(self._projected(self.windows.part(x)), self.head_dim)
         scores = self._scores(q, k) + self._position_bias()

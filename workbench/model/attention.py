@@ -36,7 +36,7 @@ def is_window_attention(module: nn.Module) -> bool:
     return where == "torchvision.models.swin_transformer" and type(module).__name__ in names
 
 
-def find_self_attention(graph: torch.fx.Graph, root: nn.Module) -> None:
+def find_self_attention(graph: torch.fx.Graph, root: nn.Module, *copies: nn.Module) -> None:
     """Puts `SelfAttention` where an `nn.MultiheadAttention` is called as self-attention.
 
     It has to be so at every call of the module; others stay as they are.
@@ -44,6 +44,7 @@ def find_self_attention(graph: torch.fx.Graph, root: nn.Module) -> None:
     Args:
         graph: of a `ValueTracer`, with its values.
         root: the module that was traced, which gets the new submodules.
+        copies: of it, which get theirs.
     """
     calls: dict[str, list[Node]] = {}
     for node in graph.nodes:
@@ -53,7 +54,9 @@ def find_self_attention(graph: torch.fx.Graph, root: nn.Module) -> None:
         module = root.get_submodule(path)
         if type(module) is nn.MultiheadAttention and _can_be_cut(module):
             if all(_is_plain(node, module) for node in nodes):
-                root.set_submodule(path, SelfAttention(module))
+                for whole in (root, *copies):
+                    attention: Any = whole.get_submodule(path)
+                    whole.set_submodule(path, SelfAttention(attention))
                 for node in nodes:
                     _give_one_tensor(node)
 

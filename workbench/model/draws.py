@@ -51,13 +51,10 @@ from workbench.model.errors import TraceError
 
 aten: Any = torch.ops.aten
 
-Place = tuple[int, int]
-"""Of a random tensor: the dimension of its samples, and the rows of it for each of them."""
-
 Shapes = list[torch.Size]
 """Of the random tensors that one operation draws, in order."""
 
-_INDEPENDENT: Place = (0, 0)
+INDEPENDENT = -1
 _Generator = torch.Generator
 _GOLDEN = 0x9E3779B97F4A7C15
 _UNIT = 2**32
@@ -191,8 +188,8 @@ class RecordedDraws(Draws):
         return torch.zeros(shape, dtype=torch.int64, device=device)
 
 
-def places_of(at_two: Shapes, at_three: Shapes) -> tuple[Place, ...]:
-    """How the random tensors of one operation depend on the batch.
+def dims_of(at_two: Shapes, at_three: Shapes) -> tuple[int, ...]:
+    """The dimension of the batch in each of an operation's random tensors; or `INDEPENDENT`.
 
     Args:
         at_two: their shapes for a batch of two samples.
@@ -206,12 +203,12 @@ def places_of(at_two: Shapes, at_three: Shapes) -> tuple[Place, ...]:
             f"{len(at_two)} random tensors are drawn for a batch of {BATCHES[0]}, {len(at_three)} "
             f"for {BATCHES[1]}: draw one tensor that has rows for every sample"
         )
-    return tuple(map(_place, at_two, at_three))
+    return tuple(map(_dim, at_two, at_three))
 
 
-def _place(small: torch.Size, large: torch.Size) -> Place:
+def _dim(small: torch.Size, large: torch.Size) -> int:
     if small == large:
-        return _INDEPENDENT
+        return INDEPENDENT
     differ = [dim for dim, (a, b) in enumerate(zip(small, large, strict=False)) if a != b]
     dim = differ[0]
     rows, rest = divmod(small[dim], BATCHES[0])
@@ -221,7 +218,7 @@ def _place(small: torch.Size, large: torch.Size) -> Place:
             f"{tuple(large)} for {BATCHES[1]}, does not have the same number of rows for each "
             "sample: draw a tensor whose first dimension is the batch, torch.rand(len(x), ...)"
         )
-    return dim, rows
+    return dim
 
 
 def _open(bits: Tensor) -> Tensor:

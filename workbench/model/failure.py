@@ -57,8 +57,8 @@ def _reason(error: Exception) -> str:
         )
     if isinstance(error, TypeError):
         return (
-            f"TypeError: {text}. If it has a size that depends on the batch: torch.zeros((n, 3)) "
-            f"takes the sizes as a tuple, and x.new_zeros((n, 3)) follows x; else {_WRAP}"
+            f"TypeError: {text}. If it has a size that depends on the batch: x.new_zeros((n, 3)) "
+            f"follows x; else {_WRAP}"
         )
     return f"{type(error).__name__}: {text}"
 

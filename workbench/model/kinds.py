@@ -89,7 +89,8 @@ def _of_module(node: Node, module: nn.Module) -> str:
     if module._forward_hooks or module._forward_pre_hooks:
         return "op"
     stochastic_depth = _is_stochastic_depth(type(module))
-    if (stochastic_depth or type(module) is nn.Dropout) and module.p == 0:
+    drops = stochastic_depth or type(module) is nn.Dropout
+    if drops and (module.p == 0 or not module.training):
         return "elementwise"  # gives what it gets, and draws nothing
     if stochastic_depth:
         return "stochastic_depth"

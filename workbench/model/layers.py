@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Node
 from torch.fx.node import map_arg
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from workbench.model.batch import name_of, tensors
 from workbench.model.errors import TraceError
 from workbench.model.files import DTYPES
 from workbench.model.kinds import kind_of
-from workbench.plan.graph import Layer, Weight
+from workbench.plan.graph import Layer, Weight, carries_gradient
 
 
 def layers_of(root: nn.Module, graph: torch.fx.Graph) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
@@ -52,7 +53,16 @@ class _Layers:
         self.owner = self._owners()
 
     def all(self) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
-        return tuple(self._layer(node) for node in self.nodes), self._outputs()
+        layers = {self.names[node]: self._layer(node) for node in self.nodes}
+        learning: set[str] = set()
+        for node in self.nodes:
+            layer = layers[self.names[node]]
+            if carries_gradient(layer, layers.get(layer.shared), learning):
+                if node.meta["learns"]:
+                    learning.add(layer.name)
+                else:
+                    layers[layer.name] = replace(layer, detached=True)
+        return tuple(layers.values()), self._outputs()
 
     def _layer(self, node: Node) -> Layer:
         meta = node.meta
@@ -82,6 +92,7 @@ class _Layers:
             draws=meta["draws"],
             least_rows=_least_rows(node, kind),
             uncounted=kind == "op" and meta["uncounted"],
+            evaluating=module is not None and _evaluates(module),
         )
 
     def _name(self, node: Node) -> str:
@@ -135,11 +146,13 @@ class _Layers:
 
     def _weight(self, key: int, name: str) -> Weight:
         held = self.held[key]
+        is_parameter = isinstance(held.tensor, nn.Parameter)
         return Weight(
             name=name,
             shape=tuple(held.tensor.shape),
             dtype=str(held.tensor.dtype).removeprefix("torch."),
-            trainable=isinstance(held.tensor, nn.Parameter),
+            trainable=is_parameter and held.tensor.requires_grad,
+            frozen=is_parameter and not held.tensor.requires_grad,
             persistent=held.persistent,
             aliases=tuple(other for other in held.names if other != name),
         )
@@ -159,6 +172,7 @@ class _Layers:
                     node.meta.update(
                         values=(held.tensor, held.tensor),
                         depends=False,
+                        learns=False,
                         rows=0,
                         shape=tuple(held.tensor.shape),
                         flops=0,
@@ -166,6 +180,12 @@ class _Layers:
                         least_rows=0,
                         uncounted=False,
                     )
+
+
+def _evaluates(module: nn.Module) -> bool:
+    """Whether a module is in eval mode; without running statistics a batch norm has but one."""
+    alike = isinstance(module, _BatchNorm) and module.running_mean is None
+    return not module.training and not alike
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:

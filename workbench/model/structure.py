@@ -1,5 +1,9 @@
 """A module without its values: the same classes, names and shapes, and no memory for tensors.
 
+Parameters stay parameters, whether they require a gradient or not. The copy is in training mode,
+but for the parts that stay in eval mode while the model trains: those that `train()` puts there,
+and, in a module that is given in training mode, those that are there already.
+
 Tensors of the copy lie on torch's meta device. Floating-point ones are float32, whatever
 precision the module was given in: precision belongs to the experiment, not to the model.
 """
@@ -31,31 +35,29 @@ def structure(module: nn.Module) -> nn.Module:
                 f"{name!r} of {type(module).__name__} has no shape yet; "
                 "run the module once on a batch, so that its lazy layers know their sizes"
             )
-    return with_tensors(module, without_values).train()
+    evaluating = [path for path, part in module.named_modules() if not part.training]
+    made = with_tensors(module, without_values).train()
+    for path in evaluating if module.training else ():
+        made.get_submodule(path).training = False
+    return made
 
 
 def with_tensors(module: nn.Module, make: Callable[[Tensor], Tensor]) -> nn.Module:
     """A deep copy of `module` in which each tensor is what `make` gives for it.
 
-    Tensors used twice stay one. Parameters that need no gradient become buffers of the same
-    name: they are held, saved and moved like buffers.
+    Tensors used twice stay one. Parameters require a gradient where they did.
     """
     memo: dict[int, object] = {}
     for tensor in _tensors(module):
         if id(tensor) not in memo:
             made = make(tensor)
-            trained = isinstance(tensor, nn.Parameter) and tensor.requires_grad
-            memo[id(tensor)] = nn.Parameter(made) if trained else made
+            if isinstance(tensor, nn.Parameter):
+                made = nn.Parameter(made, requires_grad=tensor.requires_grad)
+            memo[id(tensor)] = made
     try:
-        made_module = copy.deepcopy(module, memo)
+        return copy.deepcopy(module, memo)
     except Exception as error:
         raise TraceError(f"{type(module).__name__} cannot be copied: {error}") from error
-    for owner in made_module.modules():
-        for name, parameter in list(owner._parameters.items()):
-            if parameter is not None and not isinstance(parameter, nn.Parameter):
-                del owner._parameters[name]
-                owner.register_buffer(name, parameter)
-    return made_module
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:

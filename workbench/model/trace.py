@@ -156,6 +156,7 @@ class _Recorded:
         input_shape: of one sample.
         roles: of what it returns, if they were declared.
         nodes: with their values.
+        tracer: that recorded them.
     """
 
     source: Source
@@ -163,6 +164,7 @@ class _Recorded:
     input_shape: tuple[int, ...]
     roles: tuple[str, ...] | None
     nodes: torch.fx.Graph
+    tracer: ValueTracer
 
     def described(
         self, constants: dict[str, Tensor] | None = None
@@ -172,6 +174,8 @@ class _Recorded:
             show_independence(self.nodes, self.root, constants)
             roles = keep_outputs(self.nodes, self.roles, training=self.root.training)
             drop_unused(self.nodes, self.root)
+            if self.root.training:
+                self.tracer.find_trained(self.nodes, self.root)
             layers, outputs = layers_of(self.root, self.nodes)
         except MixedError as error:
             meta = error.node.meta
@@ -195,11 +199,11 @@ def _recorded(
     tracer = ValueTracer(input_shape)
     try:
         nodes = tracer.trace_structure(root)
-        find_self_attention(nodes, root)
+        find_self_attention(nodes, root, tracer.root)
     except Exception as error:
         raise explained(error, source.name, tracer.failed_in) from None
     roles = known_roles(nodes) if source.kind == "torchvision" else roles
-    return _Recorded(source, root, input_shape, roles, nodes)
+    return _Recorded(source, root, input_shape, roles, nodes, tracer)
 
 
 def _shape(given: tuple[int, ...]) -> tuple[int, ...]:

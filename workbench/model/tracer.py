@@ -39,10 +39,11 @@ from workbench.model.batch import (
     rows_and_shape,
     tensors,
 )
-from workbench.model.draws import RecordedDraws, Shapes, drawing, places_of
+from workbench.model.draws import RecordedDraws, Shapes, dims_of, drawing
 from workbench.model.errors import TraceError
 from workbench.model.failure import Place, is_users
 from workbench.model.flops import FlopCounter
+from workbench.model.gradients import trained_parameters
 from workbench.model.inplace import read_what_was_changed
 from workbench.model.proxy import ValueProxy
 from workbench.model.reshape import is_reshape, stated
@@ -61,8 +62,9 @@ class ValueTracer(torch.fx.Tracer):
 
     Each node's `meta` has `values` (the value at both batch sizes), `depends` (on the input's
     values), `rows` and `shape` (of one sample), `flops` (of one sample), `uncounted` (whether it
-    does more than these), `draws` (how the random tensors that it draws depend on the batch), and
-    for errors `line` (of the model's code) and `module` (the path of the submodule at work).
+    does more than these), `draws` (the dimension of the batch in each random tensor that it
+    draws), and for errors `line` (of the model's code) and `module` (the path of the submodule at
+    work).
 
     Args:
         input_shape: of one sample.
@@ -81,8 +83,12 @@ class ValueTracer(torch.fx.Tracer):
         self.modes: tuple[bool, ...] = ()
         self.failed_in: str | None = None
 
+    @torch.inference_mode(False)
     def trace_structure(self, structure: nn.Module) -> torch.fx.Graph:
-        """The graph of a module whose tensors lie on the meta device."""
+        """The graph of a module whose tensors lie on the meta device.
+
+        Parameters of the module that receive no gradient no longer require one.
+        """
 
         def fake(tensor: Tensor) -> Tensor:
             with self.mode:
@@ -100,6 +106,18 @@ class ValueTracer(torch.fx.Tracer):
                 raise TraceError(f"the assignment to {name!r} in forward changes {_STATE}")
         read_what_was_changed(graph, root)
         return graph
+
+    def find_trained(self, graph: torch.fx.Graph, structure: nn.Module) -> None:
+        """Says of each node whether a gradient comes back to it, in `meta["learns"]`.
+
+        Parameters of the structure that receive none need none from here on.
+        """
+        with self.mode, _quiet():
+            x = torch.empty_like(self.inputs[0])
+            trained = trained_parameters(graph, self.root, x, self._call)
+        for name, parameter in structure.named_parameters():
+            if name not in trained:
+                parameter.requires_grad_(False)
 
     def create_proxy(
         self, kind: str, target: Any, args: Any, kwargs: Any, *_: Any, **__: Any
@@ -125,13 +143,13 @@ class ValueTracer(torch.fx.Tracer):
         line = self._refuse_what_is_lost()
         node = self.create_node(kind, target, args, kwargs)
         node.meta.update(values=values, flops=ran.flops, uncounted=ran.uncounted, depends=False)
-        node.meta.update(line=line, module=self.scope.module_path)
+        node.meta.update(learns=False, line=line, module=self.scope.module_path)
         node.meta["is_size"] = isinstance(values[0], _KNOWN) or (
             of_function and not tensors(values[0])
         )
         node.meta["depends"] = kind == "placeholder" or depends_on_batch(node)
         node.meta["rows"], node.meta["shape"] = rows_and_shape(node)
-        node.meta["draws"] = places_of(*ran.drawn)
+        node.meta["draws"] = dims_of(*ran.drawn)
         if of_batch_size and tensors(values[0]) and not node.meta["rows"]:
             raise TraceError(
                 f"{name_of(node)} makes a tensor of the batch's size, which differs between ranks, "
@@ -260,13 +278,13 @@ class ValueTracer(torch.fx.Tracer):
 
                 arguments = map_arg((args, kwargs), value)
                 counter = FlopCounter()
-                with torch.no_grad(), self.mode, _momentum_known(module), counter:
-                    values.append(called(kind, target, self.root, *arguments))
+                with torch.no_grad(), self.mode, counter:
+                    values.append(self._call(kind, target, *arguments))
                 counters.append(counter)
                 draws = RecordedDraws()
                 if counter.random:  # it may not have drawn: attention without dropout
                     with torch.no_grad(), self.mode, drawing(draws):
-                        called(kind, target, self.root, *arguments)
+                        self._call(kind, target, *arguments)
                 drawn.append(draws.shapes)
         finally:
             self.running = False
@@ -281,6 +299,11 @@ class ValueTracer(torch.fx.Tracer):
             and any(_is_matrix(tensor, values[0]) for tensor in (held if module else ()))
         )
         return _Ran((values[0], values[1]), flops, uncounted, (drawn[0], drawn[1]))
+
+    def _call(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
+        module = self.root.get_submodule(target) if kind == "call_module" else None
+        with _momentum_known(module):
+            return called(kind, target, self.root, args, kwargs)
 
     def _read(self) -> list[Tensor]:
         """The parameters and buffers that were read directly so far."""
@@ -345,15 +368,23 @@ def _sizes_as_tuples() -> Iterator[None]:
 @contextmanager
 def _refuse_other_draws() -> Iterator[None]:
     """Refuses random numbers that are no tensors of torch's: what is drawn now would stay."""
-    before = random.getstate(), np.random.get_state(legacy=True)
+    before = _other_generators()
     yield
-    after = random.getstate(), np.random.get_state(legacy=True)
-    for of, was, now in zip(("Python's random", "numpy.random"), before, after, strict=True):
-        if repr(was) != repr(now):
+    for name, state in _other_generators().items():
+        if state != before[name]:
             raise TraceError(
-                f"forward draws from {of}: the number drawn while tracing would be used for ever. "
-                "Draw a tensor, torch.rand(len(x), 1), and choose by torch.where"
+                f"forward draws from {name}: the number drawn while tracing would be used for "
+                "ever. Draw a tensor, torch.rand(len(x), 1), and choose by torch.where"
             )
+
+
+def _other_generators() -> dict[str, object]:
+    of_numpy: Any = np.random.get_state(legacy=False)
+    key, pos = of_numpy["state"]["key"], of_numpy["state"]["pos"]
+    return {
+        "Python's random": random.getstate(),
+        "numpy.random": (key.tobytes(), pos, of_numpy["has_gauss"]),
+    }
 
 
 @contextmanager

@@ -204,6 +204,21 @@ class Experiment(Value):
         return self
 
     @model_validator(mode="after")
+    def _something_is_trained(self) -> Self:
+        graph = self.plan.graph
+        if not graph.trainable:
+            why = (
+                f"all {graph.frozen:,} parameters are frozen, unused or detached"
+                if graph.frozen
+                else "it has no parameters"
+            )
+            raise ValueError(
+                f"plan: there is nothing to train in {graph.source.name}: {why}; set "
+                f"requires_grad on the parameters to be trained, and trace the model again"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _replicas_step_alike(self) -> Self:
         if self.shard_optimizer and isinstance(self.sync, LocalSGD):
             raise ValueError(

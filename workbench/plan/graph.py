@@ -10,7 +10,7 @@ depends on the batch is said by `rows`, the rows of dimension 0 for each sample:
 
 import difflib
 import hashlib
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from types import MappingProxyType
@@ -50,7 +50,9 @@ class Weight:
         name: its name in the model's `state_dict`.
         shape: the whole tensor's shape.
         dtype: "float32", "int64", ...
-        trainable: whether it is a parameter that receives a gradient; buffers are not.
+        trainable: whether it is a parameter that receives a gradient in training.
+        frozen: whether it is a parameter that receives none: its `requires_grad` is off, forward
+            does not use it, or what does is detached. What is neither is a buffer.
         persistent: whether it is in the model's `state_dict`; some buffers are not.
         aliases: further names of the same tensor in the `state_dict` (tied weights).
     """
@@ -59,6 +61,7 @@ class Weight:
     shape: tuple[int, ...]
     dtype: str = "float32"
     trainable: bool = True
+    frozen: bool = False
     persistent: bool = True
     aliases: tuple[str, ...] = ()
 
@@ -91,12 +94,16 @@ class Layer:
         target: what is called: "torch.nn.Conv2d", "operator.add" ...
         node: name of the traced node.
         shared: for a module that is called more than once: the layer that owns its weights.
-        draws: for each random tensor that a call draws, in order, where it has the batch: (its
-            dimension, rows of that for each sample), or (0, 0) if it does not depend on the batch.
+        draws: for each random tensor that a call draws, in order, the dimension in which the rows
+            of a sample stand side by side; -1: the tensor does not depend on the batch.
         least_rows: the fewest rows of a batch that it takes in training (`plan/least_rows.py`); 0:
             any number, none too.
         uncounted: whether it does more floating-point operations than `flops`: it could not be
             known how many.
+        evaluating: whether its module is in eval mode while the model trains, and so computes
+            otherwise than in training: a batch norm with its running statistics.
+        detached: whether no gradient flows back to its output, though weights at or above it are
+            trained: it is detached, no number that can be differentiated, or read only by such.
     """
 
     name: str
@@ -113,9 +120,11 @@ class Layer:
     target: str = ""
     node: str = ""
     shared: str = ""
-    draws: tuple[tuple[int, int], ...] = ()
+    draws: tuple[int, ...] = ()
     least_rows: int = 0
     uncounted: bool = False
+    evaluating: bool = False
+    detached: bool = False
 
     @property
     def random(self) -> bool:
@@ -124,8 +133,18 @@ class Layer:
 
     @cached_property
     def parameters(self) -> int:
-        """Number of trainable elements."""
+        """Number of trainable elements; those of frozen parameters are not counted."""
         return sum(weight.numel for weight in self.weights if weight.trainable)
+
+    @property
+    def of_batch(self) -> bool:
+        """Whether it is a batch norm that uses the statistics of the batch in hand in training."""
+        return self.kind == "batch_norm" and not self.evaluating
+
+    @property
+    def keeps_weight(self) -> bool:
+        """Whether its weight is a frozen parameter, so that the gradient of it is left out."""
+        return any([weight.frozen for weight in self.weights[:1]])
 
 
 @dataclass(frozen=True)
@@ -232,6 +251,8 @@ class Graph:
                 layer.heads,
                 bool(layer.shared),
                 layer.draws,
+                layer.evaluating,
+                layer.detached,
                 tuple((weight.shape, weight.trainable) for weight in owner.weights),
             )
             found[layer.name] = numbers.setdefault(look, len(numbers))
@@ -239,13 +260,37 @@ class Graph:
 
     @cached_property
     def trainable(self) -> tuple[str, ...]:
-        """Names of all parameters in the order of a cut model's modules, which buckets follow."""
+        """Names of the parameters that are trained, in the order of a cut model's modules.
+
+        Buckets follow it.
+        """
         return trainable_names(self.layers)
+
+    @cached_property
+    def learning(self) -> frozenset[str]:
+        """Layers to whose output a gradient flows back in training: the same on every rank."""
+        found: set[str] = set()
+        for layer in self.layers:
+            owner = self[layer.shared] if layer.shared else None
+            if not layer.detached and carries_gradient(layer, owner, found):
+                found.add(layer.name)
+        return frozenset(found)
 
     @cached_property
     def parameters(self) -> int:
         """Number of trainable elements of the whole model."""
         return sum(layer.parameters for layer in self.layers)
+
+    @cached_property
+    def frozen(self) -> int:
+        """Number of elements of parameters that receive no gradient."""
+        return sum(w.numel for layer in self.layers for w in layer.weights if w.frozen)
+
+    @property
+    def size_text(self) -> str:
+        """How many parameters there are, for people."""
+        frozen = f" and {self.frozen:,} frozen" if self.frozen else ""
+        return f"{self.parameters:,}{' trained' if frozen else ''}{frozen} parameters"
 
     @cached_property
     def flops(self) -> int:
@@ -274,8 +319,22 @@ class Graph:
         more = f" without those of {', '.join(self.uncounted)}" if self.uncounted else ""
         return (
             f"<Graph {self.source.name}: {len(self.layers)} layers, "
-            f"{self.parameters:,} parameters, {self.flops / 1e9:.3g} GFLOP per sample{more}>"
+            f"{self.size_text}, {self.flops / 1e9:.3g} GFLOP per sample{more}>"
         )
+
+
+def carries_gradient(layer: Layer, owner: Layer | None, learning: Collection[str]) -> bool:
+    """Whether something at or above a layer is trained, so that its output may carry a gradient.
+
+    Args:
+        layer: of a graph.
+        owner: of its weights, where it shares them.
+        learning: those of the layers before it whose outputs carry one.
+    """
+    if layer.kind == "size":
+        return False
+    weights = layer.weights if owner is None else (*layer.weights, *owner.weights)
+    return any([w.trainable for w in weights]) or any([name in learning for name in layer.inputs])
 
 
 def unknown(what: str, given: str, valid: Iterable[str], *, of: str = "") -> str:

@@ -15,7 +15,7 @@ from workbench.plan.errors import PlanError
 from workbench.plan.explain import explained
 from workbench.plan.filters import Shares, filters, shares_of_rows
 from workbench.plan.flow import Flow, flow_of
-from workbench.plan.graph import Graph, unknown
+from workbench.plan.graph import Graph, Layer, unknown
 from workbench.plan.mesh import require_group
 from workbench.plan.recompute import choose, matching, segments_of
 from workbench.plan.tail import ROUNDS, Rounds, RoundsError, Tail, tail_of
@@ -254,6 +254,10 @@ class Plan:
     def rows_of(self, count: int) -> tuple[int, ...]:
         """The rows that each rank brings, of a batch of `count` rows."""
         return row_shares.shared_out(count, self.row_shares, self.world_size)
+
+    def synchronizes(self, layer: Layer) -> bool:
+        """Whether a layer is a batch norm that uses the statistics of all ranks' rows."""
+        return layer.of_batch and self.batch_norm == "synchronized"
 
     @cached_property
     def tail(self) -> Tail | None:

@@ -163,7 +163,7 @@ def graph_html(graph: Graph) -> str:
     )
     more = f" FLOPs of {', '.join(graph.uncounted)} are not known." if graph.uncounted else ""
     return (
-        f"<div><p><b>{escape(graph.source.name)}</b>: {graph.parameters:,} parameters, "
+        f"<div><p><b>{escape(graph.source.name)}</b>: {graph.size_text}, "
         f"{graph.flops / 1e6:,.0f} MFLOP for one sample of "
         f"{'x'.join(map(str, graph.input_shape))} (forward).{escape(more)}</p>"
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
@@ -208,7 +208,7 @@ def _held(plan: "Plan", layer: Layer, rank: int) -> int:
 
 
 def _totals(plan: "Plan") -> str:
-    whole = plan.graph.parameters
+    whole = max(plan.graph.parameters, 1)
     held = [plan.parameters_of(rank) for rank in range(plan.world_size)]
     if len(set(held)) == 1:
         return f"Each rank holds {held[0]:,} of {whole:,} parameters ({held[0] / whole:.1%})."

@@ -158,7 +158,7 @@ def _check(graph: Graph, tail: Tail, before: Set[str]) -> None:
 
 def mixes_rows(layer: Layer) -> bool:
     """Whether a layer's output for one row depends on the others."""
-    return layer.kind == "batch_norm" or "BatchNorm" in layer.target
+    return layer.of_batch or ("BatchNorm" in layer.target and not layer.evaluating)
 
 
 def _refusal(why: str) -> RoundsError:

@@ -150,9 +150,18 @@ def _part(plan: Plan, layer: Layer, member: int, output: tuple[int, ...]) -> flo
 
 
 def _how(plan: Plan, layer: Layer) -> str:
-    """What is computed; synchronized statistics have no kernel of their own."""
-    apart = layer.kind == "batch_norm" and plan.batch_norm == "synchronized"
-    return layer.target.rpartition(".")[-1] + ("Synchronized" if apart else "")
+    """What is computed: in eval mode, or with frozen weights, it is something else.
+
+    Synchronized statistics have no kernel of their own.
+    """
+    name = layer.target.rpartition(".")[-1]
+    owner = plan.graph[layer.shared] if layer.shared else layer
+    if owner.keeps_weight:
+        name += "Frozen"
+    if layer.evaluating:
+        return name + "Evaluating"
+    apart = layer.of_batch and plan.batch_norm == "synchronized"
+    return name + ("Synchronized" if apart else "")
 
 
 def _key(

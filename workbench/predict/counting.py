@@ -24,6 +24,7 @@ from workbench.predict.rows import Counts, Rows, features
 from workbench.predict.sharding import moved_by
 from workbench.predict.summing import Summing
 from workbench.predict.traffic import Collective, Phase, Purpose, Traffic
+from workbench.predict.windows import trained_hidden
 
 _FP32 = 4
 _INT64 = 8
@@ -94,9 +95,9 @@ class Counting:
             times = self.everywhere * (2 if operation.segment in again else 1)
             if operation.step is not None:
                 self._convert(operation, operation.step, rows, times)
-            elif operation.layer is not None and operation.layer.kind == "batch_norm":
+            elif operation.layer is not None and self.plan.synchronizes(operation.layer):
                 self._normalize(operation, operation.layer, times)
-            elif operation.layer is not None and operation.layer.kind == "attention":
+            elif operation.layer is not None and operation.needs_gradient:
                 self._attend(operation.layer)
         given = {operation.gives for operation in operations}
         for value in self.program.results:
@@ -114,8 +115,6 @@ class Counting:
             self._add(op, operation.label, "backward", "shard", groups, got)
 
     def _normalize(self, operation: Operation, layer: Layer, times: Counts) -> None:
-        if self.plan.batch_norm == "local":
-            return
         read = self.plan.flow.inputs[layer.name]
         groups = replica_groups(read.group_size, self.world)
         channels = self.everywhere * features(read, layer.input_shape[:1], self.world)
@@ -123,17 +122,17 @@ class Counting:
         for numel in (channels + 1, channels):
             got = self.summing.waited_for(numel, groups, width)
             self._add("all_reduce", layer.name, "forward", "norm", groups, got, times)
-            if self.program.needs_gradient(operation.reads[0]):
+            if operation.wanted:
                 self._add("all_reduce", layer.name, "backward", "norm", groups, got)
 
     def _attend(self, layer: Layer) -> None:
         """The one gradient that heads of windowed attention, version 2, have in common."""
         choice = self.plan.layers.get(layer.name)
-        hidden = [w.shape[0] for w in layer.weights if w.name.endswith(".cpb_mlp.0.bias")]
+        hidden = trained_hidden(layer)
         if not hidden or choice is None or choice.scheme != "shard_heads" or choice.group_size == 1:
             return
         groups = shard_groups(choice.group_size, self.world)
-        numel = self.everywhere * (3 * hidden[0])
+        numel = self.everywhere * (3 * hidden)
         got = self.summing.waited_for(numel, groups, self.program.itemsize)
         self._add("all_reduce", layer.name, "backward", "shard", groups, got)
 

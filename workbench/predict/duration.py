@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from workbench.plan.device import Device
 from workbench.plan.experience import Estimate
-from workbench.plan.graph import Layer
+from workbench.plan.graph import Graph, Layer
 from workbench.plan.layout import Conversion
 from workbench.plan.machine import Machine
 from workbench.plan.placement import Shard
@@ -169,6 +169,18 @@ def layer_seconds(
     which = [places[look] for look in looks]
     figures = np.array([(one.forward_s, one.backward_s, one.error) for one in found])[which]
     return LayerSeconds(figures[:, 0], figures[:, 1], figures[:, 2], estimated)
+
+
+def half_goes_back(graph: Graph, layer: Layer, wanted: bool) -> bool:
+    """Whether a backward pass is that to the weights alone, or to the input alone.
+
+    Args:
+        graph: of the layer.
+        layer: that a gradient reaches.
+        wanted: whether a gradient flows on to what it reads.
+    """
+    owner = graph[layer.shared] if layer.shared else layer
+    return not wanted or (layer.kind in ("conv2d", "linear") and owner.keeps_weight)
 
 
 def conversion_seconds(step: Conversion, rows: Rows, itemsize: int, speeds: Speeds) -> Crossed:

@@ -60,7 +60,6 @@ class Execution:
     ) -> None:
         self.program, self.timeline = program, timeline
         self.gradients, self.rows = gradients, rows
-        self.synchronized = program.plan.batch_norm == "synchronized"
         self._parameters = {value for value, one in program.by_value.items() if is_parameter(one)}
         self._works: dict[int, _Work] = {}
         self._sizes: dict[tuple[Hashable, ...], Counts] = {}
@@ -197,10 +196,10 @@ class Execution:
             keeps = _SAME if step.name == "copy_to" else _CONVERSION
             on = _returns_as_it_is(step)
             return _Work(size, keeps, _NO_WORKSPACE, (), (), False, on)
-        keeps, casts = kept_by(layer, self.synchronized), self._casts(layer)
+        keeps, casts = kept_by(self.program.plan, layer), self._casts(layer)
         casts_input = self._casts_input(operation)
         beside = [*self._kept_beside(operation, layer, keeps), *casts]
-        if casts_input:
+        if casts_input and keeps.input:
             beside.append(self.size(operation.reads[0], HALF))
         space = self._workspace_of(operation, layer)
         return _Work(size, keeps, space, tuple(beside), casts, casts_input, keeps.passes)
@@ -218,9 +217,12 @@ class Execution:
             found.append(self.rows.elements(operation.layout, (), operation.rows) * 4)
         if keeps.constant:
             found.append(np.full_like(elements, keeps.constant * operation.itemsize))
-        sizes = self.gradients.sizes
-        if keeps.statistics and layer.weights and layer.weights[0].name in sizes:
-            found.append(sizes[layer.weights[0].name] * keeps.statistics)
+        if keeps.statistics and layer.weights:
+            found.append(self.program.pieces.sizes[layer.weights[0].name] * keeps.statistics)
+        half = self.gradients.half and layer.kind in ("conv2d", "linear")
+        if half and layer.keeps_weight and operation.wanted:
+            # Autocast does not remember what it has cast of it, but the backward pass needs it.
+            found.append(self.program.pieces.sizes[layer.weights[0].name] // 4 * HALF)
         return found
 
     def _casts(self, layer: Layer) -> tuple[Counts, ...]:
@@ -250,7 +252,7 @@ class Execution:
 
     def _convolution(self, operation: Operation, layer: Layer) -> kernels.Workspace:
         width = operation.itemsize
-        whole = self.gradients.sizes.get(layer.weights[0].name, np.zeros_like(self.rows.own))
+        whole = self.program.pieces.sizes[layer.weights[0].name]
         held = whole * width // self.program.itemsize
         x, y = self.size(operation.reads[0], width), self.size(operation.gives)
         rows = self.rows.over(self.program.plan.flow.inputs[layer.name].group_size)

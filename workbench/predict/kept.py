@@ -4,6 +4,8 @@
     conv2d, linear, pool                input; max pools the place of each maximum too (int64)
     batch_norm                          input, mean and deviation of each channel
       synchronized                      the centred and the normalized input
+      in eval mode                      input
+    linear, weight frozen               nothing
     layer_norm                          input, mean and deviation of each normalized vector
     dropout, stochastic depth           the mask, scaled
     ReLU, sigmoid, tanh, softmax ...    output (in place or not)
@@ -20,6 +22,7 @@ Source: torch's derivatives.yaml; attention as its events show.
 from dataclasses import dataclass
 
 from workbench.plan.graph import Layer
+from workbench.plan.plan import Plan
 from workbench.predict.windows import Windows
 
 
@@ -91,19 +94,19 @@ _OPERATIONS = {
 }
 
 
-def kept_by(layer: Layer, synchronized: bool) -> Kept:
-    """What a layer keeps.
-
-    Args:
-        layer: of the graph.
-        synchronized: whether batch norm uses the statistics of all ranks' rows.
-    """
+def kept_by(plan: Plan, layer: Layer) -> Kept:
+    """What a layer keeps under a plan."""
     name = _name(layer)
     match layer.kind:
-        case "conv2d" | "linear" | "mul":
+        case "linear":
+            owner = plan.graph[layer.shared] if layer.shared else layer
+            return _NOTHING if owner.keeps_weight else _INPUT
+        case "conv2d" | "mul":
+            return _INPUT
+        case "batch_norm" if layer.evaluating:
             return _INPUT
         case "batch_norm":
-            return _SYNCHRONIZED if synchronized else _BATCH_NORM
+            return _SYNCHRONIZED if plan.synchronizes(layer) else _BATCH_NORM
         case "layer_norm":
             return _layer_norm(layer)
         case "dropout":

@@ -75,7 +75,8 @@ def convolution(
     unfolded = x // max(math.prod(image), 1) * math.prod(kernel) * math.prod(given)
     if itemsize != 4:
         columns = unfolded * (0 if pointwise else 1)
-        return Workspace(beside_output=columns, of_weight=columns + w)
+        of_weight = None if layer.keeps_weight else columns + w
+        return Workspace(beside_output=columns, of_weight=of_weight)
     blocked = x * (0 if layer.input_shape[0] < _FEW_CHANNELS else 1)
     of_weight = y + blocked + w
     if kernel[0] > image[0] or kernel[1] > _WIDEST:
@@ -84,6 +85,8 @@ def convolution(
     if pointwise:  # with few rows torch multiplies matrices itself
         spaces = [space * (rows >= _FEW_ROWS) for space in spaces]
     forward, beside_output, backward, beside_gradient, of_weight = spaces
+    if layer.keeps_weight:
+        return Workspace(forward, beside_output, backward, beside_gradient)
     return Workspace(
         forward, beside_output, backward, beside_gradient, of_weight, copies_weight=True
     )

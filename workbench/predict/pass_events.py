@@ -16,6 +16,7 @@ from workbench.predict.duration import (
     Leg,
     Seconds,
     conversion_seconds,
+    half_goes_back,
     leg_seconds,
     loss_seconds,
 )
@@ -24,6 +25,7 @@ from workbench.predict.layer_times import LayerTimes
 from workbench.predict.program import Operation, Program, Value, layout_of
 from workbench.predict.replicas import Replicas
 from workbench.predict.rows import Counts, Rows, features
+from workbench.predict.windows import trained_hidden
 
 _FP32 = 4
 _INT64 = 8
@@ -157,7 +159,7 @@ class PassEvents:
         if layer.kind == "parameter":
             return
         self.script.work("forward", layer.name, self._seconds(operation, layer).forward)
-        if layer.kind == "batch_norm" and self.plan.batch_norm == "synchronized":
+        if self.plan.synchronizes(layer):
             self._normalize(operation, layer, "forward", _NORM_FORWARD)
 
     def _backward(self, operation: Operation, layer: Layer) -> None:
@@ -165,11 +167,11 @@ class PassEvents:
             return
         found = self._seconds(operation, layer)
         seconds = found.backward
-        if found.estimated and not operation.wanted:
-            seconds = seconds / 2  # the gradient of the weights alone
+        if found.estimated and half_goes_back(self.plan.graph, layer, bool(operation.wanted)):
+            seconds = seconds / 2
         self.script.work("backward", layer.name, seconds)
-        if layer.kind == "batch_norm" and self.plan.batch_norm == "synchronized":
-            if self.program.needs_gradient(operation.reads[0]):
+        if self.plan.synchronizes(layer):
+            if operation.wanted:
                 self._normalize(operation, layer, "backward", _NORM_BACKWARD)
         elif layer.kind == "attention":
             self._attend(layer)
@@ -208,11 +210,11 @@ class PassEvents:
     def _attend(self, layer: Layer) -> None:
         """The gradient that heads of windowed attention, version 2, have in common."""
         choice = self.plan.layers.get(layer.name)
-        hidden = [w.shape[0] for w in layer.weights if w.name.endswith(".cpb_mlp.0.bias")]
+        hidden = trained_hidden(layer)
         if not hidden or choice is None or choice.scheme != "shard_heads" or choice.group_size == 1:
             return
         groups = shard_groups(choice.group_size, self.rows.world_size)
-        numel = np.full_like(self.rows.own, 3 * hidden[0])
+        numel = np.full_like(self.rows.own, 3 * hidden)
         got = self.speeds.summing.waited_for(numel, groups, self.program.itemsize)
         leg = leg_seconds("all_reduce", got.bytes, choice.group_size, self.speeds)
         self.script.meet(self._call(leg, layer.name, "backward", choice.group_size))

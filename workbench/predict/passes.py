@@ -154,7 +154,7 @@ class Pass:
         pieces, total = self.program.pieces, np.zeros_like(self.rows.own)
         for operation in operations:
             for weight in operation.layer.weights if operation.layer is not None else ():
-                if not weight.trainable:
+                if not (weight.trainable or weight.frozen):
                     total = total + pieces.sizes[weight.name]
         return total
 

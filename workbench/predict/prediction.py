@@ -218,8 +218,8 @@ class Prediction:
         band = f" ± {self.error * 100:.0f} %" if self.error else ""
         least = "at least " if self.underestimated else ""
         return (
-            f"{least}{self.step_time * 1e3:,.2f} ms per step{band}, {self.samples_per_s:,.0f} samples/s, "
-            f"efficiency {self.efficiency * 100:.0f} %"
+            f"{least}{self.step_time * 1e3:,.2f} ms per step{band}, "
+            f"{self.samples_per_s:,.0f} samples/s, efficiency {self.efficiency * 100:.0f} %"
         )
 
     def __str__(self) -> str:

@@ -127,6 +127,8 @@ class _Writing:
         self.itemsize = BYTES[experiment.precision]
         self.pieces = Pieces.of(experiment)
         self.by_value: dict[Value, Operation] = {}
+        self._learning = self.graph.learning
+        self._reached = self._values_reached()
         self._looks: dict[Hashable, int] = {}
         self._alike = dict(self.graph.alike)
 
@@ -145,6 +147,17 @@ class _Writing:
         return Program(
             self.experiment, self.pieces, operations, results, self.by_value, self.itemsize, hosts
         )
+
+    def _values_reached(self) -> set[Value]:
+        """Converted values to which a gradient comes back: not all readers have one."""
+        ends = [
+            (name, self.flow.edges[name, layer.name])
+            for layer in self.graph.layers
+            if layer.name in self._learning
+            for name in layer.inputs
+        ]
+        ends += [(name, self.flow.returns[name]) for name in self.graph.outputs]
+        return {(name, steps[:count]) for name, steps in ends for count in range(len(steps) + 1)}
 
     def _fold(self, index: int, names: tuple[str, ...]) -> None:
         """Marks what lies from the first layer of a segment to its last one, but parameters."""
@@ -183,8 +196,8 @@ class _Writing:
     def _run(self, layer: Layer) -> None:
         reads = tuple([(name, self.flow.edges[name, layer.name]) for name in layer.inputs])
         given = [self.by_value.get(value) for value in reads]
-        wanted = _wanted(reads, given)
-        own = bool(layer.shared) or any([weight.trainable for weight in layer.weights])
+        learns = layer.name in self._learning
+        wanted = _wanted(reads, given) if learns else ()
         value, layout = (layer.name, ()), self.flow.outputs[layer.name]
         itemsize = self._itemsize(layer, given)
         look = self._look(layer, layout, itemsize, given)
@@ -198,7 +211,7 @@ class _Writing:
             layer.output_shape,
             layer.rows,
             itemsize,
-            own or bool(wanted),
+            learns,
             self._looks.setdefault(look, len(self._looks)),
             wanted,
         )
@@ -208,7 +221,7 @@ class _Writing:
         above, step = (name, steps[:-1]), steps[-1]
         known = self.by_value.get(above)
         itemsize = self.itemsize if known is None else known.itemsize
-        wanted = _wanted((above,), (known,))
+        wanted = _wanted((above,), (known,)) if value in self._reached else ()
         self.by_value[value] = Operation(
             label,
             None,
@@ -220,7 +233,7 @@ class _Writing:
             step.rows,
             itemsize,
             bool(wanted),
-            self._looks.setdefault((step, itemsize), len(self._looks)),
+            self._looks.setdefault((step, itemsize, bool(wanted)), len(self._looks)),
             wanted,
         )
 

@@ -137,10 +137,8 @@ def _groups(program: Program) -> list[Groups]:
     shard = {step.group_size for step in crossings}
     shard |= {flow.returned(name).group_size for name in plan.graph.outputs}
     replica = sorted({weight.group_size for weight in flow.weights.values()} | {1})
-    norm: set[int] = set()
-    if plan.batch_norm == "synchronized":
-        norms = (layer for layer in plan.graph.layers if layer.kind == "batch_norm")
-        norm = {flow.inputs[layer.name].group_size for layer in norms}
+    norms = (layer for layer in plan.graph.layers if plan.synchronizes(layer))
+    norm = {flow.inputs[layer.name].group_size for layer in norms}
     found: list[Groups] = [shard_groups(k, plan.world_size) for k in sorted(shard)]
     found += [replica_groups(k, plan.world_size) for k in (*replica, *sorted(norm))]
     return [*found, shard_groups(plan.world_size, plan.world_size)]

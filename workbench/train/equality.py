@@ -127,7 +127,7 @@ def _apart(held: Sequence[tuple[int, int]]) -> tuple[int, ...]:
 def _said_by_all(everyone: Group, device: torch.device) -> list[str]:
     """What each rank computes with."""
     said = (
-        f"{torch.get_num_threads()} threads, torch {torch.__version__}, "
+        f"{_counted(torch.get_num_threads(), 'thread')}, torch {torch.__version__}, "
         f"{torch.backends.cpu.get_cpu_capability()}, {device.type}"
     )
     if device.type == "cuda":
@@ -152,14 +152,18 @@ def _error(
     with_what = "; ".join(f"{_listed(each)}: {text}" for text, each in kinds.items())
     return ReplicasDiffer(
         f"{first!r} of layer {homes[first]!r} has other bits on {_listed(ranks)} than on the other "
-        f"ranks that hold the same piece, after {done} steps{more}. They moved it by the same "
-        f"numbers, and some round otherwise, or something overwrote it. They compute with: "
+        f"ranks that hold the same piece, after {_counted(done, 'step')}{more}. They moved it by "
+        "the same numbers, and some round otherwise, or something overwrote it. They compute with: "
         f"{with_what}. Give ranks of a group the same number of threads, kind of processor and "
         "version of torch (on GPUs, torch.use_deterministic_algorithms(True)); of replicas, "
         "shard_optimizer=True has each weight moved by one rank, for all",
         homes[first],
         ranks,
     )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _listed(ranks: Sequence[int]) -> str:

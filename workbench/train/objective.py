@@ -1,5 +1,7 @@
 """The loss of a step, on whatever layout the model's outputs have."""
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from workbench.comm.collectives import all_gather
@@ -11,6 +13,12 @@ from workbench.plan.placement import Shard
 
 # Weight of an auxiliary head's loss, as in GoogLeNet (Szegedy et al. 2014, arXiv:1409.4842).
 AUXILIARY_WEIGHT = 0.3
+
+StepLoss = Callable[[CutModel, tuple[Tensor, ...], Tensor, int], tuple[Tensor, float]]
+"""As `step_loss`."""
+RowLoss = Callable[..., Tensor]
+"""(outputs, labels) -> one loss for each row [rows]; outputs are what the module returns: one
+tensor, or a tuple of them."""
 
 
 def step_loss(
@@ -38,6 +46,37 @@ def step_loss(
         total = total + loss
         reported += loss.item() / model.plan.flow.returned(name).group_size
     return total, reported
+
+
+def step_loss_of(of_rows: RowLoss) -> StepLoss:
+    """The same for a loss of the user's own: its sum over all rows, divided by their number."""
+
+    def loss(
+        model: CutModel, outputs: tuple[Tensor, ...], labels: Tensor, batch_size: int
+    ) -> tuple[Tensor, float]:
+        named = zip(model.plan.graph.outputs, outputs, strict=True)
+        own = tuple(own_rows(model, name, output) for name, output in named)
+        if len(labels) == 0:  # a function of no rows need not be defined; its gradient is zero
+            return sum((0.0 * output.sum() for output in own), outputs[0].new_zeros(())), 0.0
+        total = row_losses(of_rows, own, labels).sum() / batch_size
+        return total, total.item()
+
+    return loss
+
+
+def row_losses(of_rows: RowLoss, outputs: tuple[Tensor, ...], labels: Tensor) -> Tensor:
+    """One loss for each row, by a function of the user's own.
+
+    Raises:
+        ValueError: it gives something else.
+    """
+    found = of_rows(outputs[0] if len(outputs) == 1 else outputs, labels)
+    if found.shape != labels.shape[:1]:
+        raise ValueError(
+            f"a loss gives one value for each row: shape {tuple(labels.shape[:1])} for "
+            f"{len(labels)} rows, got {tuple(found.shape)} (reduction='none')"
+        )
+    return found
 
 
 def _output_loss(model: CutModel, name: str, logits: Tensor, labels: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from workbench.layers.cut_model import CutModel
 from workbench.layers.rounds import PartedModel, Round, joined, rounds_of
 from workbench.plan.mesh import shard_group
 from workbench.train.batch import MicroBatch
-from workbench.train.objective import step_loss
+from workbench.train.objective import StepLoss, step_loss
 
 Precision = Callable[[], AbstractContextManager[object]]
 AfterRound = Callable[[int, int], None]
@@ -44,7 +44,9 @@ class Pass(Protocol):
         ...
 
 
-def pass_of(model: CutModel, precision: Precision, after_round: AfterRound) -> Pass:
+def pass_of(
+    model: CutModel, precision: Precision, after_round: AfterRound, loss: StepLoss = step_loss
+) -> Pass:
     """The pass that the model's plan asks for.
 
     Args:
@@ -52,18 +54,19 @@ def pass_of(model: CutModel, precision: Precision, after_round: AfterRound) -> P
         precision: of forward passes.
         after_round: called after each round's backward pass, where there are rounds, with its
             rows and the step's, both over all ranks.
+        loss: of a step.
     """
     plan = model.plan
     if plan.rounds == "BK" or plan.tail is None:
-        return WholePass(model, precision)
-    return RoundsPass(PartedModel(model, plan.tail), precision, after_round)
+        return WholePass(model, precision, loss)
+    return RoundsPass(PartedModel(model, plan.tail), precision, after_round, loss)
 
 
 class WholePass:
     """All rows of a group at once: scheme (a)."""
 
-    def __init__(self, model: CutModel, precision: Precision) -> None:
-        self.model, self.precision = model, precision
+    def __init__(self, model: CutModel, precision: Precision, loss: StepLoss) -> None:
+        self.model, self.precision, self.loss = model, precision, loss
 
     @property
     def parts(self) -> tuple[torch.fx.GraphModule, ...]:
@@ -75,7 +78,7 @@ class WholePass:
         self.model.context.set(batch.rows, first_row=batch.first_row, step=step)
         with self.precision():
             outputs = self.model(batch.images)
-        loss, reported = step_loss(self.model, outputs, batch.labels, samples)
+        loss, reported = self.loss(self.model, outputs, batch.labels, samples)
         before_last()
         loss.backward()
         return tuple(output.detach() for output in outputs), reported
@@ -91,11 +94,18 @@ class RoundsPass:
         parted: the model.
         precision: of forward passes.
         after_round: called after each round's backward pass.
+        loss: of a step.
     """
 
-    def __init__(self, parted: PartedModel, precision: Precision, after_round: AfterRound) -> None:
+    def __init__(
+        self,
+        parted: PartedModel,
+        precision: Precision,
+        after_round: AfterRound,
+        loss: StepLoss = step_loss,
+    ) -> None:
         self.parted, self.model, self.precision = parted, parted.model, precision
-        self.after_round = after_round
+        self.after_round, self.loss = after_round, loss
 
     @property
     def parts(self) -> tuple[torch.fx.GraphModule, ...]:
@@ -108,7 +118,7 @@ class RoundsPass:
         context.set(batch.rows, first_row=batch.first_row, step=step)
         with self.precision():
             boundary = self.parted.compute_head(batch.images)
-        gradient = torch.empty_like(boundary) if boundary.requires_grad else None
+        gradient = torch.empty_like(boundary) if self.parted.learns else None
         every = list(
             rounds_of(
                 plan.rounds, batch.rows, batch.first_row, self.parted.tail.group_size, context.rank
@@ -146,7 +156,7 @@ class RoundsPass:
         with self.precision():
             outputs = self.parted.compute_tail(own)
         rows = brought.rows[self.model.context.rank]
-        loss, reported = step_loss(
+        loss, reported = self.loss(
             self.model, outputs, labels.narrow(0, brought.begin, rows), samples
         )
         if brought.last:

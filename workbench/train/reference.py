@@ -2,11 +2,13 @@
 
 Only two things are not torch's own. What is drawn at random depends on the places of its
 elements (`train/masks.py`). And where batch norm is local, its rows are normalized in the same
-parts as the plan's ranks do.
+parts as the plan's ranks do (`train/parted_norm.py`).
 """
 
+import pickle
+from collections.abc import Iterable
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,29 +17,37 @@ from torch import Tensor, nn
 
 from workbench.layers.context import BatchContext
 from workbench.plan.experiment import Experiment
-from workbench.plan.graph import ROLES
+from workbench.plan.graph import ROLES, Graph
 from workbench.plan.plan import Plan
 from workbench.train.data import open_data, rows_of_step
+from workbench.train.evaluate import NO_STEP
 from workbench.train.masks import VerifyError, place_draws
-from workbench.train.objective import AUXILIARY_WEIGHT
-from workbench.train.optimizer import build_optimizer
+from workbench.train.objective import AUXILIARY_WEIGHT, RowLoss, row_losses
+from workbench.train.optimizer import build_optimizer, entry, state_names
+from workbench.train.parted_norm import part_batch_norm
 from workbench.train.vary import vary
 from workbench.train.whole import whole_model
 
+T = TypeVar("T", bound=Tensor)
 
-def write_reference(experiment: Experiment, weights: Path, start: Path, path: Path) -> None:
+
+def write_reference(
+    experiment: Experiment, weights: Path, start: Path, path: Path, loss: bytes | None = None
+) -> None:
     """Trains the whole model for `experiment.steps` and writes what `verify` compares.
 
-    Entries: `output/<i>` (first step, global batch), `gradient/<name>` (first step),
-    `weight/<name>` and `buffer/<name>` after the last step; for each of them its largest
-    absolute value under `scale/<entry>`; and in fp32, under `rounding/<entry>`, the largest
-    absolute difference from the same in fp64.
+    Entries: `output/<i>` (first step, global batch), `gradient/<name>` (first step, where there
+    is one), `weight/<name>`, `buffer/<name>` and `optimizer/<state>/<name>` after the last step,
+    and `evaluation/loss` and `evaluation/accuracy` of the first test batch, where the prediction
+    is a row of scores; for each of them its largest absolute value under `scale/<entry>`; and in
+    fp32, under `rounding/<entry>`, the largest absolute difference from the same in fp64.
 
     Args:
         experiment: what to run.
         weights: the initial weights.
         start: where to write the weights that both models start from, which `vary` makes.
         path: where to write the entries.
+        loss: a pickled `RowLoss`; None: cross-entropy, of auxiliary heads a part.
 
     Raises:
         VerifyError: the experiment computes something else by design.
@@ -47,13 +57,14 @@ def write_reference(experiment: Experiment, weights: Path, start: Path, path: Pa
             f"{experiment.sync!r} is inexact by design ({experiment.sync.inexact}): one process "
             f"cannot confirm it; verify the plan under Synchronous()"
         )
+    of_rows: RowLoss | None = None if loss is None else pickle.loads(loss)
     vary(experiment.plan.graph, weights, start)
     if experiment.precision == "fp64":
-        found = _trained(experiment, start, torch.float64)
+        found = _trained(experiment, start, torch.float64, of_rows)
         roundings = {}
     else:
-        found = _trained(experiment, start, torch.float32)
-        exact = _trained(experiment, start, torch.float64)
+        found = _trained(experiment, start, torch.float32, of_rows)
+        exact = _trained(experiment, start, torch.float64, of_rows)
         roundings = {
             f"rounding/{name}": _largest(tensor.double() - exact[name].double())
             for name, tensor in found.items()
@@ -62,15 +73,15 @@ def write_reference(experiment: Experiment, weights: Path, start: Path, path: Pa
     save_file({name: t.contiguous() for name, t in (found | scales | roundings).items()}, path)
 
 
-def _trained(experiment: Experiment, weights: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+def _trained(
+    experiment: Experiment, weights: Path, dtype: torch.dtype, of_rows: RowLoss | None
+) -> dict[str, Tensor]:
     """What the whole model gives in the first step, and holds after the last."""
     plan = experiment.plan
-    model = whole_model(plan.graph, weights, dtype)
     context = BatchContext(0, (0,), seed=experiment.seed)
-    place_draws(model, plan.graph, context)
-    if plan.batch_norm == "local":
-        _part_batch_norm(model, plan, experiment.batch_size)
-    parameters = dict(model.named_parameters())
+    model = _whole(plan, plan.graph, weights, context, dtype)
+    named = _Named(plan.graph)
+    parameters = named(model.named_parameters())
     optimizer = build_optimizer(experiment.optimizer, parameters.values())
     graph = plan.graph
     data = open_data(experiment.data, graph.input_shape, graph.num_classes, "train")
@@ -81,23 +92,95 @@ def _trained(experiment: Experiment, weights: Path, dtype: torch.dtype) -> dict[
         context.set((len(order),), step=step)
         outputs = trained_on(model(images.to(dtype)), graph.roles)
         optimizer.zero_grad()
-        loss = F.cross_entropy(outputs[0], labels)
-        for auxiliary in outputs[1:]:
-            loss = loss + AUXILIARY_WEIGHT * F.cross_entropy(auxiliary, labels)
-        loss.backward()
+        _loss(outputs, labels, of_rows).backward()
         if step == 0:
             found |= {f"output/{i}": out.detach().clone() for i, out in enumerate(outputs)}
             found |= {
-                f"gradient/{name}": torch.zeros_like(p) if p.grad is None else p.grad.clone()
+                f"gradient/{name}": p.grad.clone()
                 for name, p in parameters.items()
+                if p.grad is not None
             }
         optimizer.step()
     found |= {f"weight/{name}": p.detach() for name, p in parameters.items()}
-    return found | {f"buffer/{name}": b for name, b in model.named_buffers()}
+    found |= {f"buffer/{name}": b for name, b in named(model.named_buffers()).items()}
+    found |= {
+        entry(kind, name): optimizer.state[p].get(kind, _nothing(kind, p))
+        for name, p in parameters.items()
+        for kind in state_names(experiment.optimizer)
+    }
+    return found | _evaluated(experiment, model, weights, context, dtype)
+
+
+def _whole(
+    plan: Plan, mode: Graph, weights: Path, context: BatchContext, dtype: torch.dtype
+) -> nn.Module:
+    """The whole model, which draws as the layers of `mode` do: of training, or of evaluation."""
+    model = whole_model(plan.graph, weights, dtype)
+    place_draws(model, mode, context)
+    if plan.batch_norm == "local":
+        part_batch_norm(model, plan)
+    return model
+
+
+class _Named:
+    """Tensors by the names that the graph gives them; some have several."""
+
+    def __init__(self, graph: Graph) -> None:
+        weights = (weight for layer in graph.layers for weight in layer.weights)
+        self._first = {alias: weight.name for weight in weights for alias in weight.aliases}
+
+    def __call__(self, pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
+        return {self._first.get(name, name): tensor for name, tensor in pairs}
+
+
+def _loss(outputs: tuple[Tensor, ...], labels: Tensor, of_rows: RowLoss | None) -> Tensor:
+    """The mean over the batch."""
+    if of_rows is not None:
+        return row_losses(of_rows, outputs, labels).mean()
+    loss = F.cross_entropy(outputs[0], labels)
+    for auxiliary in outputs[1:]:
+        loss = loss + AUXILIARY_WEIGHT * F.cross_entropy(auxiliary, labels)
+    return loss
+
+
+def _nothing(kind: str, parameter: Tensor) -> Tensor:
+    """What an optimizer remembers of a parameter that never had a gradient."""
+    return torch.zeros(()) if kind == "step" else torch.zeros_like(parameter.detach())
+
+
+def _evaluated(
+    experiment: Experiment,
+    model: nn.Module,
+    weights: Path,
+    context: BatchContext,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    """Loss and accuracy of the first test batch; the model is left in evaluation mode."""
+    graph = experiment.plan.graph
+    if len(graph[graph.outputs[0]].output_shape) != 1:
+        return {}
+    roles = graph.roles
+    if graph.evaluation is not None:
+        trained, roles = model.state_dict(), graph.evaluation.roles
+        model = _whole(experiment.plan, graph.evaluation, weights, context, dtype)
+        model.load_state_dict(trained)
+    data = open_data(experiment.data, graph.input_shape, graph.num_classes, "test")
+    images, labels = data.batch(torch.arange(min(len(data), experiment.batch_size)))
+    context.set((len(labels),), step=NO_STEP)
+    model.eval()
+    with torch.no_grad():
+        scores = trained_on(model(images.to(dtype)), roles)[0]
+    right = (scores.argmax(dim=1) == labels).double().mean()
+    return {
+        "evaluation/loss": F.cross_entropy(scores, labels).double(),
+        "evaluation/accuracy": right,
+    }
 
 
 def _largest(tensor: Tensor) -> Tensor:
-    return tensor.abs().max().double() if tensor.numel() else torch.zeros((), dtype=torch.float64)
+    if not tensor.numel():
+        return torch.zeros((), dtype=torch.float64)
+    return (tensor.int() if tensor.dtype == torch.bool else tensor).abs().max().double()
 
 
 def trained_on(outputs: object, roles: tuple[str, ...]) -> tuple[Tensor, ...]:
@@ -107,38 +190,3 @@ def trained_on(outputs: object, roles: tuple[str, ...]) -> tuple[Tensor, ...]:
     found = [t for t in cast("tuple[Tensor | None, ...]", outputs) if t is not None]
     given = list(zip(found, roles, strict=True))
     return tuple(t for wanted in ROLES[:2] for t, role in given if role == wanted)
-
-
-def _part_batch_norm(model: nn.Module, plan: Plan, batch_size: int) -> None:
-    for layer in plan.graph.layers:
-        if layer.kind != "batch_norm" or layer.shared:
-            continue
-        k = plan.flow.inputs[layer.name].group_size
-        norm = model.get_submodule(layer.name)
-        model.set_submodule(layer.name, _PartedBatchNorm(norm, plan, k, layer.rows))
-
-
-class _PartedBatchNorm(nn.Module):
-    """Normalizes the rows of each group of `group_size` ranks by themselves."""
-
-    def __init__(self, norm: nn.Module, plan: Plan, group_size: int, rows: int) -> None:
-        super().__init__()
-        self.plan, self.group_size, self.rows = plan, group_size, rows
-        self.eps = cast(float, norm.eps)
-        for name in ("weight", "bias"):
-            self.register_parameter(name, getattr(norm, name))
-        for name in ("running_mean", "running_var", "num_batches_tracked"):
-            self.register_buffer(name, getattr(norm, name))
-
-    def forward(self, x: Tensor) -> Tensor:
-        ranks = self.plan.rows_of(x.shape[0] // self.rows)
-        groups = range(0, len(ranks), self.group_size)
-        sizes = [self.rows * sum(ranks[first : first + self.group_size]) for first in groups]
-        weight, bias = cast(Tensor, self.weight), cast(Tensor, self.bias)
-        return torch.cat(
-            [
-                F.batch_norm(part, None, None, weight, bias, True, 0.0, self.eps)
-                for part in x.split(sizes)
-                if len(part)
-            ]
-        )

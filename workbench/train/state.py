@@ -21,6 +21,7 @@ from workbench.train.checkpoint import in_flight, load, restore
 from workbench.train.data import Dataset, open_data
 from workbench.train.learning_rates import LearningRates, set_rate
 from workbench.train.memory import Held
+from workbench.train.objective import StepLoss, step_loss
 from workbench.train.residuals import restore_residuals
 from workbench.train.step import Stepper
 from workbench.train.strategy import Strategy, strategy_of, updater_of
@@ -108,6 +109,7 @@ class RankState:
         weights: Path,
         resume: Path | None,
         rates: LearningRates | None = None,
+        loss: StepLoss = step_loss,
     ) -> "RankState":
         """Builds this rank's part, from the initial weights or from a checkpoint.
 
@@ -119,6 +121,7 @@ class RankState:
             resume: a checkpoint to go on from.
             rates: of the run that goes on; None: every step has the experiment's. What was in
                 flight and has no place in this experiment's pipeline moves the weights here.
+            loss: of a step.
 
         Raises:
             ExperimentError: the data has so many samples that a layer gets too few rows of some
@@ -155,7 +158,7 @@ class RankState:
             model=model,
             updater=updater,
             strategy=strategy,
-            stepper=Stepper(experiment, model, strategy, train_data, world, dtype),
+            stepper=Stepper(experiment, model, strategy, train_data, world, dtype, loss),
             test_data=test_data,
             traced=traced,
             groups=groups,

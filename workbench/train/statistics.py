@@ -18,7 +18,7 @@ def average_statistics(model: CutModel) -> None:
 
     When this is called changes nothing but the rounding: a run that is resumed, or re-cut, goes on
     as one that is left alone, and to the bit as one that has saved after the same steps. Where
-    nothing was seen since the last call, and with "synchronized", nothing moves.
+    nothing was seen since the last call, in eval mode, and with "synchronized", nothing moves.
 
     Every rank calls it after the same step.
     """

@@ -14,6 +14,7 @@ from workbench.plan.experiment import Experiment
 from workbench.plan.placement import apportion
 from workbench.train.batch import MicroBatch
 from workbench.train.data import Dataset, rows_of_step
+from workbench.train.objective import StepLoss, step_loss
 from workbench.train.passes import Precision, pass_of
 from workbench.train.strategy import Strategy
 
@@ -49,6 +50,7 @@ class Stepper:
         data: the training split.
         world: this rank's place.
         dtype: of images.
+        loss: of a step.
     """
 
     def __init__(
@@ -59,10 +61,12 @@ class Stepper:
         data: Dataset,
         world: World,
         dtype: torch.dtype,
+        loss: StepLoss = step_loss,
     ) -> None:
         self.experiment, self.model, self.strategy = experiment, model, strategy
         self.data, self.world, self.dtype = data, world, dtype
-        self.passing = pass_of(model, _precision(experiment, world.device), strategy.after_round)
+        precision = _precision(experiment, world.device)
+        self.passing = pass_of(model, precision, strategy.after_round, loss)
 
     def run(self, step: int) -> StepResult:
         """Leaves in every `grad` what the strategy's next update is to see.

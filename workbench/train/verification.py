@@ -1,8 +1,12 @@
 """What `verify` found: the split model against the unsplit one."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
+from workbench.plan.graph import Graph
+
+KINDS = ("output", "gradient", "weight", "buffer", "optimizer", "evaluation", "repeat")
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-4}
 # Where rounding alone moves the unsplit model by more than the tolerance: by how many times this
 # much the split one may differ. Both round, in different orders, and other ReLUs flip in each.
@@ -22,15 +26,20 @@ class Difference:
     """How far one tensor of the split model is from the unsplit one's.
 
     Attributes:
-        what: "output", "gradient", "weight" or "buffer".
-        name: of the tensor in the state_dict; for an output, the layer that gives it.
+        what: "output", "gradient", "weight", "buffer", "optimizer" (what it remembers),
+            "evaluation" (in evaluation mode, of a test batch) or "repeat" (a second run of the
+            split model against its first).
+        name: of the tensor in the state_dict; for an output, the layer that gives it; for an
+            optimizer, "<state>/<parameter>"; for an evaluation, "loss" or "accuracy".
         rank: the rank with the largest difference.
         error: max |split - whole| / scale. For an output, the scale is its largest entry; for a
             gradient too, but no less than a thousandth of the model's largest (a bias before a
-            batch norm has a gradient of zero: rounding would be its whole value); for weights
-            and buffers, after several steps, it is the largest of the model's.
+            batch norm has a gradient of zero: rounding would be its whole value); for weights,
+            buffers and each state of the optimizer, after several steps, it is the largest of
+            the model's; for a loss or an accuracy it is 1, or the loss if that is more.
         rounding: how far the unsplit model in fp32 is from itself in fp64, measured alike: what
-            no order of summation can be expected to beat. In fp64 zero.
+            no order of summation can be expected to beat. In fp64 zero. For "repeat", what the
+            kernels of the ranks' devices leave open: on CPUs nothing.
     """
 
     what: str
@@ -41,6 +50,50 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class Coverage:
+    """How much of a model a verification has looked at.
+
+    Attributes:
+        operations: those that act on the batch, and
+        seen: of these, as many as lie on a way from the input to an output that was compared.
+        parameters: that are trained, and
+        gradients: of these, as many as had a gradient that was compared.
+        missing: names of the operations and parameters that were not.
+    """
+
+    operations: int
+    seen: int
+    parameters: int
+    gradients: int
+    missing: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, graph: Graph, differences: Iterable["Difference"]) -> "Coverage":
+        """The coverage of what was compared."""
+        found = {(difference.what, difference.name) for difference in differences}
+        reached = {name for name in graph.outputs if ("output", name) in found}
+        for layer in reversed(graph.layers):
+            if layer.name in reached:
+                reached.update(layer.inputs)
+        operations = [layer.name for layer in graph.layers if layer.rows > 0]
+        unseen = [name for name in operations if name not in reached]
+        without = [name for name in graph.trainable if ("gradient", name) not in found]
+        return cls(
+            operations=len(operations),
+            seen=len(operations) - len(unseen),
+            parameters=len(graph.trainable),
+            gradients=len(graph.trainable) - len(without),
+            missing=(*unseen, *without),
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"covered {self.seen} of {self.operations} operations, gradients of "
+            f"{self.gradients} of {self.parameters} parameters"
+        )
+
+
+@dataclass(frozen=True)
 class Verification:
     """The split model against one process with the same weights, data and optimizer.
 
@@ -48,8 +101,10 @@ class Verification:
         model: the model's name.
         precision: "fp64" or "fp32".
         steps: optimizer updates made before weights and buffers were compared.
-        differences: one for each output, gradient (of the first step), weight and buffer.
+        differences: one for each output, gradient (of the first step), weight, buffer and state
+            of the optimizer, for what evaluation gives, and for what a second run leaves.
         notes: what was treated specially, for people.
+        coverage: how much of the model was looked at; None: not known.
     """
 
     model: str
@@ -57,40 +112,65 @@ class Verification:
     steps: int
     differences: tuple[Difference, ...]
     notes: tuple[str, ...] = ()
+    coverage: Coverage | None = None
 
     @property
     def worst(self) -> Difference:
         """The tensor that is furthest off, measured by its tolerance."""
-        return max(self.differences, key=lambda d: d.error / self.tolerance(d.what))
+        return max(self.differences, key=self._beyond)
+
+    def _beyond(self, difference: Difference) -> float:
+        tolerance = self.tolerance(difference.what)
+        if tolerance == 0:
+            return float("inf") if difference.error > 0 else 0.0
+        return difference.error / tolerance
 
     def tolerance(self, what: str) -> float:
-        """The error up to which an "output", "gradient", "weight" or "buffer" is rounding."""
+        """The error up to which one of `KINDS` is rounding; two runs are to leave equal bits."""
         rounding = max((d.rounding for d in self.differences if d.what == what), default=0.0)
+        if what == "repeat":
+            return rounding
         return max(TOLERANCE[self.precision], min(MARGIN * rounding, MOST))
 
     @property
     def exact(self) -> bool:
-        """Whether every difference is rounding."""
+        """Whether every difference is rounding, and a second run was the same."""
         return all(self.of(kind).error <= self.tolerance(kind) for kind in self.kinds)
 
     @property
+    def repeatable(self) -> bool | None:
+        """Whether two runs from one seed left the same; None: it ran once."""
+        if "repeat" not in self.kinds:
+            return None
+        return self.of("repeat").error <= self.tolerance("repeat")
+
+    @property
     def kinds(self) -> tuple[str, ...]:
-        """What was compared."""
+        """What was compared, of `KINDS`."""
         found = {difference.what for difference in self.differences}
-        return tuple(kind for kind in ("output", "gradient", "weight", "buffer") if kind in found)
+        return tuple(kind for kind in KINDS if kind in found)
 
     def of(self, what: str) -> Difference:
-        """The worst "output", "gradient", "weight" or "buffer"."""
+        """The worst difference of one kind."""
         return max((d for d in self.differences if d.what == what), key=lambda d: d.error)
 
     def __repr__(self) -> str:
         worst = self.worst
         verdict = "exact" if self.exact else "NOT EXACT"
+        compared = sum(difference.what != "repeat" for difference in self.differences)
         return (
             f"<Verification {self.model} {self.precision}: {verdict}, "
-            f"{len(self.differences)} tensors, worst {worst.what} of {worst.name!r} on rank "
-            f"{worst.rank}: {worst.error:.1e} (tolerance {self.tolerance(worst.what):.0e})>"
+            f"{compared} tensors, worst {worst.what} of {worst.name!r} on rank "
+            f"{worst.rank}: {worst.error:.1e} (tolerance {self.tolerance(worst.what):.0e})"
+            f"{''.join(f'; {said}' for said in self._said)}>"
         )
+
+    @property
+    def _said(self) -> tuple[str, ...]:
+        """Beside how far off it is: whether two runs are one, and how much was looked at."""
+        alike = {True: ("two runs are alike",), False: ("TWO RUNS DIFFER",), None: ()}
+        covered = () if self.coverage is None else (str(self.coverage),)
+        return alike[self.repeatable] + covered
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -102,7 +182,7 @@ class Verification:
             for kind in self.kinds
         )
         verdict = "exact &#10003;" if self.exact else "not exact &#10007;"
-        said = self.notes
+        said = (*self._said, *self.notes)
         if any(self.tolerance(kind) > TOLERANCE[self.precision] for kind in self.kinds):
             said = (*said, ROUNDED)
         notes = "".join(f"<br>{escape(note)}" for note in said)

@@ -35,6 +35,7 @@ from workbench.plan.weights import place_weight
 from workbench.predict.batches import micro_batches
 from workbench.predict.duration import (
     Speeds,
+    half_goes_back,
     layer_seconds,
     loss_seconds,
 )
@@ -132,6 +133,7 @@ class StepCosts:
         owner = self.graph[layer.shared] if layer.shared else layer
         learnt = (
             name in self.learns,
+            self.comes_back(name),
             self._passes_on(layer),
             self._often_read[name],
         )
@@ -139,7 +141,7 @@ class StepCosts:
         ends = (name in self.graph.outputs, name in self.before_tails)
         weights = tuple((w.shape, w.dtype, w.trainable) for w in owner.weights)
         own = (layer.kind, layer.target, layer.input_shape, layer.output_shape, layer.rows)
-        more = (layer.groups, layer.heads, layer.flops, bool(layer.shared))
+        more = (layer.groups, layer.heads, layer.flops, bool(layer.shared), layer.evaluating)
         reads = tuple(self._as_read(read) for read in layer.inputs)
         return own, more, weights, reads, self.itemsizes.get(name), learnt, kept, ends
 
@@ -178,7 +180,7 @@ class StepCosts:
         self, name: str, source: Layout, readings: Readings, carried: bool
     ) -> tuple[float, float, float]:
         """(forward, gather, backward) of a value's conversions; most layers' shape is another's."""
-        width, learns = self.itemsizes[name], name in self.learns
+        width, learns = self.itemsizes[name], self.comes_back(name)
         ahead, ends = name in self.before_tails, name in self.graph.outputs
         key = (source, readings, carried, *self.shape(name), width, learns, ahead, ends)
         known = self._crossings.get(key)
@@ -191,6 +193,10 @@ class StepCosts:
                     gather += crossed.forward
             known = self._crossings[key] = forward, gather, backward
         return known
+
+    def comes_back(self, name: str) -> bool:
+        """Whether a gradient comes back from all who read a value."""
+        return name in self.learns and self.learns.issuperset(self.graph.consumers[name])
 
     def alone(self, layer: Layer, choice: LayerPlan | None, read: Layout, given: Layout) -> Plan:
         """A plan of this layer alone."""
@@ -223,7 +229,7 @@ class StepCosts:
         for rows, times in passes:
             found = layer_seconds(alone, layer, rows, self.experiment.precision, self.speeds)
             forward += times * self._mean(found.forward)
-            half = found.estimated and not self._passes_on(layer)  # the weights' gradient
+            half = found.estimated and half_goes_back(self.graph, layer, self._passes_on(layer))
             backward += times * self._mean(found.backward) * (0.5 if half else 1.0)
         return Ways(forward, backward * (layer.name in self.learns))
 

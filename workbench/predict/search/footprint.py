@@ -50,8 +50,7 @@ class Footprints:
         sync = experiment.sync
         self.rewrites = self.precision != "bf16" and not isinstance(sync, LocalSGD)
         self.anew = isinstance(sync, Synchronous) and sync.per_round  # in every round
-        synchronized = plan.batch_norm == "synchronized"
-        self.kept = {layer.name: kept_by(layer, synchronized) for layer in self.graph.layers}
+        self.kept = {layer.name: kept_by(plan, layer) for layer in self.graph.layers}
 
     def of(
         self,

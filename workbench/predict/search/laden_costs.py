@@ -102,7 +102,7 @@ class LadenCosts:
     def _more_of(self, name: str, steps: Sequence[Conversion]) -> tuple[float, ...]:
         """What a value's conversions take more in rounds of each size."""
         times, found = self.times, self._plain
-        width, learns = times.itemsizes[name], name in times.learns
+        width, learns = times.itemsizes[name], times.comes_back(name)
         for step in steps:
             if step.source == ROWS and name in times.before_tails:
                 continue  # beside a tail, rounds need not take more
