@@ -31,8 +31,8 @@ UNIT = 2.0**32
 HALF = np.uint64(32)
 aten: Any = torch.ops.aten
 
-Place = tuple[int, int]
-"""Where a drawn tensor has the batch: (dimension, rows for each sample); (0, 0): nowhere."""
+NOWHERE = -1
+"""Instead of the dimension in which a drawn tensor has the batch: it depends on no sample."""
 
 
 class NotSpecifiedError(Exception):
@@ -56,16 +56,20 @@ class Bits:
     Args:
         key: of the layer and step.
         shape: of the tensor.
-        place: where it has the batch.
+        dim: in which it has the batch.
         first: index of its first sample in the batch.
+        samples: how many it has.
     """
 
-    def __init__(self, key: np.uint64, shape: Sequence[int], place: Place, first: int) -> None:
+    def __init__(
+        self, key: np.uint64, shape: Sequence[int], dim: int, first: int, samples: int
+    ) -> None:
         index = np.indices(tuple(shape), dtype=np.int64) if shape else np.zeros((0,), np.int64)
         sample, element = np.zeros(tuple(shape), np.int64), np.zeros(tuple(shape), np.int64)
-        dim, rows = place
         for d, length in enumerate(shape):
-            if rows and d == dim:
+            if d == dim:
+                rows, left = divmod(length, samples)
+                assert not left
                 sample = first + index[d] // rows
                 element = element * rows + index[d] % rows
             else:
@@ -94,18 +98,16 @@ class Draws(TorchDispatchMode):
 
     Args:
         module: whose forward pass runs under this.
-        layers: the layers that draw, in the order in which they run, with the places of their
-            tensors: by the path of a submodule, with "@n" from its n-th call on, or by any other
-            name for a function.
+        layers: the layers that draw, in the order in which they run, with the dimension of the
+            batch in each of their tensors: by the path of a submodule, with "@n" from its second
+            call on, or by any other name for a function.
         seed: of the run.
     """
 
-    def __init__(
-        self, module: nn.Module, layers: Mapping[str, Sequence[Place]], seed: int
-    ) -> None:
+    def __init__(self, module: nn.Module, layers: Mapping[str, Sequence[int]], seed: int) -> None:
         super().__init__()
         self.layers, self.seed = layers, seed
-        self.step, self.first_row = 0, 0
+        self.step, self.first_row, self.samples = 0, 0, 0
         paths = dict(module.named_modules())
         self.functions = [name for name in layers if name.partition("@")[0] not in paths]
         self.calls: Counter[str] = Counter()
@@ -115,9 +117,9 @@ class Draws(TorchDispatchMode):
             paths[path].register_forward_pre_hook(lambda *_, path=path: self._enter(path))
             paths[path].register_forward_hook(lambda *_: self._leave())
 
-    def start(self, step: int, first_row: int) -> None:
+    def start(self, step: int, first_row: int, samples: int) -> None:
         """Announces the rows of the next forward pass."""
-        self.step, self.first_row = step, first_row
+        self.step, self.first_row, self.samples = step, first_row, samples
         self.calls.clear()
         self.drawn.clear()
 
@@ -143,7 +145,7 @@ class Draws(TorchDispatchMode):
     def _bits(self, shape: Sequence[int]) -> Bits:
         name, index = self._next()
         key = key_of(self.seed, self.step, name, index)
-        return Bits(key, shape, self.layers[name][index], self.first_row)
+        return Bits(key, shape, self.layers[name][index], self.first_row, self.samples)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.oracle.draws import Draws, Place
+from tests.oracle.draws import Draws
 
 Loss = Callable[[tuple[Tensor, ...], Tensor], Tensor]
 
@@ -49,7 +49,7 @@ class Task:
         precision: "fp64", "fp32" or "bf16" (autocast; weights in fp32).
         accumulate: micro-batches of a step; a batch is cut evenly, the first ones larger.
         seed: of draws.
-        draws: the layers that draw, in order, with the places of what they draw (`Draws`).
+        draws: the layers that draw, in order, with the batch's dimension in what they draw (`Draws`).
         local: for each batch norm that sees some ranks' rows only, the ranks that see theirs
             together; empty: all see all.
         late: steps by which gradients are late.
@@ -65,7 +65,7 @@ class Task:
     precision: str = "fp64"
     accumulate: int = 1
     seed: int = 0
-    draws: Mapping[str, Sequence[Place]] = field(default_factory=dict)
+    draws: Mapping[str, Sequence[int]] = field(default_factory=dict)
     local: Mapping[str, int] = field(default_factory=dict)
     late: int = 0
     warmup: int = 0
@@ -142,7 +142,7 @@ def _step(
     for turn, rows in enumerate(filter(None, sizes)):
         inputs = batch.inputs[first : first + rows].to(_dtype(task))
         labels = batch.labels[first : first + rows]
-        draws.start(index, first)
+        draws.start(index, first, rows)
         norms.ranks = batch.ranks[turn] if batch.ranks else ()
         with draws, _autocast(task):
             outputs = module(inputs)

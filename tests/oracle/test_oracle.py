@@ -9,7 +9,7 @@ from torch import nn
 from tests.oracle import comparing
 from tests.oracle.cases import Case, Cut, Run
 from tests.oracle.comparing import Verdict, judged
-from tests.oracle.draws import Bits, Draws, key_of
+from tests.oracle.draws import NOWHERE, Bits, Draws, key_of
 from tests.oracle.models import HELPERS, Net
 from tests.oracle.oracle import Batch, Step, Task, train
 
@@ -73,7 +73,7 @@ def test_micro_batches_draw_what_the_whole_batch_draws():
         ("self.drop = nn.Dropout(0.4)", "self.head = nn.Linear(8, 3)"),
         ("x = self.head(self.drop(x) + 0.1 * torch.randn_like(x))",),
     )
-    draws = {"drop": [(0, 1)], "randn_like": [(0, 1)]}
+    draws = {"drop": [0], "randn_like": [0]}
     whole, parts = (
         train(net.build().double(), task(net, rows=7, accumulate=n, draws=draws)) for n in (1, 3)
     )
@@ -83,7 +83,7 @@ def test_micro_batches_draw_what_the_whole_batch_draws():
 
 
 def test_draws_have_their_distributions():
-    bits = Bits(key_of(0, 1, "layer", 0), (1000, 300), (0, 1), 0)
+    bits = Bits(key_of(0, 1, "layer", 0), (1000, 300), 0, 0, 1000)
     assert bits.kept(0.3).mean() == pytest.approx(0.3, abs=3e-3)
     uniform, normal = bits.uniform(-1.0, 3.0, 24), bits.normal(1.0, 2.0)
     assert (uniform.mean(), uniform.std()) == pytest.approx((1.0, 4 / 12**0.5), abs=1e-2)
@@ -95,20 +95,20 @@ def test_draws_have_their_distributions():
 
 def test_a_sample_has_its_draws_wherever_the_batch_lies():
     key = key_of(3, 0, "layer", 0)
-    whole = Bits(key, (2, 6, 5), (1, 3), 0).bits
-    alone = Bits(key, (2, 3, 5), (1, 3), 1).bits
+    whole = Bits(key, (2, 6, 5), 1, 0, 2).bits
+    alone = Bits(key, (2, 3, 5), 1, 1, 1).bits
     assert (whole[:, 3:] == alone).all()
-    assert (Bits(key, (4,), (0, 0), 0).bits == Bits(key, (4,), (0, 0), 7).bits).all()
+    assert (Bits(key, (4,), NOWHERE, 0, 3).bits == Bits(key, (4,), NOWHERE, 7, 2).bits).all()
 
 
 def test_what_torch_draws_by_the_way_is_drawn_by_place():
     module = nn.Sequential(nn.Dropout(0.5), nn.AlphaDropout(0.5), nn.RReLU(), HELPERS.Noise(1.0))
-    layers = {"0": [(0, 1)], "1": [(0, 1)], "2": [(0, 1)], "randn_like": [(0, 1)]}
+    layers = {"0": [0], "1": [0], "2": [0], "randn_like": [0]}
     x = torch.randn(4, 5)
     found = []
     for _ in range(2):
         draws = Draws(module, layers, 0)
-        draws.start(0, 0)
+        draws.start(0, 0, 4)
         with draws:
             found.append(module(x))
     assert torch.equal(*found)
