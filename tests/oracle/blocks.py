@@ -28,6 +28,12 @@ ANY = {
         x = x * 1.5
         «x.relu_()¦x.add_(0.5)¦x.mul_(0.5)¦F.relu(x, inplace=True)¦x.tanh_()¦x.clamp_(min=-0.5)¦
         torch.relu_(x)»""",
+    "view in place": """
+        ---
+        x = x * 1.5
+        {m} = x[:, :1]
+        «{m} += 1¦{m}.mul_(0.5)¦{m}.relu_()¦x[:, 0] = 0.5¦x[:, :1] *= 2»
+        x = x + 1""",
     "arithmetic": """
         ---
         «x = x * 2 + 1¦x = 1 - x¦x = x / 2¦x += 0.1¦x *= 0.7¦x = x - x.detach() * 0.1¦x = -x¦
@@ -96,8 +102,8 @@ ANY = {
         x = self.{m}(x)""",
     "mixing": """
         ---
-        x = «x - x.mean(0)¦x / x.std()¦x + x.flip(0)¦F.softmax(x, 0)¦x + x.roll(1, 0)¦x * x.shape[0]¦
-        x + x.max()»""",
+        x = «x - x.mean(0)¦x / x.std()¦x + x.flip(0)¦F.softmax(x, 0)¦x + x.roll(1, 0)¦
+        x * x.shape[0]¦x + x.max()»""",
 }
 
 
@@ -133,7 +139,11 @@ def _channels(d: int) -> dict[str, str]:
             ---
             x = self.{m}(x)""",
         "instance norm": """
-            self.{m} = nn.InstanceNormNd({c}«¦, affine=True¦, track_running_stats=True»)
+            self.{m} = nn.InstanceNormNd({c}«¦, affine=True»)
+            ---
+            x = self.{m}(x)""",
+        "instance norm with statistics": """
+            self.{m} = nn.InstanceNormNd({c}, track_running_stats=True)
             ---
             x = self.{m}(x)""",
         "group norm": """

@@ -3,17 +3,16 @@
 import re
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from tests.engines import started
 from tests.oracle.cases import Case
 from tests.oracle.comparing import Verdict, judged
-from tests.oracle.generated import cases
+from tests.oracle.generated import numbered
 from tests.oracle.reducing import reduced
 from tests.oracle.running import Ranks
 from tests.ranks import Ranks as OnRanks
@@ -42,7 +41,15 @@ class Hunt:
     wrong: tuple[Wrong, ...]
 
     def count(self, what: str) -> int:
+        """Cases of one verdict."""
         return sum(verdict.what == what for verdict in self.verdicts)
+
+    @property
+    def refused(self) -> list[tuple[str, int]]:
+        """One text of each kind of refusal, and how often there was such a one."""
+        texts = [verdict.why for verdict in self.verdicts if verdict.what == "refused"]
+        first = {kind(text): text for text in reversed(texts)}
+        return [(first[k], n) for k, n in Counter(map(kind, texts)).most_common()]
 
 
 def hunt(count: int, number: int, *, reduce: bool = True) -> Hunt:
@@ -50,41 +57,24 @@ def hunt(count: int, number: int, *, reduce: bool = True) -> Hunt:
 
     Args:
         count: of cases.
-        number: the seed; the same one draws the same cases.
+        number: their seed; the same one draws the same cases.
         reduce: whether to make failures small, which takes some dozens of runs for each kind.
     """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, started(Path(folder)) as client:
         ranks = OnRanks(client).seated
-        found = drawn(count, number, lambda case: judged(case, ranks))
+        found = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch, about what drawn modules do
+            for index in range(count):
+                case = numbered(number, index)
+                found.append((case, judged(case, ranks)))
         wrong: dict[str, list[tuple[Case, str]]] = {}
         for case, verdict in found:
             if not verdict.right:
                 wrong.setdefault(kind(verdict.why), []).append((case, verdict.why))
         small = [_small(some, ranks, reduce) for some in wrong.values()]
     return Hunt(tuple(verdict for _, verdict in found), tuple(small))
-
-
-def drawn(count: int, number: int, judge: Callable[[Case], Verdict]) -> list[tuple[Case, Verdict]]:
-    """The cases of a seed, judged one after the other."""
-    found: list[tuple[Case, Verdict]] = []
-
-    @seed(number)
-    @settings(
-        max_examples=count,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(cases())
-    def draw(case: Case) -> None:
-        found.append((case, judge(case)))
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        draw()
-    return found
 
 
 def kind(why: str) -> str:

@@ -56,6 +56,25 @@ class Net:
             _vary(module)
         return module
 
+    def runs(self, samples: int = 4) -> tuple[Tensor, ...] | None:
+        """What torch itself gives in training and in evaluation; None where it does not run.
+
+        It runs where both are finite, have a row for each sample, and training has gradients.
+        """
+        try:
+            module = self.build()
+            with torch.random.fork_rng(devices=()):
+                x = torch.randn(samples, *self.shape)
+                found = [self.outputs(module(x))[0], self.outputs(module.eval()(x))[0]]
+            if found[0].requires_grad:
+                found[0].square().sum().backward()
+        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError, KeyError,
+                AttributeError, NameError, SyntaxError):  # fmt: skip
+            return None
+        alike = found[0].shape == found[1].shape and found[0].shape[:1] == (samples,)
+        finite = all(one.isfinite().all() for one in found)
+        return tuple(one.detach() for one in found) if alike and finite else None
+
     def outputs(self, returned: Any) -> tuple[Tensor, ...]:
         """What is trained of what the module returns: its scores, and auxiliary ones."""
         if isinstance(returned, Tensor):
@@ -78,7 +97,7 @@ def _turn(item: tuple[str, int, Any]) -> tuple[bool, int]:
 
 @torch.no_grad()
 def _vary(module: nn.Module) -> None:
-    """Moves what is constant, as fresh norms are: a comparison could not see it in a wrong place."""
+    """Moves what is constant, as fresh norms are: in a wrong place nobody could see it."""
     for tensor in module.parameters():
         if tensor.numel() and (tensor == tensor.flatten()[0]).all():
             tensor.add_(0.1 * torch.randn(tensor.shape))

@@ -49,7 +49,7 @@ class Task:
         precision: "fp64", "fp32" or "bf16" (autocast; weights in fp32).
         accumulate: micro-batches of a step; a batch is cut evenly, the first ones larger.
         seed: of draws.
-        draws: the layers that draw, in order, with the batch's dimension in what they draw (`Draws`).
+        draws: the layers that draw, in order, with the batch's dimensions (`Draws`).
         local: for each batch norm that sees some ranks' rows only, the ranks that see theirs
             together; empty: all see all.
         late: steps by which gradients are late.

@@ -239,6 +239,22 @@ EQUAL = {
         ),
         Cut(2),
     ),
+    "tied weights, re-cut": Case(
+        Net(
+            (6,),
+            (
+                "self.m2 = nn.Linear(6, 6)",
+                "self.m2t = nn.Linear(6, 6)",
+                "self.m2t.weight = self.m2.weight",
+                "self.head = nn.Linear(6, 3)",
+            ),
+            ("x = self.m2t(F.relu(self.m2(x)))", "x = self.head(x)"),
+        ),
+        Cut(2, (("head", "shard_in", 2, None),)),
+        Run(steps=3),
+        "re-cut",
+        Cut(2, (("head", "shard_out", 2, None),), rows=(2, 1)),
+    ),
     "an auxiliary head, and something that is looked at": Case(
         Net(
             (8,),

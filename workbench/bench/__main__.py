@@ -8,7 +8,7 @@ from pathlib import Path
 from workbench.bench.plot import svg
 from workbench.bench.report import Report
 
-# Each module has `run(quick: bool) -> Report`.
+# Each module has `run(*, quick: bool) -> Report`.
 BENCHES = {
     "accuracy": "a hybrid VGG-11 on scikit-learn's digits, against one process",
     "exactness": "every kind of model and plan, against the unsplit model",
@@ -40,8 +40,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer rounds and a smaller model")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw it here, as SVG")
+    parser.add_argument(
+        "--random", type=int, metavar="N", help="exactness: of N drawn cases, in a checkout"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the drawn cases")
     options = parser.parse_args(arguments)
-    report: Report = import_module(f"workbench.bench.{options.name}").run(quick=options.quick)
+    if options.random is not None and options.name != "exactness":
+        parser.error("--random is for exactness")
+    report: Report
+    if options.random is not None:
+        report = import_module("workbench.bench.random_cases").run(options.random, options.seed)
+    else:
+        report = import_module(f"workbench.bench.{options.name}").run(quick=options.quick)
     print(report.as_text())
     if options.json is not None:
         report.write(options.json)
