@@ -63,6 +63,9 @@ def test_each_kind_finds_its_places(kind, line, faulty):
         "warnings.warn(a + b)",
         "a = '%s' % b",
         "if x.is_cuda: a = b % c",
+        "if x.type != 'cpu': a = b % c",
+        "if x.type == 'cpu': pass\nelse: a = b % c",
+        "a = b % c if on_gpu else d",
         "if a in ('b', 'c'): pass",
         "isinstance(a, (b, c))",
         '"""The rank % k."""',
@@ -72,6 +75,7 @@ def test_each_kind_finds_its_places(kind, line, faulty):
         "def close(self): self.a = None",
         "a = b",
         "a = 1_000_000",
+        "zip(a, b, strict=True)",
     ],
 )
 def test_what_decides_no_value_is_left_alone(source):
@@ -82,6 +86,15 @@ def test_what_decides_no_value_is_left_alone(source):
 def test_what_is_the_same_to_python_is_no_fault():
     assert ("wrong factor", "a = 1") not in planted("a = 1 * 1")
     assert not planted("a = b, b")
+
+
+def test_the_other_branch_of_hardware_is_looked_at():
+    assert ("wrong group", "a = (b // c)") in planted("if x.is_cuda: pass\nelse:\n    a = b % c")
+    assert ("wrong group", "a = (b // c)") in planted("if x.type == 'cpu':\n    a = b % c")
+
+
+def test_what_python_warns_of_is_no_fault():
+    assert ("wrong group", "a = 1 is None") not in planted("a = group_size is None")
 
 
 def test_arguments_are_swapped_where_they_are_alike():

@@ -86,7 +86,8 @@ def test_faults_are_killed_by_the_tests_that_execute_them(root, tmp_path):
         return attempt(root, tmp_path / f"{fault.start}", fault, near)
 
     killed = tried("missing sum", "total += rank")
-    assert (killed.tests, killed.by) == (2, "tests/test_small.py::test_others[1]")
+    assert killed.tests == 2
+    assert killed.by.startswith("tests/test_small.py::test_others")  # the quicker one
     assert killed.said.startswith("E ")
     missed = tried("missing sum", "a + 1")
     assert not missed.killed

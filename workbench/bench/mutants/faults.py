@@ -6,6 +6,7 @@ the same to Python (faults that do not change the compiled code).
 """
 
 import ast
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -166,20 +167,20 @@ def _places(node: ast.AST, place: _Place) -> Iterator[_Place]:
 def _left_out(parent: ast.AST, name: str, child: ast.AST) -> bool:
     if name in ("annotation", "returns", "decorator_list", "bases", "type_comment", "msg", "type"):
         return True
-    if isinstance(parent, ast.If) and name in ("body", "orelse"):
-        return _on_hardware(parent.test) or ast.unparse(parent.test) == "TYPE_CHECKING"
-    if isinstance(parent, ast.If | ast.IfExp) and name == "test":
-        return _on_hardware(child)
+    if isinstance(parent, ast.If) and (never := _never(parent.test)):
+        return name in (never, "test")
     match child:
         case ast.Raise() | ast.Assert() | ast.JoinedStr():
             return True
         case ast.IfExp(test=test):
-            return _on_hardware(test)
+            return _never(test) != ""
         case ast.FunctionDef(name=called):
             return called in SHOWS | CLOSES or _on_hardware(ast.Name(called))
         case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called)):
             return called in WARNS or "cuda" in ast.unparse(child.func)
         case ast.Expr(value=ast.Constant()):
+            return True
+        case ast.keyword(arg="strict"):  # of zip: an assertion
             return True
         case ast.Assign(targets=[ast.Name(id="__all__" | "__slots__")]):
             return True
@@ -202,6 +203,18 @@ def _is_set(parent: ast.AST, name: str) -> bool:
     return False
 
 
+def _never(test: ast.AST) -> str:
+    """Which branch of a condition no machine without a GPU takes: "body", "orelse" or none, ""."""
+    match test:
+        case ast.Compare(ops=[ast.Eq()], comparators=[ast.Constant(value="cpu")]):
+            return "orelse"
+        case ast.Compare(ops=[ast.NotEq()], comparators=[ast.Constant(value="cpu")]):
+            return "body"
+        case ast.Name(id="TYPE_CHECKING"):
+            return "body"
+    return "body" if _on_hardware(test) else ""
+
+
 def _on_hardware(test: ast.AST) -> bool:
     return any(word in ast.unparse(test).lower() for word in HARDWARE)
 
@@ -219,10 +232,13 @@ def _text(new: ast.AST, old: str) -> str:
 
 
 def _compiled(source: str, file: str) -> CodeType | None:
-    try:
-        return compile(source, file, "exec")
-    except (SyntaxError, ValueError):
-        return None
+    """None for what Python does not take, or not without a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            return compile(source, file, "exec")
+        except (SyntaxError, ValueError):
+            return None
 
 
 def _essence(code: CodeType) -> tuple[Any, ...]:

@@ -53,7 +53,8 @@ class Observer:
         """Counts tests."""
         self._number += 1
         witness.next_test(self._number)
-        self.write(test=item.nodeid, number=self._number)
+        engines = "engines" in getattr(item, "fixturenames", ())
+        self.write(test=item.nodeid, number=self._number, engines=engines)
         return (yield)
 
     @pytest.hookimpl(wrapper=True)

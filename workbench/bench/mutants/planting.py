@@ -9,8 +9,8 @@ from workbench.bench.mutants.choosing import FOLDERS, LEFT_OUT, candidates, chos
 from workbench.bench.mutants.suite import Outcome, attempt, copied, observe
 from workbench.bench.report import Cell, Figure, Report
 
-TESTS = (*FOLDERS, "model", "oracle")
-"""The folders of tests that are watched: what plans and computes."""
+TESTS = ("oracle", *FOLDERS, "model", "predict", "cluster")
+"""The folders of tests that are watched: all that plan or compute."""
 MOST_S = 240.0
 """Of tests for one fault, as long as they take without it."""
 

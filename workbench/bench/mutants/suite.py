@@ -31,10 +31,17 @@ OWN = "WORKBENCH_MUTANT"
 
 @dataclass(frozen=True)
 class Test:
-    """A test that passes without faults, and how long it takes in seconds."""
+    """A test that passes without faults.
+
+    Attributes:
+        name: pytest's.
+        seconds: that it takes.
+        engines: whether engines have to be started for it.
+    """
 
     name: str
     seconds: float
+    engines: bool = False
 
     @property
     def file(self) -> str:
@@ -56,10 +63,11 @@ class Observed:
     executed: witness.Executed
 
     def near(self, fault: Fault, most_s: float) -> list[Test]:
-        """The tests that execute what a fault changes, for `most_s` seconds; the likeliest first.
+        """The tests that execute what a fault changes, for `most_s` seconds.
 
-        These are those of the file of the same name, then the quickest. What is executed when a
-        file is imported, is for all tests that execute anything of the file.
+        First those without engines; of these those in the file of the same name, then the
+        quickest. What is executed when a file is imported, is for all tests that execute anything
+        of the file.
         """
         lines = self.executed[fault.file]
         first, last = fault.lines
@@ -68,7 +76,7 @@ class Observed:
         numbers = set(of_fault if fault.function else of_file)
         stem = f"test_{Path(fault.file).stem}.py"
         tests = [self.tests[number] for number in numbers if number in self.tests]
-        tests.sort(key=lambda test: (Path(test.file).name != stem, test.seconds, test.name))
+        tests.sort(key=lambda t: (t.engines, Path(t.file).name != stem, t.seconds, t.name))
         total = 0.0
         found: list[Test] = []
         for test in tests:
@@ -133,17 +141,21 @@ def observe(root: Path, folder: Path, files: Sequence[str], tests: Sequence[str]
 
 def observed(folder: Path) -> Observed:
     """What `observe` has left in a folder."""
-    numbers: dict[str, int] = {}
+    begun: dict[str, dict[str, Any]] = {}
     seconds: dict[str, float] = {}
     failed: dict[str, None] = {}
     for row in _rows(folder):
         if "number" in row:
-            numbers[row["test"]] = row["number"]
+            begun[row["test"]] = row
         elif row["phase"] == "call":
             seconds[row["test"]] = row["seconds"]
         if row.get("outcome") == "failed":
             failed[row["test"]] = None
-    tests = {numbers[n]: Test(n, s) for n, s in seconds.items() if n not in failed}
+    tests = {
+        begun[name]["number"]: Test(name, taken, begun[name]["engines"])
+        for name, taken in seconds.items()
+        if name not in failed
+    }
     return Observed(tests, tuple(failed), witness.read(folder / "witness"))
 
 
