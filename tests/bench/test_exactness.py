@@ -6,7 +6,9 @@ import pytest
 
 from workbench.bench.__main__ import main
 from workbench.bench.exactness import figures_of
+from workbench.bench.models import smallest
 from workbench.bench.report import Figure
+from workbench.model.trace import trace
 from workbench.train.verification import Difference, Verification
 
 
@@ -52,3 +54,17 @@ def test_accuracy(tmp_path, monkeypatch):
     # The same weights and rows: only dropout's masks are their own.
     ours, theirs = (row["last loss"] for row in content["rows"])
     assert ours == pytest.approx(theirs, rel=0.05)
+
+
+@pytest.mark.slow
+def test_models(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    content = content_of(tmp_path, "models")
+    assert [row["exact"] for row in content["rows"]] == ["yes", "yes"]
+    assert content["figures"]["traced"]["min"] == 1.0
+
+
+def test_each_family_has_one_smallest():
+    names = ("resnet50", "resnet18", "wide_resnet50_2", "squeezenet1_1")
+    graphs = {name: trace(name, input_shape=(3, 32, 32)) for name in names}
+    assert smallest(graphs) == {"squeezenet": "squeezenet1_1", "resnet": "resnet18"}

@@ -86,6 +86,18 @@ def test_rows_wider_than_a_slot(on_ranks):
     on_ranks(3, very_wide)
 
 
+def in_inference_first(world):
+    group = all_ranks(world)
+    with torch.inference_mode():
+        check_all(group, (3, 4), (2, 0, 1), torch.float32)
+    check_all(group, (3, 4), (2, 0, 1), torch.float32)
+
+
+def test_what_was_first_used_in_inference_mode_is_used_outside(on_either):
+    """An evaluation may be the first to come with a number of rows that a later step has."""
+    on_either(3, in_inference_first)
+
+
 @st.composite
 def sequences(draw):
     """Ranks, and for each turn: which group, shape, sizes, dtype."""

@@ -1,5 +1,8 @@
 """Opening and closing worlds, and the groups in them."""
 
+import gc
+import os
+import resource
 import signal
 
 import pytest
@@ -7,11 +10,12 @@ import torch
 import torch.distributed as dist
 
 from tests.ranks import all_ranks
-from workbench.comm.collectives import all_gather, all_reduce
+from workbench.comm import world as world_module
+from workbench.comm.collectives import all_gather, all_reduce, start_all_reduce
 from workbench.comm.errors import CommTimeout
 from workbench.comm.group import Group
 from workbench.comm.record import Recorder
-from workbench.comm.world import Seat, World
+from workbench.comm.world import Seat, World, backend_of
 from workbench.plan.placement import Shard
 
 
@@ -75,6 +79,43 @@ def test_an_interrupt_while_a_world_closes_does_not_keep_the_next_from_opening(m
     with World.open(seat(2)) as world:
         assert world.groups([("all", (0,))])
     assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("devices", "backend"),
+    [
+        (["gpu a"], "nccl"),
+        (["gpu a", "gpu b", "gpu c"], "nccl"),
+        (["gpu a", "gpu b", "cpu"], "gloo"),
+        (["gpu a", "cpu"], "gloo"),
+        (["gpu a", "gpu b", "gpu a"], "gloo"),
+        (["cpu", "cpu"], "gloo"),
+        (["cpu"], "gloo"),
+    ],
+)
+def test_the_backend_follows_from_what_all_ranks_compute_on(devices, backend):
+    """The rule alone; a world of both kinds needs a GPU (tests/gpu)."""
+    assert backend_of(devices) == backend
+
+
+def test_a_rank_takes_what_the_devices_of_all_ask_for(monkeypatch):
+    """Two ranks that say they are on GPUs of their own, beside one that is on none."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    taken, threads = [], torch.get_num_threads()
+
+    def asked(backend, **_):
+        taken.append(backend)
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(dist, "init_process_group", asked)
+    for number, beside in enumerate((["gpu a", "gpu b"], ["gpu a", "cpu"])):
+        monkeypatch.setattr(world_module, "_device_name", lambda _device: "gpu c")
+        for rank, device in enumerate(beside, start=1):
+            store.set(f"world {number}/the world to open/{rank}", device)
+        seat = Seat(0, 3, "127.0.0.1", store.port, f"world {number}", threads=threads)
+        with pytest.raises(RuntimeError, match="enough"), World.open(seat):
+            pass
+    assert taken == ["nccl", "gloo"]
 
 
 SPECS = [
@@ -173,3 +214,75 @@ def nothing(world):
 
 def test_worlds_follow_each_other_in_one_process(on_ranks):
     assert [on_ranks(size, nothing)[0] for size in (2, 4, 1, 3, 2)] == [2, 4, 1, 3, 2]
+
+
+def open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def made_and_let_go(world, times):
+    """Files that are open after each of many makings of groups, which work while they are there."""
+    found = []
+    for time in range(times):
+        everyone = tuple(range(world.size))
+        groups = world.groups([(f"turn {time}", everyone), (f"pair {time}", everyone[:2])])
+        x = torch.ones(1000)
+        for group in groups.values():
+            flats = [group.buffer(1000, x).copy_(x) for _ in range(3)]
+            for flat in flats:
+                start_all_reduce(flat, group).wait()
+                assert flat.eq(group.size).all()
+            assert all_gather(x, Shard(0, (1000,) * group.size), group).sum() == 1000 * group.size
+        del flats, flat
+        world.let_go(groups.values())
+        del group, groups
+        gc.collect()
+        found.append(open_files())
+    return found
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_files_do_not_add_up_over_many_groups(on_ranks, shared_memory):
+    """Threads of gloo may close a connection a little later: no later time has more."""
+    for found in on_ranks(3, made_and_let_go, 12, shared_memory=shared_memory):
+        assert max(found[4:]) <= max(found[:4]) + 2, found
+
+
+def one_group_and_buffers(world, count):
+    """Files that are open before and after so many buffers are made."""
+    group = all_ranks(world)
+    before = open_files()
+    flats = [group.buffer(1000, torch.zeros(1)) for _ in range(count)]
+    assert all(group.shared(flat) is not None for flat in flats)
+    return before, open_files()
+
+
+def test_buffers_need_no_open_files(on_ranks):
+    for before, after in on_ranks(3, one_group_and_buffers, 50):
+        assert before == after
+
+
+def closed_one(world):
+    kept, closed = world.groups([("kept", (0, 1)), ("closed", (0, 1))]).values()
+    world.let_go([closed])
+    again = world.groups([("closed", (0, 1))])["closed", (0, 1)]
+    return [all_reduce(torch.ones(1), group).item() for group in (kept, again)]
+
+
+def test_the_other_groups_stay_when_one_is_closed(on_ranks):
+    assert on_ranks(2, closed_one) == [[2.0, 2.0]] * 2
+
+
+def limited(seat):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        with World.open(seat):
+            return resource.getrlimit(resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_rank_may_open_as_many_files_as_the_system_lets_it(on_ranks):
+    for soft, hard in on_ranks.seated(2, limited):
+        assert soft == hard or hard == resource.RLIM_INFINITY

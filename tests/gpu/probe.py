@@ -1,13 +1,19 @@
 """What the tests of GPUs run on engines."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from tests.ranks import all_ranks
+from workbench.comm.collectives import all_gather, all_reduce, broadcast, start_all_reduce
 from workbench.comm.world import Seat, World
 from workbench.plan.experiment import Experiment
+from workbench.plan.placement import Shard
+from workbench.plan.plan import Plan
 from workbench.train.memory import PeakMeter
+from workbench.train.replanning import under
 from workbench.train.state import RankState, group_specs_of
 
 
@@ -15,6 +21,20 @@ def place(seat: Seat, experiment: Experiment, *, weights: Path) -> tuple[str, st
     """Where this rank computes, and through what it communicates."""
     with World.open(seat) as world:
         return world.device.type, dist.get_backend()
+
+
+def mixed(seat: Seat) -> tuple[str, str, list[float]]:
+    """Sums and copies between a GPU, of rank 0, and the host, and where this rank is."""
+    with World.open(replace(seat, device="cpu" if seat.rank else "cuda:0")) as world:
+        everyone = all_ranks(world)
+        x = torch.full((1,), world.rank + 1.0, device=world.device)
+        flat = everyone.buffer(1, x).copy_(x)
+        start_all_reduce(flat, everyone).wait()
+        sums = [all_reduce(x, everyone, algorithm=by) for by in ("auto", "direct", "ring")]
+        every = all_gather(x, Shard(0, (1, 1)), everyone)
+        found = [flat, *sums, every, broadcast(x, 0, everyone)]
+        assert {tensor.device for tensor in found} == {world.device}
+        return world.device.type, dist.get_backend(), torch.cat(found).tolist()
 
 
 def memory(
@@ -32,3 +52,21 @@ def memory(
         allocator = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
         reading = meter.lap()
     return (reading.peak_bytes, reading.live_bytes), allocator
+
+
+def re_cut(seat: Seat, experiment: Experiment, *, weights: Path) -> set[str]:
+    """On which devices all lies that takes part in a step, some steps after a re-cut."""
+    other = Plan.data_parallel(experiment.plan.graph, experiment.plan.world_size)
+    with World.open(seat) as world:
+        groups = world.groups(group_specs_of(experiment.plan))
+        state = RankState.start(experiment, world, groups, weights, None)
+        for step in range(2 * experiment.steps):
+            if step == experiment.steps:
+                state = under(state, other.with_batch_norm("synchronized"), step)
+            state.stepper.run(step)
+            state.strategy.update(step)
+        state.strategy.settle()
+        held = [*state.model.pieces().values(), *state.updater.tensors()]
+        held += [piece for left in state.strategy.in_flight for piece in left.gradients.values()]
+        held += [piece for left in state.strategy.in_flight for piece in left.weights.values()]
+        return {tensor.device.type for tensor in held}

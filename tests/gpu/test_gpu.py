@@ -4,8 +4,10 @@ import pytest
 import torch
 
 import workbench as wb
+from tests.gpu import probe
 from tests.train.small import net
-from workbench.cluster.host import probe
+from workbench.cluster import host
+from workbench.plan.codec import Codec
 from workbench.plan.experiment import Synthetic
 
 pytestmark = [
@@ -21,7 +23,7 @@ GRAPH = wb.trace(net(), input_shape=(3, 8, 8))
 def one_gpu():
     """All engines see the first GPU alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_VISIBLE_DEVICES", probe().gpus[0].token)
+        patch.setenv("CUDA_VISIBLE_DEVICES", host.probe().gpus[0].token)
         yield
 
 
@@ -54,6 +56,12 @@ def test_one_engine_has_nccl_and_two_on_one_gpu_have_gloo(cluster):
     assert {device.backend for device in cluster.devices} == {backend}
 
 
+def test_a_rank_on_a_cpu_beside_one_on_a_gpu_talks_through_the_host(on_ranks):
+    kinds, backends, found = zip(*on_ranks.seated(2, probe.mixed), strict=True)
+    assert (kinds, backends) == (("cuda", "cpu"), ("gloo", "gloo"))
+    assert found == ([3.0, 3.0, 3.0, 3.0, 1.0, 2.0, 1.0],) * 2
+
+
 @pytest.mark.parametrize("plan", [wb.Plan.data_parallel, wb.Plan.hybrid])
 def test_a_split_model_is_exact(cluster, plan):
     whole = plan(GRAPH, len(cluster)).with_batch_norm("synchronized")
@@ -75,6 +83,29 @@ def test_a_run_trains_and_says_what_it_holds(cluster, sync):
     assert run.state == "finished"
     assert (run.metrics["gpu_bytes"] > 0).all()
     assert (run.metrics["peak_bytes"] >= run.metrics["tensor_bytes"]).all()
+
+
+FEEDBACK = Codec(name="top_k", fraction=0.2, error_feedback=True)
+LATE = wb.Pipelined(width=3, compensation="delay")
+
+
+@pytest.mark.parametrize("then", [LATE, wb.Synchronous(), wb.ParameterServer()])
+def test_what_a_checkpoint_brings_back_comes_to_the_gpu(cluster, then):
+    """Gradients in flight, and the weights that delay compensation needs.
+
+    Shown here alone: without a GPU, tests/train shows on which device they are put, and no values.
+    """
+    first = cluster.train(experiment(cluster, sync=LATE), module=net()).wait()
+    on = experiment(cluster, sync=then).replace(steps=6)
+    run = cluster.train(on, module=net(), resume=first).wait()
+    assert run.state == "finished"
+    assert run.metrics["step"].max() == 5
+
+
+@pytest.mark.parametrize("sync", [LATE, wb.Synchronous(codec=FEEDBACK)])
+def test_what_a_re_cut_brings_along_comes_to_the_gpu(cluster, sync):
+    found = cluster.call("tests.gpu.probe:re_cut", experiment(cluster, sync=sync), module=net())
+    assert found == [{"cuda"}] * len(cluster)
 
 
 def test_memory_is_what_the_allocator_says(cluster):

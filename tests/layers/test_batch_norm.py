@@ -67,11 +67,11 @@ def test_local_is_torchs_own(momentum, counts):
     assert_close(layer.eval()(x), whole.eval()(x), rtol=0, atol=0)
 
 
-def test_a_rank_without_rows_keeps_its_statistics():
+def test_a_rank_without_rows_counts_the_batch_and_keeps_its_statistics():
     layer = LocalBatchNorm(nn.BatchNorm2d(3))
     x = torch.zeros(0, 3, 2, 2, requires_grad=True)
     layer(x).sum().backward()
-    assert layer.num_batches_tracked.item() == 0
+    assert layer.num_batches_tracked.item() == 1
     assert_close(layer.running_mean, torch.zeros(3))
     assert_close(layer.weight.grad, torch.zeros(3))
     assert x.grad.shape == x.shape

@@ -5,7 +5,8 @@ import torch
 from torch.testing import assert_close
 
 from workbench.layers.context import BatchContext
-from workbench.layers.dropout import PlacedDropout, keep_mask
+from workbench.layers.dropout import PlacedDropout
+from workbench.model.draws import hashed, kept
 from workbench.plan.layout import ROWS, Layout
 from workbench.plan.placement import Replicate, Shard
 
@@ -55,7 +56,7 @@ def test_every_step_and_every_layer_draws_anew():
 
 
 def test_kept_elements_are_scaled_and_the_rate_is_right():
-    keep = keep_mask(123, torch.arange(1000)[:, None], torch.arange(1000)[None], 0.3)
+    keep = kept(hashed(123, torch.arange(1000)[:, None], torch.arange(1000)[None]), 0.7)
     assert keep.float().mean().item() == pytest.approx(0.7, abs=2e-3)
     # Neither rows nor features nor their neighbours are alike.
     assert keep.float().mean(0).std().item() == pytest.approx((0.21 / 1000) ** 0.5, rel=0.15)

@@ -19,7 +19,7 @@ from workbench.plan.experiment import SGD, Synchronous
 from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
 from workbench.train.batch import MicroBatch
-from workbench.train.masks import place_dropout
+from workbench.train.masks import place_draws
 from workbench.train.objective import own_rows
 from workbench.train.passes import pass_of
 from workbench.train.synchronous import SynchronousUpdates
@@ -99,7 +99,7 @@ def whole(case: Case) -> Found:
     """The steps of one process, with the masks of a split model."""
     model = nets.made(case.net)
     context = BatchContext(0, (0,), seed=nets.SEED)
-    place_dropout(model, case.plan.graph, context)
+    place_draws(model, case.plan.graph, context)
     parameters = dict(model.named_parameters())
     optimizer = torch.optim.SGD(parameters.values(), lr=OPTIMIZER.lr, momentum=OPTIMIZER.momentum)
     steps = []

@@ -4,10 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.train import small
 from tests.train.runs import same
+from tests.train.saving import Alone, Memory
 from tests.train.test_session import GRAPH, session
+from workbench.layers.context import BatchContext
+from workbench.layers.cut import cut
+from workbench.layers.cut_model import group_specs
 from workbench.model.weights import initialize
 from workbench.plan.experiment import (
     SGD,
@@ -20,6 +25,10 @@ from workbench.plan.experiment import (
 )
 from workbench.plan.plan import Plan
 from workbench.train import checkpoint
+from workbench.train.in_flight import InFlight
+from workbench.train.residuals import residual_entry, restore_residuals
+from workbench.train.strategy import strategy_of, updater_of
+from workbench.train.wishes import CarriedOut, LearningRate, Wishes
 
 HYBRID = Plan.hybrid(GRAPH, 4, 2).with_batch_norm("synchronized")
 UNEQUAL = Plan.hybrid(GRAPH, 3, 3).with_layer("5", shares=(3, 0, 1)).with_batch_norm("synchronized")
@@ -42,10 +51,14 @@ def weights(tmp_path_factory):
 def run(on_ranks, weights, tmp_path):
     """Runs whole sessions; -> everything in the last checkpoint, the folder, and rank 0's end."""
 
-    def run(resume: Path | None = None, stop_after: int | None = None, **fields):
+    def run(resume: Path | None = None, stop_after: int | None = None, wished=(), **fields):
         experiment = Experiment(**{**FIELDS, **fields})
         directory = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
         directory.mkdir()
+        wishes = Wishes(directory)
+        for step, rate in wished:
+            done = CarriedOut(step, before=experiment.optimizer.lr)
+            wishes.carry_out(wishes.wish(LearningRate(rate)), done)
         args = (experiment, weights, directory, resume, stop_after)
         answers = on_ranks.seated(experiment.plan.world_size, session, *args)
         saved = checkpoint.load(checkpoint.latest(directory), GRAPH)
@@ -56,6 +69,15 @@ def run(on_ranks, weights, tmp_path):
         )
 
     return run
+
+
+class OneDevice(TorchDispatchMode):
+    """Refuses operations on tensors of several devices, but for copies."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        devices = {arg.device for arg in args if isinstance(arg, torch.Tensor)}
+        assert len(devices) < 2 or "copy" in str(func), f"{func} of tensors on {devices}"
+        return func(*args, **(kwargs or {}))
 
 
 def in_flight(found):
@@ -136,6 +158,19 @@ def test_a_narrower_pipeline_uses_the_oldest_at_once(run):
     assert outcome.notes == ("step 5 moved no weights: it filled the pipeline",)
 
 
+def test_what_has_no_place_is_used_at_the_rate_of_the_run_and_not_of_the_experiment(run):
+    """Somebody set it before step 5, with two gradients in flight; the run goes on without them."""
+    fields = dict(optimizer=SGD(lr=0.02, momentum=0.9))
+    _, stopped, _ = run(sync=Pipelined(width=3), stop_after=4, **fields)
+    end = checkpoint.latest(stopped)
+    for after in (Synchronous(algorithm="direct"), ParameterServer(server=1)):
+        set_since, _, _ = run(sync=after, resume=end, wished=[(5, 0.005)], **fields)
+        slower = dict(optimizer=SGD(lr=0.005, momentum=0.9))
+        same(set_since, run(sync=after, resume=end, **slower)[0])
+    later, _, _ = run(sync=after, resume=end, wished=[(7, 0.005)], **fields)
+    assert not torch.equal(later["5.weight"], set_since["5.weight"])
+
+
 def test_a_loss_that_is_no_number_moves_no_weights(run):
     optimizer = SGD(lr=1e200)
     _, folder, outcome = run(
@@ -147,3 +182,46 @@ def test_a_loss_that_is_no_number_moves_no_weights(run):
     assert saved.step == outcome.step
     gradients = [n for n in saved.reader.names if n.startswith("in_flight/1/gradient/")]
     assert gradients
+
+
+@pytest.mark.parametrize(
+    "sync", [Pipelined(width=3, compensation="delay"), Synchronous(), ParameterServer()]
+)
+def test_what_comes_from_a_file_or_a_re_cut_goes_where_its_parameter_is(sync):
+    """Such tensors lie on the host, in the type of their run.
+
+    "meta" stands in for a GPU: what is mixed up is refused there as well. It cannot show values;
+    tests/gpu does.
+    """
+    plan, meta = Plan.data_parallel(GRAPH, 1), torch.device("meta")
+    run = Experiment(**{**FIELDS, "plan": plan, "sync": sync})
+    groups = Alone().groups([("control", (0,)), *group_specs(plan)])
+    reader, context = Memory(small.net().state_dict()), BatchContext(0, (0,), seed=0)
+    model = cut(plan, context, groups, reader, device=meta, dtype=torch.float64)
+    parameters = model.trainable()
+    assert {parameter.device for parameter in parameters.values()} == {meta}
+    came = {name: torch.ones(parameter.shape) for name, parameter in parameters.items()}
+    left = [InFlight(step, came, came) for step in (3, 4)]
+    strategy = strategy_of(run, model, updater_of(run, model), 5, left)
+    for flight in strategy.in_flight:
+        for piece in (*flight.gradients.values(), *flight.weights.values()):
+            assert (piece.device, piece.dtype) == (meta, torch.float64)
+    assert [flight.step for flight in strategy.in_flight] == (
+        [3, 4] if isinstance(sync, Pipelined) else []
+    )
+
+
+def test_what_a_codec_left_out_goes_where_it_is_kept():
+    """As above; under a communicator of GPUs, what is left out is kept there.
+
+    "meta" takes a sum with a tensor of the host, which a GPU refuses: so does `OneDevice`.
+    """
+    plan, meta = Plan.data_parallel(GRAPH, 1), torch.device("meta")
+    groups = Alone().groups([("control", (0,)), *group_specs(plan)])
+    whole = small.net().state_dict()
+    model = cut(plan, BatchContext(0, (0,), seed=0), groups, Memory(whole), device=meta)
+    kept = {"5.weight": torch.zeros(whole["5.weight"].shape, device=meta)}
+    came = Memory({residual_entry(0, 0, name): whole[name] for name in kept})
+    with OneDevice():
+        restore_residuals(came, model, [kept])
+    assert kept["5.weight"].device == meta

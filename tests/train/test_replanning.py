@@ -1,6 +1,8 @@
 """A run that goes on under other plans is the run that went on under one."""
 
+import gc
 import itertools
+import os
 
 import pytest
 import torch
@@ -50,10 +52,9 @@ def experiment(plan, **fields):
     return Experiment(
         plan=plan,
         data=Synthetic(samples=50),
-        batch_size=20,
         steps=2,
         precision="fp64",
-        **{"optimizer": AdamW(lr=0.01), **fields},
+        **{"batch_size": 20, "optimizer": AdamW(lr=0.01), **fields},
     )
 
 
@@ -125,6 +126,30 @@ def test_a_step_hands_out_rows_by_their_shares(on_ranks, weights):
     assert rows == (0, 13, 7)
     expected = [(rows, own) for own in rows]
     assert on_ranks(3, rows_taken, experiment(PLANS[-1]), weights) == expected
+
+
+def files_over_re_cuts(world, first, plans, weights, times):
+    """Files that are open after some re-cuts, and after many."""
+    state = RankState.start(first, world, world.groups(group_specs_of(first.plan)), weights, None)
+    found = []
+    for step in range(times):
+        state.stepper.run(step)
+        state.strategy.update(step)
+        state = under(state, plans[step % len(plans)], step + 1)
+        if step in (5, times - 1):
+            gc.collect()
+            found.append(len(os.listdir("/proc/self/fd")))
+    return found
+
+
+def test_files_do_not_add_up_over_many_re_cuts(on_ranks, weights):
+    """Back and forth between plans; and on and on, to groups that were closed meanwhile."""
+    pairs, whole = synchronized(Plan.hybrid(GRAPH, 4, 2)), synchronized(Plan.hybrid(GRAPH, 4))
+    data = Plan.data_parallel(GRAPH, 4)
+    for plans, times in (((whole, pairs), 50), ((data, whole, pairs), 12)):
+        first = experiment(pairs, batch_size=8)
+        for some, many in on_ranks(4, files_over_re_cuts, first, plans, weights, times):
+            assert many <= some + 2
 
 
 FEEDBACK = Codec(name="top_k", fraction=0.2, error_feedback=True)

@@ -13,6 +13,7 @@ from workbench.model.slices import PieceSet
 from workbench.model.snapshot import Snapshot
 from workbench.train.checkpoint import latest
 from workbench.train.control import Control
+from workbench.train.learning_rates import LearningRates
 from workbench.train.loop import Loop
 from workbench.train.parts import parts
 from workbench.train.saver import Saver, _Writing
@@ -161,9 +162,9 @@ def test_a_wished_checkpoint_is_whole_when_it_is_noted_as_carried_out(tmp_path, 
         tracer=None,
         model=part.model,
         updater=part.updater,
-        strategy=SimpleNamespace(settle=lambda: None, in_flight=[], residuals=[]),
+        strategy=SimpleNamespace(settle=lambda: None, is_settled=True, in_flight=[], residuals=[]),
     )
-    loop = Loop(state, None, tmp_path, Control(), None)
+    loop = Loop(state, LearningRates(0.1), None, tmp_path, Control(), None)
     number = Wishes(tmp_path).wish(SaveNow())
     loop._hear(number, part.done)
     assert there == [(number, 3, tmp_path / "step-000003")]

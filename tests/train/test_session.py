@@ -6,13 +6,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
+from torch.testing import assert_close
 
 from tests.train.small import net
 from workbench.comm.world import Seat
 from workbench.model.trace import trace
 from workbench.model.weights import initialize
-from workbench.plan.experiment import SGD, AdamW, Experiment, Pipelined, Synthetic
+from workbench.plan.errors import ExperimentError
+from workbench.plan.experiment import (
+    SGD,
+    AdamW,
+    Experiment,
+    ImageFolder,
+    Pipelined,
+    Synthetic,
+)
 from workbench.plan.plan import Plan
 from workbench.train import checkpoint
 from workbench.train.checkpoint import latest
@@ -115,6 +125,26 @@ def test_a_run_goes_on_from_a_checkpoint_under_any_plan(run):
         assert [row["step"] for row in rows[0]] == [4, 5]
         assert losses(rows) == pytest.approx(losses(whole)[4:], rel=1e-9)
         assert outcomes[0].step == 6
+
+
+def test_local_statistics_go_on_as_if_nobody_had_asked_for_them(run):
+    """Resumed at any step; to the bit as a run that has saved after the same steps."""
+    plan = Plan.data_parallel(GRAPH, 3, (2, 0, 1))
+
+    def saved(outcomes):
+        reader = checkpoint.load(Path(outcomes[0].checkpoint), GRAPH).reader
+        return {name: reader.read(name) for name in reader.names}
+
+    whole = saved(run(plan)[1])
+    often = saved(run(plan, checkpoint_every=3, evaluate_every=4)[1])
+    assert_close(often, whole, rtol=1e-9, atol=1e-12)
+    for after, expected, tolerance in ((1, whole, 1e-9), (2, often, 0.0)):
+        fields = dict(checkpoint_every=3, evaluate_every=4) if expected is often else {}
+        _, stopped = run(plan, stop_after=after, **fields)
+        assert stopped[0].step == after + 1
+        resumed = saved(run(plan, resume=Path(stopped[0].checkpoint), **fields)[1])
+        assert_close(resumed, expected, rtol=tolerance, atol=tolerance / 1e3)
+    assert whole["1.num_batches_tracked"] == 6
 
 
 def test_a_run_that_was_re_cut_goes_on_under_its_last_plan_whoever_starts_it(run):
@@ -241,3 +271,51 @@ def test_a_checkpoint_is_written_when_it_is_wished_for(on_ranks, weights, tmp_pa
     on_ranks.seated(4, wishing, experiment, weights, tmp_path, None, {0: SaveNow()})
     assert [done.step for _, done in Wishes(tmp_path).saved()] == [2]
     assert checkpoint.load(tmp_path / "step-000002", GRAPH).step == 2
+
+
+def normed() -> nn.Module:
+    """A batch norm that sees one value of each channel of a sample."""
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+
+def first_refusal(seat, experiment, weights, directory):
+    """What every rank is told before the first step."""
+    with pytest.raises(ExperimentError) as caught:
+        session(seat, experiment, weights, directory, None, None)
+    return str(caught.value)
+
+
+def test_too_few_rows_are_foreseen_where_the_number_of_samples_is_found_at_the_start(
+    on_ranks, tmp_path
+):
+    for split in ("train", "test"):
+        for label in range(3):
+            place = tmp_path / split / str(label)
+            place.mkdir(parents=True)
+            for number in range(3):
+                Image.new("RGB", (8, 8), (80 * label, 0, 0)).save(place / f"{number}.png")
+    module = normed()
+    graph = trace(module, input_shape=(3, 8, 8))
+    experiment = Experiment(
+        plan=Plan.data_parallel(graph, 2),
+        data=ImageFolder(root=str(tmp_path)),
+        batch_size=6,
+        optimizer=SGD(lr=0.1),
+        steps=4,
+    )
+    weights = initialize(graph, 0, tmp_path, module=module)
+    said = on_ranks.seated(2, first_refusal, experiment, weights, tmp_path)
+    assert set(said) == {said[0]}
+    assert "of an epoch's last batch of 3 samples (9 by 6), rank 1 has 1 row" in said[0]
+
+
+def test_ranks_without_rows_idle_beside_those_with_two(run, tmp_path):
+    module = normed()
+    graph = trace(module, input_shape=(3, 8, 8))
+    assert graph["2"].least_rows == 2
+    weights = initialize(graph, 0, tmp_path, module=module)
+    fields = dict(weights=weights, data=Synthetic(samples=6, classes=3), batch_size=4, steps=3)
+    idle, _ = run(Plan.data_parallel(graph, 2, (1, 0)), **fields)
+    alone, _ = run(Plan.data_parallel(graph, 1), **fields)
+    assert [row["loss"] for row in idle[0]] == pytest.approx([row["loss"] for row in alone[0]])

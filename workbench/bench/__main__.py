@@ -16,6 +16,7 @@ BENCHES = {
     "codecs": "what coding costs, against the time on a wire that it saves",
     "hetero": "shares for engines of unequal speed, against equal ones and the fastest alone",
     "hierarchical": "all-reduce over two emulated hosts with a shaped link, against gloo's",
+    "models": "torchvision's classifiers: all traced, each family's smallest verified",
     "pipesgd": "pipelined SGD, on emulated hosts, against synchronous steps and torch's DDP",
     "jobserver": "what the job server schedules, costs and lets through",
     "predict": "peak memory and traffic of a step, against what was predicted",

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from workbench.cluster.errors import ClusterError
 from workbench.cluster.replan import Replan
 from workbench.cluster.run import Run
+from workbench.plan.errors import ExperimentError
 from workbench.plan.metrics import Row
 from workbench.plan.plan import Plan
 from workbench.predict.balance import UNITS, Balancer, Split
@@ -162,7 +163,15 @@ class Rebalancer:
         before, self._balancer = self._balancer, self._balancer.measured(typical)
         if self._balancer.sizes != before.sizes:
             now = self._balancer.sizes
-            self.changes.append(Rebalanced(step, now, self.run.replan(self._plan(now))))
+            try:
+                replan = self.run.replan(self._plan(now))
+            except ExperimentError as error:  # some rank would have too few rows
+                self._balancer = before
+                text = f"shares stay as they are: {error}"
+                if text not in self.notes:
+                    self._note(text)
+            else:
+                self.changes.append(Rebalanced(step, now, replan))
         return True
 
     @property

@@ -14,7 +14,6 @@ Source: Chen et al. 2018, arXiv:1802.02326 (GDRAA; their body was not available 
 synchronisations are from the abstract). Shared memory needs no messages for it.
 """
 
-import mmap
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,7 +26,7 @@ from torch import Tensor
 from workbench.comm.futex import MASK, Count
 from workbench.comm.phases import Mark, unheard
 from workbench.comm.progress import Progress
-from workbench.comm.segment import PAGE, Offer, attach, create
+from workbench.comm.segment import PAGE, Memory, Offer, attach, create, mapped
 from workbench.comm.staging import Staging
 from workbench.comm.sums import added, blocks
 
@@ -60,7 +59,7 @@ class SharedBuffer:
     def __init__(
         self,
         staging: Staging,
-        maps: Sequence[mmap.mmap],
+        maps: Sequence[Memory],
         segments: Sequence[int],
         dtype: torch.dtype,
     ) -> None:
@@ -171,12 +170,6 @@ class SharedBuffer:
             parts[rank].copy_(total)
 
 
-class _Memory(mmap.mmap):
-    """What a buffer's tensor is a view of: it lives as long, and with it the buffer."""
-
-    buffer: SharedBuffer
-
-
 def allocate(
     staging: Staging, segments: Sequence[int], dtype: torch.dtype, what: object
 ) -> tuple[Tensor, SharedBuffer] | None:
@@ -202,7 +195,7 @@ def allocate(
     try:
         mine = astuple(offer) if offer is not None else (0, 0, 0, 0, 0)
         offers = [Offer(*words) for words in staging.exchange(mine, what)]
-        maps: list[mmap.mmap] = []
+        maps: list[Memory] = []
         if all(offer.size for offer in offers):
             with suppress(OSError):
                 maps = [attach(offer) for offer in offers]
@@ -210,12 +203,13 @@ def allocate(
             return None
         assert offer is not None
         # A second mapping of its own: the tensor keeps the buffer alive, and not the reverse.
-        memory = _Memory(offer.fd, offer.size)
+        memory = mapped(offer.fd, offer.size)
     finally:
         if offer is not None:
             os.close(offer.fd)
-    memory.buffer = SharedBuffer(staging, maps, segments, dtype)
-    return torch.frombuffer(memory, dtype=dtype, count=numel, offset=PAGE), memory.buffer
+    buffer = SharedBuffer(staging, maps, segments, dtype)
+    memory.buffer = buffer  # type: ignore[attr-defined]  # lives as long as what the tensor views
+    return torch.frombuffer(memory, dtype=dtype, count=numel, offset=PAGE), buffer
 
 
 def _sums_at(numel: int, dtype: torch.dtype) -> int:

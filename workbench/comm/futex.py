@@ -10,12 +10,13 @@ the lock that the waker takes.
 
 import ctypes
 import errno
-import mmap
 import os
 import platform
 import sys
 import time
 from collections.abc import Callable
+
+from workbench.comm.segment import Memory
 
 # The system call's number, by the names that `platform.machine` gives.
 _NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
@@ -89,7 +90,7 @@ class Count:
 
     __slots__ = ("_address", "_futex", "cell")
 
-    def __init__(self, memory: mmap.mmap, offset: int, futex: Futex) -> None:
+    def __init__(self, memory: Memory, offset: int, futex: Futex) -> None:
         self.cell = ctypes.c_uint32.from_buffer(memory, offset)  # keeps the memory alive
         self._address, self._futex = ctypes.addressof(self.cell), futex
 

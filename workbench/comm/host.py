@@ -64,7 +64,7 @@ class Host:
         self._watch = watch
         self._name, self._futex = "", Futex()
         self._stagings: list[Staging] = []
-        self._peers: list[Peers] = []
+        self._peers = Peers()
         if wanted:
             try:
                 self._name = f"{this_host()} {name}"
@@ -114,8 +114,11 @@ class Host:
         """Tells whoever still waits that this rank does not come any more."""
         for staging in self._stagings:
             staging.leave()
-        for peers in self._peers:
-            peers.close()
+        self._peers.close()
+
+    def forget(self, staging: Staging) -> None:
+        """Lets go of the memory of a group that is used no more."""
+        self._stagings = [other for other in self._stagings if other is not staging]
 
     def _offers(
         self, groups: Sequence[tuple[int, ...]], trouble: list[str]
@@ -138,8 +141,7 @@ class Host:
             rank: note.pid for rank, note in enumerate(notes) if note.host == self._name != ""
         }
         others = {rank: pid for rank, pid in together.items() if rank != self._watch.rank}
-        peers = Peers(others)
-        self._peers.append(peers)
+        self._peers.meet(others)
         cores = set().union(*(notes[rank].cores for rank in together))
         opened = {}
         for index, ranks in enumerate(groups):
@@ -160,7 +162,7 @@ class Host:
                 mates,
                 mates.index(self._watch.rank),
                 segments,
-                peers,
+                self._peers,
                 self._watch,
                 self._futex,
                 spins,

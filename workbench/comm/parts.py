@@ -177,12 +177,14 @@ def _in_one(
     sizes = [[0] * group.size for _ in range(group.size)]
     for part in parts:
         sizes[part.source][part.target] += part.numel
+    # Parts may lie on several devices: weights on a GPU, what a codec has left out on the host.
+    device = torch.device("cpu") if group.link is None else group.link.device
     outgoing = [
-        part.tensor.flatten()
+        part.tensor.flatten().to(device)
         for part in sorted(parts, key=lambda part: part.target)
         if part.source == group.rank and part.tensor is not None
     ]
-    flat = torch.cat(outgoing) if outgoing else torch.empty(0, dtype=dtype)
+    flat = torch.cat(outgoing) if outgoing else torch.empty(0, dtype=dtype, device=device)
     came = all_to_all_v(flat, sizes, group, layer=layer, phase=phase)
     read = [0] * group.size
     for part in parts:

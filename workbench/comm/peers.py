@@ -7,16 +7,22 @@ from contextlib import suppress
 
 
 class Peers:
-    """Knows which processes have ended, at once and whoever started them.
+    """Knows which processes have ended, at once and whoever started them."""
 
-    Args:
-        pids: the process of each global rank that is on this host.
-    """
-
-    def __init__(self, pids: Mapping[int, int]) -> None:
-        self._pids = dict(pids)
+    def __init__(self) -> None:
+        self._pids: dict[int, int] = {}
         self._open: dict[int, int] = {}
+
+    def meet(self, pids: Mapping[int, int]) -> None:
+        """Gets to know the processes of ranks; those that it knows it knows already.
+
+        Args:
+            pids: the process of each global rank that is on this host.
+        """
         for rank, pid in pids.items():
+            if rank in self._pids:
+                continue
+            self._pids[rank] = pid
             # Where it cannot be had, as on an old kernel, `has_ended` asks for the process id.
             with suppress(OSError, AttributeError):
                 self._open[rank] = os.pidfd_open(pid)

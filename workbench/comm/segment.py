@@ -2,14 +2,23 @@
 
 A segment is an anonymous file (memfd): it counts as memory, not towards /dev/shm, and is gone
 when the last process that maps it is, however that ended. Other processes open it through
-/proc/<pid>/fd/<number> while its maker holds it open.
+/proc/<pid>/fd/<number> while its maker holds it open. Once mapped, it needs no descriptor.
 """
 
+import ctypes
 import mmap
 import os
+import weakref
 from dataclasses import dataclass
 
 PAGE = mmap.PAGESIZE
+
+Memory = ctypes.Array[ctypes.c_ubyte]
+"""A mapped segment. It stays mapped while this object is there, or anything that was made of its
+buffer."""
+
+
+_FAILED = ctypes.c_void_p(-1).value
 
 
 @dataclass(frozen=True)
@@ -57,24 +66,48 @@ def create(size: int, *, reserved: bool) -> Offer:
     return Offer(os.getpid(), fd, found.st_dev, found.st_ino, size)
 
 
-def attach(offer: Offer) -> mmap.mmap:
+def attach(offer: Offer) -> Memory:
     """Maps a segment, this process's own or another's.
 
     Raises:
         OSError: it cannot be opened, or is another file than was offered.
     """
     if offer.pid == os.getpid():
-        return mmap.mmap(offer.fd, offer.size)
+        return mapped(offer.fd, offer.size)
     path = f"/proc/{offer.pid}/fd/{offer.fd}"
     fd = None
     try:
         _compare(os.stat(path), offer, path)  # before opening: it might be a pipe, or a device
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         _compare(os.fstat(fd), offer, path)
-        return mmap.mmap(fd, offer.size)
+        return mapped(fd, offer.size)
     finally:
         if fd is not None:
             os.close(fd)
+
+
+def mapped(fd: int, size: int) -> Memory:
+    """Maps a file of which no descriptor is kept.
+
+    (Python's own `mmap` keeps one of its own until 3.13, and a model may have hundreds of buffers,
+    each of them in the memory of all ranks.)
+
+    Raises:
+        OSError: no memory, or no such file.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    of_map, of_unmap = library.mmap, library.munmap
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    of_map.restype = pointer
+    of_map.argtypes = (pointer, ctypes.c_size_t, number, number, number, ctypes.c_long)
+    of_unmap.argtypes = (pointer, ctypes.c_size_t)
+    address = of_map(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+    if address == _FAILED:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    memory = (ctypes.c_ubyte * size).from_address(address)
+    # At the end of the process other threads may still use it; the system takes it back then.
+    weakref.finalize(memory, of_unmap, address, size).atexit = False
+    return memory
 
 
 def _compare(found: os.stat_result, offer: Offer, path: str) -> None:

@@ -8,7 +8,6 @@ One meeting a round is thus all that is needed, also from one collective to the 
 """
 
 import ctypes
-import mmap
 import os
 import time
 import zlib
@@ -22,7 +21,7 @@ from workbench.comm.futex import Count, Futex
 from workbench.comm.peers import Peers
 from workbench.comm.phases import Mark, unheard
 from workbench.comm.pieces import cut, even
-from workbench.comm.segment import PAGE
+from workbench.comm.segment import PAGE, Memory
 from workbench.comm.watch import TICK, Watch
 
 SLOTS = 3
@@ -57,7 +56,7 @@ class Staging:
         self,
         ranks: tuple[int, ...],
         rank: int,
-        segments: Sequence[mmap.mmap],
+        segments: Sequence[Memory],
         peers: Peers,
         watch: Watch,
         futex: Futex,
@@ -94,7 +93,10 @@ class Staging:
             if len(self._views) > 200:
                 self._views.clear()
             size = torch.Size(shape).numel() * dtype.itemsize
-            views = [[flat[:size].view(dtype).view(shape) for flat in row] for row in self._slots]
+            with torch.inference_mode(False):  # they are used again, also where that is off
+                views = [
+                    [flat[:size].view(dtype).view(shape) for flat in row] for row in self._slots
+                ]
             self._views[dtype, shape] = views
         return views[(self._round + 1 - ago) % SLOTS]
 
@@ -105,10 +107,11 @@ class Staging:
             if len(self._cuts) > 50:
                 self._cuts.clear()
             sizes = even(length, self.size)
-            cuts = [
-                [cut(flat[: length * dtype.itemsize].view(dtype), sizes) for flat in row]
-                for row in self._slots
-            ]
+            with torch.inference_mode(False):
+                cuts = [
+                    [cut(flat[: length * dtype.itemsize].view(dtype), sizes) for flat in row]
+                    for row in self._slots
+                ]
             self._cuts[dtype, length] = cuts
         return cuts[(self._round + 1 - ago) % SLOTS]
 

@@ -8,12 +8,14 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from workbench.comm.buffer import SharedBuffer
+from workbench.comm.descriptors import raise_limit
 from workbench.comm.group import Group, Link
 from workbench.comm.host import Host
 from workbench.comm.record import Recorder
@@ -40,16 +42,14 @@ class World:
         self.recorder, self.store = Recorder(), store
         self._patience = _patience(seat)
         self._watch = Watch(store, seat.rank, seat.world_size, seat.timeout_s)
-        self._times_grouped = 0
+        self._times_grouped = self._times_closed = 0
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-        # nccl refuses two ranks on one GPU; those talk through the host.
-        devices = self._watch.meet("the world to open", _device_name(self.device))
-        on_gpus = self.device.type == "cuda" and len(set(devices)) == self.size
-        self._travel_device = self.device if on_gpus else torch.device("cpu")
+        backend = backend_of(self._watch.meet("the world to open", _device_name(self.device)))
+        self._travel_device = self.device if backend == "nccl" else torch.device("cpu")
         try:
             dist.init_process_group(
-                "nccl" if on_gpus else "gloo",
+                backend,
                 store=store,
                 rank=self.rank,
                 world_size=self.size,
@@ -75,6 +75,7 @@ class World:
             PeerLost: another rank has given up.
         """
         torch.set_num_threads(seat.threads)
+        raise_limit()
         if dist.is_initialized():
             _forget(dist.distributed_c10d._world.pg_map)
         if seat.address in ("localhost", "127.0.0.1"):
@@ -152,6 +153,29 @@ class World:
             if self.rank in ranks
         }
 
+    def let_go(self, groups: Iterable[Group]) -> None:
+        """Closes groups with all their connections; every rank calls it, with its own of them.
+
+        Memory that they share goes with the last buffer in it.
+
+        Args:
+            groups: of this world, which nobody uses any more.
+
+        Raises:
+            CommTimeout: not all ranks came; it names them.
+            PeerLost: another rank has given up.
+        """
+        gone = [group.link for group in groups if group.link is not None]
+        self._times_closed += 1
+        # Others may still be at their last collective, and would lose this rank in it.
+        self._watch.meet(f"groups to be closed (call {self._times_closed})", "")
+        self._links = [link for link in self._links if all(link is not other for other in gone)]
+        for link in gone:
+            if link.local is not None:
+                self._host.forget(link.local)
+            self._process_groups.remove(link.process_group)
+            dist.destroy_process_group(link.process_group)
+
     @property
     def shared_bytes(self) -> int:
         """Of this rank's part of shared memory, which torch's allocator does not see."""
@@ -178,6 +202,18 @@ class World:
         self._host.leave()
         self._waiters.close()
         _forget(self._process_groups if self._watch.unfinished else ())
+
+
+def backend_of(devices: Sequence[str]) -> Literal["gloo", "nccl"]:
+    """What a world talks through, the same on all of its ranks.
+
+    That is nccl where every rank has a GPU to itself; nccl refuses two ranks on one GPU, and knows
+    no other devices. Elsewhere all talk through the host, those on GPUs as well.
+
+    Args:
+        devices: of each rank: "cpu", or the GPU that it computes on.
+    """
+    return "gloo" if "cpu" in devices or len(set(devices)) < len(devices) else "nccl"
 
 
 def _forget(lasting: Iterable[dist.ProcessGroup | None]) -> None:
@@ -212,5 +248,5 @@ def _patience(seat: Seat) -> timedelta:
 
 
 def _device_name(device: torch.device) -> str:
-    """The same for two ranks if and only if they compute on one device."""
+    """Of a GPU, the same for two ranks if and only if they compute on it; of the host, "cpu"."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else "cpu"

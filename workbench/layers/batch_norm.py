@@ -7,16 +7,18 @@ from torch import Tensor, nn
 from workbench.comm.group import Group
 from workbench.comm.regions import reduce_from
 from workbench.layers.idle import nothing
+from workbench.layers.running_share import RunningShare
 
 
 class LocalBatchNorm(nn.Module):
     """`torch.nn.BatchNorm2d` (or 1d) over the rows and channels that this rank holds.
 
-    With own rows the statistics are per rank, as under torch's DDP. A rank without channels
-    passes on nothing; one without rows also leaves its running statistics alone.
+    With own rows the statistics are per rank, as under torch's DDP. A rank without channels or
+    rows passes on nothing, and counts the batch with the others.
 
     Args:
         norm: the module whose weights, buffers and constants to take.
+        share: of the world's running statistics; None: they are all this rank's.
     """
 
     weight: nn.Parameter | None
@@ -25,9 +27,11 @@ class LocalBatchNorm(nn.Module):
     running_var: Tensor | None
     num_batches_tracked: Tensor | None
 
-    def __init__(self, norm: nn.BatchNorm1d | nn.BatchNorm2d) -> None:
+    def __init__(
+        self, norm: nn.BatchNorm1d | nn.BatchNorm2d, share: RunningShare | None = None
+    ) -> None:
         super().__init__()
-        self.eps, self.momentum = norm.eps, norm.momentum
+        self.eps, self.momentum, self.share = norm.eps, norm.momentum, share
         for name in ("weight", "bias"):
             self.register_parameter(name, getattr(norm, name))
         for name in ("running_mean", "running_var", "num_batches_tracked"):
@@ -35,7 +39,7 @@ class LocalBatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() == 0:
-            if self.training and x.shape[0]:
+            if self.training:
                 self._average_factor()
             return nothing(tuple(x.shape), x, self.weight, self.bias)
         return F.batch_norm(
@@ -59,9 +63,10 @@ class LocalBatchNorm(nn.Module):
         if self.num_batches_tracked is None:
             return self.momentum or 0.0
         self.num_batches_tracked.add_(1)
-        if self.momentum is None:  # a cumulative average
-            return 1.0 / float(self.num_batches_tracked)
-        return self.momentum
+        momentum = self.momentum
+        if momentum is None:  # a cumulative average
+            momentum = 1.0 / float(self.num_batches_tracked)
+        return momentum if self.share is None else self.share.factor(momentum)
 
 
 class SynchronizedBatchNorm(LocalBatchNorm):

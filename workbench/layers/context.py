@@ -85,7 +85,13 @@ class BatchContext:
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def key(self, name: str) -> int:
-        """64 bits that depend on the seed, the step and a layer's name, and on no split."""
-        content = f"{self.seed}/{self.step}/{name}".encode()
+    def key(self, name: str, index: int = 0) -> int:
+        """64 bits that depend on the seed, the step and a layer's name, and on no split.
+
+        Args:
+            name: the layer's.
+            index: of the random tensor in the layer's call.
+        """
+        further = f"#{index}" if index else ""
+        content = f"{self.seed}/{self.step}/{name}{further}".encode()
         return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")

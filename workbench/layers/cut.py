@@ -1,6 +1,7 @@
 """Applies a plan to a whole model: one rank's part of it, and the way back to the whole."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -12,8 +13,10 @@ from workbench.layers.batch_norm import LocalBatchNorm, SynchronizedBatchNorm
 from workbench.layers.context import BatchContext
 from workbench.layers.convert import Convert
 from workbench.layers.cut_model import CutModel, Groups
+from workbench.layers.draws import Drawn, called
 from workbench.layers.dropout import PlacedDropout
 from workbench.layers.local import idle_module, idles, local_module, read_pieces
+from workbench.layers.running_share import RunningShare
 from workbench.model.slices import Reader
 from workbench.model.trace import skeleton
 from workbench.plan.graph import Layer
@@ -96,6 +99,7 @@ class _Cutting:
         for layer in self.graph.layers:
             self._tie(layer)
         for layer in self.graph.layers:
+            self._place_draws(layer)
             self._connect(layer)
         self._return()
         self.traced.graph.eliminate_dead_code()
@@ -163,6 +167,15 @@ class _Cutting:
         if node.kwargs.get("inplace") and self._leaves_input(layer):
             node.update_kwarg("inplace", False)
 
+    def _place_draws(self, layer: Layer) -> None:
+        """Lets what a layer draws depend on nothing but the places of its elements."""
+        if not layer.random or layer.kind in ("dropout", "stochastic_depth", "attention"):
+            return
+        node = self.nodes[layer.node]
+        group_size = self.flow.inputs[layer.name].group_size
+        drawn = Drawn(called(self.traced, node), layer, group_size, self.context)
+        self._call(node, f"{layer.node}_drawn", drawn, node.args, node.kwargs)
+
     def _leaves_input(self, layer: Layer) -> bool:
         """Whether anything that reads what this layer reads gets it through a conversion.
 
@@ -193,10 +206,10 @@ class _Cutting:
             mode = given("mode", 2, "row")
         p = float(given("p", 1, 0.5))
         layout = self.flow.inputs[layer.name]
-        shape = layer.input_shape
-        # What a function does in which mode was known when that mode was traced.
-        always = module is None
-        return PlacedDropout(p, layout, shape, layer.rows, layer.name, self.context, mode, always)
+        shape, always = layer.input_shape, module is None
+        return PlacedDropout(
+            p, layout, shape, layer.rows, layer.name, self.context, mode, always=always
+        )
 
     def _attention(self, layer: Layer, local: nn.Module) -> nn.Module:
         heads = heads_layout(self.plan, layer)
@@ -205,20 +218,24 @@ class _Cutting:
         return local_attention(local, layer, heads, self.context, group)
 
     def _batch_norm(self, layer: Layer, norm: Any) -> nn.Module:
+        group_size = self.flow.inputs[layer.name].group_size
         if self.plan.batch_norm == "local":
-            return LocalBatchNorm(norm)
-        ranks = replica_group(
-            self.rank, self.flow.inputs[layer.name].group_size, self.plan.world_size
-        )
+            return LocalBatchNorm(norm, RunningShare(self.context, group_size))
+        ranks = replica_group(self.rank, group_size, self.plan.world_size)
         return SynchronizedBatchNorm(norm, self.groups["norm", ranks], layer=layer.name)
 
     def _call(
-        self, node: torch.fx.Node, path: str, module: nn.Module, inputs: Sequence[torch.fx.Node]
+        self,
+        node: torch.fx.Node,
+        path: str,
+        module: nn.Module,
+        inputs: Sequence[Any],
+        named: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Replaces a node's operation by a call of `module` on `inputs`."""
+        """Replaces a node's operation by a call of `module` on `inputs`, and on those `named`."""
         self.traced.add_submodule(path, module)
         node.op, node.target = "call_module", path
-        node.args, node.kwargs = tuple(inputs), {}
+        node.args, node.kwargs = tuple(inputs), dict(named)
 
     def _connect(self, layer: Layer) -> None:
         """Puts the conversions between a layer and what it reads."""

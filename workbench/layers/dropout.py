@@ -1,7 +1,8 @@
-"""Random masks that no split can change.
+"""Dropout of tensors that may be cut, with masks that no split can change.
 
-An element's fate is a hash of (seed, step, layer, index of its row in the global batch, index
-in its sample), so that every plan, one process included, drops the same elements.
+An element's fate is a hash of (seed, step, layer, index of its sample in the global batch, index
+in its sample), as `model/draws.py` says of `bernoulli`, so that every plan, one process included,
+drops the same elements.
 """
 
 import math
@@ -10,38 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from workbench.layers.context import BatchContext
+from workbench.model.draws import hashed, kept
 from workbench.plan.layout import Layout
 from workbench.plan.placement import Shard
-
-
-def keep_mask(key: int, rows: Tensor, features: Tensor, p: float) -> Tensor:
-    """True with probability 1 - p for each (row, feature), from their indices alone.
-
-    Args:
-        key: 64 bits.
-        rows: int64 indices; broadcasts with `features`.
-        features: int64 indices.
-        p: probability of False.
-
-    Source: the finalizer is SplitMix64's (Steele, Lea and Flood 2014); int64 arithmetic wraps.
-    """
-    mixed = _mix(_mix(rows + _signed(key)) ^ (features * _signed(0x9E3779B97F4A7C15)))
-    uniform = (mixed >> 32) & 0xFFFFFFFF
-    return uniform >= round(p * 2**32)
-
-
-def _mix(z: Tensor) -> Tensor:
-    z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
-    return z ^ _shifted(z, 27)
-
-
-def _shifted(z: Tensor, bits: int) -> Tensor:
-    """Logical right shift; torch's shift of a negative number copies its sign."""
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(bits: int) -> int:
-    return bits - (1 << 64) if bits >> 63 else bits
 
 
 class PlacedDropout(nn.Module):
@@ -56,7 +28,8 @@ class PlacedDropout(nn.Module):
         context: says which rows are held.
         mode: what lives or dies as one: an "element", a "row" of dimension 0 (stochastic
             depth), or the "batch".
-        always: whether it drops in evaluation, too.
+        index: of the mask among the random tensors that a call of the layer draws.
+        always: whether it drops in evaluation too, as a function does that is told to.
     """
 
     def __init__(
@@ -68,27 +41,41 @@ class PlacedDropout(nn.Module):
         name: str,
         context: BatchContext,
         mode: str = "element",
+        *,
+        index: int = 0,
         always: bool = False,
     ) -> None:
         super().__init__()
-        self.always = always
         self.p, self.layout, self.shape, self.rows = p, layout, shape, rows
         self.name, self.context, self.mode = name, context, mode
+        self.index, self.always = index, always
 
     def forward(self, x: Tensor) -> Tensor:
         if not (self.training or self.always) or self.p == 0.0:
             return x
         if self.p == 1.0:
             return x * 0.0
-        ones = (1,) * len(self.shape)
-        rows = self.context.indices(self.layout.group_size, self.rows, x.device)
-        rows = torch.zeros_like(rows) if self.mode == "batch" else rows
-        features = self._features(x.device) if self.mode == "element" else rows.new_zeros(ones)
-        keep = keep_mask(self.context.key(self.name), rows.view(-1, *ones), features, self.p)
+        key = self.context.key(self.name, self.index)
+        keep = kept(hashed(key, *self._places(x.device)), 1.0 - self.p)
         return x * (keep.to(x.dtype) / (1.0 - self.p))
 
+    def _places(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Of what lives or dies as one: the indices of its sample, and in its sample."""
+        ones = (1,) * len(self.shape)
+        if self.mode == "batch":
+            none = torch.zeros((1, *ones), dtype=torch.int64, device=device)
+            return none, none
+        rows = self.context.indices(self.layout.group_size, self.rows, device).view(-1, *ones)
+        if self.rows == 1:
+            samples, row = rows, torch.zeros_like(rows)
+        else:
+            samples, row = rows // self.rows, rows % self.rows
+        if self.mode == "row":
+            return samples, row
+        return samples, row * math.prod(self.shape) + self._features(device)
+
     def _features(self, device: torch.device) -> Tensor:
-        """Index in the whole sample of every element of the local one."""
+        """Index in the whole row of every element of the local one."""
         cut = self.layout.placement
         index = torch.zeros((1,) * len(self.shape), dtype=torch.int64, device=device)
         for d, length in enumerate(self.shape):

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
+from workbench.layers.batch_norm import LocalBatchNorm
 from workbench.plan.plan import Plan
 
 
@@ -60,7 +61,7 @@ class Recomputed(nn.Module):
     def forward(self, *inputs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.compute(*inputs)
-        # Masks of dropout are no random numbers of torch's.
+        # What is drawn is no random number of torch's (`model/draws.py`).
         return checkpoint(
             self._gated,
             *inputs,
@@ -85,9 +86,14 @@ class Recomputed(nn.Module):
         """Running statistics have seen this batch already."""
         buffers = list(self.compute.buffers())
         seen = [buffer.clone() for buffer in buffers]
+        shares = [m.share for m in self.compute.modules() if isinstance(m, LocalBatchNorm)]
+        values = [None if share is None else share.value for share in shares]
         try:
             yield
         finally:
+            for share, known in zip(shares, values, strict=True):
+                if share is not None:
+                    share.value = known
             with torch.no_grad():
                 for buffer, value in zip(buffers, seen, strict=True):
                     buffer.copy_(value)

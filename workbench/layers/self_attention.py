@@ -44,7 +44,7 @@ class LocalSelfAttention(nn.Module):
         self.__dict__.update(local.__dict__)
         tokens = layer.input_shape[0]
         shape = (layer.heads, tokens, tokens)
-        self.drop = PlacedDropout(local.dropout, heads, shape, 1, f"{layer.name}.weights", context)
+        self.drop = PlacedDropout(local.dropout, heads, shape, layer.rows, layer.name, context)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [B, T, E] to this rank's summand, of the same shape."""

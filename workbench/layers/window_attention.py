@@ -65,14 +65,17 @@ class LocalWindowAttention(nn.Module):
         self.name, self.group, self.second = layer.name, group, hasattr(local, "logit_scale")
         self.windows = Windows(layer.input_shape[:2], given.window_size, given.shift_size)
         self.head_dim = layer.input_shape[2] // layer.heads
-        tokens, name = self.windows.tokens, layer.name
+        tokens, rows = self.windows.tokens, layer.rows * self.windows.count
         weights = (layer.heads, tokens, tokens)
         self.drop_weights = PlacedDropout(
-            given.attention_dropout, heads, weights, self.windows.count, f"{name}.weights", context
+            given.attention_dropout, heads, weights, rows, layer.name, context
         )
         # The same elements of every summand: dropout of the sum.
-        whole = Layout(heads.group_size, Replicate())
-        self.drop = PlacedDropout(given.dropout, whole, layer.output_shape, 1, name, context)
+        whole, before = Layout(heads.group_size, Replicate()), 0 < given.attention_dropout < 1
+        shape = (tokens, layer.output_shape[-1])
+        self.drop = PlacedDropout(
+            given.dropout, whole, shape, rows, layer.name, context, index=int(before)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [B, H, W, E] to this rank's summand, of the same shape."""
@@ -87,7 +90,7 @@ class LocalWindowAttention(nn.Module):
             by_window = scores.unflatten(0, (rows, self.windows.count))
             scores = (by_window + apart[:, None]).flatten(0, 1)
         mixed = self.drop_weights(scores.softmax(-1)) @ v
-        return self.drop(self.windows.whole(join_heads(mixed, self.proj), rows))
+        return self.windows.whole(self.drop(join_heads(mixed, self.proj)), rows)
 
     def _projected(self, x: Tensor) -> Tensor:
         weight, bias = self.qkv.weight, self.qkv.bias

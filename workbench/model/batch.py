@@ -5,13 +5,15 @@
     c      c times the batch size        activations (c = 1), windows of an image (c = their number)
 
 Ranks hold rows of a batch, and each sample's result must not depend on the others: whatever
-loses the batch, moves it to another dimension or combines its rows is refused by name.
-Assumed and not checked: a function marked by `torch.fx.wrap` treats each sample by itself.
+loses the batch or moves it to another dimension is refused here, by its shape; what combines rows
+that keep their places is found by trying it (`independence.py`).
 """
 
+import operator
+from types import FunctionType
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
@@ -24,7 +26,7 @@ REMEDY = (
     "each sample by itself (x.mean(1), not x.mean(0)); batch statistics are nn.BatchNorm's"
 )
 
-_NUMBER = (
+NUMBER = (
     "A decision over the whole batch (if x.sum() > 0) differs between ranks: use torch.where for "
     "a choice per element"
 )
@@ -45,6 +47,31 @@ def depends_on_batch(node: Node) -> bool:
     return bool(tensors(node.meta["values"][0])) and any(
         source.meta["depends"] for source in node.all_input_nodes
     )
+
+
+def called(kind: str, target: Any, root: nn.Module, args: Any, kwargs: Any) -> Any:
+    """What an operation of a traced graph gives.
+
+    Args:
+        kind: the node's `op`; "": `root` itself is called.
+        target: what is called, or where in `root` it is.
+        root: the module that was traced.
+        args: positional arguments, as values.
+        kwargs: the others.
+    """
+    if kind == "get_attr":
+        return operator.attrgetter(target)(root)
+    if kind == "call_module":
+        return root.get_submodule(target)(*args, **kwargs)
+    if kind == "call_method":
+        return getattr(args[0], target)(*args[1:], **kwargs)
+    return target(*args, **kwargs) if kind else root(*args, **kwargs)
+
+
+def is_users_function(target: Any) -> bool:
+    """Whether what a node calls is a function of neither torch's nor torchvision's."""
+    library = str(getattr(target, "__module__", None)).partition(".")[0]
+    return isinstance(target, FunctionType) and library not in ("torch", "torchvision")
 
 
 def name_of(node: Node) -> str:
@@ -69,7 +96,7 @@ def _compare(node: Node, a: Tensor, b: Tensor) -> tuple[int, tuple[int, ...]]:
         return 0, tuple(a.shape)
     shown = f"{tuple(a.shape)} for a batch of {small}, {tuple(b.shape)} for {large}"
     if a.shape == b.shape:
-        number = "" if a.ndim else f" {_NUMBER}"
+        number = "" if a.ndim else f" {NUMBER}"
         raise TraceError(
             f"the result of {name_of(node)} has lost the batch: {shown}. {REMEDY}.{number}"
         )

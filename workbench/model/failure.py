@@ -5,7 +5,7 @@ import os
 import sysconfig
 import traceback
 from pathlib import Path
-from types import FrameType
+from types import CodeType
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
@@ -26,18 +26,24 @@ _NOT_THE_USERS = tuple(
 )
 
 
-def explained(error: Exception, model: str, module: str | None) -> TraceError:
+Place = tuple[CodeType, int]
+
+
+def explained(
+    error: Exception, model: str, module: str | None, line: Place | None = None
+) -> TraceError:
     """The error to raise instead of `error`, which came up while tracing.
 
     Args:
         error: with its traceback.
         model: the model's name.
         module: path of the submodule that was being traced, if it is known.
+        line: of the model's own code, if it is known; None: it is looked for in the traceback.
     """
     place = f" in {module!r}" if module else ""
-    found = _line_of_user(error)
-    line = f"\n  {found}" if found else ""
-    return TraceError(f"{model} cannot be traced{place}: {_reason(error)}{line}")
+    found = _shown(*line) if line else _line_of_user(error)
+    shown = f"\n  {found}" if found else ""
+    return TraceError(f"{model} cannot be traced{place}: {_reason(error)}{shown}")
 
 
 def _reason(error: Exception) -> str:
@@ -57,18 +63,22 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {text}"
 
 
-def _line_of_user(error: Exception) -> str:
-    """The last line of the model's own code on the way to the error."""
-    for frame, number in reversed(list(traceback.walk_tb(error.__traceback__))):
-        if _is_users(frame):
-            path = frame.f_code.co_filename
-            code = linecache.getline(path, number).strip()
-            return f"{path}:{number}, in {frame.f_code.co_name}: {code}"
-    return ""
-
-
-def _is_users(frame: FrameType) -> bool:
-    path = frame.f_code.co_filename
+def is_users(code: CodeType) -> bool:
+    """Whether code is the model's own, rather than Python's, torch's or the library's."""
+    path = code.co_filename
     if "site-packages" not in path and path.startswith(_NOT_THE_USERS[2]):
         return False
     return not path.startswith((*_NOT_THE_USERS[:2], "<frozen"))
+
+
+def _line_of_user(error: Exception) -> str:
+    """The last line of the model's own code on the way to the error."""
+    for frame, number in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if is_users(frame.f_code):
+            return _shown(frame.f_code, number)
+    return ""
+
+
+def _shown(code: CodeType, number: int) -> str:
+    text = linecache.getline(code.co_filename, number).strip()
+    return f"{code.co_filename}:{number}, in {code.co_name}: {text}"

@@ -14,7 +14,7 @@ def read_what_was_changed(graph: torch.fx.Graph, root: nn.Module) -> None:
     place = {node: index for index, node in enumerate(graph.nodes)}
     for node in graph.nodes:
         if node.all_input_nodes and _changes_in_place(node, root):
-            changed = node.kwargs.get("out", node.all_input_nodes[0])
+            changed = node.kwargs.get("out") or node.all_input_nodes[0]
             assert isinstance(changed, Node)
             for reader in list(changed.users):
                 if place[reader] > place[node]:
@@ -57,5 +57,9 @@ def _changes_in_place(node: Node, root: nn.Module) -> bool:
     if node.op == "call_module":
         return bool(getattr(root.get_submodule(str(node.target)), "inplace", False))
     by_name = name.endswith("_") and not name.endswith("__")
-    asked = node.kwargs.get("inplace") or "out" in node.kwargs or node.meta.get("in_place")
+    asked = (
+        node.kwargs.get("inplace")
+        or node.kwargs.get("out") is not None
+        or node.meta.get("in_place")
+    )
     return by_name or bool(asked)

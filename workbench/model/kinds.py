@@ -15,7 +15,7 @@ from torch.fx.node import map_arg
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from workbench.model.attention import SelfAttention, is_window_attention
-from workbench.model.batch import name_of, tensors
+from workbench.model.batch import is_users_function, name_of, tensors
 
 # Of modules the exact class counts: a subclass may compute something else.
 _MODULES: dict[type[nn.Module], str] = {
@@ -57,6 +57,10 @@ _SUMS = {operator.add, operator.iadd, torch.add, "add", "add_"}
 _PRODUCTS = {operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul_", "multiply"}
 
 
+# What may draw random numbers, and be cut all the same.
+_RANDOM = ("dropout", "stochastic_depth", "attention")
+
+
 def kind_of(node: Node, module: nn.Module | None) -> str:
     """The kind of a node that has its values, rows and shape.
 
@@ -69,6 +73,8 @@ def kind_of(node: Node, module: nn.Module | None) -> str:
     if not tensors(node.meta["values"][0]):
         return "size"
     kind = _of_module(node, module) if module is not None else _of_function(node)
+    if node.meta["draws"] and kind not in _RANDOM:
+        return "op"
     if kind in ("op", "add", "mul"):
         return kind
     # Every other kind is one tensor in and one out, both with the batch's rows.
@@ -82,7 +88,7 @@ def kind_of(node: Node, module: nn.Module | None) -> str:
 def _of_module(node: Node, module: nn.Module) -> str:
     if module._forward_hooks or module._forward_pre_hooks:
         return "op"
-    stochastic_depth = type(module).__name__ == "StochasticDepth"
+    stochastic_depth = _is_stochastic_depth(type(module))
     if (stochastic_depth or type(module) is nn.Dropout) and module.p == 0:
         return "elementwise"  # gives what it gets, and draws nothing
     if stochastic_depth:
@@ -100,11 +106,13 @@ def _of_module(node: Node, module: nn.Module) -> str:
 
 
 def _of_function(node: Node) -> str:
+    if is_users_function(node.target):
+        return "op"  # whatever its name
     name = name_of(node).removesuffix("_")  # in place or not
-    if node.target is F.dropout or name == "stochastic_depth":
-        if not _given(node, "training", 2 if name == "dropout" else 3, True):
-            return "elementwise"
-        return name
+    if node.target is F.dropout:  # outside training, it gives what it gets
+        return "dropout" if node.meta["draws"] else "elementwise"
+    if node.op == "call_function" and _is_stochastic_depth(node.target):
+        return "stochastic_depth" if node.meta["draws"] else "elementwise"
     if node.target in (torch.flatten, "flatten"):
         given = dict(zip(("start_dim", "end_dim"), node.args[1:], strict=False)) | node.kwargs
         return _flatten(node, given.get("start_dim", 0), given.get("end_dim", -1))
@@ -119,9 +127,9 @@ def _of_function(node: Node) -> str:
     return "op"
 
 
-def _given(node: Node, name: str, position: int, default: Any) -> Any:
-    """An argument of a call, by name or position."""
-    return node.kwargs.get(name, node.args[position] if len(node.args) > position else default)
+def _is_stochastic_depth(called: Any) -> bool:
+    """Whether it is torchvision's function or module."""
+    return getattr(called, "__module__", None) == "torchvision.ops.stochastic_depth"
 
 
 def _flatten(node: Node, start: Any, end: Any) -> str:

@@ -1,5 +1,6 @@
 """From traced nodes to the layers of a `Graph`."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -13,6 +14,7 @@ from torch.fx.node import map_arg
 
 from workbench.model.batch import name_of, tensors
 from workbench.model.errors import TraceError
+from workbench.model.files import DTYPES
 from workbench.model.kinds import kind_of
 from workbench.plan.graph import Layer, Weight
 
@@ -77,6 +79,9 @@ class _Layers:
             target=_target(node, module),
             node=node.name,
             shared=shared,
+            draws=meta["draws"],
+            least_rows=_least_rows(node, kind),
+            uncounted=kind == "op" and meta["uncounted"],
         )
 
     def _name(self, node: Node) -> str:
@@ -157,6 +162,9 @@ class _Layers:
                         rows=0,
                         shape=tuple(held.tensor.shape),
                         flops=0,
+                        draws=(),
+                        least_rows=0,
+                        uncounted=False,
                     )
 
 
@@ -175,10 +183,19 @@ def _held(root: nn.Module) -> dict[int, _Held]:
     """The model's tensors in the order of its `state_dict`.
 
     Raises:
-        TraceError: its `state_dict` holds something else than these.
+        TraceError: its `state_dict` holds something else than these, or one of them cannot be
+            saved.
     """
     held: dict[int, _Held] = {}
     for name, tensor, persistent in _tensors(root):
+        if tensor.dtype not in DTYPES.values():
+            valid = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES.values())
+            raise TraceError(
+                f"{name!r} holds {str(tensor.dtype).removeprefix('torch.')}, which a file of "
+                f"weights cannot hold (it can hold {valid}): of complex numbers, keep the real and "
+                "the imaginary parts, torch.view_as_real(x), and make them complex in forward, "
+                "torch.view_as_complex(self.x)"
+            )
         known = held.get(id(tensor))
         names = (*known.names, name) if known else (name,)
         held[id(tensor)] = _Held(tensor, names, persistent)
@@ -190,6 +207,13 @@ def _held(root: nn.Module) -> dict[int, _Held]:
             "a state_dict of its own making cannot be saved in pieces"
         )
     return held
+
+
+def _least_rows(node: Node, kind: str) -> int:
+    """The fewest rows of a batch that a layer takes in training."""
+    if kind == "batch_norm":  # torch wants two values of each channel, or the variance is nothing
+        return 2 if node.meta["rows"] * math.prod(node.meta["shape"][1:]) == 1 else 0
+    return int(node.meta["least_rows"])
 
 
 def _bytes_of_one_sample(values: tuple[Any, Any]) -> int:

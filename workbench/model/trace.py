@@ -6,17 +6,18 @@ arguments, and only modules behave differently, as batch norm and dropout do, th
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.fx
-from torch import nn
+from torch import Tensor, nn
 from torch.fx.node import map_arg
 
 from workbench.model.attention import find_self_attention
 from workbench.model.build import build_fake, named
 from workbench.model.errors import ModelError, TraceError
 from workbench.model.failure import explained
+from workbench.model.independence import MixedError, constants_of, show_independence
 from workbench.model.inplace import drop_unused
 from workbench.model.layers import layers_of
 from workbench.model.outputs import checked_roles, keep_outputs, known_roles
@@ -69,11 +70,12 @@ def trace(
             "that torch.fx uses itself: rename it"
         )
     source, roles = Source("module", type(model).__name__), checked_roles(outputs)
-    graph, *traced = _in_both_modes(source, structure(model), shape, roles)
-    training, evaluating = (replace(source, skeleton=pack(module)) for module in traced)
+    known = constants_of(model)
+    graph, traced, apart = _in_both_modes(source, structure(model), shape, roles, known)
     if graph.evaluation is not None:
-        graph = replace(graph, evaluation=replace(graph.evaluation, source=evaluating))
-    return replace(graph, source=training)
+        there = replace(source, skeleton=pack(apart))
+        graph = replace(graph, evaluation=replace(graph.evaluation, source=there))
+    return replace(graph, source=replace(source, skeleton=pack(traced)))
 
 
 def skeleton(graph: Graph, *, evaluating: bool = False) -> torch.fx.GraphModule:
@@ -94,7 +96,8 @@ def skeleton(graph: Graph, *, evaluating: bool = False) -> torch.fx.GraphModule:
     if graph.source.skeleton is not None:
         return unpack(graph.source.skeleton)
     root = build_fake(graph.source)
-    here, traced = _traced(graph.source, root.eval() if evaluating else root, graph.input_shape)
+    mode = root.eval() if evaluating else root
+    here, traced = _recorded(graph.source, mode, graph.input_shape).described()
     if here.layers != graph.layers:
         raise ModelError(
             f"{graph.source.name} is traced here to other layers ({here.fingerprint}) than the "
@@ -104,21 +107,28 @@ def skeleton(graph: Graph, *, evaluating: bool = False) -> torch.fx.GraphModule:
 
 
 def _in_both_modes(
-    source: Source, root: nn.Module, input_shape: tuple[int, ...], roles: tuple[str, ...] | None
+    source: Source,
+    root: nn.Module,
+    input_shape: tuple[int, ...],
+    roles: tuple[str, ...] | None,
+    constants: dict[str, Tensor] | None = None,
 ) -> tuple[Graph, torch.fx.GraphModule, torch.fx.GraphModule]:
     """The graph, and what was traced in training and in evaluation."""
     other = copy.deepcopy(root).eval()  # tracing puts modules of its own into what it traces
-    graph, training = _traced(source, root, input_shape, roles)
-    evaluation, evaluating = _traced(source, other, input_shape, roles)
-    if _same(training.graph, evaluating.graph):
-        return graph, training, evaluating
+    training = _recorded(source, root, input_shape, roles)
+    evaluating = _recorded(source, other, input_shape, roles)
+    alike = _same(training.nodes, evaluating.nodes)
+    graph, traced = training.described(constants)
+    if alike:
+        return graph, traced, traced
+    evaluation, apart = evaluating.described(constants)
     shapes = [g[g.outputs[0]].output_shape for g in (graph, evaluation)]
     if shapes[0] != shapes[1]:
         raise TraceError(
             f"{source.name} predicts {shapes[0]} for each sample in training and {shapes[1]} in "
             "evaluation; both are to be the same scores"
         )
-    return replace(graph, evaluation=evaluation), training, evaluating
+    return replace(graph, evaluation=evaluation), traced, apart
 
 
 def _same(one: torch.fx.Graph, other: torch.fx.Graph) -> bool:
@@ -136,33 +146,60 @@ def _same(one: torch.fx.Graph, other: torch.fx.Graph) -> bool:
     return described(one) == described(other)
 
 
-def _traced(
+@dataclass(frozen=True)
+class _Recorded:
+    """One mode of a model: that of its root.
+
+    Attributes:
+        source: where the model comes from.
+        root: the module that was traced.
+        input_shape: of one sample.
+        roles: of what it returns, if they were declared.
+        nodes: with their values.
+    """
+
+    source: Source
+    root: nn.Module
+    input_shape: tuple[int, ...]
+    roles: tuple[str, ...] | None
+    nodes: torch.fx.Graph
+
+    def described(
+        self, constants: dict[str, Tensor] | None = None
+    ) -> tuple[Graph, torch.fx.GraphModule]:
+        """The layers, after it was shown that each sample goes its own way."""
+        try:
+            show_independence(self.nodes, self.root, constants)
+            roles = keep_outputs(self.nodes, self.roles, training=self.root.training)
+            drop_unused(self.nodes, self.root)
+            layers, outputs = layers_of(self.root, self.nodes)
+        except MixedError as error:
+            meta = error.node.meta
+            raise explained(error, self.source.name, meta["module"], meta["line"]) from None
+        except Exception as error:
+            raise explained(error, self.source.name, None) from None
+        for node in self.nodes.nodes:
+            node.meta.clear()  # the fake values belong to this trace alone
+        graph = Graph(self.source, self.input_shape, 0, layers, outputs, roles)
+        graph = replace(graph, num_classes=graph[outputs[0]].output_shape[-1])
+        name = type(self.root).__name__
+        return graph, torch.fx.GraphModule(self.root, self.nodes, class_name=name)
+
+
+def _recorded(
     source: Source,
     root: nn.Module,
     input_shape: tuple[int, ...],
     roles: tuple[str, ...] | None = None,
-) -> tuple[Graph, torch.fx.GraphModule]:
-    """One mode: that of the root.
-
-    Raises:
-        TraceError: it cannot be followed.
-    """
+) -> _Recorded:
     tracer = ValueTracer(input_shape)
     try:
         nodes = tracer.trace_structure(root)
-        if source.kind == "torchvision":
-            roles = known_roles(nodes)
-        roles = keep_outputs(nodes, roles, training=root.training)
-        drop_unused(nodes, root)
         find_self_attention(nodes, root)
-        layers, outputs = layers_of(root, nodes)
     except Exception as error:
         raise explained(error, source.name, tracer.failed_in) from None
-    for node in nodes.nodes:
-        node.meta.clear()  # the fake values belong to this trace alone
-    graph = Graph(source, input_shape, 0, layers, outputs, roles)
-    graph = replace(graph, num_classes=graph[outputs[0]].output_shape[-1])
-    return graph, torch.fx.GraphModule(root, nodes, class_name=type(root).__name__)
+    roles = known_roles(nodes) if source.kind == "torchvision" else roles
+    return _Recorded(source, root, input_shape, roles, nodes)
 
 
 def _shape(given: tuple[int, ...]) -> tuple[int, ...]:

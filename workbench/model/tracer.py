@@ -9,18 +9,22 @@ and only what depends on the batch stays symbolic. A wrong shape fails at the us
 import inspect
 import logging
 import operator
+import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 import torch.fx
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node, Proxy
 from torch.fx.node import map_arg
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
@@ -28,18 +32,27 @@ from torch.utils._device import _device_constructors
 from workbench.model.attention import is_window_attention
 from workbench.model.batch import (
     BATCHES,
+    REMEDY,
+    called,
     depends_on_batch,
+    name_of,
     rows_and_shape,
     tensors,
 )
+from workbench.model.draws import RecordedDraws, Shapes, drawing, places_of
 from workbench.model.errors import TraceError
+from workbench.model.failure import Place, is_users
 from workbench.model.flops import FlopCounter
 from workbench.model.inplace import read_what_was_changed
-from workbench.model.mixing import refuse_mixing
 from workbench.model.proxy import ValueProxy
 from workbench.model.reshape import is_reshape, stated
 from workbench.model.structure import with_tensors
 
+_STATE = (
+    "a parameter or buffer of the model as it runs, each rank by its own rows: state of the model "
+    "itself is not supported, but for the statistics of nn.BatchNorm; a norm can be built with "
+    "track_running_stats=False"
+)
 _KNOWN = (bool, int, float, complex, str, type(None))
 
 
@@ -47,7 +60,9 @@ class ValueTracer(torch.fx.Tracer):
     """Records a module's forward on one batch of inputs.
 
     Each node's `meta` has `values` (the value at both batch sizes), `depends` (on the input's
-    values), `rows` and `shape` (of one sample), and `flops` (of one sample).
+    values), `rows` and `shape` (of one sample), `flops` (of one sample), `uncounted` (whether it
+    does more than these), `draws` (how the random tensors that it draws depend on the batch), and
+    for errors `line` (of the model's code) and `module` (the path of the submodule at work).
 
     Args:
         input_shape: of one sample.
@@ -78,8 +93,11 @@ class ValueTracer(torch.fx.Tracer):
             self.names[id(tensor)] = name
         _refuse_hooks(root)
         self.modes = _modes()
-        with _RecordFactories(self), _quiet():
+        with _RecordFactories(self), _sizes_as_tuples(), _refuse_other_draws(), _quiet():
             graph = self.trace(root)
+        for name, tensor in [*root.named_parameters(), *root.named_buffers()]:
+            if self.names.get(id(tensor)) != name:
+                raise TraceError(f"the assignment to {name!r} in forward changes {_STATE}")
         read_what_was_changed(graph, root)
         return graph
 
@@ -89,11 +107,13 @@ class ValueTracer(torch.fx.Tracer):
         """Runs an operation; records it, unless what it gives is already known."""
         args, kwargs = self.create_arg(args), self.create_arg(kwargs)
         if is_reshape(target, args, kwargs):
-            after = self._run("call_method", "reshape", args, {})[0][0]
-            kind, target, args = stated(target, args, after)
+            small, large = self._run("call_method", "reshape", args, {}).values
+            if small.shape[1:] == large.shape[1:]:  # else it is refused, as it was written
+                kind, target, args = stated(target, args, small)
         if kind == "get_attr" and target in self.read:
             return self.read[target]
-        values, flops = self._run(kind, target, args, kwargs)
+        ran = self._run(kind, target, args, kwargs)
+        values = ran.values
         sources: list[Node] = []
         map_arg((args, kwargs), sources.append)
         # Equal at two batch sizes is not equal at all: n // 4 is 0 for both.
@@ -102,15 +122,21 @@ class ValueTracer(torch.fx.Tracer):
         for_effect = values[0] is None and target not in (getattr, operator.getitem)
         if _known(*values) and not (of_batch_size or of_function or for_effect):
             return values[0]
-        self._refuse_what_is_lost()
+        line = self._refuse_what_is_lost()
         node = self.create_node(kind, target, args, kwargs)
-        node.meta.update(values=values, flops=flops, depends=False)
+        node.meta.update(values=values, flops=ran.flops, uncounted=ran.uncounted, depends=False)
+        node.meta.update(line=line, module=self.scope.module_path)
         node.meta["is_size"] = isinstance(values[0], _KNOWN) or (
             of_function and not tensors(values[0])
         )
         node.meta["depends"] = kind == "placeholder" or depends_on_batch(node)
         node.meta["rows"], node.meta["shape"] = rows_and_shape(node)
-        refuse_mixing(node, self.root.get_submodule(target) if kind == "call_module" else None)
+        node.meta["draws"] = places_of(*ran.drawn)
+        if of_batch_size and tensors(values[0]) and not node.meta["rows"]:
+            raise TraceError(
+                f"{name_of(node)} makes a tensor of the batch's size, which differs between ranks, "
+                f"that has no row for each sample. {REMEDY}"
+            )
         proxy = self.proxy(node)
         if kind == "get_attr":
             self.read[target] = proxy
@@ -187,11 +213,18 @@ class ValueTracer(torch.fx.Tracer):
             "marked by torch.fx.wrap"
         )
 
-    def _refuse_what_is_lost(self) -> None:
-        """Refuses an operation under something that a graph does not record."""
+    def _refuse_what_is_lost(self) -> Place | None:
+        """Refuses an operation under something that a graph does not record.
+
+        Returns:
+            The line of the model's own code that asked for it.
+        """
         frame, end = sys._getframe(), ValueTracer.trace_structure.__code__
         apply = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+        line: Place | None = None
         while frame.f_back is not None and frame.f_code is not end:
+            if line is None and is_users(frame.f_code):
+                line = frame.f_code, frame.f_lineno
             if frame.f_code is apply:
                 raise TraceError(
                     "the backward pass of a torch.autograd.Function would be lost: call its apply "
@@ -203,12 +236,21 @@ class ValueTracer(torch.fx.Tracer):
                 "torch.no_grad(), torch.autocast and their like in forward would be lost: use "
                 "x.detach() or parameter.requires_grad_(False), and the experiment's precision"
             )
+        return line
 
-    def _run(self, kind: str, target: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, Any], int]:
-        """The values at both batch sizes, and the FLOPs that one sample adds."""
+    def _run(self, kind: str, target: Any, args: Any, kwargs: Any) -> "_Ran":
+        """Runs an operation at both batch sizes."""
         if kind == "placeholder":
-            return (self.inputs[0], self.inputs[1]), 0
-        values, counts = [], []
+            return _Ran((self.inputs[0], self.inputs[1]))
+        module = self.root.get_submodule(target) if kind == "call_module" else None
+        if isinstance(module, nn.SyncBatchNorm):
+            raise TraceError(
+                "nn.SyncBatchNorm has its own communication: use nn.BatchNorm2d, and "
+                'batch_norm="synchronized" in the plan'
+            )
+        held = self._read() if module is None else [*module.parameters(), *module.buffers()]
+        versions = [tensor._version for tensor in held]
+        values, counters, drawn = [], [], []
         self.running = True
         try:
             for size in range(len(BATCHES)):
@@ -217,21 +259,49 @@ class ValueTracer(torch.fx.Tracer):
                     return node.meta["values"][size]
 
                 arguments = map_arg((args, kwargs), value)
-                with torch.no_grad(), self.mode, FlopCounter() as counter:
-                    values.append(self._call(kind, target, *arguments))
-                counts.append(counter.flops)
+                counter = FlopCounter()
+                with torch.no_grad(), self.mode, _momentum_known(module), counter:
+                    values.append(called(kind, target, self.root, *arguments))
+                counters.append(counter)
+                draws = RecordedDraws()
+                if counter.random:  # it may not have drawn: attention without dropout
+                    with torch.no_grad(), self.mode, drawing(draws):
+                        called(kind, target, self.root, *arguments)
+                drawn.append(draws.shapes)
         finally:
             self.running = False
-        return (values[0], values[1]), (counts[1] - counts[0]) // (BATCHES[1] - BATCHES[0])
+        if versions != [tensor._version for tensor in held] and not isinstance(module, _BatchNorm):
+            name = target if module is None else type(module).__name__
+            raise TraceError(f"{getattr(name, '__name__', name)} changes {_STATE}")
+        few, many = BATCHES
+        flops = (counters[1].flops - counters[0].flops) // (many - few)
+        uncounted = counters[0].foreign or (
+            flops == 0
+            and not counters[0].looked_up
+            and any(_is_matrix(tensor, values[0]) for tensor in (held if module else ()))
+        )
+        return _Ran((values[0], values[1]), flops, uncounted, (drawn[0], drawn[1]))
 
-    def _call(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
-        if kind == "get_attr":
-            return operator.attrgetter(target)(self.root)
-        if kind == "call_module":
-            return self.root.get_submodule(target)(*args, **kwargs)
-        if kind == "call_method":
-            return getattr(args[0], target)(*args[1:], **kwargs)
-        return target(*args, **kwargs)
+    def _read(self) -> list[Tensor]:
+        """The parameters and buffers that were read directly so far."""
+        return [proxy.node.meta["values"][0] for proxy in self.read.values()]
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """What an operation did.
+
+    Attributes:
+        values: what it gave at both batch sizes.
+        flops: that one sample adds.
+        uncounted: whether it did more than these.
+        drawn: shapes of the random tensors that it drew, at both batch sizes.
+    """
+
+    values: tuple[Any, Any]
+    flops: int = 0
+    uncounted: bool = False
+    drawn: tuple[Shapes, Shapes] = ([], [])
 
 
 class _RecordFactories(TorchFunctionMode):
@@ -240,13 +310,63 @@ class _RecordFactories(TorchFunctionMode):
     def __init__(self, tracer: ValueTracer) -> None:
         super().__init__()
         self.tracer = tracer
+        # torch keeps this set: it must be asked before `_sizes_as_tuples` stands in for some.
+        self.factories = {*_device_constructors(), torch.normal}
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in _device_constructors() and not self.tracer.running:
+        if func in self.factories and not self.tracer.running:
             return self.tracer.create_proxy("call_function", func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _sizes_as_tuples() -> Iterator[None]:
+    """Lets `torch.rand(n, 3)` be recorded: proxies among its sizes are refused before that."""
+
+    def tolerant(factory: Any) -> Any:
+        def make(*sizes: Any, **options: Any) -> Any:
+            apart = any(isinstance(size, Proxy) for size in sizes)
+            return factory(sizes, **options) if apart else factory(*sizes, **options)
+
+        return make
+
+    were = {name: getattr(torch, name) for name in ("empty", "ones", "rand", "randn", "zeros")}
+    try:
+        for name, factory in were.items():
+            setattr(torch, name, tolerant(factory))
+        yield
+    finally:
+        for name, factory in were.items():
+            setattr(torch, name, factory)
+
+
+@contextmanager
+def _refuse_other_draws() -> Iterator[None]:
+    """Refuses random numbers that are no tensors of torch's: what is drawn now would stay."""
+    before = random.getstate(), np.random.get_state(legacy=True)
+    yield
+    after = random.getstate(), np.random.get_state(legacy=True)
+    for of, was, now in zip(("Python's random", "numpy.random"), before, after, strict=True):
+        if repr(was) != repr(now):
+            raise TraceError(
+                f"forward draws from {of}: the number drawn while tracing would be used for ever. "
+                "Draw a tensor, torch.rand(len(x), 1), and choose by torch.where"
+            )
+
+
+@contextmanager
+def _momentum_known(module: nn.Module | None) -> Iterator[None]:
+    """Keeps a cumulative batch norm from reading its count of batches, which has no value here."""
+    if not isinstance(module, _BatchNorm) or module.momentum is not None:
+        yield
+        return
+    module.momentum = 1.0
+    try:
+        yield
+    finally:
+        module.momentum = None
 
 
 @contextmanager
@@ -258,6 +378,13 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         log.disabled = was
+
+
+def _is_matrix(weight: Tensor, value: Any) -> bool:
+    """Whether a weight is multiplied by, rather than element by element with what is given."""
+    shapes = [tuple(tensor.shape) for tensor in tensors(value)]
+    along = any(shape[len(shape) - weight.ndim :] == tuple(weight.shape) for shape in shapes)
+    return weight.ndim > 1 and not along
 
 
 def _known(first: Any, second: Any) -> bool:

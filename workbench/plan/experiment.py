@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from workbench.plan.errors import ExperimentError
+from workbench.plan.least_rows import Schedule, check_rows
 from workbench.plan.plan import Plan
 from workbench.plan.sync import LocalSGD as LocalSGD
 from workbench.plan.sync import ParameterServer as ParameterServer
@@ -17,13 +18,25 @@ from workbench.plan.text import dump
 from workbench.plan.value import Value
 
 
-class Digits(Value):
+class _DataSet(Value):
+    @property
+    def known_samples(self) -> tuple[int, int] | None:
+        """Of the training and of the test split, where they are known without looking."""
+        return None
+
+
+class Digits(_DataSet):
     """scikit-learn's 1,797 real 8x8 grey images of ten digits, resized to the model's input."""
 
     kind: Literal["digits"] = "digits"
 
+    @property
+    def known_samples(self) -> tuple[int, int]:
+        """Of the training and of the test split."""
+        return 1442, 355
 
-class Synthetic(Value):
+
+class Synthetic(_DataSet):
     """Seeded images drawn around one centre for each class: learnable, of any shape and size."""
 
     kind: Literal["synthetic"] = "synthetic"
@@ -31,8 +44,13 @@ class Synthetic(Value):
     """Images of the training split; the test split has a quarter as many."""
     classes: int = Field(default=10, ge=2)
 
+    @property
+    def known_samples(self) -> tuple[int, int]:
+        """Of the training and of the test split."""
+        return self.samples, max(1, self.samples // 4)
 
-class CIFAR10(Value):
+
+class CIFAR10(_DataSet):
     """60,000 32x32 colour images of ten classes, through torchvision."""
 
     kind: Literal["cifar10"] = "cifar10"
@@ -41,7 +59,7 @@ class CIFAR10(Value):
     download: bool = False
 
 
-class ImageFolder(Value):
+class ImageFolder(_DataSet):
     """A folder with `train/<class>/*` and `test/<class>/*` images, through torchvision."""
 
     kind: Literal["imagefolder"] = "imagefolder"
@@ -123,8 +141,14 @@ class Experiment(Value):
     The same experiment under another plan or world size is the same computation: the batch
     is that of the whole world, and so is its order.
 
+    Of every batch that a run meets (a full one, the short last one of an epoch, their
+    micro-batches, the test split's), each rank has as many rows as its layers take, or for batch
+    norm none. A model that needs that (1-D batch norm needs two rows) is refused where some rank
+    would have fewer: here, where the number of samples is known, or else before the first step.
+
     Raises:
-        ExperimentError: a field has a wrong type or value; the text names it.
+        ExperimentError: a field has a wrong type or value, and the text names it; or a rank has
+            too few rows of a batch for a layer, and the text names the three.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -171,6 +195,12 @@ class Experiment(Value):
                 f"batch_size {self.batch_size} cannot be computed "
                 f"in {self.accumulate} micro-batches"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_have_enough_rows(self) -> Self:
+        if self.data.known_samples is not None:
+            self.check_rows(self.data.known_samples)
         return self
 
     @model_validator(mode="after")
@@ -256,6 +286,18 @@ class Experiment(Value):
                     f"{self.accumulate} micro-batches; accumulate=1 is valid"
                 )
         return self
+
+    def check_rows(self, samples: tuple[int, int]) -> None:
+        """Refuses an experiment in which a rank has too few rows of some batch for a layer.
+
+        Args:
+            samples: of the training and of the test split.
+
+        Raises:
+            ExperimentError: naming the batch, the rank and the layer.
+        """
+        schedule = Schedule(self.batch_size, self.accumulate, self.steps, samples)
+        check_rows(self.plan, schedule)
 
     def to_toml(self) -> str:
         """The experiment as text that a person can read and edit, its plan included."""

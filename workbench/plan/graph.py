@@ -91,6 +91,12 @@ class Layer:
         target: what is called: "torch.nn.Conv2d", "operator.add" ...
         node: name of the traced node.
         shared: for a module that is called more than once: the layer that owns its weights.
+        draws: for each random tensor that a call draws, in order, where it has the batch: (its
+            dimension, rows of that for each sample), or (0, 0) if it does not depend on the batch.
+        least_rows: the fewest rows of a batch that it takes in training (`plan/least_rows.py`); 0:
+            any number, none too.
+        uncounted: whether it does more floating-point operations than `flops`: it could not be
+            known how many.
     """
 
     name: str
@@ -107,6 +113,14 @@ class Layer:
     target: str = ""
     node: str = ""
     shared: str = ""
+    draws: tuple[tuple[int, int], ...] = ()
+    least_rows: int = 0
+    uncounted: bool = False
+
+    @property
+    def random(self) -> bool:
+        """Whether it draws random numbers."""
+        return bool(self.draws)
 
     @cached_property
     def parameters(self) -> int:
@@ -217,6 +231,7 @@ class Graph:
                 layer.groups,
                 layer.heads,
                 bool(layer.shared),
+                layer.draws,
                 tuple((weight.shape, weight.trainable) for weight in owner.weights),
             )
             found[layer.name] = numbers.setdefault(look, len(numbers))
@@ -238,6 +253,11 @@ class Graph:
         return sum(layer.flops for layer in self.layers)
 
     @cached_property
+    def uncounted(self) -> tuple[str, ...]:
+        """Layers that do more floating-point operations than are known."""
+        return tuple(layer.name for layer in self.layers if layer.uncounted)
+
+    @cached_property
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits that change when anything about the layers changes."""
         evaluating = self.evaluation.fingerprint if self.evaluation else ""
@@ -251,9 +271,10 @@ class Graph:
         return graph_html(self)
 
     def __repr__(self) -> str:
+        more = f" without those of {', '.join(self.uncounted)}" if self.uncounted else ""
         return (
             f"<Graph {self.source.name}: {len(self.layers)} layers, "
-            f"{self.parameters:,} parameters, {self.flops / 1e9:.3g} GFLOP per sample>"
+            f"{self.parameters:,} parameters, {self.flops / 1e9:.3g} GFLOP per sample{more}>"
         )
 
 

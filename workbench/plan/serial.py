@@ -155,7 +155,11 @@ def _read_graph(entry: Any) -> Graph | None:
 
 def _with_tuples(entry: Mapping[str, Any]) -> dict[str, Any]:
     """TOML knows lists only; what we write has none."""
-    return {key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()}
+    return {key: _tuple(v) for key, v in entry.items()}
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(map(_tuple, value)) if isinstance(value, list) else value
 
 
 def _read_layer(entry: Mapping[str, Any]) -> Layer:

@@ -161,10 +161,11 @@ def graph_html(graph: Graph) -> str:
         for layer in graph.layers
         if layer.parameters
     )
+    more = f" FLOPs of {', '.join(graph.uncounted)} are not known." if graph.uncounted else ""
     return (
         f"<div><p><b>{escape(graph.source.name)}</b>: {graph.parameters:,} parameters, "
         f"{graph.flops / 1e6:,.0f} MFLOP for one sample of "
-        f"{'x'.join(map(str, graph.input_shape))} (forward).</p>"
+        f"{'x'.join(map(str, graph.input_shape))} (forward).{escape(more)}</p>"
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 

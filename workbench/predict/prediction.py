@@ -107,6 +107,12 @@ class Prediction:
         """Layers of shapes that the machine has not measured."""
         return self.simulation.estimated
 
+    @property
+    def underestimated(self) -> tuple[str, ...]:
+        """Of these, the layers whose FLOPs are not known: they take longer than is predicted."""
+        graph = self.experiment.plan.graph
+        return tuple(name for name in self.estimated if graph[name].uncounted)
+
     def at(
         self,
         *,
@@ -210,8 +216,9 @@ class Prediction:
 
     def _in_time(self) -> str:
         band = f" ± {self.error * 100:.0f} %" if self.error else ""
+        least = "at least " if self.underestimated else ""
         return (
-            f"{self.step_time * 1e3:,.2f} ms per step{band}, {self.samples_per_s:,.0f} samples/s, "
+            f"{least}{self.step_time * 1e3:,.2f} ms per step{band}, {self.samples_per_s:,.0f} samples/s, "
             f"efficiency {self.efficiency * 100:.0f} %"
         )
 
@@ -223,7 +230,8 @@ class Prediction:
 
     def _shown(self) -> Shown:
         simulation = None if self.machine is None else self.simulation
-        return Shown(repr(self), self.memory, self.traffic, simulation)
+        below = () if simulation is None else self.underestimated
+        return Shown(repr(self), self.memory, self.traffic, simulation, below)
 
 
 def predict(

@@ -28,12 +28,14 @@ class Shown:
         memory: of a step.
         traffic: of a step.
         simulation: of a step; None without a machine.
+        underestimated: layers that take longer than is predicted.
     """
 
     title: str
     memory: Memory
     traffic: Traffic
     simulation: Simulation | None = None
+    underestimated: tuple[str, ...] = ()
 
     def text(self) -> str:
         """All tables."""
@@ -72,6 +74,9 @@ class Shown:
         if self.simulation.estimated:
             named = _named(self.simulation.estimated)
             notes.append(f"Estimated, for the machine has not measured such shapes: {named}.")
+        if self.underestimated:
+            named = _named(self.underestimated)
+            notes.append(f"Too little: FLOPs of {named} are not known, and their time is left out.")
         sums = [
             f"{what} by {' or '.join(name.replace('_', '-') for name in names)}"
             for what, names in self.simulation.algorithms.items()

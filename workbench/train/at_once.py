@@ -7,6 +7,10 @@ from workbench.train.residuals import Residuals
 class AtOnce:
     """Between steps nothing travels or waits to be used; without a codec nothing is left out."""
 
+    @property
+    def is_settled(self) -> bool:
+        return True
+
     def rest(self) -> None:
         """Nothing travels."""
 

@@ -34,6 +34,14 @@ class InFlight:
     gradients: Mapping[str, Tensor]
     weights: Mapping[str, Tensor] = field(default_factory=dict)
 
+    def beside(self, parameters: Mapping[str, Tensor]) -> "InFlight":
+        """The same, each piece of its parameter's type and on its device; files lie on the host."""
+        return InFlight(
+            self.step,
+            {name: piece.to(parameters[name]) for name, piece in self.gradients.items()},
+            {name: piece.to(parameters[name]) for name, piece in self.weights.items()},
+        )
+
     def by_age(self, done: int) -> dict[str, Mapping[str, Tensor]]:
         """What of it there is, by its kind's name in a checkpoint after `done` steps."""
         age = done - self.step

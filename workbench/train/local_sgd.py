@@ -77,6 +77,10 @@ class LocalUpdates(AtOnce):
         self._before = (0,) * len(self._before)
 
     @property
+    def is_settled(self) -> bool:
+        return not any(self._since)
+
+    @property
     def buffers(self) -> list[Tensor]:
         return []
 

@@ -16,6 +16,7 @@ from workbench.plan.metrics import Row
 from workbench.plan.plan import Plan
 from workbench.train.blame import first_bad_layer
 from workbench.train.control import Control, Outcome, Reason
+from workbench.train.equality import check_equal
 from workbench.train.evaluate import evaluate
 from workbench.train.learning_rates import LearningRates, set_rate
 from workbench.train.memory import PeakMeter
@@ -63,6 +64,7 @@ class Loop:
 
     Args:
         state: this rank's part.
+        rates: of the run so far.
         meter: of its tensors.
         directory: where checkpoints go.
         control: wishes of the outside.
@@ -72,6 +74,7 @@ class Loop:
     def __init__(
         self,
         state: RankState,
+        rates: LearningRates,
         meter: PeakMeter,
         directory: Path,
         control: Control,
@@ -82,9 +85,10 @@ class Loop:
         self.saver = Saver(directory, state.everyone)
         self.evaluation: dict[str, float] = {}
         self._givers, self._num_counted = Givers(), 0
+        self._compared = -1  # the steps after which ranks were last compared
         self.wishes = Wishes(directory)
         self._heard = self.wishes.last_carried_out()  # by an earlier session
-        self._rates = LearningRates.of(state.experiment.optimizer.lr, self.wishes)
+        self._rates = rates
         every = state.experiment.trace_every
         self.traces = Traces(directory, state.world.rank, every, state.tracer)
 
@@ -118,7 +122,10 @@ class Loop:
             last = done == experiment.steps
             if last:
                 self.state.strategy.settle()
+            if done == self.state.first_step + 1:
+                self._compare(done)
             if last or _due(done, experiment.evaluate_every):
+                self._compare(done)
                 self.evaluation = self._evaluate()
                 row["accuracy"] = self.evaluation["accuracy"]
             self.emit(row)
@@ -219,9 +226,16 @@ class Loop:
             state.stepper.dtype,
         )
 
+    def _compare(self, done: int) -> None:
+        """Raises if ranks that are to hold the same weights do not; once a step is enough."""
+        if done != self._compared and self.state.strategy.is_settled:
+            check_equal(self.state.model, self.state.everyone, done)
+            self._compared = done
+
     def _save(self, done: int) -> None:
         state = self.state
         state.strategy.settle()
+        self._compare(done)
         average_statistics(state.model)
         part, files = parts(
             done,

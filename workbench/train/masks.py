@@ -1,83 +1,68 @@
-"""Gives a whole model the random masks of a split one: no two random streams can be compared."""
+"""Gives a whole model the draws of a split one: no two random streams can be compared."""
 
-from itertools import cycle
+from collections.abc import Iterator
+from itertools import cycle, repeat
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from workbench.layers.attention import local_attention
 from workbench.layers.context import BatchContext
-from workbench.layers.dropout import PlacedDropout
-from workbench.layers.self_attention import LocalSelfAttention
+from workbench.layers.draws import PlacedDraws
+from workbench.model.draws import drawing
 from workbench.plan.graph import Graph, Layer
-from workbench.plan.layout import ROWS
 
 
 class VerifyError(ValueError):
     """A plan that cannot be held against one process; the text says why."""
 
 
-def place_dropout(model: nn.Module, graph: Graph, context: BatchContext) -> None:
-    """Replaces what drops elements at random by what drops them by their indices.
+def place_draws(model: nn.Module, graph: Graph, context: BatchContext) -> None:
+    """Lets the model's own operations draw what the layers of a split model draw.
 
-    Attention that drops nothing stays torch's own.
+    A module draws as its layers do, call by call. All else that draws are functions, whose draws
+    come in the order in which they were traced.
 
     Args:
         model: the module that the graph was traced from, with its values.
-        graph: the traced model.
+        graph: the traced model, in the mode in which `model` is run.
         context: of the one process.
-
-    Raises:
-        VerifyError: a function drops elements, which cannot be replaced.
     """
     modules = dict(model.named_modules())
-    turns: dict[str, list[PlacedDropout]] = {}
+    calls: dict[str, list[Layer]] = {}
+    functions: list[Layer] = []
     for layer in graph.layers:
-        if layer.kind in ("dropout", "stochastic_depth"):
-            path = layer.name.partition("@")[0]  # of a further call of the same module
-            if path not in modules:
-                raise VerifyError(
-                    f"layer {layer.name!r} drops elements through a function, which one process "
-                    f"cannot repeat; use nn.Dropout (or StochasticDepth) in the model"
-                )
-            turns.setdefault(path, []).append(_placed(modules[path], layer, context))
-        elif layer.kind == "attention" and not layer.shared:
-            attention = modules[layer.name]
-            if _drops(attention):
-                model.set_submodule(layer.name, _attention(attention, layer, context))
-    for path, placed in turns.items():
-        model.set_submodule(path, _InTurn(placed))
+        path = layer.name.partition("@")[0]  # of a further call of the same module
+        if path in modules and _calls(layer, modules[path]):
+            calls.setdefault(path, []).append(layer)
+        elif layer.random:
+            functions.append(layer)
+    for path, layers in calls.items():
+        if any(layer.random for layer in layers):
+            _place(modules[path], cycle([layer] for layer in layers), context)
+    _place(model, repeat(functions), context, every=True)
 
 
-class _InTurn(nn.Module):
-    """A module that is called several times in a forward pass, with other masks each time."""
-
-    def __init__(self, placed: list[PlacedDropout]) -> None:
-        super().__init__()
-        self.turns = cycle(placed)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return next(self.turns)(x)
+def _calls(layer: Layer, module: nn.Module) -> bool:
+    """Whether a layer calls a module, rather than a function whose node has the same name."""
+    name = layer.target.rpartition(".")[2]
+    return layer.kind == "attention" or name == type(module).__name__
 
 
-def _placed(module: Any, layer: Layer, context: BatchContext) -> PlacedDropout:
-    mode = str(getattr(module, "mode", "element"))
-    p, shape = float(module.p), layer.input_shape
-    return PlacedDropout(p, ROWS, shape, layer.rows, layer.name, context, mode)
+def _place(
+    module: nn.Module, turns: Iterator[list[Layer]], context: BatchContext, *, every: bool = False
+) -> None:
+    """Lets each forward pass draw what the layers whose turn it is draw; or `every` one of it."""
+    forward = module.forward
 
+    def placed(*args: Any, **kwargs: Any) -> Any:
+        draws = PlacedDraws(next(turns), 1, context)
+        with drawing(draws):
+            found = forward(*args, **kwargs)
+        if every and (left := draws.left()):
+            raise VerifyError(
+                f"{left} was traced to draw random numbers, and the model itself drew fewer: it "
+                "decides otherwise than it did when it was traced"
+            )
+        return found
 
-def _drops(attention: nn.Module) -> bool:
-    return any(getattr(attention, name, 0.0) > 0 for name in ("dropout", "attention_dropout"))
-
-
-def _attention(module: nn.Module, layer: Layer, context: BatchContext) -> nn.Module:
-    if type(module) is nn.MultiheadAttention:
-        return _AsMultihead(module, layer, ROWS, context)
-    return local_attention(module, layer, ROWS, context, None)
-
-
-class _AsMultihead(LocalSelfAttention):
-    """Called as `nn.MultiheadAttention` is; nobody reads the weights (`model/attention.py`)."""
-
-    def forward(self, query: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:  # type: ignore[override]
-        return super().forward(query), None
+    module.forward = placed

@@ -127,6 +127,10 @@ class PipelinedUpdates:
         for flight in self._flying:
             flight.sums.wait()
 
+    @property
+    def is_settled(self) -> bool:
+        return True
+
     def rest(self) -> None:
         for flight in self._flying:
             with suppress(RuntimeError):

@@ -1,7 +1,7 @@
 """What one process computes: the original module, whole, to hold a split one against.
 
-Only two things are not torch's own. What drops elements at random does so by their
-indices (`train/masks.py`). And where batch norm is local, its rows are normalized in the same
+Only two things are not torch's own. What is drawn at random depends on the places of its
+elements (`train/masks.py`). And where batch norm is local, its rows are normalized in the same
 parts as the plan's ranks do.
 """
 
@@ -18,7 +18,7 @@ from workbench.plan.experiment import Experiment
 from workbench.plan.graph import ROLES
 from workbench.plan.plan import Plan
 from workbench.train.data import open_data, rows_of_step
-from workbench.train.masks import VerifyError, place_dropout
+from workbench.train.masks import VerifyError, place_draws
 from workbench.train.objective import AUXILIARY_WEIGHT
 from workbench.train.optimizer import build_optimizer
 from workbench.train.vary import vary
@@ -40,8 +40,7 @@ def write_reference(experiment: Experiment, weights: Path, start: Path, path: Pa
         path: where to write the entries.
 
     Raises:
-        VerifyError: the experiment computes something else by design, or drops elements in a
-            way that cannot be repeated.
+        VerifyError: the experiment computes something else by design.
     """
     if experiment.sync.inexact:
         raise VerifyError(
@@ -68,7 +67,7 @@ def _trained(experiment: Experiment, weights: Path, dtype: torch.dtype) -> dict[
     plan = experiment.plan
     model = whole_model(plan.graph, weights, dtype)
     context = BatchContext(0, (0,), seed=experiment.seed)
-    place_dropout(model, plan.graph, context)
+    place_draws(model, plan.graph, context)
     if plan.batch_norm == "local":
         _part_batch_norm(model, plan, experiment.batch_size)
     parameters = dict(model.named_parameters())

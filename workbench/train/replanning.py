@@ -29,7 +29,7 @@ from workbench.train.in_flight import InFlight
 from workbench.train.optimizer import entry, state_names
 from workbench.train.recut import RECUT, Entry, Pieces, move_pieces
 from workbench.train.residuals import RESIDUAL, named, residual_entry, restore_residuals
-from workbench.train.state import RankState, group_specs_of, groups_for
+from workbench.train.state import RankState, groups_for
 from workbench.train.statistics import average_statistics
 from workbench.train.step import Stepper
 from workbench.train.strategy import strategy_of, updater_of
@@ -47,16 +47,18 @@ def under(state: RankState, plan: Plan, done: int) -> RankState:
 
     Raises:
         PlanError: the plan is of another model or world size.
+        ExperimentError: it leaves a rank too few rows of some batch for a layer.
         CommError: a rank is gone; the run goes on from its last checkpoint.
     """
     recut = Recut(state.experiment.plan, plan)
     experiment = state.experiment.replace(plan=plan)
+    experiment.check_rows((len(state.stepper.data), len(state.test_data)))
     state.strategy.settle()
     average_statistics(state.model)
     waiting = state.strategy.in_flight
     moved, counts = _moved(state, recut, waiting)
     world, dtype = state.world, state.stepper.dtype
-    groups = groups_for(plan, world, state.groups, state.asked)
+    groups, asked = groups_for(plan, recut.before, world, state.groups, state.asked)
     context = BatchContext(world.rank, (0,) * world.size, seed=experiment.seed)
     reader = Pieces(plan.flow.weights, moved)
     traced, device = deepcopy(state.traced), world.device
@@ -84,7 +86,7 @@ def under(state: RankState, plan: Plan, done: int) -> RankState:
         test_data=state.test_data,
         traced=state.traced,
         groups=groups,
-        asked=state.asked.union(group_specs_of(plan)),
+        asked=asked,
         first_step=done,
         notes=state.notes,
     )

@@ -68,7 +68,7 @@ def restore_residuals(reader: PieceSet | Pieces, model: CutModel, residuals: Res
         if mine is not None and replica % replicas == _replica(model, name):
             shard = placed.placement if isinstance(placed.placement, Shard) else None
             index = model.context.rank % placed.group_size
-            mine.add_(reader.read(stored, shard, index).view_as(mine))
+            mine.add_(reader.read(stored, shard, index).view_as(mine).to(mine.device))
 
 
 def residual_entry(use: int, replica: int, name: str) -> str:

@@ -9,6 +9,7 @@ from workbench.comm.world import Seat, World
 from workbench.plan.experiment import Experiment
 from workbench.plan.metrics import Row
 from workbench.train.control import Control, Outcome
+from workbench.train.learning_rates import LearningRates
 from workbench.train.loop import Loop
 from workbench.train.memory import PeakMeter
 from workbench.train.state import RankState, group_specs_of
@@ -43,10 +44,13 @@ def train(
     Raises:
         CommError: a rank did not arrive, or died.
         CheckpointError: weights or checkpoint are damaged or of another model.
+        ReplicasDiffer: ranks that hold the same weights do not have the same bits of them any more.
     """
-    experiment = Wishes(directory).in_force(experiment)
+    wishes = Wishes(directory)
+    experiment = wishes.in_force(experiment)
+    rates = LearningRates.of(experiment.optimizer.lr, wishes)
     with PeakMeter(torch.device(seat.device)) as meter, World.open(seat) as world:
         groups = world.groups(group_specs_of(experiment.plan))
-        state = RankState.start(experiment, world, groups, weights, resume)
+        state = RankState.start(experiment, world, groups, weights, resume, rates)
         meter.add(world.shared_bytes)
-        return Loop(state, meter, directory, control, emit).run()
+        return Loop(state, rates, meter, directory, control, emit).run()

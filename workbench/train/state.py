@@ -19,6 +19,7 @@ from workbench.plan.experiment import Experiment
 from workbench.plan.plan import Plan
 from workbench.train.checkpoint import in_flight, load, restore
 from workbench.train.data import Dataset, open_data
+from workbench.train.learning_rates import LearningRates, set_rate
 from workbench.train.memory import Held
 from workbench.train.residuals import restore_residuals
 from workbench.train.step import Stepper
@@ -35,16 +36,28 @@ def group_specs_of(plan: Plan) -> list[tuple[str, tuple[int, ...]]]:
     return [(CONTROL, tuple(range(plan.world_size))), *group_specs(plan)]
 
 
-def groups_for(plan: Plan, world: World, known: Groups, asked: Collection[Spec]) -> Groups:
-    """This rank's groups under another plan; those that exist are used again.
+def groups_for(
+    plan: Plan, before: Plan, world: World, known: Groups, asked: Collection[Spec]
+) -> tuple[Groups, frozenset[Spec]]:
+    """This rank's groups under another plan, and all groups that there are then.
+
+    Those of the plan before stay, as runs mostly go back and forth and to connect takes long;
+    others are closed.
 
     Args:
         plan: to go on under.
+        before: the plan so far, under which nothing is communicated any more.
         world: all ranks, which call this together.
         known: this rank's groups so far.
         asked: all groups so far, this rank's or not.
     """
-    return {**known, **world.groups([s for s in group_specs_of(plan) if s not in asked])}
+    wanted = group_specs_of(plan)
+    kept = frozenset([*wanted, *group_specs_of(before)])
+    new = [spec for spec in wanted if spec not in asked]
+    found = {**known, **(world.groups(new) if new else {})}
+    if not kept.issuperset(asked):
+        world.let_go([found.pop(spec) for spec in known if spec not in kept])
+    return found, kept
 
 
 def everyone(groups: Groups, plan: Plan) -> Group:
@@ -67,7 +80,7 @@ class RankState:
         test_data: the split to evaluate on.
         traced: the model's structure, whole and without values: a re-cut rewrites a copy of it.
         groups: this rank's.
-        asked: all groups that were made, this rank's or not.
+        asked: all groups that there are, this rank's or not.
         first_step: steps made before this session.
         notes: on steps that were unlike others, for people.
     """
@@ -94,9 +107,28 @@ class RankState:
         groups: Groups,
         weights: Path,
         resume: Path | None,
+        rates: LearningRates | None = None,
     ) -> "RankState":
-        """Builds this rank's part, from the initial weights or from a checkpoint."""
+        """Builds this rank's part, from the initial weights or from a checkpoint.
+
+        Args:
+            experiment: what runs.
+            world: this rank's place.
+            groups: this rank's, of the experiment's plan.
+            weights: the initial weights.
+            resume: a checkpoint to go on from.
+            rates: of the run that goes on; None: every step has the experiment's. What was in
+                flight and has no place in this experiment's pipeline moves the weights here.
+
+        Raises:
+            ExperimentError: the data has so many samples that a layer gets too few rows of some
+                batch; on every rank.
+        """
         plan = experiment.plan
+        shape, classes = plan.graph.input_shape, plan.graph.num_classes
+        train_data = open_data(experiment.data, shape, classes, "train")
+        test_data = open_data(experiment.data, shape, classes, "test")
+        experiment.check_rows((len(train_data), len(test_data)))
         saved = None if resume is None else load(resume, plan.graph)
         reader: Reader = WeightsFile(weights) if saved is None else saved.reader
         context = BatchContext(world.rank, (0,) * world.size, seed=experiment.seed)
@@ -108,10 +140,10 @@ class RankState:
         updater = updater_of(experiment, model)
         if saved is not None:
             restore(saved, model, updater)
-        shape, classes = plan.graph.input_shape, plan.graph.num_classes
-        train_data = open_data(experiment.data, shape, classes, "train")
         first_step = 0 if saved is None else saved.step
         left = [] if saved is None else in_flight(saved, model)
+        if rates is not None:
+            set_rate(updater.optimizer, rates.at(first_step))
         notes: list[str] = []
         strategy = strategy_of(experiment, model, updater, first_step, left, notes)
         if saved is not None:
@@ -124,7 +156,7 @@ class RankState:
             updater=updater,
             strategy=strategy,
             stepper=Stepper(experiment, model, strategy, train_data, world, dtype),
-            test_data=open_data(experiment.data, shape, classes, "test"),
+            test_data=test_data,
             traced=traced,
             groups=groups,
             asked=frozenset(group_specs_of(plan)),

@@ -73,6 +73,11 @@ class Strategy(Protocol):
         """Makes weights and optimizer state equal on all ranks that hold the same piece."""
         ...
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether all ranks that hold the same piece of a weight are to have the same now."""
+        ...
+
     def rest(self) -> None:
         """Waits until nothing travels any more, whatever comes of it; moves no weights."""
         ...
@@ -123,11 +128,12 @@ def strategy_of(
         model: this rank's part.
         updater: of its pieces.
         first_step: that this session begins with.
-        left: what was in flight before it, under whatever strategy, the oldest first. What has no
-            place in this one's pipeline moves the weights now.
+        left: what was in flight before it, under whatever strategy, the oldest first, and on
+            whatever device. What has no place in this one's pipeline moves the weights now.
         notes: takes what people should know of steps that were unlike others.
     """
     notes = [] if notes is None else notes
+    left = [each.beside(model.trainable()) for each in left]
     spare = max(0, len(left) - stays_in_flight(experiment.sync, first_step))
     if isinstance(experiment.sync, ParameterServer):
         served = ServedUpdates(experiment.sync, model, updater)

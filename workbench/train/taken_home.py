@@ -18,15 +18,16 @@ def state_dict(checkpoint: Path, graph: Graph) -> StateDict:
         graph: of the model.
 
     Returns:
-        Every weight and buffer of the layers, under all its names, in memory of its own; tensors
-        that have several names are one.
+        What the module's own `state_dict` has: every parameter and persistent buffer, under all
+        its names, in memory of its own; tensors that have several names are one.
 
     Raises:
         CheckpointError: it is missing, damaged, or of another model.
     """
     reader = load(checkpoint, graph).reader
     found: StateDict = {}
-    for weight in (weight for layer in graph.layers for weight in layer.weights):
+    weights = (weight for layer in graph.layers for weight in layer.weights)
+    for weight in (weight for weight in weights if weight.persistent):
         tensor = reader.read(weight.name)
         found |= dict.fromkeys((weight.name, *weight.aliases), tensor)
     return found

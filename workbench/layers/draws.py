@@ -1,0 +1,103 @@
+"""Layers that draw random numbers, with draws that no split can change (`model/draws.py`)."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.fx
+from torch import Tensor, nn
+
+from workbench.layers.context import BatchContext
+from workbench.model.draws import Draws, drawing, hashed
+from workbench.plan.graph import Layer
+
+
+class DrawError(RuntimeError):
+    """A layer draws otherwise than it was traced; the text names it and the rank."""
+
+
+class PlacedDraws(Draws):
+    """Makes what layers draw, one after the other, from the places of its elements.
+
+    Args:
+        layers: whose random tensors are drawn, in order.
+        group_size: of the ranks whose rows are in the batch.
+        context: says which rows these are.
+    """
+
+    def __init__(self, layers: Sequence[Layer], group_size: int, context: BatchContext) -> None:
+        super().__init__()
+        self.layers, self.group_size, self.context = layers, group_size, context
+        every = [(layer, index) for layer in layers for index in range(len(layer.draws))]
+        self._coming = iter(every)
+
+    def left(self) -> str:
+        """The name of the layer that is to draw next; empty: nothing is left to be drawn."""
+        return next((repr(layer.name) for layer, _ in self._coming), "")
+
+    def bits(self, shape: torch.Size, device: torch.device) -> Tensor:
+        layer, index = next(self._coming, (None, 0))
+        if layer is None:
+            names = ", ".join(repr(layer.name) for layer in self.layers) or "the model"
+            raise DrawError(
+                f"rank {self.context.rank}: {names} draws more random tensors than when it was "
+                f"traced; the next one has shape {tuple(shape)}"
+            )
+        key = self.context.key(layer.name, index)
+        dim, rows = layer.draws[index]
+        if not rows:
+            none = torch.zeros((), dtype=torch.int64, device=device)
+            elements = torch.arange(shape.numel(), device=device)
+            return hashed(key, none, elements).view(shape)
+        samples = self.context.indices(self.group_size, device=device)
+        if dim >= len(shape) or shape[dim] != rows * len(samples):
+            raise DrawError(
+                f"rank {self.context.rank}: layer {layer.name!r} draws a random tensor of shape "
+                f"{tuple(shape)}, where dimension {dim} was traced to have {rows} rows for each of "
+                f"{len(samples)} samples"
+            )
+        before, behind = shape[:dim].numel(), shape[dim + 1 :].numel()
+        elements = torch.arange(before * rows * behind, device=device)
+        bits = hashed(key, samples.view(1, -1, 1, 1), elements.view(before, 1, rows, behind))
+        return bits.reshape(shape)
+
+
+class Drawn(nn.Module):
+    """Calls a layer's operation, and makes what it draws.
+
+    Args:
+        call: the operation. A module belongs to where it stands, not to this one.
+        layer: the layer.
+        group_size: of the ranks whose rows it computes.
+        context: says which rows these are.
+    """
+
+    def __init__(
+        self, call: Callable[..., Any], layer: Layer, group_size: int, context: BatchContext
+    ) -> None:
+        super().__init__()
+        self.call, self.layer = call, layer
+        self.group_size, self.context = group_size, context
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with drawing(PlacedDraws([self.layer], self.group_size, self.context)):
+            return self.call(*args, **kwargs)
+
+    def extra_repr(self) -> str:
+        """What `print(model)` says of it."""
+        return f"{self.layer.target}, draws {self.layer.draws}"
+
+
+def called(traced: torch.fx.GraphModule, node: torch.fx.Node) -> Callable[..., Any]:
+    """What a node calls, as a function of its arguments; no module itself."""
+    if node.op == "call_module":
+        return traced.get_submodule(str(node.target)).__call__
+    if node.op == "call_method":
+        return partial(_call_method, str(node.target))
+    assert callable(node.target)
+    return node.target
+
+
+def _call_method(name: str, x: Any, /, *args: Any, **kwargs: Any) -> Any:
+    return getattr(x, name)(*args, **kwargs)
