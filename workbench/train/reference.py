@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from workbench.layers.context import BatchContext
 from workbench.plan.experiment import Experiment
-from workbench.plan.graph import ROLES
 from workbench.plan.plan import Plan
 from workbench.train.data import open_data, rows_of_step
 from workbench.train.masks import VerifyError, place_draws
@@ -79,7 +78,7 @@ def _trained(experiment: Experiment, weights: Path, dtype: torch.dtype) -> dict[
         order = rows_of_step(len(data), experiment.batch_size, experiment.seed, step)
         images, labels = data.batch(order)
         context.set((len(order),), step=step)
-        outputs = trained_on(model(images.to(dtype)), graph.roles)
+        outputs = trained_on(model(images.to(dtype)))
         optimizer.zero_grad()
         loss = F.cross_entropy(outputs[0], labels)
         for auxiliary in outputs[1:]:
@@ -100,13 +99,16 @@ def _largest(tensor: Tensor) -> Tensor:
     return tensor.abs().max().double() if tensor.numel() else torch.zeros((), dtype=torch.float64)
 
 
-def trained_on(outputs: object, roles: tuple[str, ...]) -> tuple[Tensor, ...]:
-    """Of what a module returns, the prediction and then the auxiliary heads."""
-    if isinstance(outputs, Tensor):
-        return (outputs,)
-    found = [t for t in cast("tuple[Tensor | None, ...]", outputs) if t is not None]
-    given = list(zip(found, roles, strict=True))
-    return tuple(t for wanted in ROLES[:2] for t, role in given if role == wanted)
+def trained_on(outputs: object) -> tuple[Tensor, ...]:
+    """The prediction and then the auxiliary heads.
+
+    A traced module returns nothing else, and in this order; torchvision's in the same, with None
+    for heads that it was built without.
+    """
+    given = (
+        (outputs,) if isinstance(outputs, Tensor) else cast("tuple[Tensor | None, ...]", outputs)
+    )
+    return tuple(output for output in given if output is not None)
 
 
 def _part_batch_norm(model: nn.Module, plan: Plan, batch_size: int) -> None:
