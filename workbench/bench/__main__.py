@@ -25,6 +25,7 @@ BENCHES = {
     "widgets": "the plan editor and a dashboard in Chromium: how soon, smooth and small they are",
     "splitbrain": "convolutions replicated, linear layers sharded, against torch's DDP",
 }
+FURTHER = ("mutants", "seed")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -40,8 +41,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer rounds and a smaller model")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw it here, as SVG")
+    of_exactness = parser.add_argument_group("of exactness, instead of what it does else")
+    of_exactness.add_argument("--mutants", type=int, metavar="N", help="plant N faults, one a run")
+    of_exactness.add_argument("--seed", type=int, metavar="S", help="which; 0 where none is given")
     options = parser.parse_args(arguments)
-    report: Report = import_module(f"workbench.bench.{options.name}").run(quick=options.quick)
+    further = {name: value for name in FURTHER if (value := getattr(options, name)) is not None}
+    if further and options.name != "exactness":
+        parser.error(f"--{', --'.join(further)}: of exactness only, not of {options.name}")
+    run = import_module(f"workbench.bench.{options.name}").run
+    report: Report = run(quick=options.quick, **further)
     print(report.as_text())
     if options.json is not None:
         report.write(options.json)

@@ -7,6 +7,7 @@ from torch import nn
 
 from workbench.bench import unequal
 from workbench.bench.cifar_net import CifarNet
+from workbench.bench.mutants import planting
 from workbench.bench.plot import Bar, Chart
 from workbench.bench.report import Cell, Figure, Report
 from workbench.bench.small_vgg import SmallVGG
@@ -41,8 +42,13 @@ SIZES = {"alexnet": 64}
 PRECISIONS: tuple[Literal["fp64", "fp32"], ...] = ("fp64", "fp32")
 
 
-def run(*, quick: bool) -> Report:
-    """Verifies models under equal and unequal plans, fp64 and fp32; `quick` a small VGG alone."""
+def run(*, quick: bool, mutants: int = 0, seed: int = 0) -> Report:
+    """Verifies models under equal and unequal plans, fp64 and fp32; `quick` a small VGG alone.
+
+    With `mutants`, that many faults are planted instead, to see which of them the tests kill.
+    """
+    if mutants:
+        return planting.run(mutants, seed)
     rows: list[dict[str, Cell]] = []
     found: list[Verification] = []
     notes: list[str] = []

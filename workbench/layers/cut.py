@@ -1,6 +1,5 @@
 """Applies a plan to a whole model: one rank's part of it, and the way back to the whole."""
 
-import operator
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -28,14 +27,6 @@ from workbench.plan.layout import ROWS, Conversion
 from workbench.plan.mesh import replica_group, shard_group
 from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
-
-# In-place arithmetic would write through a conversion into what another layer still reads.
-_OUT_OF_PLACE = {
-    operator.iadd: operator.add,
-    operator.isub: operator.sub,
-    operator.imul: operator.mul,
-    operator.itruediv: operator.truediv,
-}
 
 
 def cut(
@@ -179,8 +170,6 @@ class _Cutting:
                 _set_tensor(self.traced, alias, tensor)
 
     def _function(self, layer: Layer, node: torch.fx.Node) -> None:
-        if node.target in _OUT_OF_PLACE:
-            node.target = _OUT_OF_PLACE[node.target]
         if node.kwargs.get("inplace") and self._leaves_input(layer):
             node.update_kwarg("inplace", False)
 
