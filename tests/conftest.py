@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 import ipyparallel as ipp
 import pytest
 import torch
-from traitlets.config import Config
 
 if TYPE_CHECKING:
     from tests.ranks import Ranks
 
 HERE = Path(__file__).parent
-ENGINES = 4
 BOTH = [
     pytest.param(True, id="shared"),
     pytest.param(False, id="gloo", marks=pytest.mark.slow),
@@ -71,30 +69,10 @@ def own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 @pytest.fixture(scope="session")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ipp.Client]:
     """Four engines, which can import whatever pytest can."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(map(os.path.abspath, sys.path)))
-        patch.setenv("PYTHONSAFEPATH", "1")  # and nothing else, wherever they are started
-        cluster = ipp.Cluster(
-            n=ENGINES,
-            profile_dir=str(tmp_path_factory.mktemp("ipython")),
-            controller_args=[
-                "--nodb",
-                "--usethreads",
-                "--HeartMonitor.period=500",  # engines are there from their first heartbeat on
-                "--HeartMonitor.max_heartmonitor_misses=1000000",  # a busy host is no dead engine
-            ],
-            delay=0,
-            log_level=40,
-            config=Config(
-                # Nobody signals them through the controller, and at the end nothing is lost.
-                LocalEngineSetLauncher={"engine_args": ["--IPEngine.enable_nanny=False"]},
-                LocalEngineLauncher={"stop_seconds_until_kill": 0},
-            ),
-        )
-        with cluster as client:
-            client.wait_for_engines(ENGINES, timeout=120)
-            patch.undo()  # it was for the engines: a notebook's kernel finds its folder without
-            yield client
+    from tests.engines import started
+
+    with started(tmp_path_factory.mktemp("ipython")) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Runs functions on the ranks of a cluster, each time in a new world."""
 
 import itertools
+import math
 import os
 import signal
 import threading
@@ -54,10 +55,18 @@ class Ranks:
         return self._run(size, _in_a_world, function, args, timeout_s, shared_memory, hosts)
 
     def seated(
-        self, size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 60.0
+        self,
+        size: int,
+        function: Callable[..., Any],
+        *args: Any,
+        timeout_s: float = 60.0,
+        limit_s: float = math.inf,
     ) -> list[Any]:
-        """The same for a function that opens its own world: [f(seat, *args) on rank 0, ...]."""
-        return self._run(size, _call, function, args, timeout_s)
+        """The same for a function that opens its own world: [f(seat, *args) on rank 0, ...].
+
+        After `limit_s` all ranks are interrupted: a TimeoutError.
+        """
+        return self._run(size, _call, function, args, timeout_s, limit_s=limit_s)
 
     def _run(
         self,
@@ -68,6 +77,7 @@ class Ranks:
         timeout_s: float,
         shared_memory: bool = True,
         hosts: Sequence[str] = (),
+        limit_s: float = math.inf,
     ) -> list[Any]:
         prefix, port = f"call{next(self._numbers)}", self._store.port
         seats = [
@@ -87,7 +97,11 @@ class Ranks:
             view.apply_async(task, seat, function, args)
             for view, seat in zip(self._views, seats, strict=False)
         ]
-        failed = _first_failure(answers)
+        try:
+            failed = _first_failure(answers, time.monotonic() + limit_s)
+        except TimeoutError:
+            self._interrupt(answers)
+            raise
         if failed is not None:
             self._interrupt(answers)
             failed.get()
@@ -100,9 +114,11 @@ class Ranks:
                 answer.wait(0.5)
 
 
-def _first_failure(answers: list[ipp.AsyncResult]) -> ipp.AsyncResult | None:
+def _first_failure(answers: list[ipp.AsyncResult], until: float) -> ipp.AsyncResult | None:
     """The answer that failed first; None when all have come."""
     while waiting := [answer for answer in answers if not answer.ready()]:
+        if time.monotonic() > until:
+            raise TimeoutError(f"{len(waiting)} of {len(answers)} ranks do not answer")
         waiting[0].wait(0.01)
         for answer in answers:
             if answer.ready() and not answer.successful():

@@ -228,10 +228,21 @@ def test_files_are_small(path):
 def test_the_tests_mirror_the_house():
     places = [path.relative_to(ROOT) for path in files("tests") if path.name.startswith("test_")]
     tested = {place.parts[1] for place in places if len(place.parts) > 2}
-    others = {"env", "gpu"}  # the last for what only a GPU shows, of all folders
+    others = {"env", "gpu", "oracle"}  # the last two for all folders together
     assert tested <= {*MAY_IMPORT, *others}, "a folder of tests with nothing to test"
     untested = {path.parent.relative_to(ROOT).parts[1] for path in modules()} - tested
     assert not untested, f"no tests for {', '.join(sorted(untested))}"
+
+
+ORACLE = ("oracle.py", "draws.py", "models.py", "blocks.py")
+
+
+@pytest.mark.parametrize("file", ORACLE)
+def test_the_oracle_shares_no_code(file):
+    """Nor does what it imports of the tests."""
+    source = (ROOT / "tests" / "oracle" / file).read_text("utf-8")
+    ours = [t for _, t in imported(source, ("tests", "oracle")) if t.startswith(("workbench", "tests"))]
+    assert {t.removeprefix("tests.oracle.").split(".")[0] + ".py" for t in ours} <= set(ORACLE)
 
 
 def test_the_top_level_holds_only_what_belongs_there():

@@ -282,12 +282,9 @@ class Plan:
         graph = self.graph.evaluation
         if graph is None:
             return self
+        kept = {name: replace(choice, recompute=False) for name, choice in self.layers.items()}
         names = {layer.name for layer in graph.layers}
-        choices = {
-            name: replace(choice, recompute=False)
-            for name, choice in self.layers.items()
-            if name in names
-        }
+        choices = {n: choice for n, choice in kept.items() if n in names and choice != LayerPlan()}
         plan = replace(self, graph=graph, layers=choices, rounds="BK")
         held = {
             layer.name: self.flow.inputs[layer.name]

@@ -1,0 +1,116 @@
+"""A case: a module, a plan and an experiment, as values that their repr brings back."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tests.oracle.models import Net
+from workbench.model.trace import trace
+from workbench.plan import experiment as experiments
+from workbench.plan.errors import ExperimentError, PlanError
+from workbench.plan.experiment import Experiment, Synthetic
+from workbench.plan.graph import Graph
+from workbench.plan.plan import Plan
+from workbench.model.errors import ModelError, TraceError
+
+REFUSALS = (ModelError, TraceError, PlanError, ExperimentError)
+CLASSES = 3
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A plan.
+
+    Attributes:
+        world: ranks.
+        layers: (name, scheme, group size, shares or None) of layers that have a choice.
+        recompute: names of layers that are recomputed.
+        rows: relative rows of each rank; None: equal.
+        rounds: "BK", "B" or "B/K".
+        local: whether batch norms see their own rows only.
+    """
+
+    world: int = 1
+    layers: tuple[tuple[str, str, int, tuple[float, ...] | None], ...] = ()
+    recompute: tuple[str, ...] = ()
+    rows: tuple[float, ...] | None = None
+    rounds: str = "BK"
+    local: bool = False
+
+    def of(self, graph: Graph) -> Plan:
+        plan = Plan.data_parallel(graph, self.world, self.rows)
+        plan = plan.with_batch_norm("local" if self.local else "synchronized")
+        for name, scheme, group_size, shares in self.layers:
+            plan = plan.with_layer(name, scheme=scheme, group_size=group_size, shares=shares)
+        if self.recompute:
+            plan = plan.with_recompute(*self.recompute)
+        return plan.with_rounds(self.rounds)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Run:
+    """An experiment but for its plan; `optimizer` and `sync` as they are written."""
+
+    batch_size: int = 6
+    samples: int = 16
+    steps: int = 2
+    optimizer: str = "SGD(lr=0.1)"
+    sync: str = "Synchronous()"
+    precision: str = "fp64"
+    accumulate: int = 1
+    shard: bool | tuple[float, ...] = False
+    seed: int = 0
+    checkpoint_every: int | None = None
+    evaluate_every: int | None = None
+
+    def of(self, plan: Plan) -> Experiment:
+        return Experiment(
+            plan=plan,
+            data=Synthetic(samples=self.samples, classes=CLASSES),
+            batch_size=self.batch_size,
+            steps=self.steps,
+            optimizer=eval(self.optimizer, vars(experiments)),
+            sync=eval(self.sync, vars(experiments)),
+            precision=self.precision,
+            accumulate=self.accumulate,
+            shard_optimizer=self.shard,
+            seed=self.seed,
+            checkpoint_every=self.checkpoint_every,
+            evaluate_every=self.evaluate_every,
+            trace_every=0,
+        )
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is run, and in which way besides.
+
+    Attributes:
+        net: the module.
+        cut: the plan.
+        run: the experiment.
+        way: "straight"; "again": twice, to equal bits; "resumed": stopped after a step and
+            resumed; "re-cut": under another plan after a step.
+        then: the plan of the second part of a run that is resumed or re-cut; None: the same.
+    """
+
+    net: Net
+    cut: Cut = field(default_factory=Cut)
+    run: Run = field(default_factory=Run)
+    way: str = "straight"
+    then: Cut | None = None
+
+
+@lru_cache(maxsize=256)
+def graph_of(net: Net) -> Graph:
+    """The traced module.
+
+    Raises:
+        TraceError: it is refused.
+    """
+    outputs = net.roles or None
+    return trace(net.build(), input_shape=net.shape, outputs=outputs)

@@ -1,0 +1,144 @@
+"""Modules as people write them: source text, line by line, that is made a class.
+
+A description is reproduced by its repr, and an error names a line of it. Lines can be left out
+one by one, so that what fails can be made small.
+"""
+
+import hashlib
+import linecache
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Net:
+    """A module.
+
+    Attributes:
+        shape: of one sample.
+        init: lines of `__init__`.
+        forward: lines of `forward`, from `x`, a batch of samples, to `x`, scores.
+        returns: what is returned.
+        roles: what each returned tensor is for; empty: nothing is said.
+    """
+
+    shape: tuple[int, ...]
+    init: tuple[str, ...]
+    forward: tuple[str, ...]
+    returns: str = "x"
+    roles: tuple[str, ...] = ()
+
+    @cached_property
+    def source(self) -> str:
+        """The class, as text."""
+        lines = ["class Net(nn.Module):", "    def __init__(self):", "        super().__init__()"]
+        lines += [f"        {line}" for line in self.init]
+        lines += ["    def forward(self, x):"]
+        lines += [f"        {line}" for line in self.forward]
+        lines += [f"        return {self.returns}"]
+        return "\n".join(lines) + "\n"
+
+    def build(self) -> nn.Module:
+        """The module, in float32, with the same values every time; no two of them are alike."""
+        name = f"<net {hashlib.sha256(self.source.encode()).hexdigest()[:12]}>"
+        linecache.cache[name] = (len(self.source), None, self.source.splitlines(True), name)
+        space: dict[str, Any] = {**vars(HELPERS), "__name__": "generated"}
+        exec(compile(self.source, name, "exec"), space)
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(0)
+            module: nn.Module = space["Net"]()
+            _vary(module)
+        return module
+
+    def outputs(self, returned: Any) -> tuple[Tensor, ...]:
+        """What is trained of what the module returns: its scores, and auxiliary ones."""
+        if isinstance(returned, Tensor):
+            return (returned,)
+        values = tuple(returned.values()) if isinstance(returned, dict) else returned
+        roles = self.roles or ("prediction", *("auxiliary",) * (len(values) - 1))
+        kept = sorted(zip(roles, range(len(values)), values, strict=False), key=_turn)
+        return tuple(value for role, _, value in kept if role != "unused" and value is not None)
+
+    def __repr__(self) -> str:
+        fields = [f"shape={self.shape}", f"init={self.init}", f"forward={self.forward}"]
+        fields += [f"returns={self.returns!r}"] if self.returns != "x" else []
+        fields += [f"roles={self.roles}"] if self.roles else []
+        return f"Net({', '.join(fields)})"
+
+
+def _turn(item: tuple[str, int, Any]) -> tuple[bool, int]:
+    return item[0] != "prediction", item[1]
+
+
+@torch.no_grad()
+def _vary(module: nn.Module) -> None:
+    """Moves what is constant, as fresh norms are: a comparison could not see it in a wrong place."""
+    for tensor in module.parameters():
+        if tensor.numel() and (tensor == tensor.flatten()[0]).all():
+            tensor.add_(0.1 * torch.randn(tensor.shape))
+    for name, tensor in module.named_buffers():
+        if name.endswith("running_mean"):
+            tensor.add_(0.1 * torch.randn(tensor.shape))
+        elif name.endswith("running_var"):
+            tensor.mul_(1.0 + 0.2 * torch.rand(tensor.shape))
+
+
+class HELPERS:
+    """What the lines may name."""
+
+    torch, nn, F, Tensor, math = torch, nn, F, Tensor, math
+
+    class StaysInEval(nn.Module):
+        """A part that is kept in evaluation mode while the rest trains."""
+
+        def __init__(self, part: nn.Module) -> None:
+            super().__init__()
+            self.part = part
+
+        def train(self, mode: bool = True) -> nn.Module:
+            return super().train(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.part(x)
+
+    class Noise(nn.Module):
+        """Gaussian noise while training."""
+
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.scale = scale
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                x = x + self.scale * torch.randn_like(x)
+            return x
+
+    class Attention(nn.Module):
+        """Self-attention written out, as in many small transformers."""
+
+        def __init__(self, width: int, heads: int, drop: float, causal: bool) -> None:
+            super().__init__()
+            self.heads, self.drop, self.causal = heads, drop, causal
+            self.qkv = nn.Linear(width, 3 * width)
+            self.out = nn.Linear(width, width)
+
+        def forward(self, x: Tensor) -> Tensor:
+            rows, tokens, width = x.shape
+            qkv = self.qkv(x).reshape(rows, tokens, 3, self.heads, width // self.heads)
+            q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+            drop = self.drop if self.training else 0.0
+            x = F.scaled_dot_product_attention(q, k, v, dropout_p=drop, is_causal=self.causal)
+            return self.out(x.transpose(1, 2).reshape(rows, tokens, width))
+
+    @staticmethod
+    def frozen(module: nn.Module, *names: str) -> nn.Module:
+        """The module with these parameters, or all of them, frozen."""
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(bool(names) and name not in names)
+        return module

@@ -1,0 +1,228 @@
+"""What one process computes, in plain torch: the loop that every split run is held against.
+
+It shares no code with the library. A module, torch's own optimizer and loss, and the batches of
+every step as tensors, in the order of their rows; that is all. Three things are not in a plain
+loop, since they are what a run is asked for: micro-batches, draws that are a function of their
+place (`draws.py`), and batch norms that see the rows of their own ranks only.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.oracle.draws import Draws, Place
+
+Loss = Callable[[tuple[Tensor, ...], Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of one step, in global order.
+
+    Attributes:
+        inputs: [rows, *sample].
+        labels: [rows].
+        ranks: rows of each rank, for each micro-batch; only local batch norms depend on it.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    ranks: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to compute.
+
+    Attributes:
+        optimizer: of the parameters, torch's own.
+        outputs: what is trained of what the module returns; the scores come first.
+        loss: mean over the rows, of that.
+        batches: of every step.
+        test: inputs and labels to evaluate on.
+        test_ranks: rows of each rank, for each batch of the evaluation, one after the other.
+        precision: "fp64", "fp32" or "bf16" (autocast; weights in fp32).
+        accumulate: micro-batches of a step; a batch is cut evenly, the first ones larger.
+        seed: of draws.
+        draws: the layers that draw, in order, with the places of what they draw (`Draws`).
+        local: for each batch norm that sees some ranks' rows only, the ranks that see theirs
+            together; empty: all see all.
+        late: steps by which gradients are late.
+        warmup: steps of which none is late.
+    """
+
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+    outputs: Callable[[Any], tuple[Tensor, ...]]
+    loss: Loss
+    batches: Sequence[Batch]
+    test: tuple[Tensor, Tensor]
+    test_ranks: Sequence[tuple[int, ...]]
+    precision: str = "fp64"
+    accumulate: int = 1
+    seed: int = 0
+    draws: Mapping[str, Sequence[Place]] = field(default_factory=dict)
+    local: Mapping[str, int] = field(default_factory=dict)
+    late: int = 0
+    warmup: int = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """After one step: copies.
+
+    Attributes:
+        outputs: of the last micro-batch.
+        loss: mean over the batch.
+        gradients: before the update; None where there is none.
+        weights: after the update.
+        buffers: after the update.
+        state: of the optimizer, by parameter.
+        evaluation: loss and accuracy on the test rows.
+    """
+
+    outputs: tuple[Tensor, ...]
+    loss: float
+    gradients: dict[str, Tensor | None]
+    weights: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    state: dict[str, dict[str, Tensor]]
+    evaluation: tuple[float, float]
+
+
+def train(module: nn.Module, task: Task) -> list[Step]:
+    """Trains the module in place."""
+    module.train()
+    parameters = dict(module.named_parameters())
+    optimizer = task.optimizer([p for p in parameters.values() if p.requires_grad])
+    draws = Draws(module, task.draws, task.seed)
+    norms = LocalNorms(module, task.local)
+    waiting: list[dict[str, Tensor | None]] = []
+    found = []
+    for index, batch in enumerate(task.batches):
+        optimizer.zero_grad()
+        loss, outputs = _step(module, task, batch, index, draws, norms)
+        gradients = {name: _copy(p.grad) for name, p in parameters.items()}
+        waiting.append(gradients)
+        late = 0 if index < task.warmup else task.late
+        if index - late >= (task.warmup if late else 0):
+            for name, parameter in parameters.items():
+                parameter.grad = _copy(waiting[index - late][name])
+            optimizer.step()
+        found.append(
+            Step(
+                outputs,
+                loss,
+                gradients,
+                {name: p.detach().clone() for name, p in parameters.items()},
+                {name: b.detach().clone() for name, b in module.named_buffers()},
+                {
+                    name: {key: value.clone() for key, value in optimizer.state[p].items()}
+                    for name, p in parameters.items()
+                    if p in optimizer.state
+                },
+                evaluate(module, task, norms),
+            )
+        )
+    return found
+
+
+def _step(
+    module: nn.Module, task: Task, batch: Batch, index: int, draws: Draws, norms: "LocalNorms"
+) -> tuple[float, tuple[Tensor, ...]]:
+    """Gradients of the mean over the batch; the loss, and the last micro-batch's outputs."""
+    count, total, first = len(batch.labels), 0.0, 0
+    outputs: Any = ()
+    size, more = divmod(count, task.accumulate)
+    sizes = [size + 1] * more + [size] * (task.accumulate - more)
+    for turn, rows in enumerate(filter(None, sizes)):
+        inputs = batch.inputs[first : first + rows].to(_dtype(task))
+        labels = batch.labels[first : first + rows]
+        draws.start(index, first)
+        norms.ranks = batch.ranks[turn] if batch.ranks else ()
+        with draws, _autocast(task):
+            outputs = module(inputs)
+        loss = task.loss(task.outputs(outputs), labels) * (rows / count)
+        loss.backward()
+        total += loss.item()
+        first += rows
+    return total, tuple(output.detach().clone() for output in task.outputs(outputs))
+
+
+def evaluate(module: nn.Module, task: Task, norms: "LocalNorms") -> tuple[float, float]:
+    """Mean loss and accuracy of the first output, in evaluation mode; the module is left as it was.
+
+    Evaluations are not autocast.
+    """
+    module.eval()
+    inputs, labels = task.test
+    loss, hits, first = 0.0, 0, 0
+    with torch.no_grad():
+        for norms.ranks in task.test_ranks:
+            some = slice(first, first + sum(norms.ranks))
+            logits = task.outputs(module(inputs[some].to(_dtype(task))))[0]
+            loss += F.cross_entropy(logits, labels[some], reduction="sum").item()
+            hits += int((logits.argmax(1) == labels[some]).sum())
+            first = some.stop
+    module.train()
+    return loss / len(labels), hits / len(labels)
+
+
+class LocalNorms:
+    """Batch norms that normalize the rows of each group of ranks by themselves, one after another.
+
+    The running statistics move by the mean over these parts, each weighted by its rows.
+
+    Args:
+        module: whose batch norms to change.
+        groups: ranks that see their rows together, by path.
+    """
+
+    def __init__(self, module: nn.Module, groups: Mapping[str, int]) -> None:
+        self.ranks: tuple[int, ...] = ()
+        for path, k in groups.items():
+            norm = module.get_submodule(path)
+            norm.forward = self._forward(norm, k, norm.forward)  # type: ignore[method-assign]
+
+    def _forward(self, norm: Any, k: int, plain: Callable[[Tensor], Tensor]) -> Any:
+        def forward(x: Tensor) -> Tensor:
+            if not norm.training and norm.running_mean is not None:
+                return plain(x)
+            per_sample = x.shape[0] // sum(self.ranks)
+            groups = [self.ranks[first : first + k] for first in range(0, len(self.ranks), k)]
+            normalized: list[Tensor] = []
+            means, variances = torch.zeros(2, x.shape[1], dtype=x.dtype)
+            for part in x.split([sum(group) * per_sample for group in groups]):
+                if len(part):
+                    mean, var = torch.zeros(2, x.shape[1], dtype=x.dtype)
+                    normalized.append(
+                        F.batch_norm(part, mean, var, norm.weight, norm.bias, True, 1.0, norm.eps)
+                    )
+                    means += mean * (len(part) / len(x))
+                    variances += var * (len(part) / len(x))
+            if norm.running_mean is not None:
+                norm.num_batches_tracked.add_(1)
+                factor = norm.momentum
+                if factor is None:
+                    factor = 1.0 / float(norm.num_batches_tracked)
+                norm.running_mean.lerp_(means.to(norm.running_mean.dtype), factor)
+                norm.running_var.lerp_(variances.to(norm.running_var.dtype), factor)
+            return torch.cat(normalized)
+
+        return forward
+
+
+def _autocast(task: Task) -> Any:
+    return torch.autocast("cpu", torch.bfloat16) if task.precision == "bf16" else nullcontext()
+
+
+def _dtype(task: Task) -> torch.dtype:
+    return torch.float64 if task.precision == "fp64" else torch.float32
+
+
+def _copy(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach().clone()

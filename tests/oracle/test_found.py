@@ -1,0 +1,346 @@
+"""Every case that was ever found to be wrong: what it is now.
+
+`python -m workbench.bench exactness --random N --seed S` prints such cases, made small.
+"""
+
+import warnings
+
+import pytest
+
+from tests.oracle.cases import Case, Cut, Run
+from tests.oracle.comparing import judged
+from tests.oracle.models import Net
+
+EQUAL = {
+    "a buffer that is not saved": Case(
+        Net(
+            (6,),
+            (
+                "self.register_buffer('m1', torch.rand(6), persistent=False)",
+                "self.head = nn.Linear(6, 3)",
+            ),
+            ("x = x + self.m1", "x = self.head(x)"),
+        )
+    ),
+    "a parameter that nothing reaches": Case(
+        Net(
+            (8,),
+            ("self.m3 = nn.Linear(3, 3)", "self.head = nn.Linear(8, 3)"),
+            ("if x.ndim == 17:", "    x = self.m3(x)", "x = self.head(x)"),
+        ),
+        Cut(2),
+        Run(optimizer="AdamW(lr=0.01, weight_decay=0.2)"),
+    ),
+    "a parameter that nothing reaches, late": Case(
+        Net(
+            (4, 8),
+            ("self.m4 = nn.Linear(3, 3)", "self.head = nn.Linear(32, 3)"),
+            ("if x.ndim == 17:", "    x = self.m4(x)", "x = self.head(torch.flatten(x, 1))"),
+        ),
+        run=Run(
+            optimizer="SGD(lr=0.05, momentum=0.5, weight_decay=0.1)", sync="Pipelined(width=2)"
+        ),
+    ),
+    "only while it trains": Case(
+        Net(
+            (2, 4, 4, 4),
+            ("self.head = nn.Linear(128, 3)",),
+            ("if self.training:", "    x = x * 2", "x = self.head(torch.flatten(x, 1))"),
+        )
+    ),
+    "otherwise in evaluation": Case(
+        Net(
+            (8,),
+            ("self.head = nn.Linear(8, 3)",),
+            ("m1 = x", "x = x / 2", "x = x if self.training else m1", "x = self.head(x)"),
+        )
+    ),
+    "recomputed, and otherwise in evaluation": Case(
+        Net(
+            (4,),
+            ("self.head = nn.Linear(4, 3)",),
+            ("m5 = x", "x = x + x", "x = x if self.training else m5", "x = self.head(x)"),
+        ),
+        Cut(1, recompute=("add",)),
+    ),
+    "dropout that is off": Case(
+        Net(
+            (3, 4),
+            ("self.head = nn.Linear(12, 3)",),
+            ("x = F.dropout(x, 0.4, training=False)", "x = self.head(torch.flatten(x, 1))"),
+        )
+    ),
+    "dropout of functions, of channels, of attention": Case(
+        Net(
+            (4, 8),
+            (
+                "self.m3 = nn.MultiheadAttention(8, 2, dropout=0.2, batch_first=True)",
+                "self.register_buffer('mask', nn.Transformer.generate_square_subsequent_mask(4))",
+                "self.m4 = nn.Dropout1d(0.3)",
+                "self.m5 = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.1, batch_first=True)",
+                "self.head = nn.Linear(32, 3)",
+            ),
+            (
+                "x = x + self.m3(x, x, x, attn_mask=self.mask, need_weights=False)[0]",
+                "x = F.alpha_dropout(self.m4(x), 0.2, self.training)",
+                "x = F.rrelu(self.m5(x), training=self.training)",
+                "x = self.head(torch.flatten(x, 1))",
+            ),
+        ),
+        Cut(3, rows=(2, 0, 1)),
+        Run(accumulate=2, steps=3),
+        "resumed",
+    ),
+    "noise that is recomputed": Case(
+        Net(
+            (8,),
+            ("self.m1 = nn.Linear(8, 8)", "self.m2 = Noise(0.1)", "self.head = nn.Linear(8, 3)"),
+            ("x = self.m2(self.m1(x))", "x = F.dropout(x, 0.3, self.training)", "x = self.head(x)"),
+        ),
+        Cut(2, recompute=("m1", "randn_like", "mul", "add", "dropout")),
+    ),
+    "attention on folded rows, with dropout": Case(
+        Net(
+            (4, 8),
+            (
+                "self.m1 = nn.MultiheadAttention(8, 2, dropout=0.2, batch_first=True)",
+                "self.head = nn.Linear(32, 3)",
+            ),
+            (
+                "x = x.reshape(-1, 2, 8)",
+                "x = self.m1(x, x, x, need_weights=False)[0]",
+                "x = self.head(x.reshape(-1, 32))",
+            ),
+        ),
+        Cut(2, (("m1", "shard_heads", 2, None),)),
+    ),
+    "a frozen batch norm": Case(
+        Net(
+            (6,),
+            ("self.m5 = frozen(nn.BatchNorm1d(6))", "self.head = nn.Linear(6, 3)"),
+            ("x = self.head(self.m5(x))",),
+        ),
+        Cut(2),
+    ),
+    "a batch norm with a frozen weight": Case(
+        Net(
+            (1, 6, 6),
+            (
+                "self.m3 = nn.Conv2d(1, 6, 3, padding=1)",
+                "self.m4 = frozen(nn.BatchNorm2d(6), 'weight')",
+                "self.head = nn.Linear(216, 3)",
+            ),
+            ("x = self.head(torch.flatten(self.m4(self.m3(x)), 1))",),
+        ),
+        Cut(2, local=True),
+    ),
+    "a frozen weight, a trained bias, no gradient of the input": Case(
+        Net(
+            (8,),
+            ("self.m1 = frozen(nn.Linear(8, 6), 'weight')", "self.head = nn.Linear(6, 3)"),
+            ("x = self.head(torch.tanh(self.m1(x)))",),
+        ),
+        Cut(2, (("m1", "shard_in", 2, None),)),
+    ),
+    "a batch norm that is kept in evaluation": Case(
+        Net(
+            (8,),
+            ("self.m1 = StaysInEval(nn.BatchNorm1d(8))", "self.head = nn.Linear(8, 3)"),
+            ("x = self.head(self.m1(x))",),
+        ),
+        Cut(2, local=True),
+    ),
+    "a cumulative batch norm": Case(
+        Net(
+            (8,),
+            ("self.m1 = nn.BatchNorm1d(8, momentum=None)", "self.head = nn.Linear(8, 3)"),
+            ("x = self.head(self.m1(x))",),
+        ),
+        Cut(2, rows=(3, 2), local=True),
+        Run(steps=3, batch_size=10, samples=20),
+        "resumed",
+    ),
+    "local batch norm on ranks without rows": Case(
+        Net(
+            (3, 6, 6),
+            ("self.m1 = nn.BatchNorm2d(3)", "self.head = nn.Linear(108, 3)"),
+            ("x = self.head(torch.flatten(self.m1(x), 1))",),
+        ),
+        Cut(3, rows=(1, 0, 0), local=True),
+        Run(steps=3),
+    ),
+    "a batch norm without statistics of its own": Case(
+        Net(
+            (2, 8, 8),
+            (
+                "self.m3 = nn.BatchNorm2d(2, track_running_stats=False)",
+                "self.head = nn.Linear(128, 3)",
+            ),
+            ("x = self.head(torch.flatten(self.m3(x), 1))",),
+        ),
+        Cut(2, local=True),
+    ),
+    "evaluated between steps, with a layer that is cut": Case(
+        Net(
+            (3, 4),
+            ("self.head = nn.Linear(12, 3)",),
+            ("x = self.head(torch.flatten(x, 1))",),
+        ),
+        Cut(3, (("head", "shard_in", 3, None),)),
+        Run(batch_size=13, evaluate_every=1),
+    ),
+    "an operation that torch does not do to no rows": Case(
+        Net(
+            (3, 6, 6),
+            (
+                "self.m2 = nn.Conv2d(12, 8, 3, padding=1)",
+                "self.m3 = nn.MaxPool2d(2)",
+                "self.head = nn.Linear(8, 3)",
+            ),
+            (
+                "x = F.pixel_unshuffle(x, 2)",
+                "x = self.m3(self.m2(x))",
+                "x = self.head(torch.flatten(x, 1))",
+            ),
+        ),
+        Cut(2, rows=(0, 1)),
+    ),
+    "a function with an argument `out`": Case(
+        Net(
+            (6,),
+            ("self.head = nn.Linear(6, 3)",),
+            ("x = F.normalize(x, dim=1)", "x = self.head(x)"),
+        )
+    ),
+    "attention as it is written by hand": Case(
+        Net(
+            (4, 8),
+            ("self.m1 = Attention(8, 2, 0.2, True)", "self.head = nn.Linear(32, 3)"),
+            ("x = x + self.m1(x)", "x = self.head(torch.flatten(x, 1))"),
+        ),
+        Cut(2),
+    ),
+    "bf16 on a rank without rows": Case(
+        Net(
+            (3, 6, 6),
+            (
+                "self.m1 = nn.Conv2d(3, 4, 3, padding=1)",
+                "self.m2 = nn.Linear(144, 8)",
+                "self.head = nn.Linear(8, 3)",
+            ),
+            ("x = self.m2(torch.flatten(F.relu(self.m1(x)), 1))", "x = self.head(F.relu(x))"),
+        ),
+        Cut(2, (("m2", "shard_out", 2, None), ("head", "shard_in", 2, None)), rows=(1, 0)),
+        Run(precision="bf16"),
+    ),
+    "masked attention, whose mask is infinite": Case(
+        Net(
+            (2, 9),
+            (
+                "self.m3 = nn.MultiheadAttention(9, 1, bias=False, batch_first=True)",
+                "self.register_buffer('mask', nn.Transformer.generate_square_subsequent_mask(2))",
+                "self.head = nn.Linear(18, 3)",
+            ),
+            (
+                "x = x + self.m3(x, x, x, attn_mask=self.mask, need_weights=False)[0]",
+                "x = self.head(torch.flatten(x, 1))",
+            ),
+        )
+    ),
+    "rows that are repeated": Case(
+        Net(
+            (8,),
+            ("self.m1 = nn.Linear(8, 4)", "self.head = nn.Linear(8, 3)"),
+            ("x = self.m1(x.repeat_interleave(2, 0)).reshape(-1, 8)", "x = self.head(x)"),
+        ),
+        Cut(2),
+    ),
+    "an auxiliary head, and something that is looked at": Case(
+        Net(
+            (8,),
+            (
+                "self.m1 = nn.Linear(8, 6)",
+                "self.aux = nn.Linear(6, 3)",
+                "self.head = nn.Linear(6, 3)",
+            ),
+            ("m = F.relu(self.m1(x))", "x = self.head(m)"),
+            "m, x, self.aux(m)",
+            ("unused", "prediction", "auxiliary"),
+        ),
+        Cut(2),
+    ),
+}
+
+REFUSED = {
+    "a running count": (
+        Case(
+            Net(
+                (6,),
+                ("self.register_buffer('m4', torch.zeros(1))", "self.head = nn.Linear(6, 3)"),
+                ("self.m4.add_(1)", "x = self.head(x)"),
+            )
+        ),
+        "m4",
+    ),
+    "running statistics of an instance norm": (
+        Case(
+            Net(
+                (3, 6, 6),
+                (
+                    "self.m3 = nn.InstanceNorm2d(3, track_running_stats=True)",
+                    "self.head = nn.Linear(108, 3)",
+                ),
+                ("x = self.head(torch.flatten(self.m3(x), 1))",),
+            ),
+            Cut(2),
+        ),
+        "m3",
+    ),
+    "one row for a local batch norm": (
+        Case(
+            Net(
+                (6,),
+                ("self.m3 = nn.BatchNorm1d(6)", "self.head = nn.Linear(6, 3)"),
+                ("x = self.head(self.m3(x))",),
+            ),
+            Cut(4, local=True),
+        ),
+        "m3",
+    ),
+    "outputs that nothing is said of": (
+        Case(
+            Net(
+                (8,),
+                ("self.m1 = nn.Linear(8, 6)", "self.head = nn.Linear(6, 3)"),
+                ("m = F.relu(self.m1(x))", "x = self.head(m)"),
+                "x, m",
+            ),
+        ),
+        "outputs",
+    ),
+    "rows that are repeated one after the other": (
+        Case(
+            Net(
+                (8,),
+                ("self.m1 = nn.Linear(8, 4)", "self.head = nn.Linear(8, 3)"),
+                ("x = self.m1(x.repeat(2, 1)).reshape(-1, 8)", "x = self.head(x)"),
+            ),
+            Cut(2),
+        ),
+        "repeat",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", EQUAL.values(), ids=EQUAL)
+def test_is_computed_as_one_process_would(case, on_ranks):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        verdict = judged(case, on_ranks.seated)
+    assert verdict.what == "equal", verdict.why
+
+
+@pytest.mark.parametrize(("case", "named"), REFUSED.values(), ids=REFUSED)
+def test_is_refused_by_name(case, named, on_ranks):
+    verdict = judged(case, on_ranks.seated)
+    assert (verdict.what, named in verdict.why) == ("refused", True), verdict
