@@ -241,7 +241,9 @@ ORACLE = ("oracle.py", "draws.py", "models.py", "blocks.py")
 def test_the_oracle_shares_no_code(file):
     """Nor does what it imports of the tests."""
     source = (ROOT / "tests" / "oracle" / file).read_text("utf-8")
-    ours = [t for _, t in imported(source, ("tests", "oracle")) if t.startswith(("workbench", "tests"))]
+    ours = [
+        t for _, t in imported(source, ("tests", "oracle")) if t.startswith(("workbench", "tests"))
+    ]
     assert {t.removeprefix("tests.oracle.").split(".")[0] + ".py" for t in ours} <= set(ORACLE)
 
 

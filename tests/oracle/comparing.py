@@ -486,4 +486,3 @@ def _taken_home(case: Case, expected: Expected, checkpoint: Path) -> Iterator[st
         if _largest(mine[name].double() - tensor.double()) > least * scale:
             yield f"run.state_dict() differs in {name}"
             return
-

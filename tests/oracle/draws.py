@@ -100,9 +100,7 @@ class Draws(TorchDispatchMode):
         seed: of the run.
     """
 
-    def __init__(
-        self, module: nn.Module, layers: Mapping[str, Sequence[Place]], seed: int
-    ) -> None:
+    def __init__(self, module: nn.Module, layers: Mapping[str, Sequence[Place]], seed: int) -> None:
         super().__init__()
         self.layers, self.seed = layers, seed
         self.step, self.first_row = 0, 0

@@ -65,9 +65,7 @@ def hunt(count: int, number: int, *, reduce: bool = True) -> Hunt:
     return Hunt(tuple(verdict for _, verdict in found), tuple(small))
 
 
-def drawn(
-    count: int, number: int, judge: Callable[[Case], Verdict]
-) -> list[tuple[Case, Verdict]]:
+def drawn(count: int, number: int, judge: Callable[[Case], Verdict]) -> list[tuple[Case, Verdict]]:
     """The cases of a seed, judged one after the other."""
     found: list[tuple[Case, Verdict]] = []
 

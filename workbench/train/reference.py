@@ -111,6 +111,12 @@ def _trained(
     return found | _evaluated(experiment, model, weights, context, dtype)
 
 
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers under all their names."""
+    named = (model.named_parameters, model.named_buffers)
+    return {name: t.detach() for of in named for name, t in of(remove_duplicate=False)}
+
+
 def _whole(
     plan: Plan, mode: Graph, weights: Path, context: BatchContext, dtype: torch.dtype
 ) -> nn.Module:
@@ -160,9 +166,10 @@ def _evaluated(
     if len(graph[graph.outputs[0]].output_shape) != 1:
         return {}
     if graph.evaluation is not None:
-        trained = model.state_dict()
+        trained = _tensors(model)
         model = _whole(experiment.plan, graph.evaluation, weights, context, dtype)
-        model.load_state_dict(trained)
+        for name, tensor in _tensors(model).items():
+            tensor.copy_(trained[name])
     data = open_data(experiment.data, graph.input_shape, graph.num_classes, "test")
     images, labels = data.batch(torch.arange(min(len(data), experiment.batch_size)))
     context.set((len(labels),), step=NO_STEP)
