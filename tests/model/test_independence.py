@@ -1,4 +1,4 @@
-"""That operations treat each sample by itself is tried: what mixes is refused, the rest accepted."""
+"""That operations treat each sample by itself is tried: what mixes is refused, and it alone."""
 
 import random
 

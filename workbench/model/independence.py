@@ -185,8 +185,8 @@ class _Trials:
         raise MixedError(
             node,
             f"{trial.name} was tried on random values, to see whether it treats each sample by "
-            f"itself, and it {errors[0]}. What cannot be tried is not distributed: use an operation "
-            "that takes any values, or nn.Module layers that the library knows",
+            f"itself, and it {errors[0]}. What cannot be tried is not distributed: use an "
+            "operation that takes any values, or a layer of nn that does the same",
         )
 
     def _call(self, node: Node) -> Any:
