@@ -114,7 +114,7 @@ def test_shares_that_leave_a_layer_too_few_rows_are_noted_and_not_taken():
     graph = Builder((8,)).linear("a", 8).norm("bn").linear("b", 8).graph()
     layers = [replace(x, least_rows=2) if x.name == "bn" else x for x in graph.layers]
     plan = wb.Plan.data_parallel(replace(graph, layers=tuple(layers)), 2)
-    run = FakeRun(plan, 14, (20, 1), "rows")  # a whole number of batches
+    run = FakeRun(plan, 14, (10, 1), "rows")  # a whole number of batches
     balancer = Rebalancer(run)
     run.run(20)
     assert balancer.changes == []
