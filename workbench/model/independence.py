@@ -218,10 +218,10 @@ class _Trial(Probe):
             _Undecided: these numbers show nothing.
         """
         first = self._all_samples()
-        for seed in _SEEDS if self.node in self.random else _SEEDS[:1]:
+        for seed in _SEEDS if self.node.meta["draws"] else _SEEDS[:1]:
             self._show_others_stay(seed)
         self._same((1, 2), first)
-        if is_users_function(self.node.target) and self.node not in self.random:
+        if is_users_function(self.node.target):
             self._same(_MANY, first)
         try:
             alone = self.value(self.node, (1,))
@@ -288,10 +288,9 @@ class _Trial(Probe):
                 f"{self.name} gives other results for the same values and the same state "
                 "of torch's generator: random numbers have to be torch's own",
             )
-        drawn = ", or draws as many random numbers as the values say" * (self.node in self.random)
         raise MixedError(
             self.node,
-            f"{self.name} mixes samples{drawn}: as one of three was changed, the results of "
+            f"{self.name} mixes samples: as one of three was changed, the results of "
             f"the others changed. {self._remedy()}",
         )
 

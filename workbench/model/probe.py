@@ -6,6 +6,8 @@ of samples (`torch.arange(len(x))`).
 """
 
 import math
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from workbench.model.batch import BATCHES, called, tensors
+from workbench.model.draws import Draws, drawing, placed_bits
 from workbench.model.structure import with_tensors
 
 Samples = tuple[int, ...]
@@ -97,6 +100,28 @@ class Traced:
         return source.meta["depends"] or not self.varies[source]
 
 
+class _TrialDraws(Draws):
+    """Makes what one operation draws in a trial, of its seed and of which sample it is for.
+
+    Args:
+        dims: `Layer.draws` of the operation.
+        samples: of the batch; what stands in the place of another draws as that one does.
+        seed: of the trial.
+    """
+
+    def __init__(self, dims: Sequence[int], samples: Samples, seed: int) -> None:
+        super().__init__()
+        self.seed, self._coming = seed, enumerate(dims)
+        self.samples = torch.tensor(
+            [1 if sample in (CHANGED, NAN) else sample for sample in samples]
+        )
+
+    def bits(self, shape: torch.Size, device: torch.device) -> Tensor:
+        """64 bits for each element of the next tensor drawn."""
+        index, dim = next(self._coming)
+        return placed_bits(1000 * self.seed + index, shape, dim, self.samples)
+
+
 class Probe:
     """What one operation, and those before it, give under one kind of numbers.
 
@@ -104,14 +129,10 @@ class Probe:
         node: the operation.
         draw: the kind of numbers.
         traced: the model.
-
-    Attributes:
-        random: operations that drew random numbers.
     """
 
     def __init__(self, node: Node, draw: Draw, traced: Traced) -> None:
         self.node, self.draw, self.traced = node, draw, traced
-        self.random: set[Node] = set()
         self._made: dict[Node, Tensor] = {}
         self._given: dict[tuple[Node, Samples], Any] = {}
         self._modules: dict[str, nn.Module] = {}
@@ -139,8 +160,6 @@ class Probe:
             value = self.value(node.all_input_nodes[0], samples, back + 1)
         else:
             value = self.run(node, samples, {}, back)
-            if node in self.random:
-                value = self._as_drawn_for_all(node, samples, value, back)
         self._given[node, samples] = value
         return value
 
@@ -222,7 +241,10 @@ class Probe:
         *,
         seed: int = 0,
     ) -> Any:
-        """What an operation gives; notes whether it drew, and whether it wrote."""
+        """What an operation gives; notes whether it wrote.
+
+        What it draws depends on the seed and on which samples these are, as in training.
+        """
 
         def read(source: Node) -> Any:
             if source in instead:
@@ -233,31 +255,15 @@ class Probe:
         if node in self._changes:
             arguments = pytree.tree_map_only(Tensor, torch.clone, arguments)
         before = [tensor._version for tensor in tensors(arguments)]
-        torch.manual_seed(seed)
-        state = torch.get_rng_state()
         root = self._module(str(node.target)) if node.op == "call_module" else self.traced.root
-        value = called("" if node.op == "call_module" else node.op, node.target, root, *arguments)
-        if not torch.equal(torch.get_rng_state(), state):
-            self.random.add(node)
+        kind = "" if node.op == "call_module" else node.op
+        draws = _TrialDraws(node.meta["draws"], samples, seed) if node.meta["draws"] else None
+        with nullcontext() if draws is None else drawing(draws):
+            value = called(kind, node.target, root, *arguments)
         written = [tensor._version for tensor in tensors(arguments)] != before
         if written:
             self._changes.add(node)
         return value
-
-    def _as_drawn_for_all(self, node: Node, samples: Samples, value: Any, back: int) -> Any:
-        """A random value as if each sample's draws were its own, whoever else is in the batch."""
-        if samples == BATCH or not set(samples) <= set(BATCH):
-            return value
-        whole = iter(tensors(self.value(node, BATCH, back)))
-        pairs = iter(zip(*(tensors(v) for v in node.meta["values"]), strict=True))
-
-        def drawn(part: Tensor) -> Tensor:
-            of_all, pair = next(whole), next(pairs)
-            if not has_rows(*pair) or tuple(part.shape) != shape_for(pair, len(samples)):
-                return of_all if of_all.shape == part.shape else part
-            return of_samples(by_sample(of_all, 3), samples).reshape(part.shape)
-
-        return pytree.tree_map_only(Tensor, drawn, value)
 
     def _hollow(self, node: Node, count: int) -> Any:
         """Something of the type and shape of what a node gives; its values are not to be read."""
