@@ -1,9 +1,11 @@
 """Models that are trained in part: what no gradient reaches stays as one process leaves it."""
 
-from dataclasses import replace
+
 
 import pytest
+import torch
 
+from tests.layers import nets
 from tests.train import frozen
 from tests.train.frozen import Detached, Keeps, Net, check, evaluating, experiment, plain
 from workbench.model.trace import trace
@@ -68,3 +70,44 @@ def test_any_plan_is_what_a_plain_loop_computes(on_ranks, made, net, plan):
     module, graph, weights = made[net]
     run = experiment(PLANS[plan](graph))
     check(on_ranks(run.plan.world_size, frozen.on_a_rank, run, weights), plain(module, run), run)
+
+
+STRATEGIES = {
+    "sharded": dict(shard_optimizer=True),
+    "fused": dict(shard_optimizer=True, sync=Synchronous(algorithm="direct")),
+    "ring": dict(sync=Synchronous(algorithm="ring", bucket_bytes=600)),
+    "server": dict(sync=ParameterServer(server=1)),
+    "local": dict(sync=LocalSGD(every=1), optimizer=SGD(lr=0.1, weight_decay=0.1)),
+    "micro-batches": dict(sync=Pipelined(width=1)),
+}
+
+
+@pytest.mark.parametrize("fields", STRATEGIES.values(), ids=STRATEGIES.keys())
+@pytest.mark.parametrize("net", ["last layer", "detached"])
+def test_any_strategy_is_what_a_plain_loop_computes(on_ranks, made, net, fields):
+    module, graph, weights = made[net]
+    run = experiment(Plan.data_parallel(graph, 3, (1, 0, 2)), **fields)
+    ranks = on_ranks(3, frozen.on_a_rank, run, weights)
+    check(ranks, plain(module, run), run, gradients=False)
+
+
+INEXACT = {
+    "pipelined": dict(sync=Pipelined(width=2, codec="fp16")),
+    "per round": dict(sync=Synchronous(per_round=True)),
+    "averaged": dict(sync=LocalSGD(every=2, momentum="average")),
+}
+
+
+@pytest.mark.parametrize("fields", INEXACT.values(), ids=INEXACT.keys())
+def test_what_is_inexact_leaves_frozen_parameters_alone(on_ranks, made, fields):
+    module, graph, weights = made["frozen classifier"]
+    whole = Plan.data_parallel(graph, 4)
+    plan = whole.with_layer("head.0", scheme="shard_out", group_size=2).with_rounds("B")
+    run = experiment(plan, **fields)
+    for rank, found in enumerate(on_ranks(4, frozen.on_a_rank, run, weights)):
+        for name, gradient in found.gradients.items():
+            trained = name.startswith("features")
+            assert (gradient is not None) == trained
+            initial = nets.piece_of(plan, name, module.state_dict()[name].double(), rank)
+            assert torch.equal(found.held[name], initial) != trained
+        assert all("features" in entry for entry in found.state)
