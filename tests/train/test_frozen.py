@@ -4,6 +4,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from tests.layers import nets
 from tests.train import frozen
@@ -111,3 +112,27 @@ def test_what_is_inexact_leaves_frozen_parameters_alone(on_ranks, made, fields):
             initial = nets.piece_of(plan, name, module.state_dict()[name].double(), rank)
             assert torch.equal(found.held[name], initial) != trained
         assert all("features" in entry for entry in found.state)
+
+
+class Biases(nn.Module):
+    """A layer that reads the input itself, of which the bias alone is trained."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        self.first, self.last = nn.Linear(108, 9), nn.Linear(9, frozen.CLASSES)
+        self.first.weight.requires_grad_(False)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(torch.flatten(x, 1))))
+
+
+def test_ranks_agree_on_what_needs_a_gradient(on_ranks, tmp_path):
+    """The bias is added by rank 0 alone: without it, nothing on rank 1 needs one."""
+    module = Biases()
+    graph = trace(module, input_shape=frozen.SHAPE)
+    weights = initialize(graph, 0, tmp_path, module=module)
+    plan = Plan.data_parallel(graph, 2).with_layer("first", scheme="shard_in", group_size=2)
+    run = experiment(plan.with_layer("last", scheme="shard_out", group_size=2))
+    ranks = on_ranks(2, frozen.on_a_rank, run, weights, timeout_s=20.0)
+    check(ranks, plain(module, run), run)
