@@ -156,7 +156,7 @@ def _with_tuples(entry: Mapping[str, Any]) -> dict[str, Any]:
 def _read_layer(entry: Mapping[str, Any]) -> Layer:
     values = _with_tuples(entry)
     weights = tuple(
-        Weight(**{**weight, "shape": tuple(weight.get("shape", ()))})
+        Weight(**{"shape": (), **_with_tuples(weight)})
         for weight in entry.get("weights", ())
     )
     blank = {f.name: getattr(_BLANK_LAYER, f.name) for f in fields(Layer)}
