@@ -70,7 +70,10 @@ def check_traffic(on_ranks, runs):
     predicted = [traffic_of(program_of(run)) for run, _ in runs]
     for rank, recorded in enumerate(on_ranks(size, received, runs)):
         for (run, net), traffic, rows in zip(runs, predicted, recorded, strict=True):
-            off = Counter(rows) - Counter(traffic.rows(rank)), Counter(traffic.rows(rank)) - Counter(rows)
+            off = (
+                Counter(rows) - Counter(traffic.rows(rank)),
+                Counter(traffic.rows(rank)) - Counter(rows),
+            )
             assert not any(off), (Case(net, run.plan, ()), off)
 
 

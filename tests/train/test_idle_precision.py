@@ -2,16 +2,14 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from tests.layers import nets
 from tests.layers.drawn import GRAPHS
-from workbench.model.trace import skeleton
 from workbench.layers.dtypes import Dtypes
+from workbench.model.trace import skeleton
 from workbench.model.weights import initialize
 from workbench.plan.experiment import SGD, Experiment, Synthetic
 from workbench.plan.plan import Plan
-from workbench.train.data import open_data, rows_of_step
 from workbench.train.objective import own_rows
 from workbench.train.state import RankState, group_specs_of
 
@@ -98,7 +96,6 @@ def test_types_are_those_of_the_whole_model(net, precision):
     images = torch.randn(2, *graph.input_shape, dtype=dtype)
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         Noting(traced).run(images)
-        assert {layer.node: found.of(layer.node) for layer in graph.layers if layer.node in seen} == {
-            layer.node: seen[layer.node] for layer in graph.layers if layer.node in seen
-        }
+        nodes = [layer.node for layer in graph.layers if layer.node in seen]
+        assert {node: found.of(node) for node in nodes} == {node: seen[node] for node in nodes}
     assert found.of(graph[graph.outputs[0]].node) == dtype
