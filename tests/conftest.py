@@ -1,7 +1,6 @@
 """Ranks for the tests: a cluster of engines, started once, as the notebooks use it."""
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path

@@ -1,21 +1,16 @@
 """A case: a module, a plan and an experiment, as values that their repr brings back."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
-
-import torch
-from torch import nn
 
 from tests.oracle.models import Net
+from workbench.model.errors import ModelError, TraceError
 from workbench.model.trace import trace
 from workbench.plan import experiment as experiments
 from workbench.plan.errors import ExperimentError, PlanError
 from workbench.plan.experiment import Experiment, Synthetic
 from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
-from workbench.model.errors import ModelError, TraceError
 
 REFUSALS = (ModelError, TraceError, PlanError, ExperimentError)
 CLASSES = 3

@@ -97,10 +97,13 @@ class _Cutting:
         self.dtypes: Dtypes | None = None
 
     def apply(self, reader: Reader, device: torch.device, dtype: torch.dtype | None) -> CutModel:
-        if any(self._has_nothing_of(layer) for layer in self.graph.layers):
-            self.dtypes = Dtypes(self.traced, self.graph.input_shape, device, dtype)
-        for layer in self.graph.layers:
-            pieces = read_pieces(layer, self.flow, self.rank, reader, device, dtype)
+        layers, flow, rank = self.graph.layers, self.flow, self.rank
+        read = [read_pieces(layer, flow, rank, reader, device, dtype) for layer in layers]
+        if any(self._has_nothing_of(layer) for layer in layers):
+            every = (piece for pieces in read for piece in pieces.values())
+            saved = next((p.dtype for p in every if p.is_floating_point()), torch.float32)
+            self.dtypes = Dtypes(self.traced, self.graph.input_shape, device, saved)
+        for layer, pieces in zip(layers, read, strict=True):
             self._place(layer, pieces)
         for layer in self.graph.layers:
             self._tie(layer)

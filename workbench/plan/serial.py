@@ -161,8 +161,7 @@ def _with_tuples(entry: Mapping[str, Any]) -> dict[str, Any]:
 def _read_layer(entry: Mapping[str, Any]) -> Layer:
     values = _with_tuples(entry)
     weights = tuple(
-        Weight(**{**weight, "shape": tuple(weight.get("shape", ()))})
-        for weight in entry.get("weights", ())
+        Weight(**{"shape": (), **_with_tuples(weight)}) for weight in entry.get("weights", ())
     )
     blank = {f.name: getattr(_BLANK_LAYER, f.name) for f in fields(Layer)}
     return Layer(**{**blank, **values, "weights": weights})
