@@ -51,7 +51,7 @@ TOP_LEVEL = {
     "workbench",
 }
 
-MOST_LINES = 400
+MOST_LINES = 500
 GENERATED = {"node_modules", "bundle", "__pycache__"}
 NOT_READ = {".ipynb", ".json", ".pyc", ".png", ".txt"}
 

@@ -23,5 +23,15 @@ def test_the_user_s_own_module_comes_along():
     assert arrived.plan.graph.source.skeleton == b"code\x00and shapes"
 
 
+def test_so_does_its_way_in_evaluation():
+    graph = mlp(4, 4)
+    apart = replace(graph, source=replace(graph.source, skeleton=b"in evaluation"))
+    here = replace(graph.source, skeleton=b"in training")
+    graph = replace(graph, source=here, evaluation=apart)
+    arrived = message.unpack(message.pack(experiment(Plan.data_parallel(graph, 2)))).plan.graph
+    assert arrived.source.skeleton == b"in training"
+    assert arrived.evaluation.source.skeleton == b"in evaluation"
+
+
 def test_a_message_is_small():
     assert len(message.pack(experiment(Plan.hybrid(vgg(), 4)))) < 4096

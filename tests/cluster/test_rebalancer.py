@@ -2,7 +2,7 @@
 
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from torch import nn
@@ -108,6 +108,19 @@ def test_short_batches_do_not_count():
     run.run(9)
     assert run.units == (180, 60)
     assert balancer.notes == []
+
+
+def test_shares_that_leave_a_layer_too_few_rows_are_noted_and_not_taken():
+    graph = Builder((8,)).linear("a", 8).norm("bn").linear("b", 8).graph()
+    layers = [replace(x, least_rows=2) if x.name == "bn" else x for x in graph.layers]
+    plan = wb.Plan.data_parallel(replace(graph, layers=tuple(layers)), 2)
+    run = FakeRun(plan, 14, (10, 1), "rows")  # a whole number of batches
+    balancer = Rebalancer(run)
+    run.run(20)
+    assert balancer.changes == []
+    assert run.units == (7, 7)
+    assert len(balancer.notes) == 1
+    assert re.search("shares stay as they are: .*rank 1 has 1 row", balancer.notes[0])
 
 
 def test_equal_devices_are_left_alone():

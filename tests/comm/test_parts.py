@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+from workbench.comm import parts as parts_of_exchange
 from workbench.comm.parts import MOST_BYTES, Kept, Part, exchange_parts
 
 
@@ -53,6 +54,31 @@ def test_parts_arrive(on_either):
     ]
     cases.append((torch.float64, []))
     assert on_either(3, exchange, cases) == [[(True, True)] * 3] * 3
+
+
+def in_batches(world, cases):
+    """The same through messages, of which each takes less than two of the larger parts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts_of_exchange, "BATCH_BYTES", 256)
+        found = exchange(world, cases)
+    return found, [row.calls for row in world.recorder.rows()]
+
+
+def test_parts_arrive_in_batches(on_ranks):
+    wanted = [
+        (0, 1, 5, 7),
+        (1, 0, 2, 7),
+        (0, 1, 3, 1),
+        (1, 2, 2, 2),
+        (2, 0, 4, 7),
+        (0, 2, 1, 1),
+        (1, 0, 4, 4),
+        (1, 2, 60, 1),
+        (2, 1, 2, 1),
+    ]
+    found = on_ranks(3, in_batches, [(torch.float32, wanted)], shared_memory=False)
+    # 35 + 14 + 3 + 4 elements, 28 + 1 + 16, 60 + 2; at most 64 in one.
+    assert found == [([(True, True)], [3])] * 3
 
 
 def too_large(world):

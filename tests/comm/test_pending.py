@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.ranks import all_ranks
-from workbench.comm.collectives import all_gather, start_all_reduce
+from workbench.comm.collectives import all_gather, all_reduce, start_all_reduce
 from workbench.plan.placement import Shard
 
 LENGTHS = (1, 0, 3, 1000, 70_001, 2)
@@ -60,6 +60,26 @@ def test_runs_beside_a_computation(on_either):
     for values, rows in on_either(3, beside_a_computation):
         assert values == [[3.0 * i + 3.0] for i in range(8)]
         assert rows == [(8, "step")]
+
+
+def polled(world, algorithm):
+    """Whether it was there before rank 1 had begun, and the sum when it was said to be there."""
+    group, beginning = all_ranks(world, "sums"), all_ranks(world, "beginning")
+    flat, early = torch.full((5,), world.rank + 1.0), None
+    if world.rank == 1:
+        all_reduce(torch.ones(1), beginning)
+    pending = start_all_reduce(flat, group, algorithm=algorithm)
+    if world.rank == 0:
+        early = pending.poll()
+        all_reduce(torch.ones(1), beginning)
+    while not pending.poll():
+        pass
+    return early, flat.tolist()
+
+
+@pytest.mark.parametrize("algorithm", ["backend", "ring", "direct"])
+def test_it_is_there_when_it_says_so(on_ranks, algorithm):
+    assert on_ranks(2, polled, algorithm) == [(False, [3.0] * 5), (None, [3.0] * 5)]
 
 
 def half_types(world):

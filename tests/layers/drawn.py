@@ -19,9 +19,9 @@ def shares(draw, count):
 
 
 @st.composite
-def plans(draw, net, world=None):
+def plans(draw, net, world=None, graphs=GRAPHS):
     """Any scheme, group size and shares for every layer that can be split, on 1 to 4 ranks."""
-    graph = GRAPHS[net]
+    graph = graphs[net]
     world = draw(st.integers(1, 4)) if world is None else world
     plan = Plan.data_parallel(graph, world).with_batch_norm("synchronized")
     sizes = [k for k in range(1, world + 1) if world % k == 0]

@@ -51,11 +51,14 @@ def test_synchronized_equals_the_whole_batch(on_ranks, rows):
     assert_close(sum(g[1] for g in gradients), whole.bias.grad)
 
 
+@pytest.mark.parametrize("counts", [True, False])
 @pytest.mark.parametrize("momentum", [0.1, None])
-def test_local_is_torchs_own(momentum):
+def test_local_is_torchs_own(momentum, counts):
     torch.manual_seed(0)
     whole = nn.BatchNorm2d(3, momentum=momentum)
     twin = nn.BatchNorm2d(3, momentum=momentum)
+    if not counts:
+        whole.num_batches_tracked = twin.num_batches_tracked = None
     layer = LocalBatchNorm(twin)
     for _ in range(3):
         x = torch.randn(4, 3, 2, 2)

@@ -74,3 +74,15 @@ def test_nothing_is_dropped_where_nothing_should_be():
     assert_close(dropped(0, (8,), ROWS, x, p=1.0), torch.zeros_like(x))
     layer = PlacedDropout(0.5, ROWS, SHAPE, 1, "drop", BatchContext(0, (8,))).eval()
     assert layer(x) is x
+
+
+def test_a_function_that_is_told_to_drop_does_so_in_evaluation_too():
+    context, x = BatchContext(0, (8,), seed=7), torch.ones(8, *SHAPE)
+    layer = PlacedDropout(0.4, ROWS, SHAPE, 1, "drop", context, always=True).eval()
+    assert torch.equal(layer(x), whole())
+
+
+def test_folded_rows_drop_what_whole_samples_drop():
+    context, (tall, wide) = BatchContext(0, (8,), seed=7), SHAPE
+    folded = PlacedDropout(0.4, ROWS, (wide,), tall, "drop", context)(torch.ones(8 * tall, wide))
+    assert torch.equal(folded.view(8, tall, wide), whole())

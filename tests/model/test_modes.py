@@ -137,3 +137,12 @@ def test_statistics_of_what_nothing_reads_would_be_lost():
 
     with pytest.raises(TraceError, match="'norm' keeps running statistics of what nothing"):
         trace(Counts(), input_shape=(6,))
+
+
+def test_a_batch_norm_that_is_kept_in_eval_mode_takes_any_rows():
+    module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    assert trace(module, input_shape=(6,))["1"].least_rows == 2
+    module[1].eval()
+    norm = trace(module, input_shape=(6,))["1"]
+    assert norm.evaluating
+    assert norm.least_rows == 0

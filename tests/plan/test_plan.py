@@ -235,3 +235,14 @@ def test_what_cannot_be_recomputed(names, says):
 def test_recompute_is_yes_or_no():
     with pytest.raises(PlanError, match="layer 'fc0': recompute must be True or False, got 1"):
         PLAN.with_layer("fc0", recompute=1)
+
+
+def test_on_another_number_of_ranks_groups_lie_alike():
+    plan = Plan.hybrid(vgg(), 4, 2)
+    flow = plan.flow
+    wider = plan.with_world_size(8)
+    assert wider == Plan.hybrid(vgg(), 8, 2)
+    assert wider.flow is flow  # which is not worked out again
+    assert wider.flow == Plan.hybrid(vgg(), 8, 2).flow
+    with pytest.raises(PlanError, match="does not divide"):
+        plan.with_world_size(5)

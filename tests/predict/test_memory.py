@@ -92,7 +92,31 @@ def windows() -> nn.Module:
     )
 
 
-NETS = {"convolutions": convolutions, "wide": wide, "attention": Attending, "windows": windows}
+def tuned() -> nn.Module:
+    """The classifier of `convolutions` alone is trained, and all norms keep their statistics."""
+    net = convolutions()
+    net[1].eval()
+    for part in net[:8]:
+        part.requires_grad_(False)
+    return net
+
+
+def partly() -> nn.Module:
+    """Of `convolutions`, what lies before two layers that are frozen is trained."""
+    net = convolutions()
+    for part in (net[1], net[4], net[8], net[11]):
+        part.requires_grad_(False)
+    return net
+
+
+NETS = {
+    "convolutions": convolutions,
+    "wide": wide,
+    "attention": Attending,
+    "windows": windows,
+    "tuned": tuned,
+    "partly": partly,
+}
 GRAPHS = {name: trace(net(), input_shape=SHAPE) for name, net in NETS.items()}
 
 
@@ -130,6 +154,12 @@ CASES = [
     ("convolutions", "in groups", dict(accumulate=2)),
     ("convolutions", "in groups", dict(sync=LocalSGD(every=3, momentum="average"))),
     ("convolutions", "unequal", dict(precision="bf16")),
+    ("tuned", "data parallel", dict(optimizer=Adam())),
+    ("tuned", "in groups", dict(precision="bf16")),
+    ("partly", "data parallel", {}),
+    ("partly", "in groups", dict(optimizer=Adam())),
+    ("partly", "in groups", dict(precision="bf16")),
+    ("partly", "recomputed", {}),
     ("attention", "data parallel", {}),
     ("attention", "heads", {}),
     ("convolutions", "recomputed", {}),

@@ -4,6 +4,7 @@ import pickle
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -191,3 +192,15 @@ def test_sharded_optimizers_have_their_part():
     held = [rank.categories["optimizer"] for rank in part.ranks]
     assert sum(held) == whole[0].categories["optimizer"]
     assert max(held) - min(held) <= 2 * 4 * 64
+
+
+@pytest.mark.parametrize("uncounted", [False, True])
+def test_time_without_known_flops_is_said_to_be_too_little(uncounted):
+    graph = graphs.Builder((8,)).linear("a", 6).same("tree", "op").linear("b", 10).graph()
+    layers = [replace(x, uncounted=uncounted and x.name == "tree") for x in graph.layers]
+    plan = Plan.data_parallel(replace(graph, layers=tuple(layers)), 2)
+    prediction = wb.predict(plan, wb.Machine.preset("cpu-1gbe"), experiment(plan))
+    assert prediction.underestimated == (("tree",) if uncounted else ())
+    assert ("or more, " in repr(prediction)) == uncounted
+    for shown in (str(prediction), prediction._repr_html_()):
+        assert ("Too little: FLOPs of tree are not known" in shown) == uncounted

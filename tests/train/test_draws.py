@@ -38,6 +38,11 @@ def test_any_split_draws_what_one_process_draws(on_ranks, net):
     plans = [Plan.data_parallel(graph, 3), Plan.hybrid(graph, 3), duplicate]
     if "attention" in {layer.kind for layer in graph.layers}:
         plans.append(plans[0].with_layer("attention", scheme="shard_heads", group_size=3))
+    if net is drawing.Modules:
+        tail = duplicate.with_layer("conv", scheme="replicate").with_layer(
+            "second", scheme="shard_out", group_size=3
+        )
+        plans += [tail.with_rounds("B"), tail.with_rounds("B/K")]
     check(on_ranks, [Case(net, plan, rows) for plan in plans])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from workbench.bench.plot import svg
 from workbench.bench.report import Report
 
-# Each module has `run(*, quick: bool) -> Report`.
+# Each module has `run(quick: bool) -> Report`.
 BENCHES = {
     "accuracy": "a hybrid VGG-11 on scikit-learn's digits, against one process",
     "exactness": "every kind of model and plan, against the unsplit model",
@@ -25,6 +25,7 @@ BENCHES = {
     "widgets": "the plan editor and a dashboard in Chromium: how soon, smooth and small they are",
     "splitbrain": "convolutions replicated, linear layers sharded, against torch's DDP",
 }
+FURTHER = ("mutants", "random", "seed")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -40,18 +41,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer rounds and a smaller model")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw it here, as SVG")
-    parser.add_argument(
-        "--random", type=int, metavar="N", help="exactness: of N drawn cases, in a checkout"
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the drawn cases")
+    of_exactness = parser.add_argument_group("of exactness, instead of what it does else")
+    of_exactness.add_argument("--mutants", type=int, metavar="N", help="plant N faults, one a run")
+    of_exactness.add_argument("--random", type=int, metavar="N", help="judge N drawn cases")
+    of_exactness.add_argument("--seed", type=int, metavar="S", help="which; 0 where none is given")
     options = parser.parse_args(arguments)
-    if options.random is not None and options.name != "exactness":
-        parser.error("--random is for exactness")
-    report: Report
-    if options.random is not None:
-        report = import_module("workbench.bench.random_cases").run(options.random, options.seed)
-    else:
-        report = import_module(f"workbench.bench.{options.name}").run(quick=options.quick)
+    further = {name: value for name in FURTHER if (value := getattr(options, name)) is not None}
+    if further and options.name != "exactness":
+        parser.error(f"--{', --'.join(further)}: of exactness only, not of {options.name}")
+    run = import_module(f"workbench.bench.{options.name}").run
+    report: Report = run(quick=options.quick, **further)
     print(report.as_text())
     if options.json is not None:
         report.write(options.json)

@@ -5,8 +5,9 @@ from typing import Literal
 
 from torch import nn
 
-from workbench.bench import unequal
+from workbench.bench import random_cases, unequal
 from workbench.bench.cifar_net import CifarNet
+from workbench.bench.mutants import planting
 from workbench.bench.plot import Bar, Chart
 from workbench.bench.report import Cell, Figure, Report
 from workbench.bench.small_vgg import SmallVGG
@@ -41,8 +42,16 @@ SIZES = {"alexnet": 64}
 PRECISIONS: tuple[Literal["fp64", "fp32"], ...] = ("fp64", "fp32")
 
 
-def run(*, quick: bool) -> Report:
-    """Verifies models under equal and unequal plans, fp64 and fp32; `quick` a small VGG alone."""
+def run(*, quick: bool, mutants: int = 0, random: int = 0, seed: int = 0) -> Report:
+    """Verifies models under equal and unequal plans, fp64 and fp32; `quick` a small VGG alone.
+
+    With `mutants`, that many faults are planted instead, to see which of them the tests kill; with
+    `random`, that many modules, plans and experiments are drawn (`random_cases.py`).
+    """
+    if mutants:
+        return planting.run(mutants, seed)
+    if random:
+        return random_cases.run(random, seed)
     rows: list[dict[str, Cell]] = []
     found: list[Verification] = []
     notes: list[str] = []

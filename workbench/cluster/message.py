@@ -8,27 +8,41 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.plan.experiment import Experiment
+from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
 
-_HEAD = struct.Struct("=I")
+_HEAD = struct.Struct("=II")
 
 
 def pack(experiment: Experiment) -> bytes:
-    """The experiment's TOML, compressed, then its module's skeleton where it has one."""
+    """The experiment's TOML, compressed, then its module's skeletons where it has some.
+
+    One is of the module in training, the other in evaluation, if it takes another way then.
+    """
     text = zlib.compress(experiment.to_toml().encode(), 9)
-    return _HEAD.pack(len(text)) + text + (experiment.plan.graph.source.skeleton or b"")
+    graph: Graph = experiment.plan.graph
+    training = graph.source.skeleton or b""
+    evaluating = graph.evaluation.source.skeleton or b"" if graph.evaluation else b""
+    return _HEAD.pack(len(text), len(training)) + text + training + evaluating
 
 
 def unpack(message: bytes) -> Experiment:
     """The inverse of `pack`."""
-    (length,) = _HEAD.unpack_from(message)
-    text, skeleton = message[_HEAD.size :][:length], message[_HEAD.size + length :]
+    length, of_training = _HEAD.unpack_from(message)
+    text, skeletons = message[_HEAD.size :][:length], message[_HEAD.size + length :]
     experiment = Experiment.from_toml(zlib.decompress(text).decode())
-    if not skeleton:
+    if not skeletons:
         return experiment
     plan: Plan = experiment.plan
-    source = replace(plan.graph.source, skeleton=skeleton)
-    return experiment.replace(plan=replace(plan, graph=replace(plan.graph, source=source)))
+    graph = _with_skeleton(plan.graph, skeletons[:of_training])
+    if graph.evaluation is not None:
+        there = _with_skeleton(graph.evaluation, skeletons[of_training:])
+        graph = replace(graph, evaluation=there)
+    return experiment.replace(plan=replace(plan, graph=graph))
+
+
+def _with_skeleton(graph: Graph, skeleton: bytes) -> Graph:
+    return replace(graph, source=replace(graph.source, skeleton=skeleton))
 
 
 def pack_keywords(keywords: Mapping[str, Any]) -> bytes:

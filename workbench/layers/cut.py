@@ -1,6 +1,5 @@
 """Applies a plan to a whole model: one rank's part of it, and the way back to the whole."""
 
-import operator
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -28,14 +27,6 @@ from workbench.plan.layout import ROWS, Conversion
 from workbench.plan.mesh import replica_group, shard_group
 from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
-
-# In-place arithmetic would write through a conversion into what another layer still reads.
-_OUT_OF_PLACE = {
-    operator.iadd: operator.add,
-    operator.isub: operator.sub,
-    operator.imul: operator.mul,
-    operator.itruediv: operator.truediv,
-}
 
 
 def cut(
@@ -106,10 +97,13 @@ class _Cutting:
         self.dtypes: Dtypes | None = None
 
     def apply(self, reader: Reader, device: torch.device, dtype: torch.dtype | None) -> CutModel:
-        if any(self._has_nothing_of(layer) for layer in self.graph.layers):
-            self.dtypes = Dtypes(self.traced, self.graph.input_shape, device, dtype)
-        for layer in self.graph.layers:
-            pieces = read_pieces(layer, self.flow, self.rank, reader, device, dtype)
+        layers, flow, rank = self.graph.layers, self.flow, self.rank
+        read = [read_pieces(layer, flow, rank, reader, device, dtype) for layer in layers]
+        if any(self._has_nothing_of(layer) for layer in layers):
+            every = (piece for pieces in read for piece in pieces.values())
+            saved = next((p.dtype for p in every if p.is_floating_point()), torch.float32)
+            self.dtypes = Dtypes(self.traced, self.graph.input_shape, device, saved)
+        for layer, pieces in zip(layers, read, strict=True):
             self._place(layer, pieces)
         for layer in self.graph.layers:
             self._tie(layer)
@@ -179,8 +173,6 @@ class _Cutting:
                 _set_tensor(self.traced, alias, tensor)
 
     def _function(self, layer: Layer, node: torch.fx.Node) -> None:
-        if node.target in _OUT_OF_PLACE:
-            node.target = _OUT_OF_PLACE[node.target]
         if node.kwargs.get("inplace") and self._leaves_input(layer):
             node.update_kwarg("inplace", False)
 

@@ -9,7 +9,7 @@ import torch.fx
 from torch import Tensor, nn
 
 from workbench.layers.context import BatchContext
-from workbench.model.draws import INDEPENDENT, Draws, drawing, hashed
+from workbench.model.draws import INDEPENDENT, Draws, drawing, placed_bits
 from workbench.plan.graph import Layer
 
 
@@ -46,22 +46,14 @@ class PlacedDraws(Draws):
             )
         key = self.context.key(layer.name, index)
         dim = layer.draws[index]
-        if dim == INDEPENDENT:
-            none = torch.zeros((), dtype=torch.int64, device=device)
-            elements = torch.arange(shape.numel(), device=device)
-            return hashed(key, none, elements).view(shape)
         samples = self.context.indices(self.group_size, device=device)
-        rows = shape[dim] // max(len(samples), 1) if dim < len(shape) else -1
-        if rows < 0 or shape[dim] != rows * len(samples):
+        if dim != INDEPENDENT and (dim >= len(shape) or shape[dim] % max(len(samples), 1)):
             raise DrawError(
                 f"rank {self.context.rank}: layer {layer.name!r} draws a random tensor of shape "
                 f"{tuple(shape)}, where dimension {dim} was traced to have as many rows for each "
                 f"of the {len(samples)} samples"
             )
-        before, behind = shape[:dim].numel(), shape[dim + 1 :].numel()
-        elements = torch.arange(before * rows * behind, device=device)
-        bits = hashed(key, samples.view(1, -1, 1, 1), elements.view(before, 1, rows, behind))
-        return bits.reshape(shape)
+        return placed_bits(key, shape, dim, samples)
 
 
 class Drawn(nn.Module):

@@ -55,24 +55,22 @@ class PlacedDropout(nn.Module):
             return x
         if self.p == 1.0:
             return x * 0.0
-        key = self.context.key(self.name, self.index)
-        keep = kept(hashed(key, *self._places(x.device)), 1.0 - self.p)
+        keep = kept(self._bits(x.device), 1.0 - self.p)
         return x * (keep.to(x.dtype) / (1.0 - self.p))
 
-    def _places(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Of what lives or dies as one: the indices of its sample, and in its sample."""
+    def _bits(self, device: torch.device) -> Tensor:
+        """Of what lives or dies as one; small indices are only made large when they are hashed."""
         ones = (1,) * len(self.shape)
         if self.mode == "batch":
-            none = torch.zeros((1, *ones), dtype=torch.int64, device=device)
-            return none, none
-        rows = self.context.indices(self.layout.group_size, self.rows, device).view(-1, *ones)
-        if self.rows == 1:
-            samples, row = rows, torch.zeros_like(rows)
+            samples = element = torch.zeros((1, 1, *ones), dtype=torch.int64, device=device)
         else:
-            samples, row = rows // self.rows, rows % self.rows
-        if self.mode == "row":
-            return samples, row
-        return samples, row * math.prod(self.shape) + self._features(device)
+            samples = self.context.indices(self.layout.group_size, device=device)
+            samples = samples.view(-1, 1, *ones)
+            element = torch.arange(self.rows, device=device).view(1, -1, *ones)
+        if self.mode == "element":
+            element = element * math.prod(self.shape) + self._features(device)
+        key = self.context.key(self.name, self.index)
+        return hashed(key, samples, element).flatten(0, 1)
 
     def _features(self, device: torch.device) -> Tensor:
         """Index in the whole row of every element of the local one."""

@@ -26,7 +26,7 @@ class Dtypes:
         traced: the model, whole and without values; it may be rewritten afterwards.
         input_shape: of one sample.
         device: on which the model computes.
-        dtype: of images and of floating-point weights; None: as they were traced.
+        dtype: of images and of floating-point weights.
     """
 
     def __init__(
@@ -34,14 +34,14 @@ class Dtypes:
         traced: torch.fx.GraphModule,
         input_shape: tuple[int, ...],
         device: torch.device,
-        dtype: torch.dtype | None,
+        dtype: torch.dtype,
     ) -> None:
         self._mode, self._device = FakeTensorMode(), device
 
         def fake(tensor: Tensor) -> Tensor:
-            wanted = dtype if tensor.is_floating_point() else None
+            wanted = dtype if tensor.is_floating_point() else tensor.dtype
             with self._mode:
-                return torch.empty(tensor.shape, dtype=wanted or tensor.dtype, device=device)
+                return torch.empty(tensor.shape, dtype=wanted, device=device)
 
         self._whole = with_tensors(traced, fake)
         self._images = fake(torch.empty(_ROWS, *input_shape, device="meta"))

@@ -76,6 +76,25 @@ def hashed(key: int, samples: Tensor, elements: Tensor) -> Tensor:
     return _mix(_mix(samples + _signed(key)) ^ (elements * _signed(_GOLDEN)))
 
 
+def placed_bits(key: int, shape: torch.Size, dim: int, samples: Tensor) -> Tensor:
+    """64 bits for each element of a random tensor, as int64.
+
+    Args:
+        key: of the tensor.
+        shape: of it; its length in `dim` is a multiple of the samples.
+        dim: where the rows of a sample stand side by side; `INDEPENDENT`: nowhere.
+        samples: int64 indices of the samples, in order.
+    """
+    if dim == INDEPENDENT:
+        elements = torch.arange(shape.numel(), device=samples.device)
+        return hashed(key, torch.zeros_like(elements), elements).view(shape)
+    rows = shape[dim] // max(len(samples), 1)
+    before, behind = shape[:dim].numel(), shape[dim + 1 :].numel()
+    elements = torch.arange(before * rows * behind, device=samples.device)
+    bits = hashed(key, samples.view(1, -1, 1, 1), elements.view(before, 1, rows, behind))
+    return bits.reshape(shape)
+
+
 def kept(bits: Tensor, p: float | Tensor) -> Tensor:
     """True with probability p for each element."""
     dropped = 1.0 - p

@@ -90,7 +90,7 @@ class _Layers:
             node=node.name,
             shared=shared,
             draws=meta["draws"],
-            least_rows=_least_rows(node, kind),
+            least_rows=_least_rows(node, module),
             uncounted=kind == "op" and meta["uncounted"],
             evaluating=module is not None and _evaluates(module),
         )
@@ -229,10 +229,12 @@ def _held(root: nn.Module) -> dict[int, _Held]:
     return held
 
 
-def _least_rows(node: Node, kind: str) -> int:
-    """The fewest rows of a batch that a layer takes in training."""
-    if kind == "batch_norm":  # torch wants two values of each channel, or the variance is nothing
-        return 2 if node.meta["rows"] * math.prod(node.meta["shape"][1:]) == 1 else 0
+def _least_rows(node: Node, module: nn.Module | None) -> int:
+    """The fewest rows of a batch that a layer takes in the mode that was traced."""
+    if isinstance(module, _BatchNorm):
+        of_batch = module.training or module.running_mean is None
+        alone = node.meta["rows"] * math.prod(node.meta["shape"][1:]) == 1
+        return 2 if of_batch and alone else 0  # the variance of one value is nothing
     return int(node.meta["least_rows"])
 
 

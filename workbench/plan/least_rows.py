@@ -50,9 +50,11 @@ def check_rows(plan: Plan, schedule: Schedule) -> None:
         for what, count in _trained(schedule):
             for rows in _rows(plan, layer, count):
                 _check(plan, layer, rows, what)
-        if _needs_rows_to_evaluate(plan.graph, layer):
+    there = plan.evaluation
+    for layer in there.graph.layers:
+        if layer.least_rows and (there is not plan or _needs_rows_to_evaluate(plan.graph, layer)):
             for what, count in _evaluated(schedule):
-                _check(plan, layer, plan.rows_of(count), what)
+                _check(there, layer, plan.rows_of(count), what)
 
 
 def _trained(schedule: Schedule) -> Iterator[tuple[str, int]]:

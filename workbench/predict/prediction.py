@@ -216,10 +216,10 @@ class Prediction:
 
     def _in_time(self) -> str:
         band = f" ± {self.error * 100:.0f} %" if self.error else ""
-        least = "at least " if self.underestimated else ""
+        band += " or more" * bool(self.underestimated)
         return (
-            f"{least}{self.step_time * 1e3:,.2f} ms per step{band}, "
-            f"{self.samples_per_s:,.0f} samples/s, efficiency {self.efficiency * 100:.0f} %"
+            f"{self.step_time * 1e3:,.2f} ms per step{band}, {self.samples_per_s:,.0f} samples/s, "
+            f"efficiency {self.efficiency * 100:.0f} %"
         )
 
     def __str__(self) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from workbench.layers.context import BatchContext
 from workbench.plan.experiment import Experiment
-from workbench.plan.graph import ROLES, Graph
+from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
 from workbench.train.data import open_data, rows_of_step
 from workbench.train.evaluate import NO_STEP
@@ -90,7 +90,7 @@ def _trained(
         order = rows_of_step(len(data), experiment.batch_size, experiment.seed, step)
         images, labels = data.batch(order)
         context.set((len(order),), step=step)
-        outputs = trained_on(model(images.to(dtype)), graph.roles)
+        outputs = trained_on(model(images.to(dtype)))
         optimizer.zero_grad()
         _loss(outputs, labels, of_rows).backward()
         if step == 0:
@@ -111,11 +111,17 @@ def _trained(
     return found | _evaluated(experiment, model, weights, context, dtype)
 
 
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers under all their names."""
+    named = (model.named_parameters, model.named_buffers)
+    return {name: t.detach() for of in named for name, t in of(remove_duplicate=False)}
+
+
 def _whole(
     plan: Plan, mode: Graph, weights: Path, context: BatchContext, dtype: torch.dtype
 ) -> nn.Module:
     """The whole model, which draws as the layers of `mode` do: of training, or of evaluation."""
-    model = whole_model(plan.graph, weights, dtype)
+    model = whole_model(mode, weights, dtype)
     place_draws(model, mode, context)
     if plan.batch_norm == "local":
         part_batch_norm(model, plan)
@@ -159,17 +165,17 @@ def _evaluated(
     graph = experiment.plan.graph
     if len(graph[graph.outputs[0]].output_shape) != 1:
         return {}
-    roles = graph.roles
     if graph.evaluation is not None:
-        trained, roles = model.state_dict(), graph.evaluation.roles
+        trained = _tensors(model)
         model = _whole(experiment.plan, graph.evaluation, weights, context, dtype)
-        model.load_state_dict(trained)
+        for name, tensor in _tensors(model).items():
+            tensor.copy_(trained[name])
     data = open_data(experiment.data, graph.input_shape, graph.num_classes, "test")
     images, labels = data.batch(torch.arange(min(len(data), experiment.batch_size)))
     context.set((len(labels),), step=NO_STEP)
     model.eval()
     with torch.no_grad():
-        scores = trained_on(model(images.to(dtype)), roles)[0]
+        scores = trained_on(model(images.to(dtype)))[0]
     right = (scores.argmax(dim=1) == labels).double().mean()
     return {
         "evaluation/loss": F.cross_entropy(scores, labels).double(),
@@ -183,10 +189,13 @@ def _largest(tensor: Tensor) -> Tensor:
     return (tensor.int() if tensor.dtype == torch.bool else tensor).abs().max().double()
 
 
-def trained_on(outputs: object, roles: tuple[str, ...]) -> tuple[Tensor, ...]:
-    """Of what a module returns, the prediction and then the auxiliary heads."""
-    if isinstance(outputs, Tensor):
-        return (outputs,)
-    found = [t for t in cast("tuple[Tensor | None, ...]", outputs) if t is not None]
-    given = list(zip(found, roles, strict=True))
-    return tuple(t for wanted in ROLES[:2] for t, role in given if role == wanted)
+def trained_on(outputs: object) -> tuple[Tensor, ...]:
+    """The prediction and then the auxiliary heads.
+
+    A traced module returns nothing else, and in this order; torchvision's in the same, with None
+    for heads that it was built without.
+    """
+    given = (
+        (outputs,) if isinstance(outputs, Tensor) else cast("tuple[Tensor | None, ...]", outputs)
+    )
+    return tuple(output for output in given if output is not None)

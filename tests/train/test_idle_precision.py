@@ -1,0 +1,101 @@
+"""Ranks that have nothing of a layer give on what the others do: under autocast, bf16."""
+
+import pytest
+import torch
+
+from tests.layers import nets
+from tests.layers.drawn import GRAPHS
+from workbench.layers.dtypes import Dtypes
+from workbench.model.trace import skeleton
+from workbench.model.weights import initialize
+from workbench.plan.experiment import SGD, Experiment, Synthetic
+from workbench.plan.plan import Plan
+from workbench.train.objective import own_rows
+from workbench.train.state import RankState, group_specs_of
+
+CLASSES = 5
+
+
+def filters(net):
+    return Plan.filters(GRAPHS[net], 3, (8, 0, 3), grain=1)
+
+
+def heads(net, name):
+    plan = Plan.data_parallel(GRAPHS[net], 3)
+    return plan.with_layer(name, scheme="shard_heads", shares=(2, 0, 1))
+
+
+PLANS = {
+    "images": (nets.Images, filters(nets.Images)),
+    "residual": (nets.Residual, filters(nets.Residual)),
+    "tokens": (nets.Tokens, filters(nets.Tokens)),
+    "heads": (nets.Attending, heads(nets.Attending, "attention")),
+    "windows": (nets.WindowsV2, heads(nets.WindowsV2, "attend")),
+}
+
+
+def trained(world, run, weights):
+    """Of each step this rank's part of the loss; and its outputs of the first."""
+    groups = world.groups(group_specs_of(run.plan))
+    state = RankState.start(run, world, groups, weights, None)
+    losses, outputs = [], []
+    for step in range(run.steps):
+        result = state.stepper.run(step)
+        losses.append(result.loss)
+        with torch.no_grad():
+            name = run.plan.graph.outputs[0]
+            outputs.append(own_rows(state.model, name, result.outputs[0]).float())
+        state.strategy.update(step)
+    return losses, outputs
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_rank_without_a_share_trains_in_bf16(on_ranks, tmp_path, name):
+    net, plan = PLANS[name]
+    torch.manual_seed(nets.SEED)
+    module = net()
+    run = Experiment(
+        plan=plan.with_batch_norm("synchronized"),
+        data=Synthetic(samples=24, classes=CLASSES),
+        batch_size=9,
+        steps=2,
+        optimizer=SGD(lr=0.05),
+        precision="bf16",
+    )
+    weights = initialize(plan.graph, 0, tmp_path, module=module)
+    ranks = on_ranks(3, trained, run, weights)
+    alone = Plan.data_parallel(plan.graph, 1).with_batch_norm("synchronized")
+    ((losses, outputs),) = on_ranks(1, trained, run.replace(plan=alone), weights)
+    for step in range(run.steps):
+        assert sum(rank[0][step] for rank in ranks) == pytest.approx(losses[step], rel=0.02)
+    found = torch.cat([rank[1][0] for rank in ranks])
+    torch.testing.assert_close(found, outputs[0], rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("net", [nets.Images, nets.Tokens])
+@pytest.mark.parametrize("precision", ["fp64", "bf16"])
+def test_types_are_those_of_the_whole_model(net, precision):
+    graph, cpu = GRAPHS[net], torch.device("cpu")
+    dtype = torch.float64 if precision == "fp64" else torch.float32
+    found = Dtypes(skeleton(graph), graph.input_shape, cpu, dtype)
+    seen = {}
+
+    class Noting(torch.fx.Interpreter):
+        def run_node(self, n):
+            value = super().run_node(n)
+            if isinstance(value, torch.Tensor):
+                seen[n.name] = value.dtype
+            return value
+
+    module = net().to(dtype)
+    traced = skeleton(graph)
+    for path, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        owner, _, leaf = path.rpartition(".")
+        table = traced.get_submodule(owner)
+        getattr(table, "_parameters" if leaf in table._parameters else "_buffers")[leaf] = tensor
+    images = torch.randn(2, *graph.input_shape, dtype=dtype)
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        Noting(traced).run(images)
+        nodes = [layer.node for layer in graph.layers if layer.node in seen]
+        assert {node: found.of(node) for node in nodes} == {node: seen[node] for node in nodes}
+    assert found.of(graph[graph.outputs[0]].node) == dtype
