@@ -83,13 +83,36 @@ EQUAL = {
             (
                 "x = x + self.m3(x, x, x, attn_mask=self.mask, need_weights=False)[0]",
                 "x = F.alpha_dropout(self.m4(x), 0.2, self.training)",
-                "x = F.rrelu(self.m5(x), training=self.training)",
-                "x = self.head(torch.flatten(x, 1))",
+                "x = self.head(torch.flatten(self.m5(x), 1))",
             ),
         ),
         Cut(3, rows=(2, 0, 1)),
         Run(accumulate=2, steps=3, checkpoint_every=1),
         "resumed",
+    ),
+    "a random slope": Case(
+        Net(
+            (4, 8),
+            ("self.m1 = nn.RReLU()", "self.head = nn.Linear(32, 3)"),
+            (
+                "x = F.rrelu(self.m1(x), training=self.training)",
+                "x = self.head(torch.flatten(x, 1))",
+            ),
+        ),
+        Cut(2),
+    ),
+    "unequal shares, and otherwise in evaluation": Case(
+        Net(
+            (8,),
+            ("self.m5 = nn.Linear(8, 16)", "self.head = nn.Linear(8, 3)"),
+            (
+                "x = F.glu(self.m5(x), -1)",
+                "if self.training:",
+                "    x = x * 2",
+                "x = self.head(x)",
+            ),
+        ),
+        Cut(3, (("m5", "shard_out", 3, (3, 0, 0)), ("head", "shard_in", 3, (0, 2, 1)))),
     ),
     "noise that is recomputed": Case(
         Net(
