@@ -112,9 +112,8 @@ class _TrialDraws(Draws):
     def __init__(self, dims: Sequence[int], samples: Samples, seed: int) -> None:
         super().__init__()
         self.seed, self._coming = seed, enumerate(dims)
-        self.samples = torch.tensor(
-            [1 if sample in (CHANGED, NAN) else sample for sample in samples]
-        )
+        places = [1 if sample in (CHANGED, NAN) else sample for sample in samples]
+        self.samples = torch.tensor(places, dtype=torch.int64)
 
     def bits(self, shape: torch.Size, device: torch.device) -> Tensor:
         """64 bits for each element of the next tensor drawn."""
