@@ -191,7 +191,7 @@ def _repeated(run: _Run, left: Mapping[str, Tensor]) -> list[Difference]:
     allowed = 0.0 if device.type == "cpu" else TOLERANCE[run.experiment.precision]
     found = []
     for name, again in state.model.pieces().items():
-        scale = float(left[name].abs().max()) if left[name].numel() else 0.0
+        scale = float(left[name].double().abs().max()) if left[name].numel() else 0.0
         error = 0.0 if torch.equal(again, left[name]) else _error(again, left[name].cpu(), scale)
         found.append(Difference("repeat", name, run.world.rank, error, allowed))
     return found
