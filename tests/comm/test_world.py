@@ -245,7 +245,7 @@ def made_and_let_go(world, times):
 def test_files_do_not_add_up_over_many_groups(on_ranks, shared_memory):
     """Threads of gloo may close a connection a little later: no later time has more."""
     for found in on_ranks(3, made_and_let_go, 12, shared_memory=shared_memory):
-        assert max(found[4:]) <= max(found[:4]) + 2, found
+        assert max(found[4:]) <= max(found[:4]) + 6, found
 
 
 def one_group_and_buffers(world, count):

@@ -1,14 +1,18 @@
 """A case: a module, a plan and an experiment, as values that their repr brings back."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
+
+import torch
+from torch import nn
 
 from tests.oracle.models import Net
 from workbench.model.errors import ModelError, TraceError
 from workbench.model.trace import trace
 from workbench.plan import experiment as experiments
 from workbench.plan.errors import ExperimentError, PlanError
-from workbench.plan.experiment import Experiment, Synthetic
+from workbench.plan.experiment import SGD, Adam, AdamW, Experiment, Synthetic
 from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
 
@@ -109,3 +113,17 @@ def graph_of(net: Net) -> Graph:
     """
     outputs = net.roles or None
     return trace(net.build(), input_shape=net.shape, outputs=outputs)
+
+
+def optimizer_of(
+    experiment: Experiment,
+) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
+    """Torch's own."""
+    match experiment.optimizer:
+        case SGD(lr=lr, momentum=momentum, weight_decay=decay, nesterov=nesterov):
+            return lambda ps: torch.optim.SGD(ps, lr, momentum, 0.0, decay, nesterov, fused=True)
+        case Adam(lr=lr, betas=betas, eps=eps, weight_decay=decay):
+            return lambda ps: torch.optim.Adam(ps, lr, betas, eps, decay, fused=True)
+        case AdamW(lr=lr, betas=betas, eps=eps, weight_decay=decay):
+            return lambda ps: torch.optim.AdamW(ps, lr, betas, eps, decay, fused=True)
+    raise AssertionError(experiment.optimizer)

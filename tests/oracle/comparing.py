@@ -3,7 +3,7 @@
 import math
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,15 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.oracle import oracle
-from tests.oracle.cases import REFUSALS, Case, graph_of
+from tests.oracle.cases import REFUSALS, Case, graph_of, optimizer_of
 from tests.oracle.draws import NotSpecifiedError
 from tests.oracle.oracle import Batch, Step, Task
 from tests.oracle.running import Leg, Ranks, Seen, on
 from workbench.model.weights import initialize
 from workbench.plan.experiment import (
-    SGD,
-    Adam,
-    AdamW,
     Experiment,
     LocalSGD,
     Pipelined,
@@ -191,20 +188,6 @@ def mean_loss(outputs: tuple[Tensor, ...], labels: Tensor) -> Tensor:
     for auxiliary in wide[1:]:
         loss = loss + AUXILIARY * F.cross_entropy(auxiliary, labels)
     return loss
-
-
-def optimizer_of(
-    experiment: Experiment,
-) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
-    """Torch's own."""
-    match experiment.optimizer:
-        case SGD(lr=lr, momentum=momentum, weight_decay=decay, nesterov=nesterov):
-            return lambda ps: torch.optim.SGD(ps, lr, momentum, 0.0, decay, nesterov, fused=True)
-        case Adam(lr=lr, betas=betas, eps=eps, weight_decay=decay):
-            return lambda ps: torch.optim.Adam(ps, lr, betas, eps, decay, fused=True)
-        case AdamW(lr=lr, betas=betas, eps=eps, weight_decay=decay):
-            return lambda ps: torch.optim.AdamW(ps, lr, betas, eps, decay, fused=True)
-    raise AssertionError(experiment.optimizer)
 
 
 def _batches(

@@ -219,14 +219,6 @@ EQUAL = {
             ("x = F.normalize(x, dim=1)", "x = self.head(x)"),
         )
     ),
-    "attention as it is written by hand": Case(
-        Net(
-            (4, 8),
-            ("self.m1 = Attention(8, 2, 0.2, True)", "self.head = nn.Linear(32, 3)"),
-            ("x = x + self.m1(x)", "x = self.head(torch.flatten(x, 1))"),
-        ),
-        Cut(2),
-    ),
     "bf16 on a rank without rows": Case(
         Net(
             (3, 6, 6),
@@ -359,6 +351,17 @@ REFUSED = {
             ),
         ),
         "outputs",
+    ),
+    "attention that moves the batch to another dimension": (
+        Case(
+            Net(
+                (4, 8),
+                ("self.m1 = Attention(8, 2, 0.2, True)", "self.head = nn.Linear(32, 3)"),
+                ("x = x + self.m1(x)", "x = self.head(torch.flatten(x, 1))"),
+            ),
+            Cut(2),
+        ),
+        "permute",
     ),
     "rows that are repeated one after the other": (
         Case(

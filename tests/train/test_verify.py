@@ -199,7 +199,7 @@ def own(outputs, labels):
 
 def test_a_loss_of_the_user_s_own(on_ranks, tmp_path):
     """Also where a rank has no rows, and where an output's features are cut."""
-    graph = trace(Unused(), input_shape=(6,))
+    graph = trace(Unused(), input_shape=(6,), outputs=("prediction", "auxiliary"))
     rows = Plan.data_parallel(graph, 3, (2, 1, 0))
     cut = rows.with_layer("head", scheme="shard_out", group_size=3, shares=(1, 3, 1))
     whole = cut.with_layer("other", scheme="duplicate", group_size=3)

@@ -1,5 +1,7 @@
 """Errors of models and of files of weights."""
 
+from torch.fx import Node
+
 
 class ModelError(ValueError):
     """A model that cannot be built: an unknown name, or arguments that its builder refuses."""
@@ -7,6 +9,18 @@ class ModelError(ValueError):
 
 class TraceError(ValueError):
     """A model that cannot be traced: the text names the line and the remedy."""
+
+
+class OperationError(TraceError):
+    """One operation of a model that cannot be followed.
+
+    Attributes:
+        node: the operation, whose `meta` has the line and the module that it came from.
+    """
+
+    def __init__(self, node: Node, text: str) -> None:
+        super().__init__(text)
+        self.node = node
 
 
 class CheckpointError(ValueError):

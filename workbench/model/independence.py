@@ -42,7 +42,7 @@ from workbench.model.batch import (
     name_of,
     tensors,
 )
-from workbench.model.errors import TraceError
+from workbench.model.errors import OperationError
 from workbench.model.kinds import kind_of
 from workbench.model.probe import (
     BATCH,
@@ -71,18 +71,6 @@ _DRAWS = (
 )
 
 
-class MixedError(TraceError):
-    """An operation that mixes samples, or that nothing could be shown of.
-
-    Attributes:
-        node: the operation.
-    """
-
-    def __init__(self, node: Node, text: str) -> None:
-        super().__init__(text)
-        self.node = node
-
-
 class _Undecided(Exception):
     """With these numbers, the operation shows nothing."""
 
@@ -101,7 +89,7 @@ def show_independence(
             those that are missing are taken to be zeros.
 
     Raises:
-        MixedError: an operation mixes samples, or cannot be tried.
+        OperationError: an operation mixes samples, or cannot be tried.
     """
     trials = _Trials(root, constants or {})
     returned = next(node for node in graph.nodes if node.op == "output").all_input_nodes
@@ -172,7 +160,7 @@ class _Trials:
                 errors.append(error)
             finally:
                 trial.forget()
-        raise MixedError(
+        raise OperationError(
             node,
             f"{trial.name} was tried on random values, to see whether it treats each sample by "
             f"itself, and it {errors[0]}. What cannot be tried is not distributed: use an "
@@ -214,7 +202,7 @@ class _Trial(Probe):
         """The fewest rows that the operation takes.
 
         Raises:
-            MixedError: it mixes samples.
+            OperationError: it mixes samples.
             _Undecided: these numbers show nothing.
         """
         first = self._all_samples()
@@ -246,7 +234,7 @@ class _Trial(Probe):
                 except Exception:  # it says a size, and this one is not the batch's
                     continue
                 if _shapes(value) == _shapes(first) and not _alike(value, first, rounded=True):
-                    raise MixedError(
+                    raise OperationError(
                         self.node,
                         f"{self.name} takes a number that depends on the batch size, "
                         f"which differs between ranks. {REMEDY}",
@@ -283,12 +271,12 @@ class _Trial(Probe):
 
     def _refuse_mixing(self, seed: int, first: Any) -> None:
         if not _alike(self.run(self.node, BATCH, {}, seed=seed), first):
-            raise MixedError(
+            raise OperationError(
                 self.node,
                 f"{self.name} gives other results for the same values and the same state "
                 "of torch's generator: random numbers have to be torch's own",
             )
-        raise MixedError(
+        raise OperationError(
             self.node,
             f"{self.name} mixes samples: as one of three was changed, the results of "
             f"the others changed. {self._remedy()}",
@@ -298,7 +286,7 @@ class _Trial(Probe):
         try:
             value = self.value(self.node, samples)
         except Exception as error:
-            raise MixedError(
+            raise OperationError(
                 self.node,
                 f"{self.name} takes a batch of {len(BATCH)} samples, and fails for one "
                 f"of {len(samples)} ({_one_line(error)}). {self._remedy()}",
@@ -319,14 +307,14 @@ class _Trial(Probe):
                     if "squeeze" in self.name
                     else self._remedy()
                 )
-                raise MixedError(
+                raise OperationError(
                     self.node,
                     f"{self.name} gives shape {tuple(part.shape)} for a batch of {len(samples)}, "
                     f"where {due} is due, and a rank may have so few rows: {hint}",
                 )
             expected = of_samples(by_sample(whole, 3), samples).reshape(part.shape)
             if not _alike(part, expected, rounded=True):
-                raise MixedError(
+                raise OperationError(
                     self.node,
                     f"{self.name} gives a sample other results where other samples, or fewer, are "
                     "in the batch: they depend on the batch size or on the sample's place. "

@@ -6,7 +6,7 @@ from torch.fx import Node
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from workbench.model.batch import name_of, tensors
-from workbench.model.errors import TraceError
+from workbench.model.errors import OperationError
 
 
 def read_what_was_changed(graph: torch.fx.Graph, root: nn.Module) -> None:
@@ -33,15 +33,17 @@ def drop_unused(graph: torch.fx.Graph, root: nn.Module) -> None:
             continue
         value = node.meta["values"][0]
         if tensors(value) and _changes_in_place(node, root):
-            raise TraceError(
+            raise OperationError(
+                node,
                 f"{name_of(node)} changes a tensor in place that nothing reads afterwards, and the "
                 "change would be lost: state of the model itself is not supported, but for the "
-                "statistics of nn.BatchNorm"
+                "statistics of nn.BatchNorm; of a part of a tensor, use torch.where or torch.cat",
             )
         if node.op == "call_module" and _keeps_statistics(root.get_submodule(str(node.target))):
-            raise TraceError(
+            raise OperationError(
+                node,
                 f"{node.target!r} keeps running statistics of what nothing is trained on, and they "
-                "would be lost: do not call it in forward, or declare its output as auxiliary"
+                "would be lost: do not call it in forward, or declare its output as auxiliary",
             )
         if value is not None or node.op == "get_attr":
             graph.erase_node(node)

@@ -15,9 +15,9 @@ from torch.fx.node import map_arg
 
 from workbench.model.attention import find_self_attention
 from workbench.model.build import build_fake, named
-from workbench.model.errors import ModelError, TraceError
+from workbench.model.errors import ModelError, OperationError, TraceError
 from workbench.model.failure import explained
-from workbench.model.independence import MixedError, constants_of, show_independence
+from workbench.model.independence import constants_of, show_independence
 from workbench.model.inplace import drop_unused
 from workbench.model.layers import layers_of
 from workbench.model.outputs import checked_roles, keep_outputs, known_roles
@@ -177,7 +177,7 @@ class _Recorded:
             if self.root.training:
                 self.tracer.find_trained(self.nodes, self.root)
             layers, outputs = layers_of(self.root, self.nodes)
-        except MixedError as error:
+        except OperationError as error:
             meta = error.node.meta
             raise explained(error, self.source.name, meta["module"], meta["line"]) from None
         except Exception as error:

@@ -115,6 +115,7 @@ class _OneLayer(Placing):
     def __post_init__(self) -> None:
         self.choices: Mapping[str, LayerPlan] = {}
         self.outputs: dict[str, Layout] = {}
+        self.held: Mapping[str, Layout] = {}
 
     def by_scheme(
         self, layer: Layer, choice: LayerPlan, coming: Sequence[Layout]
