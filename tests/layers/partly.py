@@ -2,10 +2,31 @@
 
 import zlib
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from tests.layers import nets
 from workbench.model.trace import trace
+
+
+class Aside(nn.Module):
+    """Branches that are detached or compared, among layers that are cut."""
+
+    shape = (3, 3, 2)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.side = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1)
+        self.middle, self.gate = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
+        self.norm = nn.BatchNorm2d(8)
+        self.last = nn.Linear(48, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        fixed = torch.tanh(self.side(x)).detach()
+        y = self.middle(x) + fixed
+        y = self.norm(y) * (y > 0).to(y.dtype)
+        return self.last((y + torch.relu(self.gate(y.detach()))).flatten(1))
 
 
 def _partly(net: type[nn.Module], kind: int) -> type[nn.Module]:
@@ -28,6 +49,6 @@ def _partly(net: type[nn.Module], kind: int) -> type[nn.Module]:
     return type(f"Partly{net.__name__}{kind}", (net,), fields)
 
 
-NETS = tuple(_partly(net, kind) for net in nets.NETS for kind in range(3))
+NETS = (Aside, *(_partly(net, kind) for net in (*nets.NETS, Aside) for kind in range(3)))
 globals().update({net.__name__: net for net in NETS})
 GRAPHS = {net: trace(net(), input_shape=net.shape) for net in NETS}

@@ -59,6 +59,8 @@ def judged(case: Case, ranks: Ranks) -> Verdict:
         case: what to run.
         ranks: runs a function on seats, as `tests.ranks.Ranks.seated` does.
     """
+    if case.net.runs() is None:
+        return Verdict("invalid", "torch itself does not run it")
     try:
         experiment = case.run.of(case.cut.of(graph_of(case.net)))
         then = case.cut if case.then is None else case.then
@@ -76,7 +78,7 @@ def judged(case: Case, ranks: Ranks) -> Verdict:
     except NotSpecifiedError as error:
         return Verdict("wrong", f"accepted, though {error}")
     except (ValueError, RuntimeError) as error:
-        if not case.cut.local:
+        if not case.cut.local or experiment.precision == "bf16":
             return Verdict("invalid", f"torch itself says {type(error).__name__}: {error}")
         return Verdict("wrong", f"accepted, though torch says {type(error).__name__}: {error}")
     with tempfile.TemporaryDirectory() as folder:

@@ -254,6 +254,58 @@ EQUAL = {
         ),
         Cut(2),
     ),
+    "in place, on what a recomputed layer gives": Case(
+        Net(
+            (8,),
+            ("self.m = nn.Linear(8, 8)", "self.head = nn.Linear(8, 3)"),
+            (
+                "x = self.m(x) * 1.5",
+                "x = x.view(-1, 2, 4)",
+                "x.relu_()",
+                "x = self.head(x.flatten(1))",
+            ),
+        ),
+        Cut(2, recompute=("mul",)),
+    ),
+    "in place, on what a recomputed layer has read": Case(
+        Net(
+            (8,),
+            ("self.m = nn.Linear(8, 8)", "self.head = nn.Linear(8, 3)"),
+            (
+                "x = self.m(x) * 1.5",
+                "y = torch.cos(x + 1.0)",
+                "x.add_(1.0)",
+                "x = self.head(x + y)",
+            ),
+        ),
+        Cut(2, recompute=("add", "cos")),
+    ),
+    "in place, on what evaluation does not look at": Case(
+        Net(
+            (8,),
+            ("self.m = nn.Linear(8, 8)", "self.head = nn.Linear(8, 3)"),
+            (
+                "m1 = x",
+                "x = self.m(x)",
+                "x.relu_()",
+                "x = x if self.training else m1",
+                "x = self.head(x)",
+            ),
+        )
+    ),
+    "a cumulative batch norm before a rank with nothing of a layer": Case(
+        Net(
+            (8,),
+            ("self.m = nn.BatchNorm1d(8, momentum=None)", "self.head = nn.Linear(8, 3)"),
+            ("x = self.head(self.m(x))",),
+        ),
+        Cut(4, (("head", "shard_in", 4, (1, 1, 1, 0)),)),
+        Run(batch_size=12),
+    ),
+    "noise on a rank without rows": Case(
+        Net((8,), ("self.head = nn.Linear(8, 3)",), ("x = self.head(x + torch.rand_like(x))",)),
+        Cut(2, rows=(0, 1)),
+    ),
     "tied weights, re-cut": Case(
         Net(
             (6,),
@@ -340,6 +392,36 @@ REFUSED = {
             Cut(2, rows=(0, 1)),
         ),
         "pixel_unshuffle",
+    ),
+    "a part that is changed in place, and the whole is read": (
+        Case(
+            Net(
+                (8,),
+                ("self.head = nn.Linear(9, 3)",),
+                ("x = x * 1.5", "m = x[:, :1]", "m += 1", "x = self.head(torch.cat([x, m], 1))"),
+            )
+        ),
+        "m += 1",
+    ),
+    "a parameter that is changed through its data": (
+        Case(
+            Net(
+                (8,),
+                ("self.head = nn.Linear(8, 3)",),
+                ("self.head.weight.data.mul_(0.9)", "x = self.head(x)"),
+            )
+        ),
+        "mul_ changes 'head.weight'",
+    ),
+    "a shape that goes over samples": (
+        Case(
+            Net(
+                (2, 9),
+                ("self.head = nn.Linear(18, 3)",),
+                ("n = x.shape[0]", "x = x.reshape(-1, 4, 2)", "x = self.head(x.reshape(n, 18))"),
+            )
+        ),
+        "x.reshape(-1, 4, 2)",
     ),
     "outputs that nothing is said of": (
         Case(

@@ -143,13 +143,15 @@ class Biases(nn.Module):
         return self.last(torch.relu(self.first(torch.flatten(x, 1))))
 
 
-def test_ranks_agree_on_what_needs_a_gradient(on_ranks, tmp_path):
+@pytest.mark.parametrize("again", [(), ("flatten", "first")], ids=["kept", "recomputed"])
+def test_ranks_agree_on_what_needs_a_gradient(on_ranks, tmp_path, again):
     """The bias is added by rank 0 alone: without it, nothing on rank 1 needs one."""
     module = Biases()
     graph = trace(module, input_shape=frozen.SHAPE)
     weights = initialize(graph, 0, tmp_path, module=module)
     plan = Plan.data_parallel(graph, 2).with_layer("first", scheme="shard_in", group_size=2)
-    run = experiment(plan.with_layer("last", scheme="shard_out", group_size=2))
+    plan = plan.with_layer("last", scheme="shard_out", group_size=2)
+    run = experiment(plan.with_recompute(*again))
     ranks = on_ranks(2, frozen.on_a_rank, run, weights, timeout_s=20.0)
     check(ranks, plain(module, run), run)
 

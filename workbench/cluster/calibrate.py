@@ -17,7 +17,7 @@ from workbench.cluster.calibrate_spread import Behind, stretches_of, unequal
 from workbench.cluster.devices import Device
 from workbench.cluster.dispatch import Dispatch
 from workbench.plan.experiment import SGD, Adam, AdamW, Experiment, Synthetic
-from workbench.plan.graph import Graph, Layer, Source
+from workbench.plan.graph import Graph, Layer, Source, Weight
 from workbench.plan.machine import Machine
 from workbench.plan.mesh import group_sizes
 from workbench.plan.plan import Plan
@@ -67,12 +67,15 @@ def rows_of(rows: int | Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(set(counts)))
 
 
+# Engines take an experiment also where devices and links alone are measured.
 _NOTHING = Graph(
     source=Source("module", "nothing"),
     input_shape=(1,),
     num_classes=1,
-    layers=(Layer("nothing", "elementwise", ("input",), (1,), (1,)),),
-    outputs=("nothing",),
+    layers=(
+        Layer("one", "linear", ("input",), (1,), (1,), weights=(Weight("one.weight", (1, 1)),)),
+    ),
+    outputs=("one",),
 )
 
 

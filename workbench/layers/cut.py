@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 import torch.fx
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workbench.layers.attention import heads_layout, local_attention
@@ -27,6 +28,9 @@ from workbench.plan.layout import ROWS, Conversion
 from workbench.plan.mesh import replica_group, shard_group
 from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
+
+# What they give may lie in the memory of what they read.
+_VIEWS = ("flatten", "op", "elementwise")
 
 
 def cut(
@@ -173,8 +177,10 @@ class _Cutting:
                 _set_tensor(self.traced, alias, tensor)
 
     def _function(self, layer: Layer, node: torch.fx.Node) -> None:
-        if node.kwargs.get("inplace") and self._leaves_input(layer):
-            node.update_kwarg("inplace", False)
+        if self._leaves_input(layer):
+            if node.kwargs.get("inplace"):
+                node.update_kwarg("inplace", False)
+            node.target = _out_of_place(node)
 
     def _place_draws(self, layer: Layer) -> None:
         """Lets what a layer draws depend on nothing but the places of its elements."""
@@ -188,14 +194,31 @@ class _Cutting:
     def _leaves_input(self, layer: Layer) -> bool:
         """Whether anything that reads what this layer reads gets it through a conversion.
 
-        Or whether a segment that is recomputed gives it, or reads it.
+        Or whether a segment that is recomputed gives it, or reads it, or what lies in its memory.
         """
         segments = {name for segment in self.plan.segments for name in segment}
+        readers = self.graph.consumers
         return any(
-            self.flow.edges[name, reader] or name in segments or reader in segments
-            for name in layer.inputs
-            for reader in self.graph.consumers[name]
+            self.flow.edges[name, reader] for name in layer.inputs for reader in readers[name]
+        ) or any(
+            name in segments or not segments.isdisjoint(readers[name])
+            for name in self._alike(layer.inputs)
+            if segments
         )
+
+    def _alike(self, names: Sequence[str]) -> set[str]:
+        """The layers, and those of which they may be views, or which may be views of them."""
+        found: set[str] = set()
+        waiting = list(names)
+        while waiting:
+            name = waiting.pop()
+            if name in found:
+                continue
+            found.add(name)
+            waiting += [r for r in self.graph.consumers[name] if self.graph[r].kind in _VIEWS]
+            if name != "input" and self.graph[name].kind in _VIEWS:
+                waiting += self.graph[name].inputs
+        return found
 
     def _module(self, node: torch.fx.Node) -> nn.Module | None:
         return self.traced.get_submodule(str(node.target)) if node.op == "call_module" else None
@@ -301,6 +324,17 @@ class _Cutting:
                 self._converting(name, self.flow.returns[name], name) for name in self.graph.outputs
             ),
         )
+
+
+def _out_of_place(node: torch.fx.Node) -> Any:
+    """What computes the same as a node's function or method, into a new tensor."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    plain = name.removesuffix("_")
+    if plain == name or name.endswith("__"):
+        return node.target
+    if node.op == "call_method":
+        return plain if hasattr(Tensor, plain) else node.target
+    return next((getattr(m, plain) for m in (torch, F) if hasattr(m, plain)), node.target)
 
 
 def _set_tensor(root: nn.Module, name: str, tensor: Tensor) -> None:

@@ -11,6 +11,7 @@ import torch
 import torch.fx
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from workbench.model.structure import with_tensors
 
@@ -44,6 +45,9 @@ class Dtypes:
                 return torch.empty(tensor.shape, dtype=wanted, device=device)
 
         self._whole = with_tensors(traced, fake)
+        for module in self._whole.modules():
+            if isinstance(module, _BatchNorm) and module.momentum is None:
+                module.momentum = 1.0  # a cumulative one reads its count of batches, a value
         self._images = fake(torch.empty(_ROWS, *input_shape, device="meta"))
         self._known: dict[Autocast, dict[str, torch.dtype]] = {}
 

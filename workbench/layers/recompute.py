@@ -12,7 +12,7 @@ and would come to the segment's collectives in another order than the others, or
 
 import copy
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -37,11 +37,12 @@ def with_segments(part: torch.fx.GraphModule, plan: Plan) -> torch.fx.GraphModul
         return part
     folded = torch.fx.GraphModule(part, copy.deepcopy(part.graph), type(part).__name__)
     nodes = {node.name: node for node in folded.graph.nodes}
+    learning = {layer.node: layer.name in plan.graph.learning for layer in plan.graph.layers}
     for index, names in enumerate(plan.segments):
         called = [plan.graph[name].node for name in names]
         held = [nodes[node] for node in called if node in nodes]
         if held:
-            _fold(folded, held[0], held[-1], f"recomputed_{index}")
+            _fold(folded, held[0], held[-1], f"recomputed_{index}", learning)
     folded.graph.lint()
     folded.recompile()
     return folded
@@ -52,11 +53,12 @@ class Recomputed(nn.Module):
 
     Args:
         compute: its layers, and the conversions between them.
+        reached: for each of its outputs, whether a gradient comes back to it.
     """
 
-    def __init__(self, compute: torch.fx.GraphModule) -> None:
+    def __init__(self, compute: torch.fx.GraphModule, reached: tuple[bool, ...]) -> None:
         super().__init__()
-        self.compute = compute
+        self.compute, self.reached = compute, reached
 
     def forward(self, *inputs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -71,12 +73,17 @@ class Recomputed(nn.Module):
         )
 
     def _gated(self, *inputs: Any) -> Any:
-        values, structure = tree_flatten(self.compute(*inputs))
-        at = [i for i, x in enumerate(values) if isinstance(x, Tensor) and x.requires_grad]
+        outputs = self.compute(*inputs)
+        # Behind the gate, conversions would communicate zeros for an output without a gradient.
+        learning = [x for x, reached in zip(outputs, self.reached, strict=True) if reached]
+        values, structure = tree_flatten(learning)
+        at = [i for i, x in enumerate(values) if isinstance(x, Tensor) and x.is_floating_point()]
         if at:
-            for i, x in zip(at, _Gate.apply(*(values[i] for i in at)), strict=True):
+            for i, x in zip(at, _Gate.apply(*(_learning(values[i]) for i in at)), strict=True):
                 values[i] = x
-        return tree_unflatten(values, structure)
+        gated = iter(tree_unflatten(values, structure))
+        pairs = zip(outputs, self.reached, strict=True)
+        return tuple(next(gated) if reached else x for x, reached in pairs)
 
     def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), self._again()
@@ -99,6 +106,14 @@ class Recomputed(nn.Module):
                     buffer.copy_(value)
 
 
+def _learning(x: Tensor) -> Tensor:
+    """A tensor that requires a gradient: also where nothing of what is trained is at hand.
+
+    Then this rank runs the segment again as the others do, with its collectives.
+    """
+    return x if x.requires_grad else x.detach().requires_grad_()
+
+
 class _Gate(torch.autograd.Function):
     """The identity of a segment's outputs, whose backward has the segment computed again."""
 
@@ -115,9 +130,16 @@ class _Gate(torch.autograd.Function):
 
 
 def _fold(
-    module: torch.fx.GraphModule, first: torch.fx.Node, last: torch.fx.Node, path: str
+    module: torch.fx.GraphModule,
+    first: torch.fx.Node,
+    last: torch.fx.Node,
+    path: str,
+    learning: Mapping[str, bool],
 ) -> None:
-    """Puts one call in the place of all that is computed from `first` to `last`."""
+    """Puts one call in the place of all that is computed from `first` to `last`.
+
+    `learning` says of each layer's node whether a gradient comes back to it.
+    """
     run, node = [first], first
     while node is not last:
         node = node.next
@@ -131,7 +153,9 @@ def _fold(
     for node in run:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in outputs))
-    module.add_submodule(path, Recomputed(torch.fx.GraphModule(module, graph, "Segment")))
+    reached = tuple(_is_reached(node, learning) for node in outputs)
+    segment = torch.fx.GraphModule(module, graph, "Segment")
+    module.add_submodule(path, Recomputed(segment, reached))
     with module.graph.inserting_after(last):
         call = module.graph.call_module(path, tuple(inputs))
     for index, node in reversed(list(enumerate(outputs))):
@@ -140,3 +164,10 @@ def _fold(
         node.replace_all_uses_with(given, delete_user_cb=lambda user: user not in held)
     for node in reversed(run):
         module.graph.erase_node(node)
+
+
+def _is_reached(node: torch.fx.Node, learning: Mapping[str, bool]) -> bool:
+    """Whether a gradient comes back to a node; to a conversion, from one of its readers."""
+    if node.op == "output" or node.name in learning:
+        return learning.get(node.name, True)
+    return any(_is_reached(user, learning) for user in node.users)

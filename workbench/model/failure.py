@@ -10,6 +10,7 @@ from types import CodeType
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
+from workbench.model.batch import BATCHES
 from workbench.model.errors import TraceError
 
 _WRAP = (
@@ -59,6 +60,13 @@ def _reason(error: Exception) -> str:
         return (
             f"TypeError: {text}. If it has a size that depends on the batch: x.new_zeros((n, 3)) "
             f"follows x; else {_WRAP}"
+        )
+    if isinstance(error, RuntimeError):
+        few, many = BATCHES
+        return (
+            f"an operation fails with a batch of {few} or of {many} samples ({text}), and the "
+            "model has to run with any number of them: give each sample its own shape, "
+            "x.reshape(len(x), ...), and see that it runs in plain torch"
         )
     return f"{type(error).__name__}: {text}"
 

@@ -10,42 +10,71 @@ from workbench.model.errors import OperationError
 
 
 def read_what_was_changed(graph: torch.fx.Graph, root: nn.Module) -> None:
-    """Lets whatever reads a tensor after an operation changed it in place read the operation."""
+    """Lets whatever reads a tensor after an operation changed it in place read the operation.
+
+    Raises:
+        OperationError: something else that lies in the same memory is read afterwards.
+    """
     place = {node: index for index, node in enumerate(graph.nodes)}
     for node in graph.nodes:
         if node.all_input_nodes and _changes_in_place(node, root):
             changed = node.kwargs.get("out") or node.all_input_nodes[0]
             assert isinstance(changed, Node)
+            _refuse_other_views(node, changed, place)
             for reader in list(changed.users):
                 if place[reader] > place[node]:
                     reader.replace_input_with(changed, node)
 
 
+def _refuse_other_views(node: Node, changed: Node, place: dict[Node, int]) -> None:
+    """Refuses a change that is seen through another tensor, such as one of which this is a part.
+
+    A parameter that is changed through its `data` is one, whether or not it is read again.
+    """
+    memory = _memory(changed)
+    for other in place:
+        if other in (node, changed) or memory.isdisjoint(_memory(other)):
+            continue
+        if other.op == "get_attr":
+            raise OperationError(
+                node,
+                f"{name_of(node)} changes {other.target!r} as the model runs, each rank by its own "
+                "rows: let the optimizer do so, or give the forward pass a new tensor",
+            )
+        reader = next((user for user in other.users if place[user] > place[node]), None)
+        if reader is not None and place[other] < place[node]:
+            raise OperationError(
+                node,
+                f"{name_of(node)} changes {changed.name!r} in place, and with it {other.name!r}, "
+                f"which lies in the same memory and is read afterwards, by {name_of(reader)}: "
+                "make a new tensor instead, with torch.cat, torch.where or x = x + 1",
+            )
+
+
+def _memory(node: Node) -> set[int]:
+    """Of the tensors that a node gives."""
+    values = node.meta.get("values", (None,))  # the output has none of its own
+    return {tensor.untyped_storage()._cdata for tensor in tensors(values[0])}
+
+
 def drop_unused(graph: torch.fx.Graph, root: nn.Module) -> None:
     """Removes what is computed, but used by nothing that the model is trained on.
 
+    That may be a change in place: nothing sees it any more (`read_what_was_changed`).
+
     Raises:
-        TraceError: it changes a tensor in place, such as a buffer that counts, or the running
-            statistics of a batch norm: the change would be lost.
+        OperationError: it is the running statistics of a batch norm, which would be lost.
     """
     for node in reversed(graph.nodes):
         if node.users or node.op in ("placeholder", "output"):
             continue
-        value = node.meta["values"][0]
-        if tensors(value) and _changes_in_place(node, root):
-            raise OperationError(
-                node,
-                f"{name_of(node)} changes a tensor in place that nothing reads afterwards, and the "
-                "change would be lost: state of the model itself is not supported, but for the "
-                "statistics of nn.BatchNorm; of a part of a tensor, use torch.where or torch.cat",
-            )
         if node.op == "call_module" and _keeps_statistics(root.get_submodule(str(node.target))):
             raise OperationError(
                 node,
                 f"{node.target!r} keeps running statistics of what nothing is trained on, and they "
                 "would be lost: do not call it in forward, or declare its output as auxiliary",
             )
-        if value is not None or node.op == "get_attr":
+        if node.meta["values"][0] is not None or node.op == "get_attr":
             graph.erase_node(node)
 
 

@@ -200,6 +200,9 @@ def _recorded(
     try:
         nodes = tracer.trace_structure(root)
         find_self_attention(nodes, root, tracer.root)
+    except OperationError as error:
+        meta = error.node.meta
+        raise explained(error, source.name, meta["module"], meta["line"]) from None
     except Exception as error:
         raise explained(error, source.name, tracer.failed_in) from None
     roles = known_roles(nodes) if source.kind == "torchvision" else roles

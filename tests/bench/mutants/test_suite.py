@@ -81,7 +81,7 @@ def test_faults_are_killed_by_the_tests_that_execute_them(root, tmp_path):
     assert seen.failed == ("tests/test_small.py::test_broken",)
 
     def tried(kind, old):
-        (fault,) = (f for f in faults(SOURCE, FILE) if (f.kind, f.old) == (kind, old))
+        fault, *_ = (f for f in faults(SOURCE, FILE) if (f.kind, f.old) == (kind, old))
         near = seen.near(fault, most_s=60.0)
         return attempt(root, tmp_path / f"{fault.start}", fault, near)
 
