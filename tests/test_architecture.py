@@ -17,20 +17,27 @@ MAY_IMPORT = {
     "comm": {"plan"},
     "predict": {"plan"},
     "layers": {"plan", "model", "comm"},
-    "train": {"plan", "model", "comm", "layers"},
-    "cluster": {"plan", "model", "predict", "train"},
-    "widgets": {"plan", "model", "predict", "cluster"},
-    "magics": {"plan", "cluster"},
-    "bench": {"plan", "model", "comm", "predict", "layers", "train", "cluster", "widgets"},
+    "train": {"plan", "model", "comm", "layers", "store"},
+    "store": {"plan"},
+    "scheduler": {"plan", "store"},
+    "hosts": {"plan", "store"},
+    "supervisor": {"plan", "store", "hosts"},
+    "server": {"plan", "store", "scheduler", "hosts", "engine"},
+    "engine": {"plan", "model", "train", "store"},
+    "client": {"plan", "model", "predict", "train", "store", "scheduler", "hosts", "supervisor"},
+    "widgets": {"plan", "model", "predict", "store", "scheduler", "client"},
+    "magics": {"plan", "client"},
 }
+MAY_IMPORT["bench"] = set(MAY_IMPORT) - {"magics"}
 
 # third party: the only folders that may import it
 LIVES_IN = {
-    "torch": {"model", "comm", "layers", "train", "cluster", "bench"},
+    "torch": {"model", "comm", "layers", "train", "engine", "supervisor", "client", "bench"},
     "torchvision": {"model", "bench"},  # others: from workbench.model.vision import torchvision
     "safetensors": {"model", "train", "bench"},
     "sklearn": {"train", "bench"},
-    "ipyparallel": {"cluster", "bench"},
+    "ipyparallel": {"hosts", "supervisor", "server", "client", "bench"},
+    "sqlite3": {"store", "bench"},
     "ipywidgets": {"widgets"},
     "IPython": {"magics", "widgets"},
     "anywidget": {"widgets"},

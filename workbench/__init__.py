@@ -9,11 +9,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from workbench.cluster import Cluster as Cluster
-    from workbench.cluster import Hosts as Hosts
-    from workbench.cluster import Profile as Profile
-    from workbench.cluster import Rebalancer as Rebalancer
-    from workbench.cluster import Run as Run
+    from workbench.client import Cluster as Cluster
+    from workbench.client import Rebalancer as Rebalancer
+    from workbench.client import Run as Run
+    from workbench.hosts import Hosts as Hosts
     from workbench.model import TraceError as TraceError
     from workbench.model import trace as trace
     from workbench.plan import CIFAR10 as CIFAR10
@@ -48,6 +47,14 @@ if TYPE_CHECKING:
     from workbench.predict.search import MemoryLimitError as MemoryLimitError
     from workbench.predict.search import SearchResult as SearchResult
     from workbench.predict.search import search as search
+    from workbench.store import ClusterError as ClusterError
+    from workbench.store import ControlMessageTooLarge as ControlMessageTooLarge
+    from workbench.store import Diverged as Diverged
+    from workbench.store import EngineDied as EngineDied
+    from workbench.store import HostsError as HostsError
+    from workbench.store import Profile as Profile
+    from workbench.store import RankError as RankError
+    from workbench.store import RunError as RunError
     from workbench.widgets import AccuracyChart as AccuracyChart
     from workbench.widgets import ClusterView as ClusterView
     from workbench.widgets import Dashboard as Dashboard
@@ -63,7 +70,8 @@ if TYPE_CHECKING:
 _HOME = {
     name: home
     for home, names in {
-        "cluster": "Cluster Hosts Profile Rebalancer Run",
+        "client": "Cluster Rebalancer Run",
+        "hosts": "Hosts",
         "model": "TraceError trace",
         "plan": (
             "CIFAR10 SGD Adam AdamW Codec Digits Experiment ExperimentError Graph ImageFolder "
@@ -72,6 +80,10 @@ _HOME = {
         ),
         "predict": "Balanced Prediction TimingModel balanced predict",
         "predict.search": "MemoryLimitError SearchResult search",
+        "store": (
+            "ClusterError ControlMessageTooLarge Diverged EngineDied HostsError Profile RankError "
+            "RunError"
+        ),
         "widgets": (
             "AccuracyChart ClusterView Dashboard JobTable MemoryMap PlanEditor ScalingExplorer "
             "StalenessExplorer TimingChart TimingExplorer TrafficMatrix"

@@ -3,7 +3,7 @@
 import pytest
 
 from workbench.bench import codecs
-from workbench.cluster.sum_trace import SumTrace
+from workbench.client.calibration.sum_trace import SumTrace
 from workbench.plan.phases import CollectiveTrace, Phase
 
 NBYTES = 2**16

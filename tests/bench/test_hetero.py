@@ -8,7 +8,7 @@ from workbench.bench import hetero_recut
 from workbench.bench.__main__ import main
 from workbench.bench.cifar_net import CifarNet
 from workbench.bench.report import Figure
-from workbench.cluster.cluster import Cluster
+from workbench.client.cluster import Cluster
 from workbench.model.trace import trace
 
 

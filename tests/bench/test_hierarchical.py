@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from tests.cluster.emulated.needs import needs_hosts, traces
+from tests.hosts.emulated.needs import needs_hosts, traces
 from workbench.bench.__main__ import main
 
 

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.cluster.emulated.needs import needs_hosts, traces
+from tests.hosts.emulated.needs import needs_hosts, traces
 from workbench.bench import headline
 from workbench.bench.__main__ import main
 from workbench.bench.learning import Learnt

@@ -7,7 +7,7 @@ import pytest
 from workbench.bench.__main__ import main
 from workbench.bench.checkpointing import BLOCK, costs_in
 from workbench.bench.kills import Target
-from workbench.cluster.jobs.record import AttemptRecord
+from workbench.store.record import AttemptRecord
 
 
 def attempt(number, reason, *, is_lost=True):

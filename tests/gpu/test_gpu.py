@@ -6,7 +6,7 @@ import torch
 import workbench as wb
 from tests.gpu import probe
 from tests.train.small import net
-from workbench.cluster import host
+from workbench.hosts import host
 from workbench.plan.codec import Codec
 from workbench.plan.experiment import Synthetic
 

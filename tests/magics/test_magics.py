@@ -9,8 +9,7 @@ from IPython.utils.capture import capture_output
 
 import workbench as wb
 from tests.plan.graphs import mlp
-from workbench.cluster.cell_output import CellOutput, RankOutput
-from workbench.cluster.ranks import Ranks
+from workbench.client.ranks import CellOutput, RankOutput, Ranks
 from workbench.magics import register
 from workbench.magics.completing import complete_ranks, complete_wb
 from workbench.magics.failing import CellFailed

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from workbench.comm.world import Seat
 from workbench.plan.experiment import Experiment
+from workbench.store.outcome import Outcome
 from workbench.train import session
-from workbench.train.control import Control, Outcome
+from workbench.train.control import Control
 from workbench.train.loop import Loop
 from workbench.train.objective import own_rows
 

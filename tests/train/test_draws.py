@@ -9,7 +9,7 @@ from tests.layers import drawing
 from tests.train.exact import Case, check, split
 from tests.train.runs import same, trained
 from tests.train.test_session import session
-from workbench.cluster.verifying import experiment_for, merge
+from workbench.client.verifying import experiment_for, merge
 from workbench.model.trace import trace
 from workbench.model.weights import initialize
 from workbench.plan.experiment import AdamW, Experiment, Synthetic

@@ -7,7 +7,7 @@ from torch import nn
 from tests.layers import nets
 from tests.train import frozen
 from tests.train.frozen import Detached, Keeps, Net, check, evaluating, experiment, plain
-from workbench.cluster.verifying import experiment_for, merge
+from workbench.client.verifying import experiment_for, merge
 from workbench.layers.cut_model import group_specs
 from workbench.model.trace import trace
 from workbench.model.weights import initialize

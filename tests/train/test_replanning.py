@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.train.small import net
-from workbench.cluster.replan import cost_of
+from workbench.client.run.changing import cost_of
 from workbench.model.trace import trace
 from workbench.model.weights import initialize
 from workbench.plan.codec import Codec

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import nn
 
-from workbench.cluster.verifying import experiment_for, merge
+from workbench.client.verifying import experiment_for, merge
 from workbench.comm.pending import Pending
 from workbench.comm.regions import reduce_scatter_to
 from workbench.model.trace import trace

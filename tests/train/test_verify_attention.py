@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from workbench.cluster.verifying import experiment_for, merge
+from workbench.client.verifying import experiment_for, merge
 from workbench.model.trace import trace
 from workbench.model.vision import torchvision
 from workbench.model.weights import initialize

@@ -7,7 +7,7 @@ weights' seed, and dropout draws other masks in each.
 from workbench.bench.plot import Bar, Chart
 from workbench.bench.report import Cell, Figure, Report
 from workbench.bench.small_vgg import INPUT_SHAPE, SmallVGG
-from workbench.cluster.cluster import Cluster
+from workbench.client.cluster import Cluster
 from workbench.model.trace import trace
 from workbench.plan.experiment import AdamW, Digits, Experiment
 from workbench.plan.plan import Plan

@@ -17,12 +17,12 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, overload
 
-from workbench.cluster import rows
-from workbench.cluster.rank_files import RankFiles
-from workbench.cluster.remote import TICK_S
-from workbench.cluster.telemetry import Follower
+from workbench.client.run.remote import TICK_S
 from workbench.plan.metrics import COLUMNS, Row
 from workbench.predict.measured import Timeline
+from workbench.store import rows
+from workbench.store.rank_files import RankFiles
+from workbench.store.telemetry import Follower
 
 KEPT_STEPS = 100
 

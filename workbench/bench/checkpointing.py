@@ -9,7 +9,7 @@ wait for an earlier checkpoint, which lie between two steps, are in it.
 
 from collections.abc import Sequence
 
-from workbench.cluster.cluster import Cluster
+from workbench.client.cluster import Cluster
 from workbench.plan.experiment import Experiment
 from workbench.plan.metrics import Row
 

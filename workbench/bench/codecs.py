@@ -17,7 +17,7 @@ import torch
 
 from workbench.bench.plot import Bar, Chart
 from workbench.bench.report import Cell, Figure, Report
-from workbench.cluster.cluster import Cluster
+from workbench.client.cluster import Cluster
 from workbench.comm.codecs import Coding, coder_of
 from workbench.plan.codec import Codec, CodecName
 from workbench.plan.phases import PhaseName

@@ -27,7 +27,7 @@ from workbench.bench import links
 from workbench.bench.plot import Bar, Chart
 from workbench.bench.report import Cell, Figure, Report
 from workbench.bench.timing import KIB, MIB, Seconds, experiment_of, named, timed
-from workbench.cluster.cluster import Cluster
+from workbench.client.cluster import Cluster
 from workbench.comm.collectives import all_reduce, start_all_reduce
 from workbench.comm.group import Group
 from workbench.comm.world import Seat, World

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from workbench.bench.report import Cell, Figure
-from workbench.cluster.cluster import Cluster
-from workbench.cluster.jobs.record import Tally
-from workbench.cluster.run import Run
+from workbench.client.cluster import Cluster
+from workbench.client.run.run import Run
 from workbench.model.trace import trace
 from workbench.plan.experiment import SGD, Experiment, Synthetic
 from workbench.plan.plan import Plan
+from workbench.store.record import Tally
 
 INPUT_SHAPE = (3, 16, 16)
 WIDTHS = (1280, 12_800, 166_400)  # 1 M, 10 M and 130 M parameters

@@ -12,10 +12,10 @@ from workbench.bench.plot import Bar, Chart
 from workbench.bench.report import Cell, Figure, Report
 from workbench.bench.small_vgg import SmallVGG
 from workbench.bench.smooth_densenet import SmoothDenseNet
-from workbench.cluster.cluster import Cluster
-from workbench.cluster.errors import RunError
+from workbench.client.cluster import Cluster
 from workbench.model.trace import trace
 from workbench.plan.plan import Plan
+from workbench.store.errors import RunError
 from workbench.train.verification import KINDS, MOST, TOLERANCE, Verification
 
 SMALL, CIFAR, SMOOTH = "small VGG", "CIFAR net", "densenet121, SiLU for ReLU"

@@ -15,12 +15,12 @@ import time
 from workbench.bench import hetero_live, hetero_recut, hetero_static
 from workbench.bench.hetero_static import Case, Found, Size
 from workbench.bench.report import Figure, Report
-from workbench.cluster.cluster import Cluster
-from workbench.cluster.emulated.hosts import Hosts
-from workbench.cluster.errors import HostsError
+from workbench.client.cluster import Cluster
+from workbench.hosts.emulated.hosts import Hosts
 from workbench.plan.machine import Machine
 from workbench.predict.balance import Point, TimeModel, partition
 from workbench.predict.balance.time_model import KINDS
+from workbench.store.errors import HostsError
 
 SPEEDS = ((2, 1, 1), (4, 2, 1), (70, 25, 5))
 HOST_SPEEDS, RANKS_PER_HOST, BANDWIDTH = (1.0, 0.5), 2, "2gbit"

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 
 from workbench.bench.hetero_static import Case, Found
 from workbench.bench.report import Figure
-from workbench.cluster.cluster import Cluster
-from workbench.cluster.rebalancer import Rebalancer
-from workbench.cluster.run import Run
+from workbench.client.calibration.rebalancer import Rebalancer
+from workbench.client.cluster import Cluster
+from workbench.client.run.run import Run
 
 FACTOR = 3.0
 RECOVER_WITHIN = 20  # steps

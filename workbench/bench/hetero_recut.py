@@ -19,7 +19,7 @@ import torch
 from workbench.bench.cifar_net import INPUT_SHAPE, CifarNet
 from workbench.bench.hetero_static import Found
 from workbench.bench.report import Cell, Figure
-from workbench.cluster.cluster import Cluster
+from workbench.client.cluster import Cluster
 from workbench.comm.all_to_all_v import all_to_all_v
 from workbench.comm.collectives import all_gather
 from workbench.comm.group import Group

@@ -22,7 +22,7 @@ from functools import cached_property, partial
 
 from workbench.bench.cifar_net import INPUT_SHAPE, CifarNet
 from workbench.bench.report import Cell, Figure
-from workbench.cluster.cluster import Cluster
+from workbench.client.cluster import Cluster
 from workbench.model.trace import trace
 from workbench.plan.experiment import SGD, Experiment, Synthetic
 from workbench.plan.graph import Graph

@@ -9,8 +9,8 @@ from dataclasses import replace
 from workbench.bench.collectives import ENGINES, compare
 from workbench.bench.report import Report
 from workbench.bench.timing import KIB, MIB
-from workbench.cluster.cluster import Cluster
-from workbench.cluster.emulated.hosts import Hosts
+from workbench.client.cluster import Cluster
+from workbench.hosts.emulated.hosts import Hosts
 
 QUICK = {KIB: 20, 64 * KIB: 10, MIB: 2}
 FULL = {KIB: 100, 64 * KIB: 20, MIB: 5, 4 * MIB: 2, 16 * MIB: 1, 64 * MIB: 1}

@@ -13,13 +13,13 @@ from typing import Any
 import psutil
 
 from workbench.bench import control, reporters
+from workbench.bench.job_simulation import mixed, simulate
 from workbench.bench.report import Cell, Figure, Report
-from workbench.cluster import rows
-from workbench.cluster.jobs.record import EngineRecord, JobRecord
-from workbench.cluster.jobs.scheduling import schedule
-from workbench.cluster.jobs.simulation import mixed, simulate
-from workbench.cluster.jobs.store import Store
 from workbench.plan.metrics import COLUMNS
+from workbench.scheduler.scheduling import schedule
+from workbench.store import rows
+from workbench.store.record import EngineRecord, JobRecord
+from workbench.store.store import Store
 
 QUEUED = 1000
 SIZES = ((1000, 64), (3000, 256), (10_000, 1024))  # jobs, engines

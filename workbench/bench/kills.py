@@ -14,17 +14,17 @@ from typing import Literal
 from torch import nn
 
 from workbench.bench.report import Cell
-from workbench.cluster.cluster import Cluster
-from workbench.cluster.errors import ClusterError, RunError
-from workbench.cluster.jobs.record import AttemptRecord, JobRecord
-from workbench.cluster.jobs.store import Store
-from workbench.cluster.rank_files import WITHDRAWN, RankFiles
-from workbench.cluster.run import Run
-from workbench.cluster.server.attempt import attempt_folder
-from workbench.cluster.server.lock import LOCK
-from workbench.cluster.telemetry import Tail
+from workbench.client.cluster import Cluster
+from workbench.client.run.run import Run
 from workbench.plan.experiment import Experiment
 from workbench.plan.plan import Plan
+from workbench.server.attempt import attempt_folder
+from workbench.server.lock import LOCK
+from workbench.store.errors import ClusterError, RunError
+from workbench.store.rank_files import WITHDRAWN, RankFiles
+from workbench.store.record import AttemptRecord, JobRecord
+from workbench.store.store import Store
+from workbench.store.telemetry import Tail
 
 Kind = Literal["engine SIGKILL", "engine SIGSTOP", "server SIGKILL"]
 Phase = Literal["step", "checkpoint", "re-cut", "scheduling"]

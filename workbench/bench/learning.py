@@ -20,15 +20,15 @@ from torch import nn
 from workbench.bench.report import Cell, Figure
 from workbench.bench.small_nets import COLOUR_SHAPE, DIGITS_SHAPE, cnn, mlp
 from workbench.bench.sweep import ENGINES, QUEUE_S
-from workbench.cluster.cluster import Cluster
-from workbench.cluster.emulated.hosts import Hosts
-from workbench.cluster.errors import RunError
-from workbench.cluster.run import Run
+from workbench.client.cluster import Cluster
+from workbench.client.run.run import Run
+from workbench.hosts.emulated.hosts import Hosts
 from workbench.model.trace import trace
 from workbench.plan.codec import Codec
 from workbench.plan.experiment import SGD, Data, Digits, Experiment, Pipelined, Sync, Synthetic
 from workbench.plan.plan import Plan
 from workbench.predict.timing import ONCE
+from workbench.store.errors import RunError
 
 if TYPE_CHECKING:
     import pandas

@@ -29,15 +29,15 @@ from workbench.bench.exchanging import exchanged, seconds_to_add
 from workbench.bench.late import apart, late
 from workbench.bench.report import Cell, Figure
 from workbench.bench.timing import KIB, MIB, Seconds, experiment_of, named, timed
-from workbench.cluster.cluster import Cluster
-from workbench.cluster.emulated.hosts import Hosts
-from workbench.cluster.errors import HostsError
+from workbench.client.cluster import Cluster
 from workbench.comm.collectives import start_all_reduce
 from workbench.comm.group import Group
 from workbench.comm.rooted import start_broadcast, start_reduce
 from workbench.comm.world import Seat, World
+from workbench.hosts.emulated.hosts import Hosts
 from workbench.plan.experiment import Experiment
 from workbench.predict.timing import FLAT, Fit, Measurement, fit
+from workbench.store.errors import HostsError
 
 FITTED = (4 * KIB, 256 * KIB, 2 * MIB)
 MODELS: Mapping[str, str] = MappingProxyType(

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from workbench.bench.plot import Bar, Chart
 from workbench.bench.report import Cell, Figure, Report
-from workbench.cluster.cluster import Cluster
+from workbench.client.cluster import Cluster
 from workbench.model.errors import TraceError
 from workbench.model.trace import trace
 from workbench.model.vision import torchvision

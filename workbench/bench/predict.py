@@ -26,10 +26,10 @@ from workbench.bench.predict_times import (
 )
 from workbench.bench.report import Cell, Figure, Report
 from workbench.bench.stepping import Observed, watched
-from workbench.cluster.cluster import Cluster
-from workbench.cluster.errors import RunError
+from workbench.client.cluster import Cluster
 from workbench.plan.machine import Machine
 from workbench.predict.prediction import Prediction, predict
+from workbench.store.errors import RunError
 
 T = TypeVar("T", Case, tuple[Case, list[list[float]]])
 

@@ -21,12 +21,12 @@ from torch import nn
 from workbench.bench import checkpointing
 from workbench.bench.kills import CLOSE, KINDS, Kill, Target
 from workbench.bench.report import Cell, Figure, Report
-from workbench.cluster.cluster import Cluster
-from workbench.cluster.jobs.store import Store
-from workbench.cluster.server.__main__ import STORE
+from workbench.client.cluster import Cluster
 from workbench.model.trace import trace
 from workbench.plan.experiment import SGD, Experiment, Synthetic
 from workbench.plan.plan import Plan
+from workbench.server.__main__ import STORE
+from workbench.store.store import Store
 
 ENGINES, RANKS = 4, 2
 AT_ONCE = 2  # small runs; others take their engines while those of the last ones are replaced

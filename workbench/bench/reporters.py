@@ -14,17 +14,16 @@ from typing import Any
 
 import psutil
 
-from workbench.cluster import rows
-from workbench.cluster.devices import Device
-from workbench.cluster.jobs.record import Request
-from workbench.cluster.jobs.store import Store
-from workbench.cluster.keeper.spec import Spec
-from workbench.cluster.rank_files import RankFiles
-from workbench.cluster.server.attempt import attempt_folder
-from workbench.cluster.server.hands import Arrival, Refusal
-from workbench.cluster.server.loop import Server
-from workbench.cluster.site import HERE
 from workbench.plan.metrics import COLUMNS
+from workbench.server.attempt import attempt_folder
+from workbench.server.engine_calls import Arrival, Refusal
+from workbench.server.loop import Server
+from workbench.store import rows
+from workbench.store.cluster_spec import HERE, Spec
+from workbench.store.device import Device
+from workbench.store.rank_files import RankFiles
+from workbench.store.record import Request
+from workbench.store.store import Store
 
 STORE = "server.sqlite"
 PERIOD_S = 0.1

@@ -19,7 +19,7 @@ from torch import nn
 from workbench.bench.interleaved import Measured
 from workbench.bench.report import Cell, Figure, Report
 from workbench.bench.small_vgg import INPUT_SHAPE, SmallVGG
-from workbench.cluster.cluster import Cluster
+from workbench.client.cluster import Cluster
 from workbench.model.trace import trace
 from workbench.plan.choice import LayerPlan
 from workbench.plan.experiment import SGD, Experiment, Synthetic

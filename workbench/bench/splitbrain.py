@@ -27,7 +27,7 @@ from workbench.bench.plot import Bar, Chart
 from workbench.bench.report import Cell, Figure, Report
 from workbench.bench.savings import figures_of, savings
 from workbench.bench.small_vgg import INPUT_SHAPE, SmallVGG
-from workbench.cluster.cluster import Cluster
+from workbench.client.cluster import Cluster
 from workbench.model.trace import trace
 from workbench.plan.experiment import SGD, Experiment, Synthetic
 from workbench.plan.graph import Graph

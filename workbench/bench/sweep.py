@@ -19,8 +19,8 @@ from torch import nn
 from workbench.bench.report import Cell, Figure
 from workbench.bench.small_vgg import INPUT_SHAPE, SmallVGG
 from workbench.bench.turns import Seen, Turn
-from workbench.cluster.cluster import Cluster
-from workbench.cluster.emulated.hosts import Hosts
+from workbench.client.cluster import Cluster
+from workbench.hosts.emulated.hosts import Hosts
 from workbench.model.trace import trace
 from workbench.plan.experiment import SGD, Experiment, LocalSGD, Pipelined, Synthetic
 from workbench.plan.plan import Plan

@@ -11,7 +11,8 @@ from torch import nn
 
 from workbench.bench.front_end import FrontEnd
 from workbench.bench.report import Cell, Figure
-from workbench.cluster import Cluster, Run
+from workbench.client.cluster import Cluster
+from workbench.client.run.run import Run
 from workbench.model import trace
 from workbench.plan.experiment import SGD, Experiment
 from workbench.plan.plan import Plan

@@ -1,6 +1,6 @@
 """A cell that raised on ranks: ends what runs all cells, without a traceback of ours."""
 
-from workbench.cluster.cell_output import CellOutput
+from workbench.client.ranks import CellOutput
 
 
 class CellFailed(RuntimeError):

@@ -8,9 +8,8 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from IPython.display import display
 
-from workbench.cluster.cell_output import CellOutput
-from workbench.cluster.cluster import Cluster
-from workbench.cluster.ranks import Ranks
+from workbench.client.cluster import Cluster
+from workbench.client.ranks import CellOutput, Ranks
 from workbench.magics.failing import CellFailed
 from workbench.magics.finding import named, the_only
 from workbench.plan.experiment import Experiment

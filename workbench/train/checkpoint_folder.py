@@ -11,9 +11,9 @@ from workbench.model.errors import CheckpointError
 from workbench.model.files import replacing
 from workbench.plan.experiment import Experiment
 from workbench.plan.text import dump
-from workbench.train.checkpoint_names import META
-from workbench.train.checkpoint_names import complete as complete
-from workbench.train.checkpoint_names import place as place
+from workbench.store.checkpoints import META
+from workbench.store.checkpoints import complete as complete
+from workbench.store.checkpoints import place as place
 
 EXPERIMENT = "experiment.toml"
 

@@ -14,8 +14,9 @@ from workbench.comm.record import Givers
 from workbench.plan.experiment import Experiment
 from workbench.plan.metrics import Row
 from workbench.plan.plan import Plan
+from workbench.store.outcome import Outcome, Reason
 from workbench.train.blame import first_bad_layer
-from workbench.train.control import Control, Outcome, Reason
+from workbench.train.control import Control
 from workbench.train.equality import check_equal
 from workbench.train.evaluate import evaluate
 from workbench.train.learning_rates import LearningRates, set_rate

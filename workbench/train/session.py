@@ -8,7 +8,8 @@ import torch
 from workbench.comm.world import Seat, World
 from workbench.plan.experiment import Experiment
 from workbench.plan.metrics import Row
-from workbench.train.control import Control, Outcome
+from workbench.store.outcome import Outcome
+from workbench.train.control import Control
 from workbench.train.learning_rates import LearningRates
 from workbench.train.loop import Loop
 from workbench.train.memory import PeakMeter

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from workbench.cluster.run import Run
+from workbench.client.run.run import Run
 from workbench.widgets.charts import Axis, Curve, document, image, line_panel
 from workbench.widgets.timing_chart import COLOURS
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from workbench.cluster.errors import ClusterError
-from workbench.cluster.jobs.record import EngineRecord, Event
 from workbench.plan.span import Span
 from workbench.predict.measured import Timeline
+from workbench.store.errors import ClusterError
+from workbench.store.record import EngineRecord, Event
 from workbench.train.wishes import CarriedOut
 
 MIB = 2**20

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.widgets.dashboard.fake import FakeRun
-from workbench.cluster.errors import ClusterError
+from workbench.store.errors import ClusterError
 from workbench.widgets.dashboard import Dashboard, commands
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.browser import chromium
 from tests.widgets.dashboard.fake import FakeRun, traced
-from workbench.cluster.errors import ClusterError
+from workbench.store.errors import ClusterError
 
 pytestmark = [
     pytest.mark.slow,

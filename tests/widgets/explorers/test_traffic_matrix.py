@@ -10,7 +10,7 @@ import workbench as wb
 from tests.plan import graphs
 from tests.widgets.explorers.conftest import predicted
 from workbench.predict.pairs import pairs_of
-from workbench.train.control import Outcome
+from workbench.store.outcome import Outcome
 from workbench.widgets.explorers.traffic_picture import folded
 from workbench.widgets.units import size
 

@@ -4,9 +4,9 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from tests.cluster.jobs.values import request
-from workbench.cluster.errors import ClusterError
-from workbench.cluster.jobs.store import Store
+from tests.scheduler.values import request
+from workbench.store.errors import ClusterError
+from workbench.store.store import Store
 
 GIB = 1 << 30
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.cluster.jobs.values import job, running
-from workbench.cluster.jobs.record import AttemptRecord, ErrorRecord
+from tests.scheduler.values import job, running
+from workbench.store.record import AttemptRecord, ErrorRecord
 from workbench.widgets.tables.job_rows import ACTIONS, foreseen, page_of, row, why_not
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import traitlets
 
-from tests.cluster.jobs.values import job
+from tests.scheduler.values import job
 from tests.widgets.tables.kit import FakeCluster
 from workbench.widgets.tables import ClusterView, JobTable
 from workbench.widgets.tables.ledger import Ledger

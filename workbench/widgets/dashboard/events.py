@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from workbench.cluster.errors import StoreError
+from workbench.store.errors import StoreError
 from workbench.widgets.dashboard.run import Run
 
 KEPT = 200

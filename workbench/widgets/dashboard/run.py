@@ -10,7 +10,7 @@ ENDED = ("finished", "stopped", "failed")
 
 
 class Run(Protocol):
-    """A run; `workbench.cluster.Run` is one, and more."""
+    """A run; `workbench.client.Run` is one, and more."""
 
     @property
     def id(self) -> int | None:

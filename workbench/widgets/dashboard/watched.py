@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.cluster.errors import ClusterError, StoreError
 from workbench.predict.measured import Timeline
+from workbench.store.errors import ClusterError, StoreError
 from workbench.widgets.dashboard.events import Events
 from workbench.widgets.dashboard.run import ENDED, Run
 from workbench.widgets.dashboard.series import Series

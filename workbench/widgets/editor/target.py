@@ -15,7 +15,7 @@ ROWS = 32  # of each rank, where nothing says how large a batch is
 
 @runtime_checkable
 class Engines(Protocol):
-    """What the editor needs of a cluster; `workbench.cluster.Cluster` has it, and more."""
+    """What the editor needs of a cluster; `workbench.client.Cluster` has it, and more."""
 
     @property
     def devices(self) -> Sequence[Any]:
@@ -32,7 +32,7 @@ class Engines(Protocol):
 
 @runtime_checkable
 class Running(Protocol):
-    """What the editor needs of a run; `workbench.cluster.Run` has it, and more."""
+    """What the editor needs of a run; `workbench.client.Run` has it, and more."""
 
     @property
     def experiment(self) -> Experiment:

@@ -10,7 +10,7 @@ from workbench.widgets.live import Live
 from workbench.widgets.tables.watch import Watch
 
 if TYPE_CHECKING:
-    from workbench.cluster.jobs.store import Store
+    from workbench.store.store import Store
 
 
 class Board(Live):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from workbench.cluster.jobs.record import EngineRecord, JobRecord
+from workbench.store.record import EngineRecord, JobRecord
 
 
 def rows(

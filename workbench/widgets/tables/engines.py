@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import traitlets
 
-from workbench.cluster.jobs.record import EngineRecord, JobRecord, State
+from workbench.store.record import EngineRecord, JobRecord, State
 from workbench.widgets.live import View
 from workbench.widgets.tables import still
 from workbench.widgets.tables.board import Board
 from workbench.widgets.tables.engine_rows import rows, summary
 
 if TYPE_CHECKING:
-    from workbench.cluster.jobs.store import Store
+    from workbench.store.store import Store
 
 _LIVE: tuple[State, ...] = ("queued", "starting", "running", "stopping")
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from workbench.cluster.jobs.order import order
-from workbench.cluster.jobs.record import ACTIVE, ENDED, JobRecord
-from workbench.cluster.jobs.wishes import length
+from workbench.scheduler.order import order
+from workbench.scheduler.requirements import length
+from workbench.store.record import ACTIVE, ENDED, JobRecord
 
 ACTIONS = ("pause", "resume", "stop", "cancel", "up", "down")
 _LIVELY = {"running": 0, "stopping": 0, "starting": 0, "queued": 1, "paused": 2}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import traitlets
 
-from workbench.cluster.jobs.record import JobRecord
+from workbench.store.record import JobRecord
 from workbench.widgets.live import View
 from workbench.widgets.tables import still
 from workbench.widgets.tables.board import Board
@@ -15,7 +15,7 @@ from workbench.widgets.tables.job_rows import ACTIONS, counts, page_of, row, why
 from workbench.widgets.tables.ledger import Ledger
 
 if TYPE_CHECKING:
-    from workbench.cluster.jobs.store import Store
+    from workbench.store.store import Store
 
 _DOING = {
     "pause": "is asked to pause …",

@@ -1,7 +1,7 @@
 """All jobs of a store, read so that ten thousand that have ended cost nothing any more."""
 
-from workbench.cluster.jobs.record import ENDED, JobRecord, State
-from workbench.cluster.jobs.store import Store
+from workbench.store.record import ENDED, JobRecord, State
+from workbench.store.store import Store
 
 
 class Ledger:

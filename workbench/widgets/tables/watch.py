@@ -4,11 +4,11 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from workbench.cluster.errors import ClusterError, StoreError
+from workbench.store.errors import ClusterError, StoreError
 
 if TYPE_CHECKING:
-    from workbench.cluster.cluster import Cluster
-    from workbench.cluster.jobs.store import Store
+    from workbench.client.cluster import Cluster
+    from workbench.store.store import Store
 
 EVERY_S = 0.5
 

@@ -1,0 +1,52 @@
+"""A cluster for the tests that need one, and a look at what it leaves behind."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.client import leftovers
+from tests.client.fake_job import Job
+from tests.plan.graphs import mlp
+from tests.store.test_message import experiment
+from workbench.client.cluster import Cluster
+from workbench.client.run.run import Run
+from workbench.plan import Plan
+
+NOWHERE = Path("weights that no fake session reads")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two engines for the tests of one module; nothing of them may be left."""
+    directory = tmp_path_factory.mktemp("runs")
+    with Cluster(2, directory=directory, timeout=60.0) as cluster:
+        yield cluster
+    assert not list(directory.glob(".cluster-*"))
+    assert not leftovers.of(os.getpid())
+
+
+@pytest.fixture
+def train(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
+    """`train("slowly", steps=7)` -> a run of that fake session on both engines."""
+
+    def train(session: str, *, steps: int = 5, ranks: int = 2) -> Run:
+        # Fake sessions have no model, so nobody makes its weights.
+        monkeypatch.setattr(cluster._assistant, "values_of", lambda _experiment, _module: NOWHERE)
+        cluster.task = f"tests.client.fake_session:{session}"
+        plan = Plan.data_parallel(mlp(4, 4), ranks)
+        return cluster.train(experiment(plan).replace(steps=steps))
+
+    return train
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[..., Run]:
+    """`start(job)` -> the run; `start.next_job` is what it goes on with when it is resumed."""
+
+    def start(job: Job) -> Run:
+        plan = Plan.data_parallel(mlp(4, 4), 2)
+        return Run(experiment(plan), tmp_path, job, lambda _run: start.next_job)
+
+    return start

@@ -1,0 +1,241 @@
+"""What an engine does when it is called: the rank's files tell it all."""
+
+import errno
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from ipyparallel.error import RemoteError
+
+from tests.client.fake_session import row
+from tests.plan.graphs import mlp
+from tests.store.test_message import experiment as experiment_of
+from workbench.engine.calls import INTERRUPT_AGAIN_S, become, perform
+from workbench.plan import Plan
+from workbench.store import message
+from workbench.store.answer import Answer
+from workbench.store.errors import ClusterError
+from workbench.store.rank_files import RankFiles, withdraw
+from workbench.store.telemetry import Tail
+
+ROOT = Path(__file__).resolve().parents[2]
+EXPERIMENT = experiment_of(Plan.data_parallel(mlp(4, 4), 2))
+
+
+@pytest.fixture(autouse=True)
+def our_signals():
+    """A call leaves an engine deaf to signals; this process is none."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+def adds(*, experiment, first, second, **_own):
+    print("it adds", file=sys.stderr)
+    return first + second + experiment.batch_size
+
+
+def emits(*, experiment, control, emit):
+    for step in range(3):
+        emit(row(step, 0))
+    print("all is said")
+    raise ValueError("enough")
+
+
+def returns_too_much(**_given):
+    return os.urandom(100_000)
+
+
+def returns_a_tensor(**_given):
+    import torch
+
+    return torch.ones(2)
+
+
+def returns_what_cannot_travel(**_given):
+    return lambda: None
+
+
+def imports(*, name, **_given):
+    importlib.import_module(name)
+    time.sleep(60)
+
+
+def imports_and_ends(*, name, **_given):
+    importlib.import_module(name)
+    return "ended"
+
+
+def takes_a_while(**_given):
+    time.sleep(4 * INTERRUPT_AGAIN_S)
+    return "was left alone"
+
+
+def called(folder, task, *, streams=False, own=None, **keywords):
+    folder.mkdir(exist_ok=True)
+    packed, arguments = message.pack(EXPERIMENT), message.pack_keywords(keywords)
+    task = f"tests.engine.test_calls:{task}"
+    perform(task, packed, arguments, own or {}, folder, 0, streams)
+    return RankFiles(folder, 0)
+
+
+def test_a_value_is_returned(tmp_path):
+    files = called(tmp_path, "adds", first=1, own={"second": 2})
+    answer = Answer.unpack(files.answer)
+    assert (answer.kind, answer.value) == ("returned", 3 + EXPERIMENT.batch_size)
+    assert files.pid == os.getpid()
+    assert files.log.read_text() == "it adds\n"
+
+
+@pytest.fixture
+def half_imported(tmp_path, monkeypatch):
+    """A module that is interrupted while it is imported."""
+    text = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nis_whole = True\n"
+    (tmp_path / "half_imported.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("half_imported")
+def test_an_interrupt_of_what_has_ended_does_not_hit_what_comes_next(tmp_path):
+    files = called(tmp_path / "1", "imports_and_ends", own={"name": "half_imported"})
+    assert Answer.unpack(files.answer).value == "ended"
+    assert sys.modules.pop("half_imported").is_whole
+    files = called(tmp_path / "2", "takes_a_while")
+    assert Answer.unpack(files.answer).value == "was left alone"
+
+
+@pytest.mark.usefixtures("half_imported")
+def test_an_interrupt_waits_for_what_is_being_imported(tmp_path):
+    files = called(tmp_path, "imports", own={"name": "half_imported"})
+    assert Answer.unpack(files.answer).kind == "interrupted"
+    assert sys.modules.pop("half_imported").is_whole
+
+
+def test_rows_precede_the_answer_that_counts_those_lost(tmp_path):
+    files = called(tmp_path, "emits", streams=True)
+    answer = Answer.unpack(files.answer)
+    assert (answer.kind, answer.error, answer.lost_rows) == ("raised", ("ValueError", "enough"), 0)
+    assert [each["step"] for each in Tail(files).read()] == [0, 1, 2]
+    assert files.log.read_text() == "all is said\n"
+
+
+def test_a_call_that_comes_twice_is_one(tmp_path):
+    files = called(tmp_path, "adds", first=1, second=2)
+    before = files.answer
+    called(tmp_path, "adds", first=5, second=5)
+    assert files.answer == before
+
+
+def test_a_rank_of_an_attempt_that_was_given_up_does_nothing(tmp_path):
+    withdraw(tmp_path)
+    files = called(tmp_path, "adds", first=1, second=2)
+    assert Answer.unpack(files.answer).kind == "interrupted"
+    assert files.log.read_text() == ""
+
+
+def test_who_is_interrupted_before_it_can_say_so_was_interrupted():
+    assert Answer.of(RemoteError("KeyboardInterrupt", "", "")).kind == "interrupted"
+    assert Answer.of(RemoteError("KeyError", "'x'", "")).kind == "raised"
+
+
+def test_too_large_an_answer_is_refused(tmp_path):
+    answer = Answer.unpack(called(tmp_path, "returns_too_much").answer)
+    assert answer.error[0] == "ControlMessageTooLarge"
+    assert "at most 65,536" in answer.error[1]
+
+
+def test_what_cannot_travel_is_told(tmp_path):
+    answer = Answer.unpack(called(tmp_path, "returns_what_cannot_travel").answer)
+    assert answer.kind == "raised"
+    assert "returns_what_cannot_travel" in answer.error[1]
+
+
+def test_a_rank_that_cannot_answer_ends_its_process(tmp_path, monkeypatch, capfd):
+    """Its error would be lost on a server that is not there; the end of a process is seen later."""
+
+    def full(files, answer):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(RankFiles, "end", full)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit) as ended:
+        called(tmp_path, "adds", first=1, second=2)
+    assert ended.value.code == os.EX_IOERR
+    assert "rank 0 ends, as it cannot write its answer: [Errno 28]" in capfd.readouterr().err
+
+
+def test_a_rank_that_could_not_begin_begins_at_the_next_call(tmp_path, monkeypatch):
+    def full(descriptor, mode):
+        os.close(descriptor)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdopen", full)
+        with pytest.raises(OSError, match="No space left"):
+            called(tmp_path, "adds", first=1, second=2)
+    assert Answer.unpack(called(tmp_path, "adds", first=1, second=2).answer).kind == "returned"
+
+
+def test_an_interrupt_that_comes_at_once_is_answered(tmp_path, monkeypatch):
+    begin = RankFiles.begin
+
+    def seen(files):
+        has_begun = begin(files)
+        signal.raise_signal(signal.SIGINT)
+        return has_begun
+
+    monkeypatch.setattr(RankFiles, "begin", seen)
+    files = called(tmp_path, "adds", first=1, second=2)
+    assert Answer.unpack(files.answer).kind == "interrupted"
+
+
+def test_a_task_that_is_not_there_is_told(tmp_path):
+    answer = Answer.unpack(called(tmp_path, "nothing").answer)
+    assert answer.error[0] == "AttributeError"
+
+
+def test_an_answer_is_read_without_what_its_value_is_made_of(tmp_path):
+    packed = called(tmp_path, "returns_a_tensor").answer
+    (tmp_path / "packed").write_bytes(packed)
+    code = (
+        "import sys; from workbench.store.answer import Answer; "
+        f"packed = open({str(tmp_path / 'packed')!r}, 'rb').read(); "
+        "answer = Answer.unpack(packed, with_value=False); "
+        "print(answer.kind, answer.value, 'torch' in sys.modules)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert said.stdout == "returned None False\n"
+    assert Answer.unpack(packed).value.tolist() == [1.0, 1.0]
+
+
+def test_the_job_server_s_side_loads_no_torch():
+    code = (
+        "import sys, workbench.engine.calls, workbench.server.calls, workbench.hosts.devices, "
+        "workbench.store.telemetry, workbench.store.cluster_spec; print('torch' in sys.modules)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert said.stdout == "False\n"
+
+
+def test_what_has_used_cuda_is_given_no_other_gpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(ClusterError, match="engine 3 cannot be made of one that has used CUDA"):
+        become(3, (0,), 1, {"CUDA_VISIBLE_DEVICES": "1"})
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+@pytest.mark.parametrize("text", ["", "12"])
+def test_a_process_id_is_known_once_it_is_written(tmp_path, text):
+    (tmp_path / "rank-0.alive").write_text(text)
+    assert RankFiles(tmp_path, 0).pid == (12 if text else None)

@@ -1,0 +1,141 @@
+"""A relay is its engine, as far as whoever has its process id can tell."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from workbench.hosts.remote import agent as agent_module
+from workbench.hosts.remote import wire
+from workbench.hosts.remote.reception import Reception
+from workbench.store.rank_files import LOST, UNREACHED, stat_file
+
+SOON_S = 60.0
+STANDS = """
+import os, signal, sys, time
+def note(number, frame):
+    print(signal.Signals(number).name, flush=True)
+for number in (signal.SIGINT, signal.SIGUSR1):
+    signal.signal(number, note)
+print("pid", os.getpid(), os.environ["WORKBENCH_PID"], flush=True)
+while True:
+    time.sleep(0.01)
+"""
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="relays need Linux")
+
+
+def until(true):
+    deadline = time.monotonic() + SOON_S
+    while not (found := true()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return found
+
+
+@pytest.fixture
+def reception(tmp_path) -> Iterator[Reception]:
+    reception = Reception(wire.new_key(tmp_path), "127.0.0.1", None)
+    yield reception
+    reception.close()
+
+
+@pytest.fixture
+def place(tmp_path, reception) -> Iterator[tuple[str, str]]:
+    """Where an agent listens; it ends with the reception."""
+    (tmp_path / "agents").mkdir()
+    arguments = [str(tmp_path), reception.nonce, reception.places, wire.ANY, "--mpi"]
+    with subprocess.Popen([sys.executable, "-m", agent_module.MODULE, *arguments]) as agent:
+        until(lambda: reception.there)
+        ((hello, reached),) = reception.there
+        assert (hello.address, reached) == ("127.0.0.1", "127.0.0.1")
+        yield hello.address, str(hello.port)
+        reception.close()
+        assert agent.wait(SOON_S) == 0
+
+
+def relay(folder: Path, place: tuple[str, str], code: str) -> "subprocess.Popen[bytes]":
+    module = "workbench.hosts.remote.relay"
+    told = {"WORKBENCH_CARRIED": "", "WORKBENCH_ENGINE": "0", "WORKBENCH_PARENT": str(os.getpid())}
+    told["WORKBENCH_CARRIED"] = "WORKBENCH_ENGINE"
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *place, str(folder), "python", "-c", code],
+        env={**os.environ, **told},
+        stdout=subprocess.PIPE,
+    )
+
+
+def words(folder: Path) -> list[str]:
+    log = folder / "agents" / "engine-0.log"
+    return log.read_text().split() if log.exists() else []
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_signals_reach_an_engine_and_its_end_is_the_relays(tmp_path, place):
+    with relay(tmp_path, place, STANDS) as one:
+        _, pid, known_as = until(lambda: words(tmp_path)[:3])
+        assert int(known_as) == one.pid
+        one.send_signal(signal.SIGINT)
+        until(lambda: "SIGINT" in words(tmp_path))
+        one.send_signal(signal.SIGUSR1)
+        until(lambda: "SIGUSR1" in words(tmp_path))
+        stat = stat_file(tmp_path, one.pid)
+        one.send_signal(signal.SIGTSTP)
+        until(lambda: state_of(int(pid)) == "T")
+        until(lambda: ") T " in stat.read_text())  # what the job server sees
+        one.send_signal(signal.SIGCONT)
+        until(lambda: state_of(int(pid)) != "T")
+        os.kill(int(pid), signal.SIGKILL)
+        assert one.wait(SOON_S) == -signal.SIGKILL
+        assert b"SIGUSR1" in one.stdout.read()  # the last that the engine wrote
+        assert not stat.exists()
+    with relay(tmp_path, place, "raise SystemExit(3)") as next_one:
+        assert next_one.wait(SOON_S) == 3
+    with relay(tmp_path, place, STANDS) as last:
+        pid = int(until(lambda: words(tmp_path)[:2])[1])
+        last.kill()
+        until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_an_engine_ends_with_the_keeper(tmp_path, place, reception):
+    with relay(tmp_path, place, STANDS) as one:
+        pid = int(until(lambda: words(tmp_path)[:2])[1])
+        reception.close()
+        until(lambda: not Path(f"/proc/{pid}").exists())
+        assert one.wait(SOON_S) in (LOST, -signal.SIGKILL)
+
+
+def test_nobody_answers(tmp_path):
+    (tmp_path / wire.KEY).write_bytes(b"key")
+    with relay(tmp_path, ("127.0.0.1", "1"), "pass") as one:
+        assert one.wait(SOON_S) == UNREACHED
+        assert b"nothing answers at 127.0.0.1:1" in one.stdout.read()
+
+
+def test_who_does_not_know_the_key_starts_nothing(tmp_path, place):
+    (tmp_path / wire.KEY).write_bytes(b"another")
+    with relay(tmp_path, place, STANDS) as one:
+        assert one.wait(SOON_S) == UNREACHED
+    assert words(tmp_path) == []
+
+
+def test_an_agent_that_does_not_see_the_folder_says_so(tmp_path, reception, monkeypatch):
+    monkeypatch.setattr(agent_module, "SEEN_WITHIN_S", 0.0)
+    elsewhere = tmp_path / "elsewhere"
+    with pytest.raises(SystemExit, match=r"does not see .*elsewhere: Cluster\(directory"):
+        agent_module.main([str(elsewhere), reception.nonce, reception.places, wire.ANY])
+    until(lambda: "on a file system that all hosts share" in reception.complaint)
+    assert reception.there == []
+
+
+def test_an_agent_that_cannot_reach_the_keeper_says_where_it_tried(tmp_path):
+    with pytest.raises(SystemExit, match=r"cannot reach .* at 127.0.0.1:1 \(.*Profile\(address="):
+        agent_module.main([str(tmp_path), "nonce", "127.0.0.1:1", wire.ANY])

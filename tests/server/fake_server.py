@@ -1,0 +1,125 @@
+"""The job server with fake hands: `python -m tests.server.fake_server FOLDER [SEED]`.
+
+With a seed, the server is killed again and again, each time just before or just after something
+that it does to the store, to a file or to an engine; and started again at once.
+"""
+
+import itertools
+import json
+import os
+import pickle
+import random
+import signal
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+from workbench.server.attempt import Rank
+from workbench.server.engine_calls import Arrival
+from workbench.server.lock import ServerLock
+from workbench.server.loop import Server
+from workbench.store.cluster_spec import Spec
+from workbench.store.store import Store
+
+
+class FolderHands:
+    """Calls that are files; an engine's id is its process."""
+
+    connection = 1
+
+    def __init__(self, folder: Path, store: Store) -> None:
+        self.folder, self.store = folder, store
+        self.seen: dict[str, int] = {}
+        self.numbers = itertools.count(time.time_ns())
+
+    def arrivals(self):
+        found = []
+        for path in (self.folder / "arrivals").glob("[0-9]*"):
+            stamp = path.stat().st_ino
+            if self.seen.get(path.name) != stamp:
+                self.seen[path.name] = stamp
+                said = json.loads(path.read_text())
+                found.append(Arrival(said["pid"], said["index"], said["pid"]))
+        return found
+
+    def call(self, engine_id, function, *arguments, job=None, tag=None):
+        packed = pickle.dumps((function, arguments))
+        self.store.count_message("sent", len(packed), job)
+        path = self.folder / "inbox" / str(engine_id) / f"{next(self.numbers)}.call"
+        part = path.with_suffix(".part")
+        part.write_bytes(packed)
+        part.replace(path)
+
+    def become(self, engine_id, function, *arguments):
+        self.call(engine_id, function, *arguments)
+
+    def refusals(self):
+        return []
+
+    def close(self):
+        pass
+
+
+KILLS = 60
+MOST_EFFECTS = 14
+
+
+def main(folder: Path, seed: int | None = None) -> None:
+    parent = os.getppid()
+    for life in itertools.count():
+        if child := os.fork():
+            os.waitpid(child, 0)
+            if os.getppid() != parent or seed is None or life >= KILLS:
+                return
+        else:
+            if seed is not None and life < KILLS:
+                Fate(random.Random(f"{seed} {life}")).attach()
+            serve(folder)
+
+
+def serve(folder: Path) -> None:
+    parent = os.getppid()
+    with ServerLock(folder):
+        store = Store(folder / "server.sqlite")
+        server = Server(folder, Spec.load(folder), store, FolderHands(folder, store))
+        while os.getppid() == parent:
+            server.tick(time.monotonic())
+
+
+class Fate:
+    """Kills this process at one of the next effects of what it does."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.left, self.before = chance.randint(1, MOST_EFFECTS), chance.random() < 0.5
+
+    def attach(self) -> None:
+        writing, note, call = Store._writing, Rank._note, FolderHands.call
+
+        @contextmanager
+        def watched(store):
+            with self.effect(), writing(store) as connection:
+                yield connection
+
+        def noted(rank, *arguments):
+            with self.effect():
+                note(rank, *arguments)
+
+        def called(hands, *arguments, **keywords):
+            with self.effect():
+                call(hands, *arguments, **keywords)
+
+        Store._writing, Rank._note, FolderHands.call = watched, noted, called
+
+    @contextmanager
+    def effect(self):
+        self.left -= 1
+        if self.left <= 0 and self.before:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield
+        if self.left <= 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

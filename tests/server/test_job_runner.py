@@ -1,0 +1,47 @@
+"""How an attempt begins, without a cluster."""
+
+import os
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+from workbench.server import job_runner as carrying
+from workbench.server.initial_weights import InitialWeights
+from workbench.server.job_runner import Carrier
+from workbench.server.work import Work
+from workbench.store import message
+from workbench.store.checkpoints import Found
+from workbench.store.record import Request
+from workbench.store.store import Store
+
+WITHIN_S = 60.0
+
+
+def test_the_server_waits_for_no_checkpoint_to_be_read(tmp_path, monkeypatch):
+    is_read, found = threading.Event(), Found(tmp_path / "step-000005", 5)
+
+    def newest(directory):
+        assert is_read.wait(WITHIN_S)
+        return found, ["step-000010 is passed over"]
+
+    monkeypatch.setattr(carrying, "newest_whole", newest)
+    store = Store(tmp_path / "server.sqlite", create=True)
+    store.set_engine(0, state="idle", pid=os.getpid(), engine_id=0)
+    keywords = message.pack_keywords({"weights": Path("w")})
+    request = Request(kind="train", name="job", task="", engines=1, directory=str(tmp_path / "job"),
+                      keywords=keywords)  # fmt: skip
+    job = store.submit(request)
+    assert store.claim(job, 0, (0,))
+    fleet = SimpleNamespace(is_ready=lambda place: True, pids=lambda places: (os.getpid(),))
+    carrier = Carrier(store, None, fleet, None, InitialWeights(store, tmp_path, 1))
+    work = Work.of(store.job(job), 0.0)
+    assert carrier.advance(work, 0.0)
+    assert work.attempt is None
+    is_read.set()
+    deadline = time.monotonic() + WITHIN_S
+    while work.attempt is None:
+        assert time.monotonic() < deadline
+        assert carrier.advance(work, 0.0)
+    assert (work.resumed, store.job(job).checkpoint) == (5, str(found.path))
+    assert [event.text for event in store.events(job=job)] == ["step-000010 is passed over"]

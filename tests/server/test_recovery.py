@@ -1,0 +1,142 @@
+"""What becomes of jobs whose ranks are lost, in all the ways in which they can be."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.server.fake_cluster import WITHIN_S
+from tests.server.fake_tasks import value_after
+from workbench.server.attempt import attempt_folder
+from workbench.store.answer import Answer
+from workbench.store.rank_files import RankFiles
+
+
+def value(record):
+    packed = RankFiles(attempt_folder(record.directory, record.attempt), 0).answer
+    return Answer.unpack(packed).value.evaluation["value"]
+
+
+def test_a_job_runs_to_its_end(fake):
+    record = fake.ended(fake.submit(keywords={"steps": 12}))
+    assert (record.state, record.attempt, record.step) == ("finished", 1, 12), record
+    assert value(record) == value_after(12)
+    assert record.checkpoint.endswith("step-000012")
+    assert record.held == record.pids == ()
+    assert [engine.state for engine in fake.store.engines()] == ["idle"] * 3
+
+
+def test_a_rank_that_dies_is_replaced_and_the_job_goes_on(fake):
+    job = fake.submit(keywords={"steps": 60})
+    record = fake.at_step(job, 22)
+    os.kill(record.pids[1], signal.SIGKILL)
+    record = fake.ended(job)
+    assert (record.state, record.attempt) == ("finished", 2), (record, fake.said(job))
+    assert value(record) == value_after(60)
+    assert record.attempts[0].is_lost
+    assert "died: its process was ended by SIGKILL" in record.attempts[0].reason
+
+
+def test_the_assistant_stands_in_at_once(fake):
+    job = fake.submit(keywords={"steps": 200})
+    record = fake.at_step(job, 22)
+    spare = fake.store.engines()[2].pid
+    began = time.monotonic()
+    os.kill(record.pids[0], signal.SIGKILL)
+    while (record := fake.store.job(job)).attempt < 2 or not record.pids:
+        assert time.monotonic() - began < WITHIN_S
+        time.sleep(0.005)
+    assert record.pids[0] == spare
+    assert fake.ended(job).state == "finished"
+    engines = fake.store.engines()
+    assert engines[0].pid == spare
+    assert engines[2].is_assistant
+    call = fake.submit("answer", kind="call", engines=1, places=(2,))
+    assert fake.ended(call).state == "finished"
+
+
+def test_an_idle_engine_takes_over_where_there_is_one(fake):
+    job = fake.submit(engines=1, keywords={"steps": 60})
+    record = fake.at_step(job, 22)
+    fake.replaces = False
+    os.kill(record.pids[0], signal.SIGKILL)
+    record = fake.ended(job)
+    fake.replaces = True
+    (gone,) = record.attempts[0].places
+    fake.start_engine(gone)
+    assert (record.state, record.attempt, value(record)) == ("finished", 2, value_after(60))
+    assert record.attempts[1].places == (1 - gone,)
+
+
+def test_a_rank_that_is_stopped_by_a_signal_is_ended(fake):
+    job = fake.submit(keywords={"steps": 60})
+    record = fake.at_step(job, 22)
+    began = time.monotonic()
+    os.kill(record.pids[1], signal.SIGSTOP)
+    while not fake.store.job(job).attempts:
+        assert time.monotonic() - began < WITHIN_S
+        time.sleep(0.01)
+    record = fake.ended(job)
+    assert (record.state, value(record)) == ("finished", value_after(60))
+    assert "stood still for" in record.attempts[0].reason
+
+
+def test_an_idle_engine_that_is_stopped_is_ended_before_a_job_has_it(fake):
+    before = fake.store.engines()[1].pid
+    os.kill(before, signal.SIGSTOP)
+    deadline = time.monotonic() + 30
+    while (engine := fake.store.engines()[1]).pid == before or engine.state != "idle":
+        assert time.monotonic() < deadline, engine
+        time.sleep(0.01)
+    record = fake.ended(fake.submit(keywords={"steps": 5}))
+    assert (record.state, record.attempt) == ("finished", 1)
+
+
+def test_a_pause_that_is_expected_is_no_fault(fake):
+    job = fake.submit(keywords={"steps": 60})
+    record = fake.at_step(job, 22)
+    assert fake.ask("expect_paused", engine=record.held[1], paused=True) == ""
+    os.kill(record.pids[1], signal.SIGSTOP)
+    time.sleep(2.5)
+    assert not fake.store.job(job).attempts
+    os.kill(record.pids[1], signal.SIGCONT)
+    assert fake.ask("expect_paused", engine=record.held[1], paused=False) == ""
+    record = fake.ended(job)
+    assert (record.state, record.attempt) == ("finished", 1)
+
+
+def test_a_rank_that_raises_has_failed_for_good(fake):
+    record = fake.ended(fake.submit(keywords={"steps": 60, "raises_at": 7, "who": 1}))
+    assert (record.state, record.attempt) == ("failed", 1)
+    assert (record.error.kind, record.error.rank) == ("ValueError", 1)
+    assert "no room" in record.error.text
+    assert record.checkpoint.endswith("step-000005")
+
+
+def test_a_job_that_dies_again_and_again_is_parked(fake):
+    record = fake.ended(fake.submit(keywords={"steps": 60, "dies_at": 17}, max_attempts=2))
+    assert record.state == "parked"
+    assert record.error.kind == "EngineDied"
+    assert "times before it came further than step" in record.reason
+    assert len(record.attempts) <= 5
+
+
+def test_ranks_that_lose_each_other_try_again(fake):
+    record = fake.ended(fake.submit(keywords={"steps": 30, "sleeps_at": 12}, max_attempts=1))
+    assert record.state == "parked"
+    assert "CommTimeout" in record.error.text
+
+
+@pytest.mark.slow
+def test_fewer_engines_do_where_no_other_comes(fake):
+    job = fake.submit(keywords={"steps": 400}, min_engines=1, variants={1: fake.packed})
+    record = fake.at_step(job, 22)
+    fake.replaces = False
+    os.kill(record.pids[1], signal.SIGKILL)
+    record = fake.ended(job)
+    fake.replaces = True
+    fake.start_engine(1)
+    assert (record.state, record.attempt) == ("finished", 2)
+    assert value(record) == value_after(400)
+    assert record.attempts[1].places == (0,)

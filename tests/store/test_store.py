@@ -1,0 +1,259 @@
+"""One file for all: nothing is lost, nothing happens twice."""
+
+import stat
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.scheduler.values import request, variants
+from workbench.store.errors import ControlMessageTooLarge, StoreError
+from workbench.store.record import AttemptRecord, ErrorRecord, Owner
+from workbench.store.store import Store
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = Store(tmp_path / "server.sqlite", create=True)
+    for index in range(3):
+        store.set_engine(index, state="idle")
+    yield store
+    store.close()
+
+
+def test_only_the_owner_reads_it(store):
+    files = list(store.path.parent.iterdir())
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+
+
+def test_what_was_submitted_is_there_for_everybody(store):
+    wished = request(
+        2,
+        packed=b"net",
+        keywords=b"more",
+        places=(0, 2),
+        priority=3,
+        seconds=1.5,
+        min_engines=1,
+        variants=variants(1) | {1: b"small"},
+        owner=Owner.here(),
+        preemptible=False,
+        tag="sweep",
+    )
+    job = Store(store.path).job(store.submit(wished))
+    assert (job.state, job.attempt, job.held, job.has_ended) == ("queued", 0, (), False)
+    assert {name: getattr(job, name) for name in vars(wished)} == vars(wished)
+
+
+def test_lists_leave_out_what_is_large(store):
+    number = store.submit(request(2, packed=b"net", min_engines=1, variants={1: b"small"}))
+    (listed,) = store.jobs()
+    assert (listed.id, listed.packed, listed.variants) == (number, b"", {1: b""})
+    assert listed.sizes == (1, 2)
+
+
+def test_jobs_are_chosen_by_state_and_tag(store):
+    one, two = store.submit(request(tag="a")), store.submit(request(tag="b"))
+    store.update(two, state="running")
+    assert [job.id for job in store.jobs(states=("running", "paused"))] == [two]
+    assert [job.id for job in store.jobs(tag="a")] == [one]
+    assert [job.id for job in store.jobs()] == [one, two]
+
+
+def test_all_that_happens_to_a_job_is_kept(store):
+    number = store.submit(request())
+    changed = {
+        "state": "failed",
+        "step": 7,
+        "reason": "it failed",
+        "error": ErrorRecord("EngineDied", "gone", 1, "conv1", "Traceback", "was ended"),
+        "checkpoint": "/there",
+        "predicted_start": 2.5,
+        "attempts": (AttemptRecord(1, (0, 2), 1.0, 2.0, 5, "killed"),),
+        "pids": (11, 12),
+    }
+    assert store.update(number, **changed)
+    job = store.job(number)
+    assert {name: getattr(job, name) for name in changed} == changed
+    assert job.has_ended
+
+
+def test_updates_are_checked(store):
+    number = store.submit(request())
+    assert not store.update(number, only_in=("running",), step=1)
+    assert store.job(number).step == 0
+    both = {number: {"step": 2}, store.submit(request()): {"step": 3}}
+    assert store.update_all(both, only_in=("queued",)) == 2
+    assert [job.step for job in store.jobs()] == [2, 3]
+    with pytest.raises(ValueError, match=r"a job has no \['packed'\] to change"):
+        store.update(number, packed=b"")
+    with pytest.raises(ValueError, match="a state is one of"):
+        store.update(number, state="asleep")
+    with pytest.raises(ValueError, match="an engine has no"):
+        store.set_engine(0, speed=1)
+    with pytest.raises(StoreError, match="holds no job 99"):
+        store.job(99)
+
+
+def test_an_attempt_starts_once_however_many_try(store):
+    number = store.submit(request(2))
+    with ThreadPoolExecutor(8) as threads:
+        claims = [threads.submit(store.claim, number, 0, (0, 1)) for _ in range(16)]
+    assert sum(claim.result() for claim in claims) == 1
+    job = store.job(number)
+    assert (job.state, job.attempt, job.held) == ("starting", 1, (0, 1))
+    assert [(each.state, each.job) for each in store.engines()] == [
+        ("busy", number),
+        ("busy", number),
+        ("idle", None),
+    ]
+
+
+def test_engines_have_one_user(store):
+    first, second = store.submit(request(2)), store.submit(request(2))
+    assert store.claim(first, 0, (0, 1))
+    assert not store.claim(second, 0, (1, 2))
+    assert store.job(second).state == "queued"
+    assert store.release(first, "finished", step=9)
+    assert store.claim(second, 0, (1, 2))
+    ended = store.job(first)
+    assert (ended.state, ended.held, ended.step) == ("finished", (), 9)
+    assert ended.ended_at >= ended.started_at
+
+
+def test_an_attempt_goes_on_elsewhere(store):
+    number = store.submit(request(2))
+    store.claim(number, 0, (0, 1))
+    store.set_engine(1, state="dead", death="was ended by SIGKILL")
+    started_at = store.job(number).started_at
+    assert not store.claim(number, 1, (0, 1), only_in=("starting",))
+    assert store.claim(number, 1, (0, 2), only_in=("starting",), reason="engine 1 died")
+    job = store.job(number)
+    assert (job.attempt, job.held, job.reason) == (2, (0, 2), "engine 1 died")
+    assert job.started_at == started_at
+    assert [(each.state, each.job) for each in store.engines()] == [
+        ("busy", number),
+        ("dead", None),
+        ("busy", number),
+    ]
+
+
+def test_time_with_engines_is_counted(store, monkeypatch):
+    number = store.submit(request())
+    monkeypatch.setattr("workbench.store.store.time.time", lambda: 100.0)
+    store.claim(number, 0, (0,))
+    assert (store.job(number).began_at, store.job(number).ran_s) == (100.0, 0.0)
+    monkeypatch.setattr("workbench.store.store.time.time", lambda: 107.0)
+    store.claim(number, 1, (1,), only_in=("starting",))
+    assert (store.job(number).began_at, store.job(number).ran_s) == (107.0, 7.0)
+    monkeypatch.setattr("workbench.store.store.time.time", lambda: 50.0)
+    store.release(number, "queued")  # the clock was set back
+    assert (store.job(number).began_at, store.job(number).ran_s) == (None, 7.0)
+
+
+def test_releasing_is_done_by_one_only(store):
+    number = store.submit(request())
+    store.claim(number, 0, (0,))
+    assert store.release(number, "queued", only_in=("starting",))
+    assert not store.release(number, "failed", only_in=("starting",))
+    job = store.job(number)
+    assert (job.state, job.ended_at) == ("queued", None)
+
+
+def test_calls_use_the_engines_of_their_lease_in_turn(store):
+    lease = store.submit(request(2, kind="lease"))
+    one, two = (store.submit(request(kind="call", lease=lease)) for _ in range(2))
+    assert not store.claim(one, 0, (0,))  # the lease has nothing yet
+    store.claim(lease, 0, (0, 1))
+    assert store.claim(one, 0, (0,))
+    assert not store.claim(two, 0, (0,))
+    assert not store.claim(two, 0, (2,))  # not of the lease
+    assert store.claim(two, 0, (1,))
+    store.release(one, "finished")
+    assert [each.job for each in store.engines()] == [lease, lease, None]
+
+
+def test_engines_note_since_when(store):
+    store.set_engine(0, state="busy", job=1, pid=7, name="core 1", is_assistant=True)
+    before = store.engines()[0]
+    store.set_engine(0, cpu_share=0.5)
+    after = store.engines()[0]
+    assert after.since == before.since
+    assert (after.pid, after.cpu_share, after.is_assistant) == (7, 0.5, True)
+
+
+def test_changes_of_others_are_seen(store):
+    other = Store(store.path)
+    other.changed()
+    assert not other.changed()
+    number = store.submit(request())
+    assert other.changed()
+    assert not other.changed()
+    other.update(number, step=1)
+    assert not other.changed()
+    assert store.changed()
+
+
+WRITER = """
+import sys
+from tests.scheduler.values import request
+from workbench.store.store import Store
+store = Store(sys.argv[1])
+for number in range(50):
+    store.submit(request(name=f"{sys.argv[2]}-{number}"))
+    store.claim(store.jobs()[number].id, 0, ())
+"""
+
+
+def test_several_processes_and_threads_write_at_once(store):
+    """Each submits 50 jobs, and all try to begin the same ones, of no engine."""
+    command = [sys.executable, "-c", WRITER, str(store.path)]
+    processes = [subprocess.Popen([*command, name]) for name in "ab"]
+    threads = [
+        threading.Thread(target=lambda: [store.submit(request()) for _ in range(50)])
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [process.wait(60) for process in processes] == [0, 0]
+    jobs = store.jobs()
+    assert [job.id for job in jobs] == list(range(1, 201))
+    assert all(job.attempt <= 1 for job in jobs)
+    assert sum(job.attempt for job in jobs) >= 50
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"kind": "game"}, "a job is one of"),
+        ({"engines": 0}, "positive number of engines"),
+        ({"engines": True}, "positive number of engines"),
+        ({"engines": 2, "min_engines": 3}, "1 <= min_engines <= engines <= max_engines"),
+        ({"engines": 2, "max_engines": 1}, "1 <= min_engines <= engines <= max_engines"),
+        ({"engines": 2, "places": (1, 1)}, "2 different places"),
+        ({"seconds": -1.0}, "not negative"),
+        ({"seconds": float("nan")}, "not negative"),
+        ({"max_attempts": 0}, "at least one attempt"),
+    ],
+)
+def test_impossible_requests(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        request(**wrong)
+
+
+@pytest.mark.parametrize("what", ["packed", "keywords", "variants"])
+def test_what_is_packed_is_small(what):
+    large = bytes((64 << 10) + 1)
+    with pytest.raises(ControlMessageTooLarge, match="65,537 bytes"):
+        request(**{what: {2: large} if what == "variants" else large})
+
+
+def test_nothing_of_it_needs_torch():
+    names = ["database", "store", "scheduling", "simulation", "sweep", "results"]
+    imports = ", ".join(f"workbench.store.{name}" for name in names)
+    code = f"import {imports}, sys; assert not {{'torch', 'ipyparallel'}} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,43 @@
+"""Clusters that a keeper has, for the tests."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from workbench.client.engine_placement import ground_of
+from workbench.hosts.processes import members
+from workbench.store.cluster_spec import Spec, identity
+from workbench.store.store import Store
+from workbench.supervisor import said
+from workbench.supervisor.starting import STORE
+
+SOON_S = 60.0  # on a busy host, too
+
+
+def spec(num_engines: int, **others: Any) -> Spec:
+    ground = ground_of(num_engines, None)
+    given = {"server": "tests.supervisor.greeter", **others}
+    return Spec(devices=ground.devices, sites=ground.sites, address=ground.address, **given)
+
+
+def until(true: Callable[[], Any], folder: Path, within_s: float = SOON_S) -> Any:
+    """What `true` says, once it is something."""
+    deadline = time.monotonic() + within_s
+    while not (found := true()):
+        assert time.monotonic() < deadline, said(folder)
+        time.sleep(0.01)
+    return found
+
+
+def processes(folder: Path) -> list[psutil.Process]:
+    """All of a cluster, its keeper aside."""
+    return list(members(identity(folder)))
+
+
+def idle(folder: Path, store: Store | None = None) -> bool:
+    """Whether all engines are ready."""
+    engines = (store or Store(folder / STORE)).engines()
+    return bool(engines) and all(engine.state == "idle" for engine in engines)

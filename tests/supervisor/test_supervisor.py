@@ -1,0 +1,306 @@
+"""A cluster outlives whoever started it; nothing outlives its keeper."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import ipyparallel
+import pytest
+import torch.distributed as dist
+
+from tests.engine.test_calls import EXPERIMENT
+from tests.supervisor import supervising as keeping
+from workbench.engine.calls import become, introduce, perform
+from workbench.hosts.processes import is_alive
+from workbench.server.calls import Calls
+from workbench.store.answer import Answer
+from workbench.store.cluster_spec import Site
+from workbench.store.errors import ClusterError, ControlMessageTooLarge
+from workbench.store.message import pack, pack_keywords
+from workbench.store.owner import Owner
+from workbench.store.rank_files import RankFiles
+from workbench.store.record import Request
+from workbench.store.store import Store
+from workbench.supervisor import keeper_of, start
+from workbench.supervisor import supervisor as keeper_module
+from workbench.supervisor.server_process import Patience
+from workbench.supervisor.starting import STORE
+from workbench.supervisor.supervisor import Keeper
+
+ROOT = Path(__file__).resolve().parents[3]
+LONG_S = 120.0  # a torch is imported on the way, on a machine that may have other work
+
+
+@dataclass
+class Kept:
+    folder: Path
+    store: Store
+
+    def pids(self) -> dict[int, int | None]:
+        return {engine.index: engine.pid for engine in self.store.engines()}
+
+    def events(self, kind: str) -> list[str]:
+        return [event.text for event in self.store.events() if event.kind == kind]
+
+    def server(self) -> int | None:
+        for process in keeping.processes(self.folder):
+            if "tests.supervisor.greeter" in process.cmdline():
+                return process.pid
+        return None
+
+
+def end(folder: Path) -> None:
+    """Ends a cluster as `shutdown` does, if it is there; nothing of it may be left."""
+    if (keeper := keeper_of(folder)) is not None:
+        Store(folder / STORE).command("shutdown")
+        keeping.until(lambda: not keeper.is_alive, folder)
+    assert not keeping.processes(folder)
+    assert not folder.exists()
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory) -> Iterator[Kept]:
+    """One engine and the assistant, of a notebook that was killed when they were ready."""
+    folder = tmp_path_factory.mktemp("runs") / ".cluster-of-a-notebook"
+    notebook = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("notebook.py")), str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    with notebook:
+        assert notebook.stdout.readline() == b"started\n"
+        store = Store(folder / STORE)
+        store.attach(Owner.here())
+        keeping.until(lambda: keeping.idle(folder, store), folder)
+        before = Kept(folder, store).pids()
+        os.killpg(notebook.pid, signal.SIGINT)
+        os.killpg(notebook.pid, signal.SIGKILL)
+    kept = Kept(folder, store)
+    keeping.until(lambda: len(store.owners()) == 1, folder)  # the keeper has seen it
+    assert kept.pids() == before
+    yield kept
+    end(folder)
+
+
+@pytest.fixture
+def calls(kept) -> Iterator[Calls]:
+    calls = Calls(kept.folder, lambda _direction, _bytes, _job: None)
+    yield calls
+    calls.close()
+
+
+@pytest.mark.slow
+def test_engines_work_on_without_their_notebook(kept, calls, tmp_path):
+    engine = kept.store.engines()[0]
+    arguments, own = pack_keywords({"first": 1}), {"second": 2}
+    task, packed = "tests.engine.test_calls:adds", pack(EXPERIMENT)
+    calls.call(engine.engine_id, perform, task, packed, arguments, own, tmp_path, 0, False)
+    answer = keeping.until(lambda: RankFiles(tmp_path, 0).answer, kept.folder)
+    assert Answer.unpack(answer).value == 3 + EXPERIMENT.batch_size
+    assert RankFiles(tmp_path, 0).pid == engine.pid
+
+
+@pytest.mark.slow
+def test_messages_are_counted_and_large_ones_refused(kept):
+    counted = []
+    calls = Calls(kept.folder, lambda *each: counted.append(each))
+    engine_id = kept.store.engines()[0].engine_id
+    calls.call(engine_id, introduce, job=7).get(timeout=LONG_S)
+    keeping.until(lambda: len(counted) == 2, kept.folder)
+    assert [(direction, job) for direction, _bytes, job in counted] == [
+        ("sent", 7),
+        ("received", 7),
+    ]
+    assert all(0 < num_bytes < 1000 for _direction, num_bytes, _job in counted)
+    with pytest.raises(ControlMessageTooLarge, match="at most 65,536"):
+        calls.call(engine_id, len, bytes(65_536))
+    with pytest.raises(ClusterError, match="no engine has the id 99"):
+        calls.call(99, introduce)
+    assert len(counted) == 2
+    memories = ("history", "results", "_futures", "_output_futures")
+    remembered = [getattr(calls._client, each) for each in memories]
+    keeping.until(lambda: not any(remembered), kept.folder)
+    calls.close()
+
+
+@pytest.mark.slow
+def test_ranks_meet_where_the_keeper_says(kept):
+    address, _, port = keeping.until(lambda: kept.store.meta("meeting"), kept.folder).partition(":")
+    meeting = dist.TCPStore(address, int(port), is_master=False)
+    meeting.set("met", "here")
+    assert meeting.get("met") == b"here"
+    assert address == "127.0.0.1"
+
+
+@pytest.mark.slow
+def test_an_engine_that_died_is_replaced(kept):
+    pid = kept.pids()[0]
+    os.kill(pid, signal.SIGKILL)
+    keeping.until(lambda: kept.pids()[0] != pid, kept.folder)
+    keeping.until(lambda: keeping.idle(kept.folder, kept.store), kept.folder)
+    assert kept.store.engines()[0].death == "was ended by SIGKILL"
+    assert f"engine 0 (process {pid}) was ended by SIGKILL" in kept.events("engine_died")[-1]
+
+
+@pytest.mark.slow
+def test_a_server_that_died_is_started_again(kept):
+    before, server = kept.pids(), keeping.until(kept.server, kept.folder)
+    os.kill(server, signal.SIGKILL)
+    keeping.until(lambda: kept.server() not in (None, server), kept.folder)
+    assert f"(process {server}) was ended by SIGKILL" in kept.events("server_died")[-1]
+    assert kept.pids() == before
+
+
+@pytest.mark.slow
+def test_a_controller_that_died_is_started_again(kept, calls):
+    """Engines and clients go on with it, as if it were the same; so does a client that comes."""
+    engine = kept.store.engines()[0]
+    (controller,) = (
+        each
+        for each in keeping.processes(kept.folder)
+        if "ipyparallel.controller" in each.cmdline() and each.ppid() == keeper_of(kept.folder).pid
+    )
+    controller.kill()
+    keeping.until(lambda: kept.events("controller_died"), kept.folder)
+    later = Calls(kept.folder, lambda _direction, _bytes, _job: None)
+    keeping.until(lambda: engine.engine_id in later.registered, kept.folder)
+
+    def introduced(by: Calls) -> tuple[int, int] | None:
+        with suppress(ipyparallel.TimeoutError):  # too soon: the engine was not connected again
+            return by.call(engine.engine_id, introduce).get(timeout=0.5)
+
+    for each in (later, calls):
+        assert keeping.until(partial(introduced, each), kept.folder) == (0, engine.pid)
+    later.close()
+    assert kept.pids()[0] == engine.pid
+
+
+@pytest.mark.slow
+def test_the_assistant_takes_another_engine_s_place(kept, calls):
+    """As the server does it: the assistant stands in, and the newcomer becomes the assistant."""
+    engine, assistant = kept.store.engines()
+    given = [0, (0,), 1, {"CUDA_VISIBLE_DEVICES": ""}]
+    assert calls.call(assistant.engine_id, become, *given).get(timeout=LONG_S) == (0, assistant.pid)
+    assert calls.call(assistant.engine_id, introduce).get(timeout=LONG_S) == (0, assistant.pid)
+    threads = Path(f"/proc/{assistant.pid}/task").iterdir()
+    assert {tuple(os.sched_getaffinity(int(each.name))) for each in threads} == {(0,)}
+    for place, other in ((0, assistant), (1, engine)):
+        kept.store.set_engine(place, pid=other.pid, engine_id=other.engine_id)
+    os.kill(assistant.pid, signal.SIGKILL)  # which has the other place now
+    keeping.until(lambda: kept.pids()[0] != assistant.pid, kept.folder)
+    keeping.until(lambda: keeping.idle(kept.folder, kept.store), kept.folder)
+    assert kept.pids()[1] == engine.pid
+
+
+@pytest.mark.slow
+def test_a_folder_has_one_keeper(kept):
+    keeper = keeper_of(kept.folder)
+    with pytest.raises(ClusterError, match=f"has a keeper already, process {keeper.pid}"):
+        start(kept.folder)
+    assert keeper_of(kept.folder) == keeper
+
+
+@pytest.mark.slow
+def test_nothing_outlives_a_killed_keeper(tmp_path):
+    folder = tmp_path / ".cluster-killed"
+    start(folder, keeping.spec(1))
+    store, keeper = Store(folder / STORE), keeper_of(folder)
+    keeping.until(lambda: store.meta("meeting") and (folder / "greeter").exists(), folder)
+    os.kill(store.engines()[0].pid, signal.SIGSTOP)  # even one that cannot look
+    os.kill(keeper.pid, signal.SIGKILL)
+    keeping.until(lambda: not keeping.processes(folder), folder)
+    assert keeper_of(folder) is None
+
+
+@pytest.mark.slow
+def test_a_cluster_ends_when_nobody_needs_it_and_keeps_what_it_has_done(tmp_path):
+    folder = tmp_path / ".cluster-lingers"
+    start(folder, keeping.spec(1, linger_s=0.1))
+    store, keeper = Store(folder / STORE), keeper_of(folder)
+    job = store.submit(Request(kind="train", name="mlp", task="a:b", engines=1))
+    store.detach(Owner.here())
+    keeping.until(lambda: len(keeping.processes(folder)) > 2, folder)
+    assert keeper.is_alive  # there is something to do
+    store.update(job, state="finished")
+    keeping.until(lambda: not keeper.is_alive, folder)
+    assert not keeping.processes(folder)
+    assert not (folder / "profile").exists()
+    assert Store(folder / STORE).job(job).state == "finished"
+    start(folder)
+    assert keeper_of(folder).pid != keeper.pid
+    end(folder)
+
+
+@pytest.mark.slow
+def test_engines_that_end_at_once_are_not_started_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(keeper_module, "PATIENCE", Patience(10.0, 0.01, 0.02, most=3))
+    folder = tmp_path / ".cluster-poisoned"
+    folder.mkdir()
+    spec = keeping.spec(1)
+    nowhere = Site(("sh", "-c", "echo no such host; exit 7"), {})
+    spec = replace(spec, sites=(nowhere, spec.sites[1]), server="json.tool")
+    store = Store(folder / STORE, create=True)
+    store.attach(Owner.here())
+
+    async def keep() -> None:
+        keeper = asyncio.create_task(Keeper(folder, spec, store).run())
+        while not [event for event in store.events() if event.kind == "engine_given_up"]:
+            await asyncio.sleep(0.01)
+        Store(store.path).command("shutdown", remove=False)
+        await keeper
+
+    asyncio.run(asyncio.wait_for(keep(), keeping.SOON_S))
+    texts = [event.text for event in Store(store.path).events() if event.engine == 0]
+    assert len(texts) == 3
+    assert "exited with 7, as did those before it" in texts[-1]
+    assert "no such host" in texts[-1]
+    assert store.engines()[0].state == "dead"
+    assert not keeping.processes(folder)
+
+
+@pytest.mark.slow
+def test_a_keeper_that_cannot_start_says_why(tmp_path):
+    folder = tmp_path / ".cluster-nothing"
+    with pytest.raises(ClusterError, match="is no cluster's folder"):
+        start(folder)
+    (tmp_path / "workbench").mkdir()  # in the place of ours, wherever that is installed
+    (tmp_path / "workbench" / "__init__.py").touch()
+    with pytest.raises(ClusterError, match=r"no keeper for .*No module named"):
+        start(folder, keeping.spec(1, environment={"PYTHONPATH": str(tmp_path)}))
+    assert keeper_of(folder) is None
+
+
+@pytest.mark.slow
+def test_a_keeper_whose_caller_was_interrupted_starts_nothing(tmp_path):
+    keeping.spec(1).save(tmp_path)
+    Store(tmp_path / STORE, create=True)
+    keeper = subprocess.Popen(
+        [sys.executable, "-m", "workbench.supervisor", str(tmp_path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    keeper.stdout.close()
+    assert keeper.wait(keeping.SOON_S) == 1
+    assert keeper_of(tmp_path) is None
+    assert not keeping.processes(tmp_path)
+
+
+def test_a_process_that_is_gone_is_never_the_keeper(tmp_path):
+    (tmp_path / "keeper.pid").write_text(f"{os.getpid()} 1 here\n")
+    here = Owner.here()
+    (tmp_path / "keeper.pid").write_text(f"{here.pid} {here.started + 1} {here.host}\n")
+    assert is_alive(here.pid)
+    assert keeper_of(tmp_path) is None
+    (tmp_path / "keeper.pid").write_text("")
+    assert keeper_of(tmp_path) is None

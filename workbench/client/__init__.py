@@ -1,0 +1,26 @@
+"""What a notebook holds: clusters, runs, jobs.
+
+Names are loaded when they are first used: whoever only looks at jobs imports no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workbench.client.calibration.rebalancer import Rebalancer as Rebalancer
+    from workbench.client.cluster import Cluster as Cluster
+    from workbench.client.run.run import Run as Run
+
+_HOME = {"Cluster": "cluster", "Rebalancer": "calibration.rebalancer", "Run": "run.run"}
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        home = _HOME[name]
+    except KeyError:
+        raise AttributeError(f"module 'workbench.client' has no attribute {name!r}") from None
+    return getattr(import_module(f"workbench.client.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

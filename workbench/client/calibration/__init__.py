@@ -1,0 +1,1 @@
+"""What a cluster's machine is like, by measurement."""

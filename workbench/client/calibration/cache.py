@@ -1,0 +1,57 @@
+"""Where measured machines are kept, and what must be the same for one to be used again."""
+
+import hashlib
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+
+import platformdirs
+import torch
+
+from workbench.plan.errors import MachineError
+from workbench.plan.machine import Machine
+from workbench.store.device import Device
+
+
+def fingerprint(devices: Iterable[Device], hosts: object) -> str:
+    """Twelve hexadecimal digits of the hardware that some ranks run on, and of what drives it.
+
+    Args:
+        devices: of the ranks: cores, threads, GPUs and who shares them.
+        hosts: emulated ones, whose text says bandwidth and speeds; None: this one.
+    """
+    content = [processor(), torch.__version__, *map(repr, devices), repr(hosts)]
+    return hashlib.sha256("\n".join(content).encode()).hexdigest()[:12]
+
+
+def place(name: str) -> Path:
+    """The file of the machine of this fingerprint, in the platform's folder for caches."""
+    return platformdirs.user_cache_path("workbench") / "machines" / f"{name}.toml"
+
+
+def kept(name: str) -> Machine | None:
+    """The machine of this fingerprint; None where none was kept, or its file is damaged."""
+    try:
+        return Machine.load(place(name))
+    except (OSError, UnicodeDecodeError, MachineError):
+        return None
+
+
+def keep(name: str, machine: Machine) -> None:
+    """Writes a machine for the next time; whoever reads meanwhile finds the old one, or this."""
+    path = place(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".new")
+    machine.save(fresh)
+    fresh.replace(path)
+
+
+def processor() -> str:
+    """The model of this host's processor, as the system calls it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

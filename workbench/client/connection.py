@@ -1,0 +1,178 @@
+"""One cluster as a notebook reaches it: through the store and the folder that it has."""
+
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import ClassVar
+
+from workbench.client.ending import STORE, UNFINISHED, end
+from workbench.hosts.processes import is_alive, until
+from workbench.scheduler.requirements import refusal
+from workbench.store import registry
+from workbench.store.cluster_spec import Spec
+from workbench.store.errors import ClusterError, StoreError
+from workbench.store.owner import Owner
+from workbench.store.record import JobRecord, Request
+from workbench.store.store import Store
+from workbench.supervisor import keeper_of, said
+
+LOOK_EVERY_S = 0.5
+TICK_S = 0.02
+READY_WITHIN_S = 90.0
+ANSWER_WITHIN_S = 10.0
+_READY = ("idle", "busy", "paused")
+
+
+class Link:
+    """Way to a cluster that has a keeper; may be used from any thread.
+
+    While a process has one that is attached, the cluster lasts.
+
+    Args:
+        folder: of the cluster.
+
+    Attributes:
+        store: jobs, engines and commands.
+        owner: this process.
+    """
+
+    # This process is one owner, however often it attaches.
+    _attached: ClassVar[Counter[Path]] = Counter()
+    _guard = threading.Lock()
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.store, self.owner = folder, Store(folder / STORE), Owner.here()
+        self._looked_at = 0.0
+        with self._guard:
+            self._attached[folder] += 1
+        self.store.attach(self.owner)
+
+    @property
+    def name(self) -> str:
+        """Of the cluster."""
+        return registry.name_of(self.folder)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the cluster has a keeper; without one its engines have ended."""
+        return keeper_of(self.folder) is not None
+
+    def require(self) -> None:
+        """Raises ClusterError unless the cluster has a keeper."""
+        if not self.is_kept:
+            raise ClusterError(
+                f"the keeper of cluster {self.name!r} has ended, and its engines with it; "
+                "cluster.restart() starts new ones, which go on with its jobs"
+            )
+
+    def wait(self, spec: Spec) -> Spec:
+        """Returns when all engines, and the job server, are ready; the cluster, as it is then.
+
+        Raises:
+            ClusterError: they did not come up; the text holds what they wrote.
+        """
+        num_engines, within_s = spec.num_engines, READY_WITHIN_S
+        if spec.launch is not None:
+            within_s += spec.launch.start_within_s
+
+        def ready() -> bool:
+            if not self.is_kept:
+                raise ClusterError(f"the engines did not start:\n{said(self.folder)}")
+            engines = self.store.engines()[:num_engines]
+            # Those of an earlier keeper are named there until this one has started its own.
+            there = [each for each in engines if each.state in _READY and is_alive(each.pid or 0)]
+            return len(there) == num_engines
+
+        if not until(ready, within_s, TICK_S):
+            raise ClusterError(
+                f"not all of {num_engines} engines came within {within_s:g} s; this host "
+                f"may be overloaded\n{said(self.folder)}"
+            )
+        return Spec.load(self.folder)  # hosts have come meanwhile, and said what they have
+
+    def submit(self, request: Request) -> int:
+        """Queues a job; returns its number.
+
+        Raises:
+            ClusterError: it can never fit; the text says what would.
+        """
+        if (why := refusal(request, self.store.engines())) is not None:
+            raise ClusterError(why)
+        return self.store.submit(request)
+
+    def refreshed(self, record: JobRecord) -> JobRecord:
+        """What is known of a job now; costs next to nothing where there is no news.
+
+        Raises:
+            ClusterError: the cluster has ended before the job did.
+        """
+        if (now := time.monotonic()) - self._looked_at > LOOK_EVERY_S:
+            self._looked_at = now
+            if not self.is_kept:
+                last = self.store.job(record.id)
+                if not last.has_ended:
+                    self.require()
+                return last
+        return self.store.job(record.id) if self.store.changed() else record
+
+    def ask(self, kind: str, job: int | None = None, **payload: object) -> None:
+        """Has the job server do something, and waits until it has.
+
+        Raises:
+            ClusterError: it refused, or does not answer.
+        """
+        number = self.store.command(kind, job, **payload)
+
+        def done() -> bool:
+            self.require()
+            return self.store.command_of(number).done_at is not None
+
+        if not until(done, ANSWER_WITHIN_S, TICK_S):
+            raise ClusterError(
+                f"the job server of cluster {self.name!r} did not answer within "
+                f"{ANSWER_WITHIN_S:g} s ({kind}); its log is in {self.folder}"
+            )
+        if error := self.store.command_of(number).error:
+            raise ClusterError(error)
+
+    def pid_of(self, engine: int) -> int:
+        """The process of an engine.
+
+        Raises:
+            ClusterError: it has none now.
+        """
+        pid = self.store.engines()[engine].pid
+        if pid is None:
+            raise ClusterError(f"engine {engine} has ended, and another is being started")
+        return pid
+
+    def expect(self, engine: int, is_paused: bool) -> None:
+        """Tells the job server that an engine stands still on purpose, or does no more."""
+        self.store.command("expect_paused", engine=engine, paused=is_paused)
+
+    def leave(self) -> None:
+        """Lets go of the cluster; it ends where nobody else is attached, and nothing goes on."""
+        with self._guard:
+            self._attached[self.folder] -= 1
+            if self._attached[self.folder] > 0:
+                return
+        with suppress(StoreError):  # ended before us, and removed
+            jobs = self.store.jobs(states=UNFINISHED)
+            others = (owner for owner in self.store.owners() if owner != self.owner)
+            if any(job.kind == "train" for job in jobs) or any(each.is_alive for each in others):
+                self.store.detach(self.owner)
+                return
+        # Who gave it a name means to come back.
+        self.end(keep_folder=registry.owner_of(self.name) is None)
+
+    def end(self, *, keep_folder: bool = False) -> None:
+        """Ends the cluster's processes, now; without `keep_folder` also removes all it knows."""
+        with self._guard:
+            del self._attached[self.folder]
+        if self.is_kept:  # else the next keeper would take it for its own
+            with suppress(StoreError):
+                self.store.command("shutdown", remove=not keep_folder)
+        self.store.close()
+        end(self.folder, keep_folder=keep_folder)

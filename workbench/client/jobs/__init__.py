@@ -1,0 +1,1 @@
+"""Jobs as a notebook sees them: the table, their results, sweeps."""

@@ -1,1 +1,0 @@
-"""Jobs as values, the file that holds them, and who gets which engines when; without torch."""

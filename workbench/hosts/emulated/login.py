@@ -1,0 +1,139 @@
+"""An sshd on each emulated host, with keys of its own, and the profile that uses them."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from workbench.hosts.processes import until
+from workbench.store.errors import HostsError
+from workbench.store.profile import CONFIG
+
+PACKAGES = {
+    "sshd": "openssh-server",
+    "ssh": "openssh-client",
+    "scp": "openssh-client",
+    "ssh-keygen": "openssh-client",
+    "unshare": "util-linux",
+}
+ANSWER_WITHIN_S = 30.0
+TICK_S = 0.05
+SEPARATED = Path("/run/sshd")  # an empty folder, in which sshd locks up whoever has not logged in
+NAMED = 'hostname "$1" && shift && exec "$@"'
+SSHD = """\
+ListenAddress {address}
+HostKey {folder}/key
+AuthorizedKeysFile {folder}/key.pub
+PidFile none
+PermitRootLogin yes
+PasswordAuthentication no
+StrictModes no
+Subsystem sftp internal-sftp
+"""
+SSH = """\
+Host {name}
+    HostName {address}
+    IdentityFile {folder}/key
+    StrictHostKeyChecking no
+    UserKnownHostsFile /dev/null
+    LogLevel ERROR
+    ServerAliveInterval 3
+    ServerAliveCountMax 2
+"""
+SHARED = """\
+    ControlMaster auto
+    ControlPath {folder}/%h
+    ControlPersist 10
+"""
+# A socket's path has at most 107 bytes, of which ssh adds 17 while it makes it.
+LONGEST = 107 - 17
+PROFILE = """\
+c = get_config()
+c.Cluster.engine_launcher_class = "ssh"
+c.SSHEngineSetLauncher.engines = {engines}
+c.SSHEngineSetLauncher.ssh_args = c.SSHEngineSetLauncher.scp_args = ["-F", {config!r}]
+c.SSHEngineSetLauncher.remote_python = {python!r}
+"""
+
+Run = Callable[[int, Sequence[str]], list[str]]
+
+
+def serve(
+    run: Run, names: Sequence[str], addresses: Sequence[str], folder: Path, engines: int
+) -> "list[subprocess.Popen[bytes]]":
+    """Starts an sshd on each host and writes a profile; see `Hosts.ssh`.
+
+    Args:
+        run: makes a command line run on a host.
+        names: of the hosts.
+        addresses: of the hosts.
+        folder: of the profile, the keys and the configuration.
+        engines: on each host.
+
+    Returns:
+        The processes, which end with their hosts.
+
+    Raises:
+        HostsError: a tool is not there, or a host does not answer.
+    """
+    tools = {tool: _found(tool) for tool in PACKAGES}
+    if absent := [tool for tool, path in tools.items() if path is None]:
+        packages = " ".join(sorted({PACKAGES[tool] for tool in absent}))
+        raise HostsError(
+            f"hosts that are logged into need {', '.join(absent)}: install {packages} (Debian, "
+            f"Ubuntu: apt-get install {packages})"
+        )
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    SEPARATED.mkdir(exist_ok=True)
+    key, config = folder / "key", folder / "ssh_config"
+    for old in (key, folder / "key.pub"):
+        old.unlink(missing_ok=True)
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    told = list(zip(names, addresses, strict=True))
+    config.write_text("".join(entry(name, address, folder) for name, address in told))
+    dealt = dict.fromkeys(names, engines)
+    written = PROFILE.format(engines=dealt, config=str(config), python=sys.executable)
+    (folder / CONFIG).write_text(written)
+    daemons = []
+    for index, (name, address) in enumerate(told):
+        own = folder / f"sshd-{name}"
+        own.write_text(SSHD.format(address=address, folder=folder))
+        sshd = [tools["sshd"] or "sshd", "-D", "-e", "-f", str(own)]
+        command = ["unshare", "--uts", "sh", "-c", NAMED, "sh", name, *sshd]
+        with (folder / f"sshd-{name}.log").open("wb") as log:
+            started = subprocess.Popen(
+                run(index, command), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+            daemons.append(started)
+    for name in names:
+        _wait(name, config, folder / f"sshd-{name}.log")
+    return daemons
+
+
+def entry(name: str, address: str, folder: Path) -> str:
+    """What an ssh_config says of a host; a connection is shared if its socket can have a name."""
+    shared = len(os.fsencode(folder / address)) <= LONGEST
+    return (SSH + SHARED * shared).format(name=name, address=address, folder=folder)
+
+
+def _wait(name: str, config: Path, log: Path) -> None:
+    command = ["ssh", "-F", str(config), name, "true"]
+    said = ""
+
+    def answers() -> bool:
+        nonlocal said
+        asked = subprocess.run(command, capture_output=True, text=True, check=False)
+        said = asked.stderr
+        return not asked.returncode
+
+    if not until(answers, ANSWER_WITHIN_S, TICK_S):
+        raise HostsError(
+            f"nobody can log into {name}; ssh says:\n{said}\nits sshd says:\n{log.read_text()}"
+        )
+
+
+def _found(tool: str) -> str | None:
+    """Where a tool is; that of sshd is on few people's paths."""
+    return shutil.which(tool, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")

@@ -1,0 +1,174 @@
+"""One engine's host: `python -m workbench.hosts.remote.agent FOLDER NONCE PLACE,... IFACE`.
+
+Started by a launcher, it registers with the keeper, and then has one engine at a time, for as long
+as a relay asks for it (see the folder's own text). It imports no torch, so that it answers when
+the engine is busy.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from workbench.hosts.remote.reception import Hello, address_of, addresses
+from workbench.hosts.remote.wire import ANY, KEY, Wire
+
+MODULE = "workbench.hosts.remote.agent"
+DIAL_S = 5.0
+SEEN_WITHIN_S = 15.0  # a folder that is new may not be seen at once through a network
+SILENT_S = 6.0  # a relay says something every quarter of a second
+LAST_WORDS = 2000  # characters
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serves until the keeper is gone.
+
+    Raises:
+        SystemExit: the keeper cannot be reached, or the cluster's folder is not to be seen; the
+            text says which. Of what launchers add, a number is how many agents there shall be.
+    """
+    folder, nonce, places, interface, *others = arguments
+    for _ in range(1, next((int(each) for each in others if each.isdecimal()), 1)):
+        alike = ["-P", "-m", MODULE, folder, nonce, places, interface]
+        subprocess.Popen([sys.executable, *alike], stdin=subprocess.DEVNULL)
+    keeper, key = _dial(places.split(",")), _key(Path(folder))
+    host = socket.gethostname()
+    complaint = (
+        ""
+        if key
+        else (
+            f"{host} does not see {folder}: Cluster(directory=...) has to be on a file system that "
+            "all hosts share, by the same path"
+        )
+    )
+    try:
+        address = keeper.here if interface == ANY else address_of(interface)
+    except ValueError as error:
+        complaint = f"{host}: {error}"
+    keeper.say(nonce=nonce, complaint=complaint)
+    if complaint or key is None:
+        raise SystemExit(complaint)
+    keeper.prove(key, first=True)
+    listener = socket.create_server((address, 0))
+    name = addresses().get(address, "") if interface == ANY else interface
+    keeper.say(**Hello.here(address, listener.getsockname()[1], name).plain())
+    serving = Serving()
+    threading.Thread(target=_follow, args=(keeper, serving), daemon=True).start()
+    while True:
+        link, _ = listener.accept()
+        with suppress(OSError):  # whoever it was has gone, or does not know the key
+            relay = Wire(link)
+            relay.prove(key, first=False)
+            serving.serve(relay)
+
+
+def _dial(places: Sequence[str]) -> Wire:
+    """The way to the keeper, at whichever of its addresses it can be reached."""
+    tried = []
+    for place in places:
+        address, _, port = place.rpartition(":")
+        try:
+            return Wire.to(address, int(port), DIAL_S)
+        except OSError as error:
+            tried.append(f"{place} ({error})")
+    raise SystemExit(
+        f"{socket.gethostname()} cannot reach the host that starts the cluster at "
+        f"{', '.join(tried)}: Profile(address=..., ports=...) say where it listens"
+    )
+
+
+def _key(folder: Path) -> bytes | None:
+    deadline = time.monotonic() + SEEN_WITHIN_S
+    while time.monotonic() < deadline:
+        with suppress(OSError):
+            if key := (folder / KEY).read_bytes():
+                return key
+        time.sleep(0.1)
+    return None
+
+
+def _follow(keeper: Wire, serving: "Serving") -> None:
+    """Ends this process when the keeper has gone, or sends it away."""
+    with suppress(OSError):
+        while (said := keeper.hear()) is not None and "leave" not in said:
+            pass
+    serving.kill()
+    os._exit(0)
+
+
+class Serving:
+    """One engine after another, each for one relay."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def serve(self, relay: Wire) -> None:
+        """Starts an engine, does to it what the relay says, and returns when both have ended.
+
+        Raises:
+            OSError: the relay has gone before it said what to start.
+        """
+        told = relay.hear(SILENT_S)
+        if told is None:
+            return
+        log = Path(told["log"])
+        self._process = process = _start(told, log)
+        watch = threading.Thread(target=_tell_end, args=(process, relay, log), daemon=True)
+        watch.start()
+        try:
+            # The relay's silence is a host or a way that was lost: it counts the engine as dead.
+            while (said := relay.hear(SILENT_S)) is not None:
+                if "signal" in said and process.poll() is None:
+                    process.send_signal(said["signal"])
+                relay.say(stat=_stat(process.pid))
+        except OSError:
+            pass
+        finally:
+            self.kill()
+            watch.join()
+            relay.close()
+
+    def kill(self) -> None:
+        """Ends the engine, and what it has started."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+def _start(told: dict[str, Any], log: Path) -> "subprocess.Popen[bytes]":
+    own = {"WORKBENCH_PARENT": str(os.getpid())}
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            [sys.executable, *told["options"]],
+            env={**os.environ, **told["environment"], **own},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+
+
+def _tell_end(process: "subprocess.Popen[bytes]", relay: Wire, log: Path) -> None:
+    code = process.wait()
+    with suppress(OSError):
+        relay.say(ended=code, said=log.read_text(errors="replace")[-LAST_WORDS:])
+
+
+def _stat(pid: int) -> str:
+    """What the kernel says of a process; "" where it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

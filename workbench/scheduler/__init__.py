@@ -1,0 +1,1 @@
+"""Who runs where and when: pure functions of the store's records."""

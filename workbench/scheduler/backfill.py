@@ -1,0 +1,251 @@
+"""Gangs on engines, in the order of the queue, and shorter ones in the gaps before them.
+
+EASY backfilling (Lifka, "The ANL/IBM SP scheduling system", 1995): jobs start in order until one
+does not fit. For that one a time is reserved at which enough engines will be free, and those
+behind it start now if that delays it in no way: they end before, or use engines that it leaves.
+Here jobs may ask for different engines, so there is a reservation for each kind of wish.
+
+Sets of engines are whole numbers, one bit for each: 1,024 engines are compared in one operation.
+
+When jobs that wait are likely to start.
+"""
+
+from bisect import insort
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+
+DEPTH = 1000  # waiting jobs that are looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A job that wants engines.
+
+    Attributes:
+        id: its number.
+        eligible: engines that it may have.
+        need: how many of them it needs to start.
+        seconds: predicted, with so many; infinite where nobody knows.
+    """
+
+    id: int
+    eligible: int
+    need: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class End:
+    """Engines that are expected to become free.
+
+    Attributes:
+        time: when.
+        job: what has them until then; 0: none, they are being replaced.
+        engines: which.
+    """
+
+    time: float
+    job: int
+    engines: int = field(compare=False)
+
+
+@dataclass(slots=True)
+class Reservation:
+    """The time at which a job that waits can start.
+
+    Attributes:
+        job: the one that waits.
+        time: when enough engines are free, if none of them is taken for longer.
+        engines: those that are free for it then.
+        spare: how many of them it leaves.
+        after: what ends then, as in `End.job`; None: nothing that is known of.
+    """
+
+    job: Waiting
+    time: float
+    engines: int
+    spare: int
+    after: int | None
+
+    def permits(self, engines: int, until: float) -> bool:
+        """Whether these engines can be taken until then."""
+        return until <= self.time or (engines & self.engines).bit_count() <= self.spare
+
+    def room(self, possible: int) -> int:
+        """How many of the engines that are possible can be taken for ever."""
+        return self.spare + (possible & ~self.engines).bit_count()
+
+    def take(self, engines: int, until: float) -> None:
+        """Notes that they were."""
+        if until > self.time:
+            self.spare -= (engines & self.engines).bit_count()
+            self.engines &= ~engines
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What can start now.
+
+    Attributes:
+        starts: jobs, each with its engines.
+        reservations: for the first ones that wait.
+        free: engines that are left.
+    """
+
+    starts: list[tuple[Waiting, int]]
+    reservations: list[Reservation]
+    free: int
+
+
+def place(
+    queue: Iterable[Waiting],
+    free: int,
+    ends: Sequence[End],
+    now: float,
+    preference: Sequence[int] = (),
+    depth: int = DEPTH,
+) -> Placed:
+    """Which jobs start now, and on which engines.
+
+    Args:
+        queue: jobs that wait, the first to be served first.
+        free: engines in no use.
+        ends: engines in use, by the time when they become free.
+        now: the time.
+        preference: sets of engines, those to be used first coming first; none for no preference.
+        depth: how many jobs of the queue are looked at.
+    """
+    ends, starts = list(ends), []
+    reservations: list[Reservation] = []
+    waited_for = reserved = 0  # engines that a job with a reservation asks for, and will have
+    eligible = None  # what the next four are for: neighbours in a queue mostly ask for the same
+    possible = count = 0
+    limits: list[tuple[float, int]] = []
+    is_waited_for = False
+    for job in islice(queue, depth):
+        if job.eligible is not eligible:
+            eligible, possible = job.eligible, free & job.eligible
+            count = possible.bit_count()
+            limits = [(each.time, each.room(possible)) for each in reservations]
+            is_waited_for = not eligible & ~waited_for
+        if job.need > count:
+            if not is_waited_for:
+                reservations.append(reserve(job, free, ends, now))
+                waited_for |= job.eligible
+                reserved |= reservations[-1].engines
+                eligible = None
+            continue
+        until = now + job.seconds
+        for time, room in limits:
+            if until > time and job.need > room:
+                break
+        else:
+            engines = choose(possible, job.need, (possible & ~reserved,), preference)
+            if not all(each.permits(engines, until) for each in reservations):
+                continue
+            for each in reservations:
+                each.take(engines, until)
+            starts.append((job, engines))
+            free &= ~engines
+            eligible = None
+            insort(ends, End(until, job.id, engines))
+        if not free and waited_for:
+            break
+    return Placed(starts, reservations, free)
+
+
+def reserve(job: Waiting, free: int, ends: Sequence[End], now: float) -> Reservation:
+    """When enough engines are free for a job, as far as is known."""
+    engines, time, after = free & job.eligible, now, None
+    for end in ends:
+        if engines.bit_count() >= job.need:
+            break
+        if end.engines & job.eligible:
+            engines |= end.engines & job.eligible
+            time, after = max(end.time, now), end.job
+    spare = engines.bit_count() - job.need
+    if spare < 0:
+        return Reservation(job, float("inf"), engines, 0, None)
+    return Reservation(job, time, engines, spare, after)
+
+
+def choose(possible: int, count: int, *preferences: Sequence[int]) -> int:
+    """So many of the engines, by preferences of which the first counts most.
+
+    Args:
+        possible: at least `count` engines.
+        count: how many.
+        preferences: each a sequence of sets, those to be used first coming first.
+    """
+    if not preferences:
+        chosen = 0
+        for bit in islice(_bits(possible), count):
+            chosen |= bit
+        return chosen
+    chosen, rest = 0, possible
+    for among in (*preferences[0], possible):
+        some = rest & among
+        if wanted := min(count - chosen.bit_count(), some.bit_count()):
+            chosen |= some if wanted == some.bit_count() else choose(some, wanted, *preferences[1:])
+            rest &= ~some
+    return chosen
+
+
+def engines_of(indices: Iterable[int]) -> int:
+    """A set of engines as one number."""
+    engines = 0
+    for index in indices:
+        engines |= 1 << index
+    return engines
+
+
+def indices_of(engines: int) -> tuple[int, ...]:
+    """The inverse of `engines_of`, in rising order."""
+    return tuple(bit.bit_length() - 1 for bit in _bits(engines))
+
+
+def _bits(engines: int) -> Iterator[int]:
+    while engines:
+        bit = engines & -engines
+        yield bit
+        engines ^= bit
+
+
+def forecast(
+    queue: Sequence[Waiting], free: int, ends: Sequence[End], now: float
+) -> dict[int, float]:
+    """The time at which each job starts, if each takes the engines that are free first.
+
+    Gaps are not used, so a job may start earlier. Nothing is said of jobs that wait for engines
+    which are missing, or for others of unknown length.
+
+    Args:
+        queue: jobs, the first to be served first.
+        free: engines in no use.
+        ends: engines in use; at an infinite time, where nobody knows.
+        now: the time.
+    """
+    everything = free
+    for engines in (*(end.engines for end in ends), *(job.eligible for job in queue)):
+        everything |= engines
+    available = np.full(everything.bit_length(), np.inf)
+    available[list(indices_of(free))] = now
+    for end in ends:
+        available[list(indices_of(end.engines))] = max(end.time, now)
+    columns: dict[int, np.ndarray] = {}
+    starts = {}
+    for job in queue:
+        if job.eligible not in columns:
+            columns[job.eligible] = np.array(indices_of(job.eligible), dtype=np.intp)
+        own = columns[job.eligible]
+        if len(own) < job.need:
+            continue
+        first = own[np.argpartition(available[own], job.need - 1)[: job.need]]
+        start = float(available[first].max())
+        if np.isfinite(start):
+            starts[job.id] = start
+            available[first] = start + job.seconds
+    return starts

@@ -1,0 +1,182 @@
+"""How the job server reaches engines: calls that are never waited for."""
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from workbench.engine.calls import introduce
+from workbench.server.calls import Calls, Count
+from workbench.store.cluster_spec import connection_file
+from workbench.store.errors import ClusterError
+
+CONNECT_AGAIN_S = 0.1
+CONNECT_WITHIN_S = 10.0
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """An engine that has registered, or has become another, and says which one it is.
+
+    Attributes:
+        engine_id: the controller's number of it.
+        index: its place.
+        pid: its process.
+    """
+
+    engine_id: int
+    index: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A call that ended with an error.
+
+    Attributes:
+        tag: what the caller said that it was.
+        error: what came back.
+    """
+
+    tag: object
+    error: Exception
+
+
+class Hands(Protocol):
+    """Whoever can call functions on engines; nothing here waits."""
+
+    @property
+    def connection(self) -> int:
+        """Changes with the controller; engines have other numbers then, and arrive again."""
+
+    def arrivals(self) -> list[Arrival]:
+        """Engines that have registered, or became others, since the last call."""
+
+    def call(
+        self,
+        engine_id: int,
+        function: Callable[..., Any],
+        *arguments: Any,
+        job: int | None = None,
+        tag: object = None,
+    ) -> None:
+        """Calls an importable function on an engine.
+
+        Raises:
+            ControlMessageTooLarge: function and arguments take more than 64 KiB.
+            ClusterError: there is no way to that engine now.
+        """
+
+    def become(self, engine_id: int, function: Callable[..., Any], *arguments: Any) -> None:
+        """Calls a function that answers as `introduce` does: the engine arrives once more.
+
+        Raises:
+            ClusterError: there is no way to that engine now.
+        """
+
+    def refusals(self) -> list[Refusal]:
+        """Calls that ended with an error since the last call of this."""
+
+    def close(self) -> None:
+        """Lets go of the engines; what runs on them goes on."""
+
+
+class ControllerHands:
+    """Calls through the controller of a cluster.
+
+    Connects from a thread of its own, again and again: a controller that is not there, or not
+    there any more, must not keep the server from watching what runs.
+
+    Args:
+        folder: the cluster's.
+        count: is told each message, as `Calls` does.
+
+    Attributes:
+        connection: how many controllers there were.
+    """
+
+    def __init__(self, folder: Path, count: Count) -> None:
+        self._folder, self._count = folder, count
+        self._calls: Calls | None = None
+        self.connection = 0
+        self._seen: set[int] = set()
+        self._introductions: dict[int, Any] = {}
+        self._under_way: list[tuple[object, Any]] = []
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._connect, name="connect", daemon=True)
+        self._thread.start()
+
+    def arrivals(self) -> list[Arrival]:
+        """Engines that have registered, or became others, since the last call."""
+        calls = self._calls
+        if calls is None:
+            return []
+        for engine_id in calls.registered - self._seen:
+            self._seen.add(engine_id)
+            with suppress(ClusterError):  # it is gone again
+                self._introductions[engine_id] = calls.call(engine_id, introduce)
+        arrived = []
+        for engine_id, answer in list(self._introductions.items()):
+            if answer.ready():
+                del self._introductions[engine_id]
+                with suppress(Exception):  # it ended meanwhile, or could not become another
+                    arrived.append(Arrival(engine_id, *answer.get(0)))
+        return arrived
+
+    def call(
+        self,
+        engine_id: int,
+        function: Callable[..., Any],
+        *arguments: Any,
+        job: int | None = None,
+        tag: object = None,
+    ) -> None:
+        """Calls an importable function on an engine."""
+        calls = self._calls
+        if calls is None or engine_id not in calls.registered:
+            raise ClusterError(f"engine {engine_id} is not registered")
+        answer = calls.call(engine_id, function, *arguments, job=job)
+        self._under_way.append((tag, answer))
+
+    def become(self, engine_id: int, function: Callable[..., Any], *arguments: Any) -> None:
+        """Calls a function that answers as `introduce` does: the engine arrives once more."""
+        calls = self._calls
+        if calls is None or engine_id not in calls.registered:
+            raise ClusterError(f"engine {engine_id} is not registered")
+        self._introductions[engine_id] = calls.call(engine_id, function, *arguments)
+
+    def refusals(self) -> list[Refusal]:
+        """Calls that ended with an error since the last call of this."""
+        ended = [(tag, answer) for tag, answer in self._under_way if answer.ready()]
+        self._under_way = [each for each in self._under_way if each not in ended]
+        found = []
+        for tag, answer in ended:
+            try:
+                answer.get(0)
+            except Exception as error:
+                found.append(Refusal(tag, error))
+        return found
+
+    def close(self) -> None:
+        """Lets go of the engines; what runs on them goes on."""
+        self._closing.set()
+        self._thread.join()
+        if self._calls is not None:
+            self._calls.close()
+
+    def _connect(self) -> None:
+        """Connects as soon as there is a controller, and again when another took its place."""
+        path, connected = connection_file(self._folder, "client"), 0
+        while not self._closing.wait(CONNECT_AGAIN_S):
+            with suppress(OSError, ClusterError):
+                stamp = path.stat().st_mtime_ns
+                if stamp != connected:
+                    before, self._calls = self._calls, None
+                    if before is not None:
+                        before.close()
+                    calls = Calls(self._folder, self._count, within_s=CONNECT_WITHIN_S)
+                    self._seen, self._introductions, self._under_way = set(), {}, []
+                    self._calls, connected = calls, stamp
+                    self.connection += 1

@@ -1,0 +1,281 @@
+"""The engines of a cluster, as the job server knows them: who is there, who died, who stands in."""
+
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from workbench.engine.calls import become
+from workbench.engine.warm_up import rehearse
+from workbench.server.engine_calls import Arrival, Hands
+from workbench.server.health.vitals import out_of_memory_kills
+from workbench.server.watch import Watch
+from workbench.store.device import Device
+from workbench.store.errors import ClusterError
+from workbench.store.record import EngineRecord, EngineState
+from workbench.store.store import Store
+
+# The keeper, whose children engines are, says how one ended; a moment after the kernel did.
+SAID_WITHIN_S = 0.3
+LOOK_EVERY_S = 0.25
+
+
+class Fleet:
+    """Keeps the store's table of engines and the engines themselves together.
+
+    The keeper writes which process each engine is, and that it died; the server, by which number
+    the controller knows it.
+
+    Args:
+        store: of the cluster.
+        hands: calls them.
+        devices: what each engine computes on, by its index.
+        can_stand_in: the engines that the assistant can take the place of.
+    """
+
+    def __init__(
+        self, store: Store, hands: Hands, devices: tuple[Device, ...], can_stand_in: set[int]
+    ) -> None:
+        self._store, self._hands, self._devices = store, hands, devices
+        self._can_stand_in = can_stand_in
+        self._watch = Watch()
+        self._connection = hands.connection
+        self._came: dict[int, Arrival] = {}  # by process
+        self._became: dict[int, int] = {}  # process: the index that it was told to take
+        self._place: dict[int, int] = {}  # of each process
+        self._rehearsed: set[int] = set()
+        self._died_at: dict[int, float] = {}
+        self._short_of_memory: set[int] = set()
+        self._oom_kills = out_of_memory_kills()
+        self._looked_at = self._asked_at = float("-inf")
+        self.records: dict[int, EngineRecord] = {}
+        self.died: set[int] = set()
+
+    def wait(self, seconds: float, now: float) -> bool:
+        """Returns when a process has ended, or after so many seconds.
+
+        Returns:
+            Whether there is news of an engine.
+        """
+        ended = self._watch.wait(seconds) - self.died
+        for pid in ended:
+            self._died_at[pid] = now
+            if (kills := out_of_memory_kills()) > self._oom_kills:
+                self._short_of_memory.add(pid)
+                self._oom_kills = kills
+        self.died |= ended
+        if self._hands.connection != self._connection:
+            # Numbers are a controller's own: another may give them to others.
+            self._connection = self._hands.connection
+            self._came.clear()
+            self._became.clear()
+        arrived = self._hands.arrivals()
+        self._came.update({arrival.pid: arrival for arrival in arrived})
+        return bool(ended or arrived)
+
+    def read(self, now: float) -> None:
+        """Reads what the keeper wrote, and writes which of its engines can be called."""
+        self._looked_at = now
+        self.records = {record.index: record for record in self._store.engines()}
+        pids = {record.pid for record in self.records.values() if record.pid is not None}
+        self._place |= {r.pid: r.index for r in self.records.values() if r.pid is not None}
+        self._follow(pids, now)
+        for index in list(self.records):
+            self._settle(self.records[index])
+        self._adopt()
+
+    def follow(self, places: Sequence[int], pids: Sequence[int], now: float) -> None:
+        """Watches the processes of a job's ranks: others may be those engines by now."""
+        for place, pid in zip(places, pids, strict=False):
+            self._place.setdefault(pid, place)
+        self._follow(pids, now)
+
+    def _follow(self, pids: Iterable[int], now: float) -> None:
+        for pid in pids:
+            if pid not in self.died and not self._watch.add(pid):
+                self.died.add(pid)
+                self._died_at[pid] = now
+
+    def is_due(self, now: float) -> bool:
+        """Whether to read again, as somebody is missing."""
+        if now - max(self._looked_at, self._asked_at) < LOOK_EVERY_S:
+            return False
+        self._asked_at = now
+        return not self.records or any(
+            not self.lives(record) or (record.state == "idle" and not self.is_ready(index))
+            for index, record in self.records.items()
+        )
+
+    def lives(self, record: EngineRecord) -> bool:
+        """Whether an engine has come, and has not ended."""
+        return record.state in ("idle", "busy", "paused") and record.pid not in self.died
+
+    def is_ready(self, index: int) -> bool:
+        """Whether an engine lives and can be called.
+
+        One that works when we come, or when another controller does, says who it is after that.
+        """
+        record = self.records.get(index)
+        if record is None or record.pid is None or not self.lives(record):
+            return False
+        came = self._came.get(record.pid)
+        return came is not None and came.engine_id == record.engine_id
+
+    def living(self) -> list[EngineRecord]:
+        """Those that have come, and have not ended."""
+        return [record for _, record in sorted(self.records.items()) if self.lives(record)]
+
+    def for_scheduling(self) -> list[EngineRecord]:
+        """All engines; those that cannot be called now count as dead, whatever was said so far."""
+        return [
+            record
+            if record.state == "starting"
+            or (self.lives(record) and record.state != "idle")
+            or self.is_ready(index)
+            else replace(record, state="dead")
+            for index, record in sorted(self.records.items())
+        ]
+
+    def pids(self, places: Iterable[int]) -> tuple[int, ...]:
+        """The processes of engines that are ready."""
+        return tuple(self.records[place].pid or 0 for place in places)
+
+    def how(self, pid: int, now: float) -> str | None:
+        """In words, how a process ended; None: the keeper will say in a moment."""
+        record = self.records.get(self._place.get(pid, -1))
+        # One that was replaced already is what the record calls its last process.
+        is_told = record is not None and (record.pid != pid or record.state == "dead")
+        said = record.death if record is not None and is_told else ""
+        if not said and now - self._died_at.get(pid, now) < SAID_WITHIN_S:
+            return None
+        said = said or "ended"
+        if pid in self._short_of_memory:
+            return f"{said}: memory ran out, as the kernel's counter of such kills says"
+        return said
+
+    def is_lost(self, pid: int, error: Exception) -> bool:
+        """Whether a call failed because its engine ended; that is told by its process."""
+        return pid in self.died or getattr(error, "ename", type(error).__name__) == "EngineError"
+
+    def moved(self, places: Sequence[int], missing: Collection[int]) -> tuple[int, ...] | None:
+        """Places with idle engines like them where engines are missing; None: there are too few.
+
+        Args:
+            places: an engine for each rank.
+            missing: some of those.
+        """
+        idle = [
+            index
+            for index, record in sorted(self.records.items())
+            if record.state == "idle" and not record.is_assistant and self.is_ready(index)
+        ]
+        found: list[int] = []
+        for place in places:
+            alike = [index for index in idle if self._are_alike(place, index)]
+            if place in missing and not alike:
+                return None
+            found.append(alike[0] if place in missing else place)
+            idle = [index for index in idle if index != found[-1]]
+        return tuple(found)
+
+    def _are_alike(self, one: int, other: int) -> bool:
+        """Whether two engines of this host have devices of one kind."""
+        kinds = {
+            (device.kind, device.name, device.threads, device.memory_bytes)
+            for device in (self._devices[one], self._devices[other])
+        }
+        return len(kinds) == 1 and {one, other} <= self._can_stand_in
+
+    def stand_in(self, missing: int) -> bool:
+        """Has the assistant take the place of an engine that died; whether it will.
+
+        Who was started in the dead one's place becomes the assistant when it comes.
+        """
+        spare = next((r for r in self.records.values() if r.is_assistant), None)
+        gone = self.records.get(missing)
+        if (
+            spare is None
+            or gone is None
+            or missing not in self._can_stand_in
+            or gone.state != "starting"  # the keeper is about to write who was started for it
+            or gone.pid in self.died
+            or missing in self._became.values()
+            or spare.job is not None
+            or spare.state != "idle"
+            or not self.is_ready(spare.index)
+        ):
+            return False
+        came = self._came.get(spare.pid or 0)
+        return came is not None and self._tell(came, missing)
+
+    def prepare_spare(self) -> None:
+        """Has the assistant make itself ready to take another's place; each one does so once."""
+        spare = next((r for r in self.records.values() if r.is_assistant), None)
+        if spare is None or spare.state != "idle" or not self.is_ready(spare.index):
+            return
+        came = self._came[spare.pid or 0]
+        if came.pid not in self._rehearsed:
+            self._rehearsed.add(came.pid)
+            with suppress(ClusterError):  # it is gone again
+                self._hands.call(came.engine_id, rehearse)
+
+    def _tell(self, engine: Arrival, index: int) -> bool:
+        """Has an engine become another."""
+        device = self._devices[index]
+        arguments = (index, device.cores, device.threads, {"CUDA_VISIBLE_DEVICES": device.gpu})
+        try:
+            self._hands.become(engine.engine_id, become, *arguments)
+        except ClusterError:
+            return False
+        self._became[engine.pid] = index
+        return True
+
+    def _settle(self, record: EngineRecord) -> None:
+        """Writes what is known of an engine that has come, or has become another.
+
+        The store says which process is which engine. One that says otherwise is told to become
+        what it is there; but for an assistant that was told to take another's place and has.
+        """
+        came = self._came.get(record.pid) if record.pid is not None else None
+        if came is None or record.pid in self.died:
+            return
+        told = self._became.get(came.pid)
+        if told is None and came.index != record.index:
+            self._tell(came, record.index)
+        elif told is not None and came.index != told:
+            return  # it was told and has not yet
+        elif told is not None and told != record.index:
+            self._exchange(record, self.records[told], came)
+        elif record.state == "starting" or record.engine_id != came.engine_id:
+            self._set(record.index, came, record.job)
+
+    def _exchange(self, spare: EngineRecord, gone: EngineRecord, came: Arrival) -> None:
+        """The assistant is now the engine that died; whoever was to replace that, the assistant.
+
+        The first change alone leaves both with one process; then the assistant, which is in
+        neither, is taken for what it says that it is.
+        """
+        state = gone.state if gone.state == "dead" else "starting"
+        self._store.set_engine(spare.index, pid=gone.pid, engine_id=None, state=state)
+        self._set(gone.index, came, gone.job)
+        self._store.event(
+            f"the assistant took the place of engine {gone.index}",
+            kind="replaced",
+            job=gone.job,
+            engine=gone.index,
+        )
+
+    def _adopt(self) -> None:
+        """Takes those that are in no record for what they say, where nobody else is."""
+        known = {record.pid for record in self.records.values()}
+        for came in list(self._came.values()):
+            record = self.records.get(came.index)
+            if came.pid in known or came.pid in self.died or record is None:
+                continue
+            if not self.is_ready(came.index) and self._watch.add(came.pid):
+                self._set(came.index, came, record.job)
+
+    def _set(self, index: int, came: Arrival, job: int | None) -> None:
+        state: EngineState = "idle" if job is None else "busy"
+        self._store.set_engine(index, pid=came.pid, engine_id=came.engine_id, state=state)
+        self._became.pop(came.pid, None)
+        self.records = {record.index: record for record in self._store.engines()}

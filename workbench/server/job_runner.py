@@ -1,0 +1,258 @@
+"""Carries jobs from the engines that they were given to how they end.
+
+Nothing is lost and nothing runs twice, wherever this process is killed, because:
+
+1.  What was decided is in the store before anything is done about it, each time in one
+    transaction: that an attempt begins and on which engines (`Store.claim`, which succeeds only
+    for whoever knows the attempt before it); which processes those are; how it ended, together
+    with giving the engines back (`Store.release`).
+2.  Only calls follow from that, and calls may come twice: the first that reaches a rank makes the
+    rank's file `alive`, which can be made once, and all others find it and do nothing. So a server
+    that finds an attempt whose ranks have not all begun calls them, whether or not it was called.
+3.  A call that is still on its way when its attempt is given up does nothing either: the attempt
+    was withdrawn, in its folder, before anything else followed from that.
+4.  Ranks tell how they go, and how they ended, by files and by their processes' ends, not to this
+    process. Whoever asks later sees the same, and what we have done to a rank is written beside
+    its own files before it is done. So the verdict on an attempt (`judge`) is the same whichever
+    server comes to it, and however often; the first to write it down ends the attempt, as the
+    store takes it only while the job still holds its engines.
+5.  The next attempt has another number, so another folder and another room to meet in, and goes
+    on from a checkpoint, which is whole once it has its name.
+
+Wishes are fields of the job and are written before their command is answered; commands that were
+not answered are carried out again, and each says the same twice as once.
+"""
+
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+
+from workbench.engine.calls import perform
+from workbench.hosts.devices import seats
+from workbench.server.attempt import Attempt, Rank
+from workbench.server.engine_calls import Hands
+from workbench.server.fleet import Fleet
+from workbench.server.initial_weights import InitialWeights
+from workbench.server.outcome import Verdict, becomes, judge
+from workbench.server.work import STARTING, Work, packed_for
+from workbench.store.checkpoints import newest_whole
+from workbench.store.cluster_spec import Spec
+from workbench.store.errors import ClusterError, ControlMessageTooLarge
+from workbench.store.record import ACTIVE, AttemptRecord, ErrorRecord, JobRecord, Level
+from workbench.store.store import Store
+
+# An engine takes some 4 s to start.
+REPLACED_WITHIN_S = 10.0
+GIVEN_UP_AFTER_S = 120.0
+FOUND_SOON_S = 0.005  # a checkpoint, where there is none or a small one
+
+
+class Carrier:
+    """What happens to jobs that hold engines.
+
+    Args:
+        store: of the cluster.
+        spec: of the cluster.
+        fleet: its engines.
+        hands: calls them.
+        weights: makes what jobs begin with.
+    """
+
+    def __init__(
+        self, store: Store, spec: Spec, fleet: Fleet, hands: Hands, weights: InitialWeights
+    ) -> None:
+        self._store, self._spec, self._fleet, self._hands = store, spec, fleet, hands
+        self._weights = weights
+        self._reader = ThreadPoolExecutor(2, "checkpoints")
+
+    def advance(self, work: Work, now: float) -> bool:
+        """Does what is due for one job; whether it still holds engines."""
+        if work.record.kind == "lease":
+            return self._hold(work)
+        if work.attempt is None:
+            return self._gather(work, now)
+        attempt, wish = work.attempt, work.record.wish
+        is_news = attempt.look(now, self._fleet.died, lambda pid: self._fleet.how(pid, now))
+        if work.record.state == "running" and not (is_news or wish):
+            return True
+        abort = wish == "cancel" or bool(
+            wish and (work.record.kind != "train" or attempt.none_has_begun())
+        )
+        if not attempt.has_begun and not abort:  # else those that have would wait for the others
+            self._deliver(work, attempt, now)
+        attempt.steer(now, stop=bool(wish), abort=abort)
+        if attempt.has_ended:
+            return self._conclude(work, attempt, now)
+        if work.record.state == "starting" and self._has_started(work, attempt):
+            work.moved_at = now
+            if self._store.update(work.record.id, only_in=STARTING, state="running"):
+                work.record = self._store.job(work.record.id)
+        return True
+
+    def _hold(self, work: Work) -> bool:
+        """A lease holds engines, and no more."""
+        if work.record.wish:
+            return not self._release(work, Verdict("finished", "released"))
+        if work.record.state == "starting":
+            self._store.update(work.record.id, only_in=STARTING, state="running")
+            work.record = self._store.job(work.record.id)
+        return True
+
+    def _gather(self, work: Work, now: float) -> bool:
+        """Begins the attempt as soon as all its engines are there, or idle ones like them."""
+        record = work.record
+        if record.wish:
+            return not self._release(work, becomes(record.wish))
+        if work.newest is None:
+            # Beside all else: to read so much takes longer than an engine takes to stand in.
+            work.newest = self._reader.submit(newest_whole, Path(record.directory))
+        missing = [place for place in record.held if not self._fleet.is_ready(place)]
+        if not missing:
+            return self._begin(work, now)
+        may_move = record.kind == "train" and record.places is None and work.is_over
+        if may_move and (moved := self._fleet.moved(record.held, missing)) is not None:
+            return self._begin(work, now, moved)
+        for place in missing:
+            self._fleet.stand_in(place)
+        waited = now - work.waits_since
+        left = [place for place in record.held if place not in missing]
+        fewer = [size for size in record.sizes if size <= len(left)]
+        if waited > REPLACED_WITHIN_S and fewer and record.kind == "train" and work.is_over:
+            return self._begin(work, now, tuple(left[: fewer[-1]]))
+        if waited > GIVEN_UP_AFTER_S:
+            reason = f"engines {missing} did not come back"
+            return not self._release(work, Verdict("queued", reason))
+        return True
+
+    def _begin(self, work: Work, now: float, places: tuple[int, ...] | None = None) -> bool:
+        """Writes down on which processes, and from which checkpoint, the attempt runs."""
+        record, newest = work.record, work.newest
+        if newest is None or not wait((newest,), FOUND_SOON_S).done:
+            return True
+        places = record.held if places is None else places
+        if work.is_over and not self._store.claim(
+            record.id, record.attempt, places, only_in=STARTING
+        ):
+            work.record = self._store.job(record.id)  # an engine is not free yet; or it was ended
+            return work.record.state in ACTIVE
+        found, damaged = newest.result()
+        for text in damaged:
+            self._store.event(text, kind="checkpoint", level="warning", job=record.id)
+        fields = {"checkpoint": str(found.path) if found else None, "reason": ""}
+        whole = self._store.job(record.id)
+        if found is None and self._weights.needed(whole):
+            try:
+                weights = self._weights.of(whole)
+            except ClusterError as error:
+                failed = ErrorRecord("ClusterError", str(error))
+                return not self._release(work, Verdict("failed", str(error), failed))
+            if weights is None:
+                return True
+        pids = self._fleet.pids(places)
+        self._store.update(record.id, only_in=ACTIVE, pids=pids, **fields)
+        work.begin(self._store.job(record.id), now)
+        return True
+
+    def _deliver(self, work: Work, attempt: Attempt, now: float) -> None:
+        """Calls the ranks that have not begun."""
+        meeting = self._store.meta("meeting")
+        if meeting is None:
+            return  # the keeper is about to say where ranks meet
+
+        def call(rank: Rank) -> None:
+            engine = self._fleet.records[rank.place]
+            if engine.pid != rank.pid or engine.engine_id is None:
+                return  # it died; that is seen elsewhere
+            arguments = (whole.task, packed, whole.keywords, own[rank.number])
+            where = (attempt.folder, rank.number, whole.kind == "train")
+            tag = (whole.id, attempt.number, rank.number)
+            self._hands.call(engine.engine_id, perform, *arguments, *where, job=whole.id, tag=tag)
+
+        whole = self._store.job(work.record.id)
+        own = self._own(whole, attempt, meeting)
+        packed = packed_for(whole, len(attempt.ranks))
+        try:
+            attempt.deliver(call, now)
+        except ControlMessageTooLarge as error:
+            attempt.refuse(0, error)
+        except ClusterError:
+            attempt.deliver_soon()  # there is no controller now
+
+    def _own(self, whole: JobRecord, attempt: Attempt, meeting: str) -> list[dict[str, object]]:
+        """What each rank is told besides what its job says."""
+        if all(rank.place == self._spec.num_engines for rank in attempt.ranks):
+            return [{} for _ in attempt.ranks]  # the assistant meets nobody
+        devices = [self._spec.devices[rank.place] for rank in attempt.ranks]
+        prefix = f"job-{whole.id}-{attempt.number}"
+        shared: dict[str, object] = {}
+        if whole.kind == "train":
+            shared["directory"] = Path(whole.directory)
+            if whole.checkpoint:
+                shared["resume"] = Path(whole.checkpoint)
+            elif self._weights.needed(whole):
+                shared["weights"] = self._weights.of(whole)
+        taken = seats(devices, meeting, prefix, self._spec.timeout_s)
+        return [{"seat": seat, **shared} for seat in taken]
+
+    def _has_started(self, work: Work, attempt: Attempt) -> bool:
+        """Whether it makes steps; a call, whether it was begun."""
+        if work.record.kind != "train":
+            return attempt.has_begun
+        return attempt.has_begun and attempt.ranks[0].last_row() is not None
+
+    def _conclude(self, work: Work, attempt: Attempt, now: float) -> bool:
+        """Writes down how an attempt ended, and what becomes of its job."""
+        record = work.record
+        rows = {rank.number: row for rank in attempt.ranks if (row := rank.last_row())}
+        work.pace.look(rows)
+        verdict = judge(record, attempt.ends(), record.wish, step=work.step, resumed=work.resumed)
+        step = verdict.outcome.step if verdict.outcome else work.step
+        directory, found = Path(record.directory), None
+        if record.kind == "train":
+            found, _ = newest_whole(directory, checked=False)
+        over = AttemptRecord(
+            attempt.number,
+            record.held,
+            started_at=attempt.began_at,
+            ended_at=time.time(),
+            step=step,
+            reason=verdict.reason,
+            resumed=work.resumed,
+            is_lost=verdict.is_lost,
+        )
+        fields = {
+            "attempts": (*record.attempts, over),
+            "step": step,
+            "checkpoint": str(found.path) if found else record.checkpoint,
+        }
+        if verdict.state != "starting":
+            return not self._release(work, verdict, **fields)
+        goes_on = f"from step {found.step}" if found else "from the beginning"
+        reason = f"{verdict.reason}; goes on {goes_on} once its engines are there"
+        self._store.update(
+            record.id, only_in=ACTIVE, state="starting", pids=(), reason=reason, **fields
+        )
+        self._store.event(reason, kind="lost", level="warning", job=record.id)
+        work.record, work.attempt = self._store.job(record.id), None
+        work.waits_since = now
+        return work.record.state in ACTIVE
+
+    def _release(self, work: Work, verdict: Verdict, **fields: object) -> bool:
+        """Gives the engines back with the job's new state; whether it is no more ours."""
+        record = work.record
+        reason, error = verdict.reason, verdict.error
+        goes_on = verdict.state in ("queued", "paused")
+        self._store.release(
+            record.id,
+            verdict.state,
+            only_in=ACTIVE,
+            reason=reason,
+            error=None if goes_on else error,
+            wish="",
+            **fields,
+        )
+        level: Level = "error" if verdict.state in ("failed", "parked") else "info"
+        told = f"{record.name} {'waits again' if verdict.state == 'queued' else verdict.state}"
+        text = f"{told}: {reason}" if reason else told
+        self._store.event(text, kind=verdict.state, level=level, job=record.id)
+        return True

@@ -1,0 +1,118 @@
+"""The job server's loop: looks, decides, acts; and waits for whatever comes first."""
+
+import logging
+import time
+from pathlib import Path
+
+from workbench.server.commands import Commands
+from workbench.server.engine_calls import Hands
+from workbench.server.fleet import Fleet
+from workbench.server.health.monitor import Monitor
+from workbench.server.initial_weights import InitialWeights
+from workbench.server.job_runner import Carrier
+from workbench.server.queue import Queue
+from workbench.server.work import Work
+from workbench.store.cluster_spec import Spec
+from workbench.store.errors import StoreError
+from workbench.store.record import ACTIVE
+from workbench.store.store import Store
+
+# Between looks at what nobody tells of: as long as all runs, and where something begins or ends.
+QUIET_S, BUSY_S = 0.1, 0.02
+# What nobody tells of is asked for so often: owners that are gone, time that has passed.
+SETTLE_EVERY_S = 2.0
+AGAIN_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class Server:
+    """The job server of one cluster; keeps nothing that is not in the store or in files.
+
+    Args:
+        folder: the cluster's.
+        spec: of the cluster.
+        store: of the cluster.
+        hands: calls its engines.
+    """
+
+    def __init__(self, folder: Path, spec: Spec, store: Store, hands: Hands) -> None:
+        self._store, self._hands = store, hands
+        here = {index for index, site in enumerate(spec.sites) if not site.enter}
+        self._fleet = Fleet(store, hands, spec.devices, here)
+        self._weights = InitialWeights(store, folder, spec.num_engines)
+        self._carrier = Carrier(store, spec, self._fleet, hands, self._weights)
+        self._commands = Commands(store)
+        self._queue = Queue(store, self._fleet, self._commands)
+        self._monitor = Monitor(folder, store, spec, self._fleet)
+        self._works: dict[int, Work] = {}
+        self._settled_at = float("-inf")
+
+    def run(self) -> None:
+        """Serves until this process is ended; there is nothing to be done at its end."""
+        while True:
+            try:
+                self.tick(time.monotonic(), BUSY_S if self._is_busy() else QUIET_S)
+            except StoreError as error:  # a full disk, or one that is slow: once more
+                log.warning("%s", error)
+                time.sleep(AGAIN_S)
+
+    def tick(self, now: float, wait_s: float = BUSY_S) -> None:
+        """One look at everything.
+
+        Args:
+            now: a monotonic clock's seconds.
+            wait_s: how long to wait for the end of a process.
+        """
+        is_news = self._fleet.wait(wait_s, now)
+        if self._store.changed() or is_news or self._fleet.is_due(now):
+            is_news = True
+            self._commands.carry_out()
+        is_due = now - self._settled_at >= SETTLE_EVERY_S
+        if is_news or is_due:
+            self._fleet.read(now)
+            self._take_up(now)
+        self._hear()
+        ended = [job for job, work in self._works.items() if not self._carrier.advance(work, now)]
+        for job in ended:
+            del self._works[job]
+        if is_news or is_due or ended:
+            self._settled_at = now
+            if ended:
+                self._fleet.read(now)
+            if self._queue.settle(time.time()):
+                self._fleet.read(now)
+                self._take_up(now)
+        if is_due and self._is_training():
+            self._fleet.prepare_spare()
+        self._monitor.look(self._works.values(), now)
+
+    def _is_busy(self) -> bool:
+        return any(work.record.state != "running" for work in self._works.values())
+
+    def _is_training(self) -> bool:
+        """Whether there is something to be ready for, and time for it."""
+        return not self._is_busy() and any(w.record.kind == "train" for w in self._works.values())
+
+    def _take_up(self, now: float) -> None:
+        """Takes up all jobs that hold engines, whichever server gave them those."""
+        active = {record.id: record for record in self._store.jobs(states=ACTIVE)}
+        for job in self._works.keys() - active.keys():
+            del self._works[job]
+        for job, record in active.items():
+            self._fleet.follow(record.held, record.pids, now)
+            if job in self._works:
+                self._works[job].record = record
+            else:
+                self._works[job] = Work.of(record, now)
+
+    def _hear(self) -> None:
+        """Calls that could not be delivered, or whose rank could not answer."""
+        for refusal in self._hands.refusals():
+            log.warning("%s: %r", refusal.tag, refusal.error)
+            if isinstance(refusal.tag, tuple):
+                job, attempt, rank = refusal.tag
+                work = self._works.get(job)
+                if work is not None and work.attempt and work.attempt.number == attempt:
+                    if not self._fleet.is_lost(work.attempt.ranks[rank].pid, refusal.error):
+                        work.attempt.refuse(rank, refusal.error)

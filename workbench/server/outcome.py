@@ -1,0 +1,237 @@
+"""What becomes of a job whose attempt is over: decided from what its ranks left alone.
+
+Which of several failures came first, and one text that tells it.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from workbench.store.answer import Answer
+from workbench.store.errors import EngineDied, RankError, RunError
+from workbench.store.outcome import Outcome
+from workbench.store.record import AttemptRecord, ErrorRecord, JobRecord, State
+
+
+@dataclass(frozen=True)
+class End:
+    """How one rank ended.
+
+    Attributes:
+        rank: its number.
+        pid: its process.
+        answer: what it answered; None where it died.
+        death: how its process ended, "was ended by SIGKILL"; "" where it lives.
+        is_killed: whether it was ended by us, because it did not answer after others had failed.
+    """
+
+    rank: int
+    pid: int
+    answer: Answer | None
+    death: str = ""
+    is_killed: bool = False
+
+
+def first_failure(ends: Sequence[End]) -> RunError | None:
+    """The error of the rank that failed first; None where all returned.
+
+    A lost process comes before any exception: what the others raise is that they lost it.
+    Exceptions are ordered by the clock, which ranks on one host share. Ranks that only
+    ended because they were interrupted, after another had failed, are not failures.
+    """
+    died = [end for end in ends if end.death and not end.is_killed]
+    raised = [end for end in ends if end.answer and end.answer.kind == "raised"]
+    raised.sort(key=lambda end: end.answer.time if end.answer else 0.0)
+    interrupted = [end for end in ends if end.answer and end.answer.kind == "interrupted"]
+    stuck = [end for end in ends if end.is_killed]
+    if died:
+        first = died[0]
+        text = f"rank {first.rank} (pid {first.pid}) died: its process {first.death}"
+        more = _others(died[1:] + raised), _stuck(stuck)
+        return EngineDied(_join(text, *more), first.rank, first.death)
+    if raised:
+        return _raised(raised[0], _others(raised[1:]), _stuck(stuck))
+    if interrupted or stuck:
+        first = (interrupted or stuck)[0]
+        text = f"rank {first.rank} (pid {first.pid}) was interrupted"
+        return RankError(_join(text, _stuck(stuck)), first.rank, kind="KeyboardInterrupt")
+    return None
+
+
+def _raised(end: End, *more: str) -> RankError:
+    answer = end.answer
+    assert answer is not None
+    kind, text = answer.error
+    place = f" in layer {answer.layer!r}" if answer.layer else ""
+    message = _join(
+        f"rank {end.rank} failed{place}: {kind}: {text}",
+        *more,
+        f"\nThe traceback of rank {end.rank}:\n{answer.traceback}",
+    )
+    return RankError(
+        message,
+        end.rank,
+        layer=answer.layer,
+        kind=kind,
+        text=text,
+        remote_traceback=answer.traceback,
+    )
+
+
+def _others(ends: Sequence[End]) -> str:
+    """'2 other ranks failed after it: PeerLost on ranks 0, 1', or nothing."""
+    if not ends:
+        return ""
+    kinds = defaultdict(list)
+    for end in ends:
+        kinds[end.answer.error[0] if end.answer else "died"].append(end.rank)
+    told = "; ".join(f"{kind} on rank{_list(ranks)}" for kind, ranks in kinds.items())
+    return f"{len(ends)} other rank{'s' * (len(ends) > 1)} failed after it: {told}"
+
+
+def _stuck(ends: Sequence[End]) -> str:
+    if not ends:
+        return ""
+    return (
+        f"rank{_list([end.rank for end in ends])} could not be interrupted and had to be ended; "
+        "new engines are started for the next run"
+    )
+
+
+def _list(ranks: Sequence[int]) -> str:
+    return f"{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))}"
+
+
+def _join(*parts: str) -> str:
+    return "\n".join(part for part in parts if part)
+
+
+WISHES = ("", "resize", "preempt", "pause", "stop", "cancel")
+"""What may be wished for a job that runs; a later one goes before earlier ones."""
+
+_BECOMES: dict[str, State] = {
+    "resize": "queued",
+    "preempt": "queued",
+    "pause": "paused",
+    "stop": "stopped",
+    "cancel": "cancelled",
+}
+_WHY: dict[str, str] = {
+    "resize": "goes on with another number of ranks",
+    "preempt": "makes room for a job of higher priority",
+    "pause": "paused",
+    "stop": "stopped",
+    "cancel": "cancelled",
+}
+# What ranks raise that lost each other. Where none raised anything else, and all live, what
+# was lost is what lay between them.
+_LOST = frozenset(("CommTimeout", "PeerLost", "CommError"))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What becomes of a job.
+
+    Attributes:
+        state: that it takes; "starting": it is tried again.
+        reason: why, for people.
+        error: what it failed with, or what the attempt did.
+        outcome: of rank 0, where the job trained to an end.
+        is_lost: whether the attempt ended because a process or a connection was lost.
+    """
+
+    state: State
+    reason: str
+    error: ErrorRecord | None = None
+    outcome: Outcome | None = None
+    is_lost: bool = False
+
+
+def becomes(wish: str) -> Verdict:
+    """What becomes of a job whose ranks have ended, or never began, as was wished."""
+    return Verdict(_BECOMES[wish], _WHY[wish])
+
+
+def judge(job: JobRecord, ends: Sequence[End], wish: str, *, step: int, resumed: int) -> Verdict:
+    """What becomes of a job, all of whose ranks have ended.
+
+    A rank that raised would raise again: its job has failed. A process that was lost is the fault
+    of nothing in the job, as far as is known, so that a training job is tried again; until it has
+    been lost `max_attempts` times without getting further, each time from the same checkpoint.
+
+    Args:
+        job: its record; `attempts` are those before this one.
+        ends: of the ranks.
+        wish: what was wished for it.
+        step: updates that were done when it ended.
+        resumed: updates that were done when the attempt began.
+    """
+    if wish == "cancel":
+        return becomes(wish)
+    failure = first_failure(ends)
+    if failure is None and all(end.answer for end in ends):
+        return _returned(ends, wish)
+    is_lost = _is_lost(ends)
+    has_raised = any(end.answer and end.answer.kind == "raised" for end in ends)
+    has_died = any(end.death and not end.is_killed for end in ends)
+    if wish and not has_raised and not has_died:
+        return becomes(wish)  # before all had begun; those that had were interrupted, or ended
+    error = _record(failure)
+    text = error.text.splitlines()[0]
+    if not is_lost or job.kind != "train":
+        return Verdict("failed", text, error)
+    if wish:
+        return replace(becomes(wish), reason=f"{_WHY[wish]}; {text}", is_lost=True)
+    losses = losses_in_place(job.attempts, step, resumed)
+    if losses >= job.max_attempts:
+        reason = f"lost {losses} times before it came further than step {step}; the last: {text}"
+        return Verdict("parked", reason, error, is_lost=True)
+    return Verdict("starting", text, error, is_lost=True)
+
+
+def losses_in_place(before: Sequence[AttemptRecord], step: int, resumed: int) -> int:
+    """How many attempts in a row, this one included, were lost without getting further.
+
+    One that got beyond all that were lost before it, or that began at a later checkpoint than the
+    last one, got further.
+    """
+    count = 1
+    for earlier in reversed(before):
+        if not earlier.is_lost or earlier.resumed < resumed or earlier.step < step:
+            break
+        count += 1
+    return count
+
+
+def _returned(ends: Sequence[End], wish: str) -> Verdict:
+    answer = ends[0].answer
+    outcome = answer.value if answer is not None else None
+    if not isinstance(outcome, Outcome):
+        return Verdict("finished", "")
+    if outcome.reason == "diverged":
+        return Verdict("failed", outcome.message, ErrorRecord("Diverged", outcome.message))
+    if outcome.reason == "finished":
+        return Verdict("finished", "", None, outcome)
+    return Verdict(_BECOMES.get(wish, "stopped"), _WHY.get(wish, "stopped"), None, outcome)
+
+
+def _is_lost(ends: Sequence[End]) -> bool:
+    """Whether ranks were lost, and none raised for a reason of its own before."""
+    if any(end.death and not end.is_killed for end in ends):
+        return True
+    kinds = {end.answer.error[0] for end in ends if end.answer and end.answer.kind == "raised"}
+    return kinds <= _LOST and bool(kinds or any(end.death for end in ends))
+
+
+def _record(failure: RunError | None) -> ErrorRecord:
+    if isinstance(failure, EngineDied):
+        return ErrorRecord("EngineDied", str(failure), failure.rank, death=failure.death)
+    if not isinstance(failure, RankError):
+        return ErrorRecord("ClusterError", "not all of its ranks began")
+    return ErrorRecord(
+        failure.kind,
+        str(failure),
+        failure.rank,
+        failure.layer,
+        failure.remote_traceback,
+    )

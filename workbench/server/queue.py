@@ -1,0 +1,111 @@
+"""Jobs that wait: which of them gets which engines, as the scheduler decides."""
+
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from workbench.scheduler.scheduling import Decisions, schedule
+from workbench.server.commands import Commands
+from workbench.server.fleet import Fleet
+from workbench.server.work import QUEUED
+from workbench.store.rank_files import RankFiles, withdraw
+from workbench.store.record import ACTIVE, JobRecord
+from workbench.store.store import Store
+
+UNFINISHED = QUEUED | ACTIVE
+MOVED_S = 5.0  # a predicted start that moves by less is no news
+
+
+class Queue:
+    """Starts what waits, and has what runs make room.
+
+    Args:
+        store: of the cluster.
+        fleet: its engines.
+        commands: takes wishes for jobs that run.
+    """
+
+    def __init__(self, store: Store, fleet: Fleet, commands: Commands) -> None:
+        self._store, self._fleet, self._commands = store, fleet, commands
+
+    def settle(self, now: float) -> bool:
+        """Gives free engines to jobs that wait; whether one began.
+
+        Args:
+            now: seconds since the epoch.
+        """
+        jobs = self._store.jobs(states=UNFINISHED)
+        self._let_go(jobs)
+        by_id = {job.id: job for job in jobs}
+        if not any(job.state == "queued" or len(job.sizes) > 1 for job in jobs):
+            return False  # nobody waits, and nobody could grow
+        decided = schedule(jobs, self._fleet.for_scheduling(), now)
+        began = [job for job, places in decided.starts if self._begin(by_id[job], places)]
+        for job in decided.preempt:
+            self._leave(by_id[job], "preempt", decided)
+        for job, _ in (*decided.shrink, *decided.grow):
+            self._leave(by_id[job], "resize", decided)
+        self._explain([j for j in jobs if j.state == "queued" and j.id not in began], decided)
+        return bool(began)
+
+    def _leave(self, job: JobRecord, wish: str, decided: Decisions) -> None:
+        """Has a job leave a checkpoint, and its engines; the scheduler gives it others."""
+        if self._commands.wish(job, wish):
+            why = decided.reasons.get(job.id, "")
+            self._store.event(f"{job.name} {wish}s: {why}", kind=wish, job=job.id)
+
+    def _explain(self, waiting: Sequence[JobRecord], decided: Decisions) -> None:
+        """Writes down why jobs wait, and for how long about; where that is news."""
+        news = {}
+        for job in waiting:
+            reason = decided.reasons.get(job.id, "")
+            start, known = decided.predicted_starts.get(job.id), job.predicted_start
+            moved = start != known and (
+                start is None or known is None or abs(start - known) > MOVED_S
+            )
+            if reason != job.reason or moved:
+                news[job.id] = {"reason": reason, "predicted_start": start}
+        if news:
+            self._store.update_all(news, only_in=QUEUED)
+
+    def _let_go(self, jobs: Sequence[JobRecord]) -> None:
+        """Cancels what somebody waits for who is gone, and calls whose lease is over."""
+        for job in jobs:
+            reason = ""
+            if job.kind != "train" and job.owner is not None and not job.owner.is_alive:
+                reason = f"process {job.owner.pid}, which waited for it, has ended"
+            elif job.lease is not None and self._store.job(job.lease).has_ended:
+                reason = f"the engines of lease {job.lease} were given back before"
+            if reason and not self._store.release(
+                job.id, "cancelled", only_in=QUEUED, reason=reason
+            ):
+                self._commands.wish(job, "cancel")
+
+    def _begin(self, job: JobRecord, places: tuple[int, ...]) -> bool:
+        """Takes engines for a job's next attempt."""
+        if job.directory:
+            job = self._after_known_attempts(job)
+        return self._store.claim(job.id, job.attempt, places)
+
+    def _after_known_attempts(self, job: JobRecord) -> JobRecord:
+        """Ends attempts that the store knows nothing of, as it was restored from a backup."""
+        folder = Path(job.directory) / "attempts"
+        numbers = [int(path.name) for path in folder.glob("*") if path.name.isdecimal()]
+        unknown = [number for number in numbers if number > job.attempt]
+        for number in unknown:
+            withdraw(folder / str(number))
+            self._end_ranks(folder / str(number))
+        if unknown:
+            self._store.update(job.id, only_in=QUEUED, attempt=max(unknown))
+            job = self._store.job(job.id)
+        return job
+
+    def _end_ranks(self, attempt: Path) -> None:
+        engines = {engine.pid for engine in self._fleet.living()}
+        for path in attempt.glob("rank-*.alive"):
+            files = RankFiles(attempt, int(path.stem.removeprefix("rank-")))
+            if files.answer is None and (pid := files.pid) in engines and pid is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,107 @@
+"""One job that holds engines: its record, its ranks, and how it goes."""
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from workbench.server.attempt import Attempt, Rank, attempt_folder
+from workbench.server.health.memory_trend import MemoryTrend
+from workbench.server.health.pace import Pace
+from workbench.store.checkpoints import Newest
+from workbench.store.errors import ClusterError
+from workbench.store.record import JobRecord, State
+
+QUEUED: frozenset[State] = frozenset(("queued",))
+STARTING: frozenset[State] = frozenset(("starting",))
+
+
+@dataclass
+class Work:
+    """A job in one of the states of `jobs.record.ACTIVE`.
+
+    Attributes:
+        record: as the store has it.
+        waits_since: since when it waits for its engines, by a monotonic clock.
+        attempt: its ranks; None while engines are waited for.
+        resumed: updates that were done when the attempt began.
+        pace: how fast it goes.
+        memory: of its ranks.
+        moved_at: when a row last came.
+        kept_at: when rows were last taken into the store.
+        written_step: the step that the store knows.
+        newest: the checkpoint that the next attempt goes on from, as it is being looked for.
+    """
+
+    record: JobRecord
+    waits_since: float
+    attempt: Attempt | None = None
+    resumed: int = 0
+    pace: Pace = field(default_factory=Pace)
+    memory: MemoryTrend = field(default_factory=MemoryTrend)
+    moved_at: float = 0.0
+    kept_at: float = 0.0
+    written_step: int = 0
+    newest: "Future[Newest] | None" = None
+
+    @classmethod
+    def of(cls, record: JobRecord, now: float) -> "Work":
+        """A job that holds engines, whoever gave them to it: a server that is gone, perhaps."""
+        work = cls(record, now, written_step=record.step)
+        if record.pids and not work.is_over:
+            work.begin(record, now)
+        return work
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the attempt that the record speaks of has ended, and the next not begun."""
+        attempts = self.record.attempts
+        return bool(attempts) and attempts[-1].number == self.record.attempt
+
+    @property
+    def step(self) -> int:
+        """Updates that are done, as far as is known."""
+        return max(self.pace.step, self.resumed)
+
+    def begin(self, record: JobRecord, now: float) -> None:
+        """Takes up an attempt whose engines are known."""
+        self.record = record
+        is_training = record.kind == "train"
+        self.attempt = Attempt(
+            record.id,
+            record.attempt,
+            attempt_folder(record.directory, record.attempt),
+            record.held,
+            record.pids,
+            with_values=is_training,
+        )
+        per_step = record.seconds / record.steps if record.seconds and record.steps else None
+        self.pace, self.moved_at, self.kept_at = Pace(per_step), now, now
+        self.memory = MemoryTrend()
+        self.resumed = step_of(record.checkpoint)
+        self.newest = None
+
+    def ranks_on(self, place: int) -> list[Rank]:
+        """The rank on an engine, if there is one."""
+        ranks = self.attempt.ranks if self.attempt is not None else []
+        return [rank for rank in ranks if rank.place == place]
+
+
+def step_of(checkpoint: str | None) -> int:
+    """Updates that were done before a checkpoint; 0 without one."""
+    return int(Path(checkpoint).name.removeprefix("step-")) if checkpoint else 0
+
+
+def packed_for(whole: JobRecord, num_ranks: int) -> bytes:
+    """The experiment for so many ranks.
+
+    Raises:
+        ClusterError: the job cannot run on so many.
+    """
+    if num_ranks == whole.engines:
+        return whole.packed
+    try:
+        return whole.variants[num_ranks]
+    except KeyError:
+        raise ClusterError(
+            f"job {whole.id} has no plan for {num_ranks} ranks, but for {whole.sizes}"
+        ) from None

@@ -1,0 +1,13 @@
+"""What a cluster's processes know of each other: jobs and engines in SQLite, run folders, records.
+
+Nothing here loads torch or ipyparallel.
+"""
+
+from workbench.store.errors import ClusterError as ClusterError
+from workbench.store.errors import ControlMessageTooLarge as ControlMessageTooLarge
+from workbench.store.errors import Diverged as Diverged
+from workbench.store.errors import EngineDied as EngineDied
+from workbench.store.errors import HostsError as HostsError
+from workbench.store.errors import RankError as RankError
+from workbench.store.errors import RunError as RunError
+from workbench.store.profile import Profile as Profile

@@ -1,0 +1,160 @@
+"""What a keeper is told: a text file in the cluster's folder, which a person can read.
+
+Where an engine runs: on this host, or on another that is entered by a command line.
+"""
+
+import json
+import sys
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from workbench.store.device import Device
+from workbench.store.errors import ClusterError
+from workbench.store.owner import Owner
+from workbench.store.profile import Launch
+from workbench.store.run_folder import write
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a process runs.
+
+    Attributes:
+        enter: what its command line begins with, to get there; keeps the process' id.
+        environment: what it has to know there.
+    """
+
+    enter: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+def of_interface(name: str) -> dict[str, str]:
+    """What makes gloo and nccl talk through an interface."""
+    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
+
+
+HERE = Site((), of_interface("lo0" if sys.platform == "darwin" else "lo"))
+
+
+FILE = "cluster.json"
+SERVER = "workbench.server"
+VERSION = 1  # of this file, and of what a notebook, a keeper and a job server say to each other
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """A cluster, as its keeper makes it.
+
+    Attributes:
+        devices: what each engine computes on; the last one has all of this host, and is the
+            assistant: it does what is done once for all ranks, and stands in for an engine that
+            died.
+        sites: where each of them runs.
+        address: of this host, at which all of them can reach it.
+        timeout_s: how long a rank waits for the others.
+        linger_s: how long the cluster stays when nobody is attached and nothing is to be done.
+        bound_to: a process that the cluster must not outlive, whatever it has to do; None: any.
+        environment: of all its processes, on top of the environment of who starts the keeper.
+        server: the module that is the job server; it is called with the folder.
+        launch: how engines come to other hosts; None: they are on this one. With it, devices and
+            sites are known, and saved, when the hosts are there.
+        ends_at: when the hosts are taken away, in seconds since the epoch; None: not known to be.
+        version: `VERSION`.
+
+    Raises:
+        ValueError: a field has no possible value.
+    """
+
+    devices: tuple[Device, ...] = ()
+    sites: tuple[Site, ...] = ()
+    address: str = ""
+    timeout_s: float = 30.0
+    linger_s: float = 60.0
+    bound_to: Owner | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    server: str = SERVER
+    launch: Launch | None = None
+    ends_at: float | None = None
+    version: int = VERSION
+
+    def __post_init__(self) -> None:
+        is_settled = bool(self.devices) or self.launch is None
+        if is_settled and (len(self.devices) < 2 or len(self.devices) != len(self.sites)):
+            raise ValueError(
+                f"a cluster has a device and a site for each engine and for the assistant, got "
+                f"{len(self.devices)} devices and {len(self.sites)} sites"
+            )
+        if not self.timeout_s > 0:
+            raise ValueError(f"timeout must be a positive number of seconds, got {self.timeout_s}")
+        if not self.linger_s >= 0:
+            raise ValueError(f"linger_s is a number of seconds, not negative, got {self.linger_s}")
+
+    @property
+    def num_engines(self) -> int:
+        """Engines that take ranks: all but the assistant."""
+        return len(self.devices) - 1 if self.launch is None else self.launch.engines
+
+    def save(self, folder: Path) -> None:
+        """Writes it into a cluster's folder."""
+        write(folder / FILE, json.dumps(asdict(self), indent=1))
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """What a cluster's folder says.
+
+        Raises:
+            ClusterError: nothing, or nothing that this workbench can read.
+        """
+        path = folder / FILE
+        try:
+            fields = json.loads(path.read_text())
+            version = fields["version"]
+        except FileNotFoundError:
+            raise ClusterError(f"{folder} is no cluster's folder: {FILE} is not there") from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ClusterError(f"{path} cannot be read: {error}") from error
+        if version != VERSION:
+            raise ClusterError(
+                f"{path} has version {version}, and this workbench reads version {VERSION}: use "
+                "the workbench that made it, or start another cluster"
+            )
+        try:
+            return cls(**{**fields, **_parts(fields)})
+        except (KeyError, TypeError, ValueError) as error:
+            raise ClusterError(f"{path} cannot be read: {error}") from error
+
+
+def identity(folder: Path) -> str:
+    """What ipyparallel calls a cluster; no other one of this host has the same."""
+    path = folder.absolute()
+    return f"{path.name}-{zlib.crc32(str(path).encode()):08x}"
+
+
+def connection_file(folder: Path, who: str) -> Path:
+    """Where the controller of a cluster says how a "client" or an "engine" reaches it."""
+    return folder / "profile" / "security" / f"ipcontroller-{identity(folder)}-{who}.json"
+
+
+def _parts(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Values that are made of others."""
+    devices = (Device(**{**each, "cores": tuple(each["cores"])}) for each in fields["devices"])
+    sites = (Site(tuple(each["enter"]), each["environment"]) for each in fields["sites"])
+    owner = fields["bound_to"]
+    bound_to = None if owner is None else Owner(**owner)
+    launch = _launch(fields.get("launch"))
+    return {
+        "devices": tuple(devices),
+        "sites": tuple(sites),
+        "bound_to": bound_to,
+        "launch": launch,
+    }
+
+
+def _launch(fields: Mapping[str, Any] | None) -> Launch | None:
+    if fields is None:
+        return None
+    ports = fields["ports"]
+    return Launch(**{**fields, "ports": None if ports is None else tuple(ports)})

@@ -1,0 +1,143 @@
+"""What one rank leaves in the folder of its attempt, for the job server and for notebooks.
+
+    rank-0.alive     its process id; written first: the rank has begun
+    rank-0.rows      its metric rows so far; older ones are in rank-0.0.rows, rank-0.1.rows, ...
+    rank-0.log       what it printed
+    rank-0.answer    how it ended; written whole, and last
+    withdrawn        the attempt was given up: ranks that begin later do nothing
+
+So a rank needs nobody who listens to it, and whoever asks later finds the same.
+
+What keeper, job server and engines know of relays; see the folder's own text.
+"""
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.store.answer import Answer
+
+CARRIED = "WORKBENCH_CARRIED"
+"""Names the variables that a relay hands on to its engine."""
+OWN_PID = "WORKBENCH_PID"
+"""Tells an engine by which process it is known where the cluster is kept."""
+
+UNREACHED, LOST = 201, 202
+ENDINGS = {
+    UNREACHED: "could not be started: nothing answers on its host",
+    LOST: "was lost: its host does not answer any more",
+}
+"""What a relay's exit status means where it is none of the engine's."""
+
+
+def stat_file(folder: Path, pid: int) -> Path:
+    """Where a relay writes what the kernel of the other host says of its engine.
+
+    Args:
+        folder: of the cluster.
+        pid: of the relay.
+    """
+    return folder / "relays" / f"{pid}.stat"
+
+
+WITHDRAWN = "withdrawn"
+
+
+@dataclass(frozen=True)
+class RankFiles:
+    """The files of one rank.
+
+    Attributes:
+        folder: of the attempt.
+        rank: its number.
+    """
+
+    folder: Path
+    rank: int
+
+    @property
+    def rows(self) -> Path:
+        """The newest metric rows."""
+        return self._named("rows")
+
+    def aside(self, number: int) -> Path:
+        """Older metric rows, put aside when there were many; numbered from 0."""
+        return self._named(f"{number}.rows")
+
+    @property
+    def log(self) -> Path:
+        """What the rank printed."""
+        return self._named("log")
+
+    @property
+    def pid(self) -> int | None:
+        """The process of a rank that has begun."""
+        with suppress(OSError, ValueError):  # not there, or being written
+            return int(self._named("alive").read_text())
+        return None
+
+    @property
+    def answer(self) -> bytes | None:
+        """How the rank ended, as `Answer.unpack` takes it; None where it has not."""
+        with suppress(FileNotFoundError):
+            return self._named("answer").read_bytes()
+        return None
+
+    def begin(self) -> bool:
+        """Says that this process is the rank; False where another call did before.
+
+        A call may be delivered twice, or late: of all, the first alone begins.
+
+        Raises:
+            OSError: it could not be said; then it was not, and another call may begin.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        try:
+            file = os.open(self._named("alive"), flags, 0o600)
+        except FileExistsError:
+            return False
+        try:
+            with os.fdopen(file, "w") as alive:
+                alive.write(str(own_pid()))
+        except OSError:
+            self._named("alive").unlink()
+            raise
+        return True
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """Whether the attempt was given up.
+
+        A rank looks after it has begun, and who withdraws an attempt looks for ranks that have
+        begun after that: so one of them sees the other.
+        """
+        return (self.folder / WITHDRAWN).exists()
+
+    def end(self, answer: Answer) -> None:
+        """Writes the answer, to stay.
+
+        Raises:
+            ControlMessageTooLarge: it takes more than 64 KiB; nothing was written.
+        """
+        packed, part = answer.pack(), self._named("answer.part")
+        with part.open("wb") as file:
+            file.write(packed)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(self._named("answer"))
+
+    def _named(self, kind: str) -> Path:
+        return self.folder / f"rank-{self.rank}.{kind}"
+
+
+def own_pid() -> int:
+    """By which process this engine is known where the cluster is kept; see `launchers`."""
+    return int(os.environ.get(OWN_PID, os.getpid()))
+
+
+def withdraw(folder: Path) -> None:
+    """Gives an attempt up: ranks that begin later answer "interrupted", and do nothing else."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / WITHDRAWN).touch()

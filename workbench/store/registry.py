@@ -1,0 +1,96 @@
+"""Which clusters there are, by name: one small file for each in the platform's folder for state."""
+
+import os
+import platform
+import re
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import platformdirs
+
+from workbench.store.cluster_spec import FILE
+from workbench.store.errors import ClusterError
+from workbench.store.run_folder import write
+
+PREFIX = ".cluster-"
+_NAME = re.compile(r"\w[\w.-]*")
+_OWN = re.compile(r"(.+)-(\d+)-[0-9a-f]{8}")
+
+
+def new_name() -> str:
+    """A name that no other cluster has, for one that was given none."""
+    return f"{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def owner_of(name: str) -> int | None:
+    """The process that started a cluster of this host without a name; None: people chose it."""
+    found = _OWN.fullmatch(name)
+    return int(found[2]) if found is not None and found[1] == platform.node() else None
+
+
+def folder_for(directory: Path, name: str) -> Path:
+    """The folder of a cluster beside its runs.
+
+    Raises:
+        ValueError: a name that folders cannot have.
+    """
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"a cluster's name has letters, digits, '.', '_' and '-', got {name!r}")
+    return directory / f"{PREFIX}{name}"
+
+
+def name_of(folder: Path) -> str:
+    """The name of the cluster that has a folder."""
+    return folder.name.removeprefix(PREFIX)
+
+
+def enter(folder: Path) -> None:
+    """Lets a cluster be found by its name."""
+    place = _place(name_of(folder))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    write(place, f"{folder}\n")
+
+
+def remove(folder: Path) -> None:
+    """The opposite of `enter`; another cluster of this name stays."""
+    name = name_of(folder)
+    if _found(name) == folder:
+        _place(name).unlink(missing_ok=True)
+
+
+def known() -> Iterator[tuple[str, Path]]:
+    """Names and folders of all clusters whose folders are there, in the order of their names."""
+    for place in sorted(_place("").parent.glob("*.cluster")):
+        if (folder := _found(place.stem)) is not None:
+            yield place.stem, folder
+
+
+def find(name: str | Path) -> Path:
+    """The folder of a cluster.
+
+    Args:
+        name: of the cluster, or its folder.
+
+    Raises:
+        ClusterError: there is none; the text says which ones are.
+    """
+    if (Path(name) / FILE).exists():
+        return Path(name).resolve()
+    if (folder := _found(str(name))) is not None:
+        return folder
+    names = ", ".join(repr(name) for name, _folder in known()) or "none"
+    raise ClusterError(f"there is no cluster {str(name)!r}; those that are known here: {names}")
+
+
+def _place(name: str) -> Path:
+    return platformdirs.user_state_path("workbench") / "clusters" / f"{name}.cluster"
+
+
+def _found(name: str) -> Path | None:
+    with suppress(OSError):
+        folder = Path(_place(name).read_text().strip())
+        if (folder / FILE).exists():
+            return folder
+    return None

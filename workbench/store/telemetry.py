@@ -1,0 +1,253 @@
+"""Metric rows on their way from a rank to whoever reads them: a file that grows by whole rows.
+
+    rank       emit emit emit | append 3 rows | emit | append 1 row ...
+    rank-0.rows                 rows 0, 1, 2           row 3
+    a reader                      rows 0, 1, 2                   row 3
+
+Writing takes a thread of its own, twenty times a second at most. Above 4 MiB the file is put aside,
+as `rank-0.0.rows`, `rank-0.1.rows` and so on, and a new one is begun; of the oldest, not all rows
+are kept (`thinning`).
+
+Old metric rows take no more room the longer a run is: of older files, some steps' rows are kept.
+
+    rank-0.0.rows  rank-0.1.rows  rank-0.2.rows  |  rank-0.3.rows  rank-0.4.rows  rank-0.rows
+    every 4th step's                             |  all
+
+With n older files, one in every 2^k steps is kept, with the least 2^k that is at least n. So all of
+them together are no larger than one was, and each is written anew log2(n) times.
+"""
+
+import os
+import struct
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from workbench.plan.metrics import Row
+from workbench.store import rows
+from workbench.store.rank_files import RankFiles
+from workbench.store.rows import ROW_BYTES
+
+_STEP = struct.Struct("=d")  # what a row begins with
+
+
+def thin(files: RankFiles, num_older: int) -> None:
+    """Thins the oldest files of those that were put aside; to be called whenever there is one more.
+
+    Args:
+        files: of a rank.
+        num_older: how many of its files are thinned, the last one for the first time.
+
+    Raises:
+        OSError: the disk is full; every file is as it was, or thinned.
+    """
+    stride = _stride(num_older)
+    first = num_older - 1 if stride == _stride(num_older - 1) else 0
+    for number in range(first, num_older):
+        _thin(files.aside(number), stride)
+
+
+def step_of(row: bytes) -> int:
+    """The step of a packed row."""
+    return int(_STEP.unpack_from(row)[0])
+
+
+def _stride(num_older: int) -> int:
+    return 1 << max(num_older - 1, 0).bit_length()
+
+
+def _thin(path: Path, stride: int) -> None:
+    packed = path.read_bytes()
+    rows = (packed[start : start + ROW_BYTES] for start in range(0, len(packed), ROW_BYTES))
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_bytes(b"".join(row for row in rows if step_of(row) % stride == 0))
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+PERIOD_S = 0.05  # a fifth of what a view may lag behind
+PUT_ASIDE_BYTES = 4 << 20
+ROWS_AT_ONCE = 4096
+KEPT_WHOLE = 2  # files that were put aside
+
+
+class Telemetry:
+    """A rank's end: collects rows, and appends them from a thread of its own.
+
+    Args:
+        files: of the rank.
+        period_s: seconds between two writes.
+        put_aside_bytes: the size from which on a file is put aside.
+        kept_whole: how many of those, the newest ones, keep all their rows.
+    """
+
+    def __init__(
+        self,
+        files: RankFiles,
+        *,
+        period_s: float = PERIOD_S,
+        put_aside_bytes: int = PUT_ASIDE_BYTES,
+        kept_whole: int = KEPT_WHOLE,
+    ) -> None:
+        self._files, self._period_s, self._put_aside_bytes = files, period_s, put_aside_bytes
+        self._kept_whole = kept_whole
+        self._num_aside = self._num_bytes = self._size = 0  # bytes: of all rows that were emitted
+        self._num_written = 0
+        self._file: int | None = None
+        self._waiting: list[bytes] = []
+        self._rest = b""  # of what a full disk took only in part
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="telemetry", daemon=True)
+        self._thread.start()
+
+    def emit(self, row: Row) -> None:
+        """Takes one row.
+
+        Raises:
+            ValueError: a name that is no column, or a column without a value.
+        """
+        self._waiting.append(rows.pack(row))
+        self._num_bytes += rows.ROW_BYTES
+
+    def close(self) -> int:
+        """Writes what is left; returns how many rows were lost, as the disk is full."""
+        self._closing.set()
+        self._thread.join()
+        with suppress(OSError):
+            while self._waiting or self._rest:
+                self._write()
+        if self._file is not None:
+            os.close(self._file)
+        return -(-(self._num_bytes - self._num_written) // rows.ROW_BYTES)
+
+    def _serve(self) -> None:
+        while not self._closing.wait(self._period_s):
+            if self._waiting or self._rest:
+                with suppress(OSError):  # nothing was lost; the next round tries again
+                    self._write()
+
+    def _write(self) -> None:
+        if self._file is None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._file, self._size = os.open(self._files.rows, flags, 0o600), 0
+        if not self._rest:
+            count = len(self._waiting)  # others are appended meanwhile
+            self._rest = b"".join(self._waiting[:count])
+            del self._waiting[:count]
+        written = os.write(self._file, self._rest)
+        self._rest, self._size = self._rest[written:], self._size + written
+        self._num_written += written
+        if self._size >= self._put_aside_bytes and not self._rest:
+            os.close(self._file)
+            self._file = None
+            self._files.rows.rename(self._files.aside(self._num_aside))
+            self._num_aside += 1
+            if (num_older := self._num_aside - self._kept_whole) > 0:
+                thin(self._files, num_older)
+
+
+class Tail:
+    """A reader of one rank's rows: each once, in their order, while they are being written.
+
+    Where nothing came it costs one look at the file's size. Any number of them may read, in any
+    process; rows that are half written wait for their other half.
+
+    Args:
+        files: of the rank.
+    """
+
+    def __init__(self, files: RankFiles) -> None:
+        self._files, self._newest = files, str(files.rows)  # text: a look shall cost little
+        self._number = self._offset = 0  # of the file that is read, and in it
+        self._aside = str(files.aside(0))  # where that file goes once it is put aside
+        self._last = b""  # row that was given
+        self._seen: tuple[int, int] | None = None  # what the newest file was when all was read
+
+    def take(self, most: int = ROWS_AT_ONCE) -> bytes:
+        """The rows that came since the last call, packed (see `rows`).
+
+        Args:
+            most: rows at once, so that a long history takes little memory; the next call gives
+                more. Nothing: that is all for now.
+        """
+        taken, room = [], most * rows.ROW_BYTES
+        while room:
+            stamp = _stamp(self._newest)
+            if stamp is not None and stamp == self._seen:
+                break  # nor was it put aside
+            if os.path.exists(self._aside):
+                packed = self._read_aside(self._aside, room)
+                if not packed:
+                    self._number, self._offset, self._seen = self._number + 1, 0, None
+                    self._aside = str(self._files.aside(self._number))
+            elif stamp is None:
+                break
+            else:
+                packed, inode = self._read(self._newest, room)
+                if inode != stamp[0]:  # put aside between the two looks
+                    continue
+                if len(packed) < room:
+                    self._seen = stamp
+            taken.append(packed)
+            room -= len(packed)
+            if packed:
+                self._offset += len(packed)
+                self._last = packed[-rows.ROW_BYTES :]
+        return b"".join(taken)
+
+    def read(self, most: int = ROWS_AT_ONCE) -> list[Row]:
+        """As `take`, unpacked."""
+        return list(rows.unpack(self.take(most)))
+
+    def _read_aside(self, path: str, room: int) -> bytes:
+        """Rows after the last that was given, which lies elsewhere if they were thinned since."""
+        with open(path, "rb", buffering=0) as file:
+            if self._offset:
+                before = self._offset - rows.ROW_BYTES
+                if os.pread(file.fileno(), rows.ROW_BYTES, before) != self._last:
+                    packed, last = file.read(), step_of(self._last)
+                    starts = range(0, len(packed), rows.ROW_BYTES)
+                    later = (
+                        at for at in starts if step_of(packed[at : at + rows.ROW_BYTES]) > last
+                    )
+                    self._offset = next(later, len(packed))
+            return os.pread(file.fileno(), room, self._offset)
+
+    def _read(self, path: str, room: int) -> tuple[bytes, int | None]:
+        """Whole rows from the offset on, and the inode of the file that they are from."""
+        try:
+            with open(path, "rb", buffering=0) as file:
+                packed = os.pread(file.fileno(), room, self._offset)
+                inode = os.fstat(file.fileno()).st_ino
+        except FileNotFoundError:
+            return b"", None
+        return packed[: len(packed) // rows.ROW_BYTES * rows.ROW_BYTES], inode
+
+
+class Follower:
+    """A reader of the rows of all ranks of one attempt.
+
+    Args:
+        folder: of the attempt.
+        num_ranks: how many there are.
+
+    Attributes:
+        tails: one for each rank.
+    """
+
+    def __init__(self, folder: Path, num_ranks: int) -> None:
+        self.tails = tuple(Tail(RankFiles(folder, rank)) for rank in range(num_ranks))
+
+    def read(self, most: int = ROWS_AT_ONCE) -> list[Row]:
+        """New rows, in each rank's order; `most` of each rank at once."""
+        return [row for tail in self.tails for row in tail.read(most)]
+
+
+def _stamp(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_size

@@ -1,0 +1,129 @@
+"""How soon something that ended is started again.
+
+The job server's process, started again whenever it ends.
+"""
+
+import os
+import signal
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.hosts.processes import MARK, ending
+from workbench.store.cluster_spec import Spec, identity
+from workbench.supervisor.launch import command, guarded
+from workbench.supervisor.starting import LOG
+
+
+@dataclass(frozen=True)
+class Patience:
+    """A rule.
+
+    Attributes:
+        lasting_s: one that lived so long had started well: the next one starts at once.
+        first_s: the wait after the second one in a row that did not; it doubles each time.
+        longest_s: the longest wait.
+        most: so many in a row are tried; None: any number.
+    """
+
+    lasting_s: float
+    first_s: float
+    longest_s: float
+    most: int | None = None
+
+    def wait_s(self, failures: int) -> float | None:
+        """Seconds to wait after so many in a row ended early; None: no more are tried."""
+        if self.most is not None and failures >= self.most:
+            return None
+        if failures < 2:
+            return 0.0
+        return float(min(self.first_s * 2.0 ** (failures - 2), self.longest_s))
+
+
+class Series:
+    """Starts of one thing, one after another.
+
+    Args:
+        patience: the rule.
+    """
+
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+        self._failures = 0
+        self._began_at: float | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it was ever started."""
+        return self._began_at is not None
+
+    def began(self, now: float) -> None:
+        """It was started; `now` is in seconds of a monotonic clock."""
+        self._began_at = now
+
+    def ended(self, now: float, *, had_started: bool = False) -> float | None:
+        """It has ended; when to start it again, by the same clock. None: no more.
+
+        Args:
+            now: seconds of that clock.
+            had_started: whether it is known to have started well, however soon it ended.
+        """
+        began_at = now if self._began_at is None else self._began_at
+        lasted = had_started or now - began_at >= self._patience.lasting_s
+        self._failures = 0 if lasted else self._failures + 1
+        wait_s = self._patience.wait_s(self._failures)
+        return None if wait_s is None else now + wait_s
+
+
+PATIENCE = Patience(lasting_s=5.0, first_s=0.25, longest_s=10.0)
+
+
+class ServerProcess:
+    """Runs `python -m <spec.server> FOLDER`; runs are not disturbed while there is none.
+
+    Args:
+        folder: the cluster's.
+        spec: what it is.
+    """
+
+    def __init__(self, folder: Path, spec: Spec) -> None:
+        self._folder, self._spec = folder, spec
+        self._series = Series(PATIENCE)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._due_at: float | None = 0.0
+
+    def look(self, now: float) -> str:
+        """Starts it where it is time to; says how it ended, where it has since the last look.
+
+        Args:
+            now: seconds of a monotonic clock.
+        """
+        said = ""
+        if self._process is not None and (code := self._process.poll()) is not None:
+            said = f"the job server (process {self._process.pid}) {ending(code)}"
+            self._process, self._due_at = None, self._series.ended(now)
+        if self._process is None and self._due_at is not None and now >= self._due_at:
+            self._series.began(now)
+            self._process = self._start()
+        return said
+
+    def kill(self) -> None:
+        """Ends it, and does not start it again."""
+        self._due_at = None
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with (self._folder / LOG).open("ab") as log:
+            return subprocess.Popen(
+                command(self._spec.server, str(self._folder)),
+                env={**os.environ, **guarded(self._folder), MARK: identity(self._folder)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # our guard ends its whole group
+            )
