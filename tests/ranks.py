@@ -14,8 +14,8 @@ import ipyparallel as ipp
 import torch
 from torch.distributed import TCPStore
 
-from workbench.comm.group import Group
-from workbench.comm.world import Seat, World
+from workbench.comm.groups.group import Group
+from workbench.comm.groups.world import Seat, World
 
 # Between tasks SIGINT would cost an engine the answer that it is about to send.
 INTERRUPT = signal.SIGUSR1

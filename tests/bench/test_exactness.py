@@ -9,7 +9,7 @@ from workbench.bench.exactness import figures_of
 from workbench.bench.models import smallest
 from workbench.bench.report import Figure
 from workbench.model.trace import trace
-from workbench.train.verification import Difference, Verification
+from workbench.train.verify.verification import Difference, Verification
 
 
 def content_of(tmp_path, name):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from workbench.train import recut, session
+from workbench.train.loop import session
+from workbench.train.reshard import reshard as recut
 
 VICTIM = 1
 train_well = session.train

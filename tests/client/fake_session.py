@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 
 from workbench.comm.collectives import all_reduce
-from workbench.comm.world import World
+from workbench.comm.groups.world import World
 from workbench.plan.metrics import COLUMNS, Row
 from workbench.store.outcome import Outcome
-from workbench.train.control import Control
-from workbench.train.session import Seat
+from workbench.train.loop.control import Control
+from workbench.train.loop.session import Seat
 
 Emit = Callable[[Row], None]
 

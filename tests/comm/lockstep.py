@@ -3,7 +3,7 @@
 from collections import defaultdict, deque
 from collections.abc import Sequence
 
-from workbench.comm.exchange import Exchange, Rounds
+from workbench.comm.algorithms.exchange import Exchange, Rounds
 
 
 def run(

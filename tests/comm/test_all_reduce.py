@@ -9,8 +9,8 @@ import torch
 
 from tests.ranks import all_ranks
 from workbench.comm.collectives import all_gather, all_reduce, start_all_reduce
-from workbench.comm.errors import PeerLost
-from workbench.comm.world import World
+from workbench.comm.groups.errors import PeerLost
+from workbench.comm.groups.world import World
 from workbench.plan.placement import Shard
 from workbench.predict import collective_costs
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.ranks import all_ranks
-from workbench.comm.exchange import Exchange
+from workbench.comm.algorithms.exchange import Exchange
 from workbench.comm.transfer import trade
 
 

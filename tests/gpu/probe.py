@@ -8,13 +8,13 @@ import torch.distributed as dist
 
 from tests.ranks import all_ranks
 from workbench.comm.collectives import all_gather, all_reduce, broadcast, start_all_reduce
-from workbench.comm.world import Seat, World
+from workbench.comm.groups.world import Seat, World
 from workbench.plan.experiment import Experiment
 from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
-from workbench.train.memory import PeakMeter
-from workbench.train.replanning import under
-from workbench.train.state import RankState, group_specs_of
+from workbench.train.loop.memory import PeakMeter
+from workbench.train.loop.state import RankState, group_specs_of
+from workbench.train.reshard.replanning import under
 
 
 def place(seat: Seat, experiment: Experiment, *, weights: Path) -> tuple[str, str]:

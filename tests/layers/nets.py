@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workbench.comm.world import World
+from workbench.comm.groups.world import World
 from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
 from workbench.layers.cut_model import CutModel, Groups, group_specs

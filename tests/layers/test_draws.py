@@ -9,7 +9,7 @@ from workbench.layers.draws import DrawError, PlacedDraws
 from workbench.layers.draws import drawing as entered
 from workbench.model.trace import trace
 from workbench.plan.graph import Layer
-from workbench.train.masks import VerifyError, place_draws
+from workbench.train.verify.draws import VerifyError, place_draws
 
 
 def layer(*draws):

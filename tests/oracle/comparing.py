@@ -26,9 +26,9 @@ from workbench.plan.experiment import (
 from workbench.plan.placement import Shard, apportion
 from workbench.plan.plan import Plan
 from workbench.plan.weights import WeightPlacement
-from workbench.train.data import open_data, rows_of_step
-from workbench.train.taken_home import state_dict
-from workbench.train.wishes import Wishes
+from workbench.train.checkpoint.full_state_dict import state_dict
+from workbench.train.data.data import open_data, rows_of_step
+from workbench.train.reshard.requests import Wishes
 
 EXACT, MARGIN, SHAKEN = 1e-9, 10.0, 1e-14
 # No wrong factor is as small, whatever the rounding: of fp32, and of bf16.

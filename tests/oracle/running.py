@@ -9,13 +9,12 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from workbench.comm.world import Seat
+from workbench.comm.groups.world import Seat
 from workbench.plan.experiment import Experiment
 from workbench.store.outcome import Outcome
-from workbench.train import session
-from workbench.train.control import Control
-from workbench.train.loop import Loop
-from workbench.train.objective import own_rows
+from workbench.train.loop.control import Control
+from workbench.train.loop.loop import Loop, session
+from workbench.train.loop.objective import own_rows
 
 # Of a collective, and of an attempt: far more than any needs, and a hang is a failure.
 TIMEOUT_S, LIMIT_S = 20.0, 60.0

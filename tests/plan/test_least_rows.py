@@ -16,7 +16,7 @@ from workbench.plan import (
     Synthetic,
 )
 from workbench.plan.least_rows import Schedule, check_rows
-from workbench.train.data import open_data
+from workbench.train.data.data import open_data
 
 
 def normed(least=2, *, running=True):

@@ -7,17 +7,16 @@ import torch
 
 from tests.layers import nets
 from workbench.bench.stepping import measure
-from workbench.comm.record import Givers
-from workbench.comm.world import Seat, World
+from workbench.comm.groups.record import Givers
+from workbench.comm.groups.world import Seat, World
 from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
 from workbench.plan.experiment import Experiment
 from workbench.plan.placement import Shard, apportion
-from workbench.train.batch import MicroBatch
-from workbench.train.loop import agree
-from workbench.train.passes import pass_of
-from workbench.train.state import everyone, group_specs_of
-from workbench.train.strategy import strategy_of, updater_of
+from workbench.train.loop.loop import agree
+from workbench.train.loop.passes import MicroBatch, pass_of
+from workbench.train.loop.state import everyone, group_specs_of
+from workbench.train.strategies.strategy import strategy_of, updater_of
 
 
 def received_in_a_step(

@@ -4,7 +4,7 @@ import pytest
 from torch import Tensor, nn
 
 from tests.predict import running
-from workbench.comm.staging import SEGMENT_BYTES
+from workbench.comm.shared_memory.staging import SEGMENT_BYTES
 from workbench.layers.linear import LARGE_BYTES
 from workbench.model.trace import trace
 from workbench.model.vision import torchvision

@@ -10,7 +10,7 @@ from tests.comm.lockstep import run
 from tests.layers import nets
 from tests.layers.drawn import GRAPHS
 from tests.predict.test_traffic import experiment, runs
-from workbench.comm import course
+from workbench.comm.algorithms import course
 from workbench.plan.codec import Codec
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment import LocalSGD, ParameterServer, Synchronous

@@ -12,18 +12,17 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from tests.layers import nets
-from workbench.comm.world import World
+from workbench.comm.groups.world import World
 from workbench.layers.context import BatchContext
 from workbench.layers.cut_model import Groups, group_specs
 from workbench.plan.experiment import SGD, Synchronous
 from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
-from workbench.train.batch import MicroBatch
-from workbench.train.masks import place_draws
-from workbench.train.objective import own_rows
-from workbench.train.passes import pass_of
-from workbench.train.synchronous import SynchronousUpdates
-from workbench.train.updater import Updater
+from workbench.train.loop.objective import own_rows
+from workbench.train.loop.passes import MicroBatch, pass_of
+from workbench.train.strategies.optimizer import Updater
+from workbench.train.strategies.synchronous import SynchronousUpdates
+from workbench.train.verify.draws import place_draws
 
 OPTIMIZER = SGD(lr=0.1, momentum=0.9)
 

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from tests.layers.nets import piece_of
-from workbench.comm.world import World
+from workbench.comm.groups.world import World
 from workbench.model.slices import WeightsFile
 from workbench.plan.experiment import AdamW, Experiment, Synthetic
 from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
-from workbench.train.data import open_data, rows_of_step
-from workbench.train.evaluate import evaluate
-from workbench.train.objective import own_rows
-from workbench.train.state import RankState, group_specs_of
+from workbench.train.data.data import open_data, rows_of_step
+from workbench.train.loop.evaluate import evaluate
+from workbench.train.loop.objective import own_rows
+from workbench.train.loop.state import RankState, group_specs_of
 
 SHAPE, CLASSES = (3, 6, 6), 10
 STATES = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from workbench.comm.collectives import all_reduce
-from workbench.comm.world import World
+from workbench.comm.groups.world import World
 from workbench.plan.experiment import Experiment, Pipelined, Synchronous
-from workbench.train.at_once import AtOnce
-from workbench.train.state import RankState, group_specs_of
+from workbench.train.loop.state import RankState, group_specs_of
+from workbench.train.strategies.synchronous import AtOnce
 
 Weights = dict[str, Tensor]
 

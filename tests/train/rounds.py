@@ -6,15 +6,14 @@ from contextlib import nullcontext
 from torch import Tensor, nn
 
 from tests.layers import nets
-from workbench.comm.world import World
+from workbench.comm.groups.world import World
 from workbench.layers.cut_model import CutModel
 from workbench.layers.rounds import PartedModel, Round
 from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
 from workbench.plan.tail import Tail
-from workbench.train.batch import MicroBatch
-from workbench.train.memory import PeakMeter, tensor_bytes
-from workbench.train.passes import RoundsPass, pass_of
+from workbench.train.loop.memory import PeakMeter, tensor_bytes
+from workbench.train.loop.passes import MicroBatch, RoundsPass, pass_of
 
 
 class Wide(nn.Module):

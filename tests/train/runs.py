@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from workbench.comm.world import World
+from workbench.comm.groups.world import World
 from workbench.plan.experiment import Experiment
-from workbench.train.memory import tensor_bytes
-from workbench.train.state import RankState, group_specs_of
+from workbench.train.loop.memory import tensor_bytes
+from workbench.train.loop.state import RankState, group_specs_of
 
 STATES = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")
 

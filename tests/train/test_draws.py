@@ -7,15 +7,15 @@ import torch
 
 from tests.layers import drawing
 from tests.train.exact import Case, check, split
+from tests.train.loop.test_session import session
 from tests.train.runs import same, trained
-from tests.train.test_session import session
 from workbench.client.verifying import experiment_for, merge
 from workbench.model.trace import trace
 from workbench.model.weights import initialize
 from workbench.plan.experiment import AdamW, Experiment, Synthetic
 from workbench.plan.plan import Plan
-from workbench.train.reference import write_reference
-from workbench.train.verify import compare
+from workbench.train.verify.reference import write_reference
+from workbench.train.verify.verify import compare
 
 FIELDS = dict(
     data=Synthetic(samples=24, classes=5),

@@ -7,7 +7,7 @@ from workbench.model.trace import trace
 from workbench.model.weights import initialize
 from workbench.plan.experiment import SGD, Experiment, Synthetic
 from workbench.plan.plan import Plan
-from workbench.train.verify import compare, write_reference
+from workbench.train.verify.verify import compare, write_reference
 
 GRAPH = trace(net(), input_shape=(3, 8, 8))
 

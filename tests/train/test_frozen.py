@@ -20,11 +20,11 @@ from workbench.plan.experiment import (
     Synchronous,
 )
 from workbench.plan.plan import Plan
-from workbench.train.checkpoint import latest
-from workbench.train.reference import write_reference
-from workbench.train.session import Control, train
-from workbench.train.taken_home import state_dict
-from workbench.train.verify import compare
+from workbench.train.checkpoint.checkpoint import latest
+from workbench.train.checkpoint.full_state_dict import state_dict
+from workbench.train.loop.session import Control, train
+from workbench.train.verify.reference import write_reference
+from workbench.train.verify.verify import compare
 
 NETS = {
     "unused": Net,

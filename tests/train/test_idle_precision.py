@@ -10,8 +10,8 @@ from workbench.model.trace import skeleton
 from workbench.model.weights import initialize
 from workbench.plan.experiment import SGD, Experiment, Synthetic
 from workbench.plan.plan import Plan
-from workbench.train.objective import own_rows
-from workbench.train.state import RankState, group_specs_of
+from workbench.train.loop.objective import own_rows
+from workbench.train.loop.state import RankState, group_specs_of
 
 CLASSES = 5
 

@@ -3,11 +3,11 @@
 import pytest
 
 from tests.train import small
+from tests.train.loop.test_session import GRAPH
 from tests.train.runs import same, trained
-from tests.train.test_local_sgd import GRAPH as TAILED
-from tests.train.test_local_sgd import net as tailed
-from tests.train.test_local_sgd import plan as tailed_plan
-from tests.train.test_session import GRAPH
+from tests.train.strategies.test_local_sgd import GRAPH as TAILED
+from tests.train.strategies.test_local_sgd import net as tailed
+from tests.train.strategies.test_local_sgd import plan as tailed_plan
 from workbench.model.weights import initialize
 from workbench.plan.experiment import SGD, AdamW, Experiment, LocalSGD, Synchronous, Synthetic
 from workbench.plan.plan import Plan

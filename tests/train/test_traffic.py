@@ -3,12 +3,12 @@
 import pytest
 
 from workbench.bench.small_vgg import INPUT_SHAPE, SmallVGG
-from workbench.comm.world import World
+from workbench.comm.groups.world import World
 from workbench.model.trace import trace
 from workbench.model.weights import initialize
 from workbench.plan.experiment import SGD, Experiment, LocalSGD, Synchronous, Synthetic
 from workbench.plan.plan import Plan
-from workbench.train.state import RankState, group_specs_of
+from workbench.train.loop.state import RankState, group_specs_of
 
 WIDTH, RANKS, ROWS, FLOAT = 4, 4, 2, 4
 GRAPH = trace(SmallVGG(WIDTH), input_shape=INPUT_SHAPE)

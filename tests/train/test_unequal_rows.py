@@ -8,7 +8,7 @@ from workbench.model.trace import trace
 from workbench.model.weights import initialize
 from workbench.plan.experiment import SGD, Experiment, Synthetic
 from workbench.plan.plan import Plan
-from workbench.train.state import RankState, group_specs_of
+from workbench.train.loop.state import RankState, group_specs_of
 
 GRAPH = trace(net(), input_shape=(3, 8, 8))
 SAMPLES, BATCH = 25, 10  # the last batch of an epoch has five rows

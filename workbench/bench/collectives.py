@@ -29,8 +29,8 @@ from workbench.bench.report import Cell, Figure, Report
 from workbench.bench.timing import KIB, MIB, Seconds, experiment_of, named, timed
 from workbench.client.cluster import Cluster
 from workbench.comm.collectives import all_reduce, start_all_reduce
-from workbench.comm.group import Group
-from workbench.comm.world import Seat, World
+from workbench.comm.groups.group import Group
+from workbench.comm.groups.world import Seat, World
 from workbench.plan.all_reduce import Algorithm
 from workbench.plan.experiment import Experiment
 

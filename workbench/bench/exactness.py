@@ -16,7 +16,7 @@ from workbench.client.cluster import Cluster
 from workbench.model.trace import trace
 from workbench.plan.plan import Plan
 from workbench.store.errors import RunError
-from workbench.train.verification import KINDS, MOST, TOLERANCE, Verification
+from workbench.train.verify.verification import KINDS, MOST, TOLERANCE, Verification
 
 SMALL, CIFAR, SMOOTH = "small VGG", "CIFAR net", "densenet121, SiLU for ReLU"
 MODELS = (

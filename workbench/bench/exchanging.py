@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 
 from workbench.comm.collectives import all_gather, start_all_reduce
-from workbench.comm.group import Group
-from workbench.comm.world import Seat, World
+from workbench.comm.groups.group import Group
+from workbench.comm.groups.world import Seat, World
 from workbench.plan.all_reduce import Algorithm
 from workbench.plan.experiment import Experiment
 from workbench.plan.placement import Shard
 from workbench.predict.timing import Measurement
-from workbench.train.state import everyone, group_specs_of
+from workbench.train.loop.state import everyone, group_specs_of
 
 ADDED = 2**20  # elements
 ADDITIONS = 8

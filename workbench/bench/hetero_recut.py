@@ -22,15 +22,15 @@ from workbench.bench.report import Cell, Figure
 from workbench.client.cluster import Cluster
 from workbench.comm.all_to_all_v import all_to_all_v
 from workbench.comm.collectives import all_gather
-from workbench.comm.group import Group
-from workbench.comm.world import Seat, World
+from workbench.comm.groups.group import Group
+from workbench.comm.groups.world import Seat, World
 from workbench.model.trace import trace
 from workbench.plan.experiment import SGD, Experiment, Synthetic
 from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
 from workbench.plan.recut import Recut
-from workbench.train.replanning import recut_bytes, under
-from workbench.train.state import RankState, group_specs_of
+from workbench.train.loop.state import RankState, group_specs_of
+from workbench.train.reshard.replanning import recut_bytes, under
 
 UNEQUAL = (4, 2, 1, 1)
 _STATES = 1  # momentum

@@ -12,14 +12,14 @@ import torch
 from workbench.bench.peers import build_rival
 from workbench.bench.sides import Side, whole_machine, workbench_side
 from workbench.comm.collectives import all_gather
-from workbench.comm.group import Group
-from workbench.comm.world import Seat, World
+from workbench.comm.groups.group import Group
+from workbench.comm.groups.world import Seat, World
 from workbench.layers.cut_model import Groups
 from workbench.plan.experiment import Experiment
 from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
-from workbench.train.memory import PeakMeter
-from workbench.train.state import everyone, group_specs_of
+from workbench.train.loop.memory import PeakMeter
+from workbench.train.loop.state import everyone, group_specs_of
 
 WARM_UP = 2
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch.distributed as dist
 
-from workbench.comm.group import Group
+from workbench.comm.groups.group import Group
 from workbench.comm.transit import Transit, Waiters
 
 

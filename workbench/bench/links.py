@@ -31,9 +31,9 @@ from workbench.bench.report import Cell, Figure
 from workbench.bench.timing import KIB, MIB, Seconds, experiment_of, named, timed
 from workbench.client.cluster import Cluster
 from workbench.comm.collectives import start_all_reduce
-from workbench.comm.group import Group
+from workbench.comm.groups.group import Group
+from workbench.comm.groups.world import Seat, World
 from workbench.comm.rooted import start_broadcast, start_reduce
-from workbench.comm.world import Seat, World
 from workbench.hosts.emulated.hosts import Hosts
 from workbench.plan.experiment import Experiment
 from workbench.predict.timing import FLAT, Fit, Measurement, fit

@@ -11,7 +11,7 @@ from workbench.model.trace import trace
 from workbench.model.vision import torchvision
 from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
-from workbench.train.verification import Verification
+from workbench.train.verify.verification import Verification
 
 # Height and width of the images where 32 do not do: strides, pools and patches leave nothing.
 SIZES = {"alexnet": 64, "inception_v3": 299, "maxvit_t": 224, "vit_h_14": 28}

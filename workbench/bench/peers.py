@@ -31,11 +31,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from workbench.bench.sides import Side, Trainer
 from workbench.bench.zero import zero_side
-from workbench.comm.world import World
+from workbench.comm.groups.world import World
 from workbench.plan.experiment import Experiment
 from workbench.plan.placement import apportion
-from workbench.train.optimizer import build_optimizer
-from workbench.train.whole import whole_model
+from workbench.train.strategies.optimizer import build_optimizer
+from workbench.train.verify.reference import whole_model
 
 
 def build_rival(name: str, experiment: Experiment, world: World, weights: Path) -> list[Side]:

@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workbench.comm.world import World
+from workbench.comm.groups.world import World
 from workbench.layers.cut_model import Groups
 from workbench.plan.experiment import Experiment
-from workbench.train.data import open_data, rows_of_step
-from workbench.train.loop import agree
-from workbench.train.state import RankState
+from workbench.train.data.data import open_data, rows_of_step
+from workbench.train.loop.loop import agree
+from workbench.train.loop.state import RankState
 
 
 @dataclass(frozen=True)

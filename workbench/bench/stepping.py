@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from workbench.comm.world import Seat, World
+from workbench.comm.groups.world import Seat, World
 from workbench.plan.experiment import Experiment, LocalSGD, Pipelined
-from workbench.train.loop import agree
-from workbench.train.memory import PeakMeter, tensor_bytes
-from workbench.train.state import RankState, group_specs_of
+from workbench.train.loop.loop import agree
+from workbench.train.loop.memory import PeakMeter, tensor_bytes
+from workbench.train.loop.state import RankState, group_specs_of
 
 
 def watched(experiment: Experiment) -> int:

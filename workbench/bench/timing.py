@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from workbench.comm.collectives import all_gather
-from workbench.comm.group import Group
+from workbench.comm.groups.group import Group
 from workbench.model.trace import trace
 from workbench.plan.experiment import SGD, Experiment, Synthetic
 from workbench.plan.placement import Shard

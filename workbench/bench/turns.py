@@ -16,13 +16,13 @@ import torch
 from workbench.bench.peers import build_rival
 from workbench.bench.sides import Side, workbench_side
 from workbench.comm.collectives import all_gather, start_all_reduce
-from workbench.comm.group import Group
-from workbench.comm.world import Seat, World
+from workbench.comm.groups.group import Group
+from workbench.comm.groups.world import Seat, World
 from workbench.layers.cut_model import Groups
 from workbench.plan.experiment import Experiment, Sync, Synchronous
 from workbench.plan.phases import PHASES, CollectiveTrace, PhaseName
 from workbench.plan.placement import Shard
-from workbench.train.state import everyone, group_specs_of
+from workbench.train.loop.state import everyone, group_specs_of
 
 CONTROL = ("status", "bench")  # layers of the record that are no part of the exchange
 

@@ -15,9 +15,9 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from workbench.bench.sides import Side, Trainer
-from workbench.comm.world import World
+from workbench.comm.groups.world import World
 from workbench.plan.experiment import Experiment
-from workbench.train.optimizer import build_optimizer
+from workbench.train.strategies.optimizer import build_optimizer
 
 # 25 MiB, as DDP's; its own default is a buffer of 2 GB.
 BUCKET_ELEMENTS = 25 * 2**20 // 4

@@ -18,7 +18,7 @@ from workbench.plan.experiment import Experiment
 from workbench.store.errors import EngineDied, RankError, RunError
 
 WEIGHTS = "workbench.engine.calls:initial_weights"
-REFERENCE = "workbench.train.reference:write_reference"
+REFERENCE = "workbench.train.verify.reference:write_reference"
 
 
 class Assistant:

@@ -38,7 +38,7 @@ from workbench.store.device import Device
 from workbench.store.errors import ClusterError
 from workbench.store.profile import Launch, Profile
 from workbench.store.record import EngineRecord, JobRecord, Tally
-from workbench.train.wishes import Wishes
+from workbench.train.reshard.requests import Wishes
 
 STOP_RUNS_WITHIN_S = 10.0
 TICK_S = 0.05
@@ -86,7 +86,7 @@ class Cluster(Measurements, Faults):
             cluster of this name, or no such profile.
     """
 
-    task = "workbench.train.session:train"
+    task = "workbench.train.loop.session:train"
     _launch: Launch | None = None
 
     def __init__(

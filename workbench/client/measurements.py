@@ -25,8 +25,8 @@ from workbench.plan.plan import Plan
 from workbench.plan.stability import Curvature
 from workbench.store import message
 from workbench.store.device import Device
-from workbench.train.objective import RowLoss
-from workbench.train.verification import Verification
+from workbench.train.loop.objective import RowLoss
+from workbench.train.verify.verification import Verification
 
 
 class Measurements(ABC):
@@ -123,7 +123,7 @@ class Measurements(ABC):
         if nbytes < 4 or times % 2 == 0:
             raise ValueError(f"needs 4 bytes or more and an odd count, got {nbytes} and {times}")
         experiment = sum_trace.experiment_for(len(self), algorithm, codec)
-        task = "workbench.train.tracing_sums:trace_sums"
+        task = "workbench.train.trace.sums:trace_sums"
         with self._taken(experiment.plan, "a trace of an all-reduce") as places:
             shared = {"weights": None, "numel": nbytes // 4, "times": times}
             packed = message.pack(experiment)
@@ -152,7 +152,7 @@ class Measurements(ABC):
             ClusterError: the plan needs more engines than are here, or free.
             RunError: a rank failed.
         """
-        task = "workbench.train.curvature:measure_curvature"
+        task = "workbench.train.measure.curvature:measure_curvature"
         start = checkpoint_of(resume, experiment.plan.graph)
         found = self.call(task, experiment, module=module, resume=start, batches=batches)
         measured: Curvature = found[0]

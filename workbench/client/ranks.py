@@ -26,7 +26,7 @@ from workbench.plan.experiment import SGD, Experiment, Synthetic
 from workbench.plan.plan import Plan
 from workbench.store import message
 from workbench.store.errors import ClusterError, ControlMessageTooLarge
-from workbench.train.cell_files import Cell, CellFiles, Ending
+from workbench.train.cells import Cell, CellFiles, Ending
 
 _MARKS = {"running": "…", "done": "✓", "raised": "✗", "interrupted": "■"}
 

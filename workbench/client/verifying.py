@@ -11,8 +11,8 @@ from workbench.client.leases import Dispatch
 from workbench.plan.experiment import SGD, Adam, AdamW, Experiment, Synthetic
 from workbench.plan.plan import Plan
 from workbench.store import message
-from workbench.train.objective import RowLoss
-from workbench.train.verification import TOLERANCE, Coverage, Difference, Verification
+from workbench.train.loop.objective import RowLoss
+from workbench.train.verify.verification import TOLERANCE, Coverage, Difference, Verification
 
 # Large steps would show how fast two trajectories of rounding part, in fp32 by ReLUs that flip,
 # and not whether a split computes the same.
@@ -85,7 +85,7 @@ def carry_out(
     try:
         print(f", {experiment.plan.world_size} ranks", end="", flush=True)
         shared = {"weights": start, "reference": reference, "loss": function, "repeat": repeat}
-        found = dispatch.called("workbench.train.verify:compare", packed, places, shared)
+        found = dispatch.called("workbench.train.verify.verify:compare", packed, places, shared)
     finally:
         start.unlink(missing_ok=True)
         reference.unlink(missing_ok=True)

@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from workbench.comm import shared
-from workbench.comm.coded import checked, coding_of
-from workbench.comm.course import begin
-from workbench.comm.group import Group
-from workbench.comm.over_hosts import sum_over_hosts
+from workbench.comm.algorithms.course import begin
+from workbench.comm.algorithms.over_hosts import sum_over_hosts
+from workbench.comm.codecs.coded import checked, coding_of
+from workbench.comm.groups.group import Group
+from workbench.comm.groups.record import Phase
 from workbench.comm.pieces import accumulator, shaped
-from workbench.comm.record import Phase
+from workbench.comm.shared_memory import collectives as shared
 from workbench.plan.all_reduce import Algorithm
 from workbench.plan.codec import Codec
 

@@ -10,10 +10,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from workbench.comm.group import Group
+from workbench.comm.groups.group import Group
+from workbench.comm.groups.record import Phase
 from workbench.comm.pieces import cut
-from workbench.comm.record import Phase
-from workbench.comm.staging import SLOT_BYTES, Staging
+from workbench.comm.shared_memory.staging import SLOT_BYTES, Staging
 from workbench.comm.transfer import swap
 
 Sizes = Sequence[Sequence[int]]

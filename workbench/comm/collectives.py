@@ -26,13 +26,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from workbench.comm import shared
 from workbench.comm.all_reduce import all_reduce as all_reduce
-from workbench.comm.group import Group
+from workbench.comm.groups.group import Group
+from workbench.comm.groups.record import Phase
 from workbench.comm.pending import Pending as Pending
 from workbench.comm.pending import start_all_reduce as start_all_reduce
 from workbench.comm.pieces import accumulator, cut, lengths, pack, resized, shaped, unpack
-from workbench.comm.record import Phase
+from workbench.comm.shared_memory import collectives as shared
 from workbench.comm.transfer import spread, swap
 from workbench.plan.placement import Shard
 

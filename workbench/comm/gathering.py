@@ -7,10 +7,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from workbench.comm.collectives import reduce_scatter
-from workbench.comm.group import Call, Group
+from workbench.comm.groups.group import Call, Group
+from workbench.comm.groups.watch import Work
 from workbench.comm.pieces import cut, lengths, resized, shaped
 from workbench.comm.regions import Gradient
-from workbench.comm.watch import Work
 from workbench.plan.placement import Shard
 
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from workbench.comm.all_to_all_v import all_to_all_v
-from workbench.comm.group import Call, Group
-from workbench.comm.record import Phase
-from workbench.comm.staging import SLOT_BYTES, Staging
+from workbench.comm.groups.group import Call, Group
+from workbench.comm.groups.record import Phase
+from workbench.comm.shared_memory.staging import SLOT_BYTES, Staging
 
 BATCH_BYTES = 2**25  # of all ranks together
 MOST_BYTES = SLOT_BYTES

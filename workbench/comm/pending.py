@@ -5,15 +5,15 @@ from functools import partial
 
 from torch import Tensor
 
-from workbench.comm.buffer import SharedBuffer
+from workbench.comm.algorithms.course import Course, begin
+from workbench.comm.algorithms.hierarchical import across
+from workbench.comm.algorithms.over_hosts import sum_over_hosts
+from workbench.comm.algorithms.progress import Progress
+from workbench.comm.codecs.coded import checked, coding_of
 from workbench.comm.codecs.coding import Coding
-from workbench.comm.coded import checked, coding_of
-from workbench.comm.course import Course, begin
-from workbench.comm.group import Call, Group, Link
-from workbench.comm.hierarchical import across
-from workbench.comm.over_hosts import sum_over_hosts
+from workbench.comm.groups.group import Call, Group, Link
 from workbench.comm.pieces import accumulator, even
-from workbench.comm.progress import Progress
+from workbench.comm.shared_memory.buffer import SharedBuffer
 from workbench.plan.all_reduce import Algorithm
 from workbench.plan.codec import Codec
 

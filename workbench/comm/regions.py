@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from workbench.comm.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
-from workbench.comm.group import Group
+from workbench.comm.groups.group import Group
 from workbench.plan.placement import Shard
 
 Gradient = Literal["replicate", "partial"]

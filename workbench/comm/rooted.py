@@ -13,12 +13,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from workbench.comm.course import Course
-from workbench.comm.exchange import Exchange, Rounds
-from workbench.comm.group import Group
+from workbench.comm.algorithms.course import Course
+from workbench.comm.algorithms.exchange import Exchange, Rounds
+from workbench.comm.algorithms.sums import added, blocks
+from workbench.comm.groups.group import Group
 from workbench.comm.pending import Pending
 from workbench.comm.pieces import cut
-from workbench.comm.sums import added, blocks
 
 
 def start_reduce(flat: Tensor, root: int, group: Group, *, layer: str = "") -> Pending:

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor
 
-from workbench.comm.exchange import Exchange
-from workbench.comm.group import Call
+from workbench.comm.algorithms.exchange import Exchange
+from workbench.comm.groups.group import Call
+from workbench.comm.groups.watch import Work
 from workbench.comm.pieces import cut
-from workbench.comm.watch import Work
 
 # All of one call's courses have tags of their own.
 MOST_AT_ONCE = 1024

@@ -21,7 +21,7 @@ from workbench.store.answer import Answer
 from workbench.store.errors import ClusterError
 from workbench.store.rank_files import RankFiles, own_pid
 from workbench.store.telemetry import Telemetry
-from workbench.train.control import Control
+from workbench.train.loop.control import Control
 
 INTERRUPT_AGAIN_S = 0.05
 ERRORS = 2  # the descriptor: `sys.stderr` is ipykernel's

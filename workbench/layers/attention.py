@@ -4,7 +4,7 @@ from typing import cast
 
 from torch import nn
 
-from workbench.comm.group import Group
+from workbench.comm.groups.group import Group
 from workbench.layers.context import BatchContext
 from workbench.layers.idle import GivenType
 from workbench.layers.self_attention import LocalSelfAttention

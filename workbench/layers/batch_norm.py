@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workbench.comm.group import Group
+from workbench.comm.groups.group import Group
 from workbench.comm.regions import reduce_from
 from workbench.layers.idle import nothing
 from workbench.layers.running_share import RunningShare

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.comm.gathering import PendingGather, start_all_gather, take_gathered
-from workbench.comm.group import Group
+from workbench.comm.groups.group import Group
 from workbench.comm.regions import (
     Gradient,
     copy_to,

@@ -6,7 +6,7 @@ from typing import Any, Self
 import torch.fx
 from torch import Tensor, nn
 
-from workbench.comm.group import Group
+from workbench.comm.groups.group import Group
 from workbench.layers.context import BatchContext
 from workbench.layers.recompute import with_segments
 from workbench.plan.mesh import replica_group, replica_groups, shard_group, shard_groups

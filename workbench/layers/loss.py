@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from workbench.comm.collectives import all_gather, all_reduce
-from workbench.comm.group import Group
+from workbench.comm.groups.group import Group
 from workbench.plan.placement import Shard
 
 

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workbench.comm.group import Group
+from workbench.comm.groups.group import Group
 from workbench.comm.regions import copy_to
 from workbench.layers.context import BatchContext
 from workbench.layers.dropout import PlacedDropout

@@ -102,7 +102,7 @@ def memory_of(program: Program) -> Memory:
     """The memory of a step in the middle of an experiment's run.
 
     It is that of torch's allocator on CPUs, and of what ranks of one host share: all ranks are
-    taken to be on one. `workbench.train.memory.PeakMeter` measures the same.
+    taken to be on one. `workbench.train.loop.memory.PeakMeter` measures the same.
     """
     guessed = tuple(layer.name for layer in program.plan.graph.layers if is_guessed(layer))
     held: dict[int, Mapping[tuple[Category, str], int]] = {}  # ranks that are alike share it

@@ -26,7 +26,7 @@ from workbench.store.device import Device
 from workbench.store.rank_files import CARRIED
 
 SPAWN = Path(__file__).with_name("spawn.py")
-PRELOAD = ("torch", "workbench.engine.calls", "workbench.train.session")
+PRELOAD = ("torch", "workbench.engine.calls", "workbench.train.loop.session")
 CONTROLLER_OPTIONS = (
     "--nodb",  # else the hub keeps every message in memory
     "--usethreads",

@@ -18,10 +18,10 @@ from workbench.plan.link import INTO_NEW
 from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.store.device import Device as Place
-from workbench.train.measure import LayersMeasured, works_on
-from workbench.train.measure_beside import Beside
-from workbench.train.measure_device import DeviceMeasured
-from workbench.train.measure_links import LinksMeasured, Timed, families
+from workbench.train.measure.device import DeviceMeasured
+from workbench.train.measure.layers import LayersMeasured, works_on
+from workbench.train.measure.links import LinksMeasured, Timed, families
+from workbench.train.measure.overlap import Beside
 
 GRAPH = vgg()
 WISH = Wish((4,), "fp32", None, None, 1.0)

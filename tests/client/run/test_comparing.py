@@ -17,8 +17,8 @@ from workbench.plan.span import Span
 from workbench.plan.work import work_of
 from workbench.predict.schedule import PARTS
 from workbench.store.errors import ClusterError
-from workbench.train.rank_trace import Called, RankTrace, Stretch
-from workbench.train.traces import Sample, write
+from workbench.train.trace.rank_trace import Called, RankTrace, Stretch
+from workbench.train.trace.traces import Sample, write
 
 NET = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 GRAPH = wb.trace(NET, input_shape=(1, 8, 8))

@@ -14,7 +14,7 @@ from tests.client.interrupts import interrupt_inside
 from workbench.client.run.remote import RemoteJob
 from workbench.model.errors import ModelError
 from workbench.store.errors import ClusterError
-from workbench.train.data import open_data
+from workbench.train.data.data import open_data
 
 LONG_S = 300.0
 

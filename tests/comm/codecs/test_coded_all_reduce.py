@@ -5,7 +5,7 @@ import torch
 
 from tests.ranks import all_ranks
 from workbench.comm.collectives import all_gather, all_reduce, start_all_reduce
-from workbench.comm.errors import CodecError, CommError
+from workbench.comm.groups.errors import CodecError, CommError
 from workbench.comm.pieces import even
 from workbench.plan.codec import Codec
 from workbench.plan.placement import Shard
@@ -175,7 +175,7 @@ def test_an_overflow_of_the_sum_names_layer_rank_and_magnitude(on_ranks):
 
 
 def one_has_nan(seat):
-    from workbench.comm.world import World
+    from workbench.comm.groups.world import World
 
     try:
         with World.open(seat) as world:

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from tests.comm.codecs.coded import NAMES, coding, laplace, round_trip
 from tests.comm.lockstep import run
+from workbench.comm.algorithms.hierarchical import across
 from workbench.comm.codecs import rounds
-from workbench.comm.hierarchical import across
 from workbench.comm.pieces import cut, even
 from workbench.plan.codec import Codec
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from workbench.comm.collectives import all_reduce
-from workbench.comm.world import Seat, World
+from workbench.comm.groups.world import Seat, World
 
 
 def look(seat: Seat, *, experiment: object, weights: Path, groups: list[tuple[int, ...]]) -> dict:

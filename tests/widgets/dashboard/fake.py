@@ -9,7 +9,7 @@ from workbench.plan.span import Span
 from workbench.predict.measured import Timeline
 from workbench.store.errors import ClusterError
 from workbench.store.record import EngineRecord, Event
-from workbench.train.wishes import CarriedOut
+from workbench.train.reshard.requests import CarriedOut
 
 MIB = 2**20
 

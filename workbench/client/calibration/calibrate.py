@@ -191,10 +191,10 @@ class Calibration:
         packed = message.pack(experiment)
         with _told("devices"):
             own_s = _OF_DEVICES * within_s
-            figures = self._on_ranks("measure_device:device", packed, within_s=own_s)
+            figures = self._on_ranks("device:device", packed, within_s=own_s)
         with _told("links"):
             own_s = _OF_LINKS * within_s
-            found = self._on_ranks("measure_links:links", packed, within_s=own_s)
+            found = self._on_ranks("links:links", packed, within_s=own_s)
         within, across = links_of(found, self.hosts)
         return Machine(
             name=f"{len(self.places)} engines on {', '.join(dict.fromkeys(self.hosts))}",
@@ -217,7 +217,7 @@ class Calibration:
         with _told(f"{_named(plan)} x {'/'.join(map(str, rows))} rows"):
             weights = self.assistant.values_of(experiment, module) or self.assistant.weights(packed)
             found = self._on_ranks(
-                "measure:layers", packed, weights=weights, rows=rows, within_s=within_s
+                "layers:layers", packed, weights=weights, rows=rows, within_s=within_s
             )
         devices = extended(machine.devices, experiment, found)
         own_devices = len(devices) > 1
@@ -225,7 +225,7 @@ class Calibration:
         return unequal(machine, self._stretches).replace(devices=devices)
 
     def _on_ranks(self, task: str, packed: bytes, **shared: Any) -> list[Any]:
-        return self.dispatch.called(f"workbench.train.{task}", packed, self.places, shared)
+        return self.dispatch.called(f"workbench.train.measure.{task}", packed, self.places, shared)
 
 
 def _per_host(hosts: Sequence[str]) -> int:

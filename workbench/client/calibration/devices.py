@@ -23,9 +23,9 @@ from workbench.plan.experiment import Experiment
 from workbench.plan.sample import Sample
 from workbench.plan.work import Work
 from workbench.store.device import Device as Place
-from workbench.train.measure import LayersMeasured, works_on
-from workbench.train.measure_device import DeviceMeasured
-from workbench.train.repeating import CONFIDENCE
+from workbench.train.measure.device import DeviceMeasured
+from workbench.train.measure.layers import LayersMeasured, works_on
+from workbench.train.measure.repeating import CONFIDENCE
 
 BORNE = 0.05  # relative: less is not worth a curve of its own
 UNLIKELY = 1.5  # ratio beyond which devices are taken for unequal, however little is sure

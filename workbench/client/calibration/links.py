@@ -8,7 +8,7 @@ import numpy as np
 
 from workbench.plan.fitting import costs
 from workbench.plan.link import Curve, Link
-from workbench.train.measure_links import LinksMeasured, Timed
+from workbench.train.measure.links import LinksMeasured, Timed
 
 _SLOWEST = 1e-15  # seconds for each byte, where none could be seen
 # What ranks usually communicate by; getting new memory is no matter of the link.

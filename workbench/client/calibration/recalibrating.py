@@ -16,8 +16,8 @@ from workbench.plan.tail import round_rows
 from workbench.plan.work import Work, work_of
 from workbench.predict.prediction import predict
 from workbench.store.errors import ClusterError
-from workbench.train.repeating import estimate
-from workbench.train.traces import Sample as Traced
+from workbench.train.measure.repeating import estimate
+from workbench.train.trace.traces import Sample as Traced
 
 _LEAST_S = 1e-12
 

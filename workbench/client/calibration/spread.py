@@ -18,7 +18,7 @@ from workbench.plan.experiment import Experiment
 from workbench.plan.fitting import costs
 from workbench.plan.machine import Machine
 from workbench.predict.lagging import largest
-from workbench.train.measure import LayersMeasured
+from workbench.train.measure.layers import LayersMeasured
 
 _NOTHING = 1e-18  # seconds squared
 

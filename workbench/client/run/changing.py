@@ -19,7 +19,7 @@ from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.plan.recut import Recut
 from workbench.store.errors import ClusterError
-from workbench.train.wishes import CarriedOut, LearningRate, SaveNow, Wish, Wishes
+from workbench.train.reshard.requests import CarriedOut, LearningRate, SaveNow, Wish, Wishes
 
 TICK_S = 0.05
 

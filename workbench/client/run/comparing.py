@@ -22,8 +22,8 @@ from workbench.plan.span import Lane, Span
 from workbench.predict.compare import Measurement
 from workbench.predict.measured import Timeline
 from workbench.store.errors import ClusterError
-from workbench.train.rank_trace import Called, united, without
-from workbench.train.traces import Sample, read, traced_steps
+from workbench.train.trace.rank_trace import Called, united, without
+from workbench.train.trace.traces import Sample, read, traced_steps
 
 Arrivals = Mapping[tuple[str, int], float]
 

@@ -9,7 +9,7 @@ from workbench.client.run.run import Run
 from workbench.plan.graph import Graph
 from workbench.store.checkpoints import damaged_files
 from workbench.store.errors import ClusterError
-from workbench.train.checkpoint import CheckpointError, latest, load
+from workbench.train.checkpoint.checkpoint import CheckpointError, latest, load
 
 
 class Resuming(Protocol):

@@ -29,9 +29,9 @@ from workbench.store import run_folder as files
 from workbench.store.errors import ClusterError, Diverged
 from workbench.store.outcome import Outcome
 from workbench.store.record import Event
-from workbench.train.checkpoint import latest
-from workbench.train.taken_home import StateDict, state_dict
-from workbench.train.wishes import Wishes
+from workbench.train.checkpoint.checkpoint import latest
+from workbench.train.checkpoint.full_state_dict import StateDict, state_dict
+from workbench.train.reshard.requests import Wishes
 
 if TYPE_CHECKING:
     import pandas

@@ -13,8 +13,8 @@ from workbench.comm.codecs.casts import Cast, Chop
 from workbench.comm.codecs.coder import Coder
 from workbench.comm.codecs.scaled import Int4, Int8
 from workbench.comm.codecs.top_k import TopK
-from workbench.comm.errors import CodecError
-from workbench.comm.phases import Mark, unheard
+from workbench.comm.groups.errors import CodecError
+from workbench.comm.groups.phases import Mark, unheard
 from workbench.comm.pieces import cut
 from workbench.plan.codec import Codec, CodecName
 

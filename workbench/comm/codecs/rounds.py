@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from workbench.comm.algorithms.exchange import Exchange, Rounds
 from workbench.comm.codecs.coding import Coding
-from workbench.comm.exchange import Exchange, Rounds
 from workbench.comm.pieces import accumulator, cut, even
 
 

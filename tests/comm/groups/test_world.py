@@ -1,0 +1,288 @@
+"""Opening and closing worlds, and the groups in them."""
+
+import gc
+import os
+import resource
+import signal
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.ranks import all_ranks
+from workbench.comm.collectives import all_gather, all_reduce, start_all_reduce
+from workbench.comm.groups import world as world_module
+from workbench.comm.groups.errors import CommTimeout
+from workbench.comm.groups.group import Group
+from workbench.comm.groups.record import Recorder
+from workbench.comm.groups.world import Seat, World, backend_of
+from workbench.plan.placement import Shard
+
+
+def threads(world):
+    return world.rank, world.size, str(world.device), torch.get_num_threads(), dist.get_rank()
+
+
+def test_a_rank_knows_its_place(on_ranks):
+    assert on_ranks(3, threads) == [(rank, 3, "cpu", 1, rank) for rank in range(3)]
+
+
+def test_who_does_not_come_to_the_opening_is_named():
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    threads = torch.get_num_threads()
+    seat = Seat(1, 3, "127.0.0.1", store.port, "a world", timeout_s=0.1, threads=threads)
+    with pytest.raises(
+        CommTimeout, match="the world to open; did not arrive: rank 0, rank 2"
+    ) as caught:
+        with World.open(seat):
+            pass
+    assert caught.value.missing == (0, 2)
+    assert not dist.is_initialized()
+
+
+def test_a_world_that_could_not_be_made_leaves_no_trace(monkeypatch):
+    def fail(*_, **__):
+        dist.distributed_c10d._process_group_name([], use_hashed_name=False)
+        raise RuntimeError("connection closed")
+
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    seat = Seat(0, 1, "127.0.0.1", store.port, "a world", threads=torch.get_num_threads())
+    monkeypatch.setattr(dist, "init_process_group", fail)
+    with pytest.raises(RuntimeError, match="connection closed"), World.open(seat):
+        pass
+    # Else this rank's groups would have other names than the other ranks' from now on.
+    assert dist.distributed_c10d._world.group_count == 0
+
+
+def test_an_interrupt_while_a_world_closes_does_not_keep_the_next_from_opening(monkeypatch):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def seat(number):
+        threads = torch.get_num_threads()
+        return Seat(0, 1, "127.0.0.1", store.port, f"world {number}", threads=threads)
+
+    close = World._close
+
+    def interrupted(world):
+        signal.raise_signal(signal.SIGINT)  # not heard
+        close(world)
+
+    monkeypatch.setattr(World, "_close", interrupted)
+    with World.open(seat(0)):
+        pass
+    assert not dist.is_initialized()
+    monkeypatch.setattr(World, "_close", lambda _: None)  # it came before that could begin
+    with World.open(seat(1)):
+        pass
+    assert dist.is_initialized()
+    monkeypatch.undo()
+    with World.open(seat(2)) as world:
+        assert world.groups([("all", (0,))])
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("devices", "backend"),
+    [
+        (["gpu a"], "nccl"),
+        (["gpu a", "gpu b", "gpu c"], "nccl"),
+        (["gpu a", "gpu b", "cpu"], "gloo"),
+        (["gpu a", "cpu"], "gloo"),
+        (["gpu a", "gpu b", "gpu a"], "gloo"),
+        (["cpu", "cpu"], "gloo"),
+        (["cpu"], "gloo"),
+    ],
+)
+def test_the_backend_follows_from_what_all_ranks_compute_on(devices, backend):
+    """The rule alone; a world of both kinds needs a GPU (tests/gpu)."""
+    assert backend_of(devices) == backend
+
+
+def test_a_rank_takes_what_the_devices_of_all_ask_for(monkeypatch):
+    """Two ranks that say they are on GPUs of their own, beside one that is on none."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    taken, threads = [], torch.get_num_threads()
+
+    def asked(backend, **_):
+        taken.append(backend)
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(dist, "init_process_group", asked)
+    for number, beside in enumerate((["gpu a", "gpu b"], ["gpu a", "cpu"])):
+        monkeypatch.setattr(world_module, "_device_name", lambda _device: "gpu c")
+        for rank, device in enumerate(beside, start=1):
+            store.set(f"world {number}/the world to open/{rank}", device)
+        seat = Seat(0, 3, "127.0.0.1", store.port, f"world {number}", threads=threads)
+        with pytest.raises(RuntimeError, match="enough"), World.open(seat):
+            pass
+    assert taken == ["nccl", "gloo"]
+
+
+SPECS = [
+    ("shard", (0, 1)),
+    ("shard", (2, 3)),
+    ("replica", (0, 2)),
+    ("replica", (1, 3)),
+    ("reversed", (3, 2, 1, 0)),
+    ("replica", (0, 1)),
+    ("alone", (2,)),
+]
+
+
+def sums_and_order(world):
+    groups = world.groups(SPECS)
+    rank, answers = torch.tensor([float(world.rank)]), {}
+    for spec, group in groups.items():
+        assert (group.ranks, group.size) == (spec[1], len(spec[1]))
+        assert group.ranks[group.rank] == world.rank
+        gathered = all_gather(rank, Shard(0, (1,) * group.size), group)
+        answers[group.name] = all_reduce(rank, group).item(), gathered.tolist()
+    return answers
+
+
+def test_groups_hold_their_ranks_in_order(on_ranks):
+    answers = on_ranks(4, sums_and_order)
+    for rank, got in enumerate(answers):
+        assert got == {
+            f"{purpose}({','.join(map(str, ranks))})": (sum(ranks), list(ranks))
+            for purpose, ranks in SPECS
+            if rank in ranks
+        }
+
+
+def refused(world):
+    messages = []
+    for specs in (
+        [("shard", (0, 1)), ("shard", (0, 1))],
+        [("shard", (0, 2))],
+        [("shard", (0, 0))],
+        [("shard", ())],
+    ):
+        with pytest.raises(ValueError, match="shard") as caught:
+            world.groups(specs)
+        messages.append(str(caught.value))
+    return messages
+
+
+def test_impossible_groups_are_refused(on_ranks):
+    assert on_ranks(2, refused)[0] == [
+        "every group can be asked for once, got [('shard', (0, 1)), ('shard', (0, 1))]",
+        "group 'shard' needs one or more different ranks of 0..1, got (0, 2)",
+        "group 'shard' needs one or more different ranks of 0..1, got (0, 0)",
+        "group 'shard' needs one or more different ranks of 0..1, got ()",
+    ]
+
+
+def test_a_group_has_a_link_if_and_only_if_it_has_several_ranks():
+    assert Group("alone", (3,), 0, Recorder()).size == 1
+    with pytest.raises(ValueError, match="2 ranks without a link"):
+        Group("pair", (0, 1), 0, Recorder())
+
+
+def different_wishes(world):
+    spec = ("shard" if world.rank == 0 else "replica", (0, 1))
+    with pytest.raises(ValueError, match="wants") as caught:
+        world.groups([spec])
+    return str(caught.value)
+
+
+def test_ranks_must_want_the_same_groups(on_ranks):
+    assert on_ranks(2, different_wishes) == [
+        "rank 0 wants [('shard', (0, 1))], rank 1 [('replica', (0, 1))]",
+        "rank 1 wants [('replica', (0, 1))], rank 0 [('shard', (0, 1))]",
+    ]
+
+
+def one_makes_no_groups(world):
+    if world.rank == 1:
+        return world.store.wait(["given up"])
+    with pytest.raises(
+        CommTimeout, match=r"groups to be made \(call 1\); did not arrive: rank 1"
+    ) as caught:
+        all_ranks(world)
+    world.store.set("given up", "")
+    return caught.value.missing
+
+
+def test_who_makes_no_groups_is_named(on_ranks):
+    assert on_ranks(2, one_makes_no_groups, timeout_s=0.5)[0] == (1,)
+
+
+def nothing(world):
+    return all_reduce(torch.ones(1), all_ranks(world)).item()
+
+
+def test_worlds_follow_each_other_in_one_process(on_ranks):
+    assert [on_ranks(size, nothing)[0] for size in (2, 4, 1, 3, 2)] == [2, 4, 1, 3, 2]
+
+
+def open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def made_and_let_go(world, times):
+    """Files that are open after each of many makings of groups, which work while they are there."""
+    found = []
+    for time in range(times):
+        everyone = tuple(range(world.size))
+        groups = world.groups([(f"turn {time}", everyone), (f"pair {time}", everyone[:2])])
+        x = torch.ones(1000)
+        for group in groups.values():
+            flats = [group.buffer(1000, x).copy_(x) for _ in range(3)]
+            for flat in flats:
+                start_all_reduce(flat, group).wait()
+                assert flat.eq(group.size).all()
+            assert all_gather(x, Shard(0, (1000,) * group.size), group).sum() == 1000 * group.size
+        del flats, flat
+        world.let_go(groups.values())
+        del group, groups
+        gc.collect()
+        found.append(open_files())
+    return found
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_files_do_not_add_up_over_many_groups(on_ranks, shared_memory):
+    """Threads of gloo may close a connection a little later: no later time has more."""
+    for found in on_ranks(3, made_and_let_go, 12, shared_memory=shared_memory):
+        assert max(found[4:]) <= max(found[:4]) + 6, found
+
+
+def one_group_and_buffers(world, count):
+    """Files that are open before and after so many buffers are made."""
+    group = all_ranks(world)
+    before = open_files()
+    flats = [group.buffer(1000, torch.zeros(1)) for _ in range(count)]
+    assert all(group.shared(flat) is not None for flat in flats)
+    return before, open_files()
+
+
+def test_buffers_need_no_open_files(on_ranks):
+    for before, after in on_ranks(3, one_group_and_buffers, 50):
+        assert before == after
+
+
+def closed_one(world):
+    kept, closed = world.groups([("kept", (0, 1)), ("closed", (0, 1))]).values()
+    world.let_go([closed])
+    again = world.groups([("closed", (0, 1))])["closed", (0, 1)]
+    return [all_reduce(torch.ones(1), group).item() for group in (kept, again)]
+
+
+def test_the_other_groups_stay_when_one_is_closed(on_ranks):
+    assert on_ranks(2, closed_one) == [[2.0, 2.0]] * 2
+
+
+def limited(seat):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        with World.open(seat):
+            return resource.getrlimit(resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_rank_may_open_as_many_files_as_the_system_lets_it(on_ranks):
+    for soft, hard in on_ranks.seated(2, limited):
+        assert soft == hard or hard == resource.RLIM_INFINITY

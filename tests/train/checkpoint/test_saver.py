@@ -1,0 +1,170 @@
+"""Checkpoints that are written while training goes on."""
+
+import os
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.train.checkpoint import saving
+from workbench.model.errors import CheckpointError
+from workbench.model.slices import PieceSet
+from workbench.model.snapshot import Snapshot
+from workbench.train.checkpoint.checkpoint import latest
+from workbench.train.checkpoint.parts import parts
+from workbench.train.checkpoint.saver import Saver, _Writing
+from workbench.train.loop.control import Control
+from workbench.train.loop.learning_rates import LearningRates
+from workbench.train.loop.loop import Loop
+from workbench.train.reshard.requests import SaveNow, Wishes
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Files are written once it is open."""
+    gate, write = threading.Event(), Snapshot.write
+
+    def when_open(self, path, is_wanted):
+        while is_wanted() and not gate.wait(0.01):
+            pass
+        write(self, path, is_wanted)
+
+    monkeypatch.setattr(Snapshot, "write", when_open)
+    yield gate
+    gate.set()
+
+
+def begun(part, saver, *others):
+    """Begins a checkpoint whose parts are also those of other ranks."""
+    own, files = parts(part.done, part.model, part.updater)
+    saver.begin(part.done, own, (*files, *others), saving.experiment(part.plan, part.value))
+
+
+def test_steps_go_on_meanwhile_and_change_nothing_of_it(tmp_path, gate):
+    part = saving.alone(until=2)
+    saver = Saver(tmp_path, part.everyone)
+    expected = part.tensors()
+    part.begin(saver)
+    part.train(5)
+    assert latest(tmp_path) is None
+    gate.set()
+    saver.finish()
+    assert latest(tmp_path) == saver.newest == tmp_path / "step-000002"
+    reader = PieceSet(saver.newest)
+    for name, tensor in expected.items():
+        assert torch.equal(reader.read(name), tensor), name
+
+
+def test_the_next_one_waits_and_takes_the_same_memory(tmp_path, gate):
+    part = saving.alone(until=1)
+    saver = Saver(tmp_path, part.everyone)
+    gate.set()
+    part.begin(saver)
+    memory = saver._snapshot._memory
+    part.train(2)
+    part.begin(saver)
+    assert saver.newest == tmp_path / "step-000001"
+    saver.finish()
+    assert saver._snapshot._memory is memory
+    assert saver._snapshot.num_bytes == sum(t.nbytes for t in part.tensors().values())
+
+
+def test_what_is_given_up_half_way_leaves_the_last_one(tmp_path, gate):
+    part = saving.alone(until=1)
+    gate.set()
+    old = part.save(tmp_path)
+    gate.clear()
+    saver = Saver(tmp_path, part.everyone, keep=1)
+    part.train(2)
+    part.begin(saver)
+    writing = saver._writing
+    saver.close()
+    writing._thread.join()
+    assert latest(tmp_path) == old
+    assert not list(tmp_path.glob("**/*.safetensors.*part"))
+
+
+def test_who_gives_up_does_not_wait_for_the_disk(tmp_path, monkeypatch):
+    is_slow, fsync = threading.Event(), os.fsync
+
+    def slow(descriptor):
+        assert is_slow.wait(60.0)
+        fsync(descriptor)
+
+    part = saving.alone(until=1)
+    saver = Saver(tmp_path, part.everyone)
+    monkeypatch.setattr(os, "fsync", slow)
+    part.begin(saver)
+    writing = saver._writing
+    saver.close()
+    assert writing._thread.is_alive()
+    is_slow.set()
+    writing._thread.join()
+    assert latest(tmp_path) is None
+    assert not list(tmp_path.glob("**/*.safetensors*"))
+
+
+def test_it_has_its_name_once_every_rank_s_part_is_there(tmp_path):
+    part = saving.alone(until=1)
+    saver = Saver(tmp_path, part.everyone)
+    other = "rank-00001.safetensors"
+    begun(part, saver, other)
+    saver._writing.wait_for_part()
+    assert latest(tmp_path) is None
+    theirs = Snapshot()
+    theirs.take({})
+    theirs.write(tmp_path / "step-000001.tmp" / other)
+    saver.finish()
+    assert latest(tmp_path) == tmp_path / "step-000001"
+
+    part.train(2)
+    begun(part, saver, other)
+    saver._writing.wait_for_part()
+    saver.close()  # the other rank is gone
+    assert latest(tmp_path) == tmp_path / "step-000001"
+
+
+def test_what_went_wrong_is_told_where_ranks_meet_next(tmp_path, monkeypatch):
+    part = saving.alone(until=1)
+    old, saver = part.save(tmp_path), Saver(tmp_path, part.everyone)
+    part.train(2)
+
+    def full(self, path, is_wanted):
+        raise CheckpointError("the disk is full")
+
+    monkeypatch.setattr(Snapshot, "write", full)
+    part.begin(saver)
+    with pytest.raises(CheckpointError, match=f"at step 2: rank 0: the disk is full; .* {old}"):
+        part.begin(saver)
+    assert latest(tmp_path) == old
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_wished_checkpoint_is_whole_when_it_is_noted_as_carried_out(tmp_path, gate, monkeypatch):
+    wait, carry_out, there = _Writing.wait_for_part, Wishes.carry_out, []
+
+    def opening(writing):
+        gate.set()  # nothing is written before somebody waits for it
+        wait(writing)
+
+    def noted(wishes, number, found):
+        there.append((number, found.step, latest(tmp_path)))
+        carry_out(wishes, number, found)
+
+    monkeypatch.setattr(_Writing, "wait_for_part", opening)
+    monkeypatch.setattr(Wishes, "carry_out", noted)
+    part = saving.alone(until=3)
+    state = SimpleNamespace(
+        everyone=part.everyone,
+        experiment=saving.experiment(part.plan, part.value),
+        world=SimpleNamespace(rank=0),
+        tracer=None,
+        model=part.model,
+        updater=part.updater,
+        strategy=SimpleNamespace(settle=lambda: None, is_settled=True, in_flight=[], residuals=[]),
+    )
+    loop = Loop(state, LearningRates(0.1), None, tmp_path, Control(), None)
+    number = Wishes(tmp_path).wish(SaveNow())
+    loop._hear(number, part.done)
+    assert there == [(number, 3, tmp_path / "step-000003")]

@@ -1,0 +1,321 @@
+"""Whole runs on ranks: any split trains alike, stops, goes on, and says when it diverges."""
+
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.testing import assert_close
+
+from tests.train.small import net
+from workbench.comm.groups.world import Seat
+from workbench.model.trace import trace
+from workbench.model.weights import initialize
+from workbench.plan.errors import ExperimentError
+from workbench.plan.experiment import (
+    SGD,
+    AdamW,
+    Experiment,
+    ImageFolder,
+    Pipelined,
+    Synthetic,
+)
+from workbench.plan.plan import Plan
+from workbench.train.checkpoint import checkpoint
+from workbench.train.checkpoint.checkpoint import latest
+from workbench.train.loop.session import Control, train
+from workbench.train.reshard.requests import CarriedOut, LearningRate, SaveNow, Wishes
+
+GRAPH = trace(net(), input_shape=(3, 8, 8))
+ALONE = Plan.data_parallel(GRAPH, 1).with_batch_norm("synchronized")
+HYBRID = Plan.hybrid(GRAPH, 4, 2).with_batch_norm("synchronized")
+UNEQUAL = Plan.hybrid(GRAPH, 3, 3).with_layer("5", shares=(3, 0, 1)).with_batch_norm("synchronized")
+ROWS = Plan.data_parallel(GRAPH, 3, (3, 0, 1)).with_batch_norm("synchronized")
+FILTERS = Plan.filters(GRAPH, 3, (8, 0, 3), grain=1)
+FIELDS = dict(
+    data=Synthetic(samples=50), batch_size=20, optimizer=AdamW(lr=0.01), steps=6, precision="fp64"
+)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    return initialize(GRAPH, 0, tmp_path_factory.mktemp("weights"), module=net())
+
+
+def session(
+    seat: Seat,
+    experiment: Experiment,
+    weights: Path,
+    directory: Path,
+    resume: Path | None,
+    stop_after: int | None,
+):
+    """`train`, its rows kept; rank 1 (or the only one) asks to stop during a step."""
+    rows, control = [], Control()
+
+    def emit(row):
+        rows.append(row)
+        if seat.rank == seat.world_size // 2 and row["step"] + 1 == stop_after:
+            control.stop_requested = True
+
+    outcome = train(
+        seat,
+        experiment,
+        weights=weights,
+        directory=directory,
+        resume=resume,
+        control=control,
+        emit=emit,
+    )
+    return rows, outcome
+
+
+@pytest.fixture
+def run(on_ranks, weights, tmp_path):
+    def run(plan, *, weights=weights, resume=None, stop_after=None, replanned=(), **fields):
+        experiment = Experiment(plan=plan, **{**FIELDS, **fields})
+        directory = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
+        directory.mkdir()
+        for other in replanned:
+            wishes = Wishes(directory)
+            wishes.carry_out(wishes.wish(other), CarriedOut(2, 0.1, (0,)))
+        args = (experiment, weights, directory, resume, stop_after)
+        answers = on_ranks.seated(plan.world_size, session, *args)
+        return [rows for rows, _ in answers], [outcome for _, outcome in answers]
+
+    return run
+
+
+def losses(rows):
+    return [row["loss"] for row in rows[0]]
+
+
+def test_every_split_trains_like_one_process(run):
+    alone, ended = run(ALONE)
+    in_rounds = HYBRID.with_rounds("B"), UNEQUAL.with_rows((2, 1, 0)).with_rounds("B/K")
+    for plan in (HYBRID, UNEQUAL, ROWS, FILTERS, *in_rounds):
+        rows, outcomes = run(plan)
+        assert all(losses([r]) == losses(rows) for r in rows)
+        assert losses(rows) == pytest.approx(losses(alone), rel=1e-9)
+        assert outcomes[0].evaluation == pytest.approx(ended[0].evaluation, rel=1e-9)
+        assert {o.reason for o in outcomes} == {"finished"}
+
+
+def test_micro_batches_do_not_change_a_step(run, tmp_path_factory):
+    torch.manual_seed(4)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(192, 9), nn.Dropout(), nn.Linear(9, 10))
+    graph = trace(module, input_shape=(3, 8, 8))
+    weights = initialize(graph, 0, tmp_path_factory.mktemp("weights"), module=module)
+    plan = Plan.hybrid(graph, 2)
+    whole, _ = run(plan, weights=weights)
+    for rounds in ("BK", "B", "B/K"):
+        parts, _ = run(plan.with_rounds(rounds), weights=weights, accumulate=3)
+        assert losses(parts) == pytest.approx(losses(whole), rel=1e-9)
+
+
+def test_a_run_goes_on_from_a_checkpoint_under_any_plan(run):
+    whole, _ = run(ALONE)
+    _, stopped = run(HYBRID, stop_after=3)
+    assert {(o.reason, o.step) for o in stopped} == {("stopped", 4)}
+    for plan in (UNEQUAL, ALONE, HYBRID):
+        rows, outcomes = run(plan, resume=Path(stopped[0].checkpoint))
+        assert [row["step"] for row in rows[0]] == [4, 5]
+        assert losses(rows) == pytest.approx(losses(whole)[4:], rel=1e-9)
+        assert outcomes[0].step == 6
+
+
+def test_local_statistics_go_on_as_if_nobody_had_asked_for_them(run):
+    """Resumed at any step; to the bit as a run that has saved after the same steps."""
+    plan = Plan.data_parallel(GRAPH, 3, (2, 0, 1))
+
+    def saved(outcomes):
+        reader = checkpoint.load(Path(outcomes[0].checkpoint), GRAPH).reader
+        return {name: reader.read(name) for name in reader.names}
+
+    whole = saved(run(plan)[1])
+    often = saved(run(plan, checkpoint_every=3, evaluate_every=4)[1])
+    assert_close(often, whole, rtol=1e-9, atol=1e-12)
+    for after, expected, tolerance in ((1, whole, 1e-9), (2, often, 0.0)):
+        fields = dict(checkpoint_every=3, evaluate_every=4) if expected is often else {}
+        _, stopped = run(plan, stop_after=after, **fields)
+        assert stopped[0].step == after + 1
+        resumed = saved(run(plan, resume=Path(stopped[0].checkpoint), **fields)[1])
+        assert_close(resumed, expected, rtol=tolerance, atol=tolerance / 1e3)
+    assert whole["1.num_batches_tracked"] == 6
+
+
+def test_a_run_that_was_re_cut_goes_on_under_its_last_plan_whoever_starts_it(run):
+    unequal = HYBRID.with_rows((3, 2, 2, 1))
+    alone = Plan.data_parallel(GRAPH, 2)
+    for replanned, expected in (((ROWS, unequal), unequal), ((unequal, alone), HYBRID)):
+        _, outcomes = run(HYBRID, replanned=replanned, steps=1)
+        saved = Experiment.load(Path(outcomes[0].checkpoint) / "experiment.toml")
+        assert saved.plan == expected
+
+
+def test_a_wish_of_any_rank_stops_all_after_the_same_step(run, tmp_path):
+    rows, outcomes = run(HYBRID, stop_after=2)
+    assert {len(r) for r in rows} == {3}  # asked after step 2's row, so during the third step
+    assert checkpoint.load(Path(outcomes[0].checkpoint), GRAPH).step == 3
+
+
+def test_checkpoints_and_evaluations_come_when_due(run):
+    rows, outcomes = run(HYBRID, checkpoint_every=2, evaluate_every=3)
+    evaluated = [row["step"] for row in rows[0] if not math.isnan(row["accuracy"])]
+    assert evaluated == [2, 5]
+    folder = Path(outcomes[0].checkpoint).parent
+    assert sorted(path.name for path in folder.iterdir()) == ["step-000004", "step-000006"]
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_names_the_layer(run):
+    _, outcomes = run(
+        HYBRID, optimizer=SGD(lr=1e200), steps=50, checkpoint_every=1, precision="fp64"
+    )
+    outcome = outcomes[0]
+    assert outcome.reason == "diverged"
+    assert f"step {outcome.step}" in outcome.message
+    assert "layer '" in outcome.message
+    assert checkpoint.load(Path(outcome.checkpoint), GRAPH).step == outcome.step
+    assert len({o.message for o in outcomes}) == 1
+
+
+def test_half_precision_follows_single(run):
+    single, _ = run(HYBRID, precision="fp32")
+    for plan in (HYBRID, HYBRID.with_rounds("B/K")):
+        half, _ = run(plan, precision="bf16")
+        assert losses(half) != losses(single)
+        assert losses(half) == pytest.approx(losses(single), rel=0.02)
+
+
+def test_memory_and_time_are_told(run):
+    rows, _ = run(HYBRID)
+    for rank, mine in enumerate(rows):
+        for row in mine:
+            assert row["rank"] == rank
+            assert 0 < row["tensor_bytes"] <= row["peak_bytes"] < row["rss_bytes"]
+            assert row["wait_s"] >= 0
+            assert row["samples_per_s"] > 0
+    held = [sum(p.piece_numel(r) for p in HYBRID.flow.weights.values()) for r in range(4)]
+    # fp64 weights, gradients and two moments, and no more than buffers beside.
+    for mine, numel in zip(rows, held, strict=True):
+        assert mine[-1]["tensor_bytes"] == pytest.approx(4 * 8 * numel, rel=0.35)
+
+
+def wishing(seat, experiment, weights, directory, resume, wishes):
+    """`train`; rank 0 makes wishes during steps: {step: wish}. Losses, and where it ended."""
+    found = []
+
+    def emit(row):
+        found.append(row["loss"])
+        if seat.rank == 0 and (wish := wishes.get(row["step"])) is not None:
+            Wishes(directory).wish(wish)
+
+    train(
+        seat,
+        experiment,
+        weights=weights,
+        directory=directory,
+        resume=resume,
+        control=Control(),
+        emit=emit,
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"optimizer": AdamW(lr=0.01)},
+        {"optimizer": SGD(lr=0.05, momentum=0.9), "shard_optimizer": True},
+        {"optimizer": SGD(lr=0.02, momentum=0.5), "sync": Pipelined(width=2)},
+    ],
+    ids=["adamw", "sharded", "in-flight"],
+)
+def test_another_learning_rate_is_that_of_another_run(on_ranks, weights, tmp_path, fields):
+    """The steps after the wish are those of a run that goes on at that rate from a checkpoint."""
+    experiment = Experiment(plan=UNEQUAL, **{**FIELDS, **fields, "checkpoint_every": 2})
+    changed, apart = tmp_path / "changed", tmp_path / "apart"
+    for folder in (changed, apart):
+        folder.mkdir()
+    wishes = {1: LearningRate(0.003), 2: SaveNow()}  # after step 1: heard in step 2
+
+    def losses_of(experiment, directory, resume, wishes=wishes):
+        given = (experiment, weights, directory, resume, wishes)
+        return on_ranks.seated(3, wishing, *given)[0]
+
+    found = losses_of(experiment, changed, None)
+    (carried_out,) = Wishes(changed).rates()
+    assert carried_out[2].step == 3
+    before = losses_of(experiment.replace(steps=3), apart, None, {})
+    rate = experiment.optimizer.model_copy(update={"lr": 0.003})
+    after = losses_of(experiment.replace(optimizer=rate), apart, latest(apart), {})
+    assert found == pytest.approx(before + after, rel=1e-12)
+    # As after a fault: step 2 is run again, at its own rate, and the others at theirs.
+    saved = {path.name: path for path in changed.glob("step-*")}
+    assert {"step-000004", "step-000006"} == set(saved)
+    again = tmp_path / "again"
+    again.mkdir()
+    given = losses_of(experiment.replace(steps=2), again, None, {})
+    shutil.copytree(changed / "wishes", again / "wishes")
+    rest = losses_of(experiment, again, latest(again), {})
+    assert given + rest == pytest.approx(found, rel=1e-12)
+    kept = Experiment.load(saved["step-000004"] / "experiment.toml")
+    assert kept == experiment.replace(optimizer=rate)
+
+
+def test_a_checkpoint_is_written_when_it_is_wished_for(on_ranks, weights, tmp_path):
+    experiment = Experiment(plan=HYBRID, **FIELDS)
+    on_ranks.seated(4, wishing, experiment, weights, tmp_path, None, {0: SaveNow()})
+    assert [done.step for _, done in Wishes(tmp_path).saved()] == [2]
+    assert checkpoint.load(tmp_path / "step-000002", GRAPH).step == 2
+
+
+def normed() -> nn.Module:
+    """A batch norm that sees one value of each channel of a sample."""
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+
+def first_refusal(seat, experiment, weights, directory):
+    """What every rank is told before the first step."""
+    with pytest.raises(ExperimentError) as caught:
+        session(seat, experiment, weights, directory, None, None)
+    return str(caught.value)
+
+
+def test_too_few_rows_are_foreseen_where_the_number_of_samples_is_found_at_the_start(
+    on_ranks, tmp_path
+):
+    for split in ("train", "test"):
+        for label in range(3):
+            place = tmp_path / split / str(label)
+            place.mkdir(parents=True)
+            for number in range(3):
+                Image.new("RGB", (8, 8), (80 * label, 0, 0)).save(place / f"{number}.png")
+    module = normed()
+    graph = trace(module, input_shape=(3, 8, 8))
+    experiment = Experiment(
+        plan=Plan.data_parallel(graph, 2),
+        data=ImageFolder(root=str(tmp_path)),
+        batch_size=6,
+        optimizer=SGD(lr=0.1),
+        steps=4,
+    )
+    weights = initialize(graph, 0, tmp_path, module=module)
+    said = on_ranks.seated(2, first_refusal, experiment, weights, tmp_path)
+    assert set(said) == {said[0]}
+    assert "of an epoch's last batch of 3 samples (9 by 6), rank 1 has 1 row" in said[0]
+
+
+def test_ranks_without_rows_idle_beside_those_with_two(run, tmp_path):
+    module = normed()
+    graph = trace(module, input_shape=(3, 8, 8))
+    assert graph["2"].least_rows == 2
+    weights = initialize(graph, 0, tmp_path, module=module)
+    fields = dict(weights=weights, data=Synthetic(samples=6, classes=3), batch_size=4, steps=3)
+    idle, _ = run(Plan.data_parallel(graph, 2, (1, 0)), **fields)
+    alone, _ = run(Plan.data_parallel(graph, 1), **fields)
+    assert [row["loss"] for row in idle[0]] == pytest.approx([row["loss"] for row in alone[0]])

@@ -1,0 +1,91 @@
+"""Verification of transformers: attention cut by heads, dropout inside and behind it."""
+
+import pytest
+import torch
+from torch import nn
+
+from workbench.client.verifying import experiment_for, merge
+from workbench.model.trace import trace
+from workbench.model.vision import torchvision
+from workbench.model.weights import initialize
+from workbench.plan.plan import Plan
+from workbench.train.verify.reference import write_reference
+from workbench.train.verify.verify import compare
+
+RANKS = 3
+
+
+def vit():
+    torch.manual_seed(0)
+    return torchvision().models.VisionTransformer(
+        image_size=8, patch_size=4, num_layers=2, num_heads=4, hidden_dim=24, mlp_dim=48,
+        dropout=0.1, attention_dropout=0.2, num_classes=10,
+    )  # fmt: skip
+
+
+def swin(version):
+    torch.manual_seed(0)
+    models = torchvision().models.swin_transformer
+    v2 = {"block": models.SwinTransformerBlockV2, "downsample_layer": models.PatchMergingV2}
+    return models.SwinTransformer(
+        patch_size=[2, 2], embed_dim=12, depths=[2, 1], num_heads=[3, 6], window_size=[3, 3],
+        dropout=0.1, attention_dropout=0.2, num_classes=10, **(v2 if version == 2 else {}),
+    )  # fmt: skip
+
+
+MODELS = {"vit": vit, "swin": lambda: swin(1), "swin_v2": lambda: swin(2)}
+
+
+def compared(seat, experiment, start, reference):
+    return compare(seat, experiment, weights=start, reference=reference)
+
+
+def verified(on_ranks, tmp_path, plan, module):
+    experiment = experiment_for(
+        plan, batch_size=6, steps=2, precision="fp64", optimizer=None, data=None, seed=0
+    )
+    start, reference = tmp_path / "start.safetensors", tmp_path / "reference.safetensors"
+    weights = initialize(plan.graph, 0, tmp_path, module=module)
+    write_reference(experiment, weights, start, reference)
+    ranks = plan.world_size
+    found = merge(experiment, on_ranks.seated(ranks, compared, experiment, start, reference))
+    names = {weight.name for layer in plan.graph.layers for weight in layer.weights}
+    assert names == {d.name for d in found.differences if d.what in ("weight", "buffer")}
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers_are_exact(on_ranks, tmp_path, name):
+    module = MODELS[name]()
+    plan = Plan.hybrid(trace(module, input_shape=(3, 8, 8)), RANKS)
+    attention = [layer.name for layer in plan.graph.layers if layer.kind == "attention"]
+    for layer in attention:  # those too that the rule leaves whole
+        plan = plan.with_layer(layer, scheme="shard_heads", group_size=RANKS)
+    plan = plan.with_layer(attention[0], shares=(2, 0, 1))
+    found = verified(on_ranks, tmp_path, plan, module)
+    assert found.exact, found
+
+
+class Once(nn.Module):
+    """Attention behind the only gather of rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Linear(6, 12)
+        self.attention = nn.MultiheadAttention(12, 3, dropout=0.2, batch_first=True)
+        self.head = nn.Linear(12, 10)
+
+    def forward(self, x):
+        x = self.embed(x.flatten(2))
+        return self.head(self.attention(x, x, x, need_weights=False)[0].mean(1))
+
+
+@pytest.mark.parametrize("rounds", ["B", "B/K"])
+def test_heads_in_rounds_are_exact(on_ranks, tmp_path, rounds):
+    torch.manual_seed(0)
+    module = Once()
+    plan = Plan.data_parallel(trace(module, input_shape=(4, 3, 2)), 2)
+    plan = plan.with_layer("attention", scheme="shard_heads").with_rounds(rounds)
+    assert plan.tail is not None
+    found = verified(on_ranks, tmp_path, plan, module)
+    assert found.exact, found

@@ -1,0 +1,1 @@
+"""All-reduce algorithms, each a sequence of rounds."""

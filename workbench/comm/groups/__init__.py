@@ -1,0 +1,1 @@
+"""The world, its groups, and a record of what they communicate."""

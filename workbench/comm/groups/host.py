@@ -1,0 +1,194 @@
+"""Which ranks of a group share memory: they find out together, and all decide alike."""
+
+import json
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from workbench.comm.algorithms.hierarchical import Hosts
+from workbench.comm.groups.peers import Peers
+from workbench.comm.groups.watch import Watch
+from workbench.comm.shared_memory.futex import Futex
+from workbench.comm.shared_memory.segment import Offer, attach, create, this_host
+from workbench.comm.shared_memory.staging import SEGMENT_BYTES, Staging
+
+
+@dataclass(frozen=True)
+class _Note:
+    """What a rank tells the others before groups are connected.
+
+    Attributes:
+        host: as `this_host` says; empty if the rank shares nothing.
+        pid: its process.
+        cores: on which it may run.
+        offers: of a segment, for each group; None where it is no member, or had no memory.
+    """
+
+    host: str
+    pid: int
+    cores: tuple[int, ...]
+    offers: tuple[Offer | None, ...]
+
+    @classmethod
+    def read(cls, text: str) -> "_Note":
+        raw = json.loads(text)
+        offers = tuple(None if offer is None else Offer(**offer) for offer in raw["offers"])
+        return cls(raw["host"], raw["pid"], tuple(raw["cores"]), offers)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Who shares memory in a group.
+
+    Attributes:
+        hosts: its ranks, as indices, by the memory that they share; a rank that shares none is a
+            host of its own.
+        staging: this rank's host, unless it is alone there.
+    """
+
+    hosts: Hosts
+    staging: Staging | None
+
+
+class Host:
+    """What a rank shares with the other ranks of its host, in one world.
+
+    Args:
+        watch: meets and waits.
+        wanted: whether to share memory at all.
+        name: tells apart hosts that are emulated on one.
+    """
+
+    def __init__(self, watch: Watch, wanted: bool, name: str) -> None:
+        self._watch = watch
+        self._name, self._futex = "", Futex()
+        self._stagings: list[Staging] = []
+        self._peers = Peers()
+        if wanted:
+            try:
+                self._name = f"{this_host()} {name}"
+            except OSError:  # not Linux: there gloo is the way
+                self._name = ""
+
+    def share(self, occasion: str, groups: Sequence[tuple[int, ...]]) -> dict[int, Shared]:
+        """Connects the ranks of each group that are on one host; all ranks call it.
+
+        Args:
+            occasion: what the ranks meet for, new for each call.
+            groups: global ranks, this one's groups or not.
+
+        Returns:
+            Who shares memory in this rank's groups of two or more, by their index. Where it
+            should have been possible and was not, a warning says why.
+
+        Raises:
+            CommError: not all ranks came.
+        """
+        trouble: list[str] = []
+        offers = self._offers(groups, trouble)
+        try:
+            mine = _Note(self._name, os.getpid(), _cores(), offers)
+            noted = self._watch.meet(f"{occasion}: memory", json.dumps(asdict(mine)))
+            notes = [_Note.read(note) for note in noted]
+            opened = self._opened(groups, notes, trouble)
+            verdicts = self._watch.meet(occasion, json.dumps([*opened]))
+        finally:
+            for offer in offers:
+                if offer is not None:
+                    os.close(offer.fd)
+        agreed = [set(json.loads(verdict)) for verdict in verdicts]
+        shared = {}
+        for index, ranks in enumerate(groups):
+            if self._watch.rank in ranks and len(ranks) > 1:
+                able = {rank for rank in ranks if index in agreed[rank]}
+                hosts = _by_host(ranks, [note.host for note in notes], able)
+                alone = (ranks.index(self._watch.rank),) in hosts
+                shared[index] = Shared(hosts, None if alone else opened[index])
+        self._stagings += [of.staging for of in shared.values() if of.staging is not None]
+        if trouble:
+            warnings.warn(f"slower, through gloo: {'; '.join(trouble)}", stacklevel=3)
+        return shared
+
+    def leave(self) -> None:
+        """Tells whoever still waits that this rank does not come any more."""
+        for staging in self._stagings:
+            staging.leave()
+        self._peers.close()
+
+    def forget(self, staging: Staging) -> None:
+        """Lets go of the memory of a group that is used no more."""
+        self._stagings = [other for other in self._stagings if other is not staging]
+
+    def _offers(
+        self, groups: Sequence[tuple[int, ...]], trouble: list[str]
+    ) -> tuple[Offer | None, ...]:
+        offers: list[Offer | None] = []
+        for ranks in groups:
+            offer = None
+            if self._name and self._watch.rank in ranks and len(ranks) > 1:
+                try:
+                    offer = create(SEGMENT_BYTES, reserved=False)
+                except OSError as error:
+                    trouble.append(f"no shared memory for ranks {ranks}: {error}")
+            offers.append(offer)
+        return tuple(offers)
+
+    def _opened(
+        self, groups: Sequence[tuple[int, ...]], notes: list[_Note], trouble: list[str]
+    ) -> dict[int, Staging]:
+        together = {
+            rank: note.pid for rank, note in enumerate(notes) if note.host == self._name != ""
+        }
+        others = {rank: pid for rank, pid in together.items() if rank != self._watch.rank}
+        self._peers.meet(others)
+        cores = set().union(*(notes[rank].cores for rank in together))
+        opened = {}
+        for index, ranks in enumerate(groups):
+            if self._watch.rank not in ranks:
+                continue
+            mates = tuple(rank for rank in ranks if rank in together)
+            offers = [notes[rank].offers[index] for rank in mates]
+            present = [offer for offer in offers if offer is not None]
+            if len(mates) < 2 or len(present) < len(mates):
+                continue
+            try:
+                segments = [attach(offer) for offer in present]
+            except OSError as error:
+                trouble.append(f"memory of ranks {mates} could not be shared: {error}")
+                continue
+            spins = len(cores) >= len(together)
+            opened[index] = Staging(
+                mates,
+                mates.index(self._watch.rank),
+                segments,
+                self._peers,
+                self._watch,
+                self._futex,
+                spins,
+            )
+        return opened
+
+
+def _by_host(ranks: tuple[int, ...], names: Sequence[str], able: set[int]) -> Hosts:
+    """Indices into `ranks` by host, in the order of each host's first.
+
+    The ranks of a host stay together if all of them are `able` to.
+    """
+    together: dict[str, list[int]] = {}
+    for index, rank in enumerate(ranks):
+        together.setdefault(names[rank], []).append(index)
+    hosts: list[tuple[int, ...]] = []
+    for members in together.values():
+        if len(members) > 1 and all(ranks[index] in able for index in members):
+            hosts.append(tuple(members))
+        else:
+            hosts += [(index,) for index in members]
+    return tuple(hosts)
+
+
+def _cores() -> tuple[int, ...]:
+    """On which this process may run."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))

@@ -1,0 +1,252 @@
+"""The world of one rank: from its seat to its groups, and out again whatever happened."""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from workbench.comm.groups.descriptors import raise_limit
+from workbench.comm.groups.group import Group, Link
+from workbench.comm.groups.host import Host
+from workbench.comm.groups.record import Recorder
+from workbench.comm.groups.watch import Watch
+from workbench.comm.shared_memory.buffer import SharedBuffer
+from workbench.comm.shared_memory.staging import SEGMENT_BYTES
+from workbench.comm.transit import Waiters
+from workbench.plan.seat import Seat as Seat
+
+
+class World:
+    """All ranks, seen from one of them.
+
+    Attributes:
+        rank: the global rank.
+        size: the number of ranks.
+        device: where this rank computes.
+        recorder: what this rank's groups communicate.
+        store: small notes that all ranks of this world can read.
+    """
+
+    def __init__(self, seat: Seat, store: Store) -> None:
+        self.rank, self.size = seat.rank, seat.world_size
+        self.device = torch.device(seat.device)
+        self.recorder, self.store = Recorder(), store
+        self._patience = _patience(seat)
+        self._watch = Watch(store, seat.rank, seat.world_size, seat.timeout_s)
+        self._times_grouped = self._times_closed = 0
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        backend = backend_of(self._watch.meet("the world to open", _device_name(self.device)))
+        self._travel_device = self.device if backend == "nccl" else torch.device("cpu")
+        try:
+            dist.init_process_group(
+                backend,
+                store=store,
+                rank=self.rank,
+                world_size=self.size,
+                timeout=self._patience,
+            )
+        except BaseException:
+            # Groups are named by a count, which must be the same on all ranks; torch takes it
+            # back when it destroys the world, but not when it could not make it.
+            dist.distributed_c10d._world.group_count = 0
+            raise
+        self._process_groups = [dist.group.WORLD]
+        self._links: list[Link] = []
+        shares = seat.shared_memory and self.device.type == "cpu"
+        self._host, self._waiters = Host(self._watch, shares, seat.host), Waiters()
+
+    @classmethod
+    @contextmanager
+    def open(cls, seat: Seat) -> Iterator["World"]:
+        """Joins the other ranks; on leaving, closes at once, even after a failure.
+
+        Raises:
+            CommTimeout: not all ranks came; it names them.
+            PeerLost: another rank has given up.
+        """
+        torch.set_num_threads(seat.threads)
+        raise_limit()
+        if dist.is_initialized():
+            _forget(dist.distributed_c10d._world.pg_map)
+        if seat.address in ("localhost", "127.0.0.1"):
+            # gloo would look up the host's own name, which need not resolve to anything.
+            loopback = "lo0" if sys.platform == "darwin" else "lo"
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+        meeting_place = dist.TCPStore(  # type: ignore[attr-defined]  # public, though not listed
+            seat.address, seat.port, timeout=_patience(seat)
+        )
+        world = cls(seat, PrefixStore(seat.prefix, meeting_place))
+        try:
+            # Whoever left while others were still connecting would make their connecting fail.
+            world._watch.meet("all to be connected", "")
+            yield world
+        except BaseException as error:
+            world._watch.give_up(error)
+            raise
+        finally:
+            with _uninterrupted():
+                world._close()
+
+    def groups(
+        self, specs: Sequence[tuple[str, tuple[int, ...]]]
+    ) -> dict[tuple[str, tuple[int, ...]], Group]:
+        """Creates groups; every rank calls this with the same specs, in the same order.
+
+        Args:
+            specs: for each group its purpose and its global ranks. The same ranks under two
+                purposes are two communicators, whose collectives may overlap.
+
+        Returns:
+            The groups that this rank belongs to.
+
+        Raises:
+            ValueError: two equal specs; ranks that are empty, repeated or not of this world; or
+                another rank wants other groups.
+            CommTimeout: not all ranks came; it names them.
+            PeerLost: another rank has given up.
+        """
+        if len(set(specs)) < len(specs):
+            raise ValueError(f"every group can be asked for once, got {list(specs)}")
+        for purpose, ranks in specs:
+            if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(self.size)):
+                raise ValueError(
+                    f"group {purpose!r} needs one or more different ranks of "
+                    f"0..{self.size - 1}, got {ranks}"
+                )
+        self._times_grouped += 1
+        wish = repr(list(specs))
+        wishes = self._watch.meet(f"groups to be made (call {self._times_grouped})", wish)
+        for other, another in enumerate(wishes):
+            if another != wish:
+                raise ValueError(f"rank {self.rank} wants {wish}, rank {other} {another}")
+        process_groups = {spec: self._connect(spec[1]) for spec in specs if len(spec[1]) > 1}
+        occasion = f"groups to be connected (call {self._times_grouped})"
+        shared = self._host.share(occasion, [ranks for _, ranks in specs])
+        links = {
+            spec: Link(
+                process_groups[spec],
+                self._travel_device,
+                self._watch,
+                self._waiters,
+                shared[index].hosts,
+                shared[index].staging,
+            )
+            for index, spec in enumerate(specs)
+            if index in shared
+        }
+        self._links += links.values()
+        return {
+            (purpose, ranks): Group(
+                purpose, ranks, ranks.index(self.rank), self.recorder, links.get((purpose, ranks))
+            )
+            for purpose, ranks in specs
+            if self.rank in ranks
+        }
+
+    def let_go(self, groups: Iterable[Group]) -> None:
+        """Closes groups with all their connections; every rank calls it, with its own of them.
+
+        Memory that they share goes with the last buffer in it.
+
+        Args:
+            groups: of this world, which nobody uses any more.
+
+        Raises:
+            CommTimeout: not all ranks came; it names them.
+            PeerLost: another rank has given up.
+        """
+        gone = [group.link for group in groups if group.link is not None]
+        self._times_closed += 1
+        # Others may still be at their last collective, and would lose this rank in it.
+        self._watch.meet(f"groups to be closed (call {self._times_closed})", "")
+        self._links = [link for link in self._links if all(link is not other for other in gone)]
+        for link in gone:
+            if link.local is not None:
+                self._host.forget(link.local)
+            self._process_groups.remove(link.process_group)
+            dist.destroy_process_group(link.process_group)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of this rank's part of shared memory, which torch's allocator does not see."""
+        return self.staged_bytes + sum(buffer.nbytes for buffer in self._buffers())
+
+    @property
+    def staged_bytes(self) -> int:
+        """The same without the buffers that are tensors of this rank: slots, and sums of them."""
+        slots = sum(SEGMENT_BYTES for link in self._links if link.local is not None)
+        return slots + sum(buffer.held_bytes - buffer.nbytes for buffer in self._buffers())
+
+    def _buffers(self) -> Iterator[SharedBuffer]:
+        for link in self._links:
+            yield from link.buffers.values()
+
+    def _connect(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
+        # Every rank creates every group, its own or not. torch's default timeout is half an
+        # hour, and ranks in ascending order need not be in the order of the pieces.
+        process_group = dist.new_group(list(ranks), timeout=self._patience, sort_ranks=False)
+        self._process_groups.append(process_group)
+        return process_group
+
+    def _close(self) -> None:
+        self._host.leave()
+        self._waiters.close()
+        _forget(self._process_groups if self._watch.unfinished else ())
+
+
+def backend_of(devices: Sequence[str]) -> Literal["gloo", "nccl"]:
+    """What a world talks through, the same on all of its ranks.
+
+    That is nccl where every rank has a GPU to itself; nccl refuses two ranks on one GPU, and knows
+    no other devices. Elsewhere all talk through the host, those on GPUs as well.
+
+    Args:
+        devices: of each rank: "cpu", or the GPU that it computes on.
+    """
+    return "gloo" if "cpu" in devices or len(set(devices)) < len(devices) else "nccl"
+
+
+def _forget(lasting: Iterable[dist.ProcessGroup | None]) -> None:
+    """Ends torch's world; also one that an interrupt kept from being closed.
+
+    Args:
+        lasting: groups that may still wait for a lost rank. The destructor of a gloo group joins
+            its threads, and those wait until their timeout; `abort` does not end them. So these
+            are never destroyed, but left to the end of the process: one more reference to each.
+    """
+    for process_group in lasting:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(process_group))
+    dist.destroy_process_group()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Whoever interrupts a rank does so again if it takes long; once is enough to end it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _patience(seat: Seat) -> timedelta:
+    """How long torch waits: longer than we do, who can name who is missing."""
+    return timedelta(seconds=seat.timeout_s + 10.0)
+
+
+def _device_name(device: torch.device) -> str:
+    """Of a GPU, the same for two ranks if and only if they compute on it; of the host, "cpu"."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else "cpu"

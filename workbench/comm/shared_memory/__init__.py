@@ -1,0 +1,1 @@
+"""Collectives between ranks of one host, through memory that they share."""

@@ -1,0 +1,217 @@
+"""Buffers that the ranks of a host share, and their sum in place with two synchronisations.
+
+Each rank fills its own buffer. When all have (1), every rank adds up its segment of all buffers,
+in rank order, and puts the sum where all can read it; when all have done that (2), each copies
+the sums into its buffer. Nothing is staged, and nobody writes what another may still read:
+buffers are read by others only between (1) and (2), and sums from (2) until their reader fills
+its buffer again; they are written again only after all have. Where the group has ranks on other
+hosts too, each rank sums its segment with theirs before it says (2).
+
+A turn may also stop between the two: a rank then has the sum of its own segment, and says (2) when
+it has put in the sum's place what it has made of it.
+
+Source: Chen et al. 2018, arXiv:1802.02326 (GDRAA; their body was not available to us, the two
+synchronisations are from the abstract). Shared memory needs no messages for it.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import astuple
+from enum import Enum, auto
+
+import torch
+from torch import Tensor
+
+from workbench.comm.algorithms.progress import Progress
+from workbench.comm.algorithms.sums import added, blocks
+from workbench.comm.groups.phases import Mark, unheard
+from workbench.comm.shared_memory.futex import MASK, Count
+from workbench.comm.shared_memory.segment import PAGE, Memory, Offer, attach, create, mapped
+from workbench.comm.shared_memory.staging import Staging
+
+_SUMMED_AT = 64
+
+
+class _Stage(Enum):
+    FILLING = auto()  # until all ranks' buffers are filled
+    CROSSING = auto()  # until this rank's sum is that over all hosts
+    HELD = auto()  # until this rank has something to hand out instead of its sum
+    SUMMING = auto()  # until all ranks' sums, or what they made of them, are there
+    DONE = auto()
+
+
+class SharedBuffer:
+    """One rank's view of its host's buffers.
+
+    Args:
+        staging: the ranks of the host.
+        maps: all ranks' memory.
+        segments: elements of each buffer that each rank adds up, one after another.
+        dtype: of them.
+
+    Attributes:
+        nbytes: of this rank's buffer.
+        held_bytes: of that and of the sums that this rank takes, a k-th more.
+        sums: of each segment, in the memory of the rank that adds it up.
+    """
+
+    def __init__(
+        self,
+        staging: Staging,
+        maps: Sequence[Memory],
+        segments: Sequence[int],
+        dtype: torch.dtype,
+    ) -> None:
+        numel = sum(segments)
+        self.staging, self.nbytes = staging, numel * dtype.itemsize
+        self._flats: list[tuple[Tensor, ...]] = []  # of each rank, cut into segments
+        self.sums: list[Tensor] = []
+        for memory, segment in zip(maps, segments, strict=True):
+            whole = torch.frombuffer(memory, dtype=torch.uint8)
+            flat, start = whole[PAGE : PAGE + numel * dtype.itemsize], _sums_at(numel, dtype)
+            self._flats.append(torch.split_with_sizes(flat.view(dtype), list(segments)))
+            self.sums.append(whole[start : start + segment * dtype.itemsize].view(dtype))
+        self.held_bytes = self.nbytes + self.sums[staging.rank].nbytes
+        self._filled = [Count(memory, 0, staging.futex) for memory in maps]
+        self._summed = [Count(memory, _SUMMED_AT, staging.futex) for memory in maps]
+        self._turn, self._stage, self._holds = 0, _Stage.DONE, False
+        self._cross: Callable[[Tensor], Progress] | None = None
+        self._crossing: Progress | None = None
+        self._mark: Mark = unheard
+
+    def start(
+        self,
+        cross: Callable[[Tensor], Progress] | None = None,
+        mark: Mark = unheard,
+        *,
+        holds: bool = False,
+    ) -> None:
+        """Says that this rank's buffer is filled.
+
+        Args:
+            cross: sums a segment, in place, over the hosts of the group; None: there is but one.
+            mark: hears of the phases.
+            holds: end with the sum of this rank's own segment, there in its buffer; `hand_out` is
+                to follow.
+
+        Raises:
+            RuntimeError: its last sum is still under way, or held.
+        """
+        if self._stage is not _Stage.DONE:
+            raise RuntimeError("a buffer's sum must be waited for before the next one starts")
+        self._turn, self._stage = (self._turn + 1) & MASK, _Stage.FILLING
+        self._cross, self._crossing, self._mark, self._holds = cross, None, mark, holds
+        mark("send")
+        self._filled[self.staging.rank].post(self._turn)
+        mark("wait")
+
+    def hand_out(self) -> None:
+        """Says that this rank's place among the `sums` has what all are to have; once it is held.
+
+        It ends when all of them do, and leaves them there until this rank fills its buffer again.
+        """
+        assert self._stage is _Stage.HELD, "what is handed out was summed before"
+        self._summed[self.staging.rank].post(self._turn)
+        self._stage = _Stage.SUMMING
+
+    def advance(self) -> bool:
+        """Does what has become possible, and waits for nothing; whether the sum is there."""
+        if self._stage is _Stage.FILLING and self._missing() is None:
+            self.staging.futex.fence()
+            self._mark("reduce")
+            self._add_up()
+            if self._cross is not None:
+                self._crossing = self._cross(self.sums[self.staging.rank])
+            self._stage = _Stage.HELD if self._holds else _Stage.CROSSING
+        if self._stage is _Stage.CROSSING and (self._crossing is None or self._crossing.advance()):
+            self._mark("send")
+            self._summed[self.staging.rank].post(self._turn)
+            self._stage = _Stage.SUMMING
+            self._mark("wait")
+        if self._stage is _Stage.SUMMING and self._missing() is None:
+            self.staging.futex.fence()
+            self._mark("copy")
+            if not self._holds:
+                for mine, total in zip(self._flats[self.staging.rank], self.sums, strict=True):
+                    mine.copy_(total)
+            self._stage = _Stage.DONE
+        return self._stage in (_Stage.DONE, _Stage.HELD)
+
+    def wait(self, what: object) -> None:
+        """Returns when the sum is there.
+
+        Raises:
+            CommError: as for `Staging.meet`.
+        """
+        while not self.advance():
+            if self._stage is _Stage.CROSSING and self._crossing is not None:
+                self._crossing.wait()
+                continue
+            missing = self._missing()
+            if missing is not None:
+                self.staging.wait(*missing, what)
+
+    def _missing(self) -> tuple[int, Count, int] | None:
+        """The first rank that has not come as far as this one: index, count, and its value."""
+        counts = self._filled if self._stage is _Stage.FILLING else self._summed
+        stale = (self._turn - 1) & MASK
+        for index, count in enumerate(counts):
+            if count.cell.value == stale:
+                return index, count, stale
+        return None
+
+    def _add_up(self) -> None:
+        rank = self.staging.rank
+        total, parts = self.sums[rank], [flat[rank] for flat in self._flats]
+        for block in blocks(total):
+            added([part[block] for part in parts], total[block])
+        if self._holds:  # nobody else reads it there
+            parts[rank].copy_(total)
+
+
+def allocate(
+    staging: Staging, segments: Sequence[int], dtype: torch.dtype, what: object
+) -> tuple[Tensor, SharedBuffer] | None:
+    """Makes this rank's buffer, of zeros; all ranks of the group call it, with the same sizes.
+
+    Args:
+        staging: the ranks of the host.
+        segments: elements that each of them adds up; the buffer holds all.
+        dtype: of them.
+        what: the buffer, for errors.
+
+    Returns:
+        The tensor, and the buffer behind it, which lives as long as the tensor's memory; None, on
+        all ranks, if one of them has no memory to share.
+
+    Raises:
+        CommError: not all ranks came.
+    """
+    offer, numel = None, sum(segments)
+    with suppress(OSError):
+        own = segments[staging.rank] * dtype.itemsize
+        offer = create(_sums_at(numel, dtype) + own, reserved=True)
+    try:
+        mine = astuple(offer) if offer is not None else (0, 0, 0, 0, 0)
+        offers = [Offer(*words) for words in staging.exchange(mine, what)]
+        maps: list[Memory] = []
+        if all(offer.size for offer in offers):
+            with suppress(OSError):
+                maps = [attach(offer) for offer in offers]
+        if not all(opened for (opened,) in staging.exchange((len(maps),), what)):
+            return None
+        assert offer is not None
+        # A second mapping of its own: the tensor keeps the buffer alive, and not the reverse.
+        memory = mapped(offer.fd, offer.size)
+    finally:
+        if offer is not None:
+            os.close(offer.fd)
+    buffer = SharedBuffer(staging, maps, segments, dtype)
+    memory.buffer = buffer  # type: ignore[attr-defined]  # lives as long as what the tensor views
+    return torch.frombuffer(memory, dtype=dtype, count=numel, offset=PAGE), buffer
+
+
+def _sums_at(numel: int, dtype: torch.dtype) -> int:
+    """Where in a rank's memory its sums begin."""
+    return PAGE + -(-numel * dtype.itemsize // 64) * 64

@@ -1,0 +1,220 @@
+"""Ranks of one host that meet round after round, and hand each other what they have staged.
+
+Each rank has a segment with a count of the rounds that it has come to and three staging slots. In
+round t a rank writes into its slot t mod 3, comes to the meeting, and then reads the others'
+slots. It may also read those of round t-1: a slot is written again in round t+3, which nobody
+reaches before all have come to t+2, and so have done what they do between the rounds before it.
+One meeting a round is thus all that is needed, also from one collective to the next.
+"""
+
+import ctypes
+import os
+import time
+import zlib
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from workbench.comm.groups.errors import CommError, PeerLost
+from workbench.comm.groups.peers import Peers
+from workbench.comm.groups.phases import Mark, unheard
+from workbench.comm.groups.watch import TICK, Watch
+from workbench.comm.pieces import cut, even
+from workbench.comm.shared_memory.futex import Count, Futex
+from workbench.comm.shared_memory.segment import PAGE, Memory
+
+SLOTS = 3
+# The slots in use at one time, of four ranks, fit into the last-level cache of a server's core
+# complex (32 MB); with smaller ones, large tensors take more meetings.
+SLOT_BYTES = 2**21
+# Rounds are counted up to here and then from 0 again, so that slots follow each other all the same.
+TURN = SLOTS * 2**30
+SEGMENT_BYTES = PAGE + SLOTS * SLOT_BYTES
+# Falling asleep and being woken take some 50 µs; whoever comes within this needs neither.
+SPIN_S = 0.0002
+# A rank that sleeps while its own sums are under way looks after them this often.
+RESTLESS_S = 0.001
+_LEFT_AT = 64
+_SIGN_AT = 128
+
+
+class Staging:
+    """One group's shared memory, seen from one of its ranks.
+
+    Args:
+        ranks: the global ranks.
+        rank: this rank's index in `ranks`.
+        segments: everybody's, each of SEGMENT_BYTES.
+        peers: knows whose process has ended.
+        watch: waits where it takes long.
+        futex: wakes and sleeps.
+        spins: whether waiting may take a core for a moment: there is one for each rank.
+    """
+
+    def __init__(
+        self,
+        ranks: tuple[int, ...],
+        rank: int,
+        segments: Sequence[Memory],
+        peers: Peers,
+        watch: Watch,
+        futex: Futex,
+        spins: bool,
+    ) -> None:
+        self.ranks, self.rank, self.size = ranks, rank, len(ranks)
+        self.futex = futex
+        self._peers, self._watch = peers, watch
+        self._spin_s = SPIN_S if spins else 0.0
+        self._came = [Count(segment, 0, futex) for segment in segments]
+        self._left = [Count(segment, _LEFT_AT, futex) for segment in segments]
+        self._others = [(i, came, came.cell) for i, came in enumerate(self._came) if i != rank]
+        self._signs = [
+            [ctypes.c_uint32.from_buffer(memory, _SIGN_AT + 4 * slot) for memory in segments]
+            for slot in range(SLOTS)
+        ]
+        self._sign = 0
+        whole = [torch.frombuffer(segment, dtype=torch.uint8) for segment in segments]
+        self._slots = [
+            [flat[PAGE + slot * SLOT_BYTES : PAGE + (slot + 1) * SLOT_BYTES] for flat in whole]
+            for slot in range(SLOTS)
+        ]
+        self._round = 0
+        self._views: dict[tuple[torch.dtype, tuple[int, ...]], list[list[Tensor]]] = {}
+        self._cuts: dict[tuple[torch.dtype, int], list[list[tuple[Tensor, ...]]]] = {}
+
+    def staged(self, dtype: torch.dtype, shape: tuple[int, ...], ago: int = 0) -> list[Tensor]:
+        """Each rank's slot as a tensor: of the coming round, or of the one `ago` before it.
+
+        The last round in which the ranks met is 1 ago.
+        """
+        views = self._views.get((dtype, shape))
+        if views is None:
+            if len(self._views) > 200:
+                self._views.clear()
+            size = torch.Size(shape).numel() * dtype.itemsize
+            with torch.inference_mode(False):  # what an evaluation makes, training uses
+                views = [
+                    [flat[:size].view(dtype).view(shape) for flat in row] for row in self._slots
+                ]
+            self._views[dtype, shape] = views
+        return views[(self._round + 1 - ago) % SLOTS]
+
+    def segments(self, dtype: torch.dtype, length: int, ago: int) -> list[tuple[Tensor, ...]]:
+        """The same for flat tensors, each cut into the near-equal segments that the ranks sum."""
+        cuts = self._cuts.get((dtype, length))
+        if cuts is None:
+            if len(self._cuts) > 50:
+                self._cuts.clear()
+            sizes = even(length, self.size)
+            with torch.inference_mode(False):
+                cuts = [
+                    [cut(flat[: length * dtype.itemsize].view(dtype), sizes) for flat in row]
+                    for row in self._slots
+                ]
+            self._cuts[dtype, length] = cuts
+        return cuts[(self._round + 1 - ago) % SLOTS]
+
+    def begin(self, what: object, size: int) -> None:
+        """The next rounds are for `what`, whose words and size are the same on all ranks.
+
+        Ranks that come with different ones would read each other's bytes as something else.
+        """
+        self._sign = zlib.crc32(f"{what} {size}".encode())
+
+    def meet(self, what: object, mark: Mark = unheard) -> None:
+        """Returns when all ranks have come to this round.
+
+        Args:
+            what: the collective; its `str` goes into errors.
+            mark: hears that it waits.
+
+        Raises:
+            CommTimeout: not all came; it names them.
+            PeerLost: a rank's process has ended, or it has left the world or given up.
+            CommError: a rank came for something else.
+        """
+        mark("wait")
+        stale = self._round
+        self._round = (stale + 1) % TURN
+        signs = self._signs[self._round % SLOTS]
+        signs[self.rank].value = self._sign
+        self._came[self.rank].post(self._round)
+        for index, came, cell in self._others:
+            # A rank can be one round ahead but never more than one behind.
+            if cell.value == stale:
+                self.wait(index, came, stale, what)
+        self.futex.fence()
+        for index, sign in enumerate(signs):
+            if sign.value != self._sign:
+                raise CommError(
+                    f"rank {self._watch.rank} came for {what}, "
+                    f"rank {self.ranks[index]} for something else or with another size"
+                )
+
+    def exchange(self, words: Sequence[int], what: object) -> list[list[int]]:
+        """What each rank says, in rank order: as many whole numbers on every rank."""
+        self.begin(what, len(words))
+        self.staged(torch.int64, (len(words),))[self.rank].copy_(torch.tensor(words))
+        self.meet(what)
+        return [said.tolist() for said in self.staged(torch.int64, (len(words),), 1)]
+
+    def stream(
+        self,
+        count: int,
+        put: Callable[[int], None],
+        take: Callable[[int], None],
+        what: object,
+        mark: Mark = unheard,
+    ) -> None:
+        """Passes `count` portions on: `put` stages one in the coming round, `take` reads it after.
+
+        One portion is read while the next is staged; `take` finds it 1 round ago.
+        """
+        for step in range(count):
+            put(step)
+            if step:
+                take(step - 1)
+            self.meet(what, mark)
+        take(count - 1)
+
+    def wait(self, index: int, count: Count, stale: int, what: object) -> None:
+        """Returns when `count`, which the rank at `index` raises, is no longer `stale`.
+
+        Raises:
+            CommError: as for `meet`.
+        """
+        cell = count.cell
+        if self._spin_s:
+            until = time.perf_counter() + self._spin_s
+            while time.perf_counter() < until:
+                if cell.value != stale:
+                    return
+                os.sched_yield()
+        self._watch.until(
+            lambda: cell.value != stale,
+            lambda: self._sleep(index, count, stale, str(what)),
+            self.ranks,
+            str(what),
+        )
+
+    def leave(self) -> None:
+        """Tells who waits for this rank, now or later, that it does not come any more."""
+        self._left[self.rank].post(1)
+        self._came[self.rank].nudge()
+
+    def _sleep(self, index: int, count: Count, stale: int, what: str) -> None:
+        restless = self._watch.tend()
+        count.sleep(stale, RESTLESS_S if restless else TICK.total_seconds())
+        if count.cell.value != stale:
+            return
+        # Only of whom this rank waits for: another that came to this meeting may leave after it.
+        gone = bool(self._left[index].cell.value)
+        if not gone and not self._peers.has_ended(self.ranks[index]):
+            return
+        self.futex.fence()
+        if count.cell.value != stale:  # it came first
+            return
+        why = self._watch.said() if gone else ""
+        why = why or f"rank {self.ranks[index]} has {'left' if gone else 'died'}"
+        raise PeerLost(f"rank {self._watch.rank} lost a peer in {what}: {why}")

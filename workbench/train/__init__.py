@@ -1,0 +1,1 @@
+"""One rank executes a program: loop, strategies, data, checkpoints, resharding, verification."""

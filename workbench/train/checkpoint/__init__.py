@@ -1,0 +1,1 @@
+"""What a run needs to go on, under any plan and world size."""

@@ -1,0 +1,149 @@
+"""Checkpoints: what a run needs to go on, under any plan and world size.
+
+    <directory>/step-000050/
+        checkpoint.toml            step, model, format
+        experiment.toml            what was run; a person can read it, `Experiment.load` too
+        index.toml                 which file holds which span of which logical tensor
+        rank-00000.safetensors     each piece once, whichever of its holders wrote it
+
+Logical tensors are the entries of the whole model's `state_dict`, and the optimizer's state
+as `train/optimizer.py` names it, what is in flight, as `train/in_flight.py` does, and what codecs
+have left out, as `train/residuals.py` does. Where the data stands needs no entry of its own: the
+rows of a step follow from the seed and the step.
+
+A checkpoint is written as `step-000050.tmp` (`Saver`) and takes its name when all of it is there;
+older ones are removed only after that.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from workbench.layers.cut_model import CutModel
+from workbench.model.errors import CheckpointError
+from workbench.model.slices import PieceSet, expect
+from workbench.plan.experiment import Experiment
+from workbench.plan.graph import Graph
+from workbench.plan.placement import Shard
+from workbench.train.checkpoint import folder
+from workbench.train.checkpoint.in_flight import IN_FLIGHT, InFlight, ages, kind
+from workbench.train.checkpoint.residuals import RESIDUAL
+from workbench.train.strategies.optimizer import Updater, entry, state_names
+
+__all__ = ["Checkpoint", "CheckpointError", "in_flight", "latest", "load", "restore"]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint, opened.
+
+    Attributes:
+        path: its folder.
+        step: steps made before it.
+        reader: its logical tensors, to be read in any slices.
+    """
+
+    path: Path
+    step: int
+    reader: PieceSet
+
+    def experiment(self) -> Experiment:
+        """What was run when it was saved."""
+        return Experiment.load(self.path / folder.EXPERIMENT)
+
+
+def latest(directory: Path) -> Path | None:
+    """The newest complete checkpoint in a run's directory, or None."""
+    complete = folder.complete(directory)
+    return complete[max(complete)] if complete else None
+
+
+def load(path: Path, graph: Graph) -> Checkpoint:
+    """Opens a checkpoint and checks that it is whole, and of this model.
+
+    Raises:
+        CheckpointError: it is missing, incomplete, damaged, or of another model.
+    """
+    meta = folder.read_meta(path)
+    reader = PieceSet(path)
+    if meta.fingerprint != graph.fingerprint:
+        weights = {weight.name: weight for layer in graph.layers for weight in layer.weights}
+        apart = ("optimizer/", IN_FLIGHT, RESIDUAL)
+        theirs = {name for name in reader.names if not name.startswith(apart)}
+        expect(reader, weights.values(), of=str(path))
+        only = sorted(theirs - set(weights))
+        differ = (
+            f"it also has {', '.join(only[:3])}" if only else "weights agree, operations do not"
+        )
+        raise CheckpointError(
+            f"{path} is of another model: {meta.model} for inputs {tuple(meta.input_shape)}, not "
+            f"{graph.source.name} for {graph.input_shape} as given; {differ}"
+        )
+    return Checkpoint(path, meta.step, reader)
+
+
+def restore(saved: Checkpoint, model: CutModel, updater: Updater) -> None:
+    """Reads this rank's pieces of the optimizer's state.
+
+    Args:
+        saved: under any plan.
+        model: this rank's part.
+        updater: a new one of its trainable pieces.
+
+    Raises:
+        CheckpointError: another optimizer was saved.
+    """
+    names, value = set(saved.reader.names), updater.value
+    missing = {
+        state
+        for name in model.trainable()
+        for state in state_names(value)
+        if entry(state, name) not in names
+    }
+    if missing:
+        raise CheckpointError(
+            f"{saved.path} has no {' and '.join(sorted(missing))} for {value!r}: it was saved "
+            f"under {saved.experiment().optimizer!r}, and can only go on under such a one"
+        )
+
+    def read(state: str, name: str) -> Tensor:
+        if state == "step":
+            return saved.reader.read(entry(state, name))
+        return _read(saved.reader, entry(state, name), model, name)
+
+    updater.load(read)
+
+
+def in_flight(saved: Checkpoint, model: CutModel) -> list[InFlight]:
+    """Reads this rank's pieces of what was computed and not yet used, the oldest first.
+
+    Args:
+        saved: under any plan and strategy.
+        model: this rank's part.
+    """
+    return [
+        InFlight(
+            saved.step - age,
+            _pieces_of(saved, model, kind(age, "gradient")),
+            _pieces_of(saved, model, kind(age, "weight")),
+        )
+        for age in ages(saved.reader.names)
+    ]
+
+
+def _pieces_of(saved: Checkpoint, model: CutModel, prefix: str) -> dict[str, Tensor]:
+    """This rank's pieces of what is stored under this prefix, by the parameter's name."""
+    there = set(saved.reader.names)
+    return {
+        name: _read(saved.reader, prefix + name, model, name)
+        for name in model.trainable()
+        if prefix + name in there
+    }
+
+
+def _read(reader: PieceSet, stored: str, model: CutModel, name: str) -> Tensor:
+    """This rank's piece of a logical tensor that is cut as the parameter `name` is."""
+    placed = model.placements[name]
+    shard = placed.placement if isinstance(placed.placement, Shard) else None
+    return reader.read(stored, shard, model.context.rank % placed.group_size)

@@ -1,0 +1,1 @@
+"""Labelled images for one rank, from where they are kept."""

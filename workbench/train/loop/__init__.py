@@ -1,0 +1,1 @@
+"""Step after step on one rank."""

@@ -1,0 +1,185 @@
+"""What one rank holds while it trains, and how it came by it."""
+
+from collections.abc import Collection
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.fx
+
+from workbench.comm.groups.group import Group
+from workbench.comm.groups.world import World
+from workbench.layers.context import BatchContext
+from workbench.layers.cut import cut
+from workbench.layers.cut_model import CutModel, Groups, group_specs
+from workbench.model.slices import Reader, WeightsFile
+from workbench.model.trace import skeleton
+from workbench.plan.experiment import Experiment
+from workbench.plan.plan import Plan
+from workbench.train.checkpoint.checkpoint import in_flight, load, restore
+from workbench.train.checkpoint.residuals import restore_residuals
+from workbench.train.data.data import Dataset, open_data
+from workbench.train.loop.learning_rates import LearningRates, set_rate
+from workbench.train.loop.memory import Held
+from workbench.train.loop.objective import StepLoss, step_loss
+from workbench.train.loop.step import Stepper
+from workbench.train.strategies.optimizer import Updater
+from workbench.train.strategies.strategy import Strategy, strategy_of, updater_of
+from workbench.train.trace.tracing import Tracer
+
+CONTROL = "control"
+Spec = tuple[str, tuple[int, ...]]
+
+
+def group_specs_of(plan: Plan) -> list[tuple[str, tuple[int, ...]]]:
+    """The groups of a training rank: those of the cut model, and everyone for control."""
+    return [(CONTROL, tuple(range(plan.world_size))), *group_specs(plan)]
+
+
+def groups_for(
+    plan: Plan, before: Plan, world: World, known: Groups, asked: Collection[Spec]
+) -> tuple[Groups, frozenset[Spec]]:
+    """This rank's groups under another plan, and all groups that there are then.
+
+    Those of the plan before stay, as runs mostly go back and forth and to connect takes long;
+    others are closed.
+
+    Args:
+        plan: to go on under.
+        before: the plan so far, under which nothing is communicated any more.
+        world: all ranks, which call this together.
+        known: this rank's groups so far.
+        asked: all groups so far, this rank's or not.
+    """
+    wanted = group_specs_of(plan)
+    kept = frozenset([*wanted, *group_specs_of(before)])
+    new = [spec for spec in wanted if spec not in asked]
+    found = {**known, **(world.groups(new) if new else {})}
+    if not kept.issuperset(asked):
+        world.let_go([found.pop(spec) for spec in known if spec not in kept])
+    return found, kept
+
+
+def everyone(groups: Groups, plan: Plan) -> Group:
+    """The group of all ranks, for status, evaluation and checkpoints."""
+    return groups[CONTROL, tuple(range(plan.world_size))]
+
+
+@dataclass
+class RankState:
+    """One rank's part of a training run.
+
+    Attributes:
+        experiment: what runs.
+        world: this rank's place.
+        everyone: the group of all ranks.
+        model: this rank's part of the model.
+        updater: of this rank's pieces.
+        strategy: moves the weights.
+        stepper: computes gradients.
+        test_data: the split to evaluate on.
+        traced: the model's structure, whole and without values: a re-cut rewrites a copy of it.
+        groups: this rank's.
+        asked: all groups that there are, this rank's or not.
+        first_step: steps made before this session.
+        notes: on steps that were unlike others, for people.
+    """
+
+    experiment: Experiment
+    world: World
+    everyone: Group
+    model: CutModel
+    updater: Updater
+    strategy: Strategy
+    stepper: Stepper
+    test_data: Dataset
+    traced: torch.fx.GraphModule
+    groups: Groups
+    asked: frozenset[Spec]
+    first_step: int
+    notes: list[str]
+
+    @classmethod
+    def start(
+        cls,
+        experiment: Experiment,
+        world: World,
+        groups: Groups,
+        weights: Path,
+        resume: Path | None,
+        rates: LearningRates | None = None,
+        loss: StepLoss = step_loss,
+    ) -> "RankState":
+        """Builds this rank's part, from the initial weights or from a checkpoint.
+
+        Args:
+            experiment: what runs.
+            world: this rank's place.
+            groups: this rank's, of the experiment's plan.
+            weights: the initial weights.
+            resume: a checkpoint to go on from.
+            rates: of the run that goes on; None: every step has the experiment's. What was in
+                flight and has no place in this experiment's pipeline moves the weights here.
+            loss: of a step.
+
+        Raises:
+            ExperimentError: the data has so many samples that a layer gets too few rows of some
+                batch; on every rank.
+        """
+        plan = experiment.plan
+        shape, classes = plan.graph.input_shape, plan.graph.num_classes
+        train_data = open_data(experiment.data, shape, classes, "train")
+        test_data = open_data(experiment.data, shape, classes, "test")
+        experiment.check_rows((len(train_data), len(test_data)))
+        saved = None if resume is None else load(resume, plan.graph)
+        reader: Reader = WeightsFile(weights) if saved is None else saved.reader
+        context = BatchContext(world.rank, (0,) * world.size, seed=experiment.seed)
+        dtype = torch.float64 if experiment.precision == "fp64" else torch.float32
+        traced, device = skeleton(plan.graph), world.device
+        model = cut(
+            plan, context, groups, reader, device=device, dtype=dtype, traced=deepcopy(traced)
+        )
+        updater = updater_of(experiment, model)
+        if saved is not None:
+            restore(saved, model, updater)
+        first_step = 0 if saved is None else saved.step
+        left = [] if saved is None else in_flight(saved, model)
+        if rates is not None:
+            set_rate(updater.optimizer, rates.at(first_step))
+        notes: list[str] = []
+        strategy = strategy_of(experiment, model, updater, first_step, left, notes)
+        if saved is not None:
+            restore_residuals(saved.reader, model, strategy.residuals)
+        return cls(
+            experiment=experiment,
+            world=world,
+            everyone=everyone(groups, plan),
+            model=model,
+            updater=updater,
+            strategy=strategy,
+            stepper=Stepper(experiment, model, strategy, train_data, world, dtype, loss),
+            test_data=test_data,
+            traced=traced,
+            groups=groups,
+            asked=frozenset(group_specs_of(plan)),
+            first_step=first_step,
+            notes=notes,
+        )
+
+    def tracer(self) -> Tracer:
+        """Measures what this rank does from its beginning to its end."""
+        parts, optimizer = self.stepper.passing.parts, self.updater.optimizer
+        return Tracer(self.model, parts, self.world.recorder, self.world.device, optimizer)
+
+    def held(self) -> Held:
+        """What stays alive from step to step."""
+        parameters = self.model.trainable().values()
+        return Held(
+            weights=tuple(self.model.pieces().values()),
+            gradients=(
+                *(p.grad for p in parameters if p.grad is not None),
+                *self.strategy.buffers,
+            ),
+            optimizer=tuple(self.updater.tensors()),
+        )

@@ -1,0 +1,1 @@
+"""How long layers, devices, links and overlap take."""

@@ -1,0 +1,134 @@
+"""The largest curvature of the loss, measured: power iteration on products with the Hessian.
+
+H v is taken from gradients at two places, (g(w + e v) - g(w - e v)) / 2e, and those from the same
+cut model that trains: whatever plan can train can be measured, in the memory of three more copies
+of the weights. The gradient is the mean over some batches, with the same dropout at both places.
+
+Source: power iteration on Hessian-vector products, LeCun, Simard and Pearlmutter 1993 (Automatic
+learning rate maximization by on-line estimation of the Hessian's eigenvectors).
+"""
+
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from workbench.comm.collectives import all_reduce
+from workbench.comm.groups.world import Seat, World
+from workbench.plan.experiment import Experiment, Synchronous
+from workbench.plan.placement import Shard
+from workbench.plan.stability import Curvature
+from workbench.train.loop.state import RankState, group_specs_of
+
+Pieces = dict[str, Tensor]
+
+# How far apart the two places are, in lengths of the weights: far enough for the difference to
+# be more than rounding, near enough for the loss to be a quadratic in between.
+_APART = {torch.float32: 1e-3, torch.float64: 1e-5}
+
+
+def measure_curvature(
+    seat: Seat,
+    experiment: Experiment,
+    *,
+    weights: Path,
+    resume: Path | None = None,
+    batches: int = 2,
+    iterations: int = 20,
+    tolerance: float = 0.02,
+) -> Curvature:
+    """Measures on one rank; all ranks of the plan call it, and return the same.
+
+    Args:
+        seat: where this rank sits.
+        experiment: whose loss; its strategy does not matter, and bf16 is measured in fp32.
+        weights: the initial weights.
+        resume: a checkpoint, whose weights it is measured at.
+        batches: over which the loss is a mean: the first ones that would be trained on.
+        iterations: at most.
+        tolerance: it ends when an iteration changes the value by less, relatively.
+    """
+    precision = "fp64" if experiment.precision == "fp64" else "fp32"
+    plain = experiment.replace(sync=Synchronous(), shard_optimizer=False, precision=precision)
+    with World.open(seat) as world:
+        groups = world.groups(group_specs_of(experiment.plan))
+        state = RankState.start(plain, world, groups, weights, resume)
+        value, change = _Hessian(state, batches).largest(iterations, tolerance)
+        return Curvature(value, change, state.first_step, batches)
+
+
+class _Hessian:
+    """Of the mean loss over some batches, at the weights that a rank starts from."""
+
+    def __init__(self, state: RankState, batches: int) -> None:
+        self.state, self.batches = state, batches
+        self.parameters = state.model.trainable()
+        self.origin = {name: p.detach().clone() for name, p in self.parameters.items()}
+        size, placements = state.world.size, state.model.placements
+        self.holders = {
+            name: size // placements[name].group_size
+            if isinstance(placements[name].placement, Shard)
+            else size
+            for name in self.parameters
+        }
+        dtype = next(iter(self.origin.values())).dtype
+        self.apart = _APART[dtype] * (self.norm(self.origin) or 1.0)
+
+    def largest(self, iterations: int, tolerance: float) -> tuple[float, float]:
+        """The largest eigenvalue, and its last relative change."""
+        value, change = self._dominant(0.0, iterations, tolerance)
+        if value >= 0:
+            return value, change
+        # The largest magnitude is that of a negative one: all are raised by it.
+        raised, change = self._dominant(-value, iterations, tolerance)
+        return raised + value, change
+
+    def _dominant(self, shift: float, iterations: int, tolerance: float) -> tuple[float, float]:
+        """The eigenvalue of H + shift of largest magnitude, and its last relative change."""
+        direction = self.gradient(0.0, self.origin)
+        value, change = 0.0, math.inf
+        for _ in range(iterations):
+            length = self.norm(direction)
+            if length == 0:  # a stationary point, or no curvature along what was left
+                return 0.0, 0.0
+            direction = {name: piece / length for name, piece in direction.items()}
+            ahead = self.gradient(self.apart, direction)
+            behind = self.gradient(-self.apart, direction)
+            turned = {
+                name: (ahead[name] - behind[name]) / (2 * self.apart) + shift * piece
+                for name, piece in direction.items()
+            }
+            now = self.inner(direction, turned)
+            change = abs(now - value) / abs(now) if now else 0.0
+            value, direction = now, turned
+            if change < tolerance:
+                break
+        return value, change
+
+    def gradient(self, distance: float, direction: Pieces) -> Pieces:
+        """The mean gradient at `distance` along `direction`: this rank's pieces of it."""
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(self.origin[name] + distance * direction[name])
+        total: Pieces = {}
+        for step in range(self.batches):
+            self.state.stepper.run(step)
+            for name, parameter in self.parameters.items():
+                mine = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                part = mine.detach() / self.batches
+                total[name] = total[name] + part if name in total else part
+        return total
+
+    def inner(self, left: Pieces, right: Pieces) -> float:
+        """The inner product of two vectors of the whole model."""
+        mine = sum(
+            (left[name].double() * right[name].double()).sum().item() / self.holders[name]
+            for name in left
+        )
+        every = all_reduce(torch.tensor([mine]).double(), self.state.everyone, layer="curvature")
+        return every.item()
+
+    def norm(self, vector: Pieces) -> float:
+        """Its length."""
+        return math.sqrt(self.inner(vector, vector))

@@ -1,0 +1,245 @@
+"""How long collectives take, in groups of every size, all groups at once.
+
+    all_reduce       in place, of a buffer of the group, as gradients are summed
+    all_reduce into new memory,
+    all_gather, reduce_scatter, all_to_all    out of place, as activations are converted
+    all_reduce by the backend, exchange,
+    broadcast                                 through torch's communicator: as parameters are
+                                              averaged, what other algorithms consist of, and as
+                                              a server sends weights
+
+Beside them, what a sum of gradients costs the computation that goes on meanwhile
+(`measure_beside.py`).
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from workbench.comm.algorithms.course import Course
+from workbench.comm.algorithms.exchange import Exchange, Rounds
+from workbench.comm.collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    reduce_scatter,
+    start_all_reduce,
+)
+from workbench.comm.groups.group import Group
+from workbench.comm.groups.world import Seat, World
+from workbench.comm.rooted import start_broadcast
+from workbench.plan.experiment import Experiment
+from workbench.plan.link import BY_BACKEND, EXCHANGE, INTO_NEW
+from workbench.plan.mesh import group_sizes, replica_groups, shard_groups
+from workbench.plan.placement import Shard, apportion
+from workbench.train.measure.overlap import Beside, beside
+from workbench.train.measure.repeating import Repetition, Until, estimate, finish, slowest
+
+Seconds = NDArray[np.float64]
+
+SIZES = (2**12, 2**16, 2**20, 2**23, 2**26)
+"""Bytes of the whole tensor."""
+_SHARES = (1, 1, 1, 2, 6)  # of the time, for each size: large sums leave the cache
+_OPS = (
+    "all_reduce",
+    INTO_NEW,
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    BY_BACKEND,
+    EXCHANGE,
+    "broadcast",
+)
+_NAMES = {INTO_NEW: "all_reduce", BY_BACKEND: "all_reduce"}  # in the record
+_ADDING = ("all_reduce", INTO_NEW, BY_BACKEND, "reduce_scatter")
+_UNTIL = Until(relative=0.05, least=5, most=40)
+_TOGETHER, _ROW_S = 2**18, 0.02  # small ones are timed in a row of so many bytes, or seconds
+_PATIENCE = 4.0  # a size may take so many times its share of the time, repeated so often:
+_REPEATED = 3
+_COLUMNS = 64
+_EVERYONE = "calibration"
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One collective on this rank.
+
+    Attributes:
+        op: as `plan.link.Curve` names it.
+        ranks: of this rank's group.
+        seconds: of one call.
+        received: bytes that came to this rank; a root gets none.
+        rounds: exchanges that followed each other.
+        added: bytes that this rank added up.
+    """
+
+    op: str
+    ranks: tuple[int, ...]
+    seconds: float
+    received: int
+    rounds: int
+    added: int
+
+
+@dataclass(frozen=True)
+class LinksMeasured:
+    """What one rank found.
+
+    Attributes:
+        collectives: each op, group and size.
+        beside: for each group, what a sum costs the computation beside it.
+    """
+
+    collectives: tuple[Timed, ...]
+    beside: dict[tuple[int, ...], Beside]
+
+
+def families(world_size: int) -> list[tuple[tuple[int, ...], ...]]:
+    """The ways to part the world into groups that plans have: of neighbours, and of replicas."""
+    found = []
+    for k in group_sizes(world_size)[1:]:
+        found.append(shard_groups(k, world_size))
+        if k < world_size:
+            found.append(replica_groups(world_size // k, world_size))
+    return found
+
+
+def links(seat: Seat, experiment: Experiment, *, within_s: float) -> LinksMeasured:
+    """Measures collectives between the ranks of an experiment's plan.
+
+    Args:
+        seat: where this rank sits.
+        experiment: says how many ranks there are.
+        within_s: seconds for all of it; each collective is repeated a few times at least.
+    """
+    with World.open(seat) as world:
+        parted = families(world.size)
+        everyone = (_EVERYONE, tuple(range(world.size)))
+        specs = [(f"family {i}", ranks) for i, family in enumerate(parted) for ranks in family]
+        groups = world.groups([everyone, *specs])
+        whole = groups.pop(everyone)
+        slots = len(groups) * (len(_OPS) * sum(_SHARES) + 1)
+        budget = _Budget(whole, within_s, slots)
+        found: list[Timed] = []
+        costs = {}
+        for group in groups.values():  # of each family, the one that this rank is in
+            found += _Measuring(group, world.device, budget).collectives()
+            costs[group.ranks] = beside(group, whole, world.device, budget.next())
+        return LinksMeasured(tuple(found), costs)
+
+
+class _Budget:
+    """What is left of the time, in equal shares; all ranks get the same answers.
+
+    Args:
+        whole: all ranks.
+        within_s: seconds in all.
+        slots: shares.
+    """
+
+    def __init__(self, whole: Group, within_s: float, slots: int) -> None:
+        self.whole, self._slots = whole, slots
+        self._end = time.perf_counter() + within_s
+
+    def skip(self, slots: int) -> None:
+        """Leaves shares to those that follow."""
+        self._slots -= slots
+
+    def next(self, slots: int = 1) -> float:
+        """The next so many shares, in seconds."""
+        left = -slowest(time.perf_counter() - self._end, self.whole)
+        share = max(0.0, left) / max(1, self._slots) * slots
+        self._slots -= slots
+        return share
+
+
+class _Measuring:
+    """Times every collective of one group, while the others of its family do the same."""
+
+    def __init__(self, group: Group, device: torch.device, budget: _Budget) -> None:
+        self.group, self.device, self.budget = group, device, budget
+        self.whole = budget.whole
+
+    def collectives(self) -> Iterator[Timed]:
+        """Each op at ascending sizes, as long as there is time."""
+        for op in _OPS:
+            seconds: list[float] = []
+            for index, size in enumerate(SIZES):
+                share = self.budget.next(_SHARES[index])
+                if index > 2:
+                    grown = (seconds[-1] - seconds[-2]) / (SIZES[index - 1] - SIZES[index - 2])
+                    if grown * size * _REPEATED > _PATIENCE * share:
+                        self.budget.skip(sum(_SHARES[index + 1 :]))
+                        break
+                timed = self._timed(op, size, share)
+                seconds.append(slowest(timed.seconds, self.whole))
+                yield timed
+
+    def _timed(self, op: str, size: int, within_s: float) -> Timed:
+        call, moved = self._call(op, size)
+        call()
+        before, began = self._counts(op), time.perf_counter()
+        call()
+        once_s = slowest(time.perf_counter() - began, self.whole)
+        times = max(1, min(_TOGETHER // size, round(_ROW_S / once_s)))
+        received, rounds = (b - a for a, b in zip(before, self._counts(op), strict=True))
+        repetition = Repetition(self.whole, _UNTIL, within_s)
+        seconds: list[Seconds] = []
+        while repetition.goes_on(seconds):
+            began = time.perf_counter()
+            for _ in range(times):
+                call()
+            finish(self.device)
+            seconds.append(np.array([(time.perf_counter() - began) / times]))
+        mean, _ = estimate(np.stack(seconds))
+        added = moved if op in _ADDING else 0
+        return Timed(op, self.group.ranks, float(mean[0]), received, rounds, added)
+
+    def _call(self, op: str, size: int) -> tuple[Callable[[], object], int]:
+        """What to call; and the bytes that a rank has to add up of others', if it is a sum."""
+        group, k = self.group, self.group.size
+        rows = max(1, size // 4 // _COLUMNS // k) * k
+        x = torch.zeros(rows, _COLUMNS, device=self.device)
+        own = x[: rows // k].clone()
+        by_rows, by_columns = Shard(0, (rows // k,) * k), Shard(1, apportion(_COLUMNS, (1,) * k))
+        moved = x.nbytes * (k - 1) // k
+        match op:
+            case "all_reduce":
+                flat = group.buffer(x.numel(), x)
+                return lambda: start_all_reduce(flat, group).wait(), moved
+            case _ if op == INTO_NEW:
+                return lambda: all_reduce(x, group), moved
+            case _ if op == BY_BACKEND:
+                flat = x.view(-1)
+                return lambda: start_all_reduce(flat, group, algorithm="backend").wait(), moved
+            case _ if op == EXCHANGE:
+                return lambda: _exchange(own.view(-1), group), moved
+            case "broadcast":
+                return lambda: start_broadcast(x.view(-1), 0, group).wait(), moved
+            case "all_gather":
+                return lambda: all_gather(own, by_rows, group), moved
+            case "reduce_scatter":
+                return lambda: reduce_scatter(x, by_rows, group), moved
+            case _:
+                return lambda: all_to_all(own, by_rows, by_columns, group), moved
+
+    def _counts(self, op: str) -> tuple[int, int]:
+        """(bytes, rounds) that this rank's record has so far."""
+        name = _NAMES.get(op, op)
+        rows = [r for r in self.group.recorder.rows() if (r.group, r.op) == (self.group.name, name)]
+        return sum(row.bytes for row in rows), sum(row.rounds for row in rows)
+
+
+def _exchange(own: torch.Tensor, group: Group) -> None:
+    """Every rank sends its piece to the next one, and takes that of the one before."""
+    arrived = torch.empty_like(own)
+
+    def rounds() -> Rounds:
+        behind, before = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+        yield Exchange(((behind, own),), ((before, arrived),))
+
+    Course(rounds(), group.call(EXCHANGE, "calibration", "step")).wait()

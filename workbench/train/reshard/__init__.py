@@ -1,0 +1,1 @@
+"""A run goes on under another plan."""

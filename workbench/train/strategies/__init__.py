@@ -1,0 +1,1 @@
+"""When ranks exchange gradients or parameters, and when their optimizers move."""

@@ -1,0 +1,191 @@
+"""Local steps, and parameters averaged every few of them.
+
+A parameter that lies over groups of k ranks sees the rows of its rank's group (k = 1: the
+rank's own). With n_g rows in group g and n = sum of n_g,
+
+    local step    gradient of the rank's loss, a sum over rows / n, times n / n_g
+    averaging     w = sum over g of (m_g / m) w_g,  m_g the rows of g since the last averaging
+
+so that one local step and an averaging is the step with the mean gradient over all n rows. For
+equal parts these are the factors of SplitBrain's table (a sum over k rounds divided by k).
+
+Weighted means of tensors over the ranks of groups.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workbench.comm.collectives import start_all_reduce
+from workbench.comm.groups.group import Group
+from workbench.layers.cut_model import CutModel
+from workbench.plan.experiment import LocalSGD, Optimizer
+from workbench.plan.mesh import shard_group
+from workbench.train.strategies.optimizer import state_names
+from workbench.train.strategies.synchronous import AtOnce
+
+
+@dataclass(frozen=True)
+class Mean:
+    """What one group averages.
+
+    Attributes:
+        tensors: of any shapes and floating dtypes, the same on all ranks; changed in place.
+        part: this rank's weight; those of the group add up to 1.
+        group: who averages.
+    """
+
+    tensors: Sequence[Tensor]
+    part: float
+    group: Group
+
+
+@torch.no_grad()
+def average(means: Sequence[Mean], bucket_bytes: int) -> None:
+    """Replaces tensors by their weighted means over groups, bitwise equal on all ranks.
+
+    A rank receives 2 (k-1)/k of their bytes, k the group's size. Beside them it needs the room of
+    the largest bucket of all groups, in which all of a dtype take turns.
+
+    Args:
+        means: in the same order on all ranks.
+        bucket_bytes: a bucket is closed once it holds this much.
+    """
+    buckets = [
+        (bucket, mean)
+        for mean in means
+        if mean.group.size > 1
+        for bucket in _bucketed(mean.tensors, bucket_bytes)
+    ]
+    rooms = _rooms([bucket for bucket, _ in buckets])
+    for bucket, mean in buckets:
+        sizes = [tensor.numel() for tensor in bucket]
+        flat = rooms[bucket[0].dtype][: sum(sizes)]
+        places = [
+            piece.view_as(tensor) for piece, tensor in zip(flat.split(sizes), bucket, strict=True)
+        ]
+        for tensor, place in zip(bucket, places, strict=True):
+            torch.mul(tensor, mean.part, out=place)
+        start_all_reduce(flat, mean.group, layer="parameters").wait()
+        for tensor, place in zip(bucket, places, strict=True):
+            tensor.copy_(place)
+
+
+def _bucketed(tensors: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
+    """Tensors of one dtype together, in their order; empty ones are left out."""
+    buckets: list[list[Tensor]] = []
+    opened: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel() == 0:
+            continue
+        bucket = opened.get(tensor.dtype, [])
+        if not bucket:
+            buckets.append(bucket)
+        bucket.append(tensor)
+        full = sum(t.nbytes for t in bucket) >= bucket_bytes
+        opened[tensor.dtype] = [] if full else bucket
+    return buckets
+
+
+def _rooms(buckets: Sequence[Sequence[Tensor]]) -> dict[torch.dtype, Tensor]:
+    """For each dtype, as much memory as its largest bucket takes."""
+    most: dict[torch.dtype, int] = {}
+    for first, *others in buckets:
+        numel = first.numel() + sum(tensor.numel() for tensor in others)
+        most[first.dtype] = max(numel, most.get(first.dtype, 0))
+    like = {bucket[0].dtype: bucket[0] for bucket in buckets}
+    return {dtype: like[dtype].new_empty(numel) for dtype, numel in most.items()}
+
+
+class LocalUpdates(AtOnce):
+    """Each rank (or shard group) by itself, until the next averaging.
+
+    Args:
+        sync: the value.
+        value: the experiment's optimizer.
+        model: this rank's part.
+        optimizer: of its pieces.
+    """
+
+    def __init__(
+        self,
+        sync: LocalSGD,
+        value: Optimizer,
+        model: CutModel,
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
+        self.sync, self.value, self.model, self.optimizer = sync, value, model, optimizer
+        self._parameters = model.trainable()
+        nobody = (0,) * model.plan.world_size
+        self._since = nobody  # rows of each rank since the last averaging
+        self._before = nobody  # and in the interval before, until all is settled
+
+    def begin(self) -> None:
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def last(self) -> None:
+        """Nothing travels."""
+
+    def after_round(self, rows: int, samples: int) -> None:
+        """Gradients of all rounds add up."""
+
+    def finish(self, rows: tuple[int, ...]) -> None:
+        for name, parameter in self._parameters.items():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            seen = self._seen(rows, self.model.placements[name].group_size)
+            if seen:  # without rows the gradient is zero
+                parameter.grad.mul_(sum(rows) / seen)
+        self._since = tuple(a + b for a, b in zip(self._since, rows, strict=True))
+
+    def update(self, step: int) -> None:
+        self.optimizer.step()
+        if (step + 1) % self.sync.every == 0:
+            self._average(self.sync.momentum == "average")
+
+    def settle(self) -> None:
+        """An averaging in which even momentum to be kept is averaged."""
+        if any(self._since):
+            self._average(self.sync.momentum != "reset")
+        elif self.sync.momentum == "keep" and any(self._before):
+            self._mean(self._state(), self._before)
+        self._before = (0,) * len(self._before)
+
+    @property
+    def is_settled(self) -> bool:
+        return not any(self._since)
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        return []
+
+    def _average(self, with_state: bool) -> None:
+        tensors = [(name, p.detach()) for name, p in self._parameters.items()]
+        self._mean(tensors + (self._state() if with_state else []), self._since)
+        if self.sync.momentum == "reset":
+            for state in self.optimizer.state.values():
+                state.clear()
+        self._before, self._since = self._since, (0,) * len(self._since)
+
+    def _mean(self, tensors: list[tuple[str, Tensor]], rows: tuple[int, ...]) -> None:
+        """Averages tensors, named by the parameter as which they lie, weighted by rows."""
+        placements = self.model.placements
+        means = []
+        for k in sorted({placements[name].group_size for name, _ in tensors}):
+            mine = [tensor for name, tensor in tensors if placements[name].group_size == k]
+            part = self._seen(rows, k) / sum(rows)
+            means.append(Mean(mine, part, self.model.replica_group(k)))
+        average(means, self.sync.bucket_bytes)
+
+    def _state(self) -> list[tuple[str, Tensor]]:
+        """What the optimizer remembers of each element."""
+        names = [state for state in state_names(self.value) if state != "step"]
+        held = [(name, self.optimizer.state.get(p, {})) for name, p in self._parameters.items()]
+        return [(name, state[entry]) for name, state in held for entry in names if entry in state]
+
+    def _seen(self, rows: tuple[int, ...], group_size: int) -> int:
+        """Of these rows, how many this rank's group of `group_size` ranks has."""
+        return sum(rows[rank] for rank in shard_group(self.model.context.rank, group_size))

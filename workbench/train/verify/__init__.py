@@ -1,0 +1,1 @@
+"""The split model against the unsplit one."""

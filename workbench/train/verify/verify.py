@@ -1,0 +1,259 @@
+"""Holds one rank of the split model against what one process computed."""
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from workbench.comm.groups.world import Seat, World
+from workbench.layers.cut_model import Groups
+from workbench.model.slices import WeightsFile
+from workbench.plan.experiment import Experiment
+from workbench.plan.placement import Replicate, Shard
+from workbench.train.checkpoint.statistics import average_statistics
+from workbench.train.data.data import Dataset
+from workbench.train.loop.evaluate import evaluate
+from workbench.train.loop.objective import own_rows, step_loss, step_loss_of
+from workbench.train.loop.state import RankState, group_specs_of
+from workbench.train.strategies.optimizer import entry, state_names
+from workbench.train.verify.reference import write_reference
+from workbench.train.verify.verification import TOLERANCE, Difference
+
+__all__ = ["compare", "write_reference"]
+
+# A gradient counts as no smaller than this part of the largest in the model.
+FLOOR = 1e-3
+PART = 2**22  # elements
+
+
+def compare(
+    seat: Seat,
+    experiment: Experiment,
+    *,
+    weights: Path,
+    reference: Path,
+    loss: bytes | None = None,
+    repeat: bool = True,
+) -> list[Difference]:
+    """Trains this rank's part from the same weights on the same data, and compares.
+
+    Args:
+        seat: where this rank sits.
+        experiment: as `write_reference` had it.
+        weights: the weights that it started from.
+        reference: the entries that `write_reference` wrote.
+        loss: as `write_reference` had it.
+        repeat: train twice, which is to leave the same bits.
+
+    Returns:
+        One difference for each output, and for each gradient, weight, buffer and state of the
+        optimizer held here, for what evaluation gives, and for what a second run leaves.
+    """
+    whole = WeightsFile(reference)
+    with World.open(seat) as world:
+        run = _Run(experiment, world, weights, loss)
+        state, found = run.start(), []
+        for step in range(experiment.steps):
+            result = state.stepper.run(step)
+            if step == 0:
+                found += _outputs(state, result.outputs, whole)
+                found += _gradients(state, whole)
+            state.strategy.update(step)
+        found += _values(run.ended(state), whole)
+        found += _optimizer(state, whole)
+        left = {name: piece.detach().clone() for name, piece in state.model.pieces().items()}
+        found += _evaluation(state, whole)
+        if repeat:
+            del state
+            found += _repeated(run, left)
+        return found
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What is trained here, once or twice."""
+
+    experiment: Experiment
+    world: World
+    weights: Path
+    loss: bytes | None
+
+    @cached_property
+    def groups(self) -> Groups:
+        return self.world.groups(group_specs_of(self.experiment.plan))
+
+    def start(self) -> RankState:
+        """This rank's part before the first step."""
+        loss = step_loss if self.loss is None else step_loss_of(pickle.loads(self.loss))
+        return RankState.start(
+            self.experiment, self.world, self.groups, self.weights, None, loss=loss
+        )
+
+    def ended(self, state: RankState) -> RankState:
+        """The same after the last step, when ranks that hold the same piece are made equal."""
+        state.strategy.settle()
+        average_statistics(state.model)
+        return state
+
+
+def _outputs(state: RankState, outputs: tuple[Tensor, ...], whole: WeightsFile) -> list[Difference]:
+    model, rank = state.model, state.world.rank
+    rows = Shard(0, model.context.rows)
+    found = []
+    for index, name in enumerate(model.plan.graph.outputs):
+        with torch.no_grad():
+            mine = own_rows(model, name, outputs[index])
+        what = f"output/{index}"
+        scale = _scale(whole, what)
+        error = _error(mine, whole.read(what, rows, rank), scale)
+        found.append(Difference("output", name, rank, error, _rounding(whole, what, scale)))
+    return found
+
+
+def _gradients(state: RankState, whole: WeightsFile) -> list[Difference]:
+    """Where one process has no gradient, there is nothing to compare, and none to be had."""
+    found, none = {}, []
+    for name, parameter in state.model.trainable().items():
+        mine = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        if f"gradient/{name}" in whole.names:
+            found[name] = mine
+        elif mine.any():
+            none.append(Difference("gradient", name, state.world.rank, float("inf")))
+    return none + _compared(state, whole, "gradient", found, FLOOR)
+
+
+def _values(state: RankState, whole: WeightsFile) -> list[Difference]:
+    pieces = state.model.pieces()
+    parameters = {name for name, piece in pieces.items() if isinstance(piece, nn.Parameter)}
+    weights = {name: piece.detach() for name, piece in pieces.items() if name in parameters}
+    buffers = {name: piece for name, piece in pieces.items() if name not in parameters}
+    found = _compared(state, whole, "weight", weights, 1.0)
+    return found + _compared(state, whole, "buffer", buffers, 1.0)
+
+
+def _optimizer(state: RankState, whole: WeightsFile) -> list[Difference]:
+    """Everything that is remembered; one kind of it (squares, say) is not measured by another."""
+    kinds = state_names(state.experiment.optimizer)
+    names = list(state.model.trainable())
+    held = state.updater.state({entry(kind, name) for kind in kinds for name in names})
+    found = []
+    for kind in kinds:
+        mine = {name: held[entry(kind, name)] for name in names if entry(kind, name) in held}
+        found += _compared(state, whole, "optimizer", mine, 1.0, kind)
+    return found
+
+
+def _evaluation(state: RankState, whole: WeightsFile) -> list[Difference]:
+    """The first test batch, as runs evaluate all of them; the largest of the two is about 1."""
+    if "evaluation/loss" not in whole.names:
+        return []
+    size, everyone = state.experiment.batch_size, state.everyone
+    data = _First(state.test_data, size)
+    world, dtype = state.world, state.stepper.dtype
+    mine = evaluate(state.model, data, size, everyone, world.device, dtype)
+    found = []
+    for name, value in mine.items():
+        what = f"evaluation/{name}"
+        scale = max(1.0, _scale(whole, what))
+        error = _error(torch.tensor(value, dtype=torch.float64), whole.read(what), scale)
+        rounding = _rounding(whole, what, scale)
+        found.append(Difference("evaluation", name, world.rank, error, rounding))
+    return found
+
+
+class _First:
+    """The first samples of a data set."""
+
+    def __init__(self, data: Dataset, length: int) -> None:
+        self.num_classes, self._data, self._length = data.num_classes, data, length
+
+    def __len__(self) -> int:
+        return min(self._length, len(self._data))
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        return self._data.batch(indices)
+
+
+def _repeated(run: _Run, left: Mapping[str, Tensor]) -> list[Difference]:
+    """The same steps again, from the same start: every bit of weights and buffers."""
+    state = run.start()
+    for step in range(run.experiment.steps):
+        state.stepper.run(step)
+        state.strategy.update(step)
+    run.ended(state)
+    # The kernels of an accelerator need not add in the same order twice.
+    device = run.world.device
+    allowed = 0.0 if device.type == "cpu" else TOLERANCE[run.experiment.precision]
+    found = []
+    for name, again in state.model.pieces().items():
+        scale = float(left[name].double().abs().max()) if left[name].numel() else 0.0
+        error = 0.0 if torch.equal(again, left[name]) else _error(again, left[name].cpu(), scale)
+        found.append(Difference("repeat", name, run.world.rank, error, allowed))
+    return found
+
+
+def _compared(
+    state: RankState,
+    whole: WeightsFile,
+    what: str,
+    pieces: Mapping[str, Tensor],
+    floor: float,
+    kind: str = "",
+) -> list[Difference]:
+    """This rank's pieces of one kind against the slices of the whole tensors.
+
+    A tensor counts as no smaller than `floor` times the largest of its kind in the model.
+    """
+    before = f"{kind}/" if kind else ""
+    scales = {name: _scale(whole, f"{what}/{before}{name}") for name in pieces}
+    least = floor * max(scales.values(), default=0.0)
+    found, rank = [], state.world.rank
+    for name, piece in pieces.items():
+        placed = state.model.placements[name]
+        whole_here = isinstance(placed.placement, Replicate) or kind == "step"  # one number
+        cut = None if whole_here else cast(Shard, placed.placement)
+        where, scale = f"{what}/{before}{name}", max(least, scales[name])
+        error = _error(piece, whole.read(where, cut, rank % placed.group_size), scale)
+        rounding = _rounding(whole, where, scale)
+        found.append(Difference(what, before + name, rank, error, rounding))
+    return found
+
+
+def _scale(whole: WeightsFile, what: str) -> float:
+    return float(whole.read(f"scale/{what}"))
+
+
+def _rounding(whole: WeightsFile, what: str, scale: float) -> float:
+    """What rounding alone does to the whole model's tensor, as `_error` measures it."""
+    name = f"rounding/{what}"
+    off = float(whole.read(name)) if name in whole.names else 0.0
+    return _relative(off, scale)
+
+
+def _error(mine: Tensor, expected: Tensor, scale: float) -> float:
+    """Max |mine - expected| / scale; 0 / 0 is 0, a NaN is infinite."""
+    if mine.shape != expected.shape:
+        return float("inf")
+    off = 0.0
+    parts = zip(_parts(mine.detach()), _parts(expected), strict=True)
+    for difference in ((a.double().cpu() - b.double()).abs_().max().item() for a, b in parts):
+        if difference != difference:
+            return float("inf")
+        off = max(off, difference)
+    return _relative(off, scale)
+
+
+def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """A tensor in parts of a size that can be copied without a thought for memory."""
+    return tensor.reshape(-1).split(PART) if tensor.numel() else ()
+
+
+def _relative(off: float, scale: float) -> float:
+    if off == 0.0:
+        return 0.0
+    return off / scale if off == off and scale > 0 else float("inf")
