@@ -5,7 +5,7 @@ import os
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.cluster.fake_session import row
@@ -91,6 +91,7 @@ def test_no_row_is_lost_or_doubled(tmp_path_factory, turns, most):
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.one_of(st.integers(1, 9), st.just(0)), max_size=60), st.integers(1, 4))
+@example([1, 0, 0, 9], 1)
 def test_old_rows_are_thinned_whoever_reads_them(tmp_path_factory, turns, most):
     """Rows are written, or read (0), in turns; a reader may be overtaken by what is thinned."""
     files = RankFiles(tmp_path_factory.mktemp("attempt"), 0)

@@ -115,7 +115,7 @@ class Tail:
         self._number = self._offset = 0  # of the file that is read, and in it
         self._aside = str(files.aside(0))  # where that file goes once it is put aside
         self._last = b""  # row that was given
-        self._seen: tuple[int, int] | None = None  # what the newest file was when all was read
+        self._seen: tuple[int, int, int] | None = None  # what the newest file was when all was read
 
     def take(self, most: int = ROWS_AT_ONCE) -> bytes:
         """The rows that came since the last call, packed (see `rows`).
@@ -197,9 +197,10 @@ class Follower:
         return [row for tail in self.tails for row in tail.read(most)]
 
 
-def _stamp(path: str) -> tuple[int, int] | None:
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    """A file's inode, bytes and time: the inode of one that was thinned may be given again."""
     try:
         status = os.stat(path)
     except FileNotFoundError:
         return None
-    return status.st_ino, status.st_size
+    return status.st_ino, status.st_size, status.st_mtime_ns
