@@ -306,6 +306,15 @@ EQUAL = {
         Net((8,), ("self.head = nn.Linear(8, 3)",), ("x = self.head(x + torch.rand_like(x))",)),
         Cut(2, rows=(0, 1)),
     ),
+    "in place, in bf16 on what is bf16": Case(
+        Net(
+            (12,),
+            ("self.m = nn.Linear(12, 12)", "self.head = nn.Linear(12, 3)"),
+            ("y = x", "x = self.m(x)", "x += y", "x = self.head(x.add(0.5).mul_(y))"),
+        ),
+        Cut(1),
+        Run(batch_size=10, samples=20, precision="bf16"),
+    ),
     "tied weights, re-cut": Case(
         Net(
             (6,),
@@ -402,6 +411,18 @@ REFUSED = {
             )
         ),
         "m += 1",
+    ),
+    "no rows in bf16, of a layer that then gives fp32": (
+        Case(
+            Net(
+                (2, 9),
+                ("self.m = nn.LSTM(9, 9, batch_first=True)", "self.head = nn.Linear(18, 3)"),
+                ("x = self.m(x)[0]", "x = self.head(torch.flatten(x, 1))"),
+            ),
+            Cut(3, (("head", "shard_out", 3, None),), rows=(2, 0, 3)),
+            Run(batch_size=6, precision="bf16"),
+        ),
+        "layer 'm'",
     ),
     "a parameter that is changed through its data": (
         Case(

@@ -180,7 +180,17 @@ class _Cutting:
         if self._leaves_input(layer):
             if node.kwargs.get("inplace"):
                 node.update_kwarg("inplace", False)
-            node.target = _out_of_place(node)
+            plain = _out_of_place(node)
+            if plain != node.target:
+                node.target = plain
+                self._keep_type(node)
+
+    def _keep_type(self, node: torch.fx.Node) -> None:
+        """Gives a result the type of what it would have been written into."""
+        with self.traced.graph.inserting_after(node):
+            typed = self.traced.graph.call_method("type_as", (node, node.args[0]))
+        node.replace_all_uses_with(typed, delete_user_cb=lambda user: user is not typed)
+        self.nodes[node.name] = typed
 
     def _place_draws(self, layer: Layer) -> None:
         """Lets what a layer draws depend on nothing but the places of its elements."""

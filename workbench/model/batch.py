@@ -69,9 +69,9 @@ def called(kind: str, target: Any, root: nn.Module, args: Any, kwargs: Any) -> A
 
 
 def is_users_function(target: Any) -> bool:
-    """Whether what a node calls is a function of neither torch's nor torchvision's."""
+    """Whether what a node calls is a function of the model's own, that nobody knows here."""
     library = str(getattr(target, "__module__", None)).partition(".")[0]
-    return isinstance(target, FunctionType) and library not in ("torch", "torchvision")
+    return isinstance(target, FunctionType) and library not in ("torch", "torchvision", "workbench")
 
 
 def name_of(node: Node) -> str:

@@ -14,6 +14,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from workbench.model import assigned
 from workbench.model.attention import SelfAttention, is_window_attention
 from workbench.model.batch import is_users_function, name_of, tensors
 
@@ -51,10 +52,9 @@ _ELEMENTWISE = {
 }  # fmt: skip
 _WITH_NUMBER = {
     "add", "sub", "rsub", "mul", "multiply", "div", "divide", "true_divide", "truediv", "pow",
-    "iadd", "isub", "imul", "itruediv",
 }  # fmt: skip
-_SUMS = {operator.add, operator.iadd, torch.add, "add", "add_"}
-_PRODUCTS = {operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul_", "multiply"}
+_SUMS = {operator.add, assigned.add, torch.add, "add", "add_"}
+_PRODUCTS = {operator.mul, assigned.mul, torch.mul, torch.multiply, "mul", "mul_", "multiply"}
 
 
 # What may draw random numbers, and be cut all the same.

@@ -7,6 +7,7 @@ from typing import Any
 from torch.fx import Proxy
 from torch.fx.proxy import Attribute
 
+from workbench.model import assigned
 from workbench.model.batch import tensors
 from workbench.model.errors import TraceError
 
@@ -29,22 +30,26 @@ class ValueProxy(Proxy):
         return self.tracer.create_proxy("call_function", operator.getitem, (self, index), {})
 
     def __iadd__(self, other: Any) -> Any:
-        return self._in_place(operator.add, other)
+        return self._in_place(operator.add, assigned.add, other)
 
     def __isub__(self, other: Any) -> Any:
-        return self._in_place(operator.sub, other)
+        return self._in_place(operator.sub, assigned.sub, other)
 
     def __imul__(self, other: Any) -> Any:
-        return self._in_place(operator.mul, other)
+        return self._in_place(operator.mul, assigned.mul, other)
 
     def __itruediv__(self, other: Any) -> Any:
-        return self._in_place(operator.truediv, other)
+        return self._in_place(operator.truediv, assigned.truediv, other)
 
-    def _in_place(self, function: Callable[..., Any], other: Any) -> Any:
-        """Records `x += y` as x + y, and that x is that from here on, by whatever name."""
+    def _in_place(
+        self, of_numbers: Callable[..., Any], of_tensors: Callable[..., Any], other: Any
+    ) -> Any:
+        """Records `x += y` as x + y in the type of x, which x is from here on, by every name."""
+        changes = bool(tensors(self.node.meta["values"][0]))
+        function = of_tensors if changes else of_numbers
         result = self.tracer.create_proxy("call_function", function, (self, other), {})
         if isinstance(result, Proxy):
-            result.node.meta["in_place"] = bool(tensors(self.node.meta["values"][0]))
+            result.node.meta["in_place"] = changes
         return result
 
     def __len__(self) -> int:

@@ -68,9 +68,9 @@ _ATTENTION = Kept(words=1.0, of_heads=4.0 + 1 / 64)
 _ELEMENTWISE = {
     # Dropout and stochastic depth are element-wise where they drop nothing.
     **dict.fromkeys(("identity", "contiguous", "detach", "dropout", "stochasticdepth"), _VIEW),
-    **dict.fromkeys(("add", "sub", "iadd", "isub"), _PASSED_ON),
+    **dict.fromkeys(("add", "sub"), _PASSED_ON),
     **dict.fromkeys(
-        ("mul", "multiply", "imul", "div", "divide", "truediv", "true_divide", "itruediv", "neg"),
+        ("mul", "multiply", "div", "divide", "truediv", "true_divide", "neg"),
         _NOTHING,
     ),
     **dict.fromkeys(("rsub", "clone", "sign"), _NOTHING),
@@ -88,7 +88,7 @@ _OPERATIONS = {
     **dict.fromkeys(_VIEWS, _VIEW),
     **dict.fromkeys(("cat", "concat", "concatenate", "stack", "roll", "mean", "sum"), _NOTHING),
     **dict.fromkeys(("contiguous", "patch_merging_pad"), _NOTHING),
-    **dict.fromkeys(("add", "sub", "iadd"), _PASSED_ON),
+    **dict.fromkeys(("add", "sub"), _PASSED_ON),
     **dict.fromkeys(("mul", "matmul", "bmm", "einsum"), _INPUT),
     **dict.fromkeys(("softmax", "log_softmax"), _OUTPUT),
 }
