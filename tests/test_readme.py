@@ -56,7 +56,7 @@ def test_the_python_blocks_run_as_a_notebook_would_run_them(tmp_path: Path) -> N
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))},
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=560,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
