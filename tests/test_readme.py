@@ -21,7 +21,7 @@ SMALL = (
     ('"alexnet", input_shape=(3, 64, 64)', '"mobilenet_v3_small", input_shape=(3, 32, 32)'),
     ("world_size=4, group_size=4", "world_size=2, group_size=2"),
     ("wb.Cluster(4)", "wb.Cluster(2)"),
-    ('"steps": 80', '"steps": 2'),
+    ("steps=80", "steps=2"),
     ("classifier.1.weight", "classifier.0.weight"),  # MobileNet's first linear layer
 )
 
