@@ -87,5 +87,13 @@ def test_links_and_pictures_are_there() -> None:
         assert (ROOT / target).exists(), f"README.md points at {target}, which is not there"
 
 
+def test_its_figures_are_those_of_the_page_of_all_figures() -> None:
+    page = (ROOT / "notebooks/docs/pages/measured.md").read_text("utf-8")
+    (table,) = re.findall(r"^\| what \| figure \|\n(.*?)\n\n", README, re.M | re.S)
+    figures = re.findall(r"\d[\d.]*(?:e-?\d+)?", " ".join(re.findall(r"([^|]+)\|$", table, re.M)))
+    assert len(figures) >= 12
+    assert set(figures) <= set(re.findall(r"\d[\d.]*(?:e-?\d+)?", page))
+
+
 def test_it_is_read_in_five_minutes() -> None:
     assert 700 <= len(README.split()) <= 900
