@@ -1,7 +1,8 @@
 """Runs the tour in Chromium and keeps what it shows, `python env/pictures.py`.
 
     notebooks/00-tour.ipynb     outputs, with a picture in place of each widget: what forges render
-    notebooks/images/*.png      for README.md: the editor and the dashboard, light and dark
+    notebooks/images/*.png      for README.md and the documentation: the tour, and the editor and
+                                the dashboard, light and dark
 
 Needs Chromium and some minutes: the notebook runs cell by cell, as a reader would run it, and the
 layer is edited in the table.

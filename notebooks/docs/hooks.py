@@ -1,7 +1,6 @@
-"""What the site takes from elsewhere: notebooks, parts of README.md, and drawings of real values.
+"""What the site takes from elsewhere: notebooks, their pictures, and drawings of real values.
 
-<!-- README: Measured -->      that section of README.md, without its title
-<!-- drawn: placements -->     what `drawings.placements()` gives
+`<!-- drawn: placements -->` in a page stands for what `drawings.placements()` gives.
 """
 
 import re
@@ -20,7 +19,7 @@ NOTEBOOKS = ROOT / "notebooks"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds each notebook as a page, and the pictures that README.md shows."""
+    """Adds each notebook as a page, and the pictures in `notebooks/images`."""
     for notebook in sorted(NOTEBOOKS.glob("[0-9]*.ipynb")):
         text, made = MarkdownExporter().from_filename(str(notebook))
         opened = (
@@ -39,17 +38,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Puts in what comments name."""
-    markdown = re.sub(r"<!-- README: (.+?) -->", lambda m: _section(m[1]), markdown)
+    """Replaces each comment that names a drawing by that drawing."""
     return re.sub(r"<!-- drawn: (\w+) -->", lambda m: _drawn(m[1]), markdown)
-
-
-def _section(title: str) -> str:
-    text = (ROOT / "README.md").read_text("utf-8")
-    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", text, re.M | re.S)
-    if found is None:
-        raise PluginError(f"README.md has no section {title!r}")
-    return found[1].strip()
 
 
 def _drawn(name: str) -> str:

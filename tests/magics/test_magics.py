@@ -109,6 +109,18 @@ def test_ranks_are_opened_used_and_closed(shell):
     assert "ranks" not in shell.user_ns
 
 
+def test_a_comment_may_follow(shell):
+    plan = wb.Plan.data_parallel(mlp(4, 4), 2)
+    shell.user_ns |= {"cluster": FakeCluster(), "plan": plan}
+    with capture_output():
+        shell.run_cell("%wb open plan        # engines hold its model").raise_error()
+        shell.run_cell("%%ranks --ranks 0,2  # two of them\nx = 1  # kept").raise_error()
+        shell.run_cell("%wb status # all").raise_error()
+    assert shell.user_ns["ranks"].ran == [("x = 1  # kept\n", [0, 2])]
+    with pytest.raises(UsageError, match=r"open \| close; got ''"):
+        shell.run_line_magic("wb", "# status")
+
+
 def test_a_cell_that_raises_ends_the_notebook_s_run(shell):
     shell.user_ns["ranks"] = ranks = FakeRanks()
     ranks.state = "raised"

@@ -21,7 +21,7 @@ from workbench.store.record import JobRecord, Request
 from workbench.store.store import Store
 
 WITHIN_S = 60.0
-PACKAGE = "tests.cluster.server"
+PACKAGE = "tests.server"
 
 
 class FakeCluster:

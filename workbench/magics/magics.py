@@ -1,5 +1,6 @@
 """`%wb` and `%%ranks`."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -32,8 +33,10 @@ class WorkbenchMagics(Magics):
         %wb open PLAN     has engines cut a plan's model and wait for %%ranks; an experiment will
                           do, too. They are the variable `ranks` from then on
         %wb close         gives those engines back
+
+        What follows a # is a comment.
         """
-        word, _, rest = line.strip().partition(" ")
+        word, _, rest = _without_comment(line).partition(" ")
         words: dict[str, Callable[[str], None]] = {
             "status": self._status,
             "jobs": self._jobs,
@@ -58,7 +61,7 @@ class WorkbenchMagics(Magics):
         `world_size`, `world`, `group` (all ranks), `groups`, `device`, `wb`, `comm`, `torch`,
         `dist`, and what cells before it made. Ranks that say the same are shown together.
         """
-        chosen = parse_argstring(self.ranks, line)
+        chosen = parse_argstring(self.ranks, _without_comment(line))
         try:
             here = the_only(self._open_ranks(), Ranks, "open Ranks", OPEN_FIRST)
             numbers = None if chosen.ranks is None else _numbers(chosen.ranks)
@@ -116,6 +119,11 @@ def _each(names: dict[str, Any], kind: type[Any], what: str, remedy: str) -> lis
     """
     found = {id(value): value for value in named(names, kind).values()}
     return list(found.values()) or [the_only(names, kind, what, remedy)]
+
+
+def _without_comment(line: str) -> str:
+    """The line up to a # that begins a word: IPython hands magics their comments, too."""
+    return re.sub(r"(^|\s)#.*", "", line).strip()
 
 
 def _numbers(text: str) -> list[int]:
