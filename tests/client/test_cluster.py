@@ -229,12 +229,14 @@ def test_a_cluster_shows_its_engines(cluster):
 
 
 @pytest.mark.slow
-def test_a_dead_keeper_is_told_and_a_restart_goes_on(cluster, train):
+def test_a_dead_supervisor_is_told_and_a_restart_goes_on(cluster, train):
     run = train("slowly", steps=FOREVER)
     running(run)
-    (keeper,) = leftovers.of_kind(os.getpid(), "workbench.supervisor")
-    keeper.kill()
-    with pytest.raises(ClusterError, match=r"keeper of cluster .* has ended.*cluster.restart\(\)"):
+    (supervisor,) = leftovers.of_kind(os.getpid(), "workbench.supervisor")
+    supervisor.kill()
+    with pytest.raises(
+        ClusterError, match=r"supervisor of cluster .* has ended.*cluster.restart\(\)"
+    ):
         run.wait(LONG_S)
     with pytest.raises(ClusterError, match=r"has ended, .* cluster.restart\(\)"):
         train("train")

@@ -16,7 +16,7 @@ from workbench.client.ending import end, sweep
 from workbench.client.run.run import Run
 from workbench.hosts.processes import until
 from workbench.store.errors import ClusterError
-from workbench.supervisor import keeper_of
+from workbench.supervisor import supervisor_of
 
 LONG_S = 60.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,7 +42,7 @@ class Owner:
         line = self.process.stdout.readline()
         assert line == "busy\n", line + self.process.stderr.read()
         if count:  # one with a name is not known as its owner's
-            for module in ("keeper", "server"):
+            for module in ("supervisor", "server"):
                 assert len(leftovers.of_kind(self.pid, f"workbench.client.{module}")) == 1
             assert len(leftovers.of_kind(self.pid, "ipyparallel.controller")) == 1
             assert len(leftovers.of_kind(self.pid, "ipyparallel.engine")) >= 2
@@ -136,10 +136,10 @@ def test_a_named_cluster_is_found_again_with_its_past(own, tmp_path):
         assert cluster.name == "kept"
         run = cluster.jobs[1]
         assert len(cluster) == 2
-        keeper = keeper_of(cluster.folder)
-        os.kill(keeper.pid, signal.SIGKILL)
-        assert until(lambda: not keeper.is_alive, LONG_S, 0.01)
-        again = Cluster.attach("kept")  # starts another keeper, which goes on with the job
+        supervisor = supervisor_of(cluster.folder)
+        os.kill(supervisor.pid, signal.SIGKILL)
+        assert until(lambda: not supervisor.is_alive, LONG_S, 0.01)
+        again = Cluster.attach("kept")  # starts another supervisor, which goes on with the job
         followed = again.jobs[run.id]
         assert until(lambda: followed.rows and followed.notes, LONG_S, 0.02)
         followed.stop()
@@ -149,11 +149,11 @@ def test_a_named_cluster_is_found_again_with_its_past(own, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_paused_engine_does_not_outlive_a_killed_keeper(own, tmp_path):
+def test_a_paused_engine_does_not_outlive_a_killed_supervisor(own, tmp_path):
     owner = own("pause")
     owner.read_until_busy()
     (folder,) = tmp_path.glob(".cluster-*")
-    os.kill(keeper_of(folder).pid, signal.SIGKILL)
+    os.kill(supervisor_of(folder).pid, signal.SIGKILL)
     assert leftovers.gone_within(owner.pid, LONG_S)
 
 

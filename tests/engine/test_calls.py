@@ -15,7 +15,7 @@ from ipyparallel.error import RemoteError
 from tests.client.fake_session import row
 from tests.plan.graphs import mlp
 from tests.store.test_message import experiment as experiment_of
-from workbench.engine.calls import INTERRUPT_AGAIN_S, become, perform
+from workbench.engine.calls import INTERRUPT_AGAIN_S, assume_identity, perform
 from workbench.plan import Plan
 from workbench.store import message
 from workbench.store.answer import Answer
@@ -231,7 +231,7 @@ def test_what_has_used_cuda_is_given_no_other_gpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(ClusterError, match="engine 3 cannot be made of one that has used CUDA"):
-        become(3, (0,), 1, {"CUDA_VISIBLE_DEVICES": "1"})
+        assume_identity(3, (0,), 1, {"CUDA_VISIBLE_DEVICES": "1"})
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
 
 

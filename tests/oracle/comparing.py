@@ -28,7 +28,7 @@ from workbench.plan.plan import Plan
 from workbench.plan.weights import WeightPlacement
 from workbench.train.checkpoint.full_state_dict import state_dict
 from workbench.train.data.data import open_data, rows_of_step
-from workbench.train.reshard.requests import Wishes
+from workbench.train.reshard.requests import RunRequests
 
 EXACT, MARGIN = 1e-9, 10.0
 SHAKEN = {"fp64": 1e-14, "fp32": 1e-6, "bf16": 4e-3}
@@ -269,7 +269,7 @@ def _differences(
         plans = [experiment.plan] + [after.plan] * (experiment.steps - 1)
     elif case.way == "re-cut":
         first_leg = leg("run", experiment)
-        Wishes(first_leg.directory).wish(after.plan)
+        RunRequests(first_leg.directory).wish(after.plan)
         seen, outcome = on(ranks, first_leg)
         plans = [experiment.plan] + [after.plan] * (experiment.steps - 1)
     else:

@@ -1,4 +1,4 @@
-"""A keeper, engines and a server for the tests, all light, all processes of their own."""
+"""A supervisor, engines and a server for the tests, all light, all processes of their own."""
 
 import os
 import signal
@@ -70,7 +70,7 @@ class FakeCluster:
         self.server.wait()
 
     def keep(self) -> None:
-        """As the keeper does: says of engines that they died, and starts others."""
+        """As the supervisor does: says of engines that they died, and starts others."""
         while not self.closing.wait(0.05):
             for pid, engine in list(self.engines.items()):
                 if engine.poll() is None:

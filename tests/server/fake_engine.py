@@ -13,8 +13,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from workbench.engine.calls import become, perform
-from workbench.engine.warm_up import rehearse
+from workbench.engine.calls import assume_identity, perform
+from workbench.engine.warm_up import warm_up
 
 
 def main(folder: Path, index: int) -> None:
@@ -28,9 +28,9 @@ def main(folder: Path, index: int) -> None:
         for path in sorted(inbox.glob("*.call")):
             function, arguments = pickle.loads(path.read_bytes())
             path.unlink()
-            if function is become:  # without torch
+            if function is assume_identity:  # without torch
                 introduce(folder, arguments[0])
-            elif function is not rehearse:  # which needs torch
+            elif function is not warm_up:  # which needs torch
                 assert function is perform
                 with suppress(KeyboardInterrupt):
                     perform(*arguments)

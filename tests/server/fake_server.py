@@ -51,7 +51,7 @@ class FolderHands:
         part.write_bytes(packed)
         part.replace(path)
 
-    def become(self, engine_id, function, *arguments):
+    def assume_identity(self, engine_id, function, *arguments):
         self.call(engine_id, function, *arguments)
 
     def refusals(self):
@@ -105,9 +105,9 @@ class Fate:
             with self.effect():
                 note(rank, *arguments)
 
-        def called(hands, *arguments, **keywords):
+        def called(engine_calls, *arguments, **keywords):
             with self.effect():
-                call(hands, *arguments, **keywords)
+                call(engine_calls, *arguments, **keywords)
 
         Store._writing, Rank._note, FolderHands.call = watched, noted, called
 

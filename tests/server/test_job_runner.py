@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from workbench.server import job_runner as carrying
 from workbench.server.initial_weights import InitialWeights
-from workbench.server.job_runner import Carrier
+from workbench.server.job_runner import JobRunner
 from workbench.server.work import Work
 from workbench.store import message
 from workbench.store.checkpoints import Found
@@ -34,7 +34,7 @@ def test_the_server_waits_for_no_checkpoint_to_be_read(tmp_path, monkeypatch):
     job = store.submit(request)
     assert store.claim(job, 0, (0,))
     fleet = SimpleNamespace(is_ready=lambda place: True, pids=lambda places: (os.getpid(),))
-    carrier = Carrier(store, None, fleet, None, InitialWeights(store, tmp_path, 1))
+    carrier = JobRunner(store, None, fleet, None, InitialWeights(store, tmp_path, 1))
     work = Work.of(store.job(job), 0.0)
     assert carrier.advance(work, 0.0)
     assert work.attempt is None

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from workbench.server.outcome import End, judge, losses_in_place
+from workbench.server.outcome import End, decide_outcome, losses_in_place
 from workbench.store.answer import Answer
 from workbench.store.outcome import Outcome
 from workbench.store.record import AttemptRecord, JobRecord
@@ -25,7 +25,7 @@ def raised(kind: str, rank: int = 0) -> End:
 
 
 def verdict(*ends: End, wish: str = "", job: JobRecord = JOB, step: int = 8, resumed: int = 0):
-    return judge(job, ends, wish, step=step, resumed=resumed)
+    return decide_outcome(job, ends, wish, step=step, resumed=resumed)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Clusters that a keeper has, for the tests."""
+"""Clusters that a supervisor has, for the tests."""
 
 import time
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def until(true: Callable[[], Any], folder: Path, within_s: float = SOON_S) -> An
 
 
 def processes(folder: Path) -> list[psutil.Process]:
-    """All of a cluster, its keeper aside."""
+    """All of a cluster, its supervisor aside."""
     return list(members(identity(folder)))
 
 

@@ -1,4 +1,4 @@
-"""What a keeper goes by: its spec, how long it stays, how often it tries."""
+"""What a supervisor goes by: its spec, how long it stays, how often it tries."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from workbench.store.errors import ClusterError
 from workbench.store.owner import Owner
 from workbench.store.record import Request
 from workbench.store.store import Store
-from workbench.supervisor.server_process import Patience, Series
+from workbench.supervisor.server_process import Backoff, RestartPolicy
 from workbench.supervisor.starting import STORE
 from workbench.supervisor.supervisor import Lifetime
 
@@ -104,7 +104,7 @@ def test_a_cluster_that_is_bound_ends_with_its_process_whatever_it_has_to_do(sto
 
 
 def test_the_first_replacement_starts_at_once_and_the_next_ones_later():
-    series = Series(Patience(lasting_s=10.0, first_s=0.5, longest_s=1.5, most=5))
+    series = Backoff(RestartPolicy(lasting_s=10.0, first_s=0.5, longest_s=1.5, most=5))
     assert not series.has_begun
     waits = []
     for _ in range(5):
@@ -115,14 +115,14 @@ def test_the_first_replacement_starts_at_once_and_the_next_ones_later():
 
 
 def test_one_that_had_started_may_end_soon_and_often():
-    series = Series(Patience(lasting_s=10.0, first_s=0.5, longest_s=1.5, most=2))
+    series = Backoff(RestartPolicy(lasting_s=10.0, first_s=0.5, longest_s=1.5, most=2))
     for began in (0.0, 1.0, 2.0):
         series.began(began)
         assert series.ended(began + 0.5, had_started=True) == began + 0.5
 
 
 def test_one_that_lasted_begins_anew():
-    series = Series(Patience(lasting_s=10.0, first_s=0.5, longest_s=1.5, most=2))
+    series = Backoff(RestartPolicy(lasting_s=10.0, first_s=0.5, longest_s=1.5, most=2))
     for began in (0.0, 100.0, 200.0):
         series.began(began)
         assert series.ended(began + 10.0) == began + 10.0

@@ -1,4 +1,4 @@
-"""A cluster outlives whoever started it; nothing outlives its keeper."""
+"""A cluster outlives whoever started it; nothing outlives its supervisor."""
 
 import asyncio
 import os
@@ -28,11 +28,11 @@ from workbench.store.owner import Owner
 from workbench.store.rank_files import RankFiles
 from workbench.store.record import Request
 from workbench.store.store import Store
-from workbench.supervisor import keeper_of, start
-from workbench.supervisor import supervisor as keeper_module
-from workbench.supervisor.server_process import Patience
+from workbench.supervisor import start, supervisor_of
+from workbench.supervisor import supervisor as supervisor_module
+from workbench.supervisor.server_process import RestartPolicy
 from workbench.supervisor.starting import STORE
-from workbench.supervisor.supervisor import Keeper
+from workbench.supervisor.supervisor import Supervisor
 
 ROOT = Path(__file__).resolve().parents[3]
 LONG_S = 120.0  # a torch is imported on the way, on a machine that may have other work
@@ -58,9 +58,9 @@ class Kept:
 
 def end(folder: Path) -> None:
     """Ends a cluster as `shutdown` does, if it is there; nothing of it may be left."""
-    if (keeper := keeper_of(folder)) is not None:
+    if (supervisor := supervisor_of(folder)) is not None:
         Store(folder / STORE).command("shutdown")
-        keeping.until(lambda: not keeper.is_alive, folder)
+        keeping.until(lambda: not supervisor.is_alive, folder)
     assert not keeping.processes(folder)
     assert not folder.exists()
 
@@ -86,7 +86,7 @@ def kept(tmp_path_factory) -> Iterator[Kept]:
         os.killpg(notebook.pid, signal.SIGINT)
         os.killpg(notebook.pid, signal.SIGKILL)
     kept = Kept(folder, store)
-    keeping.until(lambda: len(store.owners()) == 1, folder)  # the keeper has seen it
+    keeping.until(lambda: len(store.owners()) == 1, folder)  # the supervisor has seen it
     assert kept.pids() == before
     yield kept
     end(folder)
@@ -134,7 +134,7 @@ def test_messages_are_counted_and_large_ones_refused(kept):
 
 
 @pytest.mark.slow
-def test_ranks_meet_where_the_keeper_says(kept):
+def test_ranks_meet_where_the_supervisor_says(kept):
     address, _, port = keeping.until(lambda: kept.store.meta("meeting"), kept.folder).partition(":")
     meeting = dist.TCPStore(address, int(port), is_master=False)
     meeting.set("met", "here")
@@ -168,7 +168,8 @@ def test_a_controller_that_died_is_started_again(kept, calls):
     (controller,) = (
         each
         for each in keeping.processes(kept.folder)
-        if "ipyparallel.controller" in each.cmdline() and each.ppid() == keeper_of(kept.folder).pid
+        if "ipyparallel.controller" in each.cmdline()
+        and each.ppid() == supervisor_of(kept.folder).pid
     )
     controller.kill()
     keeping.until(lambda: kept.events("controller_died"), kept.folder)
@@ -203,47 +204,47 @@ def test_the_assistant_takes_another_engine_s_place(kept, calls):
 
 
 @pytest.mark.slow
-def test_a_folder_has_one_keeper(kept):
-    keeper = keeper_of(kept.folder)
-    with pytest.raises(ClusterError, match=f"has a keeper already, process {keeper.pid}"):
+def test_a_folder_has_one_supervisor(kept):
+    supervisor = supervisor_of(kept.folder)
+    with pytest.raises(ClusterError, match=f"has a supervisor already, process {supervisor.pid}"):
         start(kept.folder)
-    assert keeper_of(kept.folder) == keeper
+    assert supervisor_of(kept.folder) == supervisor
 
 
 @pytest.mark.slow
-def test_nothing_outlives_a_killed_keeper(tmp_path):
+def test_nothing_outlives_a_killed_supervisor(tmp_path):
     folder = tmp_path / ".cluster-killed"
     start(folder, keeping.spec(1))
-    store, keeper = Store(folder / STORE), keeper_of(folder)
+    store, supervisor = Store(folder / STORE), supervisor_of(folder)
     keeping.until(lambda: store.meta("meeting") and (folder / "greeter").exists(), folder)
     os.kill(store.engines()[0].pid, signal.SIGSTOP)  # even one that cannot look
-    os.kill(keeper.pid, signal.SIGKILL)
+    os.kill(supervisor.pid, signal.SIGKILL)
     keeping.until(lambda: not keeping.processes(folder), folder)
-    assert keeper_of(folder) is None
+    assert supervisor_of(folder) is None
 
 
 @pytest.mark.slow
 def test_a_cluster_ends_when_nobody_needs_it_and_keeps_what_it_has_done(tmp_path):
     folder = tmp_path / ".cluster-lingers"
     start(folder, keeping.spec(1, linger_s=0.1))
-    store, keeper = Store(folder / STORE), keeper_of(folder)
+    store, supervisor = Store(folder / STORE), supervisor_of(folder)
     job = store.submit(Request(kind="train", name="mlp", task="a:b", engines=1))
     store.detach(Owner.here())
     keeping.until(lambda: len(keeping.processes(folder)) > 2, folder)
-    assert keeper.is_alive  # there is something to do
+    assert supervisor.is_alive  # there is something to do
     store.update(job, state="finished")
-    keeping.until(lambda: not keeper.is_alive, folder)
+    keeping.until(lambda: not supervisor.is_alive, folder)
     assert not keeping.processes(folder)
     assert not (folder / "profile").exists()
     assert Store(folder / STORE).job(job).state == "finished"
     start(folder)
-    assert keeper_of(folder).pid != keeper.pid
+    assert supervisor_of(folder).pid != supervisor.pid
     end(folder)
 
 
 @pytest.mark.slow
 def test_engines_that_end_at_once_are_not_started_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr(keeper_module, "PATIENCE", Patience(10.0, 0.01, 0.02, most=3))
+    monkeypatch.setattr(supervisor_module, "PATIENCE", RestartPolicy(10.0, 0.01, 0.02, most=3))
     folder = tmp_path / ".cluster-poisoned"
     folder.mkdir()
     spec = keeping.spec(1)
@@ -253,11 +254,11 @@ def test_engines_that_end_at_once_are_not_started_for_ever(tmp_path, monkeypatch
     store.attach(Owner.here())
 
     async def keep() -> None:
-        keeper = asyncio.create_task(Keeper(folder, spec, store).run())
+        supervisor = asyncio.create_task(Supervisor(folder, spec, store).run())
         while not [event for event in store.events() if event.kind == "engine_given_up"]:
             await asyncio.sleep(0.01)
         Store(store.path).command("shutdown", remove=False)
-        await keeper
+        await supervisor
 
     asyncio.run(asyncio.wait_for(keep(), keeping.SOON_S))
     texts = [event.text for event in Store(store.path).events() if event.engine == 0]
@@ -269,38 +270,38 @@ def test_engines_that_end_at_once_are_not_started_for_ever(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-def test_a_keeper_that_cannot_start_says_why(tmp_path):
+def test_a_supervisor_that_cannot_start_says_why(tmp_path):
     folder = tmp_path / ".cluster-nothing"
     with pytest.raises(ClusterError, match="is no cluster's folder"):
         start(folder)
     (tmp_path / "workbench").mkdir()  # in the place of ours, wherever that is installed
     (tmp_path / "workbench" / "__init__.py").touch()
-    with pytest.raises(ClusterError, match=r"no keeper for .*No module named"):
+    with pytest.raises(ClusterError, match=r"no supervisor for .*No module named"):
         start(folder, keeping.spec(1, environment={"PYTHONPATH": str(tmp_path)}))
-    assert keeper_of(folder) is None
+    assert supervisor_of(folder) is None
 
 
 @pytest.mark.slow
-def test_a_keeper_whose_caller_was_interrupted_starts_nothing(tmp_path):
+def test_a_supervisor_whose_caller_was_interrupted_starts_nothing(tmp_path):
     keeping.spec(1).save(tmp_path)
     Store(tmp_path / STORE, create=True)
-    keeper = subprocess.Popen(
+    supervisor = subprocess.Popen(
         [sys.executable, "-m", "workbench.supervisor", str(tmp_path)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
-    keeper.stdout.close()
-    assert keeper.wait(keeping.SOON_S) == 1
-    assert keeper_of(tmp_path) is None
+    supervisor.stdout.close()
+    assert supervisor.wait(keeping.SOON_S) == 1
+    assert supervisor_of(tmp_path) is None
     assert not keeping.processes(tmp_path)
 
 
-def test_a_process_that_is_gone_is_never_the_keeper(tmp_path):
-    (tmp_path / "keeper.pid").write_text(f"{os.getpid()} 1 here\n")
+def test_a_process_that_is_gone_is_never_the_supervisor(tmp_path):
+    (tmp_path / "supervisor.pid").write_text(f"{os.getpid()} 1 here\n")
     here = Owner.here()
-    (tmp_path / "keeper.pid").write_text(f"{here.pid} {here.started + 1} {here.host}\n")
+    (tmp_path / "supervisor.pid").write_text(f"{here.pid} {here.started + 1} {here.host}\n")
     assert is_alive(here.pid)
-    assert keeper_of(tmp_path) is None
-    (tmp_path / "keeper.pid").write_text("")
-    assert keeper_of(tmp_path) is None
+    assert supervisor_of(tmp_path) is None
+    (tmp_path / "supervisor.pid").write_text("")
+    assert supervisor_of(tmp_path) is None

@@ -9,12 +9,12 @@ from workbench.comm.collectives import all_reduce
 from workbench.comm.groups.world import World
 from workbench.plan.experiment import Experiment, Pipelined, Synchronous
 from workbench.train.loop.state import RankState, group_specs_of
-from workbench.train.strategies.synchronous import AtOnce
+from workbench.train.strategies.synchronous import ImmediateStrategy
 
 Weights = dict[str, Tensor]
 
 
-class Local(AtOnce):
+class Local(ImmediateStrategy):
     """Leaves every rank its own gradients."""
 
     def __init__(self, model):

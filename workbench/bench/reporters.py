@@ -85,7 +85,9 @@ class Alone:
         """Nothing is to be called: all ranks have begun."""
         raise RuntimeError(f"engine {engine_id} was called")
 
-    def become(self, engine_id: int, function: Callable[..., Any], *arguments: Any) -> None:
+    def assume_identity(
+        self, engine_id: int, function: Callable[..., Any], *arguments: Any
+    ) -> None:
         """Likewise."""
         raise RuntimeError(f"engine {engine_id} was called")
 

@@ -10,12 +10,12 @@ from typing import Self
 
 from torch import nn
 
-from workbench import supervisor as keeper
+from workbench import supervisor as supervisor
 from workbench.client import report
 from workbench.client.assistant import Assistant
 from workbench.client.connection import Link
 from workbench.client.ending import UNFINISHED, end, sweep
-from workbench.client.engine_placement import planned, require_one
+from workbench.client.engine_placement import cluster_spec, require_one
 from workbench.client.faults import Faults
 from workbench.client.jobs.jobs import Jobs
 from workbench.client.leases import Dispatch, holders
@@ -38,7 +38,7 @@ from workbench.store.device import Device
 from workbench.store.errors import ClusterError
 from workbench.store.profile import Launch, Profile
 from workbench.store.record import EngineRecord, JobRecord, Tally
-from workbench.train.reshard.requests import Wishes
+from workbench.train.reshard.requests import RunRequests
 
 STOP_RUNS_WITHIN_S = 10.0
 TICK_S = 0.05
@@ -137,8 +137,8 @@ class Cluster(Measurements, Faults):
         self.directory, self.hosts, self.profile = self.folder.parent, None, None
         spec = Spec.load(self.folder)
         self._n, self._timeout, self._linger_s = spec.num_engines, spec.timeout_s, spec.linger_s
-        if keeper.keeper_of(self.folder) is None:
-            keeper.start(self.folder)
+        if supervisor.supervisor_of(self.folder) is None:
+            supervisor.start(self.folder)
         self._adopt(spec, _nothing)
         return self
 
@@ -146,9 +146,9 @@ class Cluster(Measurements, Faults):
         self.directory.mkdir(parents=True, exist_ok=True)
         sweep(self.directory)
         launch = self._launch if self.profile is None else self.profile.launch(self._n)
-        spec, leave = planned(self._n, self.hosts, launch, self._timeout, self._linger_s)
+        spec, leave = cluster_spec(self._n, self.hosts, launch, self._timeout, self._linger_s)
         try:
-            keeper.start(self.folder, spec)
+            supervisor.start(self.folder, spec)
             registry.enter(self.folder)
             self._adopt(spec, leave)
         except BaseException:
@@ -159,7 +159,7 @@ class Cluster(Measurements, Faults):
             self.hosts.attach(self)
 
     def _adopt(self, spec: Spec, leave: Callable[[], None]) -> None:
-        """Makes this object one of a cluster that has a keeper."""
+        """Makes this object one of a cluster that has a supervisor."""
         self.link, self._launch = Link(self.folder), spec.launch
         # Also when the last reference goes, and before the interpreter does.
         self._end = weakref.finalize(self, _leave, self.link, leave, self.hosts is not None)
@@ -254,7 +254,7 @@ class Cluster(Measurements, Faults):
     def follow(self, record: JobRecord) -> Run:
         """A run that follows a job which was submitted before."""
         directory = Path(record.directory)
-        experiment = Wishes(directory).in_force(message.unpack(record.packed))
+        experiment = RunRequests(directory).in_force(message.unpack(record.packed))
         return self._run(experiment, directory, record.id)
 
     def resuming(self, run: Run) -> RemoteJob:

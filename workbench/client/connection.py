@@ -16,7 +16,7 @@ from workbench.store.errors import ClusterError, StoreError
 from workbench.store.owner import Owner
 from workbench.store.record import JobRecord, Request
 from workbench.store.store import Store
-from workbench.supervisor import keeper_of, said
+from workbench.supervisor import said, supervisor_of
 
 LOOK_EVERY_S = 0.5
 TICK_S = 0.02
@@ -26,7 +26,7 @@ _READY = ("idle", "busy", "paused")
 
 
 class Link:
-    """Way to a cluster that has a keeper; may be used from any thread.
+    """Way to a cluster that has a supervisor; may be used from any thread.
 
     While a process has one that is attached, the cluster lasts.
 
@@ -56,14 +56,14 @@ class Link:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the cluster has a keeper; without one its engines have ended."""
-        return keeper_of(self.folder) is not None
+        """Whether the cluster has a supervisor; without one its engines have ended."""
+        return supervisor_of(self.folder) is not None
 
     def require(self) -> None:
-        """Raises ClusterError unless the cluster has a keeper."""
+        """Raises ClusterError unless the cluster has a supervisor."""
         if not self.is_kept:
             raise ClusterError(
-                f"the keeper of cluster {self.name!r} has ended, and its engines with it; "
+                f"the supervisor of cluster {self.name!r} has ended, and its engines with it; "
                 "cluster.restart() starts new ones, which go on with its jobs"
             )
 
@@ -81,7 +81,7 @@ class Link:
             if not self.is_kept:
                 raise ClusterError(f"the engines did not start:\n{said(self.folder)}")
             engines = self.store.engines()[:num_engines]
-            # Those of an earlier keeper are named there until this one has started its own.
+            # Those of an earlier supervisor are named there until this one has started its own.
             there = [each for each in engines if each.state in _READY and is_alive(each.pid or 0)]
             return len(there) == num_engines
 
@@ -171,7 +171,7 @@ class Link:
         """Ends the cluster's processes, now; without `keep_folder` also removes all it knows."""
         with self._guard:
             del self._attached[self.folder]
-        if self.is_kept:  # else the next keeper would take it for its own
+        if self.is_kept:  # else the next supervisor would take it for its own
             with suppress(StoreError):
                 self.store.command("shutdown", remove=not keep_folder)
         self.store.close()

@@ -11,7 +11,7 @@ from workbench.store import registry
 from workbench.store.errors import StoreError
 from workbench.store.record import State
 from workbench.store.store import Store
-from workbench.supervisor import keeper_of
+from workbench.supervisor import supervisor_of
 
 STORE = "server.sqlite"
 END_WITHIN_S = 5.0
@@ -20,21 +20,21 @@ UNFINISHED: tuple[State, ...] = ("queued", "starting", "running", "stopping", "p
 
 
 def end(folder: Path, *, keep_folder: bool = False, at_once: bool = False) -> None:
-    """Ends a keeper and all that it keeps.
+    """Ends a supervisor and all that it keeps.
 
     Args:
         folder: of the cluster.
         keep_folder: so that it can be attached to again.
-        at_once: do not wait for a keeper that was asked to end.
+        at_once: do not wait for a supervisor that was asked to end.
     """
-    if (keeper := keeper_of(folder)) is not None:
+    if (supervisor := supervisor_of(folder)) is not None:
         if at_once:
-            os.kill(keeper.pid, signal.SIGTERM)
+            os.kill(supervisor.pid, signal.SIGTERM)
         for number in (signal.SIGTERM, signal.SIGKILL):
-            if until(lambda: not keeper.is_alive, END_WITHIN_S, TICK_S):
+            if until(lambda: not supervisor.is_alive, END_WITHIN_S, TICK_S):
                 break
             with suppress(ProcessLookupError):
-                os.kill(keeper.pid, number)
+                os.kill(supervisor.pid, number)
     if not keep_folder:
         registry.remove(folder)
         shutil.rmtree(folder, ignore_errors=True)
@@ -47,7 +47,7 @@ def sweep(directory: Path) -> None:
     """
     for folder in directory.glob(f"{registry.PREFIX}*"):
         owner = registry.owner_of(registry.name_of(folder))
-        if owner is None or is_alive(owner) or keeper_of(folder) is not None:
+        if owner is None or is_alive(owner) or supervisor_of(folder) is not None:
             continue
         with suppress(StoreError):  # damaged, or of another version: it is not ours to remove
             if (folder / STORE).exists() and Store(folder / STORE).jobs(states=UNFINISHED):

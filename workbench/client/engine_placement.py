@@ -15,7 +15,7 @@ LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
-class Ground:
+class EnginePlacement:
     """Where engines run.
 
     Attributes:
@@ -32,7 +32,7 @@ class Ground:
     leave: Callable[[], None]
 
 
-def ground_of(num_engines: int, hosts: Hosts | None) -> Ground:
+def place_engines(num_engines: int, hosts: Hosts | None) -> EnginePlacement:
     """Room for engines; hosts that are not there yet are started, and stopped by `leave`.
 
     Raises:
@@ -41,13 +41,15 @@ def ground_of(num_engines: int, hosts: Hosts | None) -> Ground:
     host = probe()
     if hosts is None:
         devices = (*assign(num_engines, host), whole_host(host))
-        return Ground(devices, (HERE,) * len(devices), LOOPBACK, _nothing)
+        return EnginePlacement(devices, (HERE,) * len(devices), LOOPBACK, _nothing)
     leave = _nothing
     if not hosts.is_up:
         hosts.start()
         leave = hosts.stop
     sites = (*(hosts.site(index) for index in hosts.seating(num_engines)), HERE)
-    return Ground((*hosts.devices(num_engines), whole_host(host)), sites, hosts.address, leave)
+    return EnginePlacement(
+        (*hosts.devices(num_engines), whole_host(host)), sites, hosts.address, leave
+    )
 
 
 def require_one(num_engines: int, hosts: object, profile: object) -> None:
@@ -66,14 +68,14 @@ def require_one(num_engines: int, hosts: object, profile: object) -> None:
     hosts.seating(num_engines)
 
 
-def planned(
+def cluster_spec(
     num_engines: int,
     hosts: Hosts | None,
     launch: Launch | None,
     timeout_s: float,
     linger_s: float,
 ) -> tuple[Spec, Callable[[], None]]:
-    """What a keeper is told, and what ends that which was made for its engines only.
+    """What a supervisor is told, and what ends that which was made for its engines only.
 
     Args:
         num_engines: how many, the assistant aside.
@@ -87,7 +89,7 @@ def planned(
     """
     if launch is not None:
         return Spec(launch=launch, timeout_s=timeout_s, linger_s=linger_s), _nothing
-    ground = ground_of(num_engines, hosts)
+    ground = place_engines(num_engines, hosts)
     spec = Spec(
         devices=ground.devices,
         sites=ground.sites,

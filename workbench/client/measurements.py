@@ -88,7 +88,7 @@ class Measurements(ABC):
         if not 0 < within_s < float("inf"):
             raise ValueError(f"within_s must be a positive number of seconds, got {within_s!r}")
         plans = calibrate.plans_of(what, len(self))
-        wish = calibrate.Wish(counts, precision, optimizer, data, within_s)
+        wish = calibrate.CalibrationSpec(counts, precision, optimizer, data, within_s)
         with self._taken(plans[0], "a calibration") as places:
             devices = [self.devices[place] for place in places]
             calibration = calibrate.Calibration(

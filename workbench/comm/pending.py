@@ -5,7 +5,7 @@ from functools import partial
 
 from torch import Tensor
 
-from workbench.comm.algorithms.course import Course, begin
+from workbench.comm.algorithms.course import RoundExecutor, begin
 from workbench.comm.algorithms.hierarchical import across
 from workbench.comm.algorithms.over_hosts import sum_over_hosts
 from workbench.comm.algorithms.progress import Progress
@@ -138,7 +138,7 @@ def start_all_reduce(
     "backend", which is "auto" where ranks share no memory, runs on threads of its own. All others
     are advanced by the ranks themselves, when they `poll` or wait for anything: cores that compute
     are not taken, and what is on the wire goes on, but no next round begins meanwhile, unless an
-    `Attendant` looks after them.
+    `ProgressThread` looks after them.
 
     "direct" and "hierarchical" sum a buffer that `Group.buffer` made where it lies. Of any other
     tensor "direct" is sent through the communicator, "auto" within one host leaves it to the
@@ -188,8 +188,8 @@ def _start(
     of = None if coding is None else coding.cut(even(length, staging.size))[staging.rank]
     call.count_two_rounds(length, buffer.nbytes // length, link.beside(rank))
 
-    def cross(segment: Tensor) -> Course:
-        return Course(across(segment, length, link.hosts, rank, of), call)
+    def cross(segment: Tensor) -> RoundExecutor:
+        return RoundExecutor(across(segment, length, link.hosts, rank, of), call)
 
     buffer.start(None if len(link.hosts) == 1 else cross, call.mark)
     return Turn(buffer, call)
@@ -197,7 +197,7 @@ def _start(
 
 def _start_over_hosts(flat: Tensor, link: Link, call: Call, coding: Coding | None) -> Progress:
     if link.local is None:
-        return Course(across(flat, len(flat), link.hosts, call.group.rank, coding), call)
+        return RoundExecutor(across(flat, len(flat), link.hosts, call.group.rank, coding), call)
     with call.timed():
         sum_over_hosts(flat, link, call, flat.nbytes, coding)
-    return Course(iter(()), call)  # nothing is left to do
+    return RoundExecutor(iter(()), call)  # nothing is left to do

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from workbench.comm.algorithms.course import Course
+from workbench.comm.algorithms.course import RoundExecutor
 from workbench.comm.algorithms.exchange import Exchange, Rounds
 from workbench.comm.algorithms.sums import added, blocks
 from workbench.comm.groups.group import Group
@@ -45,7 +45,7 @@ def _start(op: str, flat: Tensor, root: int, group: Group, layer: str) -> Pendin
     travelling = flat.to(link.device)
     others = [index for index in range(group.size) if index != root]
     rounds = _reduce if op == "reduce" else _broadcast
-    course = Course(rounds(travelling, root, others, group.rank), call)
+    course = RoundExecutor(rounds(travelling, root, others, group.rank), call)
     pending = Pending(call, course, None if travelling is flat else (flat, travelling))
     link.watch.also(pending.poll)
     return pending

@@ -32,7 +32,7 @@ def introduce() -> tuple[int, int]:
     return int(os.environ["WORKBENCH_ENGINE"]), own_pid()
 
 
-def become(
+def assume_identity(
     index: int, cores: Sequence[int], threads: int, environment: Mapping[str, str]
 ) -> tuple[int, int]:
     """Turns an engine that has nothing to do into another one of this host.

@@ -1,7 +1,7 @@
 """What an engine does before it stands in for another."""
 
 
-def rehearse() -> None:
+def warm_up() -> None:
     """Does once, with a small model, what a rank does first.
 
     The first model that is traced in a process has torch import some 800 modules, which takes

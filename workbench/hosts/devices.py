@@ -1,6 +1,6 @@
 """Which engine gets which cores or GPU.
 
-A seat for each rank of one attempt, in the store that the keeper holds for all.
+A seat for each rank of one attempt, in the store that the supervisor holds for all.
 """
 
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ def seats(devices: Sequence[Device], meeting: str, prefix: str, timeout_s: float
 
     Args:
         devices: what each rank computes on.
-        meeting: "address:port" of the keeper's store.
+        meeting: "address:port" of the supervisor's store.
         prefix: new for every world.
         timeout_s: how long a rank waits for the others.
     """

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from workbench.server.calls import Count
-from workbench.server.engine_calls import ControllerHands
+from workbench.server.engine_calls import ControllerCalls
 from workbench.server.lock import ServerLock
 from workbench.server.loop import Server
 from workbench.store.cluster_spec import Spec
@@ -31,8 +31,8 @@ def main(folder: Path) -> None:
         with ServerLock(folder):
             store = Store(folder / STORE, create=True)
             store.check()
-            hands = ControllerHands(folder, count_in(store))
-            Server(folder, spec, store, hands).run()
+            engine_calls = ControllerCalls(folder, count_in(store))
+            Server(folder, spec, store, engine_calls).run()
     except ClusterError as error:
         raise SystemExit(f"no job server: {error}") from None
 

@@ -10,7 +10,7 @@ from workbench.store.store import Store
 
 _WAITING: tuple[State, ...] = ("queued", "paused")
 KEEPERS = frozenset(("shutdown",))
-"""Commands that the keeper carries out."""
+"""Commands that the supervisor carries out."""
 
 
 class Commands:

@@ -44,7 +44,7 @@ class Refusal:
     error: Exception
 
 
-class Hands(Protocol):
+class EngineCalls(Protocol):
     """Whoever can call functions on engines; nothing here waits."""
 
     @property
@@ -69,7 +69,9 @@ class Hands(Protocol):
             ClusterError: there is no way to that engine now.
         """
 
-    def become(self, engine_id: int, function: Callable[..., Any], *arguments: Any) -> None:
+    def assume_identity(
+        self, engine_id: int, function: Callable[..., Any], *arguments: Any
+    ) -> None:
         """Calls a function that answers as `introduce` does: the engine arrives once more.
 
         Raises:
@@ -83,7 +85,7 @@ class Hands(Protocol):
         """Lets go of the engines; what runs on them goes on."""
 
 
-class ControllerHands:
+class ControllerCalls:
     """Calls through the controller of a cluster.
 
     Connects from a thread of its own, again and again: a controller that is not there, or not
@@ -140,7 +142,9 @@ class ControllerHands:
         answer = calls.call(engine_id, function, *arguments, job=job)
         self._under_way.append((tag, answer))
 
-    def become(self, engine_id: int, function: Callable[..., Any], *arguments: Any) -> None:
+    def assume_identity(
+        self, engine_id: int, function: Callable[..., Any], *arguments: Any
+    ) -> None:
         """Calls a function that answers as `introduce` does: the engine arrives once more."""
         calls = self._calls
         if calls is None or engine_id not in calls.registered:

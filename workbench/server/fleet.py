@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from workbench.engine.calls import become
-from workbench.engine.warm_up import rehearse
-from workbench.server.engine_calls import Arrival, Hands
+from workbench.engine.calls import assume_identity
+from workbench.engine.warm_up import warm_up
+from workbench.server.engine_calls import Arrival, EngineCalls
 from workbench.server.health.vitals import out_of_memory_kills
 from workbench.server.watch import Watch
 from workbench.store.device import Device
@@ -14,7 +14,7 @@ from workbench.store.errors import ClusterError
 from workbench.store.record import EngineRecord, EngineState
 from workbench.store.store import Store
 
-# The keeper, whose children engines are, says how one ended; a moment after the kernel did.
+# The supervisor, whose children engines are, says how one ended; a moment after the kernel did.
 SAID_WITHIN_S = 0.3
 LOOK_EVERY_S = 0.25
 
@@ -22,8 +22,8 @@ LOOK_EVERY_S = 0.25
 class Fleet:
     """Keeps the store's table of engines and the engines themselves together.
 
-    The keeper writes which process each engine is, and that it died; the server, by which number
-    the controller knows it.
+    The supervisor writes which process each engine is, and that it died; the server, by which
+    number the controller knows it.
 
     Args:
         store: of the cluster.
@@ -33,12 +33,16 @@ class Fleet:
     """
 
     def __init__(
-        self, store: Store, hands: Hands, devices: tuple[Device, ...], can_stand_in: set[int]
+        self,
+        store: Store,
+        engine_calls: EngineCalls,
+        devices: tuple[Device, ...],
+        can_stand_in: set[int],
     ) -> None:
-        self._store, self._hands, self._devices = store, hands, devices
+        self._store, self._engine_calls, self._devices = store, engine_calls, devices
         self._can_stand_in = can_stand_in
         self._watch = Watch()
-        self._connection = hands.connection
+        self._connection = engine_calls.connection
         self._came: dict[int, Arrival] = {}  # by process
         self._became: dict[int, int] = {}  # process: the index that it was told to take
         self._place: dict[int, int] = {}  # of each process
@@ -63,17 +67,17 @@ class Fleet:
                 self._short_of_memory.add(pid)
                 self._oom_kills = kills
         self.died |= ended
-        if self._hands.connection != self._connection:
+        if self._engine_calls.connection != self._connection:
             # Numbers are a controller's own: another may give them to others.
-            self._connection = self._hands.connection
+            self._connection = self._engine_calls.connection
             self._came.clear()
             self._became.clear()
-        arrived = self._hands.arrivals()
+        arrived = self._engine_calls.arrivals()
         self._came.update({arrival.pid: arrival for arrival in arrived})
         return bool(ended or arrived)
 
     def read(self, now: float) -> None:
-        """Reads what the keeper wrote, and writes which of its engines can be called."""
+        """Reads what the supervisor wrote, and writes which of its engines can be called."""
         self._looked_at = now
         self.records = {record.index: record for record in self._store.engines()}
         pids = {record.pid for record in self.records.values() if record.pid is not None}
@@ -140,7 +144,7 @@ class Fleet:
         return tuple(self.records[place].pid or 0 for place in places)
 
     def how(self, pid: int, now: float) -> str | None:
-        """In words, how a process ended; None: the keeper will say in a moment."""
+        """In words, how a process ended; None: the supervisor will say in a moment."""
         record = self.records.get(self._place.get(pid, -1))
         # One that was replaced already is what the record calls its last process.
         is_told = record is not None and (record.pid != pid or record.state == "dead")
@@ -185,7 +189,7 @@ class Fleet:
         }
         return len(kinds) == 1 and {one, other} <= self._can_stand_in
 
-    def stand_in(self, missing: int) -> bool:
+    def replace_with_spare(self, missing: int) -> bool:
         """Has the assistant take the place of an engine that died; whether it will.
 
         Who was started in the dead one's place becomes the assistant when it comes.
@@ -196,7 +200,7 @@ class Fleet:
             spare is None
             or gone is None
             or missing not in self._can_stand_in
-            or gone.state != "starting"  # the keeper is about to write who was started for it
+            or gone.state != "starting"  # the supervisor is about to write who was started for it
             or gone.pid in self.died
             or missing in self._became.values()
             or spare.job is not None
@@ -216,14 +220,14 @@ class Fleet:
         if came.pid not in self._rehearsed:
             self._rehearsed.add(came.pid)
             with suppress(ClusterError):  # it is gone again
-                self._hands.call(came.engine_id, rehearse)
+                self._engine_calls.call(came.engine_id, warm_up)
 
     def _tell(self, engine: Arrival, index: int) -> bool:
         """Has an engine become another."""
         device = self._devices[index]
         arguments = (index, device.cores, device.threads, {"CUDA_VISIBLE_DEVICES": device.gpu})
         try:
-            self._hands.become(engine.engine_id, become, *arguments)
+            self._engine_calls.assume_identity(engine.engine_id, assume_identity, *arguments)
         except ClusterError:
             return False
         self._became[engine.pid] = index

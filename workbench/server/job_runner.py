@@ -13,9 +13,9 @@ Nothing is lost and nothing runs twice, wherever this process is killed, because
     was withdrawn, in its folder, before anything else followed from that.
 4.  Ranks tell how they go, and how they ended, by files and by their processes' ends, not to this
     process. Whoever asks later sees the same, and what we have done to a rank is written beside
-    its own files before it is done. So the verdict on an attempt (`judge`) is the same whichever
-    server comes to it, and however often; the first to write it down ends the attempt, as the
-    store takes it only while the job still holds its engines.
+    its own files before it is done. So the outcome of an attempt (`decide_outcome`) is the same
+    whichever server comes to it, and however often; the first to write it down ends the attempt,
+    as the store takes it only while the job still holds its engines.
 5.  The next attempt has another number, so another folder and another room to meet in, and goes
     on from a checkpoint, which is whole once it has its name.
 
@@ -30,10 +30,10 @@ from pathlib import Path
 from workbench.engine.calls import perform
 from workbench.hosts.devices import seats
 from workbench.server.attempt import Attempt, Rank
-from workbench.server.engine_calls import Hands
+from workbench.server.engine_calls import EngineCalls
 from workbench.server.fleet import Fleet
 from workbench.server.initial_weights import InitialWeights
-from workbench.server.outcome import Verdict, becomes, judge
+from workbench.server.outcome import JobOutcome, becomes, decide_outcome
 from workbench.server.work import STARTING, Work, packed_for
 from workbench.store.checkpoints import newest_whole
 from workbench.store.cluster_spec import Spec
@@ -47,7 +47,7 @@ GIVEN_UP_AFTER_S = 120.0
 FOUND_SOON_S = 0.005  # a checkpoint, where there is none or a small one
 
 
-class Carrier:
+class JobRunner:
     """What happens to jobs that hold engines.
 
     Args:
@@ -59,9 +59,14 @@ class Carrier:
     """
 
     def __init__(
-        self, store: Store, spec: Spec, fleet: Fleet, hands: Hands, weights: InitialWeights
+        self,
+        store: Store,
+        spec: Spec,
+        fleet: Fleet,
+        engine_calls: EngineCalls,
+        weights: InitialWeights,
     ) -> None:
-        self._store, self._spec, self._fleet, self._hands = store, spec, fleet, hands
+        self._store, self._spec, self._fleet, self._engine_calls = store, spec, fleet, engine_calls
         self._weights = weights
         self._reader = ThreadPoolExecutor(2, "checkpoints")
 
@@ -92,7 +97,7 @@ class Carrier:
     def _hold(self, work: Work) -> bool:
         """A lease holds engines, and no more."""
         if work.record.wish:
-            return not self._release(work, Verdict("finished", "released"))
+            return not self._release(work, JobOutcome("finished", "released"))
         if work.record.state == "starting":
             self._store.update(work.record.id, only_in=STARTING, state="running")
             work.record = self._store.job(work.record.id)
@@ -113,7 +118,7 @@ class Carrier:
         if may_move and (moved := self._fleet.moved(record.held, missing)) is not None:
             return self._begin(work, now, moved)
         for place in missing:
-            self._fleet.stand_in(place)
+            self._fleet.replace_with_spare(place)
         waited = now - work.waits_since
         left = [place for place in record.held if place not in missing]
         fewer = [size for size in record.sizes if size <= len(left)]
@@ -121,7 +126,7 @@ class Carrier:
             return self._begin(work, now, tuple(left[: fewer[-1]]))
         if waited > GIVEN_UP_AFTER_S:
             reason = f"engines {missing} did not come back"
-            return not self._release(work, Verdict("queued", reason))
+            return not self._release(work, JobOutcome("queued", reason))
         return True
 
     def _begin(self, work: Work, now: float, places: tuple[int, ...] | None = None) -> bool:
@@ -145,7 +150,7 @@ class Carrier:
                 weights = self._weights.of(whole)
             except ClusterError as error:
                 failed = ErrorRecord("ClusterError", str(error))
-                return not self._release(work, Verdict("failed", str(error), failed))
+                return not self._release(work, JobOutcome("failed", str(error), failed))
             if weights is None:
                 return True
         pids = self._fleet.pids(places)
@@ -157,7 +162,7 @@ class Carrier:
         """Calls the ranks that have not begun."""
         meeting = self._store.meta("meeting")
         if meeting is None:
-            return  # the keeper is about to say where ranks meet
+            return  # the supervisor is about to say where ranks meet
 
         def call(rank: Rank) -> None:
             engine = self._fleet.records[rank.place]
@@ -166,7 +171,9 @@ class Carrier:
             arguments = (whole.task, packed, whole.keywords, own[rank.number])
             where = (attempt.folder, rank.number, whole.kind == "train")
             tag = (whole.id, attempt.number, rank.number)
-            self._hands.call(engine.engine_id, perform, *arguments, *where, job=whole.id, tag=tag)
+            self._engine_calls.call(
+                engine.engine_id, perform, *arguments, *where, job=whole.id, tag=tag
+            )
 
         whole = self._store.job(work.record.id)
         own = self._own(whole, attempt, meeting)
@@ -205,7 +212,9 @@ class Carrier:
         record = work.record
         rows = {rank.number: row for rank in attempt.ranks if (row := rank.last_row())}
         work.pace.look(rows)
-        verdict = judge(record, attempt.ends(), record.wish, step=work.step, resumed=work.resumed)
+        verdict = decide_outcome(
+            record, attempt.ends(), record.wish, step=work.step, resumed=work.resumed
+        )
         step = verdict.outcome.step if verdict.outcome else work.step
         directory, found = Path(record.directory), None
         if record.kind == "train":
@@ -237,7 +246,7 @@ class Carrier:
         work.waits_since = now
         return work.record.state in ACTIVE
 
-    def _release(self, work: Work, verdict: Verdict, **fields: object) -> bool:
+    def _release(self, work: Work, verdict: JobOutcome, **fields: object) -> bool:
         """Gives the engines back with the job's new state; whether it is no more ours."""
         record = work.record
         reason, error = verdict.reason, verdict.error

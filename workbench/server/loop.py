@@ -5,11 +5,11 @@ import time
 from pathlib import Path
 
 from workbench.server.commands import Commands
-from workbench.server.engine_calls import Hands
+from workbench.server.engine_calls import EngineCalls
 from workbench.server.fleet import Fleet
 from workbench.server.health.monitor import Monitor
 from workbench.server.initial_weights import InitialWeights
-from workbench.server.job_runner import Carrier
+from workbench.server.job_runner import JobRunner
 from workbench.server.queue import Queue
 from workbench.server.work import Work
 from workbench.store.cluster_spec import Spec
@@ -36,12 +36,12 @@ class Server:
         hands: calls its engines.
     """
 
-    def __init__(self, folder: Path, spec: Spec, store: Store, hands: Hands) -> None:
-        self._store, self._hands = store, hands
+    def __init__(self, folder: Path, spec: Spec, store: Store, engine_calls: EngineCalls) -> None:
+        self._store, self._engine_calls = store, engine_calls
         here = {index for index, site in enumerate(spec.sites) if not site.enter}
-        self._fleet = Fleet(store, hands, spec.devices, here)
+        self._fleet = Fleet(store, engine_calls, spec.devices, here)
         self._weights = InitialWeights(store, folder, spec.num_engines)
-        self._carrier = Carrier(store, spec, self._fleet, hands, self._weights)
+        self._carrier = JobRunner(store, spec, self._fleet, engine_calls, self._weights)
         self._commands = Commands(store)
         self._queue = Queue(store, self._fleet, self._commands)
         self._monitor = Monitor(folder, store, spec, self._fleet)
@@ -108,7 +108,7 @@ class Server:
 
     def _hear(self) -> None:
         """Calls that could not be delivered, or whose rank could not answer."""
-        for refusal in self._hands.refusals():
+        for refusal in self._engine_calls.refusals():
             log.warning("%s: %r", refusal.tag, refusal.error)
             if isinstance(refusal.tag, tuple):
                 job, attempt, rank = refusal.tag

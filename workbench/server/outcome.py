@@ -129,7 +129,7 @@ _LOST = frozenset(("CommTimeout", "PeerLost", "CommError"))
 
 
 @dataclass(frozen=True)
-class Verdict:
+class JobOutcome:
     """What becomes of a job.
 
     Attributes:
@@ -147,12 +147,14 @@ class Verdict:
     is_lost: bool = False
 
 
-def becomes(wish: str) -> Verdict:
+def becomes(wish: str) -> JobOutcome:
     """What becomes of a job whose ranks have ended, or never began, as was wished."""
-    return Verdict(_BECOMES[wish], _WHY[wish])
+    return JobOutcome(_BECOMES[wish], _WHY[wish])
 
 
-def judge(job: JobRecord, ends: Sequence[End], wish: str, *, step: int, resumed: int) -> Verdict:
+def decide_outcome(
+    job: JobRecord, ends: Sequence[End], wish: str, *, step: int, resumed: int
+) -> JobOutcome:
     """What becomes of a job, all of whose ranks have ended.
 
     A rank that raised would raise again: its job has failed. A process that was lost is the fault
@@ -179,14 +181,14 @@ def judge(job: JobRecord, ends: Sequence[End], wish: str, *, step: int, resumed:
     error = _record(failure)
     text = error.text.splitlines()[0]
     if not is_lost or job.kind != "train":
-        return Verdict("failed", text, error)
+        return JobOutcome("failed", text, error)
     if wish:
         return replace(becomes(wish), reason=f"{_WHY[wish]}; {text}", is_lost=True)
     losses = losses_in_place(job.attempts, step, resumed)
     if losses >= job.max_attempts:
         reason = f"lost {losses} times before it came further than step {step}; the last: {text}"
-        return Verdict("parked", reason, error, is_lost=True)
-    return Verdict("starting", text, error, is_lost=True)
+        return JobOutcome("parked", reason, error, is_lost=True)
+    return JobOutcome("starting", text, error, is_lost=True)
 
 
 def losses_in_place(before: Sequence[AttemptRecord], step: int, resumed: int) -> int:
@@ -203,16 +205,16 @@ def losses_in_place(before: Sequence[AttemptRecord], step: int, resumed: int) ->
     return count
 
 
-def _returned(ends: Sequence[End], wish: str) -> Verdict:
+def _returned(ends: Sequence[End], wish: str) -> JobOutcome:
     answer = ends[0].answer
     outcome = answer.value if answer is not None else None
     if not isinstance(outcome, Outcome):
-        return Verdict("finished", "")
+        return JobOutcome("finished", "")
     if outcome.reason == "diverged":
-        return Verdict("failed", outcome.message, ErrorRecord("Diverged", outcome.message))
+        return JobOutcome("failed", outcome.message, ErrorRecord("Diverged", outcome.message))
     if outcome.reason == "finished":
-        return Verdict("finished", "", None, outcome)
-    return Verdict(_BECOMES.get(wish, "stopped"), _WHY.get(wish, "stopped"), None, outcome)
+        return JobOutcome("finished", "", None, outcome)
+    return JobOutcome(_BECOMES.get(wish, "stopped"), _WHY.get(wish, "stopped"), None, outcome)
 
 
 def _is_lost(ends: Sequence[End]) -> bool:

@@ -1,4 +1,4 @@
-"""What a keeper is told: a text file in the cluster's folder, which a person can read.
+"""What a supervisor is told: a text file in the cluster's folder, which a person can read.
 
 Where an engine runs: on this host, or on another that is entered by a command line.
 """
@@ -41,12 +41,12 @@ HERE = Site((), of_interface("lo0" if sys.platform == "darwin" else "lo"))
 
 FILE = "cluster.json"
 SERVER = "workbench.server"
-VERSION = 1  # of this file, and of what a notebook, a keeper and a job server say to each other
+VERSION = 1  # of this file, and of what a notebook, a supervisor and a job server say to each other
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """A cluster, as its keeper makes it.
+    """A cluster, as its supervisor makes it.
 
     Attributes:
         devices: what each engine computes on; the last one has all of this host, and is the
@@ -57,7 +57,7 @@ class Spec:
         timeout_s: how long a rank waits for the others.
         linger_s: how long the cluster stays when nobody is attached and nothing is to be done.
         bound_to: a process that the cluster must not outlive, whatever it has to do; None: any.
-        environment: of all its processes, on top of the environment of who starts the keeper.
+        environment: of all its processes, on top of the environment of who starts the supervisor.
         server: the module that is the job server; it is called with the folder.
         launch: how engines come to other hosts; None: they are on this one. With it, devices and
             sites are known, and saved, when the hosts are there.

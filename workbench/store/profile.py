@@ -16,7 +16,7 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What a keeper is told of engines beyond this host; plain values.
+    """What a supervisor is told of engines beyond this host; plain values.
 
     Attributes:
         engines: how many.
@@ -87,7 +87,7 @@ class Profile:
                 )
 
     def launch(self, engines: int) -> Launch:
-        """What a keeper is told.
+        """What a supervisor is told.
 
         Raises:
             ClusterError: there is no such profile; or a variable has no value here.

@@ -8,7 +8,7 @@
 
 So a rank needs nobody who listens to it, and whoever asks later finds the same.
 
-What keeper, job server and engines know of relays; see the folder's own text.
+What supervisor, job server and engines know of relays; see the folder's own text.
 """
 
 import os

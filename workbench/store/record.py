@@ -281,7 +281,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What the job server, or the keeper, is asked to do.
+    """What the job server, or the supervisor, is asked to do.
 
     Attributes:
         id: its number; commands are carried out in this order.

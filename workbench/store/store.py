@@ -24,7 +24,7 @@ QUEUED: tuple[State, ...] = ("queued",)
 
 
 class Store(Roster, Journal, History, Backups):
-    """Jobs and engines in one SQLite file, used by notebooks, the job server and the keeper.
+    """Jobs and engines in one SQLite file, used by notebooks, the job server and the supervisor.
 
     Every method is one short transaction; all may be called from any thread of any process.
     `roster`, `journal`, `history`, `restoring` and `database` say the others, and what is raised.

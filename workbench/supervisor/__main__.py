@@ -26,9 +26,9 @@ def main(folder: Path) -> None:
         with Hold(folder):
             spec, store = Spec.load(folder), Store(folder / STORE)
             _say_so()
-            from workbench.supervisor.supervisor import Keeper  # it takes a while to import
+            from workbench.supervisor.supervisor import Supervisor  # it takes a while to import
 
-            asyncio.run(Keeper(folder, spec, store).run())
+            asyncio.run(Supervisor(folder, spec, store).run())
         # All is ended and closed; to take down what was imported would take a second, for which
         # whoever ends a cluster waits.
         os._exit(0)

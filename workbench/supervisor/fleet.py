@@ -77,7 +77,7 @@ class Fleet:
             delay=0,
             cluster_file="",  # it would be written after all is removed
             send_engines_connection_env=False,  # they start with the controller, not after it
-            shutdown_atexit=False,  # their keeper sees to it
+            shutdown_atexit=False,  # their supervisor sees to it
         )
 
     async def start_controller(self) -> int:

@@ -1,4 +1,4 @@
-"""One keeper for one folder."""
+"""One supervisor for one folder."""
 
 import fcntl
 import os
@@ -17,7 +17,7 @@ class Hold:
         folder: the cluster's.
 
     Raises:
-        ClusterError: another keeper has it.
+        ClusterError: another supervisor has it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -28,7 +28,7 @@ class Hold:
         except OSError as error:
             holder = (os.pread(self._file, 20, 0).decode().split() or ["unknown"])[0]
             os.close(self._file)
-            raise ClusterError(f"{folder} has a keeper already, process {holder}") from error
+            raise ClusterError(f"{folder} has a supervisor already, process {holder}") from error
         here = Owner.here()
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"{here.pid} {here.started} {here.host}\n".encode(), 0)

@@ -4,7 +4,7 @@ import socket
 from datetime import timedelta
 
 
-class Meeting:
+class Rendezvous:
     """torch's store, on one interface.
 
     Args:

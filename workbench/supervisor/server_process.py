@@ -17,7 +17,7 @@ from workbench.supervisor.starting import LOG
 
 
 @dataclass(frozen=True)
-class Patience:
+class RestartPolicy:
     """A rule.
 
     Attributes:
@@ -41,14 +41,14 @@ class Patience:
         return float(min(self.first_s * 2.0 ** (failures - 2), self.longest_s))
 
 
-class Series:
+class Backoff:
     """Starts of one thing, one after another.
 
     Args:
         patience: the rule.
     """
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: RestartPolicy) -> None:
         self._patience = patience
         self._failures = 0
         self._began_at: float | None = None
@@ -76,7 +76,7 @@ class Series:
         return None if wait_s is None else now + wait_s
 
 
-PATIENCE = Patience(lasting_s=5.0, first_s=0.25, longest_s=10.0)
+PATIENCE = RestartPolicy(lasting_s=5.0, first_s=0.25, longest_s=10.0)
 
 
 class ServerProcess:
@@ -89,7 +89,7 @@ class ServerProcess:
 
     def __init__(self, folder: Path, spec: Spec) -> None:
         self._folder, self._spec = folder, spec
-        self._series = Series(PATIENCE)
+        self._series = Backoff(PATIENCE)
         self._process: subprocess.Popen[bytes] | None = None
         self._due_at: float | None = 0.0
 

@@ -1,4 +1,4 @@
-"""A keeper, started from a notebook, which it outlives."""
+"""A supervisor, started from a notebook, which it outlives."""
 
 import os
 import subprocess
@@ -13,24 +13,24 @@ from workbench.store.owner import Owner
 from workbench.store.store import Store
 
 MODULE = "workbench.supervisor"
-# A child of nobody: whoever starts a keeper has no process to wait for, and none to take along.
+# A child of nobody: whoever starts a supervisor has no process to wait for, and none to take along.
 GO_BETWEEN = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True)"
-BEGUN = b"begun\n"  # what a keeper says when it has the folder, and before it starts anything
-STORE, PID, LOG = "server.sqlite", "keeper.pid", "keeper.log"
+BEGUN = b"begun\n"  # what a supervisor says when it has the folder, and before it starts anything
+STORE, PID, LOG = "server.sqlite", "supervisor.pid", "supervisor.log"
 LONGEST_TEXT = 2000
 
 
 def start(folder: Path, spec: Spec | None = None) -> None:
-    """Starts a keeper; returns when it has the folder, before its engines are ready.
+    """Starts a supervisor; returns when it has the folder, before its engines are ready.
 
     This process is attached to the cluster then (`Store.attach`).
 
     Args:
         folder: the cluster's; made here, and open to nobody else.
-        spec: what to keep; None: what the folder says, where a keeper has ended before its work.
+        spec: what to keep; None: what the folder says, where a supervisor ended before its work.
 
     Raises:
-        ClusterError: another keeper has the folder, or none could start; the text says why.
+        ClusterError: another supervisor has the folder, or none could start; the text says why.
         StoreError: the folder's store cannot be used.
     """
     folder = folder.absolute()
@@ -39,28 +39,28 @@ def start(folder: Path, spec: Spec | None = None) -> None:
         spec = Spec.load(folder)
     else:
         spec.save(folder)
-    mended = "" if keeper_of(folder) else mend(folder / STORE)
+    mended = "" if supervisor_of(folder) else mend(folder / STORE)
     store = Store(folder / STORE, create=True)
     store.attach(Owner.here())
     if mended:
         store.event(mended, kind="restored", level="warning")
-    keeper = [sys.executable, "-P", "-m", MODULE, str(folder)]
+    supervisor = [sys.executable, "-P", "-m", MODULE, str(folder)]
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     with (folder / LOG).open("ab") as log:
         done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", GO_BETWEEN, *keeper],
+            [sys.executable, "-I", "-S", "-c", GO_BETWEEN, *supervisor],
             # What can be imported here can be imported there: the user's own modules too.
             env={**os.environ, "PYTHONPATH": path, **spec.environment},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,  # until the keeper has said so
+            stdout=subprocess.PIPE,  # until the supervisor has said so
             stderr=log,
             check=False,
         )
     if done.stdout != BEGUN:
-        raise ClusterError(f"no keeper for {folder}: {done.stdout.decode() or said(folder)}")
+        raise ClusterError(f"no supervisor for {folder}: {done.stdout.decode() or said(folder)}")
 
 
-def keeper_of(folder: Path) -> Owner | None:
+def supervisor_of(folder: Path) -> Owner | None:
     """The process that keeps a cluster; None where none does."""
     with suppress(OSError, ValueError):
         pid, started, host = (folder / PID).read_text().split()
@@ -70,7 +70,7 @@ def keeper_of(folder: Path) -> Owner | None:
 
 
 def said(folder: Path) -> str:
-    """The last that a keeper, and the server that it started, wrote into its log."""
+    """The last that a supervisor, and the server that it started, wrote into its log."""
     with suppress(OSError):
         return (folder / LOG).read_text(errors="replace")[-LONGEST_TEXT:]
     return ""

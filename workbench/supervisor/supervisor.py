@@ -28,8 +28,8 @@ from workbench.store.profile import Launch
 from workbench.store.record import EngineRecord, State
 from workbench.store.store import Store
 from workbench.supervisor.fleet import Ended, Fleet
-from workbench.supervisor.rendezvous import Meeting
-from workbench.supervisor.server_process import Patience, Series, ServerProcess
+from workbench.supervisor.rendezvous import Rendezvous
+from workbench.supervisor.server_process import Backoff, RestartPolicy, ServerProcess
 
 # A job that is paused waits for people, however long; it goes on when somebody attaches again.
 UNFINISHED: tuple[State, ...] = ("queued", "starting", "running", "stopping")
@@ -71,13 +71,13 @@ class Lifetime:
 AGAIN_S = 1.0
 LOOK_EVERY_S = 0.25  # at the store; of a child's end the kernel tells at once
 ASSISTANT_AFTER_S = 15.0  # at the latest
-PATIENCE = Patience(lasting_s=10.0, first_s=0.5, longest_s=30.0, most=6)
+PATIENCE = RestartPolicy(lasting_s=10.0, first_s=0.5, longest_s=30.0, most=6)
 MEETING = "meeting"  # the note that says where ranks meet
 
 log = logging.getLogger(__name__)
 
 
-class Keeper:
+class Supervisor:
     """Keeps a cluster until it is asked to end it, or nobody needs it any more.
 
     Args:
@@ -94,7 +94,7 @@ class Keeper:
         self._gathering: Gathering | None = None
         self._equip(spec)
         self._due: dict[int, float] = {}  # engines to start, and when
-        self._controller_series = Series(replace(PATIENCE, most=None))
+        self._controller_series = Backoff(replace(PATIENCE, most=None))
         self._controller_due = math.inf
         self._began_at = time.monotonic()
         self._lifetime = Lifetime(spec, store, self._began_at)
@@ -125,7 +125,7 @@ class Keeper:
         told = (self._engine_ended, self._controller_ended)
         self._fleet = Fleet(self._folder, spec, *told, ports[1:])
         self._server = ServerProcess(self._folder, spec)
-        self._series = [Series(PATIENCE) for _ in spec.devices]
+        self._series = [Backoff(PATIENCE) for _ in spec.devices]
         notice_s = 0.0 if spec.launch is None else spec.launch.notice_s
         self._limit = Limit(self._store, spec.ends_at, notice_s)
 
@@ -152,7 +152,7 @@ class Keeper:
         self._limit.announce()
 
     async def _begin(self) -> None:
-        # What an earlier keeper has left is of no use to anybody.
+        # What an earlier supervisor has left is of no use to anybody.
         reap(identity(self._folder))
         shutil.rmtree(self._folder / "profile", ignore_errors=True)
         self._store.set_meta(MEETING, None)
@@ -178,7 +178,7 @@ class Keeper:
     async def _meet(self) -> None:
         """Opens the store where ranks meet; to import torch takes as long as engines take."""
         where = (self._spec.address, self._spec.timeout_s, self._meeting_port)
-        meeting = await asyncio.to_thread(Meeting, *where)
+        meeting = await asyncio.to_thread(Rendezvous, *where)
         self._store.set_meta(MEETING, meeting.place)
         await asyncio.Event().wait()  # the store is there as long as this is
 
@@ -307,7 +307,7 @@ class Keeper:
 
     def _clear(self) -> None:
         """Ends all processes, and removes what only they needed."""
-        log.warning("this keeper ends: %s", self._ends or "it failed")
+        log.warning("this supervisor ends: %s", self._ends or "it failed")
         self._server.kill()
         self._fleet.kill()
         if self._gathering is not None:

@@ -9,7 +9,7 @@ from tests.client.interrupts import interrupt_inside
 from tests.plan.graphs import vgg
 from tests.train.small import net
 from workbench.client.calibration import cache
-from workbench.client.calibration.calibrate import Calibration, Wish, plans_of, rows_of
+from workbench.client.calibration.calibrate import Calibration, CalibrationSpec, plans_of, rows_of
 from workbench.client.calibration.devices import classes, devices_of, extended, missing
 from workbench.client.calibration.links import links_of, slowdown_of
 from workbench.client.calibration.spread import behind, stretches_of, unequal
@@ -24,7 +24,7 @@ from workbench.train.measure.links import LinksMeasured, Timed, families
 from workbench.train.measure.overlap import Beside
 
 GRAPH = vgg()
-WISH = Wish((4,), "fp32", None, None, 1.0)
+WISH = CalibrationSpec((4,), "fp32", None, None, 1.0)
 
 
 def places(*hosts: str, threads: int = 1) -> list[Place]:

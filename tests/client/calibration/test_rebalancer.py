@@ -25,7 +25,7 @@ NET = nn.Sequential(
 
 
 @dataclass
-class Wished:
+class RequestHandle:
     """A re-cut that is carried out at once, or not yet."""
 
     carried_out: CarriedOut | None
@@ -57,7 +57,7 @@ class FakeRun:
     def replan(self, plan):
         self.plans.append(plan)
         self.experiment = self.experiment.replace(plan=plan)
-        return Wished(CarriedOut(self.step + 1, 0.1, (0,) * plan.world_size))
+        return RequestHandle(CarriedOut(self.step + 1, 0.1, (0,) * plan.world_size))
 
     @property
     def samples(self):

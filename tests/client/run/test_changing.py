@@ -6,7 +6,7 @@ import pytest
 
 from tests.client.fake_job import LONG_S, Job
 from workbench.store.errors import ClusterError
-from workbench.train.reshard.requests import CarriedOut, Wishes
+from workbench.train.reshard.requests import CarriedOut, RunRequests
 
 
 @pytest.mark.parametrize("value", [0, -0.1, math.nan, math.inf, "0.1", True, None])
@@ -15,7 +15,7 @@ def test_a_rate_is_a_positive_number(start, value):
     run = start(job)
     with pytest.raises(ValueError, match=f"positive number, got {value!r}"):
         run.set_lr(value)
-    assert Wishes(run.directory).newest() == 0
+    assert RunRequests(run.directory).newest() == 0
     job.may_end.set()
     run.wait(LONG_S)
 
@@ -27,7 +27,7 @@ def test_what_was_carried_out_is_noted_whoever_wished_for_it(start):
     assert "not yet" in repr(rate)
     with pytest.raises(TimeoutError, match="not carried out yet"):
         rate.wait(0.0)
-    wishes = Wishes(mine.directory)
+    wishes = RunRequests(mine.directory)
     wishes.carry_out(1, CarriedOut(4, before=0.1))
     wishes.carry_out(2, CarriedOut(4, 0.5))
     assert (rate.wait(LONG_S).step, saved.wait(LONG_S).seconds) == (4, 0.5)

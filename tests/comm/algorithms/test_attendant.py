@@ -5,7 +5,7 @@ import time
 import torch
 
 from tests.ranks import all_ranks
-from workbench.comm.algorithms.attendant import Attendant
+from workbench.comm.algorithms.attendant import ProgressThread
 from workbench.comm.collectives import start_all_reduce
 from workbench.comm.groups.errors import PeerLost
 from workbench.comm.pending import Pending
@@ -18,7 +18,7 @@ def computing(world, algorithm, attended, count=3):
     group = all_ranks(world)
     flats = [torch.arange(5.0) * (world.rank + 1) + index for index in range(count)]
     started = [start_all_reduce(flat, group, algorithm=algorithm) for flat in flats]
-    attendant = Attendant()
+    attendant = ProgressThread()
     if attended:
         attendant.attend(started)
     world.store.set(f"{world.rank} has started", "")
@@ -70,7 +70,7 @@ def stuck(world):
     group = all_ranks(world)
     progress = Stuck()
     pending = Pending(group.call("all_reduce", "", "step"), progress)
-    Attendant().attend([pending])
+    ProgressThread().attend([pending])
     while progress.looks < 2:
         time.sleep(0.001)
     said = []

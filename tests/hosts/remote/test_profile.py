@@ -1,4 +1,4 @@
-"""Which profile, and what a keeper is told of it."""
+"""Which profile, and what a supervisor is told of it."""
 
 import socket
 

@@ -105,7 +105,7 @@ def test_signals_reach_an_engine_and_its_end_is_the_relays(tmp_path, place):
         until(lambda: not Path(f"/proc/{pid}").exists())
 
 
-def test_an_engine_ends_with_the_keeper(tmp_path, place, reception):
+def test_an_engine_ends_with_the_supervisor(tmp_path, place, reception):
     with relay(tmp_path, place, STANDS) as one:
         pid = int(until(lambda: words(tmp_path)[:2])[1])
         reception.close()
@@ -136,6 +136,6 @@ def test_an_agent_that_does_not_see_the_folder_says_so(tmp_path, reception, monk
     assert reception.there == []
 
 
-def test_an_agent_that_cannot_reach_the_keeper_says_where_it_tried(tmp_path):
+def test_an_agent_that_cannot_reach_the_supervisor_says_where_it_tried(tmp_path):
     with pytest.raises(SystemExit, match=r"cannot reach .* at 127.0.0.1:1 \(.*Profile\(address="):
         agent_module.main([str(tmp_path), "nonce", "127.0.0.1:1", wire.ANY])

@@ -27,7 +27,7 @@ from workbench.plan.plan import Plan
 from workbench.train.checkpoint import checkpoint
 from workbench.train.checkpoint.in_flight import InFlight
 from workbench.train.checkpoint.residuals import residual_entry, restore_residuals
-from workbench.train.reshard.requests import CarriedOut, LearningRate, Wishes
+from workbench.train.reshard.requests import CarriedOut, LearningRate, RunRequests
 from workbench.train.strategies.strategy import strategy_of, updater_of
 
 HYBRID = Plan.hybrid(GRAPH, 4, 2).with_batch_norm("synchronized")
@@ -55,7 +55,7 @@ def run(on_ranks, weights, tmp_path):
         experiment = Experiment(**{**FIELDS, **fields})
         directory = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
         directory.mkdir()
-        wishes = Wishes(directory)
+        wishes = RunRequests(directory)
         for step, rate in wished:
             done = CarriedOut(step, before=experiment.optimizer.lr)
             wishes.carry_out(wishes.wish(LearningRate(rate)), done)

@@ -17,7 +17,7 @@ from workbench.train.checkpoint.saver import Saver, _Writing
 from workbench.train.loop.control import Control
 from workbench.train.loop.learning_rates import LearningRates
 from workbench.train.loop.loop import Loop
-from workbench.train.reshard.requests import SaveNow, Wishes
+from workbench.train.reshard.requests import RunRequests, SaveNow
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_what_went_wrong_is_told_where_ranks_meet_next(tmp_path, monkeypatch):
 
 
 def test_a_wished_checkpoint_is_whole_when_it_is_noted_as_carried_out(tmp_path, gate, monkeypatch):
-    wait, carry_out, there = _Writing.wait_for_part, Wishes.carry_out, []
+    wait, carry_out, there = _Writing.wait_for_part, RunRequests.carry_out, []
 
     def opening(writing):
         gate.set()  # nothing is written before somebody waits for it
@@ -153,7 +153,7 @@ def test_a_wished_checkpoint_is_whole_when_it_is_noted_as_carried_out(tmp_path, 
         carry_out(wishes, number, found)
 
     monkeypatch.setattr(_Writing, "wait_for_part", opening)
-    monkeypatch.setattr(Wishes, "carry_out", noted)
+    monkeypatch.setattr(RunRequests, "carry_out", noted)
     part = saving.alone(until=3)
     state = SimpleNamespace(
         everyone=part.everyone,
@@ -165,6 +165,6 @@ def test_a_wished_checkpoint_is_whole_when_it_is_noted_as_carried_out(tmp_path, 
         strategy=SimpleNamespace(settle=lambda: None, is_settled=True, in_flight=[], residuals=[]),
     )
     loop = Loop(state, LearningRates(0.1), None, tmp_path, Control(), None)
-    number = Wishes(tmp_path).wish(SaveNow())
+    number = RunRequests(tmp_path).wish(SaveNow())
     loop._hear(number, part.done)
     assert there == [(number, 3, tmp_path / "step-000003")]

@@ -27,7 +27,7 @@ from workbench.plan.plan import Plan
 from workbench.train.checkpoint import checkpoint
 from workbench.train.checkpoint.checkpoint import latest
 from workbench.train.loop.session import Control, train
-from workbench.train.reshard.requests import CarriedOut, LearningRate, SaveNow, Wishes
+from workbench.train.reshard.requests import CarriedOut, LearningRate, RunRequests, SaveNow
 
 GRAPH = trace(net(), input_shape=(3, 8, 8))
 ALONE = Plan.data_parallel(GRAPH, 1).with_batch_norm("synchronized")
@@ -80,7 +80,7 @@ def run(on_ranks, weights, tmp_path):
         directory = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
         directory.mkdir()
         for other in replanned:
-            wishes = Wishes(directory)
+            wishes = RunRequests(directory)
             wishes.carry_out(wishes.wish(other), CarriedOut(2, 0.1, (0,)))
         args = (experiment, weights, directory, resume, stop_after)
         answers = on_ranks.seated(plan.world_size, session, *args)
@@ -211,7 +211,7 @@ def wishing(seat, experiment, weights, directory, resume, wishes):
     def emit(row):
         found.append(row["loss"])
         if seat.rank == 0 and (wish := wishes.get(row["step"])) is not None:
-            Wishes(directory).wish(wish)
+            RunRequests(directory).wish(wish)
 
     train(
         seat,
@@ -247,7 +247,7 @@ def test_another_learning_rate_is_that_of_another_run(on_ranks, weights, tmp_pat
         return on_ranks.seated(3, wishing, *given)[0]
 
     found = losses_of(experiment, changed, None)
-    (carried_out,) = Wishes(changed).rates()
+    (carried_out,) = RunRequests(changed).rates()
     assert carried_out[2].step == 3
     before = losses_of(experiment.replace(steps=3), apart, None, {})
     rate = experiment.optimizer.model_copy(update={"lr": 0.003})
@@ -269,7 +269,7 @@ def test_another_learning_rate_is_that_of_another_run(on_ranks, weights, tmp_pat
 def test_a_checkpoint_is_written_when_it_is_wished_for(on_ranks, weights, tmp_path):
     experiment = Experiment(plan=HYBRID, **FIELDS)
     on_ranks.seated(4, wishing, experiment, weights, tmp_path, None, {0: SaveNow()})
-    assert [done.step for _, done in Wishes(tmp_path).saved()] == [2]
+    assert [done.step for _, done in RunRequests(tmp_path).saved()] == [2]
     assert checkpoint.load(tmp_path / "step-000002", GRAPH).step == 2
 
 

@@ -6,18 +6,18 @@ from tests.train.small import net
 from workbench.model.trace import trace
 from workbench.plan.plan import Plan
 from workbench.train.loop.learning_rates import LearningRates
-from workbench.train.reshard.requests import CarriedOut, LearningRate, SaveNow, Wishes
+from workbench.train.reshard.requests import CarriedOut, LearningRate, RunRequests, SaveNow
 
 GRAPH = trace(net(), input_shape=(3, 8, 8))
 PLAN = Plan.hybrid(GRAPH, 2)
 
 
 def test_wishes_are_read_as_they_were_made(tmp_path):
-    wishes = Wishes(tmp_path)
+    wishes = RunRequests(tmp_path)
     assert (wishes.newest(), wishes.last_carried_out(), wishes.changed_at) == (0, 0, 0)
     made = [LearningRate(0.05), PLAN, SaveNow()]
     assert [wishes.wish(each) for each in made] == [1, 2, 3]
-    assert Wishes(tmp_path).newest() == 3
+    assert RunRequests(tmp_path).newest() == 3
     assert [wishes.read(number, GRAPH) for number in (1, 2, 3)] == made
     assert wishes.carried_out(2) is None
     wishes.carry_out(2, CarriedOut(7, 0.5, (3, 4)))
@@ -26,7 +26,7 @@ def test_wishes_are_read_as_they_were_made(tmp_path):
 
 
 def test_wishes_of_several_people_all_have_their_number(tmp_path):
-    people = [Wishes(tmp_path) for _ in range(4)]
+    people = [RunRequests(tmp_path) for _ in range(4)]
     numbers = []
 
     def wish(person):
@@ -43,13 +43,13 @@ def test_wishes_of_several_people_all_have_their_number(tmp_path):
 
 
 def test_every_step_has_the_rate_that_it_had(tmp_path):
-    wishes = Wishes(tmp_path)
+    wishes = RunRequests(tmp_path)
     rates = LearningRates.of(0.1, wishes)
     for step, value in ((40, 0.05), (57, 0.02), (57, 0.03)):
         rates, done = rates.then(step, value)
         wishes.carry_out(wishes.wish(LearningRate(value)), done)
     # The experiment may be known with its last rate by now: the first steps have theirs.
-    for found in (rates, LearningRates.of(0.03, Wishes(tmp_path))):
+    for found in (rates, LearningRates.of(0.03, RunRequests(tmp_path))):
         assert [found.at(step) for step in (0, 39, 40, 56, 57, 99)] == [
             0.1,
             0.1,

@@ -80,7 +80,7 @@ _NOTHING = Graph(
 
 
 @dataclass(frozen=True)
-class Wish:
+class CalibrationSpec:
     """What to measure besides the plans' layers.
 
     Attributes:
@@ -144,7 +144,7 @@ class Calibration:
     def carry_out(
         self,
         plans: Sequence[Plan],
-        wish: Wish,
+        wish: CalibrationSpec,
         module: nn.Module | None,
         *,
         fresh: bool,
@@ -206,7 +206,12 @@ class Calibration:
         )
 
     def _with(
-        self, machine: Machine, plan: Plan, wish: Wish, module: nn.Module | None, within_s: float
+        self,
+        machine: Machine,
+        plan: Plan,
+        wish: CalibrationSpec,
+        module: nn.Module | None,
+        within_s: float,
     ) -> Machine:
         """The machine with a plan's layers, measured unless it has them."""
         experiment = wish.experiment(plan)

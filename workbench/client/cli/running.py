@@ -12,7 +12,7 @@ from workbench.plan.experiment import Experiment
 from workbench.store import registry
 from workbench.store.errors import ClusterError
 from workbench.store.store import Store
-from workbench.supervisor import keeper_of
+from workbench.supervisor import supervisor_of
 
 
 def run(options: Namespace) -> int:
@@ -41,7 +41,9 @@ def jobs(options: Namespace) -> int:
     if not folders:
         print("no cluster is known here; python -m workbench run starts one")
     for folder in folders:
-        kept = "" if keeper_of(folder) is not None else ", which has ended; attach starts it again"
+        kept = (
+            "" if supervisor_of(folder) is not None else ", which has ended; attach starts it again"
+        )
         print(f"cluster {registry.name_of(folder)} in {folder.parent}{kept}")
         found = Store(folder / STORE, read_only=True).jobs()
         print(lines(job for job in found if job.kind == "train"))

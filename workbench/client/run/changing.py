@@ -19,12 +19,18 @@ from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.plan.recut import Recut
 from workbench.store.errors import ClusterError
-from workbench.train.reshard.requests import CarriedOut, LearningRate, SaveNow, Wish, Wishes
+from workbench.train.reshard.requests import (
+    CarriedOut,
+    LearningRate,
+    RunRequest,
+    RunRequests,
+    SaveNow,
+)
 
 TICK_S = 0.05
 
 
-class Wished:
+class RequestHandle:
     """The wish for another learning rate, or for a checkpoint.
 
     Args:
@@ -36,7 +42,7 @@ class Wished:
         wish: which.
     """
 
-    def __init__(self, wishes: Wishes, wish: Wish, is_over: Callable[[], bool]) -> None:
+    def __init__(self, wishes: RunRequests, wish: RunRequest, is_over: Callable[[], bool]) -> None:
         self.wish, self._wishes, self._is_over = wish, wishes, is_over
         self._number = wishes.wish(wish)
 
@@ -115,7 +121,7 @@ def cost_of(experiment: Experiment, plan: Plan, machine: Machine | None = None) 
     return Cost(received, link.seconds("all_to_all", plan.world_size, most, 1, 0.0))
 
 
-class Replan(Wished):
+class Replan(RequestHandle):
     """The wish that a run goes on under a plan.
 
     Attributes:
@@ -123,7 +129,9 @@ class Replan(Wished):
         cost: as predicted.
     """
 
-    def __init__(self, wishes: Wishes, plan: Plan, cost: Cost, is_over: Callable[[], bool]) -> None:
+    def __init__(
+        self, wishes: RunRequests, plan: Plan, cost: Cost, is_over: Callable[[], bool]
+    ) -> None:
         self.plan, self.cost = plan, cost
         super().__init__(wishes, plan, is_over)
 
@@ -158,7 +166,7 @@ class Changing(ABC):
         self.directory = directory
         self._lock = threading.RLock()
         self._replans: list[Replan] = []
-        self._wishes = Wishes(directory)
+        self._wishes = RunRequests(directory)
         self._noticed_at, self._noticed = 0, set[int]()
 
     @property
@@ -186,11 +194,11 @@ class Changing(ABC):
             last = self._replans[-1].plan if self._replans else self.experiment.plan
             self.experiment.replace(plan=plan)  # raises where it cannot be
             cost = cost_of(self.experiment.replace(plan=last), plan, machine)
-            wished = Replan(Wishes(self.directory), plan, cost, lambda: self.is_done)
+            wished = Replan(RunRequests(self.directory), plan, cost, lambda: self.is_done)
             self._replans.append(wished)
         return wished
 
-    def set_lr(self, value: float) -> Wished:
+    def set_lr(self, value: float) -> RequestHandle:
         """Has all ranks go on at another learning rate after their current step; returns at once.
 
         What the optimizer remembers stays. Checkpoints keep the rate; steps that are run again
@@ -207,16 +215,18 @@ class Changing(ABC):
         ):
             raise ValueError(f"a learning rate is a positive number, got {value!r}")
         self._require()
-        return Wished(Wishes(self.directory), LearningRate(float(value)), lambda: self.is_done)
+        return RequestHandle(
+            RunRequests(self.directory), LearningRate(float(value)), lambda: self.is_done
+        )
 
-    def checkpoint_now(self) -> Wished:
+    def checkpoint_now(self) -> RequestHandle:
         """Has all ranks write a checkpoint after their current step and go on; returns at once.
 
         Raises:
             ClusterError: the run has ended.
         """
         self._require()
-        return Wished(Wishes(self.directory), SaveNow(), lambda: self.is_done)
+        return RequestHandle(RunRequests(self.directory), SaveNow(), lambda: self.is_done)
 
     def _require(self) -> None:
         if self.is_done:

@@ -31,7 +31,7 @@ from workbench.store.outcome import Outcome
 from workbench.store.record import Event
 from workbench.train.checkpoint.checkpoint import latest
 from workbench.train.checkpoint.full_state_dict import StateDict, state_dict
-from workbench.train.reshard.requests import Wishes
+from workbench.train.reshard.requests import RunRequests
 
 if TYPE_CHECKING:
     import pandas
@@ -350,7 +350,7 @@ class Run(Waiting, Changing):
     def under(self, experiment: Experiment) -> None:
         """Takes notice of another number of ranks; the job calls it."""
         with self._lock:
-            self.experiment = Wishes(self.directory).in_force(experiment)
+            self.experiment = RunRequests(self.directory).in_force(experiment)
 
     def _tell(self, rows: list[Row]) -> None:
         self.notes.extend(self._subscribers.tell(rows))

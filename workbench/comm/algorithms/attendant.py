@@ -21,7 +21,7 @@ from workbench.comm.pending import Pending
 LOOK_EVERY_S = 0.0005
 
 
-class Attendant:
+class ProgressThread:
     """Looks after all-reduces for one rank; its thread lives while there are any."""
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ FLAT: Mapping[str, Algorithm] = MappingProxyType(
 _CODED = MappingProxyType({"direct": coded.direct, "ring": coded.ring})
 
 
-class Course:
+class RoundExecutor:
     """Runs the rounds of one rank, on the thread that calls `advance` or `wait`.
 
     The first one starts at once. Several may be under way in a group, also of one call: ranks
@@ -92,4 +92,4 @@ def begin(
     if name == "backend":
         return Background(flat, link, call)
     algorithm = FLAT[name] if coding is None else partial(_CODED[name], coding=coding)
-    return Course(algorithm(flat, range(call.group.size), call.group.rank), call)
+    return RoundExecutor(algorithm(flat, range(call.group.size), call.group.rank), call)

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from workbench.comm.algorithms.course import Course
+from workbench.comm.algorithms.course import RoundExecutor
 from workbench.comm.algorithms.hierarchical import across
 from workbench.comm.codecs.coding import Coding
 from workbench.comm.groups.group import Call, Link
@@ -43,7 +43,7 @@ def sum_over_hosts(
             part = shared.reduce_scatter(portion, shard, local, call, call.mark)
             of = None if of is None else of.cut(shard.sizes)[local.rank]
         rounds = across(part, len(portion), link.hosts, call.group.rank, of)
-        course = Course(rounds, call, index)
+        course = RoundExecutor(rounds, call, index)
         link.watch.also(course.advance)  # while this rank waits for another portion
         begun.append((portion, part, shard, course))
     for portion, part, shard, course in begun:

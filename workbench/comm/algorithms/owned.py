@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from workbench.comm.algorithms.course import Course
+from workbench.comm.algorithms.course import RoundExecutor
 from workbench.comm.algorithms.direct import from_owners, to_owners
 from workbench.comm.algorithms.exchange import Rounds
 from workbench.comm.groups.group import Call, Group, Link
@@ -110,7 +110,7 @@ class Owned:
         if link is None:
             return Pending(call, None)
         travelling = self.flat.to(link.device)
-        course = Course(rounds(travelling, self.sizes, range(group.size), group.rank), call)
+        course = RoundExecutor(rounds(travelling, self.sizes, range(group.size), group.rank), call)
         returned = None if travelling is self.flat else (self.flat, travelling)
         return self._looked_after(Pending(call, course, returned))
 

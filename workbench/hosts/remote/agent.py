@@ -1,8 +1,8 @@
 """One engine's host: `python -m workbench.hosts.remote.agent FOLDER NONCE PLACE,... IFACE`.
 
-Started by a launcher, it registers with the keeper, and then has one engine at a time, for as long
-as a relay asks for it (see the folder's own text). It imports no torch, so that it answers when
-the engine is busy.
+Started by a launcher, it registers with the supervisor, and then has one engine at a time, for as
+long as a relay asks for it (see the folder's own text). It imports no torch, so that it answers
+when the engine is busy.
 """
 
 import os
@@ -28,17 +28,17 @@ LAST_WORDS = 2000  # characters
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serves until the keeper is gone.
+    """Serves until the supervisor is gone.
 
     Raises:
-        SystemExit: the keeper cannot be reached, or the cluster's folder is not to be seen; the
+        SystemExit: the supervisor cannot be reached, or the cluster's folder is not to be seen; the
             text says which. Of what launchers add, a number is how many agents there shall be.
     """
     folder, nonce, places, interface, *others = arguments
     for _ in range(1, next((int(each) for each in others if each.isdecimal()), 1)):
         alike = ["-P", "-m", MODULE, folder, nonce, places, interface]
         subprocess.Popen([sys.executable, *alike], stdin=subprocess.DEVNULL)
-    keeper, key = _dial(places.split(",")), _key(Path(folder))
+    supervisor, key = _dial(places.split(",")), _key(Path(folder))
     host = socket.gethostname()
     complaint = (
         ""
@@ -49,18 +49,18 @@ def main(arguments: Sequence[str]) -> None:
         )
     )
     try:
-        address = keeper.here if interface == ANY else address_of(interface)
+        address = supervisor.here if interface == ANY else address_of(interface)
     except ValueError as error:
         complaint = f"{host}: {error}"
-    keeper.say(nonce=nonce, complaint=complaint)
+    supervisor.say(nonce=nonce, complaint=complaint)
     if complaint or key is None:
         raise SystemExit(complaint)
-    keeper.prove(key, first=True)
+    supervisor.prove(key, first=True)
     listener = socket.create_server((address, 0))
     name = addresses().get(address, "") if interface == ANY else interface
-    keeper.say(**Hello.here(address, listener.getsockname()[1], name).plain())
+    supervisor.say(**Hello.here(address, listener.getsockname()[1], name).plain())
     serving = Serving()
-    threading.Thread(target=_follow, args=(keeper, serving), daemon=True).start()
+    threading.Thread(target=_follow, args=(supervisor, serving), daemon=True).start()
     while True:
         link, _ = listener.accept()
         with suppress(OSError):  # whoever it was has gone, or does not know the key
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _dial(places: Sequence[str]) -> Wire:
-    """The way to the keeper, at whichever of its addresses it can be reached."""
+    """The way to the supervisor, at whichever of its addresses it can be reached."""
     tried = []
     for place in places:
         address, _, port = place.rpartition(":")
@@ -94,10 +94,10 @@ def _key(folder: Path) -> bytes | None:
     return None
 
 
-def _follow(keeper: Wire, serving: "Serving") -> None:
-    """Ends this process when the keeper has gone, or sends it away."""
+def _follow(supervisor: Wire, serving: "Serving") -> None:
+    """Ends this process when the supervisor has gone, or sends it away."""
     with suppress(OSError):
-        while (said := keeper.hear()) is not None and "leave" not in said:
+        while (said := supervisor.hear()) is not None and "leave" not in said:
             pass
     serving.kill()
     os._exit(0)

@@ -1,6 +1,6 @@
 """What an agent says of its host when it registers.
 
-Where agents register: at the keeper's host, with proof that they belong to this cluster.
+Where agents register: at the supervisor's host, with proof that they belong to this cluster.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Stands for an engine: `python -m workbench.hosts.remote.relay ADDRESS PORT FOLDER ...`.
 
-The process, on the keeper's host, that stands for an engine on another: its command line goes
+The process, on the supervisor's host, that stands for an engine on another: its command line goes
 before the engine's, as `nsenter`'s would. It has the agent at ADDRESS start the engine, hands on
 the signals that it gets, and ends as the engine does. What the kernel says of the engine it
 writes into a file, for the job server, which looks there instead of into /proc.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from workbench.train.reshard.requests import CarriedOut, Wishes
+from workbench.train.reshard.requests import CarriedOut, RunRequests
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class LearningRates:
     changes: tuple[Change, ...] = ()
 
     @classmethod
-    def of(cls, base: float, wishes: Wishes) -> "LearningRates":
+    def of(cls, base: float, wishes: RunRequests) -> "LearningRates":
         """Those of a run, as its directory says.
 
         Args:

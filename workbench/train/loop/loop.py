@@ -28,7 +28,7 @@ from workbench.train.loop.metrics import step_row
 from workbench.train.loop.state import RankState
 from workbench.train.loop.step import StepResult
 from workbench.train.reshard.replanning import recut_bytes, under
-from workbench.train.reshard.requests import CarriedOut, LearningRate, SaveNow, Wishes
+from workbench.train.reshard.requests import CarriedOut, LearningRate, RunRequests, SaveNow
 from workbench.train.trace.traces import Traces
 
 
@@ -87,7 +87,7 @@ class Loop:
         self.evaluation: dict[str, float] = {}
         self._givers, self._num_counted = Givers(), 0
         self._compared = -1  # the steps after which ranks were last compared
-        self.wishes = Wishes(directory)
+        self.wishes = RunRequests(directory)
         self._heard = self.wishes.last_carried_out()  # by an earlier session
         self._rates = rates
         every = state.experiment.trace_every

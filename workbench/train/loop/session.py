@@ -14,7 +14,7 @@ from workbench.train.loop.learning_rates import LearningRates
 from workbench.train.loop.loop import Loop
 from workbench.train.loop.memory import PeakMeter
 from workbench.train.loop.state import RankState, group_specs_of
-from workbench.train.reshard.requests import Wishes
+from workbench.train.reshard.requests import RunRequests
 
 __all__ = ["Control", "Outcome", "Row", "Seat", "train"]
 
@@ -47,7 +47,7 @@ def train(
         CheckpointError: weights or checkpoint are damaged or of another model.
         ReplicasDiffer: ranks that hold the same weights do not have the same bits of them any more.
     """
-    wishes = Wishes(directory)
+    wishes = RunRequests(directory)
     experiment = wishes.in_force(experiment)
     rates = LearningRates.of(experiment.optimizer.lr, wishes)
     with PeakMeter(torch.device(seat.device)) as meter, World.open(seat) as world:

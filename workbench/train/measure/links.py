@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from workbench.comm.algorithms.course import Course
+from workbench.comm.algorithms.course import RoundExecutor
 from workbench.comm.algorithms.exchange import Exchange, Rounds
 from workbench.comm.collectives import (
     all_gather,
@@ -242,4 +242,4 @@ def _exchange(own: torch.Tensor, group: Group) -> None:
         behind, before = (group.rank + 1) % group.size, (group.rank - 1) % group.size
         yield Exchange(((behind, own),), ((before, arrived),))
 
-    Course(rounds(), group.call(EXCHANGE, "calibration", "step")).wait()
+    RoundExecutor(rounds(), group.call(EXCHANGE, "calibration", "step")).wait()

@@ -38,7 +38,7 @@ class SaveNow:
     """The wish for a checkpoint."""
 
 
-Wish = Plan | LearningRate | SaveNow
+RunRequest = Plan | LearningRate | SaveNow
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ _CARRIED_OUT = TypeAdapter(CarriedOut)
 _RATE = TypeAdapter(LearningRate)
 
 
-class Wishes:
+class RunRequests:
     """The wishes for one run.
 
     Args:
@@ -111,7 +111,7 @@ class Wishes:
                 return experiment.replace(plan=wish) if fits else experiment
         return experiment
 
-    def wish(self, wish: Wish) -> int:
+    def wish(self, wish: RunRequest) -> int:
         """Writes a wish down; gives its number, which no other has."""
         self._folder.mkdir(exist_ok=True)
         for number in count(self.newest() + 1):
@@ -120,7 +120,7 @@ class Wishes:
                 return number
         raise AssertionError("unreachable")
 
-    def read(self, number: int, graph: Graph) -> Wish:
+    def read(self, number: int, graph: Graph) -> RunRequest:
         """A wish, of a run of this model.
 
         Raises:
@@ -171,7 +171,7 @@ class Wishes:
         return [int(path.name.split(".")[0]) for path in self._folder.glob("[0-9]*.done.toml")]
 
 
-def _text(wish: Wish) -> str:
+def _text(wish: RunRequest) -> str:
     match wish:
         case Plan():
             return wish.to_toml()

@@ -24,7 +24,7 @@ from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment import LocalSGD, Optimizer
 from workbench.plan.mesh import shard_group
 from workbench.train.strategies.optimizer import state_names
-from workbench.train.strategies.synchronous import AtOnce
+from workbench.train.strategies.synchronous import ImmediateStrategy
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _rooms(buckets: Sequence[Sequence[Tensor]]) -> dict[torch.dtype, Tensor]:
     return {dtype: like[dtype].new_empty(numel) for dtype, numel in most.items()}
 
 
-class LocalUpdates(AtOnce):
+class LocalUpdates(ImmediateStrategy):
     """Each rank (or shard group) by itself, until the next averaging.
 
     Args:

@@ -26,7 +26,7 @@ from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment import Optimizer, ParameterServer
 from workbench.train.strategies.gradients import Bucket, GradientSum
 from workbench.train.strategies.optimizer import Updater, entry, state_names, state_tensors
-from workbench.train.strategies.synchronous import AtOnce
+from workbench.train.strategies.synchronous import ImmediateStrategy
 
 
 class ServingUpdater(Updater):
@@ -63,7 +63,7 @@ class ServingUpdater(Updater):
         return found
 
 
-class ServedUpdates(AtOnce):
+class ServedUpdates(ImmediateStrategy):
     """One process's step at any world size, to rounding.
 
     Args:

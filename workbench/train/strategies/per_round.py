@@ -16,7 +16,7 @@ from workbench.plan.plan import Plan
 from workbench.train.checkpoint.residuals import Residuals
 from workbench.train.strategies.gradients import GradientSum
 from workbench.train.strategies.optimizer import Updater
-from workbench.train.strategies.synchronous import AtOnce
+from workbench.train.strategies.synchronous import ImmediateStrategy
 
 
 def weights_behind(plan: Plan) -> set[str]:
@@ -26,7 +26,7 @@ def weights_behind(plan: Plan) -> set[str]:
     return {weight.name for layer in layers for weight in layer.weights}
 
 
-class PerRoundUpdates(AtOnce):
+class PerRoundUpdates(ImmediateStrategy):
     """Two sums of gradients: the tail's once a round, the head's once a step.
 
     Args:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench.comm.algorithms.attendant import Attendant
+from workbench.comm.algorithms.attendant import ProgressThread
 from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment import Pipelined, Sync, Synchronous
 from workbench.train.checkpoint.in_flight import InFlight
@@ -72,7 +72,7 @@ class PipelinedUpdates:
     ) -> None:
         self.sync, self.model, self.updater, self._notes = sync, model, updater, notes
         self._step = first_step
-        self._attendant = Attendant()
+        self._attendant = ProgressThread()
         self._flying: deque[_Flight] = deque()  # the oldest first
         self._idle: list[GradientSum] = []
         self._filling: GradientSum | None = None

@@ -13,7 +13,7 @@ from workbench.train.strategies.gradients import GradientSum
 from workbench.train.strategies.optimizer import Updater
 
 
-class AtOnce:
+class ImmediateStrategy:
     """Between steps nothing travels or waits to be used; without a codec nothing is left out."""
 
     @property
@@ -32,7 +32,7 @@ class AtOnce:
         return []
 
 
-class SynchronousUpdates(AtOnce):
+class SynchronousUpdates(ImmediateStrategy):
     """One process's step at any world size, to rounding.
 
     Args:

@@ -81,7 +81,7 @@ def absence(cluster: "Cluster") -> str:
         )
     if not cluster.link.is_kept:
         return (
-            f"The keeper of cluster {cluster.name!r} has ended, and its engines with it; the "
+            f"The supervisor of cluster {cluster.name!r} has ended, and its engines with it; the "
             "picture is the last. cluster.restart() starts new ones, which go on with its jobs."
         )
     return ""
