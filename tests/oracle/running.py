@@ -12,8 +12,9 @@ from torch import Tensor
 from workbench.comm.groups.world import Seat
 from workbench.plan.experiment import Experiment
 from workbench.store.outcome import Outcome
+from workbench.train.loop import session
 from workbench.train.loop.control import Control
-from workbench.train.loop.loop import Loop, session
+from workbench.train.loop.loop import Loop
 from workbench.train.loop.objective import own_rows
 
 # Of a collective, and of an attempt: far more than any needs, and a hang is a failure.

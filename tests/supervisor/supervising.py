@@ -7,7 +7,7 @@ from typing import Any
 
 import psutil
 
-from workbench.client.engine_placement import ground_of
+from workbench.client.engine_placement import place_engines
 from workbench.hosts.processes import members
 from workbench.store.cluster_spec import Spec, identity
 from workbench.store.store import Store
@@ -18,7 +18,7 @@ SOON_S = 60.0  # on a busy host, too
 
 
 def spec(num_engines: int, **others: Any) -> Spec:
-    ground = ground_of(num_engines, None)
+    ground = place_engines(num_engines, None)
     given = {"server": "tests.supervisor.greeter", **others}
     return Spec(devices=ground.devices, sites=ground.sites, address=ground.address, **given)
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from tests.engine.test_calls import EXPERIMENT
 from tests.supervisor import supervising as keeping
-from workbench.engine.calls import become, introduce, perform
+from workbench.engine.calls import assume_identity, introduce, perform
 from workbench.hosts.processes import is_alive
 from workbench.server.calls import Calls
 from workbench.store.answer import Answer
@@ -191,7 +191,10 @@ def test_the_assistant_takes_another_engine_s_place(kept, calls):
     """As the server does it: the assistant stands in, and the newcomer becomes the assistant."""
     engine, assistant = kept.store.engines()
     given = [0, (0,), 1, {"CUDA_VISIBLE_DEVICES": ""}]
-    assert calls.call(assistant.engine_id, become, *given).get(timeout=LONG_S) == (0, assistant.pid)
+    assert calls.call(assistant.engine_id, assume_identity, *given).get(timeout=LONG_S) == (
+        0,
+        assistant.pid,
+    )
     assert calls.call(assistant.engine_id, introduce).get(timeout=LONG_S) == (0, assistant.pid)
     threads = Path(f"/proc/{assistant.pid}/task").iterdir()
     assert {tuple(os.sched_getaffinity(int(each.name))) for each in threads} == {(0,)}

@@ -19,7 +19,7 @@ Nothing is lost and nothing runs twice, wherever this process is killed, because
 5.  The next attempt has another number, so another folder and another room to meet in, and goes
     on from a checkpoint, which is whole once it has its name.
 
-Wishes are fields of the job and are written before their command is answered; commands that were
+Requests are fields of the job and are written before their command is answered; commands that were
 not answered are carried out again, and each says the same twice as once.
 """
 

@@ -1,10 +1,8 @@
 """Owns the processes of a cluster: starts them, sees them end, puts others in their place.
 
 Which process is which engine is written in the store, by process id: the job server may turn one
-engine into another (`engine.become`) and exchange their ids there. So of an engine that ended,
-the store says its place, and the next process is started for that.
-
-How long a cluster stays.
+engine into another (`engine.calls.assume_identity`) and exchange their ids there. So of an engine
+that ended, the store says its place, and the next process is started for that.
 """
 
 import asyncio

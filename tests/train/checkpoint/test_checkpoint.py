@@ -11,7 +11,8 @@ from workbench.model.slices import PieceSet
 from workbench.plan.experiment import Adam, AdamW, Experiment
 from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
-from workbench.train.checkpoint.checkpoint import CheckpointError, checkpoint, latest, load
+from workbench.train.checkpoint import checkpoint
+from workbench.train.checkpoint.checkpoint import CheckpointError, latest, load
 from workbench.train.checkpoint.owners import Holding, assign
 
 GRAPH = saving.graph()

@@ -9,9 +9,9 @@
        id is the engine's)
 
 A launcher only brings agents to their hosts. For each engine the supervisor then runs a relay,
-here: a process that ends when the engine does, in the same way, and that hands on the signals that
-it gets. So supervisor, job server and notebooks watch, signal and end engines by process id, wherever
-those are, and no id of another host is ever signalled here.
+here: a process that ends when the engine does, in the same way, and that hands on the signals
+that it gets. So supervisor, job server and notebooks watch, signal and end engines by process id,
+wherever those are, and no id of another host is ever signalled here.
 
 Nothing outlives the supervisor: an agent ends, and its engine with it, when its connection to the
 reception closes; and an engine ends when its relay is gone, or silent. A relay ends when its agent

@@ -3,9 +3,9 @@
     wishes/0001.toml         the first wish: a plan's text, [learning_rate] or [checkpoint]
     wishes/0001.done.toml    when it was carried out, and what that took
 
-Whoever wishes writes; rank 0 looks whether there is something new once a step, which costs one
-look at the folder's date, and the ranks agree on it with the step's status. Wishes are carried out
-in their order, between two steps; of plans that wait, only the last.
+Whoever asks for something writes a file; rank 0 looks once a step whether there is a new one, which
+costs one look at the folder's date, and the ranks agree on it with the step's status. Requests are
+carried out in their order, between two steps; of plans that wait, only the last.
 """
 
 import os
