@@ -10,10 +10,10 @@ from tests.predict.search.drawn import convolutions, tokens
 from tests.predict.search.machines import machine, machines
 from workbench.plan.plan import Plan
 from workbench.plan.tail import RoundsError
-from workbench.predict.search.costs import TIMES
-from workbench.predict.search.edges import Rule
-from workbench.predict.search.laden_costs import LadenCosts
-from workbench.predict.search.loads import Prices
+from workbench.predict.search.bounds.costs import TIMES
+from workbench.predict.search.limit.edges import Rule
+from workbench.predict.search.limit.loads import Prices
+from workbench.predict.search.limit.memory_costs import LadenCosts
 from workbench.predict.search.question import asked
 from workbench.predict.search.searching import Searching
 

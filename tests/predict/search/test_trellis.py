@@ -11,10 +11,10 @@ from tests.predict.search.drawn import convolutions, tokens
 from workbench.plan.choice import LayerPlan
 from workbench.plan.plan import Plan
 from workbench.plan.routing import crossings, returned
-from workbench.predict.search.choices import options_of
-from workbench.predict.search.following import Following
-from workbench.predict.search.laying import trellis_of
-from workbench.predict.search.paths import Weighted
+from workbench.predict.search.space.choices import options_of
+from workbench.predict.search.space.following import Following
+from workbench.predict.search.space.laying import trellis_of
+from workbench.predict.search.space.paths import Weighted
 
 
 def toll(*what):

@@ -15,8 +15,8 @@ from workbench.plan.plan import Plan
 from workbench.predict.batches import micro_batches
 from workbench.predict.duration import Speeds, layer_seconds
 from workbench.predict.rows import Rows
-from workbench.predict.search.choices import Pin, Shares, checked_sizes, options_of, pinned
-from workbench.predict.search.trellis import Floats
+from workbench.predict.search.space.choices import Pin, Shares, checked_sizes, options_of, pinned
+from workbench.predict.search.space.trellis import Floats
 
 _DIFFERENT = 0.02  # devices whose speeds differ by less are taken to be equal
 

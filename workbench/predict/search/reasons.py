@@ -6,10 +6,10 @@ import numpy as np
 
 from workbench.plan.choice import LayerPlan
 from workbench.plan.plan import Plan
-from workbench.predict.search.bounds import Priced
+from workbench.predict.search.bounds.relaxation import Priced
 from workbench.predict.search.question import Question
 from workbench.predict.search.result import Option, Reason
-from workbench.predict.search.trellis import Trellis
+from workbench.predict.search.space.trellis import Trellis
 
 
 def reasons_of(

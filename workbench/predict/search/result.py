@@ -9,8 +9,8 @@ from typing import Any
 from workbench.plan.choice import LayerPlan
 from workbench.plan.plan import Plan
 from workbench.predict.prediction import Prediction
-from workbench.predict.search.judge import Judged
-from workbench.predict.search.limit import shown
+from workbench.predict.search.evaluation import Judged
+from workbench.predict.search.limit.memory_limit import shown
 
 _SHOWN = 12
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from workbench.plan.experiment import Experiment, Optimizer
 from workbench.plan.graph import Graph
 from workbench.plan.machine import Machine
-from workbench.predict.search.choices import Pin, Shares
-from workbench.predict.search.limit import bytes_of
+from workbench.predict.search.limit.memory_limit import bytes_of
 from workbench.predict.search.question import asked
 from workbench.predict.search.result import SearchResult
 from workbench.predict.search.searching import Searching
+from workbench.predict.search.space.choices import Pin, Shares
 from workbench.predict.uncollected import uncollected
 
 

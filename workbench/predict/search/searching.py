@@ -31,19 +31,19 @@ from workbench.predict.batches import micro_batches
 from workbench.predict.duration import load_seconds
 from workbench.predict.hosts import Hosts
 from workbench.predict.resident import STAGING_BYTES
-from workbench.predict.search.bounds import Relaxation, Terms
-from workbench.predict.search.costs import StepCosts
-from workbench.predict.search.following import Following
-from workbench.predict.search.judge import Judge, Judged
-from workbench.predict.search.laden_costs import LadenCosts
-from workbench.predict.search.laying import trellis_of
-from workbench.predict.search.limit import MemoryLimitError, refusal
+from workbench.predict.search.bounds.costs import StepCosts
+from workbench.predict.search.bounds.relaxation import Relaxation, Terms
+from workbench.predict.search.evaluation import Judge, Judged
+from workbench.predict.search.limit.limited_search import Squeezing
+from workbench.predict.search.limit.memory_costs import LadenCosts
+from workbench.predict.search.limit.memory_limit import MemoryLimitError, refusal
 from workbench.predict.search.question import Question
 from workbench.predict.search.reasons import reasons_of
 from workbench.predict.search.result import SearchResult
-from workbench.predict.search.squeezing import Squeezing
-from workbench.predict.search.subsets import cheapest_sums
-from workbench.predict.search.trellis import Trellis
+from workbench.predict.search.space.following import Following
+from workbench.predict.search.space.laying import trellis_of
+from workbench.predict.search.space.subsets import cheapest_sums
+from workbench.predict.search.space.trellis import Trellis
 
 # As many plans are searched to the end, however long it takes.
 ENUMERABLE = 4096

@@ -15,12 +15,12 @@ from workbench.plan.graph import Graph, Layer
 from workbench.plan.layout import ROWS, Layout
 from workbench.plan.placement import Replicate
 from workbench.plan.rules import SUMMED_BACK
-from workbench.predict.search.choices import Wish, wish_of
-from workbench.predict.search.following import Following
-from workbench.predict.search.frames import Frame, frames_of, may_carry
-from workbench.predict.search.numbers import Numbers, Table, distinct
-from workbench.predict.search.trellis import Cost, Costs, Integers, Live, Stage, Trellis
-from workbench.predict.search.ways import Met, Move, Way
+from workbench.predict.search.space.choices import Wish, wish_of
+from workbench.predict.search.space.following import Following
+from workbench.predict.search.space.frames import Frame, frames_of, may_carry
+from workbench.predict.search.space.numbers import Numbers, Table, distinct
+from workbench.predict.search.space.trellis import Cost, Costs, Integers, Live, Stage, Trellis
+from workbench.predict.search.space.ways import Met, Move, Way
 
 _ALL = 0  # the number of: every wish
 

@@ -13,7 +13,7 @@ from workbench.plan.graph import Graph, Layer
 from workbench.plan.layout import Layout
 from workbench.plan.placing import Placing
 from workbench.plan.rules import SPLITTABLE, after, joins
-from workbench.predict.search.choices import Wish, wishes, wishing
+from workbench.predict.search.space.choices import Wish, wishes, wishing
 
 
 class Following:

@@ -15,10 +15,10 @@ from itertools import count
 
 import numpy as np
 
-from workbench.predict.search.columns import Columns
-from workbench.predict.search.edges import WHATS, Rule
-from workbench.predict.search.laden import Laden
-from workbench.predict.search.loads import Load, Prices
+from workbench.predict.search.limit.column_generation import Columns
+from workbench.predict.search.limit.edges import WHATS, Rule
+from workbench.predict.search.limit.loads import Load, Prices
+from workbench.predict.search.limit.memory_trellis import Laden
 
 _SOME = 1e-6  # a smaller share of a mixture is rounding
 

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from workbench.predict.search.trellis import Cost, Floats, Integers
+from workbench.predict.search.space.trellis import Cost, Floats, Integers
 
 T = TypeVar("T", bound=Hashable)
 

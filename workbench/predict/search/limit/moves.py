@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from workbench.predict.search.trellis import Floats, Integers
+from workbench.predict.search.space.trellis import Floats, Integers
 
 ANY, NONE, ONE = range(3)
 """Conversions from own rows into groups: any, none, one of the tail's."""

@@ -7,7 +7,7 @@ from workbench.plan.layout import Conversion, Layout
 from workbench.plan.routing import crossings, returned
 from workbench.predict.duration import Speeds, conversion_seconds
 from workbench.predict.rows import Rows
-from workbench.predict.search.trellis import Floats, Readings
+from workbench.predict.search.space.trellis import Floats, Readings
 
 
 class Ways(NamedTuple):

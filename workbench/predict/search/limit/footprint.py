@@ -22,7 +22,7 @@ from workbench.predict.kept import kept_by
 from workbench.predict.parameters import KEEPS_GRADIENT_BYTES, itemsize, piece
 from workbench.predict.program import HALF
 from workbench.predict.rows import Counts, Rows, tiled
-from workbench.predict.search.trellis import Floats
+from workbench.predict.search.space.trellis import Floats
 from workbench.predict.windows import Windows
 
 SLOTS = 2  # of the values that a layer reads, so many are looked at

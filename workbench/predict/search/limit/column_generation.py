@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from scipy.optimize import linprog
 
-from workbench.predict.search.edges import Rule
-from workbench.predict.search.laden import Laden
-from workbench.predict.search.loads import Load, Prices
-from workbench.predict.search.trellis import Floats
+from workbench.predict.search.limit.edges import Rule
+from workbench.predict.search.limit.loads import Load, Prices
+from workbench.predict.search.limit.memory_trellis import Laden
+from workbench.predict.search.space.trellis import Floats
 
 _CLOSE = 1e-5
 _CUTS = 8  # how often a mixture is held against the moments that are not in the program yet

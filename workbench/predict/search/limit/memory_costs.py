@@ -28,9 +28,9 @@ from collections.abc import Sequence
 from workbench.plan.choice import LayerPlan
 from workbench.plan.graph import Layer
 from workbench.plan.layout import ROWS, Conversion, Layout
-from workbench.predict.search.conversion_costs import Ways
-from workbench.predict.search.costs import TIMES, StepCosts
-from workbench.predict.search.trellis import Cost, Readings
+from workbench.predict.search.bounds.conversion_costs import Ways
+from workbench.predict.search.bounds.costs import TIMES, StepCosts
+from workbench.predict.search.space.trellis import Cost, Readings
 
 RESIDENT = TIMES
 BESIDE, OUTPUT, FIRST, SECOND, CONVERTED, OTHER, TRANSIENT, SPACE, ARRIVED, MADE = range(7, 17)

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.plan.graph import Graph, Layer
-from workbench.predict.search.footprint import SLOTS, Footprints
-from workbench.predict.search.moves import ANY, NONE, ONE, Moves, moves_of
-from workbench.predict.search.trellis import Integers
+from workbench.predict.search.limit.footprint import SLOTS, Footprints
+from workbench.predict.search.limit.moves import ANY, NONE, ONE, Moves, moves_of
+from workbench.predict.search.space.trellis import Integers
 
 _BEFORE, _BEGUN, _BEHIND = range(3)  # the tail's gather
 # A value that is not kept yet: given outside of the segment that goes on, inside, or kept in it.

@@ -3,8 +3,7 @@
 import numpy as np
 
 from workbench.plan.tail import Rounds
-from workbench.predict.search.bounds import Terms
-from workbench.predict.search.costs import (
+from workbench.predict.search.bounds.costs import (
     BACKWARD,
     FORWARD,
     GATHER,
@@ -13,8 +12,10 @@ from workbench.predict.search.costs import (
     LAYER,
     UPDATE,
 )
-from workbench.predict.search.edges import Edges
-from workbench.predict.search.laden_costs import (
+from workbench.predict.search.bounds.relaxation import Terms
+from workbench.predict.search.limit.edges import Edges
+from workbench.predict.search.limit.loads import Prices
+from workbench.predict.search.limit.memory_costs import (
     ADDED_UP,
     APART,
     ARRIVED,
@@ -27,9 +28,8 @@ from workbench.predict.search.laden_costs import (
     SPACE,
     TRANSIENT,
 )
-from workbench.predict.search.loads import Prices
-from workbench.predict.search.moves import ONE, Moves
-from workbench.predict.search.trellis import Floats
+from workbench.predict.search.limit.moves import ONE, Moves
+from workbench.predict.search.space.trellis import Floats
 
 KEPT = slice(BESIDE, OTHER + 1)
 

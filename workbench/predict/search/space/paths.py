@@ -6,7 +6,7 @@ from itertools import count
 
 import numpy as np
 
-from workbench.predict.search.trellis import Floats, Integers, Trellis
+from workbench.predict.search.space.trellis import Floats, Integers, Trellis
 
 
 class Weighted:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from workbench.plan.choice import LayerPlan
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.rules import CARRIES_PARTIAL, SPLITTABLE
-from workbench.predict.search.following import Following
+from workbench.predict.search.space.following import Following
 
 
 @dataclass(frozen=True)

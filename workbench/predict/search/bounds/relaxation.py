@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.plan.choice import LayerPlan
-from workbench.predict.search.costs import (
+from workbench.predict.search.bounds.costs import (
     BACKWARD,
     FORWARD,
     GATHER,
@@ -25,8 +25,8 @@ from workbench.predict.search.costs import (
     LAYER,
     UPDATE,
 )
-from workbench.predict.search.paths import Weighted
-from workbench.predict.search.trellis import Floats, Stage, Trellis
+from workbench.predict.search.space.paths import Weighted
+from workbench.predict.search.space.trellis import Floats, Stage, Trellis
 
 _MOST_MEETINGS = 12
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from workbench.plan.choice import LayerPlan
 from workbench.plan.tail import Rounds
-from workbench.predict.search.trellis import Floats, Integers
+from workbench.predict.search.space.trellis import Floats, Integers
 
 
 @dataclass(frozen=True)

@@ -41,15 +41,15 @@ from workbench.predict.duration import (
 )
 from workbench.predict.pass_events import ADDED
 from workbench.predict.program import program_of
-from workbench.predict.search.conversion_costs import (
+from workbench.predict.search.bounds.conversion_costs import (
     ConversionCosts,
     Passes,
     Ways,
     passes_of,
 )
-from workbench.predict.search.footprint import Footprints
-from workbench.predict.search.trellis import Cost, Floats, Readings
-from workbench.predict.search.weight_costs import WeightCosts
+from workbench.predict.search.bounds.weight_costs import WeightCosts
+from workbench.predict.search.limit.footprint import Footprints
+from workbench.predict.search.space.trellis import Cost, Floats, Readings
 
 LAYER, FORWARD, GATHER, BACKWARD, GRADIENTS, UPDATE = range(6)
 TIMES = 6

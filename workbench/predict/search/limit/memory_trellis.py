@@ -11,16 +11,23 @@ from functools import cached_property
 import numpy as np
 
 from workbench.plan.tail import Rounds
-from workbench.predict.search.bounds import Terms
-from workbench.predict.search.costs import BACKWARD, FORWARD, GATHER, GRADIENTS, LAYER, UPDATE
-from workbench.predict.search.edges import Edges, Flags, Rule, spreads_of
-from workbench.predict.search.keeping import Keeping
-from workbench.predict.search.laden_costs import ADDED_UP, RESIDENT, SETTLED, TRANSIENT
-from workbench.predict.search.levels import seen_of, summed_of
-from workbench.predict.search.loads import Load, Prices
-from workbench.predict.search.moves import ONE, Moves
-from workbench.predict.search.pricing import KEPT, Pricing
-from workbench.predict.search.trellis import Floats, Integers, Trellis
+from workbench.predict.search.bounds.costs import (
+    BACKWARD,
+    FORWARD,
+    GATHER,
+    GRADIENTS,
+    LAYER,
+    UPDATE,
+)
+from workbench.predict.search.bounds.relaxation import Terms
+from workbench.predict.search.limit.edges import Edges, Flags, Rule, spreads_of
+from workbench.predict.search.limit.levels import seen_of, summed_of
+from workbench.predict.search.limit.loads import Load, Prices
+from workbench.predict.search.limit.memory_costs import ADDED_UP, RESIDENT, SETTLED, TRANSIENT
+from workbench.predict.search.limit.moves import ONE, Moves
+from workbench.predict.search.limit.pricing import KEPT, Pricing
+from workbench.predict.search.limit.recompute import Keeping
+from workbench.predict.search.space.trellis import Floats, Integers, Trellis
 
 _TAIL = np.ones(1)
 

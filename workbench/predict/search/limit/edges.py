@@ -7,10 +7,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from workbench.predict.search.laden_costs import BESIDE, ENTRIES, OTHER, OVER, RESIDENT
-from workbench.predict.search.loads import Load
-from workbench.predict.search.moves import NONE, ONE, Moves
-from workbench.predict.search.trellis import Floats, Integers, Stage, Trellis
+from workbench.predict.search.limit.loads import Load
+from workbench.predict.search.limit.memory_costs import BESIDE, ENTRIES, OTHER, OVER, RESIDENT
+from workbench.predict.search.limit.moves import NONE, ONE, Moves
+from workbench.predict.search.space.trellis import Floats, Integers, Stage, Trellis
 
 Flags = npt.NDArray[np.bool_]
 WHATS = ("choice", "again", "tail")

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from workbench.predict.search.keeping import Keeping
-from workbench.predict.search.trellis import Floats, Integers
+from workbench.predict.search.limit.recompute import Keeping
+from workbench.predict.search.space.trellis import Floats, Integers
 
 
 def seen_of(there: Floats, left: Integers, keeping: Keeping) -> Floats:

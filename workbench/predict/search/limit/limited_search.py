@@ -15,17 +15,17 @@ import numpy as np
 from workbench.plan.plan import Plan
 from workbench.plan.tail import Rounds, RoundsError
 from workbench.predict.prediction import predict
-from workbench.predict.search.bounds import Terms
-from workbench.predict.search.branching import Branching
-from workbench.predict.search.columns import Columns
-from workbench.predict.search.costs import StepCosts
-from workbench.predict.search.edges import Edges, edges_of
-from workbench.predict.search.judge import Judge, Judged
-from workbench.predict.search.keeping import REACH, boundaries_of, keeping_of
-from workbench.predict.search.laden import Laden
-from workbench.predict.search.loads import Load, Prices
+from workbench.predict.search.bounds.costs import StepCosts
+from workbench.predict.search.bounds.relaxation import Terms
+from workbench.predict.search.evaluation import Judge, Judged
+from workbench.predict.search.limit.branching import Branching
+from workbench.predict.search.limit.column_generation import Columns
+from workbench.predict.search.limit.edges import Edges, edges_of
+from workbench.predict.search.limit.loads import Load, Prices
+from workbench.predict.search.limit.memory_trellis import Laden
+from workbench.predict.search.limit.recompute import REACH, boundaries_of, keeping_of
 from workbench.predict.search.question import Question
-from workbench.predict.search.trellis import Trellis
+from workbench.predict.search.space.trellis import Trellis
 
 _NEAR = 0.01  # plans that could be faster by less are not looked for
 _PARTED: tuple[Rounds, ...] = ("B/K", "B")
