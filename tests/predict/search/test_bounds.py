@@ -11,11 +11,10 @@ from tests.predict.search.machines import machine, machines
 from workbench.plan.plan import Plan
 from workbench.plan.tail import RoundsError
 from workbench.predict.search.bounds.costs import TIMES
-from workbench.predict.search.limit.edges import Rule
-from workbench.predict.search.limit.loads import Prices
+from workbench.predict.search.limit.candidates import Prices, Rule
 from workbench.predict.search.limit.memory_costs import LadenCosts
 from workbench.predict.search.question import asked
-from workbench.predict.search.searching import Searching
+from workbench.predict.search.search import Searching
 
 SYNCS = (
     wb.Synchronous(bucket_bytes=64),

@@ -17,8 +17,8 @@ from tests.predict.search.test_search import check as check_found
 from workbench.predict.search import MemoryLimitError
 from workbench.predict.search.evaluation import Judge
 from workbench.predict.search.limit.branching import Branching
+from workbench.predict.search.limit.candidates import Prices
 from workbench.predict.search.limit.column_generation import Columns
-from workbench.predict.search.limit.loads import Prices
 
 
 def squeezed(graph, some, found, limit, **fields):

@@ -12,9 +12,9 @@ from workbench.plan.choice import LayerPlan
 from workbench.plan.plan import Plan
 from workbench.plan.routing import crossings, returned
 from workbench.predict.search.space.choices import options_of
+from workbench.predict.search.space.construction import trellis_of
 from workbench.predict.search.space.following import Following
-from workbench.predict.search.space.laying import trellis_of
-from workbench.predict.search.space.paths import Weighted
+from workbench.predict.search.space.k_best import Weighted
 
 
 def toll(*what):

@@ -25,7 +25,7 @@ from workbench.predict.search.bounds.costs import (
     LAYER,
     UPDATE,
 )
-from workbench.predict.search.space.paths import Weighted
+from workbench.predict.search.space.k_best import Weighted
 from workbench.predict.search.space.trellis import Floats, Stage, Trellis
 
 _MOST_MEETINGS = 12

@@ -15,9 +15,8 @@ from itertools import count
 
 import numpy as np
 
+from workbench.predict.search.limit.candidates import WHATS, Load, Prices, Rule
 from workbench.predict.search.limit.column_generation import Columns
-from workbench.predict.search.limit.edges import WHATS, Rule
-from workbench.predict.search.limit.loads import Load, Prices
 from workbench.predict.search.limit.memory_trellis import Laden
 
 _SOME = 1e-6  # a smaller share of a mixture is rounding

@@ -15,8 +15,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from scipy.optimize import linprog
 
-from workbench.predict.search.limit.edges import Rule
-from workbench.predict.search.limit.loads import Load, Prices
+from workbench.predict.search.limit.candidates import Load, Prices, Rule
 from workbench.predict.search.limit.memory_trellis import Laden
 from workbench.predict.search.space.trellis import Floats
 

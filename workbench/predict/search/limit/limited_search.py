@@ -19,9 +19,8 @@ from workbench.predict.search.bounds.costs import StepCosts
 from workbench.predict.search.bounds.relaxation import Terms
 from workbench.predict.search.evaluation import Judge, Judged
 from workbench.predict.search.limit.branching import Branching
+from workbench.predict.search.limit.candidates import Edges, Load, Prices, edges_of
 from workbench.predict.search.limit.column_generation import Columns
-from workbench.predict.search.limit.edges import Edges, edges_of
-from workbench.predict.search.limit.loads import Load, Prices
 from workbench.predict.search.limit.memory_trellis import Laden
 from workbench.predict.search.limit.recompute import REACH, boundaries_of, keeping_of
 from workbench.predict.search.question import Question

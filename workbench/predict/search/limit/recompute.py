@@ -18,14 +18,114 @@ on, and whatever goes from own rows into groups behind it is that value.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 
 from workbench.plan.graph import Graph, Layer
 from workbench.predict.search.limit.footprint import SLOTS, Footprints
-from workbench.predict.search.limit.moves import ANY, NONE, ONE, Moves, moves_of
-from workbench.predict.search.space.trellis import Integers
+from workbench.predict.search.space.trellis import Floats, Integers
+
+ANY, NONE, ONE = range(3)
+"""Conversions from own rows into groups: any, none, one of the tail's."""
+
+
+@dataclass(frozen=True)
+class Moves:
+    """The automaton's transitions at one layer, ordered by the state before.
+
+    Attributes:
+        states: number of states before.
+        after_states: number of states behind.
+        before: of each transition.
+        after: of each transition.
+        again: 1 where the layer is computed again, else 0.
+        kept: [transitions, 2 + 2 SLOTS]: of beside, output, inputs and inputs converted, the part
+            that is kept.
+        there: the part that is there in its segment's backward pass alone.
+        left: so many further layers of its segment, at least.
+        repeats: 1 where conversions are computed again with the layer, else 0.
+        tail: 1 where the layer is in a tail that runs in rounds, else 0.
+        held: bytes that are there from this layer on: where a tail begins, the gradient of what it
+            reads.
+        stays: bytes that are there all the time: of what it reads, where nobody else keeps that.
+        entry: `ANY`, `NONE` or `ONE`.
+    """
+
+    states: int
+    after_states: int
+    before: Integers
+    after: Integers
+    again: Floats
+    kept: Floats
+    there: Floats
+    left: Integers
+    repeats: Floats
+    tail: Floats
+    held: Floats
+    stays: Floats
+    entry: Integers
+
+    @cached_property
+    def starts(self) -> Integers:
+        """Of each state, its first transition."""
+        found: Integers = np.searchsorted(self.before, np.arange(self.states))
+        return found
+
+    @cached_property
+    def ends(self) -> Integers:
+        """Of each state, the one behind its last transition."""
+        return np.append(self.starts[1:], len(self.before))
+
+    @property
+    def key(self) -> tuple[bytes, ...]:
+        """Equal for equal transitions."""
+        columns = (getattr(self, name) for name in _COLUMNS)
+        sizes = repr((self.states, self.after_states)).encode()
+        return (sizes, *(column.tobytes() for column in columns))
+
+    @classmethod
+    def joined(cls, every: "Sequence[tuple[Moves, int]]") -> "Moves":
+        """One transition of each."""
+        columns = (
+            np.array([getattr(moves, name)[place] for moves, place in every]) for name in _COLUMNS
+        )
+        return cls(1, 1, *columns)
+
+
+_COLUMNS = tuple(field.name for field in fields(Moves))[2:]
+
+
+def moves_of(
+    states: int, after_states: int, whole: Sequence[Integers], others: Sequence[Floats]
+) -> Moves:
+    """Transitions of their columns.
+
+    Args:
+        states: number of states before.
+        after_states: number of states behind.
+        whole: before, after, entry, left.
+        others: again, kept, there, repeats, tail, held, stays.
+    """
+    before, after, entry, left = whole
+    again, kept, there, repeats, tail, held, stays = others
+    return Moves(
+        states,
+        after_states,
+        before=before,
+        after=after,
+        again=again,
+        kept=kept,
+        there=there,
+        left=left,
+        repeats=repeats,
+        tail=tail,
+        held=held,
+        stays=stays,
+        entry=entry,
+    )
+
 
 _BEFORE, _BEGUN, _BEHIND = range(3)  # the tail's gather
 # A value that is not kept yet: given outside of the segment that goes on, inside, or kept in it.
@@ -250,3 +350,37 @@ class _Writing:
         if self.lives and not (gives and not again):
             values[name] = (_INNER if gives else _INSIDE) if again else _OUTSIDE
         return kept, there, float(repeats), tuple(sorted(values.items()))
+
+
+def seen_of(there: Floats, left: Integers, keeping: Keeping) -> Floats:
+    """[stages]: bytes of the layers up to each, as far as prices reckon with them.
+
+    Args:
+        there: bytes of each layer.
+        left: so many further layers of its segment are looked at.
+        keeping: the automaton.
+    """
+    found = np.zeros(len(there) + 1)
+    ends = [reach[more] for reach, more in zip(keeping.reaches, left, strict=True)]
+    np.add.at(found, np.arange(len(there)), there)
+    np.subtract.at(found, ends, there)
+    return found[:-1].cumsum()
+
+
+def summed_of(there: Floats, again: Floats, tails: Floats, keeping: Keeping) -> Floats:
+    """[stages]: bytes of the layers up to each.
+
+    Args:
+        there: bytes of each layer.
+        again: whether it is computed again.
+        tails: whether it is in the tail, which is a segment of its own.
+        keeping: the automaton.
+    """
+    found, total = np.zeros(len(there)), 0.0
+    for index, takes_part in enumerate(keeping.parts):
+        begins = index > 0 and tails[index] != tails[index - 1]
+        if takes_part and (not again[index] or begins):
+            total = 0.0
+        total += there[index]
+        found[index] = total if takes_part else there[index]
+    return found

@@ -6,7 +6,9 @@ reading makes of an input once for each that an input has seen, and both are the
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -14,13 +16,190 @@ from workbench.plan.choice import LayerPlan
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.layout import ROWS, Layout
 from workbench.plan.placement import Replicate
-from workbench.plan.rules import SUMMED_BACK
+from workbench.plan.rules import CARRIES_PARTIAL, SPLITTABLE, SUMMED_BACK
 from workbench.predict.search.space.choices import Wish, wish_of
 from workbench.predict.search.space.following import Following
-from workbench.predict.search.space.frames import Frame, frames_of, may_carry
-from workbench.predict.search.space.numbers import Numbers, Table, distinct
-from workbench.predict.search.space.trellis import Cost, Costs, Integers, Live, Stage, Trellis
-from workbench.predict.search.space.ways import Met, Move, Way
+from workbench.predict.search.space.trellis import (
+    Cost,
+    Costs,
+    Floats,
+    Integers,
+    Live,
+    Stage,
+    Trellis,
+)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What of a stage is the same for all its states: places in the state, by index.
+
+    Attributes:
+        layer: of the stage.
+        names: of the live values before it.
+        reads: indices of its inputs among them.
+        ends: indices of those that it reads last.
+        heard: number of layers with a scheme that have been heard so far.
+        wisher: index among them of whom the layer hears, or of itself; None: there is none.
+        lives: whether its own value is read later on.
+        may_carry: whether its gradient can come back as summands.
+    """
+
+    layer: Layer
+    names: tuple[str, ...]
+    reads: tuple[int, ...]
+    ends: tuple[int, ...]
+    heard: int
+    wisher: int | None
+    lives: bool
+    may_carry: bool
+
+
+def frames_of(
+    graph: Graph, following: Following, options: Mapping[str, tuple[LayerPlan, ...]]
+) -> list[Frame]:
+    """The frames of all layers, in order."""
+    last = {name: (readers or (name,))[-1] for name, readers in graph.consumers.items()}
+    names, heard = ["input"], list[str]()
+    found = []
+    for layer in graph.layers:
+        whom = following.wishers.get(layer.name)
+        if whom is not None and whom not in heard:
+            heard.append(whom)
+        own = layer.name if layer.kind in SPLITTABLE else whom
+        readers = graph.consumers[layer.name]
+        found.append(
+            Frame(
+                layer=layer,
+                names=tuple(names),
+                reads=tuple(names.index(name) for name in layer.inputs),
+                ends=tuple(i for i, n in enumerate(names) if last[n] == layer.name),
+                heard=len(heard),
+                wisher=heard.index(own) if own in heard else None,
+                lives=bool(readers),
+                may_carry=may_carry(graph, layer.name)
+                and bool(readers)
+                and all(_may_sum(graph[name], options) for name in readers),
+            )
+        )
+        names = [name for name in names if last[name] != layer.name]
+        names += [layer.name] * bool(readers)
+        if layer.name in heard:
+            heard.remove(layer.name)
+    return found
+
+
+def may_carry(graph: Graph, name: str) -> bool:
+    """Whether the gradient of a value can come back as summands."""
+    if name == "input" or name in graph.outputs:
+        return False
+    return graph[name].kind in CARRIES_PARTIAL
+
+
+def _may_sum(reader: Layer, options: Mapping[str, tuple[LayerPlan, ...]]) -> bool:
+    return reader.kind in CARRIES_PARTIAL or reader.name in options
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to go on, as far as a stage's own values are concerned.
+
+    Attributes:
+        choice: index of the layer's choice.
+        wishes: number of the wishes of whom it hears under which it is gone.
+        state: numbers of its own value and of its inputs that live on, as far as there are any.
+        costs: numbers of the cost of the layer, and of all that ends here.
+    """
+
+    choice: int
+    wishes: int
+    state: tuple[int, ...]
+    costs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What a layer does, whatever its inputs have seen so far.
+
+    Attributes:
+        choice: index of the layer's choice.
+        wishes: as of `Way`.
+        read: number of the layout in which it reads.
+        sums: whether a gradient of summands comes back from it.
+        own: number of its own value, where that lives.
+        costs: numbers of the cost of the layer, and of its value where nobody reads that.
+    """
+
+    choice: int
+    wishes: int
+    read: int
+    sums: bool
+    own: tuple[int, ...]
+    costs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """A value that has been read once more: its number, or that of the cost with which it ends."""
+
+    number: tuple[int, ...]
+    cost: tuple[int, ...]
+
+
+T = TypeVar("T", bound=Hashable)
+
+
+class Numbers(Generic[T]):
+    """Equal values have equal numbers, so that states are cheap to compare."""
+
+    def __init__(self, *first: T) -> None:
+        self.values: list[T] = []
+        self._of: dict[T, int] = {}
+        for value in first:
+            self.of(value)
+
+    def of(self, value: T) -> int:
+        """The number of a value."""
+        number = self._of.setdefault(value, len(self.values))
+        if number == len(self.values):
+            self.values.append(value)
+        return number
+
+
+class Table:
+    """Costs by their numbers."""
+
+    def __init__(self) -> None:
+        self._costs: Floats = np.zeros((0, 0))
+        self._count = 0
+
+    def add(self, cost: Cost) -> tuple[int, ...]:
+        """The number of a cost."""
+        if self._count == len(self._costs):
+            more = np.zeros((max(1024, len(self._costs)), len(cost)))
+            self._costs = more if not len(self._costs) else np.concatenate([self._costs, more])
+        self._costs[self._count] = cost
+        self._count += 1
+        return (self._count - 1,)
+
+    def summed(self, numbers: Sequence[tuple[int, ...]]) -> Floats:
+        """The sums of the costs of these numbers."""
+        counts = np.array([len(some) for some in numbers], dtype=np.int64)
+        every = self._costs[np.fromiter(chain.from_iterable(numbers), dtype=np.int64)]
+        found: Floats = np.add.reduceat(every, np.cumsum(counts) - counts, axis=0)
+        return found
+
+
+def distinct(rows: Integers) -> tuple[Integers, Integers]:
+    """(index of one of each kind of row, for each row the number of its kind)."""
+    code = np.zeros(len(rows), dtype=np.int64)
+    for column in rows.T:
+        if len(code) and int(code.max() + 1) * int(column.max() + 1) >= 2**62:
+            code = np.unique(code, return_inverse=True)[1]
+        code = code * (column.max(initial=0) + 1) + column
+    _, first, which = np.unique(code, return_index=True, return_inverse=True)
+    return first, which
+
 
 _ALL = 0  # the number of: every wish
 
