@@ -17,9 +17,8 @@ Source: the functions by which a prediction times layers, conversions and update
 """
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import cast
 
 from workbench.plan.choice import LayerPlan
@@ -61,12 +60,12 @@ _NOTHING = (0.0,) * TIMES
 
 
 @dataclass(frozen=True)
-class _Alone:
-    """One layer as if it were placed by a plan: what `layer_seconds` reads of one."""
+class PlacedLayer:
+    """One layer of a graph with its own placement, as any plan with this choice would place it."""
 
     graph: Graph
     flow: Flow
-    layers: MappingProxyType[str, LayerPlan]
+    layers: Mapping[str, LayerPlan]
     batch_norm: BatchNorm
 
 
@@ -198,14 +197,15 @@ class StepCosts:
         """Whether a gradient comes back from all who read a value."""
         return name in self.learns and self.learns.issuperset(self.graph.consumers[name])
 
-    def alone(self, layer: Layer, choice: LayerPlan | None, read: Layout, given: Layout) -> Plan:
-        """A plan of this layer alone."""
+    def alone(
+        self, layer: Layer, choice: LayerPlan | None, read: Layout, given: Layout
+    ) -> PlacedLayer:
+        """This layer by itself."""
         choices = {} if choice is None else {layer.name: choice}
         owner = self.graph[layer.shared] if layer.shared else layer
         placed = {w.name: place_weight(owner, w, read, choices) for w in owner.weights}
         flow = Flow({layer.name: read}, {layer.name: given}, {}, {}, placed)
-        stands = _Alone(self.graph, flow, MappingProxyType(choices), self._batch_norm)
-        return cast(Plan, stands)
+        return PlacedLayer(self.graph, flow, choices, self._batch_norm)
 
     def shape(self, name: str) -> tuple[tuple[int, ...], int]:
         """(one sample's shape, rows for each sample) of a value."""
@@ -221,7 +221,7 @@ class StepCosts:
         ends = name in self.graph.outputs
         return self.conversions.steps(source, read, *self.shape(name), ends=ends)
 
-    def computing(self, alone: Plan, layer: Layer, passes: Passes) -> Ways:
+    def computing(self, alone: PlacedLayer, layer: Layer, passes: Passes) -> Ways:
         """Seconds of a layer in these passes."""
         forward = backward = 0.0
         if layer.kind in ("size", "parameter"):

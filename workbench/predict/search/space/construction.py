@@ -16,6 +16,7 @@ from workbench.plan.choice import LayerPlan
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.layout import ROWS, Layout
 from workbench.plan.placement import Replicate
+from workbench.plan.placing import placed_by_scheme
 from workbench.plan.rules import CARRIES_PARTIAL, SPLITTABLE, SUMMED_BACK
 from workbench.predict.search.space.choices import Wish, wish_of
 from workbench.predict.search.space.following import Following
@@ -450,7 +451,7 @@ class _Laying:
                 (
                     place,
                     choice,
-                    *self.following.by_scheme(layer, choice, coming),
+                    *placed_by_scheme(layer, choice, coming[0]),
                     frozenset({wish_of(layer, choice)}),
                 )
                 for place, choice in enumerate(self.options[layer.name])

@@ -6,12 +6,11 @@ can be asked by itself, and a search can go through the graph layer by layer.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 
 from workbench.plan.choice import LayerPlan
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.layout import Layout
-from workbench.plan.placing import Placing
+from workbench.plan.placing import Placing, read_without_scheme
 from workbench.plan.rules import SPLITTABLE, after, joins
 from workbench.predict.search.space.choices import Wish, wishes, wishing
 
@@ -34,19 +33,12 @@ class Following:
             wish: Placing(graph, {layer.name: wishing(layer, wish) for layer in able})
             for wish in self.wishes
         }
-        self._one = _OneLayer(graph)
         kinds: dict[Hashable, int] = {}
         self._kinds = {
             layer.name: kinds.setdefault((_shape(layer), self.alike(layer.name)), len(kinds))
             for layer in graph.layers
         }
         self._known: dict[Hashable, dict[tuple[Layout, Layout], frozenset[Wish]]] = {}
-
-    def by_scheme(
-        self, layer: Layer, choice: LayerPlan, coming: Sequence[Layout]
-    ) -> tuple[Layout, Layout]:
-        """(the layout that it reads, the one that it gives) of a layer with a scheme."""
-        return self._one.by_scheme(layer, choice, coming)
 
     def followed(
         self, layer: Layer, coming: tuple[Layout, ...]
@@ -79,7 +71,11 @@ class Following:
     ) -> dict[tuple[Layout, Layout], frozenset[Wish]]:
         found: dict[tuple[Layout, Layout], frozenset[Wish]] = {}
         for wish in self.wishes if layer.name in self.wishers else self.wishes[:1]:
-            read = self._one.followed(layer, coming, self._uniform[wish])
+            heard = self._uniform[wish]
+            gathered = heard.gathered.get(layer.name)
+            read = read_without_scheme(
+                self.graph, layer, coming, heard.wishes[layer.name], gathered
+            )
             place = (read, after(layer, read))
             found[place] = found.get(place, frozenset()) | {wish}
         return found
@@ -104,36 +100,3 @@ def _wishers(graph: Graph) -> dict[str, str]:
         elif first in found:
             found[layer.name] = found[first]
     return found
-
-
-@dataclass
-class _OneLayer(Placing):
-    """`Placing` of one layer, told what the passes over the whole graph would have found."""
-
-    graph: Graph
-
-    def __post_init__(self) -> None:
-        self.choices: Mapping[str, LayerPlan] = {}
-        self.outputs: dict[str, Layout] = {}
-        self.held: Mapping[str, Layout] = {}
-
-    def by_scheme(
-        self, layer: Layer, choice: LayerPlan, coming: Sequence[Layout]
-    ) -> tuple[Layout, Layout]:
-        self.choices = {layer.name: choice}
-        self.outputs = dict(zip(layer.inputs, coming, strict=True))
-        return self._by_scheme(layer)
-
-    def followed(self, layer: Layer, coming: Sequence[Layout], heard: Placing) -> Layout:
-        self.outputs = dict(zip(layer.inputs, coming, strict=True))
-        self.wishes, self.gathered = heard.wishes, heard.gathered
-        return self._followed(layer)
-
-    def _least(
-        self, candidates: Sequence[Layout], layer: Layer, coming: list[Layout], wish: Layout
-    ) -> Layout:
-        """Layouts that occur twice are looked at once."""
-        different = list(dict.fromkeys(candidates))
-        if len(different) == 1:
-            return different[0]
-        return super()._least(different, layer, coming, wish)
