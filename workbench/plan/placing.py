@@ -12,7 +12,7 @@ from workbench.plan.rules import SPLITTABLE, UNARY, after, before, can_keep, fea
 
 
 class Placing:
-    """The passes `wish` and `place`.
+    """The passes `preferred` and `place`.
 
     Args:
         graph: the model.
@@ -32,7 +32,7 @@ class Placing:
         self.inputs: dict[str, Layout] = {}
         self.outputs: dict[str, Layout] = {"input": ROWS}
         self.gathered = self._gathered_early()
-        self.wishes = self._wishes()
+        self.preferred = self._preferred()
 
     def place(self) -> None:
         for layer in self.graph.layers:
@@ -43,8 +43,8 @@ class Placing:
                 read, given = placed_by_scheme(layer, self.choices.get(layer.name), first)
             else:
                 gathered = self.gathered.get(layer.name)
-                wish = self.wishes[layer.name]
-                read = held or read_without_scheme(self.graph, layer, coming, wish, gathered)
+                preferred = self.preferred[layer.name]
+                read = held or read_without_scheme(self.graph, layer, coming, preferred, gathered)
                 given = after(layer, read)
             self.inputs[layer.name], self.outputs[layer.name] = read, given
 
@@ -58,27 +58,27 @@ class Placing:
         each = layer.input_shape[0] // layer.groups if layer.groups > 1 else 1
         return Shard(dim, apportion(layer.input_shape[dim - 1] // each, shares)).scaled(each)
 
-    def _wishes(self) -> dict[str, Layout]:
+    def _preferred(self) -> dict[str, Layout]:
         """For each layer, the layout that it would like its inputs to have."""
-        wishes: dict[str, Layout] = {}
+        preferred: dict[str, Layout] = {}
         for layer in reversed(self.graph.layers):
             scheme, k = self._scheme(layer)
             readers = self.graph.consumers[layer.name]
-            wanted = wishes[readers[0]] if readers else ROWS
+            wanted = preferred[readers[0]] if readers else ROWS
             if k == 1 and (wanted is ROWS or layer.kind in SPLITTABLE):
-                wishes[layer.name] = ROWS
+                preferred[layer.name] = ROWS
             elif layer.kind in SPLITTABLE:
                 if scheme == "shard_in" or (scheme == "shard_out" and layer.groups > 1):
-                    wishes[layer.name] = Layout(k, self._read_cut(layer, k))
+                    preferred[layer.name] = Layout(k, self._read_cut(layer, k))
                 else:
-                    wishes[layer.name] = over(k, Replicate())
+                    preferred[layer.name] = over(k, Replicate())
             elif layer.kind in ("batch_norm", "add", "mul"):
-                wishes[layer.name] = wanted if can_keep(layer, wanted) else ROWS
+                preferred[layer.name] = wanted if can_keep(layer, wanted) else ROWS
             elif joins(layer):
-                wishes[layer.name] = wanted if wanted.placement == Replicate() else ROWS
+                preferred[layer.name] = wanted if wanted.placement == Replicate() else ROWS
             else:
-                wishes[layer.name] = before(layer, wanted)
-        return wishes
+                preferred[layer.name] = before(layer, wanted)
+        return preferred
 
     def _gathered_early(self) -> dict[str, Layout]:
         """The followers between a layer that reads whole groups and its cheapest gather."""
@@ -142,7 +142,7 @@ def placed_by_scheme(
 
 
 def read_without_scheme(
-    graph: Graph, layer: Layer, coming: Sequence[Layout], wish: Layout, gathered: Layout | None
+    graph: Graph, layer: Layer, coming: Sequence[Layout], preferred: Layout, gathered: Layout | None
 ) -> Layout:
     """The layout in which a layer without a scheme reads all its inputs.
 
@@ -150,7 +150,7 @@ def read_without_scheme(
         graph: of the layer.
         layer: that cannot be split by itself.
         coming: the layouts of its inputs before any conversion.
-        wish: the layout that its readers would like it to read in.
+        preferred: the layout that its readers would like it to read in.
         gathered: where its input is gathered already for a layer behind it, over whom.
     """
     if not layer.inputs or layer.rows == 0 or layer.kind in ("parameter", "size"):
@@ -159,18 +159,18 @@ def read_without_scheme(
         return ROWS  # one placement for all that use the weights
     if gathered is not None:
         return gathered
-    if wish is ROWS and all([layout is ROWS for layout in coming]):
+    if preferred is ROWS and all([layout is ROWS for layout in coming]):
         return ROWS  # as most layers of most plans
     if layer.kind in (*UNARY, "batch_norm"):
         if can_keep(layer, coming[0]):
             return coming[0]
-        return wish if can_keep(layer, wish) else ROWS
+        return preferred if can_keep(layer, preferred) else ROWS
     if layer.kind in ("add", "mul"):
         shapes = [_shape(graph, name) for name in layer.inputs]
-        every = (wish, *coming, ROWS)
+        every = (preferred, *coming, ROWS)
         candidates = [layout for layout in every if _shared(layer, shapes, layout)]
-        return _least(graph, candidates, layer, coming, wish)
-    return _rows_or_whole(graph, layer, coming, wish)
+        return _least(graph, candidates, layer, coming, preferred)
+    return _rows_or_whole(graph, layer, coming, preferred)
 
 
 def _scheme(layer: Layer, choice: LayerPlan | None) -> tuple[str, int]:
@@ -179,7 +179,9 @@ def _scheme(layer: Layer, choice: LayerPlan | None) -> tuple[str, int]:
     return choice.scheme, choice.group_size
 
 
-def _rows_or_whole(graph: Graph, layer: Layer, coming: Sequence[Layout], wish: Layout) -> Layout:
+def _rows_or_whole(
+    graph: Graph, layer: Layer, coming: Sequence[Layout], preferred: Layout
+) -> Layout:
     """For a layer that reads whole samples: own rows, or all of the group's.
 
     All where its inputs lie so; and where it joins features of the group and that is no more
@@ -188,14 +190,18 @@ def _rows_or_whole(graph: Graph, layer: Layer, coming: Sequence[Layout], wish: L
     first = coming[0]
     if first.placement == Replicate() and all(layout == first for layout in coming):
         return first
-    met = any(layout.group_size == wish.group_size for layout in coming)
-    if not joins(layer) or wish == ROWS or not met:
+    met = any(layout.group_size == preferred.group_size for layout in coming)
+    if not joins(layer) or preferred == ROWS or not met:
         return ROWS
-    return _least(graph, (wish, ROWS), layer, coming, wish)
+    return _least(graph, (preferred, ROWS), layer, coming, preferred)
 
 
 def _least(
-    graph: Graph, candidates: Sequence[Layout], layer: Layer, coming: Sequence[Layout], wish: Layout
+    graph: Graph,
+    candidates: Sequence[Layout],
+    layer: Layer,
+    coming: Sequence[Layout],
+    preferred: Layout,
 ) -> Layout:
     """Of these layouts of a layer's inputs, the one with the least traffic before and after."""
     different = list(dict.fromkeys(candidates))
@@ -207,7 +213,7 @@ def _least(
             volume(layout, target, _shape(graph, name))
             for name, layout in zip(layer.inputs, coming, strict=True)
         )
-        return there + volume(target, wish, layer.output_shape)
+        return there + volume(target, preferred, layer.output_shape)
 
     return min(different, key=elements)
 

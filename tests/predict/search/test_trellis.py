@@ -13,8 +13,8 @@ from workbench.plan.plan import Plan
 from workbench.plan.routing import crossings, returned
 from workbench.predict.search.space.choices import options_of
 from workbench.predict.search.space.construction import trellis_of
-from workbench.predict.search.space.following import Following
 from workbench.predict.search.space.k_best import Weighted
+from workbench.predict.search.space.local_placement import LocalPlacement
 
 
 def toll(*what):
@@ -72,7 +72,7 @@ def cost_of(plan, options):
 def laid(graph, world, shares=None):
     sizes = [k for k in range(1, world + 1) if world % k == 0]
     options = options_of(graph, world, sizes, shares or {}, {})
-    return trellis_of(graph, Following(graph, options), options, Tolls(graph)), options
+    return trellis_of(graph, LocalPlacement(graph, options), options, Tolls(graph)), options
 
 
 def every_plan(graph, world, options):

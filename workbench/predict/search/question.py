@@ -88,7 +88,7 @@ class Question:
         return True
 
 
-def asked(
+def question_of(
     graph: Graph,
     machine: Machine,
     world_size: int,

@@ -12,7 +12,7 @@ from workbench.plan.choice import LayerPlan
 from workbench.plan.plan import Plan
 from workbench.predict.prediction import Prediction
 from workbench.predict.search.bounds.relaxation import Priced
-from workbench.predict.search.evaluation import Judged
+from workbench.predict.search.evaluation import EvaluatedPlan
 from workbench.predict.search.limit.memory_limit import shown
 from workbench.predict.search.question import Question
 from workbench.predict.search.space.trellis import Trellis
@@ -84,7 +84,7 @@ class SearchResult:
     judged: int
     plans: int
     _why: Callable[[], Mapping[str, Reason]] = field(compare=False)
-    _pareto: Callable[[], tuple[Judged, ...]] = field(compare=False)
+    _pareto: Callable[[], tuple[EvaluatedPlan, ...]] = field(compare=False)
 
     @cached_property
     def step_time(self) -> float:
@@ -102,7 +102,7 @@ class SearchResult:
         return self._why()
 
     @cached_property
-    def pareto(self) -> tuple[Judged, ...]:
+    def pareto(self) -> tuple[EvaluatedPlan, ...]:
         """Plans that no other one judged beats in both time and memory, the fastest first."""
         return self._pareto()
 

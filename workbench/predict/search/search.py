@@ -1,11 +1,11 @@
 """The plan with the least predicted step time that fits, and how far any other could be below it.
 
-    1  All plans are laid out as the paths of a trellis (`trellis.py`), with costs whose sum is a
-       lower bound of the predicted step time and memory (`costs.py`, `bounds.py`).
+    1  All plans are the paths of a trellis (`space/`), with costs whose sum is a lower bound of the
+       predicted step time (`bounds/`) and memory (`limit/`).
     2  The plans that are cheapest at the mixes by which the bound is tightened, and the presets
        that the bound does not rule out, are predicted in full.
     3  Where a memory limit binds, plans that fit are looked for, and a bound on them
-       (`squeezing.py`); a limit below the least memory of all plans is refused before that.
+       (`limit/`); a limit below the least memory of all plans is refused before that.
     4  Further plans follow in the order of their bound. When the next bound is no less than the
        best prediction, that one is proven to be the best of all.
 
@@ -35,16 +35,16 @@ from workbench.predict.hosts import Hosts
 from workbench.predict.resident import STAGING_BYTES
 from workbench.predict.search.bounds.costs import StepCosts
 from workbench.predict.search.bounds.relaxation import Relaxation, Terms
-from workbench.predict.search.evaluation import Judge, Judged
-from workbench.predict.search.limit.limited_search import Squeezing
-from workbench.predict.search.limit.memory_costs import LadenCosts
+from workbench.predict.search.evaluation import EvaluatedPlan, Evaluator
+from workbench.predict.search.limit.limited_search import MemoryLimitedSearch
+from workbench.predict.search.limit.memory_costs import MemoryCosts
 from workbench.predict.search.limit.memory_limit import MemoryLimitError, bytes_of, refusal
-from workbench.predict.search.question import Question, asked
+from workbench.predict.search.question import Question, question_of
 from workbench.predict.search.result import SearchResult, reasons_of
 from workbench.predict.search.space.choices import Pin, Shares
 from workbench.predict.search.space.construction import trellis_of
-from workbench.predict.search.space.following import Following
 from workbench.predict.search.space.k_best import cheapest_sums
+from workbench.predict.search.space.local_placement import LocalPlacement
 from workbench.predict.search.space.trellis import Trellis
 from workbench.predict.uncollected import uncollected
 
@@ -54,11 +54,11 @@ ENUMERABLE = 4096
 # as many seconds are over.
 _SURE, _NEAR, PATIENCE = 0.002, 0.01, 0.6
 _LEAST_SECONDS = 0.6  # to find what memory every plan needs
-_PARTED: tuple[Rounds, ...] = ("B/K", "B")
+_IN_ROUNDS: tuple[Rounds, ...] = ("B/K", "B")
 _FRONT = 6
 
 
-class Searching:
+class PlanSearch:
     """One search, as far as it has come.
 
     Args:
@@ -69,12 +69,12 @@ class Searching:
     def __init__(self, question: Question, began: float) -> None:
         self.question, self.began = question, began
         self.worked = time.thread_time()  # limits are for work, whoever else is at work
-        self.judge = Judge(question.experiment, question.machine, question.limit)
+        self.evaluator = Evaluator(question.experiment, question.machine, question.limit)
         parts = [k for k in question.sizes if k > 1] if question.rounds else []
         self.costs = StepCosts(question.experiment, question.machine, question.weights, parts)
-        following = Following(question.graph, question.options)
-        self.trellis = trellis_of(question.graph, following, question.options, self.costs)
-        self.able = [question.may_recompute(layer) for layer in question.graph.layers]
+        placement = LocalPlacement(question.graph, question.options)
+        self.trellis = trellis_of(question.graph, placement, question.options, self.costs)
+        self.recomputable = [question.may_recompute(layer) for layer in question.graph.layers]
         self.all = Relaxation(self.trellis, self._terms())
 
     def result(self) -> SearchResult:
@@ -85,12 +85,12 @@ class Searching:
         """
         tightest = self.all.tightest()
         bound = self.all.bound(tightest)
-        self._candidates(bound)
-        if self._enumerable or not self.judge.tight:
+        self._first_plans(bound)
+        if self._enumerable or not self.evaluator.tight:
             bound = self._prove(tightest.mix)
-        if self.judge.tight and not self._enumerable:
-            bound = max(bound, self._squeezed())
-        best = self.judge.best
+        if self.evaluator.tight and not self._enumerable:
+            bound = max(bound, self._bound_under_limit())
+        best = self.evaluator.best
         if best is None:  # all have been judged
             raise self._refusal(float("inf"))
         return SearchResult(
@@ -99,44 +99,44 @@ class Searching:
             bound=min(bound, best.step_time),
             seconds=time.perf_counter() - self.began,
             memory_limit=self.question.limit,
-            judged=len(self.judge),
+            judged=len(self.evaluator),
             plans=self.question.plans,
             _why=lambda: reasons_of(self.question, self.trellis, tightest, best.plan),
             _pareto=self._front,
         )
 
-    def _squeezed(self) -> float:
+    def _bound_under_limit(self) -> float:
         """A bound on the plans that fit, of which it looks for the best.
 
         Raises:
             MemoryLimitError: none is found.
         """
-        squeezing, until = self.squeezing(self.question.limit, self.judge), self._until
+        limited, until = self.limited(self.question.limit, self.evaluator), self._until
         self._lean()
         least = 0.0
-        if self.judge.best is None:
-            least = squeezing.least(min(until, time.thread_time() + _LEAST_SECONDS))
+        if self.evaluator.best is None:
+            least = limited.least(min(until, time.thread_time() + _LEAST_SECONDS))
         if least <= self.question.limit:
-            squeezing.search(until)
-        if self.judge.best is None:
+            limited.search(until)
+        if self.evaluator.best is None:
             raise self._refusal(least)
-        return squeezing.bound
+        return limited.bound
 
-    def squeezing(self, limit: float, judge: Judge) -> Squeezing:
+    def limited(self, limit: float, evaluator: Evaluator) -> MemoryLimitedSearch:
         """The same search under another limit."""
-        return Squeezing(
+        return MemoryLimitedSearch(
             replace(self.question, limit=int(limit)),
-            self._laden,
+            self._memory_costs,
             self.costs,
             self.all.terms,
             self._resident(),
-            judge,
+            evaluator,
         )
 
     @cached_property
-    def _laden(self) -> Trellis:
+    def _memory_costs(self) -> Trellis:
         """The trellis with what memory and rounds cost too."""
-        return self.trellis.priced(LadenCosts(self.costs))
+        return self.trellis.priced(MemoryCosts(self.costs))
 
     def _terms(self) -> Terms:
         """Of the bounds."""
@@ -180,7 +180,7 @@ class Searching:
         meetings = [self.costs.speeds.meeting(range(k)) for k in sizes]
         return any(not meeting.memory or len(meeting.hosts) > 1 for meeting in meetings)
 
-    def _candidates(self, bound: float) -> None:
+    def _first_plans(self, bound: float) -> None:
         """Judges presets and the cheapest plans, as far as their bounds are below the best.
 
         Args:
@@ -192,12 +192,12 @@ class Searching:
             if path is not None:
                 found.append(self.all.found(path))
         for one in sorted(found, key=lambda one: one.least_seconds):
-            if one.least_seconds < self.judge.seconds and not self._enough(bound):
-                self.judge.judge(self.question.plan(one.choices))
-        if self.judge.best is not None and not self._enough(bound):
-            self._judge_rounds(self.judge.best.plan)
+            if one.least_seconds < self.evaluator.seconds and not self._enough(bound):
+                self.evaluator.evaluate(self.question.plan(one.choices))
+        if self.evaluator.best is not None and not self._enough(bound):
+            self._judge_rounds(self.evaluator.best.plan)
 
-    def _judge_rounds(self, plan: Plan) -> list[Judged]:
+    def _judge_rounds(self, plan: Plan) -> list[EvaluatedPlan]:
         """Judges a plan in the rounds that it can run in."""
         if not self.question.rounds:
             return []
@@ -206,7 +206,7 @@ class Searching:
                 return []
         except RoundsError:
             return []
-        return [self.judge.judge(plan.with_rounds(rounds)) for rounds in _PARTED]
+        return [self.evaluator.evaluate(plan.with_rounds(rounds)) for rounds in _IN_ROUNDS]
 
     def _presets(self) -> Iterator[Plan]:
         graph, world = self.question.graph, self.question.world_size
@@ -217,22 +217,22 @@ class Searching:
 
     def _lean(self) -> None:
         """Judges presets with layers computed again, until something fits."""
-        if not self.question.recompute or self.judge.best is not None:
+        if not self.question.recompute or self.evaluator.best is not None:
             return
-        able = [layer.name for layer in self.question.graph.layers if self._may(layer.name)]
-        length = max(2, round(len(able) ** 0.5))
-        again = [name for index, name in enumerate(able) if (index + 1) % length]
+        recomputable = [layer.name for layer in self.question.graph.layers if self._may(layer.name)]
+        length = max(2, round(len(recomputable) ** 0.5))
+        recomputed = [name for index, name in enumerate(recomputable) if (index + 1) % length]
         for preset in self._presets():
             if self.trellis.path(preset.layers) is not None:
-                plan = self.question.plan(preset.layers, again)
-                self.judge.judge(plan)
+                plan = self.question.plan(preset.layers, recomputed)
+                self.evaluator.evaluate(plan)
                 self._judge_rounds(plan)
 
     def _may(self, name: str) -> bool:
         return self.question.may_recompute(self.question.graph[name])
 
     def _refusal(self, bytes_: float) -> MemoryLimitError:
-        lean = self.judge.leanest
+        lean = self.evaluator.leanest
         assert lean is not None
         batch_size = self.question.experiment.batch_size
         return refusal(self.question.limit, lean.plan, lean.peak_bytes, bytes_, batch_size)
@@ -240,7 +240,7 @@ class Searching:
     @property
     def _enumerable(self) -> bool:
         """Whether all plans can be tried."""
-        ways = 2 ** sum(self.able) if self.judge.tight else 1
+        ways = 2 ** sum(self.recomputable) if self.evaluator.tight else 1
         return self.question.plans * ways <= ENUMERABLE
 
     @property
@@ -250,9 +250,9 @@ class Searching:
 
     def _enough(self, bound: float) -> bool:
         """Whether no further plan is predicted, once none can take less than so many seconds."""
-        if self._enumerable or self.judge.best is None:
+        if self._enumerable or self.evaluator.best is None:
             return False
-        now, gap = time.thread_time(), 1 - bound / self.judge.seconds
+        now, gap = time.thread_time(), 1 - bound / self.evaluator.seconds
         return gap <= _SURE or now > self._until or (gap <= _NEAR and now > self.worked + PATIENCE)
 
     def _prove(self, mix: float) -> float:
@@ -260,43 +260,43 @@ class Searching:
         priced = self.all.at(mix)
         for cost, path in priced.paths.in_order():
             bound = cost + self.all.terms.fixed
-            if bound >= self.judge.seconds:
-                return self.judge.seconds
+            if bound >= self.evaluator.seconds:
+                return self.evaluator.seconds
             if self._enough(bound):
                 return bound
             self._settle(path, bound)
             if self._enough(bound):  # perhaps before this one was settled
                 return bound
-        return self.judge.seconds
+        return self.evaluator.seconds
 
     def _settle(self, path: list[int], bound: float) -> None:
         """Finds the best that can be made of one choice of schemes."""
         base = self.all.found(path)
-        if base.least_seconds >= self.judge.seconds:
+        if base.least_seconds >= self.evaluator.seconds:
             return
-        plain = self.judge.judge(self.question.plan(base.choices))
+        plain = self.evaluator.evaluate(self.question.plan(base.choices))
         ways = [plain, *self._judge_rounds(plain.plan)]
-        if min(one.step_time for one in ways) >= self.judge.seconds:
+        if min(one.step_time for one in ways) >= self.evaluator.seconds:
             return
-        for again, more in cheapest_sums(self.all.forward(path, self.able)):
-            if base.whole + more >= self.judge.seconds or self._enough(bound):
+        for recomputed, more in cheapest_sums(self.all.forward(path, self.recomputable)):
+            if base.serial_s + more >= self.evaluator.seconds or self._enough(bound):
                 return
-            plan = self.question.plan(base.choices, again)
-            self.judge.judge(plan)
+            plan = self.question.plan(base.choices, recomputed)
+            self.evaluator.evaluate(plan)
             self._judge_rounds(plan)
 
-    def _front(self) -> tuple[Judged, ...]:
+    def _front(self) -> tuple[EvaluatedPlan, ...]:
         """The judged plans, and some for smaller limits."""
-        best = self.judge.best
+        best = self.evaluator.best
         assert best is not None
-        squeezing = self.squeezing(best.peak_bytes, self.judge)
-        low = squeezing.least(time.thread_time() + PATIENCE)
+        limited = self.limited(best.peak_bytes, self.evaluator)
+        low = limited.least(time.thread_time() + PATIENCE)
         for part in range(1, _FRONT):
             limit = int(low + (best.peak_bytes - low) * part / _FRONT)
-            judge = Judge(self.question.experiment, self.question.machine, limit)
-            self.squeezing(limit, judge).search(time.thread_time() + PATIENCE)
-            self.judge.take(judge)
-        return self.judge.front()
+            evaluator = Evaluator(self.question.experiment, self.question.machine, limit)
+            self.limited(limit, evaluator).search(time.thread_time() + PATIENCE)
+            self.evaluator.take(evaluator)
+        return self.evaluator.front()
 
 
 def search(
@@ -344,7 +344,7 @@ def search(
         ExperimentError: an experiment that cannot be predicted.
     """
     began = time.perf_counter()
-    question = asked(
+    question = question_of(
         graph,
         machine,
         world_size,
@@ -361,4 +361,4 @@ def search(
         seconds=time_limit,
     )
     with uncollected():
-        return Searching(question, began).result()
+        return PlanSearch(question, began).result()

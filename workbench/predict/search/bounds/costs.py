@@ -7,7 +7,7 @@
     gradients   seconds of the all-reduces that go on beside backward
     update      seconds of the optimizer
 
-What memory and rounds cost besides is in `laden_costs.py`.
+What memory and rounds cost besides is in `limit/memory_costs.py`.
 
 Ranks wait for each other, so that a step takes as long as on the slowest; any weighted mean over
 ranks is a lower bound of that. Where devices differ, they are weighted with their speed: then
@@ -43,7 +43,7 @@ from workbench.predict.program import program_of
 from workbench.predict.search.bounds.conversion_costs import (
     ConversionCosts,
     Passes,
-    Ways,
+    PassSeconds,
     passes_of,
 )
 from workbench.predict.search.bounds.weight_costs import WeightCosts
@@ -221,17 +221,17 @@ class StepCosts:
         ends = name in self.graph.outputs
         return self.conversions.steps(source, read, *self.shape(name), ends=ends)
 
-    def computing(self, alone: PlacedLayer, layer: Layer, passes: Passes) -> Ways:
+    def computing(self, alone: PlacedLayer, layer: Layer, passes: Passes) -> PassSeconds:
         """Seconds of a layer in these passes."""
         forward = backward = 0.0
         if layer.kind in ("size", "parameter"):
-            return Ways(forward, backward)
+            return PassSeconds(forward, backward)
         for rows, times in passes:
             found = layer_seconds(alone, layer, rows, self.experiment.precision, self.speeds)
             forward += times * self._mean(found.forward)
             half = found.estimated and half_goes_back(self.graph, layer, self._passes_on(layer))
             backward += times * self._mean(found.backward) * (0.5 if half else 1.0)
-        return Ways(forward, backward * (layer.name in self.learns))
+        return PassSeconds(forward, backward * (layer.name in self.learns))
 
     def loss(self, name: str, source: Layout, passes: Passes) -> float:
         """Seconds of the loss of what the model returns, each way."""

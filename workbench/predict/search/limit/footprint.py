@@ -27,7 +27,7 @@ from workbench.predict.windows import Windows
 
 SLOTS = 2  # of the values that a layer reads, so many are looked at
 
-Room = tuple[float, ...]
+Footprint = tuple[float, ...]
 
 
 class Footprints:
@@ -59,8 +59,8 @@ class Footprints:
         read: Layout,
         given: Layout,
         placed: Mapping[str, WeightPlacement],
-    ) -> Room:
-        """What one layer keeps and needs: the columns from `BESIDE` to `MADE` of `laden_costs.py`.
+    ) -> Footprint:
+        """What one layer keeps and needs: the columns from `BESIDE` to `MADE` of `memory_costs.py`.
 
         Args:
             layer: of the graph.
@@ -138,7 +138,7 @@ class Footprints:
         given: Layout,
         placed: Mapping[str, WeightPlacement],
     ) -> tuple[float, float, float, float]:
-        """(transient, space, arrived, made), see `laden_costs.py`."""
+        """(transient, space, arrived, made), see `memory_costs.py`."""
         arrived = self._bytes(layer.name, given).astype(np.float64)
         if layer.rows == 0:
             return 0.0, 0.0, 0.0, 0.0

@@ -20,7 +20,7 @@
 and then, for each size k of groups, seconds that rounds "B/K" over k take more, one way and the
 other, and those that rounds "B" do: each of them works on fewer rows, and begins anew.
 
-What of these is there when is said in `keeping.py`. They count only where a memory limit binds.
+When each of these is held is said in `recompute.py`. They count only where a memory limit binds.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from workbench.plan.choice import LayerPlan
 from workbench.plan.graph import Layer
 from workbench.plan.layout import ROWS, Conversion, Layout
-from workbench.predict.search.bounds.conversion_costs import Ways
+from workbench.predict.search.bounds.conversion_costs import PassSeconds
 from workbench.predict.search.bounds.costs import TIMES, StepCosts
 from workbench.predict.search.space.trellis import Cost, Readings
 
@@ -38,7 +38,7 @@ SETTLED, ENTRIES, OVER, APART, ADDED_UP, ROUNDS = range(17, 23)
 """The first of the columns of rounds."""
 
 
-class LadenCosts:
+class MemoryCosts:
     """Costs of one step in time, memory and rounds.
 
     Args:
@@ -49,7 +49,7 @@ class LadenCosts:
         self.times = times
         self._nothing = (0.0,) * (ROUNDS + 2 * len(times.rounds))
         self._plain = (0.0,) * (2 * len(times.rounds))
-        self._crossed: dict[tuple[Conversion, int, bool], list[Ways]] = {}
+        self._crossed: dict[tuple[Conversion, int, bool], list[PassSeconds]] = {}
 
     def layer(self, layer: Layer, choice: LayerPlan | None, read: Layout, given: Layout) -> Cost:
         """Of computing a layer and holding its weights, their gradients and what it keeps."""
@@ -116,7 +116,7 @@ class LadenCosts:
         return found
 
 
-def _more(plain: Ways, others: Sequence[Ways]) -> tuple[float, ...]:
+def _more(plain: PassSeconds, others: Sequence[PassSeconds]) -> tuple[float, ...]:
     """What each of the others takes more, one way and the other."""
     return tuple(more for way in others for more in (way[0] - plain[0], way[1] - plain[1]))
 

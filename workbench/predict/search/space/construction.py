@@ -1,4 +1,4 @@
-"""Laying out a trellis, stage by stage.
+"""Building a trellis, stage by stage.
 
 States are numbers, equal ones for equal things, so that stages are worked out as arrays: what a
 layer can do is asked for once for each kind of layer and each of its inputs' layouts, what its
@@ -18,14 +18,14 @@ from workbench.plan.layout import ROWS, Layout
 from workbench.plan.placement import Replicate
 from workbench.plan.placing import placed_by_scheme
 from workbench.plan.rules import CARRIES_PARTIAL, SPLITTABLE, SUMMED_BACK
-from workbench.predict.search.space.choices import Wish, wish_of
-from workbench.predict.search.space.following import Following
+from workbench.predict.search.space.choices import Preference, preference_of
+from workbench.predict.search.space.local_placement import LocalPlacement
 from workbench.predict.search.space.trellis import (
     Cost,
     Costs,
     Floats,
     Integers,
-    Live,
+    LiveValue,
     Stage,
     Trellis,
 )
@@ -40,8 +40,8 @@ class Frame:
         names: of the live values before it.
         reads: indices of its inputs among them.
         ends: indices of those that it reads last.
-        heard: number of layers with a scheme that have been heard so far.
-        wisher: index among them of whom the layer hears, or of itself; None: there is none.
+        heard: number of deciders about whose preference something has been assumed so far.
+        decider: index among them of the layer's decider, or of itself; None: there is none.
         lives: whether its own value is read later on.
         may_carry: whether its gradient can come back as summands.
     """
@@ -51,20 +51,20 @@ class Frame:
     reads: tuple[int, ...]
     ends: tuple[int, ...]
     heard: int
-    wisher: int | None
+    decider: int | None
     lives: bool
     may_carry: bool
 
 
 def frames_of(
-    graph: Graph, following: Following, options: Mapping[str, tuple[LayerPlan, ...]]
+    graph: Graph, placement: LocalPlacement, options: Mapping[str, tuple[LayerPlan, ...]]
 ) -> list[Frame]:
     """The frames of all layers, in order."""
     last = {name: (readers or (name,))[-1] for name, readers in graph.consumers.items()}
     names, heard = ["input"], list[str]()
     found = []
     for layer in graph.layers:
-        whom = following.wishers.get(layer.name)
+        whom = placement.deciders.get(layer.name)
         if whom is not None and whom not in heard:
             heard.append(whom)
         own = layer.name if layer.kind in SPLITTABLE else whom
@@ -76,7 +76,7 @@ def frames_of(
                 reads=tuple(names.index(name) for name in layer.inputs),
                 ends=tuple(i for i, n in enumerate(names) if last[n] == layer.name),
                 heard=len(heard),
-                wisher=heard.index(own) if own in heard else None,
+                decider=heard.index(own) if own in heard else None,
                 lives=bool(readers),
                 may_carry=may_carry(graph, layer.name)
                 and bool(readers)
@@ -102,29 +102,29 @@ def _may_sum(reader: Layer, options: Mapping[str, tuple[LayerPlan, ...]]) -> boo
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Step:
     """One way to go on, as far as a stage's own values are concerned.
 
     Attributes:
         choice: index of the layer's choice.
-        wishes: number of the wishes of whom it hears under which it is gone.
+        preferences: number of the set of its decider's preferences under which it is possible.
         state: numbers of its own value and of its inputs that live on, as far as there are any.
         costs: numbers of the cost of the layer, and of all that ends here.
     """
 
     choice: int
-    wishes: int
+    preferences: int
     state: tuple[int, ...]
     costs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class LayerStep:
     """What a layer does, whatever its inputs have seen so far.
 
     Attributes:
         choice: index of the layer's choice.
-        wishes: as of `Way`.
+        preferences: as of `Step`.
         read: number of the layout in which it reads.
         sums: whether a gradient of summands comes back from it.
         own: number of its own value, where that lives.
@@ -132,7 +132,7 @@ class Move:
     """
 
     choice: int
-    wishes: int
+    preferences: int
     read: int
     sums: bool
     own: tuple[int, ...]
@@ -140,7 +140,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
+class InputRead:
     """A value that has been read once more: its number, or that of the cost with which it ends."""
 
     number: tuple[int, ...]
@@ -150,7 +150,7 @@ class Met:
 T = TypeVar("T", bound=Hashable)
 
 
-class Numbers(Generic[T]):
+class Numbering(Generic[T]):
     """Equal values have equal numbers, so that states are cheap to compare."""
 
     def __init__(self, *first: T) -> None:
@@ -167,7 +167,7 @@ class Numbers(Generic[T]):
         return number
 
 
-class Table:
+class CostTable:
     """Costs by their numbers."""
 
     def __init__(self) -> None:
@@ -191,7 +191,7 @@ class Table:
         return found
 
 
-def distinct(rows: Integers) -> tuple[Integers, Integers]:
+def distinct_rows(rows: Integers) -> tuple[Integers, Integers]:
     """(index of one of each kind of row, for each row the number of its kind)."""
     code = np.zeros(len(rows), dtype=np.int64)
     for column in rows.T:
@@ -202,12 +202,12 @@ def distinct(rows: Integers) -> tuple[Integers, Integers]:
     return first, which
 
 
-_ALL = 0  # the number of: every wish
+_ALL = 0  # the number of the set of all preferences
 
 
 def trellis_of(
     graph: Graph,
-    following: Following,
+    placement: LocalPlacement,
     options: Mapping[str, tuple[LayerPlan, ...]],
     costs: Costs,
 ) -> Trellis:
@@ -215,45 +215,45 @@ def trellis_of(
 
     Args:
         graph: the model.
-        following: its placement rules.
+        placement: its placement rules.
         options: for each layer that can be split, its choices.
         costs: of layers and conversions.
     """
-    return _Laying(graph, following, options, costs).laid()
+    return _Construction(graph, placement, options, costs).built()
 
 
-class _Laying:
+class _Construction:
     def __init__(
         self,
         graph: Graph,
-        following: Following,
+        placement: LocalPlacement,
         options: Mapping[str, tuple[LayerPlan, ...]],
         costs: Costs,
     ) -> None:
-        self.graph, self.following = graph, following
+        self.graph, self.placement = graph, placement
         self.options, self.costs = options, costs
-        self.lives, self.layouts = Numbers[Live](), Numbers[Layout]()
+        self.lives, self.layouts = Numbering[LiveValue](), Numbering[Layout]()
         self.layout: list[int] = []  # of each live value, the number of its layout
-        self.frames = Numbers[Hashable]()
-        self.wishes = Numbers[frozenset[Wish]](frozenset(following.wishes))
-        kinds = Numbers[Hashable]()
+        self.frames = Numbering[Hashable]()
+        self.preferences = Numbering[frozenset[Preference]](frozenset(placement.preferences))
+        kinds = Numbering[Hashable]()
         self.kinds = {name: kinds.of(costs.alike(name)) for name in graph.consumers}
-        self.rules = {layer.name: kinds.of(following.alike(layer.name)) for layer in graph.layers}
+        self.rules = {layer.name: kinds.of(placement.alike(layer.name)) for layer in graph.layers}
         self._stages: dict[Hashable, tuple[Stage, Integers]] = {}
-        self._moves: dict[Hashable, list[Move]] = {}
-        self._meets: dict[tuple[int, int, int], dict[tuple[int, bool], Met | None]] = {}
+        self._layer_steps: dict[Hashable, list[LayerStep]] = {}
+        self._input_reads: dict[tuple[int, int, int], dict[tuple[int, bool], InputRead | None]] = {}
         self._costs: dict[Hashable, tuple[int, ...]] = {}
         self._after: dict[tuple[int, int, bool], int] = {}
-        self._table = Table()
+        self._table = CostTable()
         # What the costs were asked for, by the number of the cost.
         self._asked: list[Callable[[Costs], Cost]] = []
         # Of each stage: the numbers of its ways' costs, and the way of each edge.
         self._sums: dict[int, tuple[list[tuple[int, ...]], Integers]] = {}
 
-    def laid(self) -> Trellis:
-        states = np.array([[self._number(Live(ROWS))]], dtype=np.int64)
+    def built(self) -> Trellis:
+        states = np.array([[self._number(LiveValue(ROWS))]], dtype=np.int64)
         stages = []
-        for frame in frames_of(self.graph, self.following, self.options):
+        for frame in frames_of(self.graph, self.placement, self.options):
             alike = self.frames.of(self._alike(frame))
             known = (alike, states.shape, states.tobytes())
             if known not in self._stages:
@@ -264,7 +264,7 @@ class _Laying:
 
     def _priced(self, stages: Sequence[Stage], costs: Costs) -> tuple[Stage, ...]:
         """The same stages at other costs."""
-        table = Table()
+        table = CostTable()
         for asked in self._asked:
             table.add(asked(costs))
         known = {}
@@ -287,7 +287,7 @@ class _Laying:
             frame.reads,
             frame.ends,
             frame.heard,
-            frame.wisher,
+            frame.decider,
             frame.lives,
             frame.may_carry,
             self.options.get(name),
@@ -299,10 +299,10 @@ class _Laying:
         newly = frame.heard - (states.shape[1] - width)
         states = np.concatenate([states, np.full((count, newly), _ALL)], axis=1)
         ours = sorted(set(frame.reads))
-        first, which = distinct(states[:, ours])
-        ways = [self._ways_of(frame, alike, states[index, ours].tolist()) for index in first]
+        first, which = distinct_rows(states[:, ours])
+        ways = [self._steps_of(frame, alike, states[index, ours].tolist()) for index in first]
 
-        # Every state with each of its ways: an edge, where its wishes are open still.
+        # Each state with each of its steps is an edge, unless its preferences were ruled out.
         counts = np.array([len(some) for some in ways], dtype=np.int64)[which]
         starts = np.cumsum([0, *(len(some) for some in ways)])[which]
         source = np.repeat(np.arange(count), counts)
@@ -310,10 +310,10 @@ class _Laying:
             starts[source] + np.arange(len(source)) - np.repeat(np.cumsum(counts) - counts, counts)
         )
         every = [one for some in ways for one in some]
-        heard = [] if frame.wisher is None else [width + frame.wisher]
+        heard = [] if frame.decider is None else [width + frame.decider]
         left = states[source][:, heard]
         if heard:
-            asked = np.array([one.wishes for one in every], dtype=np.int64)[way]
+            asked = np.array([one.preferences for one in every], dtype=np.int64)[way]
             left = self._left_open(left[:, 0], asked)[:, None]
             open_ = left[:, 0] >= 0
             source, way, left = source[open_], way[open_], left[open_]
@@ -328,91 +328,98 @@ class _Laying:
         own = [changed[way, :1]] if frame.lives else []
         kept = after[:, stay]
         after = np.concatenate([kept[:, :split], *own, kept[:, split:]], axis=1)
-        first, target = distinct(after)
+        first, target = distinct_rows(after)
         numbers = [one.costs for one in every]
         chosen = np.array([one.choice for one in every], dtype=np.int64)[way]
-        stage = Stage(count, source, target, self._table.summed(numbers)[way], chosen)
+        stage = Stage(
+            count, source, target, self._table.summed(numbers)[way], chosen, np.arange(len(way))
+        )
         self._sums[id(stage)] = numbers, way
         return stage, after[first]
 
     def _left_open(self, open_: Integers, asked: Integers) -> Integers:
-        """The numbers of the wishes that are in both; -1: there are none."""
-        size = len(self.wishes.values)
+        """The numbers of the sets of preferences that are in both; -1: there are none."""
+        size = len(self.preferences.values)
         pairs, which = np.unique(open_ * size + asked, return_inverse=True)
         found = []
         for one, other in zip(*(side.tolist() for side in divmod(pairs, size)), strict=True):
-            both = self.wishes.values[one] & self.wishes.values[other]
-            found.append(self.wishes.of(both) if both else -1)
+            both = self.preferences.values[one] & self.preferences.values[other]
+            found.append(self.preferences.of(both) if both else -1)
         return np.array(found, dtype=np.int64)[which]
 
-    def _ways_of(self, frame: Frame, alike: int, shown: list[int]) -> list[Way]:
-        """Every way to go on from given inputs, whatever is wished."""
+    def _steps_of(self, frame: Frame, alike: int, shown: list[int]) -> list[Step]:
+        """Every step from given inputs, under any preference."""
         ours = sorted(set(frame.reads))
         numbers = dict(zip(ours, shown, strict=True))
         coming = tuple(self.layout[numbers[index]] for index in frame.reads)
         key = (alike, coming)
-        if key not in self._moves:
-            self._moves[key] = self._moves_of(frame, coming)
-        known = [(i, n, self._meets.setdefault((alike, i, n), {})) for i, n in numbers.items()]
+        if key not in self._layer_steps:
+            self._layer_steps[key] = self._layer_steps_of(frame, coming)
+        known = [
+            (i, n, self._input_reads.setdefault((alike, i, n), {})) for i, n in numbers.items()
+        ]
         found = []
-        for move in self._moves[key]:
-            state, costs = move.own, move.costs
-            for index, number, meets in known:
-                reading = (move.read, move.sums)
-                if reading not in meets:
-                    meets[reading] = self._read(frame, index, number, move)
-                met = meets[reading]
-                if met is None:
+        for step in self._layer_steps[key]:
+            state, costs = step.own, step.costs
+            for index, number, input_reads in known:
+                reading = (step.read, step.sums)
+                if reading not in input_reads:
+                    input_reads[reading] = self._read(frame, index, number, step)
+                input_read = input_reads[reading]
+                if input_read is None:
                     break
-                state += met.number
-                costs += met.cost
+                state += input_read.number
+                costs += input_read.cost
             else:
-                found.append(Way(move.choice, move.wishes, state, costs))
+                found.append(Step(step.choice, step.preferences, state, costs))
         return found
 
-    def _moves_of(self, frame: Frame, coming: tuple[int, ...]) -> list[Move]:
+    def _layer_steps_of(self, frame: Frame, coming: tuple[int, ...]) -> list[LayerStep]:
         """What a layer can do with inputs of these layouts."""
         layer, found = frame.layer, []
         layouts = tuple(self.layouts.values[number] for number in coming)
         for place, choice, read, given, asked in self._placed(frame, layouts):
             whole = read != ROWS and read.placement == Replicate()
-            wishes, costs = self.wishes.of(asked), self._layer_cost(layer, choice, read, given)
+            preferences, costs = (
+                self.preferences.of(asked),
+                self._layer_cost(layer, choice, read, given),
+            )
             if not frame.lives:
-                costs += self._value_cost(layer.name, self._number(Live(given)))
+                costs += self._value_cost(layer.name, self._number(LiveValue(given)))
             for carried in (False, True) if frame.may_carry and whole else (False,):
                 sums = carried if choice is None else whole and choice.scheme in SUMMED_BACK
-                own = (self._number(Live(given, carried)),) if frame.lives else ()
-                found.append(Move(place, wishes, self.layouts.of(read), sums, own, costs))
+                own = (self._number(LiveValue(given, carried)),) if frame.lives else ()
+                found.append(LayerStep(place, preferences, self.layouts.of(read), sums, own, costs))
         return found
 
-    def _read(self, frame: Frame, index: int, number: int, move: Move) -> Met | None:
+    def _read(self, frame: Frame, index: int, number: int, step: LayerStep) -> InputRead | None:
         """What reading makes of a value; None: its gradient was guessed wrong."""
-        value, read = self.lives.values[number], self.layouts.values[move.read]
-        if value.carried and (read != value.layout or not move.sums):
+        value, read = self.lives.values[number], self.layouts.values[step.read]
+        if value.carried and (read != value.layout or not step.sums):
             return None
         name = frame.names[index]
         cost: tuple[int, ...] = ()
         if read != value.layout and all(read != layout for layout, _ in value.readings):
             cost = self._converted_cost(frame.layer, name, read)
-        number = self._once_more(number, move)
+        number = self._once_more(number, step)
         value = self.lives.values[number]
         if index not in frame.ends:
-            return Met((number,), cost)
+            return InputRead((number,), cost)
         alone = value.readings == {(value.layout, True)}
         if alone and not value.carried and may_carry(self.graph, name):
             return None
-        return Met((), cost + self._value_cost(name, number))
+        return InputRead((), cost + self._value_cost(name, number))
 
-    def _once_more(self, number: int, move: Move) -> int:
+    def _once_more(self, number: int, step: LayerStep) -> int:
         """The number of a value when it has been read once more."""
-        key = (number, move.read, move.sums)
+        key = (number, step.read, step.sums)
         if key not in self._after:
-            value, read = self.lives.values[number], self.layouts.values[move.read]
-            readings = value.readings | {(read, move.sums)}
-            self._after[key] = self._number(Live(value.layout, value.carried, readings))
+            value, read = self.lives.values[number], self.layouts.values[step.read]
+            readings = value.readings | {(read, step.sums)}
+            self._after[key] = self._number(LiveValue(value.layout, value.carried, readings))
         return self._after[key]
 
-    def _number(self, value: Live) -> int:
+    def _number(self, value: LiveValue) -> int:
         number = self.lives.of(value)
         if number == len(self.layout):
             self.layout.append(self.layouts.of(value.layout))
@@ -443,8 +450,8 @@ class _Laying:
 
     def _placed(
         self, frame: Frame, coming: tuple[Layout, ...]
-    ) -> list[tuple[int, LayerPlan | None, Layout, Layout, frozenset[Wish]]]:
-        """(index of the choice, choice, layout read, layout given, wishes under which it is)."""
+    ) -> list[tuple[int, LayerPlan | None, Layout, Layout, frozenset[Preference]]]:
+        """(index of the choice, choice, layout read, layout given, preferences that allow it)."""
         layer = frame.layer
         if layer.name in self.options:
             return [
@@ -452,10 +459,10 @@ class _Laying:
                     place,
                     choice,
                     *placed_by_scheme(layer, choice, coming[0]),
-                    frozenset({wish_of(layer, choice)}),
+                    frozenset({preference_of(layer, choice)}),
                 )
                 for place, choice in enumerate(self.options[layer.name])
             ]
-        ways = self.following.followed(layer, coming)
-        every = self.wishes.values[_ALL]
+        ways = self.placement.followed(layer, coming)
+        every = self.preferences.values[_ALL]
         return [(-1, None, *place, every if len(ways) == 1 else ways[place]) for place in ways]
