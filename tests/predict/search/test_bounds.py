@@ -74,11 +74,24 @@ def test_bounds_are_below(data, graph, machine, precision, optimizer, batch, acc
 def test_rows_fall_into_rounds_otherwise_under_each_scheme():
     """Of one row on each rank, "B/K" has two in its first round, and "B" one in each."""
     graph = graphs.Builder((4, 4, 4)).conv("conv", 4).add("flat", "flatten", (64,)).linear("fc", 6)
-    cut = wb.LayerPlan("shard_out", group_size=2)
     plan, sgd = Plan(graph.graph(), 2), wb.SGD(lr=0.1)
     experiment = wb.Experiment(plan=plan, optimizer=sgd, steps=1, batch_size=2)
     quick = machine(latency=1e-8, busy=0.0, slowdown=1.0)
-    check_bounds(quick, experiment, lambda found, able: (dict.fromkeys(("conv", "fc"), cut), []))
+    check_bounds(quick, experiment, lambda found, able: (dict.fromkeys(("conv", "fc"), cut()), []))
+
+
+def test_gradients_of_what_a_tail_reads_are_not_added_up_before_it():
+    builder = graphs.Builder((4, 4, 4)).conv("conv0", 4).conv("conv1", 4)
+    builder.same("add", "add", "conv0", "conv1")
+    graph = builder.add("flatten", "flatten", (64,)).linear("fc", 6).graph()
+    plan, sgd = Plan(graph, 2), wb.SGD(lr=0.1)
+    experiment = wb.Experiment(plan=plan, optimizer=sgd, steps=1, batch_size=2)
+    quick = machine(latency=1e-8, bandwidth=1e10, busy=0.0, slowdown=1.0)
+    check_bounds(quick, experiment, lambda found, able: ({"conv1": cut()}, []))
+
+
+def cut():
+    return wb.LayerPlan("shard_out", group_size=2)
 
 
 def check_bounds(machine, experiment, choose):

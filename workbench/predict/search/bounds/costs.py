@@ -165,14 +165,14 @@ class StepCosts:
 
     def value(self, name: str, source: Layout, readings: Readings, carried: bool) -> Cost:
         """Of a layer's output: its conversions, and the loss where the model returns it."""
-        shape, per_sample = self.shape(name)
+        _, per_sample = self.shape(name)
         if per_sample == 0:
             return _NOTHING
         forward, gather, backward = self._crossed(name, source, readings, carried)
         if name in self.graph.outputs:
             loss = self.loss(name, source, self.passes)
             forward, backward = forward + loss, backward + loss
-        backward += self._added(name, source, readings, shape, per_sample)
+        backward += self.added(name, source, readings)
         return 0.0, forward, gather, backward, 0.0, 0.0
 
     def _crossed(
@@ -246,19 +246,13 @@ class StepCosts:
         """Whether a gradient goes on from a layer to what it reads."""
         return not self.learns.isdisjoint(layer.inputs)
 
-    def _added(
-        self,
-        name: str,
-        source: Layout,
-        readings: Readings,
-        shape: tuple[int, ...],
-        per_sample: int,
-    ) -> float:
-        """Seconds to add up what comes back from several readers, where it is smallest."""
+    def added(self, name: str, source: Layout, readings: Readings) -> float:
+        """Seconds to add up the gradients of several readers of a value, where it is smallest."""
         more = self._often_read[name] - 1
         if more < 1 or name not in self.learns or self.measured:
             return 0.0  # measured layers have it in their times
         layouts = {source, *(layout for layout, _ in readings)}
+        shape, per_sample = self.shape(name)
         width = self.itemsizes[name]
         return min(self._adding(layout, shape, per_sample, width, more) for layout in layouts)
 

@@ -88,6 +88,9 @@ class MemoryCosts:
         more = self._plain
         if name in times.tailable or name in times.before_tails:
             more = self._more_of(name, times.steps(name, source, readings, carried))
+        if name in times.before_tails:
+            # Each round of a tail that reads it hands back a gradient by itself.
+            more = _added(more, (0.0, -times.added(name, source, readings)) * len(times.rounds))
         if name in times.graph.outputs:
             plain = times.loss(name, source, times.passes)
             losses = [times.loss(name, source, passes) - plain for passes in times.rounds]
