@@ -31,8 +31,8 @@ class Evaluator:
     """Keeps the fastest plan that fits.
 
     Args:
-        experiment: that every plan is predicted in.
-        machine: that it runs on.
+        experiment: the run for which every plan is predicted.
+        machine: the machine for which it is predicted.
         limit: bytes of a rank.
     """
 

@@ -26,12 +26,12 @@ class Question:
     """A search, as asked.
 
     Attributes:
-        experiment: in which plans are compared; its own plan is data-parallel.
-        machine: that it runs on.
+        experiment: the run for which plans are compared; its own plan is data-parallel.
+        machine: the machine that it runs on.
         limit: bytes of a rank.
-        sizes: of groups.
+        sizes: the group sizes to consider.
         options: for each layer that can be split, its choices.
-        weights: of each rank in the mean of times: its speed.
+        weights: relative speed of each rank, its weight in the mean of times [ranks].
         pinned: layers that the user has decided on, and whether they are computed again.
         rounds: whether tails may run in rounds.
         recompute: whether layers may be computed again.

@@ -189,10 +189,10 @@ def reasons_of(
     """For each layer that can be split, its options by the cheapest plan through each.
 
     Args:
-        question: that was asked.
-        trellis: of all plans.
+        question: what was asked.
+        trellis: all plans.
         priced: at what price they are compared.
-        plan: that was found.
+        plan: the plan that was found.
     """
     through = priced.paths.through()
     found = {}

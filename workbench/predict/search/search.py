@@ -184,7 +184,7 @@ class PlanSearch:
         """Judges presets and the cheapest plans, as far as their bounds are below the best.
 
         Args:
-            bound: of all plans.
+            bound: seconds that every plan takes at least.
         """
         found = list(self.all.seen())
         for preset in self._presets():
@@ -320,16 +320,16 @@ def search(
 
     Args:
         graph: the model.
-        machine: that it is to run on: measured, or a preset.
+        machine: the machine that it is to run on: measured, or a preset.
         world_size: number of ranks.
         memory_limit: bytes of a rank, or text such as "2GiB"; None: what the devices have.
         experiment: how it is run; its plan is put aside, but for its mode of batch norm.
-        batch_size: of the whole world, instead of the experiment's.
+        batch_size: samples of the whole world, instead of the experiment's.
         optimizer: instead of the experiment's.
         precision: instead of the experiment's.
         pin: what is decided already: a scheme or a LayerPlan by the name of a layer, or by a
             pattern such as "features.*", which means the layers that fit and can be split.
-        group_sizes: to consider, besides 1; None: all that divide the world.
+        group_sizes: group sizes to consider besides 1; None: all that divide the world.
         shares: unequal shares to consider beside equal ones. True: by the speed of the machine's
             devices, where they differ. False: none.
         rounds: whether a sharded tail may run in rounds.

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 import workbench as wb
 from tests.plan import graphs
+from tests.predict.search.bounds.test_bounds import searching
 from tests.predict.search.drawn import convolutions
 from tests.predict.search.machines import machine, machines
-from tests.predict.search.bounds.test_bounds import searching
 from tests.predict.search.test_search import MOMENTUM, searched, tried
 from tests.predict.search.test_search import check as check_found
 from workbench.predict.search import MemoryLimitError

@@ -25,9 +25,9 @@ class ConversionCosts:
     """Of any conversion.
 
     Args:
-        speeds: of all ranks.
-        weights: of each rank in the mean of times.
-        passes: of a step.
+        speeds: the speeds of all ranks.
+        weights: weight of each rank in the mean of times [ranks].
+        passes: the rows of a step's passes.
     """
 
     def __init__(self, speeds: Speeds, weights: Floats, passes: Passes) -> None:
@@ -62,7 +62,7 @@ class ConversionCosts:
 
         Args:
             source: where it lies.
-            readings: of those who read it.
+            readings: the layouts in which it is read.
             shape: one sample's.
             per_sample: rows of dimension 0 for each sample.
             ends: whether the model returns it.

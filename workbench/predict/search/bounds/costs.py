@@ -73,9 +73,9 @@ class StepCosts:
     """Costs of one step of an experiment on a machine.
 
     Args:
-        experiment: whose graph, batch, optimizer and precision count.
-        machine: with devices for its ranks.
-        weights: of each rank in the mean of times, with sum 1.
+        experiment: gives graph, batch, optimizer and precision.
+        machine: has a device for each rank.
+        weights: weight of each rank in the mean of times, with sum 1 [ranks].
         parts: group sizes of the tails that may run in rounds.
     """
 

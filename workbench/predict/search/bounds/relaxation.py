@@ -57,7 +57,7 @@ class RelaxedPlan:
     """A plan that is cheapest at some mean.
 
     Attributes:
-        choices: of each layer that can be split.
+        choices: the choice of each layer that can be split.
         serial_s: f + b + s g + u, in seconds.
         overlapped_s: f + g + u.
     """
@@ -82,7 +82,7 @@ class Priced:
 
     Attributes:
         mix: share of the second bound.
-        paths: by cost, `fixed` not included.
+        paths: all paths by cost in seconds, `fixed` not included.
         best: a cheapest plan.
     """
 
@@ -95,8 +95,8 @@ class Relaxation:
     """Bounds on all plans of a trellis.
 
     Args:
-        trellis: with the costs of `costs.py`.
-        terms: of the bounds.
+        trellis: all plans, with the costs of `costs.py`.
+        terms: what the bounds have in common.
     """
 
     def __init__(self, trellis: Trellis, terms: Terms) -> None:

@@ -39,8 +39,8 @@ class WeightCosts:
 
     Args:
         experiment: decides on optimizer, buckets and precision.
-        speeds: of all ranks.
-        weights: of each rank in the mean of times.
+        speeds: the speeds of all ranks.
+        weights: weight of each rank in the mean of times [ranks].
     """
 
     def __init__(self, experiment: Experiment, speeds: Speeds, weights: Seconds) -> None:

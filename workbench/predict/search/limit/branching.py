@@ -38,8 +38,8 @@ class BranchAndBound:
     Args:
         every: all plans, by the rounds that they run in.
         limit: bytes.
-        seconds: that a plan must be below to be of interest, at the moment.
-        refine: of too many plans, those that are left, looked at more closely; None: all are kept.
+        seconds: gives the seconds that a plan must be below to be of interest, at the moment.
+        refine: makes a finer trellis of what is left of a coarse one; None: all are kept.
         known: `found` of another one.
 
     Attributes:

@@ -20,7 +20,7 @@ class Prices:
     Attributes:
         mix: share of the second bound of time.
         moments: seconds for each byte that is there in the backward pass of each layer.
-        time: of a second: 1, or 0 where memory alone counts.
+        time: price of a second: 1, or 0 where memory alone counts.
     """
 
     mix: float
@@ -46,10 +46,10 @@ class Candidate:
         path: its edges in the trellis.
         plan: the choice of each layer that can be split.
         recomputed: names of the layers to compute again.
-        choices: of each stage, the index of its choice.
-        recomputes: of each stage, whether its layer is computed again.
-        tails: of each stage, whether it is in the tail.
-        rounds: of its tail.
+        choices: index of each stage's choice [stages].
+        recomputes: whether each stage's layer is recomputed [stages].
+        tails: whether each stage is in the tail [stages].
+        rounds: the rounds of its tail.
         serial_s: f + b + s g + u, in seconds; see `relaxation.py`.
         overlapped_s: f + g + u, and b but for the last of the tail's rounds.
         levels: bytes in the backward pass of each layer, as they are priced.
@@ -99,9 +99,9 @@ class Rule:
     """What plans must have in common at one stage, or must not have.
 
     Attributes:
-        stage: of the trellis.
+        stage: index of a stage of the trellis.
         what: "choice": the index of its choice; "recompute", "tail": as in `Transitions`.
-        value: that it has.
+        value: the value that is asked for.
         kept: whether it must have it, or must not.
     """
 

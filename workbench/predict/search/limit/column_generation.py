@@ -31,15 +31,15 @@ class ColumnGeneration:
     Args:
         variant: all of them.
         limit: bytes; None: what is looked for is the least memory.
-        rules: that the plans keep.
+        rules: what the plans must keep to.
         candidates: plans that are known, whether they keep them or not.
-        prices: to begin with; None: memory costs nothing.
+        prices: the first prices; None: memory costs nothing.
 
     Attributes:
         bound: seconds that every plan that fits takes at least; of the least memory: bytes.
         candidates: the plans that have been found.
         prices: the last ones.
-        shares: of the plans in the best mixture.
+        shares: share of each plan in the best mixture.
         done: whether the bound cannot become better.
     """
 

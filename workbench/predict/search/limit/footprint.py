@@ -34,8 +34,8 @@ class Footprints:
     """Of any layer of an experiment's graph.
 
     Args:
-        experiment: whose graph and precision count.
-        rows: of a pass.
+        experiment: gives graph and precision.
+        rows: rows of each rank in a pass.
         itemsizes: bytes of an element of what each layer gives.
         learns: layers that a gradient reaches.
     """
@@ -63,8 +63,8 @@ class Footprints:
         """What one layer keeps and needs: the columns from `BESIDE` to `MADE` of `memory_costs.py`.
 
         Args:
-            layer: of the graph.
-            choice: of its scheme.
+            layer: a layer of the graph.
+            choice: its choice; None: it has none.
             read: layout of what it reads.
             given: layout of what it gives.
             placed: its weights.

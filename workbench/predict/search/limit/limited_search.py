@@ -39,11 +39,11 @@ class MemoryLimitedSearch:
 
     Args:
         question: what is asked.
-        trellis: of all plans.
-        costs: that it was laid out with.
-        terms: of the bounds of time.
+        trellis: all plans.
+        costs: the costs in time that it was built with.
+        terms: what the bounds of time have in common.
         resident: bytes that every rank holds whatever the plan.
-        evaluator: of the plans that are found.
+        evaluator: predicts the plans that are found.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class MemoryLimitedSearch:
         """Looks for plans that fit until the bound is near, or so much work is done.
 
         Args:
-            until: by `time.thread_time`.
+            until: when to stop, by `time.thread_time`.
         """
         limit = self.question.limit
         bounding = self._branching(self.variants, limit, self.recomputable)
@@ -89,7 +89,7 @@ class MemoryLimitedSearch:
         """Bytes that every plan needs at least; plans that need little are evaluated meanwhile.
 
         Args:
-            until: by `time.thread_time`.
+            until: when to stop, by `time.thread_time`.
         """
         # Rounds "B" need no less than "B/K".
         every = [ColumnGeneration(one, None) for one in self.variants if one.rounds != "B"]

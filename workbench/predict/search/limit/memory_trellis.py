@@ -54,9 +54,9 @@ class Pricing:
     """Of stages of plans in some rounds.
 
     Args:
-        terms: of the bounds of time.
-        rounds: of the plans.
-        group_size: of their tail; 1: all at once.
+        terms: what the bounds of time have in common.
+        rounds: the rounds of the plans' tail.
+        group_size: group size of their tail; 1: all rows at once.
     """
 
     def __init__(self, terms: Terms, rounds: Rounds, group_size: int) -> None:
@@ -70,11 +70,11 @@ class Pricing:
         """[edges, transitions]: of a stage, without what follows.
 
         Args:
-            edges: of the stage.
-            transitions: of its layer.
-            prices: of time and memory.
+            edges: the stage's edges.
+            transitions: its layer's transitions.
+            prices: prices of time and memory.
             kept: price of a byte in the backward passes of this layer and all behind it.
-            reach: in its own, and in those of the next 0, 1, ... layers of its segment.
+            reach: the same in its own, and in those of the next 0, 1, ... layers of its segment.
         """
         key = (id(edges), id(transitions))
         if key not in self._tables:
@@ -164,13 +164,13 @@ class MemoryTrellis:
     """All plans in some rounds.
 
     Args:
-        edges: of each stage of the trellis.
+        edges: the edges of each stage of the trellis.
         trellis: all plans, with the costs of `memory_costs.py`.
         automaton: what each of them keeps.
-        terms: of the bounds of time.
+        terms: what the bounds of time have in common.
         resident: bytes that every rank holds whatever the plan.
-        rounds: of the plans.
-        group_size: of their tail; 1: all at once.
+        rounds: the rounds of the plans' tail.
+        group_size: group size of their tail; 1: all rows at once.
         coarse: whether there are so many that `automaton` looks at less than it could.
     """
 
@@ -199,8 +199,8 @@ class MemoryTrellis:
         """(its cost, a plan) that is cheapest; `fixed` and `resident` are not in the cost.
 
         Args:
-            prices: of time and memory.
-            rules: that it keeps; infinite cost and no plan where none does.
+            prices: prices of time and memory.
+            rules: what it must keep to; infinite cost and no plan where none does.
         """
         of_stage: dict[int, list[Rule]] = {}
         for rule in rules:
@@ -214,7 +214,7 @@ class MemoryTrellis:
 
         Args:
             bound: seconds.
-            prices: by which the others are told.
+            prices: prices by which plans are compared.
             limit: bytes.
         """
         behind, paid = self._behind(prices, {})

@@ -39,8 +39,8 @@ class Transitions:
     Attributes:
         states: number of states before.
         after_states: number of states behind.
-        before: of each transition.
-        after: of each transition.
+        before: state before each transition.
+        after: state behind each transition.
         recompute: 1 where the layer is computed again, else 0.
         kept: [transitions, 2 + 2 SLOTS]: of beside, output, inputs and inputs converted, the part
             that is kept.
@@ -121,7 +121,7 @@ class RecomputeAutomaton:
     """The states are what has been kept so far; its transitions, what one layer may do.
 
     Attributes:
-        transitions: of each layer.
+        transitions: the transitions of each layer.
         ends: for each state behind the last layer, whether a plan may end there.
         parts: whether each layer ends a segment that it is not in.
         reaches: for each layer, [1 + reach]: the layer behind it and the next 0, 1, ... of those
@@ -146,7 +146,7 @@ def automaton_of(
     Args:
         graph: the model.
         footprints: what layers keep.
-        recomputable: of each layer, whether it may be computed again.
+        recomputable: whether each layer may be recomputed.
         boundaries: values whose readers can be a tail, and the bytes of their gradients; None:
             there is no tail.
         reach: so many layers ahead it is known how long a segment goes on.

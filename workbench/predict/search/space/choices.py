@@ -33,7 +33,7 @@ def options_of(
     Args:
         graph: the model.
         world_size: number of ranks.
-        sizes: of groups.
+        sizes: the group sizes to consider.
         shares: for a group size, relative sizes of unequal pieces to consider beside equal ones.
         pins: what the user has decided, by the layer's name.
 

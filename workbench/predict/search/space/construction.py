@@ -36,8 +36,8 @@ class Frame:
     """What of a stage is the same for all its states: places in the state, by index.
 
     Attributes:
-        layer: of the stage.
-        names: of the live values before it.
+        layer: the stage's layer.
+        names: names of the live values before it.
         reads: indices of its inputs among them.
         ends: indices of those that it reads last.
         heard: number of deciders about whose preference something has been assumed so far.
@@ -217,7 +217,7 @@ def trellis_of(
         graph: the model.
         placement: its placement rules.
         options: for each layer that can be split, its choices.
-        costs: of layers and conversions.
+        costs: gives the costs of layers and conversions.
     """
     return _Construction(graph, placement, options, costs).built()
 

@@ -106,7 +106,7 @@ def cheapest_sums(costs: Mapping[str, float]) -> Iterator[tuple[tuple[str, ...],
     """(things, sum of their costs) of every set but the empty one, the cheapest first.
 
     Args:
-        costs: of each thing, not negative.
+        costs: the cost of each thing, not negative.
     """
     names = sorted(costs, key=lambda name: costs[name])
     if not names:

@@ -53,7 +53,7 @@ class LiveValue:
     Attributes:
         layout: where it lies.
         carried: whether its gradient is guessed to come back as summands.
-        readings: by those who have read it.
+        readings: the layouts in which it has been read.
     """
 
     layout: Layout
@@ -67,11 +67,11 @@ class Stage:
 
     Attributes:
         states: number of states before it.
-        source: of each edge, the index of the state before; ascending.
-        target: of each edge, the index of the state behind, in the next stage.
-        costs: of each edge, [edges, costs].
-        choice: of each edge, the index of the layer's choice.
-        place: of each edge, its index among all of the layer.
+        source: index of the state before each edge, ascending [edges].
+        target: index of the state behind each edge, in the next stage [edges].
+        costs: the costs of each edge [edges, costs].
+        choice: index of each edge's choice among the layer's [edges].
+        place: index of each edge among all of the layer [edges].
     """
 
     states: int
@@ -114,9 +114,9 @@ class Trellis:
     """All stages. The first begins with one state, the last leads to one.
 
     Attributes:
-        layers: of each stage.
+        layers: the layer of each stage.
         options: for each layer that can be split, its choices.
-        stages: of the layers.
+        stages: the stage of each layer.
         at_costs: gives its stages at other costs.
     """
 
