@@ -21,6 +21,7 @@ on, and whatever goes from own rows into groups behind it is that value.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -71,10 +72,10 @@ class Transitions:
     @classmethod
     def of(cls, states: int, after_states: int, rows: Iterable[Sequence[object]]) -> "Transitions":
         """Of one row of values for each transition, in the order of the attributes."""
-        columns = (
+        columns: list[Any] = [
             np.array(column, dtype=np.int64 if name in _INTEGERS else np.float64)
             for name, column in zip(_COLUMNS, zip(*rows, strict=True), strict=True)
-        )
+        ]
         return cls(states, after_states, *columns)
 
     @cached_property
