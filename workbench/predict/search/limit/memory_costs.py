@@ -16,6 +16,8 @@
     over        the size of those groups, added up
     apart       1 where the layer reads a group's rows, 0 where it reads its own
     added up    seconds to add its weights' gradients to those of the round before
+    parted      seconds to add up the gradients of several readers; not in rounds, where their tail
+                begins with the value
 
 and then, for each size k of groups, seconds that rounds "B/K" over k take more, one way and the
 other, and those that rounds "B" do: each of them works on fewer rows, and begins anew.
@@ -34,7 +36,7 @@ from workbench.predict.search.space.trellis import Cost, Readings
 
 RESIDENT = TIMES
 BESIDE, OUTPUT, FIRST, SECOND, CONVERTED, OTHER, TRANSIENT, SPACE, ARRIVED, MADE = range(7, 17)
-SETTLED, ENTRIES, OVER, APART, ADDED_UP, ROUNDS = range(17, 23)
+SETTLED, ENTRIES, OVER, APART, ADDED_UP, PARTED, ROUNDS = range(17, 24)
 """The first of the columns of rounds."""
 
 
@@ -64,7 +66,7 @@ class MemoryCosts:
             others = [times.computing(alone, layer, passes) for passes in times.rounds]
             more = _more(plain, others)
         count = sum(often for _, often in times.passes)
-        last = of_weights.settled, 0.0, 0.0, float(read != ROWS), count * of_weights.added
+        last = of_weights.settled, 0.0, 0.0, float(read != ROWS), count * of_weights.added, 0.0
         return *times.layer(layer, choice, read, given), of_weights.held, *room, *last, *more
 
     def converted(self, layer: Layer, name: str, read: Layout) -> Cost:
@@ -88,15 +90,13 @@ class MemoryCosts:
         more = self._plain
         if name in times.tailable or name in times.before_tails:
             more = self._more_of(name, times.steps(name, source, readings, carried))
-        if name in times.before_tails:
-            # Each round of a tail that reads it hands back a gradient by itself.
-            more = _added(more, (0.0, -times.added(name, source, readings)) * len(times.rounds))
         if name in times.graph.outputs:
             plain = times.loss(name, source, times.passes)
             losses = [times.loss(name, source, passes) - plain for passes in times.rounds]
             more = _added(more, [loss for loss in losses for _ in range(2)])
         cost = times.value(name, source, readings, carried)
-        return *cost, *nothing, *entries, 0.0, 0.0, *more
+        parted = times.added(name, source, readings) if name in times.before_tails else 0.0
+        return *cost, *nothing, *entries, 0.0, 0.0, parted, *more
 
     def alike(self, name: str) -> object:
         """As of `StepCosts`."""

@@ -31,6 +31,7 @@ from workbench.predict.search.limit.memory_costs import (
     MADE,
     OTHER,
     OVER,
+    PARTED,
     RESIDENT,
     ROUNDS,
     SETTLED,
@@ -152,7 +153,10 @@ class Pricing:
                 (early - 1) * back + early * costs[:, BACKWARD] - added, transitions.tail
             )
             mixed += np.outer(costs[:, LAYER], early * transitions.recompute * transitions.tail)
-            gathers = self.terms.rounds * (transitions.entry == ONE)
+            begins = transitions.entry == ONE
+            plain -= np.outer(costs[:, PARTED], begins)
+            mixed += np.outer((1 - early) * costs[:, PARTED], begins)
+            gathers = self.terms.rounds * begins
             plain -= np.outer(costs[:, GATHER], (1 - slowed) * gathers)
             mixed -= np.outer(costs[:, GATHER], slowed * gathers)
 
@@ -320,6 +324,7 @@ class MemoryTrellis:
         gathers, more, early = transitions.entry == ONE, (0.0, 0.0), 0.0
         if self.group_size > 1:
             ahead, back = self.pricing.more(costs)
+            back = back - costs[:, PARTED] * gathers
             more = float(ahead @ tails), float(back @ tails)
             early = float((costs[:, BACKWARD] + back + recompute * costs[:, LAYER]) @ tails)
             early *= 1 - 1 / self.group_size
