@@ -2,9 +2,9 @@
 
 Three passes over the graph:
 
-    wish      from the outputs up: the layout in which each layer would like its input. Only
+    prefer    from the outputs up: the layout in which each layer would like its input. Only
               a pending sum (P) has to choose a target without a reason of its own; it takes
-              its reader's wish.
+              what its reader prefers.
     place     from the input down: each layer's input and output layout. Layers with a
               scheme are given theirs; the others keep what they get.
     route     each edge whose two ends differ gets its conversions, and each edge over which a

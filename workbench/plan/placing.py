@@ -12,7 +12,7 @@ from workbench.plan.rules import SPLITTABLE, UNARY, after, before, can_keep, fea
 
 
 class Placing:
-    """The passes `wish` and `place`.
+    """The passes `preferred` and `place`.
 
     Args:
         graph: the model.
@@ -32,108 +32,24 @@ class Placing:
         self.inputs: dict[str, Layout] = {}
         self.outputs: dict[str, Layout] = {"input": ROWS}
         self.gathered = self._gathered_early()
-        self.wishes = self._wishes()
+        self.preferred = self._preferred()
 
     def place(self) -> None:
         for layer in self.graph.layers:
+            coming = [self.outputs[name] for name in layer.inputs]
+            held = self.held.get(layer.name)
             if layer.kind in SPLITTABLE:
-                read, given = self._by_scheme(layer)
+                first = coming[0] if held is None else held
+                read, given = placed_by_scheme(layer, self.choices.get(layer.name), first)
             else:
-                read = self._followed(layer)
+                gathered = self.gathered.get(layer.name)
+                preferred = self.preferred[layer.name]
+                read = held or read_without_scheme(self.graph, layer, coming, preferred, gathered)
                 given = after(layer, read)
             self.inputs[layer.name], self.outputs[layer.name] = read, given
 
     def _scheme(self, layer: Layer) -> tuple[str, int]:
-        choice = self.choices.get(layer.name)
-        if layer.kind not in SPLITTABLE or choice is None or choice.group_size == 1:
-            return "replicate", 1
-        return choice.scheme, choice.group_size
-
-    def _by_scheme(self, layer: Layer) -> tuple[Layout, Layout]:
-        scheme, k = self._scheme(layer)
-        if scheme == "replicate":
-            return ROWS, ROWS
-        if scheme == "duplicate":
-            return Layout(k, Replicate()), Layout(k, Replicate())
-        if scheme == "shard_heads":
-            return Layout(k, Replicate()), Layout(k, Partial())
-        shares = self.choices[layer.name].shares
-        out_dim = feature_dim(layer.output_shape, layer.kind)
-        in_dim = feature_dim(layer.input_shape, layer.kind)
-        if scheme == "shard_out":
-            if layer.groups == 1:
-                sizes = apportion(layer.output_shape[out_dim - 1], shares or (1,) * k)
-                return Layout(k, Replicate()), Layout(k, Shard(out_dim, sizes))
-            groups = Shard(1, apportion(layer.groups, shares or (1,) * k))
-            read = groups.scaled(layer.input_shape[0] // layer.groups)
-            given = groups.scaled(layer.output_shape[0] // layer.groups)
-            return Layout(k, read), Layout(k, given)
-        coming = self.held.get(layer.name, self.outputs[layer.inputs[0]])
-        if (
-            shares is None
-            and coming.group_size == k
-            and isinstance(coming.placement, Shard)
-            and coming.placement.dim == in_dim
-        ):
-            return coming, Layout(k, Partial())
-        sizes = apportion(layer.input_shape[in_dim - 1], shares or (1,) * k)
-        return Layout(k, Shard(in_dim, sizes)), Layout(k, Partial())
-
-    def _followed(self, layer: Layer) -> Layout:
-        """The layout in which a layer without a scheme reads all its inputs."""
-        if layer.name in self.held:
-            return self.held[layer.name]
-        if not layer.inputs or layer.rows == 0 or layer.kind in ("parameter", "size"):
-            return ROWS
-        if layer.name in self.graph.shares_weights:
-            return ROWS  # one placement for all that use the weights
-        coming = [self.outputs[name] for name in layer.inputs]
-        if layer.name in self.gathered:
-            return self.gathered[layer.name]
-        if self.wishes[layer.name] is ROWS and all([layout is ROWS for layout in coming]):
-            return ROWS  # as most layers of most plans
-        if layer.kind in (*UNARY, "batch_norm"):
-            if can_keep(layer, coming[0]):
-                return coming[0]
-            wish = self.wishes[layer.name]
-            return wish if can_keep(layer, wish) else ROWS
-        if layer.kind in ("add", "mul"):
-            return self._cheapest(layer, coming)
-        return self._rows_or_whole(layer, coming)
-
-    def _rows_or_whole(self, layer: Layer, coming: list[Layout]) -> Layout:
-        """For a layer that reads whole samples: own rows, or all of the group's.
-
-        All where its inputs lie so; and where it joins features of the group and that is no more
-        traffic, as in a dense network, whose readers share what was gathered once.
-        """
-        first, wish = coming[0], self.wishes[layer.name]
-        if first.placement == Replicate() and all(layout == first for layout in coming):
-            return first
-        met = any(layout.group_size == wish.group_size for layout in coming)
-        if not joins(layer) or wish == ROWS or not met:
-            return ROWS
-        return self._least((wish, ROWS), layer, coming, wish)
-
-    def _cheapest(self, layer: Layer, coming: list[Layout]) -> Layout:
-        """Of the layouts that its inputs have, or that its readers wish: the least traffic."""
-        wish = self.wishes[layer.name]
-        candidates = [layout for layout in (wish, *coming, ROWS) if self._shared(layer, layout)]
-        return self._least(candidates, layer, coming, wish)
-
-    def _least(
-        self, candidates: Sequence[Layout], layer: Layer, coming: list[Layout], wish: Layout
-    ) -> Layout:
-        """Of these layouts of a layer's inputs, the one with the least traffic before and after."""
-
-        def elements(target: Layout) -> float:
-            there = sum(
-                volume(layout, target, self._shape(name))
-                for name, layout in zip(layer.inputs, coming, strict=True)
-            )
-            return there + volume(target, wish, layer.output_shape)
-
-        return min(candidates, key=elements)
+        return _scheme(layer, self.choices.get(layer.name))
 
     def _read_cut(self, layer: Layer, k: int) -> Shard:
         """How a layer that reads its own features would like them."""
@@ -142,40 +58,27 @@ class Placing:
         each = layer.input_shape[0] // layer.groups if layer.groups > 1 else 1
         return Shard(dim, apportion(layer.input_shape[dim - 1] // each, shares)).scaled(each)
 
-    def _shared(self, layer: Layer, layout: Layout) -> bool:
-        """Whether all inputs of an addition or product can lie like this at once."""
-        if not isinstance(layout.placement, Shard):
-            return can_keep(layer, layout)
-        dim = layout.placement.dim
-        shapes = [self._shape(name) for name in layer.inputs]
-        return all(len(shape) >= dim and len(shape) == len(shapes[0]) for shape in shapes) and all(
-            shape[dim - 1] == layout.placement.extent for shape in shapes
-        )
-
-    def _shape(self, name: str) -> tuple[int, ...]:
-        return self.graph.input_shape if name == "input" else self.graph[name].output_shape
-
-    def _wishes(self) -> dict[str, Layout]:
+    def _preferred(self) -> dict[str, Layout]:
         """For each layer, the layout that it would like its inputs to have."""
-        wishes: dict[str, Layout] = {}
+        preferred: dict[str, Layout] = {}
         for layer in reversed(self.graph.layers):
             scheme, k = self._scheme(layer)
             readers = self.graph.consumers[layer.name]
-            wanted = wishes[readers[0]] if readers else ROWS
+            wanted = preferred[readers[0]] if readers else ROWS
             if k == 1 and (wanted is ROWS or layer.kind in SPLITTABLE):
-                wishes[layer.name] = ROWS
+                preferred[layer.name] = ROWS
             elif layer.kind in SPLITTABLE:
                 if scheme == "shard_in" or (scheme == "shard_out" and layer.groups > 1):
-                    wishes[layer.name] = Layout(k, self._read_cut(layer, k))
+                    preferred[layer.name] = Layout(k, self._read_cut(layer, k))
                 else:
-                    wishes[layer.name] = over(k, Replicate())
+                    preferred[layer.name] = over(k, Replicate())
             elif layer.kind in ("batch_norm", "add", "mul"):
-                wishes[layer.name] = wanted if can_keep(layer, wanted) else ROWS
+                preferred[layer.name] = wanted if can_keep(layer, wanted) else ROWS
             elif joins(layer):
-                wishes[layer.name] = wanted if wanted.placement == Replicate() else ROWS
+                preferred[layer.name] = wanted if wanted.placement == Replicate() else ROWS
             else:
-                wishes[layer.name] = before(layer, wanted)
-        return wishes
+                preferred[layer.name] = before(layer, wanted)
+        return preferred
 
     def _gathered_early(self) -> dict[str, Layout]:
         """The followers between a layer that reads whole groups and its cheapest gather."""
@@ -197,3 +100,133 @@ class Placing:
                 name = above.inputs[0]
             early.update({above.name: Layout(k, Replicate()) for above in path[:cut]})
         return early
+
+
+def placed_by_scheme(
+    layer: Layer, choice: LayerPlan | None, coming: Layout
+) -> tuple[Layout, Layout]:
+    """The layouts in which a layer that can be split reads its input and gives its output.
+
+    Args:
+        layer: of a kind in `SPLITTABLE`.
+        choice: of the plan for it; None: it is replicated.
+        coming: the layout of its input before any conversion.
+    """
+    scheme, k = _scheme(layer, choice)
+    if choice is None or scheme == "replicate":
+        return ROWS, ROWS
+    if scheme == "duplicate":
+        return Layout(k, Replicate()), Layout(k, Replicate())
+    if scheme == "shard_heads":
+        return Layout(k, Replicate()), Layout(k, Partial())
+    shares = choice.shares
+    out_dim = feature_dim(layer.output_shape, layer.kind)
+    in_dim = feature_dim(layer.input_shape, layer.kind)
+    if scheme == "shard_out":
+        if layer.groups == 1:
+            sizes = apportion(layer.output_shape[out_dim - 1], shares or (1,) * k)
+            return Layout(k, Replicate()), Layout(k, Shard(out_dim, sizes))
+        groups = Shard(1, apportion(layer.groups, shares or (1,) * k))
+        read = groups.scaled(layer.input_shape[0] // layer.groups)
+        given = groups.scaled(layer.output_shape[0] // layer.groups)
+        return Layout(k, read), Layout(k, given)
+    if (
+        shares is None
+        and coming.group_size == k
+        and isinstance(coming.placement, Shard)
+        and coming.placement.dim == in_dim
+    ):
+        return coming, Layout(k, Partial())
+    sizes = apportion(layer.input_shape[in_dim - 1], shares or (1,) * k)
+    return Layout(k, Shard(in_dim, sizes)), Layout(k, Partial())
+
+
+def read_without_scheme(
+    graph: Graph, layer: Layer, coming: Sequence[Layout], preferred: Layout, gathered: Layout | None
+) -> Layout:
+    """The layout in which a layer without a scheme reads all its inputs.
+
+    Args:
+        graph: of the layer.
+        layer: that cannot be split by itself.
+        coming: the layouts of its inputs before any conversion.
+        preferred: the layout that its readers would like it to read in.
+        gathered: where its input is gathered already for a layer behind it, over whom.
+    """
+    if not layer.inputs or layer.rows == 0 or layer.kind in ("parameter", "size"):
+        return ROWS
+    if layer.name in graph.shares_weights:
+        return ROWS  # one placement for all that use the weights
+    if gathered is not None:
+        return gathered
+    if preferred is ROWS and all([layout is ROWS for layout in coming]):
+        return ROWS  # as most layers of most plans
+    if layer.kind in (*UNARY, "batch_norm"):
+        if can_keep(layer, coming[0]):
+            return coming[0]
+        return preferred if can_keep(layer, preferred) else ROWS
+    if layer.kind in ("add", "mul"):
+        shapes = [_shape(graph, name) for name in layer.inputs]
+        every = (preferred, *coming, ROWS)
+        candidates = [layout for layout in every if _shared(layer, shapes, layout)]
+        return _least(graph, candidates, layer, coming, preferred)
+    return _rows_or_whole(graph, layer, coming, preferred)
+
+
+def _scheme(layer: Layer, choice: LayerPlan | None) -> tuple[str, int]:
+    if layer.kind not in SPLITTABLE or choice is None or choice.group_size == 1:
+        return "replicate", 1
+    return choice.scheme, choice.group_size
+
+
+def _rows_or_whole(
+    graph: Graph, layer: Layer, coming: Sequence[Layout], preferred: Layout
+) -> Layout:
+    """For a layer that reads whole samples: own rows, or all of the group's.
+
+    All where its inputs lie so; and where it joins features of the group and that is no more
+    traffic, as in a dense network, whose readers share what was gathered once.
+    """
+    first = coming[0]
+    if first.placement == Replicate() and all(layout == first for layout in coming):
+        return first
+    met = any(layout.group_size == preferred.group_size for layout in coming)
+    if not joins(layer) or preferred == ROWS or not met:
+        return ROWS
+    return _least(graph, (preferred, ROWS), layer, coming, preferred)
+
+
+def _least(
+    graph: Graph,
+    candidates: Sequence[Layout],
+    layer: Layer,
+    coming: Sequence[Layout],
+    preferred: Layout,
+) -> Layout:
+    """Of these layouts of a layer's inputs, the one with the least traffic before and after."""
+    different = list(dict.fromkeys(candidates))
+    if len(different) == 1:
+        return different[0]
+
+    def elements(target: Layout) -> float:
+        there = sum(
+            volume(layout, target, _shape(graph, name))
+            for name, layout in zip(layer.inputs, coming, strict=True)
+        )
+        return there + volume(target, preferred, layer.output_shape)
+
+    return min(different, key=elements)
+
+
+def _shared(layer: Layer, shapes: Sequence[tuple[int, ...]], layout: Layout) -> bool:
+    """Whether all inputs of an addition or product can lie like this at once."""
+    if not isinstance(layout.placement, Shard):
+        return can_keep(layer, layout)
+    dim = layout.placement.dim
+    return all(len(shape) >= dim and len(shape) == len(shapes[0]) for shape in shapes) and all(
+        shape[dim - 1] == layout.placement.extent for shape in shapes
+    )
+
+
+def _shape(graph: Graph, name: str) -> tuple[int, ...]:
+    return graph.input_shape if name == "input" else graph[name].output_shape

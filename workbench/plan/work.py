@@ -6,17 +6,43 @@ interpolated between them.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from workbench.plan.choice import LayerPlan
+from workbench.plan.flow import Flow
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.layout import Layout
 from workbench.plan.placement import Partial, Shard
-from workbench.plan.plan import Plan
+from workbench.plan.plan import BatchNorm
 from workbench.plan.weights import heads_of
 
 # Bytes of an element: of activations, of weights (autocast keeps weights in fp32).
 _ITEMSIZE = {"fp32": (4, 4), "bf16": (2, 4), "fp64": (8, 8)}
+
+
+class PlacedLayers(Protocol):
+    """What says how layers lie: a `Plan`, or some of its layers by themselves.
+
+    Attributes:
+        graph: the model.
+        flow: the placement of at least the layers that are asked for.
+        layers: the choices of those that have one.
+        batch_norm: as of a `Plan`.
+    """
+
+    @property
+    def graph(self) -> Graph: ...
+
+    @property
+    def flow(self) -> Flow: ...
+
+    @property
+    def layers(self) -> Mapping[str, LayerPlan]: ...
+
+    @property
+    def batch_norm(self) -> BatchNorm: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +69,9 @@ class Work:
     weight_bytes: float
 
 
-def work_of(plan: Plan, layer: Layer, rank: int, rows: Sequence[int], precision: str) -> Work:
+def work_of(
+    plan: PlacedLayers, layer: Layer, rank: int, rows: Sequence[int], precision: str
+) -> Work:
     """The work of one layer on one rank.
 
     Args:
@@ -61,7 +89,9 @@ def work_of(plan: Plan, layer: Layer, rank: int, rows: Sequence[int], precision:
     return _of_piece(plan, layer, rank % k, samples, precision)
 
 
-def works_of(plan: Plan, layer: Layer, rows: Sequence[int], precision: str) -> tuple[Work, ...]:
+def works_of(
+    plan: PlacedLayers, layer: Layer, rows: Sequence[int], precision: str
+) -> tuple[Work, ...]:
     """The work of one layer on every rank; ranks with equal work share one value.
 
     Args:
@@ -83,7 +113,7 @@ def works_of(plan: Plan, layer: Layer, rows: Sequence[int], precision: str) -> t
     return tuple(found)
 
 
-def _of_piece(plan: Plan, layer: Layer, member: int, samples: int, precision: str) -> Work:
+def _of_piece(plan: PlacedLayers, layer: Layer, member: int, samples: int, precision: str) -> Work:
     """The work of one member of a group on the group's samples."""
     graph, flow = plan.graph, plan.flow
     itemsize, weight_itemsize = _ITEMSIZE[precision]
@@ -129,7 +159,7 @@ def _local(shape: tuple[int, ...], layout: Layout, member: int) -> tuple[int, ..
     return (*shape[: cut.dim - 1], cut.length(member), *shape[cut.dim :])
 
 
-def _heads(plan: Plan, layer: Layer) -> tuple[int, ...] | None:
+def _heads(plan: PlacedLayers, layer: Layer) -> tuple[int, ...] | None:
     """The heads of each member, where a layer is cut by them."""
     choice = plan.layers.get(layer.name)
     if choice is None or choice.scheme != "shard_heads":
@@ -137,7 +167,7 @@ def _heads(plan: Plan, layer: Layer) -> tuple[int, ...] | None:
     return heads_of(layer, choice)
 
 
-def _part(plan: Plan, layer: Layer, member: int, output: tuple[int, ...]) -> float:
+def _part(plan: PlacedLayers, layer: Layer, member: int, output: tuple[int, ...]) -> float:
     """The share of the layer's operations that is computed by this member of a group."""
     heads = _heads(plan, layer)
     if heads is not None:
@@ -149,7 +179,7 @@ def _part(plan: Plan, layer: Layer, member: int, output: tuple[int, ...]) -> flo
     return math.prod(output) / whole if whole else 1.0
 
 
-def _how(plan: Plan, layer: Layer) -> str:
+def _how(plan: PlacedLayers, layer: Layer) -> str:
     """What is computed: in eval mode, or with frozen weights, it is something else.
 
     Synchronized statistics have no kernel of their own.

@@ -17,8 +17,7 @@ from workbench.plan.graph import Graph, Layer
 from workbench.plan.layout import Conversion
 from workbench.plan.machine import Machine
 from workbench.plan.placement import Shard
-from workbench.plan.plan import Plan
-from workbench.plan.work import work_of
+from workbench.plan.work import PlacedLayers, work_of
 from workbench.predict.crossing import Call, crossing_of
 from workbench.predict.hosts import Hosts
 from workbench.predict.meeting import Meeting, meeting_of
@@ -137,7 +136,7 @@ class Crossed:
 
 
 def layer_seconds(
-    plan: Plan, layer: Layer, rows: Rows, precision: str, speeds: Speeds
+    plan: PlacedLayers, layer: Layer, rows: Rows, precision: str, speeds: Speeds
 ) -> LayerSeconds:
     """Forward and backward pass of one layer.
 
@@ -263,7 +262,7 @@ def update_seconds(kind: str, parameters: Seconds, copies: int, speeds: Speeds) 
     return parameters * np.array([rate(device) for device in speeds.devices])
 
 
-def _pieces(plan: Plan, layer: Layer, group_size: int) -> tuple[object, ...]:
+def _pieces(plan: PlacedLayers, layer: Layer, group_size: int) -> tuple[object, ...]:
     """For each member of a group, what tells its piece of a layer from the others'."""
     if group_size == 1:
         return ((),)

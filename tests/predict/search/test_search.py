@@ -16,8 +16,8 @@ from workbench.plan.errors import ExperimentError, MachineError, PlanError
 from workbench.plan.plan import Plan
 from workbench.plan.tail import RoundsError
 from workbench.predict.search import MemoryLimitError, search
-from workbench.predict.search.choices import options_of
 from workbench.predict.search.limit import bytes_of
+from workbench.predict.search.space.choices import options_of
 
 MOMENTUM = wb.SGD(lr=0.1, momentum=0.9)
 

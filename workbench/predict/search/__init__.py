@@ -1,6 +1,6 @@
 """The best plan, found by its predicted step time."""
 
-from workbench.predict.search.limit import MemoryLimitError
+from workbench.predict.search.limit.memory_limit import MemoryLimitError
 from workbench.predict.search.result import SearchResult
 from workbench.predict.search.search import search
 

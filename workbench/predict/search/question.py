@@ -15,8 +15,8 @@ from workbench.plan.plan import Plan
 from workbench.predict.batches import micro_batches
 from workbench.predict.duration import Speeds, layer_seconds
 from workbench.predict.rows import Rows
-from workbench.predict.search.choices import Pin, Shares, checked_sizes, options_of, pinned
-from workbench.predict.search.trellis import Floats
+from workbench.predict.search.space.choices import Pin, Shares, checked_sizes, options_of, pinned
+from workbench.predict.search.space.trellis import Floats
 
 _DIFFERENT = 0.02  # devices whose speeds differ by less are taken to be equal
 
@@ -26,12 +26,12 @@ class Question:
     """A search, as asked.
 
     Attributes:
-        experiment: in which plans are compared; its own plan is data-parallel.
-        machine: that it runs on.
+        experiment: the run for which plans are compared; its own plan is data-parallel.
+        machine: the machine that it runs on.
         limit: bytes of a rank.
-        sizes: of groups.
+        sizes: the group sizes to consider.
         options: for each layer that can be split, its choices.
-        weights: of each rank in the mean of times: its speed.
+        weights: relative speed of each rank, its weight in the mean of times [ranks].
         pinned: layers that the user has decided on, and whether they are computed again.
         rounds: whether tails may run in rounds.
         recompute: whether layers may be computed again.
@@ -88,7 +88,7 @@ class Question:
         return True
 
 
-def asked(
+def question_of(
     graph: Graph,
     machine: Machine,
     world_size: int,

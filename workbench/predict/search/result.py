@@ -6,11 +6,16 @@ from functools import cached_property
 from html import escape
 from typing import Any
 
+import numpy as np
+
 from workbench.plan.choice import LayerPlan
 from workbench.plan.plan import Plan
 from workbench.predict.prediction import Prediction
-from workbench.predict.search.judge import Judged
-from workbench.predict.search.limit import shown
+from workbench.predict.search.bounds.relaxation import Priced
+from workbench.predict.search.evaluation import EvaluatedPlan
+from workbench.predict.search.limit.memory_limit import shown
+from workbench.predict.search.question import Question
+from workbench.predict.search.space.trellis import Trellis
 
 _SHOWN = 12
 
@@ -79,7 +84,7 @@ class SearchResult:
     judged: int
     plans: int
     _why: Callable[[], Mapping[str, Reason]] = field(compare=False)
-    _pareto: Callable[[], tuple[Judged, ...]] = field(compare=False)
+    _pareto: Callable[[], tuple[EvaluatedPlan, ...]] = field(compare=False)
 
     @cached_property
     def step_time(self) -> float:
@@ -97,7 +102,7 @@ class SearchResult:
         return self._why()
 
     @cached_property
-    def pareto(self) -> tuple[Judged, ...]:
+    def pareto(self) -> tuple[EvaluatedPlan, ...]:
         """Plans that no other one judged beats in both time and memory, the fastest first."""
         return self._pareto()
 
@@ -176,3 +181,31 @@ def _alike(one: LayerPlan, other: LayerPlan) -> bool:
 def _difference(seconds: float) -> str:
     """As "+2.1 ms"; what rounding alone makes is none."""
     return "+0 ms" if abs(seconds) < _ROUNDING_S else f"{seconds * 1e3:+.3g} ms"
+
+
+def reasons_of(
+    question: Question, trellis: Trellis, priced: Priced, plan: Plan
+) -> Mapping[str, Reason]:
+    """For each layer that can be split, its options by the cheapest plan through each.
+
+    Args:
+        question: what was asked.
+        trellis: all plans.
+        priced: at what price they are compared.
+        plan: the plan that was found.
+    """
+    through = priced.paths.through()
+    found = {}
+    for layer, stage, costs in zip(trellis.layers, trellis.stages, through, strict=True):
+        choices = trellis.options.get(layer.name)
+        if choices is None:
+            continue
+        least = np.full(len(choices), np.inf)
+        np.minimum.at(least, stage.choice, costs)
+        order = np.argsort(least, kind="stable")
+        options = tuple(
+            Option(choices[index], float(least[index] - priced.paths.cheapest)) for index in order
+        )
+        chosen = plan.layers.get(layer.name, LayerPlan())
+        found[layer.name] = Reason(layer.name, chosen, layer.name in question.pinned, options)
+    return found

@@ -1,17 +1,302 @@
-"""`search`: the plan with the least predicted step time that fits into memory."""
+"""The plan with the least predicted step time that fits, and how far any other could be below it.
+
+    1  All plans are the paths of a trellis (`space/`), with costs whose sum is a lower bound of the
+       predicted step time (`bounds/`) and memory (`limit/`).
+    2  The plans that are cheapest at the mixes by which the bound is tightened, and the presets
+       that the bound does not rule out, are predicted in full.
+    3  Where a memory limit binds, plans that fit are looked for, and a bound on them
+       (`limit/`); a limit below the least memory of all plans is refused before that.
+    4  Further plans follow in the order of their bound. When the next bound is no less than the
+       best prediction, that one is proven to be the best of all.
+
+Small models are searched until the proof is there; of large ones the best found so far is given
+when it is near enough or the time is over, with the bound reached: the gap is certified, against
+predicted step time.
+
+Computing layers again only costs time, and is done only where the limit asks for it. Rounds save
+memory too, and hide a gather behind what they compute.
+"""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 
-from workbench.plan.experiment import Experiment, Optimizer
+import numpy as np
+
+from workbench.plan.experiment import Experiment, Optimizer, Synchronous
 from workbench.plan.graph import Graph
 from workbench.plan.machine import Machine
-from workbench.predict.search.choices import Pin, Shares
-from workbench.predict.search.limit import bytes_of
-from workbench.predict.search.question import asked
-from workbench.predict.search.result import SearchResult
-from workbench.predict.search.searching import Searching
+from workbench.plan.plan import Plan
+from workbench.plan.tail import Rounds, RoundsError
+from workbench.predict.batches import micro_batches
+from workbench.predict.duration import load_seconds
+from workbench.predict.hosts import Hosts
+from workbench.predict.resident import STAGING_BYTES
+from workbench.predict.search.bounds.costs import StepCosts
+from workbench.predict.search.bounds.relaxation import Relaxation, Terms
+from workbench.predict.search.evaluation import EvaluatedPlan, Evaluator
+from workbench.predict.search.limit.limited_search import MemoryLimitedSearch
+from workbench.predict.search.limit.memory_costs import MemoryCosts
+from workbench.predict.search.limit.memory_limit import MemoryLimitError, bytes_of, refusal
+from workbench.predict.search.question import Question, question_of
+from workbench.predict.search.result import SearchResult, reasons_of
+from workbench.predict.search.space.choices import Pin, Shares
+from workbench.predict.search.space.construction import trellis_of
+from workbench.predict.search.space.k_best import cheapest_sums
+from workbench.predict.search.space.local_placement import LocalPlacement
+from workbench.predict.search.space.trellis import Trellis
 from workbench.predict.uncollected import uncollected
+
+# As many plans are searched to the end, however long it takes.
+ENUMERABLE = 4096
+# Of a search among more plans: as near as this the best found so far is given, at once, or when
+# as many seconds are over.
+_SURE, _NEAR, PATIENCE = 0.002, 0.01, 0.6
+_LEAST_SECONDS = 0.6  # to find what memory every plan needs
+_IN_ROUNDS: tuple[Rounds, ...] = ("B/K", "B")
+_FRONT = 6
+
+
+class PlanSearch:
+    """One search, as far as it has come.
+
+    Args:
+        question: what is asked.
+        began: when, by `time.perf_counter`.
+    """
+
+    def __init__(self, question: Question, began: float) -> None:
+        self.question, self.began = question, began
+        self.worked = time.thread_time()  # limits are for work, whoever else is at work
+        self.evaluator = Evaluator(question.experiment, question.machine, question.limit)
+        parts = [k for k in question.sizes if k > 1] if question.rounds else []
+        self.costs = StepCosts(question.experiment, question.machine, question.weights, parts)
+        placement = LocalPlacement(question.graph, question.options)
+        self.trellis = trellis_of(question.graph, placement, question.options, self.costs)
+        self.recomputable = [question.may_recompute(layer) for layer in question.graph.layers]
+        self.all = Relaxation(self.trellis, self._terms())
+
+    def result(self) -> SearchResult:
+        """Searches.
+
+        Raises:
+            MemoryLimitError: no plan fits.
+        """
+        tightest = self.all.tightest()
+        bound = self.all.bound(tightest)
+        self._first_plans(bound)
+        if self._enumerable or not self.evaluator.tight:
+            bound = self._prove(tightest.mix)
+        if self.evaluator.tight and not self._enumerable:
+            bound = max(bound, self._bound_under_limit())
+        best = self.evaluator.best
+        if best is None:  # all have been judged
+            raise self._refusal(float("inf"))
+        return SearchResult(
+            plan=best.plan,
+            prediction=best.prediction,
+            bound=min(bound, best.step_time),
+            seconds=time.perf_counter() - self.began,
+            memory_limit=self.question.limit,
+            judged=len(self.evaluator),
+            plans=self.question.plans,
+            _why=lambda: reasons_of(self.question, self.trellis, tightest, best.plan),
+            _pareto=self._front,
+        )
+
+    def _bound_under_limit(self) -> float:
+        """A bound on the plans that fit, of which it looks for the best.
+
+        Raises:
+            MemoryLimitError: none is found.
+        """
+        limited, until = self.limited(self.question.limit, self.evaluator), self._until
+        self._lean()
+        least = 0.0
+        if self.evaluator.best is None:
+            least = limited.least(min(until, time.thread_time() + _LEAST_SECONDS))
+        if least <= self.question.limit:
+            limited.search(until)
+        if self.evaluator.best is None:
+            raise self._refusal(least)
+        return limited.bound
+
+    def limited(self, limit: float, evaluator: Evaluator) -> MemoryLimitedSearch:
+        """The same search under another limit."""
+        return MemoryLimitedSearch(
+            replace(self.question, limit=int(limit)),
+            self._memory_costs,
+            self.costs,
+            self.all.terms,
+            self._resident(),
+            evaluator,
+        )
+
+    @cached_property
+    def _memory_costs(self) -> Trellis:
+        """The trellis with what memory and rounds cost too."""
+        return self.trellis.priced(MemoryCosts(self.costs))
+
+    def _terms(self) -> Terms:
+        """Of the bounds."""
+        question = self.question
+        machine, sync = question.machine, question.experiment.sync
+        links = [machine.within] if machine.across is None else [machine.within, machine.across]
+        free = (1 - min(link.busy for link in links)) / machine.slowdown
+        apart = isinstance(sync, Synchronous) and not sync.per_round
+        return Terms(
+            fixed=self._fixed(),
+            slowed=1 - free,
+            apart=apart,
+            rounds=question.rounds and self._hides(),
+            parts=self.costs.parts,
+            lasting=not isinstance(sync, Synchronous) or not sync.per_round,
+        )
+
+    def _resident(self) -> float:
+        """Bytes that every rank holds besides weights: its rows, and what it stages."""
+        experiment, world = self.question.experiment, self.question.world_size
+        rows = np.sum(micro_batches(experiment), axis=0)
+        sample = float(np.prod(self.question.graph.input_shape)) * self.costs.itemsizes["input"]
+        hosts = Hosts.of(world, self.question.machine.ranks_per_host)
+        mates = hosts.mates([range(world)]) > 1
+        groups = 2  # of gradients and of control
+        return float((rows * sample + groups * STAGING_BYTES * mates).mean())
+
+    def _fixed(self) -> float:
+        """Seconds of loading, of agreeing, and of what every step costs besides."""
+        experiment, speeds = self.question.experiment, self.costs.speeds
+        rows = np.sum(micro_batches(experiment), axis=0)
+        sample = int(np.prod(self.question.graph.input_shape)) * self.costs.itemsizes["input"]
+        seconds = load_seconds(rows * sample, speeds) + speeds.each("step_s")
+        world = self.question.world_size
+        status = speeds.meeting(range(world)).all_reduce((3 + world) * 8, "auto", beside=False)
+        return float(self.question.weights @ seconds) + status.seconds
+
+    def _hides(self) -> bool:
+        """Whether a gather can run beside a tail in rounds: not in memory that all share."""
+        sizes = (k for k in self.question.sizes if k > 1)
+        meetings = [self.costs.speeds.meeting(range(k)) for k in sizes]
+        return any(not meeting.memory or len(meeting.hosts) > 1 for meeting in meetings)
+
+    def _first_plans(self, bound: float) -> None:
+        """Judges presets and the cheapest plans, as far as their bounds are below the best.
+
+        Args:
+            bound: seconds that every plan takes at least.
+        """
+        found = list(self.all.seen())
+        for preset in self._presets():
+            path = self.trellis.path(preset.layers)
+            if path is not None:
+                found.append(self.all.found(path))
+        for one in sorted(found, key=lambda one: one.least_seconds):
+            if one.least_seconds < self.evaluator.seconds and not self._enough(bound):
+                self.evaluator.evaluate(self.question.plan(one.choices))
+        if self.evaluator.best is not None and not self._enough(bound):
+            self._judge_rounds(self.evaluator.best.plan)
+
+    def _judge_rounds(self, plan: Plan) -> list[EvaluatedPlan]:
+        """Judges a plan in the rounds that it can run in."""
+        if not self.question.rounds:
+            return []
+        try:
+            if plan.tail is None:
+                return []
+        except RoundsError:
+            return []
+        return [self.evaluator.evaluate(plan.with_rounds(rounds)) for rounds in _IN_ROUNDS]
+
+    def _presets(self) -> Iterator[Plan]:
+        graph, world = self.question.graph, self.question.world_size
+        yield Plan.data_parallel(graph, world)
+        for k in self.question.sizes:
+            if k > 1:
+                yield Plan.hybrid(graph, world, k)
+
+    def _lean(self) -> None:
+        """Judges presets with layers computed again, until something fits."""
+        if not self.question.recompute or self.evaluator.best is not None:
+            return
+        recomputable = [layer.name for layer in self.question.graph.layers if self._may(layer.name)]
+        length = max(2, round(len(recomputable) ** 0.5))
+        recomputed = [name for index, name in enumerate(recomputable) if (index + 1) % length]
+        for preset in self._presets():
+            if self.trellis.path(preset.layers) is not None:
+                plan = self.question.plan(preset.layers, recomputed)
+                self.evaluator.evaluate(plan)
+                self._judge_rounds(plan)
+
+    def _may(self, name: str) -> bool:
+        return self.question.may_recompute(self.question.graph[name])
+
+    def _refusal(self, bytes_: float) -> MemoryLimitError:
+        lean = self.evaluator.leanest
+        assert lean is not None
+        batch_size = self.question.experiment.batch_size
+        return refusal(self.question.limit, lean.plan, lean.peak_bytes, bytes_, batch_size)
+
+    @property
+    def _enumerable(self) -> bool:
+        """Whether all plans can be tried."""
+        ways = 2 ** sum(self.recomputable) if self.evaluator.tight else 1
+        return self.question.plans * ways <= ENUMERABLE
+
+    @property
+    def _until(self) -> float:
+        """When the time is over, by `time.thread_time`."""
+        return self.worked + self.question.seconds
+
+    def _enough(self, bound: float) -> bool:
+        """Whether no further plan is predicted, once none can take less than so many seconds."""
+        if self._enumerable or self.evaluator.best is None:
+            return False
+        now, gap = time.thread_time(), 1 - bound / self.evaluator.seconds
+        return gap <= _SURE or now > self._until or (gap <= _NEAR and now > self.worked + PATIENCE)
+
+    def _prove(self, mix: float) -> float:
+        """Judges plans in the order of their bounds; gives the bound of all that are left."""
+        priced = self.all.at(mix)
+        for cost, path in priced.paths.in_order():
+            bound = cost + self.all.terms.fixed
+            if bound >= self.evaluator.seconds:
+                return self.evaluator.seconds
+            if self._enough(bound):
+                return bound
+            self._settle(path, bound)
+            if self._enough(bound):  # perhaps before this one was settled
+                return bound
+        return self.evaluator.seconds
+
+    def _settle(self, path: list[int], bound: float) -> None:
+        """Finds the best that can be made of one choice of schemes."""
+        base = self.all.found(path)
+        if base.least_seconds >= self.evaluator.seconds:
+            return
+        plain = self.evaluator.evaluate(self.question.plan(base.choices))
+        ways = [plain, *self._judge_rounds(plain.plan)]
+        if min(one.step_time for one in ways) >= self.evaluator.seconds:
+            return
+        for recomputed, more in cheapest_sums(self.all.forward(path, self.recomputable)):
+            if base.serial_s + more >= self.evaluator.seconds or self._enough(bound):
+                return
+            plan = self.question.plan(base.choices, recomputed)
+            self.evaluator.evaluate(plan)
+            self._judge_rounds(plan)
+
+    def _front(self) -> tuple[EvaluatedPlan, ...]:
+        """The judged plans, and some for smaller limits."""
+        best = self.evaluator.best
+        assert best is not None
+        limited = self.limited(best.peak_bytes, self.evaluator)
+        low = limited.least(time.thread_time() + PATIENCE)
+        for part in range(1, _FRONT):
+            limit = int(low + (best.peak_bytes - low) * part / _FRONT)
+            evaluator = Evaluator(self.question.experiment, self.question.machine, limit)
+            self.limited(limit, evaluator).search(time.thread_time() + PATIENCE)
+            self.evaluator.take(evaluator)
+        return self.evaluator.front()
 
 
 def search(
@@ -35,16 +320,16 @@ def search(
 
     Args:
         graph: the model.
-        machine: that it is to run on: measured, or a preset.
+        machine: the machine that it is to run on: measured, or a preset.
         world_size: number of ranks.
         memory_limit: bytes of a rank, or text such as "2GiB"; None: what the devices have.
         experiment: how it is run; its plan is put aside, but for its mode of batch norm.
-        batch_size: of the whole world, instead of the experiment's.
+        batch_size: samples of the whole world, instead of the experiment's.
         optimizer: instead of the experiment's.
         precision: instead of the experiment's.
         pin: what is decided already: a scheme or a LayerPlan by the name of a layer, or by a
             pattern such as "features.*", which means the layers that fit and can be split.
-        group_sizes: to consider, besides 1; None: all that divide the world.
+        group_sizes: group sizes to consider besides 1; None: all that divide the world.
         shares: unequal shares to consider beside equal ones. True: by the speed of the machine's
             devices, where they differ. False: none.
         rounds: whether a sharded tail may run in rounds.
@@ -59,7 +344,7 @@ def search(
         ExperimentError: an experiment that cannot be predicted.
     """
     began = time.perf_counter()
-    question = asked(
+    question = question_of(
         graph,
         machine,
         world_size,
@@ -76,4 +361,4 @@ def search(
         seconds=time_limit,
     )
     with uncollected():
-        return Searching(question, began).result()
+        return PlanSearch(question, began).result()

@@ -1,12 +1,12 @@
-"""Cheapest paths through a trellis, and all paths in the order of their cost."""
+"""Cheapest paths through a trellis; all paths, and all sets, in the order of their cost."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import count
 
 import numpy as np
 
-from workbench.predict.search.trellis import Floats, Integers, Trellis
+from workbench.predict.search.space.trellis import Floats, Integers, Trellis
 
 
 class Weighted:
@@ -100,3 +100,23 @@ class Weighted:
             found.append(here)
             behind = here
         return found[::-1]
+
+
+def cheapest_sums(costs: Mapping[str, float]) -> Iterator[tuple[tuple[str, ...], float]]:
+    """(things, sum of their costs) of every set but the empty one, the cheapest first.
+
+    Args:
+        costs: the cost of each thing, not negative.
+    """
+    names = sorted(costs, key=lambda name: costs[name])
+    if not names:
+        return
+    waiting: list[tuple[float, tuple[int, ...]]] = [(costs[names[0]], (0,))]
+    while waiting:
+        total, chosen = heappop(waiting)
+        yield tuple(names[index] for index in chosen), total
+        *rest, last = chosen
+        if last + 1 < len(names):
+            more = costs[names[last + 1]]
+            heappush(waiting, (total + more, (*chosen, last + 1)))
+            heappush(waiting, (total - costs[names[last]] + more, (*rest, last + 1)))

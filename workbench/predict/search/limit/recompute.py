@@ -1,7 +1,8 @@
-"""Which of a plan's choices decides on what is kept, layer by layer, as a small automaton.
+"""What is kept for backward, layer by layer, as a small automaton over recomputation and tails.
 
-Besides its scheme every layer chooses whether it is computed again, and the model where its tail
-begins if it runs in rounds. What is kept of a value depends on those who give and read it:
+Besides its scheme every layer chooses whether it is recomputed in backward (activation
+checkpointing), and the model where its tail begins if it runs in rounds. What is kept of a value
+depends on the layers that give and read it:
 
     a layer that is not computed again    keeps its output or inputs, as its kind needs
     one that is                           keeps what it reads from before its segment, until the
@@ -17,15 +18,94 @@ A tail in rounds holds a part of its activations at a time. It begins where one 
 on, and whatever goes from own rows into groups behind it is that value.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from workbench.plan.graph import Graph, Layer
-from workbench.predict.search.footprint import SLOTS, Footprints
-from workbench.predict.search.moves import ANY, NONE, ONE, Moves, moves_of
-from workbench.predict.search.trellis import Integers
+from workbench.predict.search.limit.footprint import SLOTS, Footprints
+from workbench.predict.search.space.trellis import Floats, Integers
+
+ANY, NONE, ONE = range(3)
+"""Conversions from own rows into groups: any, none, one of the tail's."""
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """The automaton's transitions at one layer, ordered by the state before.
+
+    Attributes:
+        states: number of states before.
+        after_states: number of states behind.
+        before: state before each transition.
+        after: state behind each transition.
+        recompute: 1 where the layer is computed again, else 0.
+        kept: [transitions, 2 + 2 SLOTS]: of beside, output, inputs and inputs converted, the part
+            that is kept.
+        there: the part that is there in its segment's backward pass alone.
+        left: so many further layers of its segment, at least.
+        repeats: 1 where conversions are computed again with the layer, else 0.
+        tail: 1 where the layer is in a tail that runs in rounds, else 0.
+        held: bytes that are there from this layer on: where a tail begins, the gradient of what it
+            reads.
+        stays: bytes that are there all the time: of what it reads, where nobody else keeps that.
+        entry: `ANY`, `NONE` or `ONE`.
+    """
+
+    states: int
+    after_states: int
+    before: Integers
+    after: Integers
+    recompute: Floats
+    kept: Floats
+    there: Floats
+    left: Integers
+    repeats: Floats
+    tail: Floats
+    held: Floats
+    stays: Floats
+    entry: Integers
+
+    @classmethod
+    def of(cls, states: int, after_states: int, rows: Iterable[Sequence[object]]) -> "Transitions":
+        """Of one row of values for each transition, in the order of the attributes."""
+        columns: list[Any] = [
+            np.array(column, dtype=np.int64 if name in _INTEGERS else np.float64)
+            for name, column in zip(_COLUMNS, zip(*rows, strict=True), strict=True)
+        ]
+        return cls(states, after_states, *columns)
+
+    @cached_property
+    def starts(self) -> Integers:
+        """Of each state, its first transition."""
+        found: Integers = np.searchsorted(self.before, np.arange(self.states))
+        return found
+
+    @cached_property
+    def ends(self) -> Integers:
+        """Of each state, the one behind its last transition."""
+        return np.append(self.starts[1:], len(self.before))
+
+    @property
+    def key(self) -> tuple[bytes, ...]:
+        """Equal for equal transitions."""
+        columns = (getattr(self, name) for name in _COLUMNS)
+        sizes = repr((self.states, self.after_states)).encode()
+        return (sizes, *(column.tobytes() for column in columns))
+
+    @classmethod
+    def joined(cls, every: "Iterable[tuple[Transitions, int]]") -> "Transitions":
+        """One transition of each."""
+        rows = ([getattr(some, name)[place] for name in _COLUMNS] for some, place in every)
+        return cls.of(1, 1, rows)
+
+
+_COLUMNS = tuple(field.name for field in fields(Transitions))[2:]
+_INTEGERS = ("before", "after", "left", "entry")
+
 
 _BEFORE, _BEGUN, _BEHIND = range(3)  # the tail's gather
 # A value that is not kept yet: given outside of the segment that goes on, inside, or kept in it.
@@ -38,53 +118,53 @@ _State = tuple[int, tuple[tuple[str, int], ...], int]
 
 
 @dataclass(frozen=True)
-class Keeping:
-    """An automaton.
+class RecomputeAutomaton:
+    """The states are what has been kept so far; its transitions, what one layer may do.
 
     Attributes:
-        moves: of each layer.
+        transitions: the transitions of each layer.
         ends: for each state behind the last layer, whether a plan may end there.
         parts: whether each layer ends a segment that it is not in.
         reaches: for each layer, [1 + reach]: the layer behind it and the next 0, 1, ... of those
             that can be in a segment.
     """
 
-    moves: tuple[Moves, ...]
+    transitions: tuple[Transitions, ...]
     ends: tuple[bool, ...]
     parts: tuple[bool, ...]
     reaches: tuple[Integers, ...]
 
 
-def keeping_of(
+def automaton_of(
     graph: Graph,
     footprints: Footprints,
-    able: Sequence[bool],
+    recomputable: Sequence[bool],
     boundaries: Mapping[str, float] | None = None,
     reach: int = REACH,
-) -> Keeping:
+) -> RecomputeAutomaton:
     """The automaton of plans without rounds, or of those with a tail in rounds.
 
     Args:
         graph: the model.
         footprints: what layers keep.
-        able: of each layer, whether it may be computed again.
+        recomputable: whether each layer may be recomputed.
         boundaries: values whose readers can be a tail, and the bytes of their gradients; None:
             there is no tail.
         reach: so many layers ahead it is known how long a segment goes on.
     """
     writing = _Writing(graph, footprints, boundaries, reach)
-    known: dict[tuple[bytes, ...], Moves] = {}
+    known: dict[tuple[bytes, ...], Transitions] = {}
     states: list[_State] = [(_BEFORE, (), _NO_SEGMENT)]
     found = []
-    ahead = _ahead(graph, footprints, able, reach)
-    for layer, again, most in zip(graph.layers, able, ahead, strict=True):
-        moves, states = writing.moves(layer, again, most, states)
-        found.append(known.setdefault(moves.key, moves))
+    ahead = _ahead(graph, footprints, recomputable, reach)
+    for layer, recompute, most in zip(graph.layers, recomputable, ahead, strict=True):
+        transitions, states = writing.transitions(layer, recompute, most, states)
+        found.append(known.setdefault(transitions.key, transitions))
     ends = tuple(
         (boundaries is None or phase == _BEHIND) and left <= 0 for phase, _, left in states
     )
     parts = tuple(takes_part(layer, footprints) for layer in graph.layers)
-    return Keeping(tuple(found), ends, parts, tuple(_reaches(parts, reach)))
+    return RecomputeAutomaton(tuple(found), ends, parts, tuple(_reaches(parts, reach)))
 
 
 def _reaches(parts: Sequence[bool], reach: int) -> Iterator[Integers]:
@@ -101,10 +181,12 @@ def takes_part(layer: Layer, footprints: Footprints) -> bool:
     return layer.rows > 0 and layer.name in footprints.learns
 
 
-def _ahead(graph: Graph, footprints: Footprints, able: Sequence[bool], reach: int) -> list[int]:
+def _ahead(
+    graph: Graph, footprints: Footprints, recomputable: Sequence[bool], reach: int
+) -> list[int]:
     """Of each layer, for how many layers a segment can go on behind it, at most `reach`."""
     found, run = [], 0
-    for layer, may in zip(reversed(graph.layers), reversed(able), strict=True):
+    for layer, may in zip(reversed(graph.layers), reversed(recomputable), strict=True):
         found.append(min(run, reach))
         if takes_part(layer, footprints):
             run = run + 1 if may else 0
@@ -149,9 +231,9 @@ class _Writing:
             found.update({self.footprints.root(name): layer.name for name in layer.inputs})
         return found
 
-    def moves(
-        self, layer: Layer, able: bool, most: int, states: list[_State]
-    ) -> tuple[Moves, list[_State]]:
+    def transitions(
+        self, layer: Layer, recomputable: bool, most: int, states: list[_State]
+    ) -> tuple[Transitions, list[_State]]:
         numbers: dict[_State, int] = {}
         rows = []
         footprints = self.footprints
@@ -174,19 +256,15 @@ class _Writing:
                     held = self.boundaries[self.gathered]
                     if known.pop(footprints.root(self.gathered), None) is not None:
                         stays = held
-                for again, more in self._segments(able, most, going):
-                    kept, there, repeats, lives = self._kept(layer, again, dict(known))
+                for recompute, more in self._segments(recomputable, most, going):
+                    kept, there, repeats, lives = self._kept(layer, recompute, dict(known))
                     after = numbers.setdefault((then, lives, more), len(numbers))
-                    apart = then != _BEFORE
-                    reach = more if again else 0
-                    places = before, after, entry, reach
-                    rows.append((*places, again, kept, there, repeats, apart, held, stays))
-        columns = list(zip(*rows, strict=True))
-        whole = [np.array(column, dtype=np.int64) for column in columns[:4]]
-        others = [np.array(column, dtype=np.float64) for column in columns[4:]]
-        return moves_of(len(states), len(numbers), whole, others), list(numbers)
+                    further, tail = more if recompute else 0, then != _BEFORE
+                    row = before, after, recompute, kept, there, further
+                    rows.append((*row, repeats, tail, held, stays, entry))
+        return Transitions.of(len(states), len(numbers), rows), list(numbers)
 
-    def _segments(self, able: bool, most: int, left: int) -> Iterator[tuple[bool, int]]:
+    def _segments(self, recomputable: bool, most: int, left: int) -> Iterator[tuple[bool, int]]:
         """(whether the layer is computed again, for how long its segment goes on behind it)."""
         if not self.takes_part:
             yield False, left
@@ -195,9 +273,9 @@ class _Writing:
             return
         if left <= 0:
             yield False, _NO_SEGMENT
-        if able and left == _NO_SEGMENT:
+        if recomputable and left == _NO_SEGMENT:
             yield from ((True, more) for more in range(most + 1))
-        elif able:
+        elif recomputable:
             longer = (left - 1, left) if left == self.reach else (left - 1,)
             yield from ((True, more) for more in longer if 0 <= more <= most)
 
@@ -216,7 +294,7 @@ class _Writing:
             yield (_BEHIND, ONE) if ends else (_BEGUN, NONE)
 
     def _kept(
-        self, layer: Layer, again: bool, values: dict[str, int]
+        self, layer: Layer, recompute: bool, values: dict[str, int]
     ) -> tuple[list[float], list[float], float, tuple[tuple[str, int], ...]]:
         """What a layer keeps.
 
@@ -226,27 +304,63 @@ class _Writing:
         """
         name, gives = layer.name, self.gives
         kept, there = [0.0] * (2 + 2 * SLOTS), [0.0] * (2 + 2 * SLOTS)
-        own = there if again else kept
+        own = there if recompute else kept
         own[:2] = 1.0, float(gives)
         roots = map(self.footprints.root, self.over)
         outputs = {name, *self.over} & set(self.graph.outputs)
-        repeats = again and self.read and bool(self.over) and not outputs
+        repeats = recompute and self.read and bool(self.over) and not outputs
         repeats = repeats and all(values.get(root, _OUTSIDE) != _OUTSIDE for root in roots)
         for place, (value, needed) in enumerate(self.reads, start=2):
             where = values.get(value)
             if where is None:  # as it was given or read elsewhere, but not as it is read here
-                kept[place + SLOTS] = float(again or needed)
-            elif where == _OUTSIDE if again else needed:
+                kept[place + SLOTS] = float(recompute or needed)
+            elif where == _OUTSIDE if recompute else needed:
                 kept[place] = 1.0
                 del values[value]
-            elif again and needed and where == _INNER:
+            elif recompute and needed and where == _INNER:
                 there[place + SLOTS] = 1.0
-            elif again and needed:
+            elif recompute and needed:
                 there[place] = 1.0
                 values[value] = _INNER
-        if self.takes_part and not again:  # a segment ends
+        if self.takes_part and not recompute:  # a segment ends
             values = dict.fromkeys(values, _OUTSIDE)
         values = {value: where for value, where in values.items() if self.until[value] != name}
-        if self.lives and not (gives and not again):
-            values[name] = (_INNER if gives else _INSIDE) if again else _OUTSIDE
+        if self.lives and not (gives and not recompute):
+            values[name] = (_INNER if gives else _INSIDE) if recompute else _OUTSIDE
         return kept, there, float(repeats), tuple(sorted(values.items()))
+
+
+def priced_bytes(there: Floats, left: Integers, automaton: RecomputeAutomaton) -> Floats:
+    """[stages]: bytes of the layers up to each, as far as prices reckon with them.
+
+    Args:
+        there: bytes of each layer.
+        left: so many further layers of its segment are looked at.
+        automaton: the automaton.
+    """
+    found = np.zeros(len(there) + 1)
+    ends = [reach[more] for reach, more in zip(automaton.reaches, left, strict=True)]
+    np.add.at(found, np.arange(len(there)), there)
+    np.subtract.at(found, ends, there)
+    return found[:-1].cumsum()
+
+
+def segment_bytes(
+    there: Floats, recompute: Floats, tails: Floats, automaton: RecomputeAutomaton
+) -> Floats:
+    """[stages]: bytes of the layers up to each.
+
+    Args:
+        there: bytes of each layer.
+        recompute: whether it is computed again.
+        tails: whether it is in the tail, which is a segment of its own.
+        automaton: the automaton.
+    """
+    found, total = np.zeros(len(there)), 0.0
+    for index, takes_part in enumerate(automaton.parts):
+        begins = index > 0 and tails[index] != tails[index - 1]
+        if takes_part and (not recompute[index] or begins):
+            total = 0.0
+        total += there[index]
+        found[index] = total if takes_part else there[index]
+    return found

@@ -33,7 +33,7 @@ def refusal(limit: int, plan: Plan, needed: int, least: float, batch_size: int) 
         plan: the leanest that was found.
         needed: bytes of its ranks, of the one that needs most.
         least: bytes that every plan needs at least.
-        batch_size: of the whole world.
+        batch_size: samples of the whole world.
     """
     least = min(int(min(least, 2**62)), needed)
     every = "which no plan needs less than"

@@ -8,7 +8,7 @@ average over ranks, a step takes at least
 
 where a gather that could run beside a tail in rounds counts for s of its time, or not at all;
 and so does any mean of the two, which is a sum over layers and conversions. Memory is left to
-`laden.py`.
+`limit/memory_trellis.py`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.plan.choice import LayerPlan
-from workbench.predict.search.costs import (
+from workbench.predict.search.bounds.costs import (
     BACKWARD,
     FORWARD,
     GATHER,
@@ -25,8 +25,8 @@ from workbench.predict.search.costs import (
     LAYER,
     UPDATE,
 )
-from workbench.predict.search.paths import Weighted
-from workbench.predict.search.trellis import Floats, Stage, Trellis
+from workbench.predict.search.space.k_best import Weighted
+from workbench.predict.search.space.trellis import Floats, Stage, Trellis
 
 _MOST_MEETINGS = 12
 
@@ -53,27 +53,27 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Found:
+class RelaxedPlan:
     """A plan that is cheapest at some mean.
 
     Attributes:
-        choices: of each layer that can be split.
-        whole: f + b + s g + u, in seconds.
-        beside: f + g + u.
+        choices: the choice of each layer that can be split.
+        serial_s: f + b + s g + u, in seconds.
+        overlapped_s: f + g + u.
     """
 
     choices: dict[str, LayerPlan]
-    whole: float
-    beside: float
+    serial_s: float
+    overlapped_s: float
 
     def seconds(self, mix: float) -> float:
         """The mean of both bounds of its step time."""
-        return (1 - mix) * self.whole + mix * self.beside
+        return (1 - mix) * self.serial_s + mix * self.overlapped_s
 
     @property
     def least_seconds(self) -> float:
         """The better one."""
-        return max(self.whole, self.beside)
+        return max(self.serial_s, self.overlapped_s)
 
 
 @dataclass(frozen=True)
@@ -82,21 +82,21 @@ class Priced:
 
     Attributes:
         mix: share of the second bound.
-        paths: by cost, `fixed` not included.
+        paths: all paths by cost in seconds, `fixed` not included.
         best: a cheapest plan.
     """
 
     mix: float
     paths: Weighted
-    best: Found
+    best: RelaxedPlan
 
 
 class Relaxation:
     """Bounds on all plans of a trellis.
 
     Args:
-        trellis: with the costs of `costs.py`.
-        terms: of the bounds.
+        trellis: all plans, with the costs of `costs.py`.
+        terms: what the bounds have in common.
     """
 
     def __init__(self, trellis: Trellis, terms: Terms) -> None:
@@ -118,12 +118,12 @@ class Relaxation:
         """Seconds that every plan takes at least."""
         return priced.paths.cheapest + self.terms.fixed
 
-    def seen(self) -> Iterator[Found]:
+    def seen(self) -> Iterator[RelaxedPlan]:
         """The cheapest plans at all means so far."""
         for priced in self._seen.values():
             yield priced.best
 
-    def found(self, path: list[int]) -> Found:
+    def found(self, path: list[int]) -> RelaxedPlan:
         """The plan of a path."""
         stages = zip(self.trellis.stages, path, strict=True)
         totals = np.sum([stage.costs[edge] for stage, edge in stages], axis=0)
@@ -131,7 +131,7 @@ class Relaxation:
         sides = totals[LAYER] + totals[FORWARD] - gather + totals[UPDATE] + self.terms.fixed
         whole = sides + totals[BACKWARD] + self.terms.slowed * (totals[GRADIENTS] + gather)
         beside = sides + totals[GRADIENTS] if self.terms.apart else 0.0
-        return Found(self.trellis.choices(path), float(whole), float(beside))
+        return RelaxedPlan(self.trellis.choices(path), float(whole), float(beside))
 
     def forward(self, path: list[int], able: Sequence[bool]) -> dict[str, float]:
         """Of the layers that may be computed again: their forward seconds."""
@@ -141,20 +141,20 @@ class Relaxation:
     def tightest(self) -> Priced:
         """Where plans that are slow on one lane and on the other cost the same."""
         low = self.at(0.0)
-        if not self.terms.apart or low.best.whole >= low.best.beside:
+        if not self.terms.apart or low.best.serial_s >= low.best.overlapped_s:
             return low
         high = self.at(1.0)
-        if high.best.beside >= high.best.whole:
+        if high.best.overlapped_s >= high.best.serial_s:
             return high
         for _ in range(_MOST_MEETINGS):
             one, other = low.best, high.best
-            rise = (one.beside - one.whole) - (other.beside - other.whole)
-            mix = (other.whole - one.whole) / rise if rise > 0 else low.mix
+            rise = (one.overlapped_s - one.serial_s) - (other.overlapped_s - other.serial_s)
+            mix = (other.serial_s - one.serial_s) / rise if rise > 0 else low.mix
             middle = self.at(min(max(mix, low.mix), high.mix))
             meeting = one.seconds(middle.mix)
             if middle.best.seconds(middle.mix) >= meeting * (1 - 1e-12):
                 return middle
-            slope = middle.best.beside - middle.best.whole
+            slope = middle.best.overlapped_s - middle.best.serial_s
             low, high = (middle, high) if slope > 0 else (low, middle)
         return max((low, high), key=self.bound)
 

@@ -7,10 +7,10 @@ from workbench.plan.layout import Conversion, Layout
 from workbench.plan.routing import crossings, returned
 from workbench.predict.duration import Speeds, conversion_seconds
 from workbench.predict.rows import Rows
-from workbench.predict.search.trellis import Floats, Readings
+from workbench.predict.search.space.trellis import Floats, Readings
 
 
-class Ways(NamedTuple):
+class PassSeconds(NamedTuple):
     """Seconds, one way and the other."""
 
     forward: float
@@ -25,17 +25,17 @@ class ConversionCosts:
     """Of any conversion.
 
     Args:
-        speeds: of all ranks.
-        weights: of each rank in the mean of times.
-        passes: of a step.
+        speeds: the speeds of all ranks.
+        weights: weight of each rank in the mean of times [ranks].
+        passes: the rows of a step's passes.
     """
 
     def __init__(self, speeds: Speeds, weights: Floats, passes: Passes) -> None:
         self.speeds, self.weights, self.passes = speeds, weights, passes
         self._chains: dict[Hashable, list[tuple[Conversion, ...]]] = {}
-        self._crossed: dict[tuple[Conversion, int, bool], Ways] = {}
+        self._crossed: dict[tuple[Conversion, int, bool], PassSeconds] = {}
 
-    def of(self, step: Conversion, width: int, learns: bool) -> Ways:
+    def of(self, step: Conversion, width: int, learns: bool) -> PassSeconds:
         """Seconds of a conversion in a step's passes.
 
         Args:
@@ -62,7 +62,7 @@ class ConversionCosts:
 
         Args:
             source: where it lies.
-            readings: of those who read it.
+            readings: the layouts in which it is read.
             shape: one sample's.
             per_sample: rows of dimension 0 for each sample.
             ends: whether the model returns it.
@@ -91,7 +91,7 @@ class ConversionCosts:
             self._chains[key] = crossings(source, target, summands, shape, per_sample)
         return self._chains[key]
 
-    def within(self, passes: Passes, step: Conversion, width: int, learns: bool) -> Ways:
+    def within(self, passes: Passes, step: Conversion, width: int, learns: bool) -> PassSeconds:
         """The same in other passes."""
         forward = backward = 0.0
         for rows, times in passes:
@@ -103,7 +103,7 @@ class ConversionCosts:
                 backward += times * self._mean(crossed.backward_s)
             if learns and crossed.backward is not None:
                 backward += times * self._mean(crossed.backward.seconds)
-        return Ways(forward, backward)
+        return PassSeconds(forward, backward)
 
     def _mean(self, seconds: Floats) -> float:
         return float(self.weights @ seconds)

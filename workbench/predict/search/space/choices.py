@@ -1,7 +1,7 @@
-"""What each layer may choose from, and what its choice asks of the layers before it.
+"""What each layer may choose from, and what its choice means for the layers before it.
 
-Of a layer's choice the layers before it see only which layout it would like to read (its wish):
-own rows, whole groups, or groups cut by features. All else about it is its own affair.
+Of a layer's choice the layers before it depend only on its preference, the layout that it would
+like to read: own rows, all rows of a group, or those cut by features.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,8 @@ from workbench.plan.rules import SCHEMES, SPLITTABLE, schemes_of
 
 Pin = str | LayerPlan
 Shares = Sequence[float]
-# What a choice wishes: ("rows", 1, None), ("whole", k, None) or ("cut", k, shares).
-Wish = tuple[str, int, tuple[float, ...] | None]
+# What a choice would like to read: ("rows", 1, None), ("whole", k, None) or ("cut", k, shares).
+Preference = tuple[str, int, tuple[float, ...] | None]
 
 _CUT = ("shard_out", "shard_in", "shard_heads")
 
@@ -33,7 +33,7 @@ def options_of(
     Args:
         graph: the model.
         world_size: number of ranks.
-        sizes: of groups.
+        sizes: the group sizes to consider.
         shares: for a group size, relative sizes of unequal pieces to consider beside equal ones.
         pins: what the user has decided, by the layer's name.
 
@@ -119,7 +119,7 @@ def checked_sizes(world_size: int, sizes: Sequence[int] | None) -> tuple[int, ..
     return valid if sizes is None else tuple(sorted({1, *sizes}))
 
 
-def wish_of(layer: Layer, choice: LayerPlan) -> Wish:
+def preference_of(layer: Layer, choice: LayerPlan) -> Preference:
     """Which layout a choice would like to read."""
     if choice.group_size == 1:
         return "rows", 1, None
@@ -129,16 +129,18 @@ def wish_of(layer: Layer, choice: LayerPlan) -> Wish:
     return "whole", choice.group_size, None
 
 
-def wishes(graph: Graph, options: Mapping[str, Sequence[LayerPlan]]) -> tuple[Wish, ...]:
-    """All that any layer's options wish; own rows, which the outputs wish, go first."""
-    own: Wish = ("rows", 1, None)
-    every = (wish_of(graph[name], choice) for name, those in options.items() for choice in those)
+def preferences(graph: Graph, options: Mapping[str, Sequence[LayerPlan]]) -> tuple[Preference, ...]:
+    """The preferences of all options; own rows, which the outputs prefer, come first."""
+    own: Preference = ("rows", 1, None)
+    every = (
+        preference_of(graph[name], choice) for name, those in options.items() for choice in those
+    )
     return tuple(dict.fromkeys((own, *every)))
 
 
-def wishing(layer: Layer, wish: Wish) -> LayerPlan:
-    """A choice with this wish."""
-    form, k, shares = wish
+def choice_preferring(layer: Layer, preference: Preference) -> LayerPlan:
+    """A choice with this preference."""
+    form, k, shares = preference
     if form == "rows":
         return LayerPlan()
     if form == "whole":

@@ -16,11 +16,13 @@
     over        the size of those groups, added up
     apart       1 where the layer reads a group's rows, 0 where it reads its own
     added up    seconds to add its weights' gradients to those of the round before
+    parted      seconds to add up the gradients of several readers; not in rounds, where their tail
+                begins with the value
 
 and then, for each size k of groups, seconds that rounds "B/K" over k take more, one way and the
 other, and those that rounds "B" do: each of them works on fewer rows, and begins anew.
 
-What of these is there when is said in `keeping.py`. They count only where a memory limit binds.
+When each of these is held is said in `recompute.py`. They count only where a memory limit binds.
 """
 
 from collections.abc import Sequence
@@ -28,17 +30,17 @@ from collections.abc import Sequence
 from workbench.plan.choice import LayerPlan
 from workbench.plan.graph import Layer
 from workbench.plan.layout import ROWS, Conversion, Layout
-from workbench.predict.search.conversion_costs import Ways
-from workbench.predict.search.costs import TIMES, StepCosts
-from workbench.predict.search.trellis import Cost, Readings
+from workbench.predict.search.bounds.conversion_costs import PassSeconds
+from workbench.predict.search.bounds.costs import TIMES, StepCosts
+from workbench.predict.search.space.trellis import Cost, Readings
 
 RESIDENT = TIMES
 BESIDE, OUTPUT, FIRST, SECOND, CONVERTED, OTHER, TRANSIENT, SPACE, ARRIVED, MADE = range(7, 17)
-SETTLED, ENTRIES, OVER, APART, ADDED_UP, ROUNDS = range(17, 23)
+SETTLED, ENTRIES, OVER, APART, ADDED_UP, PARTED, ROUNDS = range(17, 24)
 """The first of the columns of rounds."""
 
 
-class LadenCosts:
+class MemoryCosts:
     """Costs of one step in time, memory and rounds.
 
     Args:
@@ -49,7 +51,7 @@ class LadenCosts:
         self.times = times
         self._nothing = (0.0,) * (ROUNDS + 2 * len(times.rounds))
         self._plain = (0.0,) * (2 * len(times.rounds))
-        self._crossed: dict[tuple[Conversion, int, bool], list[Ways]] = {}
+        self._crossed: dict[tuple[Conversion, int, bool], list[PassSeconds]] = {}
 
     def layer(self, layer: Layer, choice: LayerPlan | None, read: Layout, given: Layout) -> Cost:
         """Of computing a layer and holding its weights, their gradients and what it keeps."""
@@ -64,7 +66,7 @@ class LadenCosts:
             others = [times.computing(alone, layer, passes) for passes in times.rounds]
             more = _more(plain, others)
         count = sum(often for _, often in times.passes)
-        last = of_weights.settled, 0.0, 0.0, float(read != ROWS), count * of_weights.added
+        last = of_weights.settled, 0.0, 0.0, float(read != ROWS), count * of_weights.added, 0.0
         return *times.layer(layer, choice, read, given), of_weights.held, *room, *last, *more
 
     def converted(self, layer: Layer, name: str, read: Layout) -> Cost:
@@ -93,7 +95,8 @@ class LadenCosts:
             losses = [times.loss(name, source, passes) - plain for passes in times.rounds]
             more = _added(more, [loss for loss in losses for _ in range(2)])
         cost = times.value(name, source, readings, carried)
-        return *cost, *nothing, *entries, 0.0, 0.0, *more
+        parted = times.added(name, source, readings) if name in times.before_tails else 0.0
+        return *cost, *nothing, *entries, 0.0, 0.0, parted, *more
 
     def alike(self, name: str) -> object:
         """As of `StepCosts`."""
@@ -116,7 +119,7 @@ class LadenCosts:
         return found
 
 
-def _more(plain: Ways, others: Sequence[Ways]) -> tuple[float, ...]:
+def _more(plain: PassSeconds, others: Sequence[PassSeconds]) -> tuple[float, ...]:
     """What each of the others takes more, one way and the other."""
     return tuple(more for way in others for more in (way[0] - plain[0], way[1] - plain[1]))
 

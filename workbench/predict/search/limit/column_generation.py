@@ -15,10 +15,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from scipy.optimize import linprog
 
-from workbench.predict.search.edges import Rule
-from workbench.predict.search.laden import Laden
-from workbench.predict.search.loads import Load, Prices
-from workbench.predict.search.trellis import Floats
+from workbench.predict.search.limit.candidates import Candidate, Prices, Rule
+from workbench.predict.search.limit.memory_trellis import MemoryTrellis
+from workbench.predict.search.space.trellis import Floats
 
 _CLOSE = 1e-5
 _CUTS = 8  # how often a mixture is held against the moments that are not in the program yet
@@ -26,57 +25,57 @@ _STEADY = 0.7  # share of the best prices so far in those that are tried
 _DEAR = 100.0  # what a whole limit too much costs, in steps of the fastest plan
 
 
-class Columns:
+class ColumnGeneration:
     """Plans in so many rounds, and a bound on all of them.
 
     Args:
-        laden: all of them.
+        variant: all of them.
         limit: bytes; None: what is looked for is the least memory.
-        rules: that the plans keep.
-        loads: plans that are known, whether they keep them or not.
-        prices: to begin with; None: memory costs nothing.
+        rules: what the plans must keep to.
+        candidates: plans that are known, whether they keep them or not.
+        prices: the first prices; None: memory costs nothing.
 
     Attributes:
         bound: seconds that every plan that fits takes at least; of the least memory: bytes.
-        loads: the plans that have been found.
+        candidates: the plans that have been found.
         prices: the last ones.
-        shares: of the plans in the best mixture.
+        shares: share of each plan in the best mixture.
         done: whether the bound cannot become better.
     """
 
     def __init__(
         self,
-        laden: Laden,
+        variant: MemoryTrellis,
         limit: float | None,
         rules: tuple[Rule, ...] = (),
-        loads: Sequence[Load] = (),
+        candidates: Sequence[Candidate] = (),
         prices: Prices | None = None,
     ) -> None:
-        self.laden, self.limit, self.rules = laden, limit, rules
+        self.variant, self.limit, self.rules = variant, limit, rules
         self.bound, self.done = 0.0, False
-        self.loads: list[Load] = []
+        self.candidates: list[Candidate] = []
         self.shares: Floats = np.ones(1)
         self._rows: list[int] = []
-        self._moments = len(laden.edges)
+        self._moments = len(variant.edges)
         self._seen: set[tuple[object, ...]] = set()
         self._best: Prices | None = None  # those of the bound
-        for load in loads:
-            if all(rule.holds(load) for rule in rules):
-                self._keep(load)
+        for candidate in candidates:
+            if all(rule.holds(candidate) for rule in rules):
+                self._keep(candidate)
         self.prices = prices
         if prices is not None:
             self._price(prices)
-        if self.loads or self.done:
+        if self.candidates or self.done:
             return
         if limit is None:
             self._price(Prices(0.0, np.full(self._moments, 1 / self._moments), 0.0))
             return
-        for mix in (0.0, 1.0) if laden.terms.apart else (0.0,):
+        for mix in (0.0, 1.0) if variant.terms.apart else (0.0,):
             self._price(Prices(mix, np.zeros(self._moments)))
 
-    def step(self) -> Load | None:
+    def step(self) -> Candidate | None:
         """Looks for one more plan; None: there is none that would tell more."""
-        if self.done or not self.loads:
+        if self.done or not self.candidates:
             self.done = True
             return None
         mixture = self._mixture()
@@ -84,14 +83,14 @@ class Columns:
             self.done = True
             return None
         self.shares, exact, value = mixture
-        load = None
+        candidate = None
         for prices in self._near_best(exact):
             self.prices = prices
-            load = self._price(prices)
+            candidate = self._price(prices)
             if self.bound >= value * (1 - _CLOSE):
                 self.done = True
-            if self.done or load is not None:
-                return load
+            if self.done or candidate is not None:
+                return candidate
         self.done = True
         return None
 
@@ -104,26 +103,26 @@ class Columns:
             yield self._best.towards(exact, 1 - _STEADY)
         yield exact
 
-    def _price(self, prices: Prices) -> Load | None:
+    def _price(self, prices: Prices) -> Candidate | None:
         """The cheapest plan; None: it is known."""
-        cost, load = self.laden.cheapest(prices, self.rules)
-        if load is None:
+        cost, candidate = self.variant.cheapest(prices, self.rules)
+        if candidate is None:
             self.bound, self.done = np.inf, True
             return None
-        bound = cost + prices.total * (self.laden.resident - (self.limit or 0.0))
-        bound += prices.time * self.laden.terms.fixed
+        bound = cost + prices.total * (self.variant.resident - (self.limit or 0.0))
+        bound += prices.time * self.variant.terms.fixed
         if bound > self.bound:
             self.bound, self._best = bound, prices
-        return load if self._keep(load) else None
+        return candidate if self._keep(candidate) else None
 
-    def _keep(self, load: Load) -> bool:
+    def _keep(self, candidate: Candidate) -> bool:
         """Adds a plan, if it is new."""
-        key = (load.path, load.again)
+        key = (candidate.path, candidate.recomputed)
         new = key not in self._seen
         if new:
             self._seen.add(key)
-            self.loads.append(load)
-            self._add(load.levels)
+            self.candidates.append(candidate)
+            self._add(candidate.levels)
         return new
 
     def _add(self, levels: Floats) -> None:
@@ -133,7 +132,7 @@ class Columns:
 
     def _mixture(self) -> tuple[Floats, Prices, float] | None:
         """(the best mixture, the prices at which it is cheapest, its value); None: not solved."""
-        levels = np.array([load.levels for load in self.loads])
+        levels = np.array([candidate.levels for candidate in self.candidates])
         for _ in range(_CUTS):
             solved = self._solved(levels)
             if solved is None:
@@ -147,20 +146,20 @@ class Columns:
 
     def _solved(self, levels: Floats) -> tuple[Floats, Prices, float, float] | None:
         """(shares of the plans, prices, value, bytes at most); None: numbers are in the way."""
-        count, rows = len(self.loads), self._rows
+        count, rows = len(self.candidates), self._rows
         unit = max(float(levels.max()), 1.0)
         memory = np.zeros((len(rows), count + 2))
         memory[:, :count] = levels[:, rows].T / unit
         memory[:, count] = -1.0
         times = np.zeros((2, count + 2))
-        times[0, :count] = [load.whole for load in self.loads]
-        times[1, :count] = [load.beside for load in self.loads]
+        times[0, :count] = [candidate.serial_s for candidate in self.candidates]
+        times[1, :count] = [candidate.overlapped_s for candidate in self.candidates]
         times[:, count + 1] = -1.0
         one = np.zeros((1, count + 2))
         one[0, :count] = 1.0
         lean = self.limit is None
         limit = 0.0 if self.limit is None else self.limit / unit
-        fastest = min(load.seconds for load in self.loads)
+        fastest = min(candidate.seconds for candidate in self.candidates)
         goal = np.zeros(count + 2)
         goal[count] = 1.0 if lean else _DEAR * fastest
         goal[count + 1] = 0.0 if lean else 1.0

@@ -10,12 +10,11 @@ from tests.predict.search.drawn import convolutions, tokens
 from tests.predict.search.machines import machine, machines
 from workbench.plan.plan import Plan
 from workbench.plan.tail import RoundsError
-from workbench.predict.search.costs import TIMES
-from workbench.predict.search.edges import Rule
-from workbench.predict.search.laden_costs import LadenCosts
-from workbench.predict.search.loads import Prices
-from workbench.predict.search.question import asked
-from workbench.predict.search.searching import Searching
+from workbench.predict.search.bounds.costs import TIMES
+from workbench.predict.search.limit.candidates import Prices, Rule
+from workbench.predict.search.limit.memory_costs import MemoryCosts
+from workbench.predict.search.question import question_of
+from workbench.predict.search.search import PlanSearch
 
 SYNCS = (
     wb.Synchronous(bucket_bytes=64),
@@ -39,7 +38,7 @@ def searching(graph, machine, world, **fields):
         recompute=True,
         seconds=5.0,
     )
-    return Searching(asked(graph, machine, world, 2**40, **(given | fields)), 0.0)
+    return PlanSearch(question_of(graph, machine, world, 2**40, **(given | fields)), 0.0)
 
 
 @settings(max_examples=30, deadline=None)
@@ -75,11 +74,24 @@ def test_bounds_are_below(data, graph, machine, precision, optimizer, batch, acc
 def test_rows_fall_into_rounds_otherwise_under_each_scheme():
     """Of one row on each rank, "B/K" has two in its first round, and "B" one in each."""
     graph = graphs.Builder((4, 4, 4)).conv("conv", 4).add("flat", "flatten", (64,)).linear("fc", 6)
-    cut = wb.LayerPlan("shard_out", group_size=2)
     plan, sgd = Plan(graph.graph(), 2), wb.SGD(lr=0.1)
     experiment = wb.Experiment(plan=plan, optimizer=sgd, steps=1, batch_size=2)
     quick = machine(latency=1e-8, busy=0.0, slowdown=1.0)
-    check_bounds(quick, experiment, lambda found, able: (dict.fromkeys(("conv", "fc"), cut), []))
+    check_bounds(quick, experiment, lambda found, able: (dict.fromkeys(("conv", "fc"), cut()), []))
+
+
+def test_gradients_of_what_a_tail_reads_are_not_added_up_before_it():
+    builder = graphs.Builder((4, 4, 4)).conv("conv0", 4).conv("conv1", 4)
+    builder.same("add", "add", "conv0", "conv1")
+    graph = builder.add("flatten", "flatten", (64,)).linear("fc", 6).graph()
+    plan, sgd = Plan(graph, 2), wb.SGD(lr=0.1)
+    experiment = wb.Experiment(plan=plan, optimizer=sgd, steps=1, batch_size=2)
+    quick = machine(latency=1e-8, bandwidth=1e10, busy=0.0, slowdown=1.0)
+    check_bounds(quick, experiment, lambda found, able: ({"conv1": cut()}, []))
+
+
+def cut():
+    return wb.LayerPlan("shard_out", group_size=2)
 
 
 def check_bounds(machine, experiment, choose):
@@ -87,25 +99,27 @@ def check_bounds(machine, experiment, choose):
     graph = experiment.plan.graph
     fields = dict(experiment=experiment, batch_size=None, optimizer=None, precision=None)
     found = searching(graph, machine, 2, **fields)
-    squeezing = found.squeezing(2.0**40, found.judge)
-    able = [name.name for name, may in zip(graph.layers, squeezing.able, strict=True) if may]
+    limited = found.limited(2.0**40, found.evaluator)
+    able = [name.name for name, may in zip(graph.layers, limited.recomputable, strict=True) if may]
     choices, again = choose(found, able)
     path = found.trellis.path(choices)
     bound = found.all.found(path)
-    for laden in squeezing.every:
+    for variant in limited.variants:
         plan = Plan(graph, 2, choices)
         plan = plan.with_recompute(*again) if again else plan
-        load = laden.cheapest(Prices(0.0, np.zeros(len(path)), 0.0), rules(found, path, again))[1]
+        candidate = variant.cheapest(
+            Prices(0.0, np.zeros(len(path)), 0.0), rules(found, path, again)
+        )[1]
         try:
-            plan = plan.with_rounds(laden.rounds)
-            assert laden.rounds == "BK" or plan.tail is not None
+            plan = plan.with_rounds(variant.rounds)
+            assert variant.rounds == "BK" or plan.tail is not None
         except (RoundsError, AssertionError):
-            assert load is None or laden.rounds != "BK"
+            assert candidate is None or variant.rounds != "BK"
             continue
-        assert load is not None
+        assert candidate is not None
         prediction = wb.predict(plan, machine, experiment)
-        assert max(bound.least_seconds, load.seconds) <= prediction.step_time * (1 + 1e-9)
-        assert load.peak <= prediction.memory.peak_bytes + 1
+        assert max(bound.least_seconds, candidate.seconds) <= prediction.step_time * (1 + 1e-9)
+        assert candidate.peak <= prediction.memory.peak_bytes + 1
 
 
 def rules(found, path, again):
@@ -114,7 +128,7 @@ def rules(found, path, again):
         if layer.name in found.trellis.options:
             choice = int(found.trellis.stages[index].choice[path[index]])
             yield Rule(index, "choice", choice, True)
-        yield Rule(index, "again", int(layer.name in again and learns(found, layer)), True)
+        yield Rule(index, "recompute", int(layer.name in again and learns(found, layer)), True)
 
 
 def learns(found, layer):
@@ -123,7 +137,7 @@ def learns(found, layer):
 
 def test_memory_and_rounds_leave_the_costs_in_time_as_they_are():
     found = searching(graphs.vgg(), machine(), 2, batch_size=64)
-    stages = found.trellis.priced(LadenCosts(found.costs)).stages
-    for stage, laden in zip(found.trellis.stages, stages, strict=True):
-        assert (laden.costs[:, :TIMES] == stage.costs).all()
-        assert laden.costs.shape[1] > TIMES
+    stages = found.trellis.priced(MemoryCosts(found.costs)).stages
+    for stage, variant in zip(found.trellis.stages, stages, strict=True):
+        assert (variant.costs[:, :TIMES] == stage.costs).all()
+        assert variant.costs.shape[1] > TIMES

@@ -2,13 +2,13 @@
 
 A stage is a layer, in the order of execution. The state before it says all that what follows can
 depend on: of every value that has still to be read, where it lies, who has read it in what layout
-so far, and whether its gradient will come back as summands; and of every layer with a scheme that
-an earlier one has heard, what it may wish. An edge is a layer's choice, with its cost and that of
-the conversions of what it was the last to read. Two plans that agree on a state can be continued
-alike, and that is what makes the search exact.
+so far, and whether its gradient will come back as partial sums; and of every layer whose
+preferred layout an earlier one depended on, what that may still be. An edge is a layer's choice,
+with its cost and that of the conversions of the values that it is the last to read. Two plans that
+agree on a state can be continued alike, and that is what makes the search exact.
 
-What is decided behind a layer, its wish and its gradient's summands, is guessed where it matters
-and held against what follows; a wrong guess ends nowhere.
+What is decided behind a layer, the preferred layout and the form of its gradient, is assumed where
+it matters and compared with what follows; a wrong assumption leads to no path.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -23,6 +23,7 @@ from workbench.plan.choice import LayerPlan
 from workbench.plan.graph import Layer
 from workbench.plan.layout import Layout
 
+Flags = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 # In which layouts a value has been read, and whether a gradient of summands comes back from there.
@@ -46,13 +47,13 @@ class Costs(Protocol):
 
 
 @dataclass(frozen=True)
-class Live:
+class LiveValue:
     """A value that has still to be read.
 
     Attributes:
         layout: where it lies.
         carried: whether its gradient is guessed to come back as summands.
-        readings: by those who have read it.
+        readings: the layouts in which it has been read.
     """
 
     layout: Layout
@@ -62,14 +63,15 @@ class Live:
 
 @dataclass(frozen=True)
 class Stage:
-    """The edges of one layer.
+    """The edges of one layer, or some of them.
 
     Attributes:
         states: number of states before it.
-        source: of each edge, the index of the state before; ascending.
-        target: of each edge, the index of the state behind, in the next stage.
-        costs: of each edge, [edges, costs].
-        choice: of each edge, the index of the layer's choice.
+        source: index of the state before each edge, ascending [edges].
+        target: index of the state behind each edge, in the next stage [edges].
+        costs: the costs of each edge [edges, costs].
+        choice: index of each edge's choice among the layer's [edges].
+        place: index of each edge among all of the layer [edges].
     """
 
     states: int
@@ -77,17 +79,34 @@ class Stage:
     target: Integers
     costs: Floats
     choice: Integers
+    place: Integers
+
+    def only(self, mine: Flags) -> "Stage":
+        """Some of the edges, between the same states."""
+        return Stage(
+            self.states,
+            self.source[mine],
+            self.target[mine],
+            self.costs[mine],
+            self.choice[mine],
+            self.place[mine],
+        )
 
     @cached_property
-    def starts(self) -> Integers:
-        """The first edge of each state that has edges."""
-        return np.flatnonzero(np.diff(self.source, prepend=-1))
+    def first(self) -> Integers:
+        """Of each state, its first edge; then the number of edges."""
+        found: Integers = np.searchsorted(self.source, np.arange(self.states + 1))
+        return found
 
     @cached_property
     def left(self) -> Integers:
         """The states that edges leave."""
-        found: Integers = self.source[self.starts]
-        return found
+        return np.flatnonzero(np.diff(self.first))
+
+    @cached_property
+    def starts(self) -> Integers:
+        """The first edge of each of these."""
+        return self.first[self.left]
 
 
 @dataclass(frozen=True)
@@ -95,9 +114,9 @@ class Trellis:
     """All stages. The first begins with one state, the last leads to one.
 
     Attributes:
-        layers: of each stage.
+        layers: the layer of each stage.
         options: for each layer that can be split, its choices.
-        stages: of the layers.
+        stages: the stage of each layer.
         at_costs: gives its stages at other costs.
     """
 

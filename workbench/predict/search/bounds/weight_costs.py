@@ -16,7 +16,7 @@ from workbench.predict.parameters import KEEPS_GRADIENT_BYTES, copies, itemsize,
 from workbench.predict.rows import Counts
 
 
-class OfWeights(NamedTuple):
+class WeightCost(NamedTuple):
     """What the weights of a layer cost.
 
     Attributes:
@@ -39,8 +39,8 @@ class WeightCosts:
 
     Args:
         experiment: decides on optimizer, buckets and precision.
-        speeds: of all ranks.
-        weights: of each rank in the mean of times.
+        speeds: the speeds of all ranks.
+        weights: weight of each rank in the mean of times [ranks].
     """
 
     def __init__(self, experiment: Experiment, speeds: Speeds, weights: Seconds) -> None:
@@ -49,11 +49,11 @@ class WeightCosts:
         self._shares = {k: self._share(k) for k in group_sizes(self.world)}
         self._rates = {k: self._rate(k) for k in group_sizes(self.world)}
 
-    def of(self, layer: Layer, placed: Mapping[str, WeightPlacement]) -> OfWeights:
+    def of(self, layer: Layer, placed: Mapping[str, WeightPlacement]) -> WeightCost:
         """Of the layer's own weights."""
         summed = update = memory = settled = added = 0.0
         if layer.shared:
-            return OfWeights(summed, update, memory, settled, added)
+            return WeightCost(summed, update, memory, settled, added)
         experiment = self.experiment
         synchronous = isinstance(experiment.sync, Synchronous)
         optimizer = experiment.optimizer
@@ -84,7 +84,7 @@ class WeightCosts:
                 continue
             memory += float((size * (1 + self._shares[where.group_size])).mean())
             summed += self._summed(size, where.group_size)
-        return OfWeights(summed, update, memory, settled, added)
+        return WeightCost(summed, update, memory, settled, added)
 
     def _summed(self, size: Counts, group_size: int) -> float:
         """At least what one gradient adds to the all-reduces of its buckets.

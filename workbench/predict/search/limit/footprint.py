@@ -22,20 +22,20 @@ from workbench.predict.kept import kept_by
 from workbench.predict.parameters import KEEPS_GRADIENT_BYTES, itemsize, piece
 from workbench.predict.program import HALF
 from workbench.predict.rows import Counts, Rows, tiled
-from workbench.predict.search.trellis import Floats
+from workbench.predict.search.space.trellis import Floats
 from workbench.predict.windows import Windows
 
 SLOTS = 2  # of the values that a layer reads, so many are looked at
 
-Room = tuple[float, ...]
+Footprint = tuple[float, ...]
 
 
 class Footprints:
     """Of any layer of an experiment's graph.
 
     Args:
-        experiment: whose graph and precision count.
-        rows: of a pass.
+        experiment: gives graph and precision.
+        rows: rows of each rank in a pass.
         itemsizes: bytes of an element of what each layer gives.
         learns: layers that a gradient reaches.
     """
@@ -59,12 +59,12 @@ class Footprints:
         read: Layout,
         given: Layout,
         placed: Mapping[str, WeightPlacement],
-    ) -> Room:
-        """What one layer keeps and needs: the columns from `BESIDE` to `MADE` of `laden_costs.py`.
+    ) -> Footprint:
+        """What one layer keeps and needs: the columns from `BESIDE` to `MADE` of `memory_costs.py`.
 
         Args:
-            layer: of the graph.
-            choice: of its scheme.
+            layer: a layer of the graph.
+            choice: its choice; None: it has none.
             read: layout of what it reads.
             given: layout of what it gives.
             placed: its weights.
@@ -138,7 +138,7 @@ class Footprints:
         given: Layout,
         placed: Mapping[str, WeightPlacement],
     ) -> tuple[float, float, float, float]:
-        """(transient, space, arrived, made), see `laden_costs.py`."""
+        """(transient, space, arrived, made), see `memory_costs.py`."""
         arrived = self._bytes(layer.name, given).astype(np.float64)
         if layer.rows == 0:
             return 0.0, 0.0, 0.0, 0.0

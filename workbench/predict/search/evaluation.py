@@ -1,4 +1,4 @@
-"""Plans judged by the full prediction, once each, and the best of those that fit."""
+"""Plans evaluated by the full prediction, once each, and the best of those that fit."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +10,7 @@ from workbench.predict.prediction import Prediction, predict
 
 
 @dataclass(frozen=True)
-class Judged:
+class EvaluatedPlan:
     """A plan and what is predicted for it."""
 
     plan: Plan
@@ -27,20 +27,20 @@ class Judged:
         return self.prediction.memory.peak_bytes
 
 
-class Judge:
+class Evaluator:
     """Keeps the fastest plan that fits.
 
     Args:
-        experiment: that every plan is judged in.
-        machine: that it runs on.
+        experiment: the run for which every plan is predicted.
+        machine: the machine for which it is predicted.
         limit: bytes of a rank.
     """
 
     def __init__(self, experiment: Experiment, machine: Machine, limit: int) -> None:
         self.experiment, self.machine, self.limit = experiment, machine, limit
-        self.best: Judged | None = None
-        self.leanest: Judged | None = None
-        self._known: dict[Plan, Judged] = {}
+        self.best: EvaluatedPlan | None = None
+        self.leanest: EvaluatedPlan | None = None
+        self._known: dict[Plan, EvaluatedPlan] = {}
         self.tight = False  # whether a plan that was faster than the best so far did not fit
 
     def __len__(self) -> int:
@@ -51,11 +51,11 @@ class Judge:
         """Of the best plan; infinite while there is none."""
         return float("inf") if self.best is None else self.best.step_time
 
-    def judge(self, plan: Plan) -> Judged:
+    def evaluate(self, plan: Plan) -> EvaluatedPlan:
         """What is predicted for a plan, which becomes the best if it fits and is faster."""
         known = self._known.get(plan)
         if known is None:
-            known = Judged(plan, predict(plan, self.machine, self.experiment))
+            known = EvaluatedPlan(plan, predict(plan, self.machine, self.experiment))
             self._known[plan] = known
             if self.best is None:
                 self._weigh(known)
@@ -63,7 +63,7 @@ class Judge:
                 self._weigh(known)
         return known
 
-    def _weigh(self, judged: Judged) -> None:
+    def _weigh(self, judged: EvaluatedPlan) -> None:
         """Whether it fits is asked for first while nothing does: that is the quicker question."""
         if self.leanest is None or judged.peak_bytes < self.leanest.peak_bytes:
             self.leanest = judged
@@ -72,16 +72,16 @@ class Judge:
         else:
             self.tight = True
 
-    def take(self, other: "Judge") -> None:
+    def take(self, other: "Evaluator") -> None:
         """Knows what another one knows."""
         self._known.update(other._known)
 
-    def front(self) -> tuple[Judged, ...]:
-        """Of all plans that were judged, those that none beats in time and memory.
+    def front(self) -> tuple[EvaluatedPlan, ...]:
+        """Of all plans that were evaluated, those that none beats in time and memory.
 
         The fastest first.
         """
-        found: list[Judged] = []
+        found: list[EvaluatedPlan] = []
         for one in sorted(self._known.values(), key=lambda one: (one.step_time, one.peak_bytes)):
             if not found or one.peak_bytes < found[-1].peak_bytes:
                 found.append(one)

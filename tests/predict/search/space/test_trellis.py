@@ -11,10 +11,10 @@ from tests.predict.search.drawn import convolutions, tokens
 from workbench.plan.choice import LayerPlan
 from workbench.plan.plan import Plan
 from workbench.plan.routing import crossings, returned
-from workbench.predict.search.choices import options_of
-from workbench.predict.search.following import Following
-from workbench.predict.search.laying import trellis_of
-from workbench.predict.search.paths import Weighted
+from workbench.predict.search.space.choices import options_of
+from workbench.predict.search.space.construction import trellis_of
+from workbench.predict.search.space.k_best import Weighted
+from workbench.predict.search.space.local_placement import LocalPlacement
 
 
 def toll(*what):
@@ -72,7 +72,7 @@ def cost_of(plan, options):
 def laid(graph, world, shares=None):
     sizes = [k for k in range(1, world + 1) if world % k == 0]
     options = options_of(graph, world, sizes, shares or {}, {})
-    return trellis_of(graph, Following(graph, options), options, Tolls(graph)), options
+    return trellis_of(graph, LocalPlacement(graph, options), options, Tolls(graph)), options
 
 
 def every_plan(graph, world, options):

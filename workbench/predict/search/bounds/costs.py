@@ -7,7 +7,7 @@
     gradients   seconds of the all-reduces that go on beside backward
     update      seconds of the optimizer
 
-What memory and rounds cost besides is in `laden_costs.py`.
+What memory and rounds cost besides is in `limit/memory_costs.py`.
 
 Ranks wait for each other, so that a step takes as long as on the slowest; any weighted mean over
 ranks is a lower bound of that. Where devices differ, they are weighted with their speed: then
@@ -17,9 +17,8 @@ Source: the functions by which a prediction times layers, conversions and update
 """
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import cast
 
 from workbench.plan.choice import LayerPlan
@@ -41,15 +40,15 @@ from workbench.predict.duration import (
 )
 from workbench.predict.pass_events import ADDED
 from workbench.predict.program import program_of
-from workbench.predict.search.conversion_costs import (
+from workbench.predict.search.bounds.conversion_costs import (
     ConversionCosts,
     Passes,
-    Ways,
+    PassSeconds,
     passes_of,
 )
-from workbench.predict.search.footprint import Footprints
-from workbench.predict.search.trellis import Cost, Floats, Readings
-from workbench.predict.search.weight_costs import WeightCosts
+from workbench.predict.search.bounds.weight_costs import WeightCosts
+from workbench.predict.search.limit.footprint import Footprints
+from workbench.predict.search.space.trellis import Cost, Floats, Readings
 
 LAYER, FORWARD, GATHER, BACKWARD, GRADIENTS, UPDATE = range(6)
 TIMES = 6
@@ -61,12 +60,12 @@ _NOTHING = (0.0,) * TIMES
 
 
 @dataclass(frozen=True)
-class _Alone:
-    """One layer as if it were placed by a plan: what `layer_seconds` reads of one."""
+class PlacedLayer:
+    """One layer of a graph with its own placement, as any plan with this choice would place it."""
 
     graph: Graph
     flow: Flow
-    layers: MappingProxyType[str, LayerPlan]
+    layers: Mapping[str, LayerPlan]
     batch_norm: BatchNorm
 
 
@@ -74,9 +73,9 @@ class StepCosts:
     """Costs of one step of an experiment on a machine.
 
     Args:
-        experiment: whose graph, batch, optimizer and precision count.
-        machine: with devices for its ranks.
-        weights: of each rank in the mean of times, with sum 1.
+        experiment: gives graph, batch, optimizer and precision.
+        machine: has a device for each rank.
+        weights: weight of each rank in the mean of times, with sum 1 [ranks].
         parts: group sizes of the tails that may run in rounds.
     """
 
@@ -166,14 +165,14 @@ class StepCosts:
 
     def value(self, name: str, source: Layout, readings: Readings, carried: bool) -> Cost:
         """Of a layer's output: its conversions, and the loss where the model returns it."""
-        shape, per_sample = self.shape(name)
+        _, per_sample = self.shape(name)
         if per_sample == 0:
             return _NOTHING
         forward, gather, backward = self._crossed(name, source, readings, carried)
         if name in self.graph.outputs:
             loss = self.loss(name, source, self.passes)
             forward, backward = forward + loss, backward + loss
-        backward += self._added(name, source, readings, shape, per_sample)
+        backward += self.added(name, source, readings)
         return 0.0, forward, gather, backward, 0.0, 0.0
 
     def _crossed(
@@ -198,14 +197,15 @@ class StepCosts:
         """Whether a gradient comes back from all who read a value."""
         return name in self.learns and self.learns.issuperset(self.graph.consumers[name])
 
-    def alone(self, layer: Layer, choice: LayerPlan | None, read: Layout, given: Layout) -> Plan:
-        """A plan of this layer alone."""
+    def alone(
+        self, layer: Layer, choice: LayerPlan | None, read: Layout, given: Layout
+    ) -> PlacedLayer:
+        """This layer by itself."""
         choices = {} if choice is None else {layer.name: choice}
         owner = self.graph[layer.shared] if layer.shared else layer
         placed = {w.name: place_weight(owner, w, read, choices) for w in owner.weights}
         flow = Flow({layer.name: read}, {layer.name: given}, {}, {}, placed)
-        stands = _Alone(self.graph, flow, MappingProxyType(choices), self._batch_norm)
-        return cast(Plan, stands)
+        return PlacedLayer(self.graph, flow, choices, self._batch_norm)
 
     def shape(self, name: str) -> tuple[tuple[int, ...], int]:
         """(one sample's shape, rows for each sample) of a value."""
@@ -221,17 +221,17 @@ class StepCosts:
         ends = name in self.graph.outputs
         return self.conversions.steps(source, read, *self.shape(name), ends=ends)
 
-    def computing(self, alone: Plan, layer: Layer, passes: Passes) -> Ways:
+    def computing(self, alone: PlacedLayer, layer: Layer, passes: Passes) -> PassSeconds:
         """Seconds of a layer in these passes."""
         forward = backward = 0.0
         if layer.kind in ("size", "parameter"):
-            return Ways(forward, backward)
+            return PassSeconds(forward, backward)
         for rows, times in passes:
             found = layer_seconds(alone, layer, rows, self.experiment.precision, self.speeds)
             forward += times * self._mean(found.forward)
             half = found.estimated and half_goes_back(self.graph, layer, self._passes_on(layer))
             backward += times * self._mean(found.backward) * (0.5 if half else 1.0)
-        return Ways(forward, backward * (layer.name in self.learns))
+        return PassSeconds(forward, backward * (layer.name in self.learns))
 
     def loss(self, name: str, source: Layout, passes: Passes) -> float:
         """Seconds of the loss of what the model returns, each way."""
@@ -246,19 +246,13 @@ class StepCosts:
         """Whether a gradient goes on from a layer to what it reads."""
         return not self.learns.isdisjoint(layer.inputs)
 
-    def _added(
-        self,
-        name: str,
-        source: Layout,
-        readings: Readings,
-        shape: tuple[int, ...],
-        per_sample: int,
-    ) -> float:
-        """Seconds to add up what comes back from several readers, where it is smallest."""
+    def added(self, name: str, source: Layout, readings: Readings) -> float:
+        """Seconds to add up the gradients of several readers of a value, where it is smallest."""
         more = self._often_read[name] - 1
         if more < 1 or name not in self.learns or self.measured:
             return 0.0  # measured layers have it in their times
         layouts = {source, *(layout for layout, _ in readings)}
+        shape, per_sample = self.shape(name)
         width = self.itemsizes[name]
         return min(self._adding(layout, shape, per_sample, width, more) for layout in layouts)
 

@@ -1,0 +1,1 @@
+"""Lower bounds of predicted step times, as sums of costs along a trellis."""

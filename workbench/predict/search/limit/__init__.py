@@ -1,0 +1,5 @@
+"""Plans under a memory limit: what they hold, when, and a bound on all that fit."""
+
+from workbench.predict.search.limit.memory_limit import MemoryLimitError, bytes_of, shown
+
+__all__ = ["MemoryLimitError", "bytes_of", "shown"]
