@@ -1,10 +1,8 @@
 """Faults on purpose: engines that die, stop, or become slow while they work.
 
-A slow engine is stopped and let go on, in turns (`throttle.py`): what takes processor time
-takes longer, and nothing else does. It needs no privileges; to make hosts of several speeds, whose
-communication is as slow as their computing, see `Hosts(speeds=...)`.
-
-A process that is held, in turns, for a multiple of the processor's time that it takes.
+A slow engine is stopped and let go on, in turns, for a multiple of the processor's time that it
+takes: computing takes longer, and nothing else does. It needs no privileges; to make hosts of
+several speeds, whose communication is as slow as their computing, see `Hosts(speeds=...)`.
 
     runs     |====|     |====|     |== waits for others        ==|
     held          |-----|    |-----|                              |--|

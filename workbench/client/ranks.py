@@ -1,7 +1,4 @@
-"""Ranks that run a notebook's cells, with their parts of a model in reach.
-
-What a cell came to on each rank, for people.
-"""
+"""Ranks that run a notebook's cells, with their parts of a model in reach, and what came of it."""
 
 import os
 import shutil

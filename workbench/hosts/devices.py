@@ -1,7 +1,4 @@
-"""Which engine gets which cores or GPU.
-
-A seat for each rank of one attempt, in the store that the supervisor holds for all.
-"""
+"""Which engine gets which cores or GPU, and what each rank of an attempt is told of it."""
 
 from collections.abc import Sequence
 

@@ -3,11 +3,11 @@
 EASY backfilling (Lifka, "The ANL/IBM SP scheduling system", 1995): jobs start in order until one
 does not fit. For that one a time is reserved at which enough engines will be free, and those
 behind it start now if that delays it in no way: they end before, or use engines that it leaves.
-Here jobs may ask for different engines, so there is a reservation for each kind of wish.
+Here jobs may ask for different engines, so there is a reservation for each kind of request.
 
 Sets of engines are whole numbers, one bit for each: 1,024 engines are compared in one operation.
 
-When jobs that wait are likely to start.
+`forecast` says when the jobs that wait are likely to start.
 """
 
 from bisect import insort

@@ -1,6 +1,6 @@
 """Which job gets which engines now, and why the others wait.
 
-Calls under a lease: they have no engines of their own, but some of the lease's, in turn.
+A call under a lease has no engines of its own, but some of the lease's, in turn.
 """
 
 from collections.abc import Mapping, Sequence

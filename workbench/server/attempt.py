@@ -1,6 +1,6 @@
 """One attempt at a job: its ranks from the first call to the last answer.
 
-One rank of an attempt, seen from outside: by its files and its process.
+A rank is seen from outside, by its files and its process.
 """
 
 import os

@@ -1,6 +1,6 @@
 """What becomes of a job whose attempt is over: decided from what its ranks left alone.
 
-Which of several failures came first, and one text that tells it.
+Of several failures, the first one counts; one text tells of all.
 """
 
 from collections import defaultdict

@@ -1,7 +1,4 @@
-"""What a supervisor is told: a text file in the cluster's folder, which a person can read.
-
-Where an engine runs: on this host, or on another that is entered by a command line.
-"""
+"""What a cluster is: a text file in its folder, which a person can read and its processes do."""
 
 import json
 import sys

@@ -1,6 +1,6 @@
 """One SQLite file, for several processes and threads: connections, transactions, errors.
 
-The tables, and how values become rows of them.
+The tables stand here too, and how values become their rows.
 """
 
 import json

@@ -8,7 +8,8 @@
 
 So a rank needs nobody who listens to it, and whoever asks later finds the same.
 
-What supervisor, job server and engines know of relays; see the folder's own text.
+An engine on another host is known here by its relay (`hosts.remote`), a process with an id of this
+host; what supervisor, job server and engines have to agree on about relays stands here as well.
 """
 
 import os

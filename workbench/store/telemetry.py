@@ -6,9 +6,7 @@
 
 Writing takes a thread of its own, twenty times a second at most. Above 4 MiB the file is put aside,
 as `rank-0.0.rows`, `rank-0.1.rows` and so on, and a new one is begun; of the oldest, not all rows
-are kept (`thinning`).
-
-Old metric rows take no more room the longer a run is: of older files, some steps' rows are kept.
+are kept, so that they take no more room the longer a run is:
 
     rank-0.0.rows  rank-0.1.rows  rank-0.2.rows  |  rank-0.3.rows  rank-0.4.rows  rank-0.rows
     every 4th step's                             |  all

@@ -1,7 +1,4 @@
-"""How soon something that ended is started again.
-
-The job server's process, started again whenever it ends.
-"""
+"""The job server's process, started again whenever it ends, later and later if it ends soon."""
 
 import os
 import signal

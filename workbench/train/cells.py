@@ -1,6 +1,6 @@
 """Runs a notebook's cells on one rank, with its part of the model in reach.
 
-Cells that a notebook lets ranks run, and what came of them: files in one folder.
+Cells, and what came of them, are files in one folder:
 
     0001.cell           what to run, and on which ranks; written whole
     0001.interrupt      whoever is still at it is interrupted

@@ -1,9 +1,4 @@
-"""What a running experiment can be made to do otherwise; a part of `Run`.
-
-A wish that a running experiment is to carry out between two steps, as a notebook sees it.
-
-A running experiment that is to go on under another plan, as a notebook sees it.
-"""
+"""What a running experiment can be asked to do otherwise; it does so between two steps."""
 
 import math
 import threading

@@ -1,6 +1,6 @@
 """What was measured of a run, for `Run.timeline`, `Run.compare` and `Run.calibrated`.
 
-From what ranks wrote of a traced step to its timeline.
+A timeline is made from what ranks wrote of a traced step:
 
     compute         a stretch of computation, less what blocked it
                     wait | collective    a collective that the rank does not compute beside: until

@@ -1,9 +1,4 @@
-"""A training run, seen from a notebook while it goes on and after it ended.
-
-Rows of metrics as a table.
-
-Who is told of a run's rows while it goes on.
-"""
+"""A training run, seen from a notebook while it goes on and after it ended."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence

@@ -1,6 +1,7 @@
 """From a profile's launcher to a cluster's devices and sites: waits until all hosts are there.
 
-Which engine is which agent's, and what of its host it gets; from what agents said alone.
+What agents say of their hosts alone decides which engine is which agent's, and which cores or GPU
+of that host it gets.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""What an agent says of its host when it registers.
+"""Where agents register, and what each then says of its host.
 
-Where agents register: at the supervisor's host, with proof that they belong to this cluster.
+They register at the supervisor's host, with proof that they belong to this cluster.
 """
 
 import os

@@ -1,7 +1,4 @@
-"""What NVIDIA's library says of GPUs, where there is one.
-
-What the job server's host has left, and what passes through its network interfaces.
-"""
+"""The job server's host: what it has left, what passes through its network, how its GPUs are."""
 
 import time
 from contextlib import suppress

@@ -8,8 +8,6 @@ rank's own). With n_g rows in group g and n = sum of n_g,
 
 so that one local step and an averaging is the step with the mean gradient over all n rows. For
 equal parts these are the factors of SplitBrain's table (a sum over k rounds divided by k).
-
-Weighted means of tensors over the ranks of groups.
 """
 
 from collections.abc import Sequence

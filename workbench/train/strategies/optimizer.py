@@ -6,7 +6,7 @@ tensors of their own, named `optimizer/<state>/<parameter>`:
     sgd           momentum_buffer (none without momentum)
     adam, adamw   step (one number), exp_avg, exp_avg_sq
 
-One rank's optimizer: which parameters it moves, and what it remembers of them.
+An `Updater` is one rank's optimizer: which parameters it moves, and what it remembers of them.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping

@@ -1,7 +1,4 @@
-"""What strategies have in common that use every gradient in the step that computed it.
-
-Every gradient is summed over its replicas before the optimizer moves.
-"""
+"""Every gradient is used in the step that computed it: summed over its replicas, then applied."""
 
 from torch import Tensor
 

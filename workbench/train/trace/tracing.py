@@ -2,7 +2,7 @@
 
 Everything that measures is installed when a step begins, and gone when it is over:
 
-    forward     every part of the model runs node by node (`replay.py`)
+    forward     every part of the model runs node by node (`Replay`)
     backward    a hook before each layer's part of it; from one to the next is the layer's time.
                 Autograd takes nodes in the reverse order of their making, so that a layer's come
                 one after another; those that add to a weight's gradient, and the hooks that send
@@ -13,12 +13,9 @@ Everything that measures is installed when a step begins, and gone when it is ov
 Nothing is computed, kept or freed otherwise than without: hooks behind a node of autograd would
 do that, as they keep its gradients alive.
 
-A part of a model, executed node by node instead of by its generated code.
-
-The same operations in the same order, and every value is dropped after its last reader, as the
-code does it: results and memory are the same. It takes some microseconds more for each node.
-
-Moments of a rank's time: of its host's clock, or of its GPU's stream.
+A part that runs node by node does the same operations in the same order as its generated code, and
+drops every value after its last reader: results and memory are the same. It takes some
+microseconds more for each node.
 """
 
 import gc

@@ -1,10 +1,8 @@
 """What one process computes: the original module, whole, to hold a split one against.
 
 Only two things are not torch's own. What is drawn at random depends on the places of its
-elements (`train/masks.py`). And where batch norm is local, its rows are normalized in the same
-parts as the plan's ranks do (`train/parted_norm.py`).
-
-The original module, whole, in one process.
+elements (`verify/draws.py`). And where batch norm is local, its rows are normalized in the same
+parts as the plan's ranks do (`verify/parted_norm.py`).
 """
 
 import pickle
