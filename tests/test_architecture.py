@@ -15,13 +15,24 @@ MAY_IMPORT = {
     "plan": set(),
     "model": {"plan"},
     "comm": {"plan"},
-    "predict": {"plan"},
+    "program": {"plan"},
+    "predict": {"plan", "program"},
     "layers": {"plan", "model", "comm"},
-    "train": {"plan", "model", "comm", "layers"},
-    "cluster": {"plan", "model", "predict", "train"},
-    "widgets": {"plan", "model", "predict", "cluster"},
+    "train": {"plan", "program", "model", "comm", "layers"},
+    "cluster": {"plan", "program", "model", "predict", "train"},
+    "widgets": {"plan", "program", "model", "predict", "cluster"},
     "magics": {"plan", "cluster"},
-    "bench": {"plan", "model", "comm", "predict", "layers", "train", "cluster", "widgets"},
+    "bench": {
+        "plan",
+        "program",
+        "model",
+        "comm",
+        "predict",
+        "layers",
+        "train",
+        "cluster",
+        "widgets",
+    },
 }
 
 # third party: the only folders that may import it
@@ -36,7 +47,7 @@ LIVES_IN = {
     "anywidget": {"widgets"},
 }
 
-WITHOUT_TORCH = ("plan", "predict")
+WITHOUT_TORCH = ("plan", "program", "predict")
 
 TOP_LEVEL = {
     ".ci",

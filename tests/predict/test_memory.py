@@ -23,11 +23,11 @@ from workbench.plan.experiment import (
 )
 from workbench.plan.plan import Plan
 from workbench.predict.memory import memory_of
-from workbench.predict.parameters import KEEPS_GRADIENT_BYTES
-from workbench.predict.program import program_of
 from workbench.predict.resident import STAGING_BYTES
 from workbench.predict.rooms import Rooms
 from workbench.predict.timeline import Timeline
+from workbench.program.operations import program_of
+from workbench.program.parameters import KEEPS_GRADIENT_BYTES
 
 SHAPE = (3, 16, 16)
 

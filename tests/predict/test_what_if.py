@@ -11,10 +11,10 @@ from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment import ParameterServer, Pipelined
 from workbench.plan.plan import Plan
 from workbench.predict import step
-from workbench.predict.alike import alike
 from workbench.predict.memory import memory_of
-from workbench.predict.program import program_of
 from workbench.predict.simulation import simulated
+from workbench.program.operations import program_of
+from workbench.program.representatives import alike
 
 PROFILE = settings(max_examples=40, derandomize=True, deadline=None, database=None)
 GRAPH = graphs.vgg()

@@ -11,11 +11,11 @@ import numpy as np
 
 from workbench.plan.experiment import LocalSGD
 from workbench.plan.graph import Layer
-from workbench.predict.buckets import late
 from workbench.predict.duration import Seconds, Speeds
-from workbench.predict.parameters import KEEPS_GRADIENT_BYTES
-from workbench.predict.program import Program
-from workbench.predict.rows import Counts
+from workbench.program.buckets import late
+from workbench.program.operations import Program
+from workbench.program.parameters import KEEPS_GRADIENT_BYTES
+from workbench.program.rows import Counts
 
 _ADDED, _COPIED = 3, 2
 

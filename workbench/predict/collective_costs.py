@@ -26,7 +26,7 @@ from types import MappingProxyType
 import numpy as np
 
 from workbench.plan.codec import Codec
-from workbench.predict.rows import Counts
+from workbench.program.rows import Counts
 
 
 @dataclass(frozen=True)

@@ -12,19 +12,19 @@ from workbench.plan.mesh import replica_groups, shard_groups
 from workbench.plan.placement import Shard
 from workbench.plan.tail import round_rows
 from workbench.predict import received
-from workbench.predict.batches import micro_batches
-from workbench.predict.buckets import averaged, handed_out
 from workbench.predict.crossing import crossing_of
 from workbench.predict.givers import add_served
-from workbench.predict.hosts import Groups
-from workbench.predict.parameters import tail_names
-from workbench.predict.program import Operation, Program, layout_of
 from workbench.predict.received import Received
-from workbench.predict.rows import Counts, Rows, features
-from workbench.predict.sharding import moved_by
 from workbench.predict.summing import Summing
 from workbench.predict.traffic import Collective, Phase, Purpose, Traffic
 from workbench.predict.windows import trained_hidden
+from workbench.program.batches import micro_batches
+from workbench.program.buckets import averaged, handed_out
+from workbench.program.hosts import Groups
+from workbench.program.operations import Operation, Program, layout_of
+from workbench.program.parameters import tail_names
+from workbench.program.rows import Counts, Rows, features
+from workbench.program.sharding import moved_by
 
 _FP32 = 4
 _INT64 = 8

@@ -20,8 +20,8 @@ from workbench.plan.placement import Partial, Replicate, Shard
 from workbench.predict import received
 from workbench.predict.givers import Giver
 from workbench.predict.received import Received
-from workbench.predict.rows import Rows
 from workbench.predict.summing import Summing
+from workbench.program.rows import Rows
 
 Call = tuple[str, Received]
 

@@ -20,10 +20,10 @@ from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
 from workbench.plan.work import work_of
 from workbench.predict.crossing import Call, crossing_of
-from workbench.predict.hosts import Hosts
 from workbench.predict.meeting import Meeting, meeting_of
-from workbench.predict.rows import Counts, Rows
 from workbench.predict.summing import Summing
+from workbench.program.hosts import Hosts
+from workbench.program.rows import Counts, Rows
 
 Seconds = NDArray[np.float64]
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from workbench.plan.span import What
 from workbench.predict.duration import Seconds
-from workbench.predict.rows import Counts
+from workbench.program.rows import Counts
 
 
 class Grouping:

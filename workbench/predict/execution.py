@@ -13,10 +13,10 @@ from workbench.plan.weights import heads_of
 from workbench.predict import kernels
 from workbench.predict.gradients import Gradients
 from workbench.predict.kept import Kept, kept_by
-from workbench.predict.program import HALF, Operation, Program, Value, layout_of
-from workbench.predict.rows import Counts, Rows, tiled
 from workbench.predict.timeline import Timeline
 from workbench.predict.windows import Windows
+from workbench.program.operations import HALF, Operation, Program, Value, layout_of
+from workbench.program.rows import Counts, Rows, tiled
 
 _CONVERSION = Kept()
 _SAME = Kept(view=True)

@@ -26,8 +26,8 @@ from workbench.plan.all_reduce import Algorithm
 from workbench.plan.codec import Codec
 from workbench.plan.placement import Shard
 from workbench.predict.collective_costs import encoded, segments
-from workbench.predict.hosts import Groups
-from workbench.predict.rows import Counts
+from workbench.program.hosts import Groups
+from workbench.program.rows import Counts
 
 Table = NDArray[np.int64]
 Giver = Callable[[Table, Counts], None]

@@ -16,12 +16,12 @@ import numpy as np
 
 from workbench.plan.experiment import Experiment, LocalSGD
 from workbench.plan.graph import Layer
-from workbench.predict.buckets import late
-from workbench.predict.parameters import KEEPS_GRADIENT_BYTES, Pieces
-from workbench.predict.program import HALF
 from workbench.predict.rooms import Rooms
-from workbench.predict.rows import Counts
 from workbench.predict.timeline import Timeline
+from workbench.program.buckets import late
+from workbench.program.operations import HALF
+from workbench.program.parameters import KEEPS_GRADIENT_BYTES, Pieces
+from workbench.program.rows import Counts
 
 
 class Gradients:

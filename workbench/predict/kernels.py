@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.plan.graph import Layer
-from workbench.predict.rows import Counts
+from workbench.program.rows import Counts
 
 _FEW_CHANNELS = 4
 _FEW_ROWS = 16

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from workbench.plan.graph import Layer
 from workbench.plan.plan import Plan
 from workbench.predict.duration import LayerSeconds, Speeds, layer_seconds
-from workbench.predict.program import Operation
-from workbench.predict.rows import Rows
+from workbench.program.operations import Operation
+from workbench.program.rows import Rows
 
 
 class LayerTimes:

@@ -6,9 +6,9 @@ from types import MappingProxyType
 from typing import overload
 
 from workbench.predict.kept import is_guessed
-from workbench.predict.program import Program
 from workbench.predict.step import timeline_of
 from workbench.predict.timeline import CATEGORIES, Category, Moment
+from workbench.program.operations import Program
 
 
 @dataclass(frozen=True)

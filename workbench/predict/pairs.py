@@ -7,10 +7,10 @@ import numpy as np
 from workbench.plan.errors import ExperimentError
 from workbench.predict.counting import Counting, Key
 from workbench.predict.givers import Table
-from workbench.predict.program import Program
 from workbench.predict.received import Received
-from workbench.predict.rows import Counts
 from workbench.predict.traffic import Phase, Purpose
+from workbench.program.operations import Program
+from workbench.program.rows import Counts
 
 MOST_RANKS = 512
 

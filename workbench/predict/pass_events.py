@@ -22,10 +22,10 @@ from workbench.predict.duration import (
 )
 from workbench.predict.events import Call, Grouping, Script
 from workbench.predict.layer_times import LayerTimes
-from workbench.predict.program import Operation, Program, Value, layout_of
 from workbench.predict.replicas import Replicas
-from workbench.predict.rows import Counts, Rows, features
 from workbench.predict.windows import trained_hidden
+from workbench.program.operations import Operation, Program, Value, layout_of
+from workbench.program.rows import Counts, Rows, features
 
 _FP32 = 4
 _INT64 = 8

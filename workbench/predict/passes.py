@@ -18,9 +18,9 @@ import numpy as np
 
 from workbench.predict.execution import Execution, is_parameter
 from workbench.predict.gradients import Gradients
-from workbench.predict.program import Operation, Program, Value
-from workbench.predict.rows import Counts, Rows
 from workbench.predict.timeline import Phase, Timeline
+from workbench.program.operations import Operation, Program, Value
+from workbench.program.rows import Counts, Rows
 
 
 @dataclass

@@ -22,8 +22,8 @@ from workbench.predict.givers import (
     add_scattered,
     taken,
 )
-from workbench.predict.hosts import Groups
-from workbench.predict.rows import Counts
+from workbench.program.hosts import Groups
+from workbench.program.rows import Counts
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from workbench.plan.all_reduce import Algorithm
 from workbench.plan.codec import Codec
 from workbench.plan.device import Device
-from workbench.predict.alike import Alike
 from workbench.predict.duration import Speeds
 from workbench.predict.events import Call, Grouping, Segments
 from workbench.predict.meeting import Meeting
-from workbench.predict.rows import Counts
+from workbench.program.representatives import Alike
+from workbench.program.rows import Counts
 
 # Where codecs were not timed: reading and writing a gradient in so many passes in all.
 _CODING = 8

@@ -18,12 +18,12 @@ import numpy as np
 
 from workbench.plan.experiment import SGD, ParameterServer, Pipelined, Synchronous
 from workbench.plan.mesh import replica_groups, shard_groups
-from workbench.predict.buckets import Buckets, late
-from workbench.predict.hosts import Groups
-from workbench.predict.parameters import Pieces, copies
-from workbench.predict.program import Program
-from workbench.predict.rows import Counts
-from workbench.predict.sharding import moved_by, updated
+from workbench.program.buckets import Buckets, late
+from workbench.program.hosts import Groups
+from workbench.program.operations import Program
+from workbench.program.parameters import Pieces, copies
+from workbench.program.rows import Counts
+from workbench.program.sharding import moved_by, updated
 
 PAGE_BYTES = 4096
 SLOTS = 3

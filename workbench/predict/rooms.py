@@ -27,13 +27,13 @@ import numpy as np
 from workbench.plan.codec import Codec
 from workbench.plan.experiment import LocalSGD, ParameterServer, Pipelined, Synchronous
 from workbench.plan.mesh import replica_groups
-from workbench.predict.buckets import Buckets, Column, late
 from workbench.predict.collective_costs import encoded, segments
-from workbench.predict.program import Program
-from workbench.predict.rows import Counts
-from workbench.predict.sharding import moved_by
 from workbench.predict.summing import started_as
 from workbench.predict.timeline import Timeline
+from workbench.program.buckets import Buckets, Column, late
+from workbench.program.operations import Program
+from workbench.program.rows import Counts
+from workbench.program.sharding import moved_by
 
 _FP32 = 4
 

@@ -8,10 +8,10 @@ from types import MappingProxyType
 import numpy as np
 
 from workbench.plan.span import Lane, Span
-from workbench.predict.alike import Alike
 from workbench.predict.duration import Seconds
 from workbench.predict.events import Join, Meet, Start, Stretch
 from workbench.predict.lanes import Happened, Step, advanced
+from workbench.program.representatives import Alike
 
 # Where the compute lane's time goes; they add up to the step.
 PARTS = ("load", "forward", "loss", "backward", "communication", "wait", "update", "step")

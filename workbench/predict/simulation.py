@@ -7,13 +7,13 @@ from functools import cached_property
 from workbench.plan.errors import MachineError
 from workbench.plan.experiment import Experiment, LocalSGD
 from workbench.plan.machine import Machine
-from workbench.predict.alike import alike, kept
 from workbench.predict.duration import Speeds
 from workbench.predict.lagging import Lagging
 from workbench.predict.lanes import Lanes
-from workbench.predict.program import Program, program_of
 from workbench.predict.schedule import Schedule
 from workbench.predict.step_events import Written, written
+from workbench.program.operations import Program, program_of
+from workbench.program.representatives import alike, kept
 
 # Relative errors: of a step whose parts were measured, and of what ranks wait and communicate.
 _WHOLE, _EXPOSED = 0.08, 0.25

@@ -11,13 +11,8 @@ import numpy as np
 from workbench.plan.experiment import LocalSGD, Pipelined, Synchronous
 from workbench.plan.placement import Shard
 from workbench.plan.tail import Tail, round_rows
-from workbench.predict.alike import alike, kept
-from workbench.predict.batches import micro_batches
-from workbench.predict.buckets import averaged, handed_out, late
 from workbench.predict.gradients import Gradients
-from workbench.predict.parameters import tail_names
 from workbench.predict.passes import Pass, Tape
-from workbench.predict.program import Program, Value, layout_of, program_of
 from workbench.predict.resident import (
     averaging_bytes,
     flying_bytes,
@@ -28,9 +23,14 @@ from workbench.predict.resident import (
     weight_bytes,
 )
 from workbench.predict.rooms import Rooms
-from workbench.predict.rows import Counts, Rows
-from workbench.predict.sharding import moved_by
 from workbench.predict.timeline import Timeline
+from workbench.program.batches import micro_batches
+from workbench.program.buckets import averaged, handed_out, late
+from workbench.program.operations import Program, Value, layout_of, program_of
+from workbench.program.parameters import tail_names
+from workbench.program.representatives import alike, kept
+from workbench.program.rows import Counts, Rows
+from workbench.program.sharding import moved_by
 
 _INT64 = 8
 _MANY = 64  # ranks: beyond, few of them stand for all

@@ -12,17 +12,17 @@ import numpy as np
 from workbench.plan.experiment import LocalSGD, Synchronous
 from workbench.plan.graph import Layer
 from workbench.plan.tail import Tail, round_rows
-from workbench.predict.alike import Alike
 from workbench.predict.duration import Speeds, load_seconds
 from workbench.predict.events import Event, Script
 from workbench.predict.layer_times import LayerTimes
-from workbench.predict.parameters import tail_names
 from workbench.predict.pass_events import PassEvents
-from workbench.predict.program import Program, Value
 from workbench.predict.replicas import Replicas
-from workbench.predict.rows import Rows
 from workbench.predict.sums import Sums
 from workbench.predict.update_events import Updates
+from workbench.program.operations import Program, Value
+from workbench.program.parameters import tail_names
+from workbench.program.representatives import Alike
+from workbench.program.rows import Rows
 
 
 @dataclass(frozen=True)

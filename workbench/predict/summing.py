@@ -16,9 +16,9 @@ from workbench.plan.all_reduce import Algorithm, chosen
 from workbench.plan.codec import Codec
 from workbench.predict.collective_costs import FLAT, Costs, direct, hierarchical, ring
 from workbench.predict.givers import Giver, Part, add_summed
-from workbench.predict.hosts import Groups, Hosts
 from workbench.predict.received import Received
-from workbench.predict.rows import Counts
+from workbench.program.hosts import Groups, Hosts
+from workbench.program.rows import Counts
 
 PORTION_BYTES = 2**22
 # Portions of one sum: no more than this, however large they get.

@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable, Sequence
 import numpy as np
 
 from workbench.plan.experiment import Experiment, LocalSGD, ParameterServer, Pipelined
-from workbench.predict.buckets import Bucket, Buckets
 from workbench.predict.events import Call, Script
 from workbench.predict.replicas import Replicas, some
-from workbench.predict.rows import Counts
+from workbench.program.buckets import Bucket, Buckets
+from workbench.program.rows import Counts
 
 
 class Sums:

@@ -12,8 +12,8 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
-from workbench.predict.alike import Alike
-from workbench.predict.rows import Counts
+from workbench.program.representatives import Alike
+from workbench.program.rows import Counts
 
 Phase = Literal["load", "forward", "loss", "backward", "recompute", "step"]
 Category = Literal[

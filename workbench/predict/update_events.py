@@ -3,13 +3,13 @@
 import numpy as np
 
 from workbench.plan.experiment import LocalSGD, ParameterServer
-from workbench.predict.buckets import averaged, handed_out
 from workbench.predict.duration import Seconds, update_seconds
 from workbench.predict.events import Script
-from workbench.predict.parameters import copies
-from workbench.predict.program import Program
 from workbench.predict.replicas import Replicas, some
-from workbench.predict.rows import Counts
+from workbench.program.buckets import averaged, handed_out
+from workbench.program.operations import Program
+from workbench.program.parameters import copies
+from workbench.program.rows import Counts
 
 _FP64 = 8
 _COPIED = 4  # an average is read and written once into its bucket, and once back

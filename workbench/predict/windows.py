@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from workbench.plan.graph import Layer
 from workbench.predict.kernels import Workspace
-from workbench.predict.rows import Counts
+from workbench.program.rows import Counts
 
 _NAMES = ("shiftedwindowattention", "shiftedwindowattentionv2")
 

@@ -32,7 +32,6 @@ from workbench.plan.plan import BatchNorm, Plan
 from workbench.plan.routing import returned
 from workbench.plan.tail import Rounds, mixes_rows, round_rows
 from workbench.plan.weights import place_weight
-from workbench.predict.batches import micro_batches
 from workbench.predict.duration import (
     Speeds,
     half_goes_back,
@@ -40,7 +39,6 @@ from workbench.predict.duration import (
     loss_seconds,
 )
 from workbench.predict.pass_events import ADDED
-from workbench.predict.program import program_of
 from workbench.predict.search.conversion_costs import (
     ConversionCosts,
     Passes,
@@ -50,6 +48,8 @@ from workbench.predict.search.conversion_costs import (
 from workbench.predict.search.footprint import Footprints
 from workbench.predict.search.trellis import Cost, Floats, Readings
 from workbench.predict.search.weight_costs import WeightCosts
+from workbench.program.batches import micro_batches
+from workbench.program.operations import program_of
 
 LAYER, FORWARD, GATHER, BACKWARD, GRADIENTS, UPDATE = range(6)
 TIMES = 6

@@ -12,11 +12,11 @@ from workbench.plan.experiment import SGD, Experiment, Optimizer
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
-from workbench.predict.batches import micro_batches
 from workbench.predict.duration import Speeds, layer_seconds
-from workbench.predict.rows import Rows
 from workbench.predict.search.choices import Pin, Shares, checked_sizes, options_of, pinned
 from workbench.predict.search.trellis import Floats
+from workbench.program.batches import micro_batches
+from workbench.program.rows import Rows
 
 _DIFFERENT = 0.02  # devices whose speeds differ by less are taken to be equal
 

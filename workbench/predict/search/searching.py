@@ -27,9 +27,7 @@ import numpy as np
 from workbench.plan.experiment import Synchronous
 from workbench.plan.plan import Plan
 from workbench.plan.tail import Rounds, RoundsError
-from workbench.predict.batches import micro_batches
 from workbench.predict.duration import load_seconds
-from workbench.predict.hosts import Hosts
 from workbench.predict.resident import STAGING_BYTES
 from workbench.predict.search.bounds import Relaxation, Terms
 from workbench.predict.search.costs import StepCosts
@@ -44,6 +42,8 @@ from workbench.predict.search.result import SearchResult
 from workbench.predict.search.squeezing import Squeezing
 from workbench.predict.search.subsets import cheapest_sums
 from workbench.predict.search.trellis import Trellis
+from workbench.program.batches import micro_batches
+from workbench.program.hosts import Hosts
 
 # As many plans are searched to the end, however long it takes.
 ENUMERABLE = 4096

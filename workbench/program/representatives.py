@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from workbench.plan.experiment import Experiment, ParameterServer
 from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
-from workbench.predict.batches import micro_batches
+from workbench.program.batches import micro_batches
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from workbench.plan.division import divide
-from workbench.predict.buckets import Buckets, Column
-from workbench.predict.parameters import Pieces
-from workbench.predict.rows import Counts
+from workbench.program.buckets import Buckets, Column
+from workbench.program.parameters import Pieces
+from workbench.program.rows import Counts
 
 
 def moved_by(column: Column, element: int, shares: Sequence[float]) -> dict[str, Counts]:

@@ -14,9 +14,9 @@ from workbench.plan.graph import Layer
 from workbench.plan.layout import ROWS, Conversion, Layout
 from workbench.plan.plan import Plan
 from workbench.plan.tail import Tail
-from workbench.predict.buckets import Buckets, buckets_of
-from workbench.predict.hosts import Hosts
-from workbench.predict.parameters import BYTES, Pieces
+from workbench.program.buckets import Buckets, buckets_of
+from workbench.program.hosts import Hosts
+from workbench.program.parameters import BYTES, Pieces
 
 # What a conversion or a layer gives: the layer's name, and the conversions since.
 Value = tuple[str, tuple[Conversion, ...]]

@@ -11,7 +11,7 @@ from workbench.plan.experiment import SGD, Experiment, Optimizer
 from workbench.plan.placement import Replicate
 from workbench.plan.plan import Plan
 from workbench.plan.weights import WeightPlacement
-from workbench.predict.rows import Counts, tiled
+from workbench.program.rows import Counts, tiled
 
 BYTES = {"fp32": 4, "bf16": 4, "fp64": 8}  # of an element of a weight, or of an image
 # Linear layers with as large a weight write its gradient where the last step's was.

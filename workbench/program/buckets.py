@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.plan.experiment import Experiment, LocalSGD, Pipelined, Synchronous
-from workbench.predict.parameters import Pieces, copies, tail_names
-from workbench.predict.rows import Counts
+from workbench.program.parameters import Pieces, copies, tail_names
+from workbench.program.rows import Counts
 
 WHOLE = 2**62
 """Bytes that no bucket holds."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workbench.predict.rows import Counts
+from workbench.program.rows import Counts
 
 Groups = Sequence[Sequence[int]]
 

@@ -1,0 +1,1 @@
+"""A step as data: what each rank executes, made from a plan and an experiment."""
