@@ -26,8 +26,8 @@ from workbench.predict.memory import memory_of
 from workbench.predict.resident import STAGING_BYTES
 from workbench.predict.rooms import Rooms
 from workbench.predict.timeline import Timeline
-from workbench.program.operations import program_of
 from workbench.program.parameters import KEEPS_GRADIENT_BYTES
+from workbench.program.step import program_of
 
 SHAPE = (3, 16, 16)
 

@@ -19,7 +19,7 @@ from workbench.predict.collective_costs import FLAT, direct, hierarchical, ring
 from workbench.predict.counting import traffic_of
 from workbench.predict.givers import Part, summed
 from workbench.predict.pairs import pairs_of
-from workbench.program.operations import program_of
+from workbench.program.step import program_of
 
 PROFILE = settings(max_examples=40, derandomize=True, deadline=None, database=None)
 CODED = [None, Codec(name="int8", chunk=4), Codec(name="top_k", fraction=0.3)]

@@ -18,7 +18,7 @@ from workbench.plan.plan import Plan
 from workbench.plan.span import KINDS, LANES
 from workbench.predict.schedule import PARTS
 from workbench.predict.simulation import simulated
-from workbench.program.operations import program_of
+from workbench.program.step import program_of
 
 PROFILE = settings(max_examples=40, derandomize=True, deadline=None, database=None)
 

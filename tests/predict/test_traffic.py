@@ -23,7 +23,7 @@ from workbench.plan.plan import Plan
 from workbench.plan.tail import ROUNDS
 from workbench.predict.counting import traffic_of
 from workbench.predict.pairs import pairs_of
-from workbench.program.operations import program_of
+from workbench.program.step import program_of
 
 
 def experiment(plan, **fields):

@@ -13,8 +13,8 @@ from workbench.plan.plan import Plan
 from workbench.predict import step
 from workbench.predict.memory import memory_of
 from workbench.predict.simulation import simulated
-from workbench.program.operations import program_of
-from workbench.program.representatives import alike
+from workbench.program.representatives import Representatives
+from workbench.program.step import program_of
 
 PROFILE = settings(max_examples=40, derandomize=True, deadline=None, database=None)
 GRAPH = graphs.vgg()
@@ -82,14 +82,14 @@ def test_equal_ranks_have_equal_spans():
 @pytest.mark.parametrize(("world", "kept"), [(8, 2), (65_536, 2)])
 def test_few_stand_for_many(world, kept):
     run = experiment(Plan.data_parallel(GRAPH, world), batch_size=4 * world)
-    found = alike(run, machine())
+    found = Representatives.of(run, machine())
     assert len(found.ranks) == kept
     assert len(found.column) == world
 
 
 def test_kinds_of_blocks():
     run = experiment(Plan.hybrid(GRAPH, 12, 2), batch_size=19)  # 7 ranks have two rows, 5 have one
-    found = alike(run, machine())
+    found = Representatives.of(run, machine())
     assert found.ranks.tolist() == [0, 1, 6, 7, 8, 9]
     assert found.column.tolist() == [0, 1, 0, 1, 0, 1, 2, 3, 4, 5, 4, 5]
 

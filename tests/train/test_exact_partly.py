@@ -15,7 +15,7 @@ from workbench.plan.placement import apportion
 from workbench.plan.plan import Plan
 from workbench.plan.tail import ROUNDS, RoundsError
 from workbench.predict.counting import traffic_of
-from workbench.program.operations import program_of
+from workbench.program.step import program_of
 
 TOGETHER = 24
 

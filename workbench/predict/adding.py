@@ -13,9 +13,9 @@ from workbench.plan.experiment import LocalSGD
 from workbench.plan.graph import Layer
 from workbench.predict.duration import Seconds, Speeds
 from workbench.program.buckets import late
-from workbench.program.operations import Program
 from workbench.program.parameters import KEEPS_GRADIENT_BYTES
 from workbench.program.rows import Counts
+from workbench.program.step import Program
 
 _ADDED, _COPIED = 3, 2
 

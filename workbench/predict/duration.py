@@ -19,9 +19,11 @@ from workbench.plan.machine import Machine
 from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
 from workbench.plan.work import work_of
-from workbench.predict.crossing import Call, crossing_of
+from workbench.predict.call_received import received_of
 from workbench.predict.meeting import Meeting, meeting_of
 from workbench.predict.summing import Summing
+from workbench.program.collective_call import CollectiveCall
+from workbench.program.crossing import crossing_of
 from workbench.program.hosts import Hosts
 from workbench.program.rows import Counts, Rows
 
@@ -192,7 +194,7 @@ def conversion_seconds(step: Conversion, rows: Rows, itemsize: int, speeds: Spee
         itemsize: bytes of an element.
         speeds: of the same ranks.
     """
-    crossing = crossing_of(step, rows, itemsize, speeds.summing)
+    crossing = crossing_of(step, rows, itemsize)
     forward_s = backward_s = np.zeros(rows.world_size)
     if crossing.forward is None and step.source != step.target:
         sliced = rows.elements(step.target, step.shape, step.rows) * itemsize
@@ -275,11 +277,10 @@ def _pieces(plan: Plan, layer: Layer, group_size: int) -> tuple[object, ...]:
     return tuple(tuple(length(member) for length in cuts) for member in range(group_size))
 
 
-def _leg(call: Call | None, group_size: int, speeds: Speeds) -> Leg | None:
+def _leg(call: CollectiveCall | None, group_size: int, speeds: Speeds) -> Leg | None:
     if call is None:
         return None
-    op, got = call
-    return leg_seconds(op, got.bytes, group_size, speeds)
+    return leg_seconds(call.op, received_of(call, speeds.summing).bytes, group_size, speeds)
 
 
 def _of_shards(meeting: Meeting, op: str, received: int) -> float:

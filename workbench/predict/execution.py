@@ -15,8 +15,9 @@ from workbench.predict.gradients import Gradients
 from workbench.predict.kept import Kept, kept_by
 from workbench.predict.timeline import Timeline
 from workbench.predict.windows import Windows
-from workbench.program.operations import HALF, Operation, Program, Value, layout_of
+from workbench.program.operations import HALF, Operation, Value
 from workbench.program.rows import Counts, Rows, tiled
+from workbench.program.step import Program
 
 _CONVERSION = Kept()
 _SAME = Kept(view=True)
@@ -60,7 +61,9 @@ class Execution:
     ) -> None:
         self.program, self.timeline = program, timeline
         self.gradients, self.rows = gradients, rows
-        self._parameters = {value for value, one in program.by_value.items() if is_parameter(one)}
+        self._parameters = {
+            value for value, one in program.operations.by_value.items() if is_parameter(one)
+        }
         self._works: dict[int, _Work] = {}
         self._sizes: dict[tuple[Hashable, ...], Counts] = {}
         self._of_values: dict[Value, Counts] = {}
@@ -70,7 +73,7 @@ class Execution:
         known = self._of_values.get(value) if itemsize is None else None
         if known is not None:
             return known
-        layout, shape, per_sample, own = layout_of(self.program, value)
+        layout, shape, per_sample, own = self.program.operations.layout_of(value)
         found = self._size(layout, shape, per_sample, itemsize or own)
         if itemsize is None:
             self._of_values[value] = found
@@ -165,7 +168,7 @@ class Execution:
     def _of_activations(self, wanted: tuple[Value, ...]) -> tuple[Value, ...]:
         """Of these values, those that are no parameters; of these, the gradients are made."""
         for value in wanted:
-            layer = self.program.by_value[value].layer
+            layer = self.program.operations.by_value[value].layer
             if value in self._parameters and layer is not None:
                 self.gradients.settle(layer, self.gradients.made(layer), copied=False)
         return tuple([value for value in wanted if value not in self._parameters])
@@ -235,7 +238,7 @@ class Execution:
         layer = operation.layer
         if not self.gradients.half or layer is None or layer.kind not in ("conv2d", "linear"):
             return False
-        return layout_of(self.program, operation.reads[0])[-1] > HALF
+        return self.program.operations.layout_of(operation.reads[0])[-1] > HALF
 
     def _workspace_of(self, operation: Operation, layer: Layer) -> kernels.Workspace:
         if layer.kind == "conv2d" and layer.weights:

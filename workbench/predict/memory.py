@@ -8,7 +8,7 @@ from typing import overload
 from workbench.predict.kept import is_guessed
 from workbench.predict.step import timeline_of
 from workbench.predict.timeline import CATEGORIES, Category, Moment
-from workbench.program.operations import Program
+from workbench.program.step import Program
 
 
 @dataclass(frozen=True)

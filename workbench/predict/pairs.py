@@ -8,9 +8,9 @@ from workbench.plan.errors import ExperimentError
 from workbench.predict.counting import Counting, Key
 from workbench.predict.givers import Table
 from workbench.predict.received import Received
-from workbench.predict.traffic import Phase, Purpose
-from workbench.program.operations import Program
+from workbench.program.collective_call import Phase, Purpose
 from workbench.program.rows import Counts
+from workbench.program.step import Program
 
 MOST_RANKS = 512
 

@@ -23,9 +23,10 @@ from workbench.predict.duration import (
 from workbench.predict.events import Call, Grouping, Script
 from workbench.predict.layer_times import LayerTimes
 from workbench.predict.replicas import Replicas
-from workbench.predict.windows import trained_hidden
-from workbench.program.operations import Operation, Program, Value, layout_of
+from workbench.program.collectives import trained_hidden
+from workbench.program.operations import Operation, Value
 from workbench.program.rows import Counts, Rows, features
+from workbench.program.step import Program
 
 _FP32 = 4
 _INT64 = 8
@@ -137,8 +138,8 @@ class PassEvents:
 
     def loss(self) -> None:
         """The loss of what the program returns, and its gradient."""
-        for value in self.program.results:
-            layout, _, _, _ = layout_of(self.program, value)
+        for value in self.program.operations.results:
+            layout, _, _, _ = self.program.operations.layout_of(value)
             k, name = layout.group_size, value[0]
             logits = self._size(value)
             if layout != ROWS:
@@ -252,7 +253,7 @@ class PassEvents:
         return self._crossed[operation.gives]
 
     def _size(self, value: Value) -> Counts:
-        layout, shape, per_sample, width = layout_of(self.program, value)
+        layout, shape, per_sample, width = self.program.operations.layout_of(value)
         return self.rows.elements(layout, shape, per_sample) * width
 
 

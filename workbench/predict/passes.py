@@ -19,8 +19,9 @@ import numpy as np
 from workbench.predict.execution import Execution, is_parameter
 from workbench.predict.gradients import Gradients
 from workbench.predict.timeline import Phase, Timeline
-from workbench.program.operations import Operation, Program, Value
+from workbench.program.operations import Operation, Value
 from workbench.program.rows import Counts, Rows
+from workbench.program.step import Program
 
 
 @dataclass
@@ -207,5 +208,7 @@ def _read_outside(program: Program, run: Sequence[Operation]) -> list[Value]:
     """What these operations give and others read."""
     given = {operation.gives for operation in run}
     others = (operation for operation in program.operations if operation.gives not in given)
-    read = {value for operation in others for value in operation.reads} | set(program.results)
+    read = {value for operation in others for value in operation.reads} | set(
+        program.operations.results
+    )
     return [operation.gives for operation in run if operation.gives in read]

@@ -22,7 +22,7 @@ from workbench.predict.show import Shown
 from workbench.predict.simulation import Simulation, check_ranks, simulated
 from workbench.predict.traffic import Traffic
 from workbench.predict.what_if import MOST_RANKS, changed, elsewhere
-from workbench.program.operations import Program, program_of
+from workbench.program.step import Program, program_of
 
 # Up to here all ranks are simulated: what they execute is written for memory and traffic anyhow.
 _FEW_RANKS = 32

@@ -12,7 +12,7 @@ from workbench.plan.device import Device
 from workbench.predict.duration import Speeds
 from workbench.predict.events import Call, Grouping, Segments
 from workbench.predict.meeting import Meeting
-from workbench.program.representatives import Alike
+from workbench.program.representatives import Representatives
 from workbench.program.rows import Counts
 
 # Where codecs were not timed: reading and writing a gradient in so many passes in all.
@@ -27,7 +27,7 @@ class Replicas:
         speeds: of them.
     """
 
-    def __init__(self, ranks: Alike, speeds: Speeds) -> None:
+    def __init__(self, ranks: Representatives, speeds: Speeds) -> None:
         self.ranks, self.speeds = ranks, speeds
         self.algorithms: dict[str, dict[str, None]] = {}
         self._groupings: dict[int, Grouping] = {}

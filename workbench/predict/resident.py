@@ -20,10 +20,10 @@ from workbench.plan.experiment import SGD, ParameterServer, Pipelined, Synchrono
 from workbench.plan.mesh import replica_groups, shard_groups
 from workbench.program.buckets import Buckets, late
 from workbench.program.hosts import Groups
-from workbench.program.operations import Program
 from workbench.program.parameters import Pieces, copies
 from workbench.program.rows import Counts
 from workbench.program.sharding import moved_by, updated
+from workbench.program.step import Program
 
 PAGE_BYTES = 4096
 SLOTS = 3

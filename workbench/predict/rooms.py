@@ -31,9 +31,9 @@ from workbench.predict.collective_costs import encoded, segments
 from workbench.predict.summing import started_as
 from workbench.predict.timeline import Timeline
 from workbench.program.buckets import Buckets, Column, late
-from workbench.program.operations import Program
 from workbench.program.rows import Counts
 from workbench.program.sharding import moved_by
+from workbench.program.step import Program
 
 _FP32 = 4
 

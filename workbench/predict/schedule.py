@@ -11,7 +11,7 @@ from workbench.plan.span import Lane, Span
 from workbench.predict.duration import Seconds
 from workbench.predict.events import Join, Meet, Start, Stretch
 from workbench.predict.lanes import Happened, Step, advanced
-from workbench.program.representatives import Alike
+from workbench.program.representatives import Representatives
 
 # Where the compute lane's time goes; they add up to the step.
 PARTS = ("load", "forward", "loss", "backward", "communication", "wait", "update", "step")
@@ -28,7 +28,7 @@ class Schedule:
         mean: steps of which the mean one consists, each with its share.
     """
 
-    alike: Alike
+    alike: Representatives
     step: Step
     mean: tuple[tuple[float, Step], ...]
 

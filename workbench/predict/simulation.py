@@ -12,8 +12,8 @@ from workbench.predict.lagging import Lagging
 from workbench.predict.lanes import Lanes
 from workbench.predict.schedule import Schedule
 from workbench.predict.step_events import Written, written
-from workbench.program.operations import Program, program_of
-from workbench.program.representatives import alike, kept
+from workbench.program.representatives import Representatives
+from workbench.program.step import Program, reduced
 
 # Relative errors: of a step whose parts were measured, and of what ranks wait and communicate.
 _WHOLE, _EXPOSED = 0.08, 0.25
@@ -66,8 +66,8 @@ def simulated(
         MachineError: the machine has devices for another number of ranks.
     """
     check_ranks(machine, experiment.plan.world_size)
-    ranks = alike(experiment, machine, every=program is not None)
-    own = program or program_of(kept(experiment, ranks))
+    own = program or reduced(experiment, Representatives.of(experiment, machine))
+    ranks = own.ranks
     speeds = Speeds(machine, ranks.ranks.tolist())
     count = len(ranks.ranks)
     lanes = Lanes(count, machine.slowdown, Lagging.on(machine, count))

@@ -24,13 +24,13 @@ from workbench.predict.resident import (
 )
 from workbench.predict.rooms import Rooms
 from workbench.predict.timeline import Timeline
-from workbench.program.batches import micro_batches
-from workbench.program.buckets import averaged, handed_out, late
-from workbench.program.operations import Program, Value, layout_of, program_of
+from workbench.program.buckets import averaged, handed_out, late, within
+from workbench.program.operations import Value
 from workbench.program.parameters import tail_names
-from workbench.program.representatives import alike, kept
-from workbench.program.rows import Counts, Rows
+from workbench.program.representatives import Representatives
+from workbench.program.rows import Counts, Rows, micro_batches
 from workbench.program.sharding import moved_by
+from workbench.program.step import Program, reduced
 
 _INT64 = 8
 _MANY = 64  # ranks: beyond, few of them stand for all
@@ -52,8 +52,8 @@ class _Step:
             self.handed = handed_out(program.experiment, program.pieces)
         standing = None
         if world > _MANY:
-            standing = alike(program.experiment, None)
-            program = program_of(kept(program.experiment, standing))
+            standing = Representatives.of(program.experiment, None)
+            program = reduced(program.experiment, standing)
         self.program, self.pieces = program, program.pieces
         self.experiment, self.plan = program.experiment, program.plan
         own = micro_batches(self.experiment) if standing is None else standing.batches
@@ -119,7 +119,7 @@ class _Step:
             for column in self.handed.columns():
                 moved = moved_by(column, self.program.itemsize, shares)
                 own = sum(moved.values(), np.zeros_like(column.bytes))
-                room = (own + column.bytes) * column.within(names)
+                room = (own + column.bytes) * column.there * within(column, names)
                 self.timeline.pass_by(room, "buckets", "parameters")
 
     def _copy_weights(self) -> None:
@@ -140,7 +140,7 @@ class _Step:
         """Forward and backward of one micro-batch; gives its outputs."""
         if self.plan.rounds == "BK" or self.plan.tail is None:
             running = self._running(rows)
-            tape = running.forward(self.program.operations, {}, self.program.results)
+            tape = running.forward(self.program.operations, {}, self.program.operations.results)
             if last:
                 self.rooms.last()
             self._learn(running, tape, {})
@@ -149,12 +149,12 @@ class _Step:
 
     def _in_rounds(self, rows: tuple[int, ...], tail: Tail, *, last: bool) -> list[int]:
         boundary: Value = (tail.boundary, ())
-        head, behind = self.program.parted(tail)
+        head, behind = self.program.operations.parted(tail)
         whole = self._running(rows)
         made = whole.forward(head, {}, (boundary,) if tail.boundary != "input" else ())
         images = self.timeline.make(np.zeros_like(whole.rows.own), "data", "input")
         features = made.results.get(boundary, images)
-        needed = self.program.needs_gradient(boundary)
+        needed = self.program.operations.needs_gradient(boundary)
         gathered = None
         if needed:
             size = whole.size(boundary)
@@ -165,7 +165,7 @@ class _Step:
             if last and index == len(every) - 1:
                 self.rooms.last()
             running = self._running(brought)
-            tape = running.forward(behind, {boundary: features}, self.program.results)
+            tape = running.forward(behind, {boundary: features}, self.program.operations.results)
             grads: dict[Value, int] = {}
             self._learn(running, tape, grads)
             for tensor in grads.values():
@@ -189,8 +189,8 @@ class _Step:
         """The loss of a forward pass, and the backward pass from it."""
         timeline, held = self.timeline, []
         timeline.at("loss")
-        for value in self.program.results:
-            layout, _, _, _ = layout_of(self.program, value)
+        for value in self.program.operations.results:
+            layout, _, _, _ = self.program.operations.layout_of(value)
             wide = running.size(value, max(_FP32, self.program.itemsize))
             if layout.group_size > 1:
                 labels = running.rows.over(layout.group_size) * _INT64
@@ -199,9 +199,9 @@ class _Step:
             if isinstance(layout.placement, Shard):
                 timeline.pass_by(wide, "workspace", "loss")
         timeline.at("backward", "loss")
-        for value in self.program.results:
+        for value in self.program.operations.results:
             wide = running.size(value, max(_FP32, self.program.itemsize))
-            if not self.program.needs_gradient(value):
+            if not self.program.operations.needs_gradient(value):
                 continue
             timeline.pass_by(wide, "workspace", "loss")
             grads[value] = timeline.make(running.size(value), "activation_gradients", "loss")

@@ -19,10 +19,11 @@ from workbench.predict.pass_events import PassEvents
 from workbench.predict.replicas import Replicas
 from workbench.predict.sums import Sums
 from workbench.predict.update_events import Updates
-from workbench.program.operations import Program, Value
+from workbench.program.operations import Value
 from workbench.program.parameters import tail_names
-from workbench.program.representatives import Alike
+from workbench.program.representatives import Representatives
 from workbench.program.rows import Rows
+from workbench.program.step import Program
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,9 @@ class Written:
     algorithms: Mapping[str, tuple[str, ...]]
 
 
-def written(program: Program, ranks: Alike, speeds: Speeds, *, averaging: bool = False) -> Written:
+def written(
+    program: Program, ranks: Representatives, speeds: Speeds, *, averaging: bool = False
+) -> Written:
     """The events of a step on the ranks that stand for a world.
 
     Args:
@@ -55,7 +58,7 @@ def written(program: Program, ranks: Alike, speeds: Speeds, *, averaging: bool =
 
 
 class _Step:
-    def __init__(self, program: Program, ranks: Alike, speeds: Speeds) -> None:
+    def __init__(self, program: Program, ranks: Representatives, speeds: Speeds) -> None:
         self.program, self.ranks, self.speeds = program, ranks, speeds
         self.plan, self.sync = program.plan, program.experiment.sync
         self.script = Script()
@@ -77,10 +80,10 @@ class _Step:
             last = index == len(batches) - 1
             if self.tail is None:
                 passing = self._passing(rows)
-                passing.forward(self.program.operations)
+                passing.forward(list(self.program.operations))
                 passing.loss()
                 settles = self._settles(last)
-                passing.backward(self.program.operations, settles, adds=index > 0)
+                passing.backward(list(self.program.operations), settles, adds=index > 0)
             else:
                 self._in_rounds(rows, self.tail, last, adds=index > 0)
         if self.head is not None:
@@ -102,7 +105,7 @@ class _Step:
     def _in_rounds(self, rows: tuple[int, ...], tail: Tail, last: bool, *, adds: bool) -> None:
         """The head once, the tail in rounds; the next round's rows are gathered beside one."""
         boundary: Value = (tail.boundary, ())
-        head, behind = self.program.parted(tail)
+        head, behind = self.program.operations.parted(tail)
         gathers = [operation for operation in behind if operation.reads == (boundary,)]
         whole = self._passing(rows)
         whole.forward(head)
@@ -123,7 +126,7 @@ class _Step:
                 self.per_round.finish()
                 self.updates.update(self.behind)
                 self.per_round.begin()
-        if self.program.needs_gradient(boundary):
+        if self.program.operations.needs_gradient(boundary):
             whole.backward(head, self._settles(last), adds=adds)
 
     def _settles(self, last: bool) -> "_Settles":

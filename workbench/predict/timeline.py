@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
-from workbench.program.representatives import Alike
+from workbench.program.representatives import Representatives
 from workbench.program.rows import Counts
 
 Phase = Literal["load", "forward", "loss", "backward", "recompute", "step"]
@@ -57,7 +57,7 @@ class Timeline:
             said alone; None: each is looked at.
     """
 
-    def __init__(self, world_size: int, alike: Alike | None = None) -> None:
+    def __init__(self, world_size: int, alike: Representatives | None = None) -> None:
         self.world_size, self.alike = world_size, alike
         self.owners: list[Owner] = []
         self._sizes: list[Counts] = []  # of each tensor; most have one that others have

@@ -4,10 +4,8 @@ The rows are those of the workbench's recorder, which counts what a rank receive
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
-Phase = Literal["forward", "backward", "step"]
-Purpose = Literal["shard", "replica", "norm", "control"]
+from workbench.program.collective_call import Phase, Purpose
 
 
 @dataclass(frozen=True)

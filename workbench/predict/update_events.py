@@ -6,10 +6,10 @@ from workbench.plan.experiment import LocalSGD, ParameterServer
 from workbench.predict.duration import Seconds, update_seconds
 from workbench.predict.events import Script
 from workbench.predict.replicas import Replicas, some
-from workbench.program.buckets import averaged, handed_out
-from workbench.program.operations import Program
+from workbench.program.buckets import averaged, handed_out, within
 from workbench.program.parameters import copies
 from workbench.program.rows import Counts
+from workbench.program.step import Program
 
 _FP64 = 8
 _COPIED = 4  # an average is read and written once into its bucket, and once back
@@ -84,7 +84,11 @@ class Updates:
         fused, shares = self.experiment.fused, self.experiment.optimizer_shares
         passes = _HANDED_OUT // 2 if fused else _HANDED_OUT
         for column in handed_out(self.experiment, self.program.pieces).columns():
-            held = column.bytes if names is None else column.bytes * column.within(names)
+            held = (
+                column.bytes
+                if names is None
+                else column.bytes * column.there * within(column, names)
+            )
             if not held.any():
                 continue
             self.script.work("update", "hand-out", self.speeds.streaming(passes * held))

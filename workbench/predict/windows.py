@@ -31,12 +31,6 @@ from workbench.program.rows import Counts
 _NAMES = ("shiftedwindowattention", "shiftedwindowattentionv2")
 
 
-def trained_hidden(layer: Layer) -> int:
-    """Units of the hidden layer of version 2's table of positions, where that layer is trained."""
-    first = (f"{layer.name}.cpb_mlp.0.weight", f"{layer.name}.cpb_mlp.0.bias")
-    return max((w.shape[0] for w in layer.weights if w.name in first and w.trainable), default=0)
-
-
 @dataclass(frozen=True)
 class Windows:
     """Sizes, each for one element of the activation.

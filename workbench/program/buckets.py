@@ -38,7 +38,7 @@ class Bucket:
         return sum(self.sizes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Buckets:
     """Those of all ranks.
 
@@ -50,6 +50,21 @@ class Buckets:
     of_place: tuple[tuple[Bucket, ...], ...]
     place: Counts
 
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Buckets)
+            and self.of_place == other.of_place
+            and np.array_equal(self.place, other.place)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.of_place)
+
+    def within(self, names: Collection[str]) -> "Buckets":
+        """Only those that hold some of these parameters; they hold no others."""
+        of_place = (tuple(b for b in own if b.names[0] in names) for own in self.of_place)
+        return Buckets(tuple(of_place), self.place)
+
     def columns(self) -> "Iterator[Column]":
         """The n-th buckets of all ranks that travel over groups of one size: they travel at once.
 
@@ -59,16 +74,35 @@ class Buckets:
             chosen = [[bucket for bucket in own if bucket.group_size == k] for own in self.of_place]
             for index in range(max(map(len, chosen))):
                 row = tuple(own[index] if index < len(own) else None for own in chosen)
-                yield Column(k, row, self.place)
+                yield Column(k, index, row, self.place)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Column:
-    """One bucket of each rank; see `Buckets.columns`."""
+    """One bucket of each rank; see `Buckets.columns`.
+
+    Attributes:
+        group_size: of the shard groups that its parameters lie over.
+        number: of those over groups of this size, which.
+        of_place: for each place; None: no bucket.
+        place: of each rank.
+    """
 
     group_size: int
+    number: int
     of_place: tuple[Bucket | None, ...]
     place: Counts
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Column)
+            and (self.group_size, self.number) == (other.group_size, other.number)
+            and self.of_place == other.of_place
+            and np.array_equal(self.place, other.place)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.of_place)
 
     @property
     def bytes(self) -> Counts:
@@ -76,10 +110,10 @@ class Column:
         sizes = [0 if bucket is None else bucket.bytes for bucket in self.of_place]
         return np.array(sizes, dtype=np.int64)[self.place]
 
-    def within(self, names: Collection[str]) -> Counts:
-        """1 for each rank whose bucket holds some of these parameters, else 0."""
-        some = [bucket is not None and bucket.names[0] in names for bucket in self.of_place]
-        return np.array(some, dtype=np.int64)[self.place]
+    @property
+    def names(self) -> set[str]:
+        """Parameters that some rank's holds."""
+        return {name for bucket in self.of_place if bucket is not None for name in bucket.names}
 
     @property
     def there(self) -> Counts:
@@ -209,3 +243,8 @@ def _averaged(
                 names = []
         if names:
             yield Bucket(k, tuple(names), tuple(int(pieces.sizes[n][rank]) for n in names))
+
+
+def within(column: Column, names: Collection[str]) -> Counts:
+    some = [bucket is not None and bucket.names[0] in names for bucket in column.of_place]
+    return np.array(some, dtype=np.int64)[column.place]

@@ -1,21 +1,17 @@
-"""What a rank executes: the layers and conversions of a pass in their order, as one list.
+"""The operations of a pass: layers and conversions in their order.
 
 Layers keep the model's order; a conversion follows what it converts at once, and readers whose
 conversions start alike share them.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from workbench.plan.experiment import Experiment
 from workbench.plan.graph import Layer
 from workbench.plan.layout import ROWS, Conversion, Layout
-from workbench.plan.plan import Plan
 from workbench.plan.tail import Tail
-from workbench.program.buckets import Buckets, buckets_of
-from workbench.program.hosts import Hosts
 from workbench.program.parameters import BYTES, Pieces
 
 # What a conversion or a layer gives: the layer's name, and the conversions since.
@@ -63,36 +59,30 @@ class Operation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Program:
-    """The operations of a whole pass.
+class Operations:
+    """The operations of a forward pass.
 
     Attributes:
-        experiment: that runs it.
-        pieces: of the experiment's weights.
-        operations: in the order of the forward pass.
+        by_value: each of them by what it gives, in order; the model's input is given by none.
         results: the values that the model returns.
-        by_value: each operation by what it gives; the model's input is given by none.
+        input_shape: of one sample.
         itemsize: bytes of an element of the model's input.
-        hosts: where its ranks are.
     """
 
-    experiment: Experiment
-    pieces: Pieces
-    operations: tuple[Operation, ...]
+    by_value: Mapping[Value, Operation]
     results: tuple[Value, ...]
-    by_value: dict[Value, Operation]
+    input_shape: tuple[int, ...]
     itemsize: int
-    hosts: Hosts
 
-    @property
-    def plan(self) -> Plan:
-        """The plan that is executed."""
-        return cast(Plan, self.experiment.plan)
+    def __iter__(self) -> Iterator[Operation]:
+        return iter(self.by_value.values())
 
-    @cached_property
-    def buckets(self) -> Buckets:
-        """Those in which its gradients travel."""
-        return buckets_of(self.experiment, self.pieces)
+    def layout_of(self, value: Value) -> tuple[Layout, tuple[int, ...], int, int]:
+        """(layout, one sample's shape, its rows, bytes of an element) of a value."""
+        known = self.by_value.get(value)
+        if known is None:
+            return ROWS, self.input_shape, 1, self.itemsize
+        return known.layout, known.shape, known.rows, known.itemsize
 
     def needs_gradient(self, value: Value) -> bool:
         """Whether a gradient flows back to this value."""
@@ -102,37 +92,36 @@ class Program:
     def parted(self, tail: Tail) -> tuple[list[Operation], list[Operation]]:
         """What runs once, and what runs in every round."""
         parts: tuple[list[Operation], list[Operation]] = ([], [])
-        for operation in self.operations:
+        for operation in self:
             name, steps = operation.gives
             behind = name in tail.layers or (name == tail.boundary and bool(steps))
             parts[behind].append(operation)
         return parts
 
 
-def program_of(experiment: Experiment, ranks_per_host: int | None = None) -> Program:
+def operations_of(experiment: Experiment, pieces: Pieces) -> Operations:
     """The operations of an experiment's plan, in its precision.
 
     Args:
         experiment: whose.
-        ranks_per_host: that share memory; None: all ranks of the world do.
+        pieces: of its weights.
     """
-    return _Writing(experiment).program(Hosts.of(experiment.plan.world_size, ranks_per_host))
+    return _Writing(experiment, pieces).written()
 
 
 class _Writing:
-    def __init__(self, experiment: Experiment) -> None:
-        self.experiment, self.plan = experiment, experiment.plan
+    def __init__(self, experiment: Experiment, pieces: Pieces) -> None:
+        self.experiment, self.plan, self.pieces = experiment, experiment.plan, pieces
         self.graph, self.flow = self.plan.graph, self.plan.flow
         self.half = experiment.precision == "bf16"
         self.itemsize = BYTES[experiment.precision]
-        self.pieces = Pieces.of(experiment)
         self.by_value: dict[Value, Operation] = {}
         self._learning = self.graph.learning
         self._reached = self._values_reached()
         self._looks: dict[Hashable, int] = {}
         self._alike = dict(self.graph.alike)
 
-    def program(self, hosts: Hosts) -> Program:
+    def written(self) -> Operations:
         conversions = self._conversions()
         for value, label in conversions.get("input", ()):
             self._convert(value, label)
@@ -143,10 +132,7 @@ class _Writing:
         results = tuple((name, self.flow.returns[name]) for name in self.graph.outputs)
         for index, names in enumerate(self.plan.segments):
             self._fold(index, names)
-        operations = tuple(self.by_value.values())
-        return Program(
-            self.experiment, self.pieces, operations, results, self.by_value, self.itemsize, hosts
-        )
+        return Operations(self.by_value, results, self.graph.input_shape, self.itemsize)
 
     def _values_reached(self) -> set[Value]:
         """Converted values to which a gradient comes back: not all readers have one."""
@@ -277,11 +263,3 @@ def _seen(operation: Operation) -> Hashable:
         operation.itemsize,
         operation.needs_gradient,
     )
-
-
-def layout_of(program: Program, value: Value) -> tuple[Layout, tuple[int, ...], int, int]:
-    """(layout, one sample's shape, its rows, bytes of an element) of a value."""
-    known = program.by_value.get(value)
-    if known is None:
-        return ROWS, program.plan.graph.input_shape, 1, program.itemsize
-    return known.layout, known.shape, known.rows, known.itemsize

@@ -17,18 +17,18 @@ from numpy.typing import NDArray
 from workbench.plan.experiment import Experiment, ParameterServer
 from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
-from workbench.program.batches import micro_batches
+from workbench.program.rows import micro_batches
 
 
-@dataclass(frozen=True)
-class Alike:
+@dataclass(frozen=True, eq=False)
+class Representatives:
     """The ranks that stand for a world.
 
     Attributes:
         world_size: of the world.
-        ranks: those that are kept, ascending, in whole blocks.
-        column: for each rank of the world, which of the kept ones stands for it.
-        batches: for each micro-batch, the rows of the kept ranks.
+        ranks: those that stand for it, ascending, in whole blocks.
+        column: for each rank of the world, which of `ranks` stands for it.
+        batches: for each micro-batch, the rows of `ranks`.
     """
 
     world_size: int
@@ -36,48 +36,65 @@ class Alike:
     column: NDArray[np.int64]
     batches: tuple[tuple[int, ...], ...]
 
+    @classmethod
+    def of(cls, experiment: Experiment, machine: Machine | None) -> "Representatives":
+        """Those of an experiment's world.
 
-def alike(experiment: Experiment, machine: Machine | None, *, every: bool = False) -> Alike:
-    """The ranks that stand for an experiment's world.
+        At least two blocks are kept where there are two, so that what has replicas still has some.
 
-    At least two blocks are kept where there are two, so that what has replicas still has some.
+        Args:
+            experiment: whose.
+            machine: that runs it; None: on which all ranks are alike.
+        """
+        world = experiment.plan.world_size
+        block = block_of(experiment.plan)
+        rows = np.array(micro_batches(experiment), dtype=np.int64)
+        starts = np.arange(0, world, block)
+        facts = rows.T.reshape(len(starts), -1)
+        serves = (starts == _server(experiment) // block * block)[:, None]
+        shares = np.array(experiment.optimizer_shares).reshape(len(starts), -1)
+        devices, hosts = _devices(machine, world, block), _hosts(machine, starts, block)
+        facts = np.hstack([facts, serves, devices, hosts, shares])
+        _, first, kind = np.unique(facts, axis=0, return_index=True, return_inverse=True)
+        chosen = np.sort(first)
+        if len(chosen) == 1 < len(starts):
+            chosen = np.array([chosen[0], chosen[0] + 1])
+        stands = np.searchsorted(chosen, first[kind.reshape(-1)])
+        within = np.arange(block)
+        ranks = (starts[chosen][:, None] + within).reshape(-1)
+        column = (stands[:, None] * block + within).reshape(-1)
+        return cls(world, ranks, column, tuple(tuple(own[ranks].tolist()) for own in rows))
 
-    Args:
-        experiment: whose.
-        machine: that runs it; None: on which all ranks are alike.
-        every: keep all.
-    """
-    world = experiment.plan.world_size
-    block = block_of(experiment.plan)
-    rows = np.array(micro_batches(experiment), dtype=np.int64)
-    starts = np.arange(0, world, block)
-    facts = rows.T.reshape(len(starts), -1)
-    serves = (starts == _server(experiment) // block * block)[:, None]
-    shares = np.array(experiment.optimizer_shares).reshape(len(starts), -1)
-    facts = np.hstack(
-        [facts, serves, _devices(machine, world, block), _hosts(machine, starts, block), shares]
-    )
-    _, first, kind = np.unique(facts, axis=0, return_index=True, return_inverse=True)
-    kind = kind.reshape(-1)
-    kept = np.arange(len(starts)) if every else np.sort(first)
-    if len(kept) == 1 < len(starts):
-        kept = np.array([kept[0], kept[0] + 1])
-    stands = np.searchsorted(kept, np.arange(len(starts)) if every else first[kind])
-    within = np.arange(block)
-    ranks = (starts[kept][:, None] + within).reshape(-1)
-    column = (stands[:, None] * block + within).reshape(-1)
-    return Alike(world, ranks, column, tuple(tuple(own[ranks].tolist()) for own in rows))
+    @classmethod
+    def all_of(cls, experiment: Experiment) -> "Representatives":
+        """Every rank stands for itself."""
+        every = np.arange(experiment.plan.world_size)
+        return cls(len(every), every, every, tuple(micro_batches(experiment)))
 
+    def reduced(self, experiment: Experiment) -> Experiment:
+        """The experiment of a world of only these ranks."""
+        if len(self.ranks) == self.world_size:
+            return experiment
+        sync = experiment.sync
+        if isinstance(sync, ParameterServer):
+            sync = sync.replace(server=int(self.column[sync.server]))
+        plan = experiment.plan.with_world_size(len(self.ranks))
+        shares = experiment.shard_optimizer
+        if not isinstance(shares, bool):
+            shares = tuple(shares[rank] for rank in self.ranks.tolist())
+        return experiment.replace(plan=plan, sync=sync, shard_optimizer=shares)
 
-def kept(experiment: Experiment, ranks: Alike) -> Experiment:
-    """The experiment of a world of only the ranks that are kept."""
-    sync = experiment.sync
-    if isinstance(sync, ParameterServer):
-        sync = sync.replace(server=int(ranks.column[sync.server]))
-    plan, shares = experiment.plan.with_world_size(len(ranks.ranks)), experiment.shard_optimizer
-    if not isinstance(shares, bool):
-        shares = tuple(shares[rank] for rank in ranks.ranks.tolist())
-    return experiment.replace(plan=plan, sync=sync, shard_optimizer=shares)
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Representatives)
+            and self.world_size == other.world_size
+            and self.batches == other.batches
+            and np.array_equal(self.ranks, other.ranks)
+            and np.array_equal(self.column, other.column)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.world_size, self.batches))
 
 
 def block_of(plan: Plan) -> int:

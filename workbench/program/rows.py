@@ -1,4 +1,4 @@
-"""How much of an activation each rank holds, for all ranks at once."""
+"""The rows of each pass, and how much of an activation each rank then holds: all ranks at once."""
 
 import math
 from collections.abc import Sequence
@@ -6,8 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.plan.experiment import Experiment
 from workbench.plan.layout import ROWS, Layout
 from workbench.plan.placement import Shard
+from workbench.plan.row_shares import shared_out
 
 Counts = NDArray[np.int64]
 
@@ -21,6 +23,7 @@ class Rows:
 
     def __init__(self, own: Sequence[int]) -> None:
         self.own: Counts = np.asarray(own, dtype=np.int64)
+        self._hash: int | None = None
         self._over: dict[int, Counts] = {1: self.own}
         self._elements: dict[tuple[int, tuple[int, ...], int], tuple[Layout, Counts]] = {}
 
@@ -28,6 +31,17 @@ class Rows:
     def world_size(self) -> int:
         """Number of ranks."""
         return len(self.own)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Rows) and np.array_equal(self.own, other.own))
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(self.own.tobytes())
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"Rows({self.own.tolist()})"
 
     def over(self, group_size: int) -> Counts:
         """For each rank, the rows of its whole shard group."""
@@ -69,3 +83,9 @@ def features(layout: Layout, shape: tuple[int, ...], world_size: int) -> Counts:
 def tiled(sizes: Sequence[int], world_size: int) -> Counts:
     """The sizes of one group's members, for every rank of the world."""
     return np.tile(np.asarray(sizes, dtype=np.int64), world_size // len(sizes))
+
+
+def micro_batches(experiment: Experiment) -> list[tuple[int, ...]]:
+    """For each micro-batch of a step, the rows of each rank."""
+    counts = shared_out(experiment.batch_size, None, experiment.accumulate)
+    return [experiment.plan.rows_of(count) for count in counts]

@@ -48,8 +48,8 @@ from workbench.predict.search.conversion_costs import (
 from workbench.predict.search.footprint import Footprints
 from workbench.predict.search.trellis import Cost, Floats, Readings
 from workbench.predict.search.weight_costs import WeightCosts
-from workbench.program.batches import micro_batches
-from workbench.program.operations import program_of
+from workbench.program.rows import micro_batches
+from workbench.program.step import program_of
 
 LAYER, FORWARD, GATHER, BACKWARD, GRADIENTS, UPDATE = range(6)
 TIMES = 6
@@ -101,10 +101,14 @@ class StepCosts:
             for rounds in IN_ROUNDS
         ]
         alone = experiment.replace(plan=Plan.data_parallel(plan.graph, self.world))
-        program = program_of(alone)
-        self.itemsizes = {name: op.itemsize for (name, _), op in program.by_value.items()}
-        self.itemsizes["input"] = program.itemsize
-        self.learns = {name for (name, _), op in program.by_value.items() if op.needs_gradient}
+        operations = program_of(alone).operations
+        self.itemsizes = {
+            name: op.itemsize for (name, _), op in operations.by_value.items()
+        }
+        self.itemsizes["input"] = operations.itemsize
+        self.learns = {
+            name for (name, _), op in operations.by_value.items() if op.needs_gradient
+        }
         # How often a gradient comes back for a layer's output.
         self._often_read = Counter(
             name

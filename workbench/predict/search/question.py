@@ -15,8 +15,7 @@ from workbench.plan.plan import Plan
 from workbench.predict.duration import Speeds, layer_seconds
 from workbench.predict.search.choices import Pin, Shares, checked_sizes, options_of, pinned
 from workbench.predict.search.trellis import Floats
-from workbench.program.batches import micro_batches
-from workbench.program.rows import Rows
+from workbench.program.rows import Rows, micro_batches
 
 _DIFFERENT = 0.02  # devices whose speeds differ by less are taken to be equal
 

@@ -42,8 +42,8 @@ from workbench.predict.search.result import SearchResult
 from workbench.predict.search.squeezing import Squeezing
 from workbench.predict.search.subsets import cheapest_sums
 from workbench.predict.search.trellis import Trellis
-from workbench.program.batches import micro_batches
 from workbench.program.hosts import Hosts
+from workbench.program.rows import micro_batches
 
 # As many plans are searched to the end, however long it takes.
 ENUMERABLE = 4096

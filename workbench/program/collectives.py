@@ -1,0 +1,221 @@
+"""The collectives of an instruction: those of conversions, and what else ranks call.
+
+Batch norm over all rows sums statistics. The loss of what lies over groups gathers labels and,
+where features are cut, the highest logits and sums of exponents. Heads of windowed attention,
+version 2, sum the gradient of what they have in common. A step ends with what its strategy calls.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from workbench.plan.experiment import ParameterServer
+from workbench.plan.graph import Layer
+from workbench.plan.layout import ROWS
+from workbench.plan.placement import Shard
+from workbench.program.buckets import Column
+from workbench.program.collective_call import CollectiveCall, Phase, Summed
+from workbench.program.crossing import crossing_of
+from workbench.program.instructions import (
+    Agree,
+    Average,
+    Backward,
+    Convert,
+    Direction,
+    Forward,
+    HandOut,
+    Instruction,
+    Loss,
+    Recompute,
+    Reduce,
+)
+from workbench.program.operations import Operation, Value
+from workbench.program.rows import Counts, Rows, features
+from workbench.program.sharding import moved_by
+from workbench.program.step import Program
+
+_FP32 = 4
+_INT64 = 8
+_FP64 = 8
+
+
+class Collectives:
+    """Gives the collectives of a program's instructions.
+
+    Args:
+        program: whose.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.plan = program, program.plan
+        self._everywhere = np.ones(self.plan.world_size, dtype=np.int64)
+        self._ranks = np.arange(self.plan.world_size)
+
+    def of(self, instruction: Instruction) -> Iterator[CollectiveCall]:
+        """Those of one instruction, in the order in which a rank calls them."""
+        match instruction:
+            case Forward(operation, on) | Convert(operation, on, "forward"):
+                yield from self._of(operation, on.rows, "forward")
+            case Backward(operation, on) | Convert(operation, on, "backward"):
+                yield from self._of(operation, on.rows, "backward")
+            case Recompute(_, operations, on):
+                for operation in operations:
+                    yield from self._of(operation, on.rows, "forward")
+            case Loss(_, on):
+                yield from self._loss(on.rows)
+            case Reduce():
+                yield self._reduce(instruction)
+            case HandOut():
+                for column in instruction.buckets.columns():
+                    yield self._hand_out(instruction, column)
+            case Average(buckets, every):
+                for column in buckets.columns():
+                    yield self._average(column, every)
+            case Agree():
+                status = self._everywhere * (3 + self.program.ranks.world_size)
+                yield CollectiveCall("all_reduce", "status", "step", "control", 1, status, _FP64)
+
+    def _of(self, operation: Operation, rows: Rows, phase: Direction) -> Iterator[CollectiveCall]:
+        layer = operation.layer
+        if operation.step is not None:
+            crossing = crossing_of(operation.step, rows, operation.itemsize, operation.label)
+            call = crossing.forward if phase == "forward" else crossing.backward
+            if call is not None:
+                yield call
+        elif layer is not None and self.plan.synchronizes(layer):
+            if phase == "forward" or operation.wanted:
+                yield from self._statistics(operation, layer, phase)
+        elif layer is not None and phase == "backward":
+            yield from self._in_common(layer)
+
+    def _statistics(
+        self, operation: Operation, layer: Layer, phase: Phase
+    ) -> Iterator[CollectiveCall]:
+        """Of batch norm over all that have the same channels."""
+        read = self.plan.flow.inputs[layer.name]
+        world, width = self.plan.world_size, max(operation.itemsize, _FP32)
+        channels = self._everywhere * features(read, layer.input_shape[:1], world)
+        for numel in (channels + 1, channels):
+            yield CollectiveCall(
+                "all_reduce", layer.name, phase, "norm", read.group_size, numel, width
+            )
+
+    def _in_common(self, layer: Layer) -> Iterator[CollectiveCall]:
+        """The one gradient that heads of windowed attention, version 2, have in common."""
+        hidden, choice = trained_hidden(layer), self.plan.layers.get(layer.name)
+        if not hidden or choice is None or choice.scheme != "shard_heads" or choice.group_size == 1:
+            return
+        numel, width = self._everywhere * (3 * hidden), self.program.itemsize
+        yield CollectiveCall(
+            "all_reduce", layer.name, "backward", "shard", choice.group_size, numel, width
+        )
+
+    def _loss(self, rows: Rows) -> Iterator[CollectiveCall]:
+        for value in self.program.operations.results:
+            yield from loss_calls(self.program, value, rows)
+
+    def _reduce(self, reduce: Reduce) -> CollectiveCall:
+        column, width = reduce.column, self.program.itemsize
+        k, takes = column.group_size, takes_part(reduce)
+        if reduce.to == "server":
+            return CollectiveCall(
+                "reduce",
+                "gradients",
+                "step",
+                "replica",
+                k,
+                column.bytes // width,
+                width,
+                takes,
+                server=self._serves(k),
+            )
+        if reduce.to == "owners":
+            return CollectiveCall(
+                "reduce_scatter",
+                "gradients",
+                "step",
+                "replica",
+                k,
+                self._owned(column),
+                width,
+                takes,
+            )
+        replicas = self.program.ranks.world_size // k
+        codec = reduce.codec if replicas > 1 else None
+        how = Summed(reduce.algorithm, True, codec)
+        numel = column.bytes // width
+        return CollectiveCall(
+            "all_reduce", "gradients", "step", "replica", k, numel, width, takes, how
+        )
+
+    def _hand_out(self, hand_out: HandOut, column: Column) -> CollectiveCall:
+        width, served = self.program.itemsize, hand_out.source == "server"
+        return CollectiveCall(
+            "broadcast" if served else "all_gather",
+            "parameters",
+            "step",
+            "replica",
+            column.group_size,
+            column.bytes // width if served else self._owned(column),
+            width,
+            column.there,
+            server=self._serves(column.group_size) if served else None,
+        )
+
+    def _average(self, column: Column, every: int) -> CollectiveCall:
+        numel, width = column.bytes // self.program.itemsize, self.program.itemsize
+        return CollectiveCall(
+            "all_reduce",
+            "parameters",
+            "step",
+            "replica",
+            column.group_size,
+            numel,
+            width,
+            column.there,
+            Summed("auto", False),
+            every=every,
+        )
+
+    def _owned(self, column: Column) -> Counts:
+        """Elements of a bucket that each rank updates."""
+        width, shares = self.program.itemsize, self.program.experiment.optimizer_shares
+        return sum(moved_by(column, width, shares).values(), 0 * self._everywhere) // width
+
+    def _serves(self, group_size: int) -> Counts:
+        """1 for each rank that updates what it has in common with others, else 0."""
+        sync = self.program.experiment.sync
+        assert isinstance(sync, ParameterServer)
+        return (self._ranks // group_size == sync.server // group_size).astype(np.int64)
+
+
+def loss_calls(program: Program, value: Value, rows: Rows) -> Iterator[CollectiveCall]:
+    """The collectives of the loss of one value that the model returns.
+
+    Args:
+        program: whose.
+        value: the logits.
+        rows: of the pass.
+    """
+    layout, _, _, _ = program.operations.layout_of(value)
+    k, name = layout.group_size, value[0]
+    if layout == ROWS:
+        return
+    yield CollectiveCall("all_gather", "labels", "step", "shard", k, rows.own, _INT64)
+    if isinstance(layout.placement, Shard):
+        width, every = max(_FP32, program.itemsize), rows.over(k)
+        yield CollectiveCall("all_gather", name, "step", "shard", k, every, width)
+        yield CollectiveCall("all_reduce", name, "step", "shard", k, 2 * every, width)
+
+
+def takes_part(reduce: Reduce) -> Counts:
+    """1 for each rank whose bucket begins to be summed, else 0."""
+    column = reduce.column
+    member = np.arange(len(column.place)) % column.group_size
+    return column.there * np.isin(member, reduce.members)
+
+
+def trained_hidden(layer: Layer) -> int:
+    """Units of the hidden layer of version 2's table of positions, where that layer is trained."""
+    first = (f"{layer.name}.cpb_mlp.0.weight", f"{layer.name}.cpb_mlp.0.bias")
+    return max((w.shape[0] for w in layer.weights if w.name in first and w.trainable), default=0)

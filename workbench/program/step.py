@@ -1,0 +1,123 @@
+"""A step as a value: what all ranks execute, in order."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
+
+from workbench.plan.errors import ExperimentError
+from workbench.plan.experiment import Experiment
+from workbench.plan.plan import Plan
+from workbench.program.buckets import Buckets, buckets_of
+from workbench.program.hosts import Hosts
+from workbench.program.instructions import Instruction
+from workbench.program.operations import Operations, operations_of
+from workbench.program.parameters import Pieces
+from workbench.program.representatives import Representatives
+from workbench.program.rows import micro_batches
+from workbench.program.unrolling import unrolled
+
+MANY_RANKS = 64
+"""Beyond, few of them stand for all."""
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """What all ranks execute in one step in the middle of a run, in order.
+
+    Programs are equal whose ranks execute the same instructions.
+
+    Attributes:
+        experiment: of the ranks that are written for.
+        pieces: of its weights.
+        operations: of its plan.
+        hosts: where its ranks are.
+        representatives: these ranks, of a larger world; None: all ranks are written for.
+    """
+
+    experiment: Experiment
+    pieces: Pieces
+    operations: Operations
+    hosts: Hosts
+    representatives: Representatives | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that is executed."""
+        return cast(Plan, self.experiment.plan)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of the model's input, and of a weight."""
+        return self.operations.itemsize
+
+    @cached_property
+    def ranks(self) -> Representatives:
+        """The ranks that are written for."""
+        return self.representatives or Representatives.all_of(self.experiment)
+
+    @cached_property
+    def buckets(self) -> Buckets:
+        """Those in which its gradients travel."""
+        return buckets_of(self.experiment, self.pieces)
+
+    @cached_property
+    def instructions(self) -> tuple[Instruction, ...]:
+        """All of them, in order."""
+        batches = micro_batches(self.experiment)
+        if self.representatives is not None:
+            batches = list(self.representatives.batches)
+        return unrolled(self.experiment, self.operations, self.pieces, batches)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Program)
+            and self.ranks == other.ranks
+            and self.instructions == other.instructions
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.ranks)
+
+
+def program_of(experiment: Experiment, ranks_per_host: int | None = None) -> Program:
+    """What all ranks of an experiment execute.
+
+    Args:
+        experiment: whose.
+        ranks_per_host: that share memory; None: all ranks of the world do.
+    """
+    hosts = Hosts.of(experiment.plan.world_size, ranks_per_host)
+    pieces = Pieces.of(experiment)
+    return Program(experiment, pieces, operations_of(experiment, pieces), hosts)
+
+
+def reduced(experiment: Experiment, ranks: Representatives) -> Program:
+    """What a few ranks execute that stand for all.
+
+    Args:
+        experiment: of all ranks.
+        ranks: those that stand for them.
+    """
+    own = ranks.reduced(experiment)
+    pieces = Pieces.of(own)
+    hosts = Hosts.of(own.plan.world_size)
+    return Program(own, pieces, operations_of(own, pieces), hosts, ranks)
+
+
+def program(experiment: Experiment, ranks_per_host: int | None = None) -> Program:
+    """What the ranks of an experiment execute in one step, to be looked at and compared.
+
+    Of a world of more than 64 ranks a few are written for, which stand for the others.
+
+    Args:
+        experiment: whose.
+        ranks_per_host: that share memory; None: all ranks of the world do.
+
+    Raises:
+        ExperimentError: it is no experiment.
+    """
+    if not isinstance(experiment, Experiment):
+        raise ExperimentError(f"program needs an Experiment, got {experiment!r}")
+    if experiment.plan.world_size > MANY_RANKS:
+        return reduced(experiment, Representatives.of(experiment, None))
+    return program_of(experiment, ranks_per_host)
