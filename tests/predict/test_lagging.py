@@ -48,17 +48,17 @@ def test_a_sum_beside_the_work_ends_for_all_at_once():
     """It waits for the last rank, and then so does nobody else."""
     script, lanes = Script(), Lanes(2, 1.0, Lagging(2, 0.1))
     script.work("backward", "a", times(6, 6))
-    handle = script.start(call(1))
-    script.join(handle, "gradients")
+    script.start(call(1), 1)
+    script.join(1, "gradients")
     script.meet(call(0))
     assert lanes.step(script.events()).ended == pytest.approx(7 + LATE * 0.6, rel=1e-3)
 
 
 def test_a_sum_that_was_over_early_leaves_the_waiting_to_the_next_meeting():
     script, lanes = Script(), Lanes(2, 1.0, Lagging(2, 0.1))
-    handle = script.start(call(1))
+    script.start(call(1), 1)
     script.work("backward", "a", times(6, 6))
-    script.join(handle, "gradients")
+    script.join(1, "gradients")
     script.meet(call(0))
     assert lanes.step(script.events()).ended == pytest.approx(6 + LATE * 0.6, rel=1e-3)
 

@@ -7,7 +7,6 @@ from workbench.predict.received import Received
 from workbench.predict.summing import Summing
 from workbench.predict.traffic import Collective, Traffic
 from workbench.program.collective_call import CollectiveCall, Phase, Purpose
-from workbench.program.collectives import Collectives
 from workbench.program.rows import Counts
 from workbench.program.step import Program
 
@@ -35,7 +34,7 @@ class Counting:
 
     def found(self) -> Traffic:
         """The collectives, in the order in which they first occur."""
-        collectives = Collectives(self.program)
+        collectives = self.program.collectives
         for instruction in self.program.instructions:
             for call in collectives.of(instruction):
                 self._add(call)

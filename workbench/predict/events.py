@@ -177,7 +177,6 @@ class Script:
     def __init__(self) -> None:
         self._events: list[Event] = []
         self._tasks: list[Task] = []
-        self._handles = 0
 
     def work(self, what: What, label: str, seconds: Seconds) -> None:
         """Something to compute."""
@@ -187,11 +186,9 @@ class Script:
         """A collective in which the compute lane takes part."""
         self._add(Meet(call))
 
-    def start(self, call: Call) -> int:
-        """A collective beside it; gives its handle."""
-        self._handles += 1
-        self._add(Start(call, self._handles))
-        return self._handles
+    def start(self, call: Call, handle: int) -> None:
+        """A collective beside it, which is waited for under this number."""
+        self._add(Start(call, handle))
 
     def join(self, handle: int, label: str, late: int = 0) -> None:
         """Waits for it."""

@@ -31,7 +31,7 @@ class Gradients:
         experiment: decides on buckets.
         pieces: of its weights.
         timeline: to write on.
-        rooms: hears which gradients are there.
+        rooms: are free again when the next gradient is there.
     """
 
     def __init__(
@@ -102,7 +102,8 @@ class Gradients:
                 self._there.setdefault(name, None)
             else:
                 self._there[name] = tensor
-        self.rooms.settled(made)
+        if made:
+            self.rooms.finish()
 
     def _made(self, name: str, layer: str) -> int:
         size = self.sizes[name]

@@ -39,13 +39,15 @@ class Tape:
     Attributes:
         kept: for each operation, the tensors that it keeps; segments stand where they run.
         results: the values that were asked for.
+        again: the segment that has run once more, and what that has left.
     """
 
     kept: list[tuple[Operation, list[int]] | Segment] = field(default_factory=list)
     results: dict[Value, int] = field(default_factory=dict)
+    again: "tuple[Segment, Tape] | None" = None
 
 
-class Pass:
+class PassMemory:
     """A pass over some of a program's operations.
 
     Args:
@@ -109,46 +111,51 @@ class Pass:
         tape.results = alive
         return tape
 
-    def backward(self, tape: Tape, grads: dict[Value, int]) -> None:
-        """Runs the operations of a tape backward.
+    def backward(self, tape: Tape, operation: Operation, grads: dict[Value, int]) -> None:
+        """Runs the last operation of a tape backward.
 
         Args:
-            tape: of `forward`; what it kept is let go, its results are not.
-            grads: the gradients of values; on return, of those that nothing here gave.
+            tape: of `forward`; what the operation kept is let go.
+            operation: which; of parameters, gradients are there when all readers have given theirs.
+            grads: the gradients of values, by which those of what it read replace its own.
         """
-        for entry in reversed(tape.kept):
-            if isinstance(entry, Segment):
-                self._again(entry, grads)
-                continue
-            operation, kept = entry
-            self.timeline.at("backward", operation.label)
-            if operation.step is not None:
-                self.gradients.rooms.finish()
-            given = grads.pop(operation.gives, None)
-            of_weights = {} if given is None else self._execution.run_back(operation, given, grads)
-            for tensor in kept:
+        if not _has_memory(operation):
+            return
+        entry = (tape if tape.again is None else tape.again[1]).kept.pop()
+        assert not isinstance(entry, Segment)
+        ran, kept = entry
+        assert ran.gives == operation.gives, f"{ran.label} is not {operation.label}"
+        self.timeline.at("backward", ran.label)
+        if ran.step is not None:
+            self.gradients.rooms.finish()
+        given = grads.pop(ran.gives, None)
+        of_weights = {} if given is None else self._execution.run_back(ran, given, grads)
+        for tensor in kept:
+            self.timeline.drop(tensor)
+        if of_weights and ran.layer is not None:
+            copied = self._execution.copies_weight(ran)
+            self.gradients.settle(ran.layer, of_weights, copied=copied)
+        if tape.again is not None and not tape.again[1].kept:
+            for tensor in tape.again[0].inputs.values():
                 self.timeline.drop(tensor)
-            if of_weights and operation.layer is not None:
-                copied = self._execution.copies_weight(operation)
-                self.gradients.settle(operation.layer, of_weights, copied=copied)
-        tape.kept = []
+            tape.again = None
 
     def size(self, value: Value, itemsize: int | None = None) -> Counts:
         """Bytes of a value on each rank."""
         return self._execution.size(value, itemsize)
 
-    def _again(self, segment: Segment, grads: dict[Value, int]) -> None:
-        """Runs a segment forward once more, and then back."""
+    def recompute(self, tape: Tape) -> None:
+        """Runs the last segment of a tape forward once more."""
+        segment = tape.kept.pop()
+        assert isinstance(segment, Segment)
         operations = [operation._replace(segment=None) for operation in segment.operations]
         outputs = _read_outside(self.program, segment.operations)
         self.timeline.at("recompute", operations[0].label)
         buffers = self.timeline.make(self._buffers(operations), "workspace", operations[0].label)
-        tape = self.forward(operations, segment.inputs, outputs, "recompute")
-        for tensor in (*tape.results.values(), buffers):
+        again = self.forward(operations, segment.inputs, outputs, "recompute")
+        for tensor in (*again.results.values(), buffers):
             self.timeline.drop(tensor)
-        self.backward(tape, grads)
-        for tensor in segment.inputs.values():
-            self.timeline.drop(tensor)
+        tape.again = segment, again
 
     def _buffers(self, operations: Iterable[Operation]) -> Counts:
         """Copies of running statistics, which count a batch once."""

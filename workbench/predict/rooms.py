@@ -20,8 +20,6 @@ moved. Those of the steps before are taken to be over by then: what a link that 
 steps keeps under way is not in here.
 """
 
-from collections.abc import Collection, Iterable
-
 import numpy as np
 
 from workbench.plan.codec import Codec
@@ -30,7 +28,9 @@ from workbench.plan.mesh import replica_groups
 from workbench.predict.collective_costs import encoded, segments
 from workbench.predict.summing import started_as
 from workbench.predict.timeline import Timeline
-from workbench.program.buckets import Buckets, Column, late
+from workbench.program.buckets import Column
+from workbench.program.collectives import takes_part
+from workbench.program.instructions import Reduce
 from workbench.program.rows import Counts
 from workbench.program.sharding import moved_by
 from workbench.program.step import Program
@@ -43,42 +43,24 @@ class Rooms:
 
     Args:
         program: whose experiment sums gradients.
-        buckets: of gradients.
         timeline: to write on.
     """
 
-    def __init__(self, program: Program, buckets: Buckets, timeline: Timeline) -> None:
-        self.timeline = timeline
-        self._late = late(program.experiment) > 0
-        places = {name: place for place, name in enumerate(reversed(program.pieces.names))}
-        self._of_buckets = sorted(
-            _rooms(program, buckets),
-            key=lambda of: min(places[name] for name in of[0]),  # as backward reaches them
-        )
-        self._waiting: list[set[str]] = []
-        self._next = 0
+    def __init__(self, program: Program, timeline: Timeline) -> None:
+        self.program, self.timeline = program, timeline
+        self._needed = not _lies_there(program)
+        self._known: dict[tuple[int, int, str], Counts] = {}
         self._under_way: list[int] = []
 
-    def last(self) -> None:
-        """No parameter gets more gradients than from the passes under way."""
-        if not self._late:
-            self._waiting, self._next = [set(names) for names, _ in self._of_buckets], 0
+    def begin(self, reduce: Reduce) -> None:
+        """A sum begins.
 
-    def settled(self, names: Collection[str]) -> None:
-        """These gradients are there."""
-        if not self._waiting or not names:
-            return
-        self.finish()
-        for waiting in self._waiting:
-            waiting.difference_update(names)
-        while self._next < len(self._waiting) and not self._waiting[self._next]:
-            self._begin(self._of_buckets[self._next][1])
-            self._next += 1
-
-    def start(self) -> None:
-        """All gradients are there, and sums that are late begin."""
-        for _, room in self._of_buckets if self._late else ():
-            self._begin(room)
+        Args:
+            reduce: on all ranks of the world.
+        """
+        if self._needed:
+            room = self._room(reduce) * takes_part(reduce)
+            self._under_way.append(self.timeline.make(room, "buckets", "arriving"))
 
     def finish(self) -> None:
         """The sums under way are there."""
@@ -86,30 +68,29 @@ class Rooms:
             self.timeline.drop(tensor)
         self._under_way = []
 
-    def _begin(self, room: Counts) -> None:
-        self._under_way.append(self.timeline.make(room, "buckets", "arriving"))
+    def _room(self, reduce: Reduce) -> Counts:
+        """What a sum on all ranks needs; those of every round need the same."""
+        column = reduce.column
+        key = column.group_size, column.number, min(column.names)
+        if key not in self._known:
+            self._known[key] = self._of(reduce)
+        return self._known[key]
 
-
-def _rooms(program: Program, buckets: Buckets) -> Iterable[tuple[set[str], Counts]]:
-    sync = program.experiment.sync
-    if _lies_there(program):
-        return
-    for column in buckets.columns():
-        names = {n for bucket in column.of_place if bucket is not None for n in bucket.names}
+    def _of(self, reduce: Reduce) -> Counts:
+        program, column = self.program, reduce.column
+        sync = program.experiment.sync
         if isinstance(sync, ParameterServer):
-            yield names, _at_server(column, sync.server)
-        elif isinstance(sync, Synchronous | Pipelined):
-            room = np.zeros_like(column.bytes)
-            groups, width = replica_groups(column.group_size, len(room)), program.itemsize
-            if program.experiment.fused:
-                yield names, _at_owners(program, column)
-                continue
-            for members, hosts in zip(groups, program.hosts.over(groups), strict=True):
-                nbytes, codec = int(column.bytes[members[0]]), sync.codec
-                name = started_as(sync.algorithm, True, codec, nbytes, hosts)
-                if len(members) > 1:
-                    room[list(members)] = _room(name, nbytes // width, width, hosts, codec)
-            yield names, room
+            return _at_server(column, sync.server)
+        if reduce.to == "owners":
+            return _at_owners(program, column)
+        room, width = np.zeros_like(column.bytes), program.itemsize
+        groups = replica_groups(column.group_size, len(room))
+        for members, hosts in zip(groups, program.hosts.over(groups), strict=True):
+            nbytes, codec = int(column.bytes[members[0]]), reduce.codec
+            name = started_as(reduce.algorithm, True, codec, nbytes, hosts)
+            if len(members) > 1:
+                room[list(members)] = _room(name, nbytes // width, width, hosts, codec)
+        return room
 
 
 def _lies_there(program: Program) -> bool:

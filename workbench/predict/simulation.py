@@ -71,11 +71,11 @@ def simulated(
     speeds = Speeds(machine, ranks.ranks.tolist())
     count = len(ranks.ranks)
     lanes = Lanes(count, machine.slowdown, Lagging.on(machine, count))
-    plain = written(own, ranks, speeds)
+    plain = written(own, speeds)
     step = lanes.steady(plain.events)
     if not isinstance(experiment.sync, LocalSGD):
         return _simulation(Schedule(ranks, step, ((1.0, step),)), plain)
-    averaging = written(own, ranks, speeds, averaging=True)
+    averaging = written(own, speeds, averaging=True)
     often = experiment.sync.every
     if often == 1:
         shown = lanes.steady(averaging.events)

@@ -243,8 +243,3 @@ def _averaged(
                 names = []
         if names:
             yield Bucket(k, tuple(names), tuple(int(pieces.sizes[n][rank]) for n in names))
-
-
-def within(column: Column, names: Collection[str]) -> Counts:
-    some = [bucket is not None and bucket.names[0] in names for bucket in column.of_place]
-    return np.array(some, dtype=np.int64)[column.place]

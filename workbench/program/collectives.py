@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from workbench.plan.experiment import ParameterServer
+from workbench.plan.experiment import Experiment, ParameterServer
 from workbench.plan.graph import Layer
 from workbench.plan.layout import ROWS
 from workbench.plan.placement import Shard
@@ -29,10 +29,9 @@ from workbench.program.instructions import (
     Recompute,
     Reduce,
 )
-from workbench.program.operations import Operation, Value
+from workbench.program.operations import Operation, Operations, Value
 from workbench.program.rows import Counts, Rows, features
 from workbench.program.sharding import moved_by
-from workbench.program.step import Program
 
 _FP32 = 4
 _INT64 = 8
@@ -43,11 +42,14 @@ class Collectives:
     """Gives the collectives of a program's instructions.
 
     Args:
-        program: whose.
+        experiment: of the ranks that are written for.
+        operations: of its plan.
+        world_size: of the world, for which these ranks may stand.
     """
 
-    def __init__(self, program: Program) -> None:
-        self.program, self.plan = program, program.plan
+    def __init__(self, experiment: Experiment, operations: Operations, world_size: int) -> None:
+        self.experiment, self.operations, self.world_size = experiment, operations, world_size
+        self.plan, self.itemsize = experiment.plan, operations.itemsize
         self._everywhere = np.ones(self.plan.world_size, dtype=np.int64)
         self._ranks = np.arange(self.plan.world_size)
 
@@ -55,12 +57,12 @@ class Collectives:
         """Those of one instruction, in the order in which a rank calls them."""
         match instruction:
             case Forward(operation, on) | Convert(operation, on, "forward"):
-                yield from self._of(operation, on.rows, "forward")
+                yield from self.of_operation(operation, on.rows, "forward")
             case Backward(operation, on) | Convert(operation, on, "backward"):
-                yield from self._of(operation, on.rows, "backward")
+                yield from self.of_operation(operation, on.rows, "backward")
             case Recompute(_, operations, on):
                 for operation in operations:
-                    yield from self._of(operation, on.rows, "forward")
+                    yield from self.of_operation(operation, on.rows, "forward")
             case Loss(_, on):
                 yield from self._loss(on.rows)
             case Reduce():
@@ -72,10 +74,19 @@ class Collectives:
                 for column in buckets.columns():
                     yield self._average(column, every)
             case Agree():
-                status = self._everywhere * (3 + self.program.ranks.world_size)
+                status = self._everywhere * (3 + self.world_size)
                 yield CollectiveCall("all_reduce", "status", "step", "control", 1, status, _FP64)
 
-    def _of(self, operation: Operation, rows: Rows, phase: Direction) -> Iterator[CollectiveCall]:
+    def of_operation(
+        self, operation: Operation, rows: Rows, phase: Direction
+    ) -> Iterator[CollectiveCall]:
+        """Those of a layer or a conversion in a pass.
+
+        Args:
+            operation: it.
+            rows: of the pass.
+            phase: which way.
+        """
         layer = operation.layer
         if operation.step is not None:
             crossing = crossing_of(operation.step, rows, operation.itemsize, operation.label)
@@ -105,17 +116,34 @@ class Collectives:
         hidden, choice = trained_hidden(layer), self.plan.layers.get(layer.name)
         if not hidden or choice is None or choice.scheme != "shard_heads" or choice.group_size == 1:
             return
-        numel, width = self._everywhere * (3 * hidden), self.program.itemsize
+        numel, width = self._everywhere * (3 * hidden), self.itemsize
         yield CollectiveCall(
             "all_reduce", layer.name, "backward", "shard", choice.group_size, numel, width
         )
 
     def _loss(self, rows: Rows) -> Iterator[CollectiveCall]:
-        for value in self.program.operations.results:
-            yield from loss_calls(self.program, value, rows)
+        for value in self.operations.results:
+            yield from self.of_loss(value, rows)
+
+    def of_loss(self, value: Value, rows: Rows) -> Iterator[CollectiveCall]:
+        """Those of the loss of one value that the model returns.
+
+        Args:
+            value: the logits.
+            rows: of the pass.
+        """
+        layout, _, _, _ = self.operations.layout_of(value)
+        k, name = layout.group_size, value[0]
+        if layout == ROWS:
+            return
+        yield CollectiveCall("all_gather", "labels", "step", "shard", k, rows.own, _INT64)
+        if isinstance(layout.placement, Shard):
+            width, every = max(_FP32, self.itemsize), rows.over(k)
+            yield CollectiveCall("all_gather", name, "step", "shard", k, every, width)
+            yield CollectiveCall("all_reduce", name, "step", "shard", k, 2 * every, width)
 
     def _reduce(self, reduce: Reduce) -> CollectiveCall:
-        column, width = reduce.column, self.program.itemsize
+        column, width = reduce.column, self.itemsize
         k, takes = column.group_size, takes_part(reduce)
         if reduce.to == "server":
             return CollectiveCall(
@@ -140,7 +168,7 @@ class Collectives:
                 width,
                 takes,
             )
-        replicas = self.program.ranks.world_size // k
+        replicas = self.world_size // k
         codec = reduce.codec if replicas > 1 else None
         how = Summed(reduce.algorithm, True, codec)
         numel = column.bytes // width
@@ -149,7 +177,7 @@ class Collectives:
         )
 
     def _hand_out(self, hand_out: HandOut, column: Column) -> CollectiveCall:
-        width, served = self.program.itemsize, hand_out.source == "server"
+        width, served = self.itemsize, hand_out.source == "server"
         return CollectiveCall(
             "broadcast" if served else "all_gather",
             "parameters",
@@ -163,7 +191,7 @@ class Collectives:
         )
 
     def _average(self, column: Column, every: int) -> CollectiveCall:
-        numel, width = column.bytes // self.program.itemsize, self.program.itemsize
+        numel, width = column.bytes // self.itemsize, self.itemsize
         return CollectiveCall(
             "all_reduce",
             "parameters",
@@ -179,33 +207,14 @@ class Collectives:
 
     def _owned(self, column: Column) -> Counts:
         """Elements of a bucket that each rank updates."""
-        width, shares = self.program.itemsize, self.program.experiment.optimizer_shares
+        width, shares = self.itemsize, self.experiment.optimizer_shares
         return sum(moved_by(column, width, shares).values(), 0 * self._everywhere) // width
 
     def _serves(self, group_size: int) -> Counts:
         """1 for each rank that updates what it has in common with others, else 0."""
-        sync = self.program.experiment.sync
+        sync = self.experiment.sync
         assert isinstance(sync, ParameterServer)
         return (self._ranks // group_size == sync.server // group_size).astype(np.int64)
-
-
-def loss_calls(program: Program, value: Value, rows: Rows) -> Iterator[CollectiveCall]:
-    """The collectives of the loss of one value that the model returns.
-
-    Args:
-        program: whose.
-        value: the logits.
-        rows: of the pass.
-    """
-    layout, _, _, _ = program.operations.layout_of(value)
-    k, name = layout.group_size, value[0]
-    if layout == ROWS:
-        return
-    yield CollectiveCall("all_gather", "labels", "step", "shard", k, rows.own, _INT64)
-    if isinstance(layout.placement, Shard):
-        width, every = max(_FP32, program.itemsize), rows.over(k)
-        yield CollectiveCall("all_gather", name, "step", "shard", k, every, width)
-        yield CollectiveCall("all_reduce", name, "step", "shard", k, 2 * every, width)
 
 
 def takes_part(reduce: Reduce) -> Counts:

@@ -45,11 +45,17 @@ class Pass:
         micro_batch: its index in the step.
         round: its index in the micro-batch; None: of what runs once in the micro-batch.
         rows: of each rank.
+        reads: the values that it is given, but for the model's input.
+        gives: the values that it leaves.
+        from_loss: whether its gradients come from a loss, and not from the passes that read it.
     """
 
     micro_batch: int
     round: int | None
     rows: Rows
+    reads: tuple[Value, ...]
+    gives: tuple[Value, ...]
+    from_loss: bool = True
 
     def __str__(self) -> str:
         if self.round is None:

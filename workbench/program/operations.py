@@ -57,6 +57,12 @@ class Operation(NamedTuple):
     wanted: tuple[Value, ...]
     segment: int | None = None
 
+    @property
+    def computes(self) -> bool:
+        """Whether it is a layer that runs: sizes are no tensors, and parameters are there."""
+        layer = self.layer
+        return layer is not None and layer.kind != "parameter" and self.itemsize > 0
+
 
 @dataclass(frozen=True)
 class Operations:

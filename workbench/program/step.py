@@ -1,19 +1,30 @@
 """A step as a value: what all ranks execute, in order."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment import Experiment
+from workbench.plan.mesh import shard_groups
 from workbench.plan.plan import Plan
 from workbench.program.buckets import Buckets, buckets_of
+from workbench.program.collective_call import CollectiveCall
+from workbench.program.collectives import Collectives
 from workbench.program.hosts import Hosts
-from workbench.program.instructions import Instruction
-from workbench.program.operations import Operations, operations_of
+from workbench.program.instructions import (
+    Average,
+    Convert,
+    HandOut,
+    Instruction,
+    Prefetch,
+)
+from workbench.program.operations import Operation, Operations, operations_of
 from workbench.program.parameters import Pieces
 from workbench.program.representatives import Representatives
 from workbench.program.rows import micro_batches
+from workbench.program.show import Shown
 from workbench.program.unrolling import unrolled
 
 MANY_RANKS = 64
@@ -61,12 +72,41 @@ class Program:
         return buckets_of(self.experiment, self.pieces)
 
     @cached_property
+    def collectives(self) -> Collectives:
+        """Gives the collectives of its instructions."""
+        return Collectives(self.experiment, self.operations, self.ranks.world_size)
+
+    @cached_property
     def instructions(self) -> tuple[Instruction, ...]:
         """All of them, in order."""
         batches = micro_batches(self.experiment)
         if self.representatives is not None:
             batches = list(self.representatives.batches)
         return unrolled(self.experiment, self.operations, self.pieces, batches)
+
+    def of(self, rank: int) -> "RankProgram":
+        """What one rank executes, to be looked at.
+
+        Raises:
+            IndexError: there is no such rank.
+        """
+        world = self.ranks.world_size
+        if not 0 <= rank < world:
+            raise IndexError(f"no rank {rank}: there are 0 to {world - 1}")
+        return RankProgram(self, rank)
+
+    def _shown(self, rank: int | None = None) -> Shown:
+        column = None if rank is None else int(self.ranks.column[rank])
+        return Shown(self.experiment, self.ranks, self.instructions, self.collectives, rank, column)
+
+    def __repr__(self) -> str:
+        return f"<Program {self._shown().title}>"
+
+    def __str__(self) -> str:
+        return self._shown().text()
+
+    def _repr_html_(self) -> str:
+        return self._shown().html()
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -77,6 +117,57 @@ class Program:
 
     def __hash__(self) -> int:
         return hash(self.ranks)
+
+
+@dataclass(frozen=True)
+class RankProgram:
+    """What one rank executes.
+
+    Attributes:
+        program: of all ranks.
+        rank: of the world.
+    """
+
+    program: Program
+    rank: int
+
+    def calls(self) -> Iterator[CollectiveCall]:
+        """The collectives that it takes part in, in the order in which it begins them.
+
+        Buckets that all ranks hand out or average together each of them takes in its own order.
+        """
+        program, column = self.program, self._column
+        for instruction in program.instructions:
+            calls = program.collectives.of(instruction)
+            match instruction:
+                case Prefetch(operation, on) if not self._shares(operation):
+                    calls = program.collectives.of_operation(operation, on.rows, "forward")
+                case Convert(operation, prefetch=int()) if not self._shares(operation):
+                    continue
+                case HandOut(buckets) | Average(buckets):
+                    place = int(buckets.place[column])
+                    own = buckets.of_place[place]
+                    both = zip(buckets.columns(), calls, strict=True)
+                    mine = {one.of_place[place]: call for one, call in both}
+                    calls = (mine[bucket] for bucket in own)
+            yield from (c for c in calls if c.takes is None or c.takes[column])
+
+    @property
+    def _column(self) -> int:
+        """The rank that stands for it, of those that are written for."""
+        return int(self.program.ranks.column[self.rank])
+
+    def _shares(self, operation: Operation) -> bool:
+        """Whether all ranks that a conversion goes over share memory with this one."""
+        assert operation.step is not None
+        world, k = len(self.program.ranks.ranks), operation.step.group_size
+        return int(self.program.hosts.mates(shard_groups(k, world))[self._column]) == k
+
+    def __str__(self) -> str:
+        return self.program._shown(self.rank).text()
+
+    def _repr_html_(self) -> str:
+        return self.program._shown(self.rank).html()
 
 
 def program_of(experiment: Experiment, ranks_per_host: int | None = None) -> Program:

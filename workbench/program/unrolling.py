@@ -91,10 +91,11 @@ class _Unrolling:
         self._add(Load(Rows(totals)), ZeroGrad(self.pieces.names))
         if isinstance(self.sync, Pipelined) and self.sync.compensation is not None:
             self._add(KeepWeights(self.pieces.names))
+        results = self.operations.results
         for index, rows in enumerate(batches):
             last = index == len(batches) - 1
             if self.tail is None:
-                self._whole(Pass(index, None, self._rows(rows)), last=last)
+                self._whole(Pass(index, None, self._rows(rows), (), results), last=last)
             else:
                 self._in_rounds(index, rows, self.tail, last=last)
         if self.late:
@@ -138,10 +139,11 @@ class _Unrolling:
             and operation.reads == (boundary,)
             and operation.step.name == "all_gather_rows"
         ]
-        whole = Pass(index, None, self._rows(rows))
+        left = () if tail.boundary == "input" else (boundary,)
+        whole = Pass(index, None, self._rows(rows), (), left, from_loss=False)
         self._forward(head, whole)
         every = [
-            Pass(index, number, self._rows(brought))
+            Pass(index, number, self._rows(brought), (boundary,), self.operations.results)
             for number, brought in enumerate(round_rows(self.plan.rounds, rows, tail.group_size))
         ]
         ahead = self._prefetch(gathers, every[0])
@@ -182,7 +184,7 @@ class _Unrolling:
             if operation.step is not None:
                 prefetch = None if begun is None else begun.get(operation.gives)
                 self._add(Convert(operation, on, prefetch=prefetch))
-            elif _computes(operation):
+            elif operation.computes:
                 self._add(Forward(operation, on))
 
     def _prefetch(self, gathers: Iterable[Operation], on: Pass) -> dict[Value, int]:
@@ -259,9 +261,3 @@ class _Unrolling:
 
     def _add(self, *instructions: Instruction) -> None:
         self.instructions += instructions
-
-
-def _computes(operation: Operation) -> bool:
-    """Sizes are no tensors, and parameters are there all the time."""
-    layer = operation.layer
-    return layer is not None and layer.kind != "parameter" and operation.itemsize > 0
