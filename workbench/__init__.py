@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from workbench.predict.search import MemoryLimitError as MemoryLimitError
     from workbench.predict.search import SearchResult as SearchResult
     from workbench.predict.search import search as search
+    from workbench.program import Program as Program
+    from workbench.program import program as program
     from workbench.widgets import AccuracyChart as AccuracyChart
     from workbench.widgets import ClusterView as ClusterView
     from workbench.widgets import Dashboard as Dashboard
@@ -72,6 +74,7 @@ _HOME = {
         ),
         "predict": "Balanced Prediction TimingModel balanced predict",
         "predict.search": "MemoryLimitError SearchResult search",
+        "program": "Program program",
         "widgets": (
             "AccuracyChart ClusterView Dashboard JobTable MemoryMap PlanEditor ScalingExplorer "
             "StalenessExplorer TimingChart TimingExplorer TrafficMatrix"
@@ -101,7 +104,7 @@ def __dir__() -> list[str]:
 
 
 class _Facade(ModuleType):
-    """Keeps `predict` the function, also once the folder of that name has been imported."""
+    """Keeps `predict` and `program` functions, also once folders of these names are imported."""
 
     @property
     def predict(self) -> Any:
@@ -110,6 +113,14 @@ class _Facade(ModuleType):
     @predict.setter
     def predict(self, folder: ModuleType) -> None:
         """Python puts every folder that it has imported here; `sys.modules` has it, too."""
+
+    @property
+    def program(self) -> Any:
+        return __getattr__("program")
+
+    @program.setter
+    def program(self, folder: ModuleType) -> None:
+        """As for `predict`."""
 
 
 sys.modules[__name__].__class__ = _Facade

@@ -187,7 +187,8 @@ class Reduce:
         to: who has the sums: all that hold the parameters, owners their parts, or the server.
         algorithm: as asked for.
         codec: through which gradients travel.
-        after: the index of the instruction that makes the last of these gradients; -1: none does.
+        after: for each place of the column, the index of the instruction behind which ranks there
+            begin; those who come first wait for the others of their group. -1: at this one.
     """
 
     word: ClassVar[str] = "reduce"
@@ -196,7 +197,7 @@ class Reduce:
     to: Updater
     algorithm: Algorithm
     codec: Codec | None
-    after: int
+    after: tuple[int, ...]
 
 
 @dataclass(frozen=True)

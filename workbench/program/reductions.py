@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from workbench.plan.experiment import Experiment, ParameterServer, Pipelined, Synchronous
-from workbench.program.buckets import Bucket, Buckets, Column
+from workbench.program.buckets import Bucket, Buckets
 from workbench.program.instructions import Reduce, Updater
 
 _Key = tuple[int, int]
@@ -39,9 +39,8 @@ class Reductions:
         self._waiting = [[set(bucket.names) for bucket in own] for own in self._buckets.of_place]
         self._home = [{name: one for one in own for name in one} for own in self._waiting]
         self._next = [0] * len(self._waiting)
-        self._come: dict[_Key, set[int]] = {}
+        self._come: dict[_Key, dict[int, int]] = {}  # the places, and behind which instruction
         self._begun: set[tuple[_Key, int]] = set()
-        self._made_by: dict[str, int] = {}
 
     def settle(self, names: Iterable[str], index: int) -> Iterator[Reduce]:
         """The sums that begin since these gradients are there.
@@ -52,47 +51,47 @@ class Reductions:
         """
         filled = False
         for name in names:
-            self._made_by[name] = index
             for home in self._home:
                 waiting = home.get(name)
                 if waiting is not None:
                     waiting.discard(name)
                     filled = filled or not waiting
-        return self._ready() if filled else iter(())
+        return self._ready(index) if filled else iter(())
 
     def finish(self) -> Iterator[Reduce]:
         """The sums that have not begun yet: backward has reached all that it reaches."""
         for own in self._waiting:
             for waiting in own:
                 waiting.clear()
-        return self._ready()
+        return self._ready(-1)
 
-    def _ready(self) -> Iterator[Reduce]:
+    def _ready(self, index: int) -> Iterator[Reduce]:
         """Those that have become ready, in the order of the buckets."""
         ready: dict[_Key, None] = {}
         for place, keys in enumerate(self._keys):
             while self._next[place] < len(keys) and not self._waiting[place][self._next[place]]:
                 key = keys[self._next[place]]
-                self._come.setdefault(key, set()).add(place)
+                self._come.setdefault(key, {})[place] = index
                 ready.setdefault(key)
                 self._next[place] += 1
         for key in ready:
             members = self._members(key)
             if members:
-                yield self._reduce(self._columns[key], members)
+                yield self._reduce(key, members)
 
     def _members(self, key: _Key) -> tuple[int, ...]:
         """Of each shard group, those whose whole replica group has come to this bucket."""
-        come, found = self._come[key], []
+        come, found = self._come[key].keys(), []
         for member, places in self._places[key[0]].items():
             if (key, member) not in self._begun and places <= come:
                 self._begun.add((key, member))
                 found.append(member)
         return tuple(found)
 
-    def _reduce(self, column: Column, members: tuple[int, ...]) -> Reduce:
+    def _reduce(self, key: _Key, members: tuple[int, ...]) -> Reduce:
         sync, to = self._experiment.sync, updater_of(self._experiment)
-        after = max(self._made_by.get(name, -1) for name in column.names)
+        column, come = self._columns[key], self._come[key]
+        after = tuple(come.get(place, -1) for place in range(len(column.of_place)))
         if not isinstance(sync, Synchronous | Pipelined):
             return Reduce(column, members, to, "auto", None, after)
         if not self._experiment.fused:

@@ -165,7 +165,9 @@ class Shown:
                 how = how if to == "holders" else f"to the {to}"
                 names = [n for b in column.of_place if b is not None for n in b.names]
                 awaited = self._awaited.get(index)
-                when = f"after {after}" if after >= 0 else ""
+                place = None if self.column is None else int(column.place[self.column])
+                last = max(after) if place is None else after[place]
+                when = f"after {last}" if last >= 0 else ""
                 when += f"{', ' if when else ''}awaited by {awaited}" * (awaited is not None)
                 return _several(list(dict.fromkeys(names))), how, when
             case Wait(reduces, late):

@@ -1,6 +1,6 @@
 """A step as a value: what all ranks execute, in order."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
@@ -19,6 +19,7 @@ from workbench.program.instructions import (
     HandOut,
     Instruction,
     Prefetch,
+    Reduce,
 )
 from workbench.program.operations import Operation, Operations, operations_of
 from workbench.program.parameters import Pieces
@@ -134,12 +135,16 @@ class RankProgram:
     def calls(self) -> Iterator[CollectiveCall]:
         """The collectives that it takes part in, in the order in which it begins them.
 
-        Buckets that all ranks hand out or average together each of them takes in its own order.
+        It begins to sum a bucket when its own gradients are there, whoever else is not as far, and
+        takes the buckets that all ranks hand out or average in its own order.
         """
         program, column = self.program, self._column
-        for instruction in program.instructions:
+        begun = self._begun()
+        for index, instruction in enumerate(program.instructions):
             calls = program.collectives.of(instruction)
             match instruction:
+                case Reduce(after=after, column=bucket) if after[bucket.place[column]] >= 0:
+                    continue
                 case Prefetch(operation, on) if not self._shares(operation):
                     calls = program.collectives.of_operation(operation, on.rows, "forward")
                 case Convert(operation, prefetch=int()) if not self._shares(operation):
@@ -151,6 +156,23 @@ class RankProgram:
                     mine = {one.of_place[place]: call for one, call in both}
                     calls = (mine[bucket] for bucket in own)
             yield from (c for c in calls if c.takes is None or c.takes[column])
+            yield from begun.get(index, ())
+
+    def _begun(self) -> Mapping[int, Sequence[CollectiveCall]]:
+        """The sums that it begins behind each instruction, in the order of its buckets."""
+        order = {name: place for place, name in enumerate(reversed(self.program.pieces.names))}
+        found: dict[int, list[tuple[int, CollectiveCall]]] = {}
+        for instruction in self.program.instructions:
+            if isinstance(instruction, Reduce):
+                place = instruction.column.place[self._column]
+                bucket, after = instruction.column.of_place[place], instruction.after[place]
+                (call,) = self.program.collectives.of(instruction)
+                if bucket is not None and call.takes is not None and call.takes[self._column]:
+                    found.setdefault(after, []).append((order[bucket.names[0]], call))
+        return {
+            after: [call for _, call in sorted(calls, key=lambda one: one[0])]
+            for after, calls in found.items()
+        }
 
     @property
     def _column(self) -> int:
