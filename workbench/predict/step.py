@@ -24,7 +24,7 @@ from workbench.predict.resident import (
 )
 from workbench.predict.rooms import Rooms
 from workbench.predict.timeline import Timeline
-from workbench.program.buckets import Column, handed_out
+from workbench.program.buckets import Column
 from workbench.program.instructions import (
     Agree,
     Average,
@@ -114,7 +114,7 @@ class _Step:
     def _of_optimizer(self) -> Mapping[str, Counts]:
         """Where its state is in parts, these depend on how many ranks the world has."""
         whole = self.whole if self.whole.experiment.shard_optimizer else self.program
-        return optimizer_bytes(whole, handed_out(whole.experiment, whole.pieces))
+        return optimizer_bytes(whole, whole.handed)
 
     def _execute(self, instruction: Instruction) -> None:
         timeline = self.timeline

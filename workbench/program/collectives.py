@@ -5,7 +5,8 @@ where features are cut, the highest logits and sums of exponents. Heads of windo
 version 2, sum the gradient of what they have in common. A step ends with what its strategy calls.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import numpy as np
 
@@ -50,36 +51,45 @@ class Collectives:
     def __init__(self, experiment: Experiment, operations: Operations, world_size: int) -> None:
         self.experiment, self.operations, self.world_size = experiment, operations, world_size
         self.plan, self.itemsize = experiment.plan, operations.itemsize
+        self._communicating = {
+            layer.name
+            for layer in self.plan.graph.layers
+            if self.plan.synchronizes(layer) or trained_hidden(layer)
+        }
         self._everywhere = np.ones(self.plan.world_size, dtype=np.int64)
         self._ranks = np.arange(self.plan.world_size)
 
-    def of(self, instruction: Instruction) -> Iterator[CollectiveCall]:
+    def of(self, instruction: Instruction) -> Iterable[CollectiveCall]:
         """Those of one instruction, in the order in which a rank calls them."""
         match instruction:
-            case Forward(operation, on) | Convert(operation, on, "forward"):
-                yield from self.of_operation(operation, on.rows, "forward")
-            case Backward(operation, on) | Convert(operation, on, "backward"):
-                yield from self.of_operation(operation, on.rows, "backward")
+            case Forward(operation, on):
+                return self.of_operation(operation, on.rows, "forward")
+            case Backward(operation, on):
+                return self.of_operation(operation, on.rows, "backward")
+            case Convert(operation, on, direction):
+                return self.of_operation(operation, on.rows, direction)
             case Recompute(_, operations, on):
-                for operation in operations:
-                    yield from self.of_operation(operation, on.rows, "forward")
-            case Loss(_, on):
-                yield from self._loss(on.rows)
+                every = (self.of_operation(one, on.rows, "forward") for one in operations)
+                return chain.from_iterable(every)
+            case Loss(results, on):
+                return chain.from_iterable(self.of_loss(value, on.rows) for value in results)
             case Reduce():
-                yield self._reduce(instruction)
-            case HandOut():
-                for column in instruction.buckets.columns():
-                    yield self._hand_out(instruction, column)
+                return (self._reduce(instruction),)
+            case HandOut(buckets):
+                return (self._hand_out(instruction, column) for column in buckets.columns())
             case Average(buckets, every):
-                for column in buckets.columns():
-                    yield self._average(column, every)
+                return (self._average(column, every) for column in buckets.columns())
             case Agree():
                 status = self._everywhere * (3 + self.world_size)
-                yield CollectiveCall("all_reduce", "status", "step", "control", 1, status, _FP64)
+                return (
+                    CollectiveCall("all_reduce", "status", "step", "control", 1, status, _FP64),
+                )
+            case _:
+                return ()
 
     def of_operation(
         self, operation: Operation, rows: Rows, phase: Direction
-    ) -> Iterator[CollectiveCall]:
+    ) -> Iterable[CollectiveCall]:
         """Those of a layer or a conversion in a pass.
 
         Args:
@@ -91,13 +101,13 @@ class Collectives:
         if operation.step is not None:
             crossing = crossing_of(operation.step, rows, operation.itemsize, operation.label)
             call = crossing.forward if phase == "forward" else crossing.backward
-            if call is not None:
-                yield call
-        elif layer is not None and self.plan.synchronizes(layer):
-            if phase == "forward" or operation.wanted:
-                yield from self._statistics(operation, layer, phase)
-        elif layer is not None and phase == "backward":
-            yield from self._in_common(layer)
+            return () if call is None else (call,)
+        if layer is None or layer.name not in self._communicating:
+            return ()
+        if self.plan.synchronizes(layer):
+            needed = phase == "forward" or operation.wanted
+            return self._statistics(operation, layer, phase) if needed else ()
+        return self._in_common(layer) if phase == "backward" else ()
 
     def _statistics(
         self, operation: Operation, layer: Layer, phase: Phase
@@ -120,10 +130,6 @@ class Collectives:
         yield CollectiveCall(
             "all_reduce", layer.name, "backward", "shard", choice.group_size, numel, width
         )
-
-    def _loss(self, rows: Rows) -> Iterator[CollectiveCall]:
-        for value in self.operations.results:
-            yield from self.of_loss(value, rows)
 
     def of_loss(self, value: Value, rows: Rows) -> Iterator[CollectiveCall]:
         """Those of the loss of one value that the model returns.

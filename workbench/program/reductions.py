@@ -30,8 +30,7 @@ class Reductions:
         self._experiment, self._buckets = experiment, buckets
         self._columns = {(c.group_size, c.number): c for c in buckets.columns()}
         self._keys = [_keys(own) for own in buckets.of_place]
-        sizes = {k for k, _ in self._columns}
-        self._places = {k: _places_of_members(buckets, k) for k in sizes}
+        self._places: dict[int, Mapping[int, set[int]]] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -82,7 +81,10 @@ class Reductions:
     def _members(self, key: _Key) -> tuple[int, ...]:
         """Of each shard group, those whose whole replica group has come to this bucket."""
         come, found = self._come[key].keys(), []
-        for member, places in self._places[key[0]].items():
+        k = key[0]
+        if k not in self._places:
+            self._places[k] = _places_of_members(self._buckets, k)
+        for member, places in self._places[k].items():
             if (key, member) not in self._begun and places <= come:
                 self._begun.add((key, member))
                 found.append(member)
@@ -108,11 +110,11 @@ def updater_of(experiment: Experiment) -> Updater:
 
 def _places_of_members(buckets: Buckets, group_size: int) -> Mapping[int, set[int]]:
     """For each member of a shard group that has some bucket, the places of its replicas."""
+    places = len(buckets.of_place)
     member = np.arange(len(buckets.place)) % group_size
-    pairs = np.unique(np.stack([member, buckets.place]), axis=1)
     found: dict[int, set[int]] = {}
-    for one, place in pairs.T.tolist():
-        found.setdefault(one, set()).add(place)
+    for pair in np.unique(member * places + buckets.place).tolist():
+        found.setdefault(pair // places, set()).add(pair % places)
     return found
 
 

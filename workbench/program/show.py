@@ -43,7 +43,7 @@ class Line(NamedTuple):
     """One instruction.
 
     Attributes:
-        index: in the program.
+        number: in the program.
         word: what kind it is.
         of: layers, parameters, rows.
         how: scheme, layout, algorithm.
@@ -51,7 +51,7 @@ class Line(NamedTuple):
         when: the pass that it is in, what it comes after, who awaits it.
     """
 
-    index: str
+    number: str
     word: str
     of: str
     how: str = ""
@@ -105,7 +105,7 @@ class Shown:
         widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
         rows = []
         for line in lines:
-            cells = [line.index.rjust(widths[0])]
+            cells = [line.number.rjust(widths[0])]
             cells += [c.ljust(n) for c, n in zip(line[1:], widths[1:], strict=True)]
             rows.append("  ".join(cells).rstrip())
         return "\n".join([self.title, *rows])
@@ -155,21 +155,21 @@ class Shown:
             case Loss(results, on):
                 return _several([name for name, _ in results]), "", self._when(on)
             case Recompute(_, operations, on):
-                names = [operation.label for operation in operations]
-                return _several(list(dict.fromkeys(names))), "", self._when(on)
+                labels = [operation.label for operation in operations]
+                return _several(list(dict.fromkeys(labels))), "", self._when(on)
             case Backward(operation, on, adds):
                 how = "adds to gradients" if adds else ""
                 return operation.label, how, self._when(on)
             case Reduce(column, _, to, algorithm, codec, after):
                 how = algorithm if codec is None else f"{algorithm}, {codec.name}"
                 how = how if to == "holders" else f"to the {to}"
-                names = [n for b in column.of_place if b is not None for n in b.names]
+                held = [n for b in column.of_place if b is not None for n in b.names]
                 awaited = self._awaited.get(index)
                 place = None if self.column is None else int(column.place[self.column])
                 last = max(after) if place is None else after[place]
                 when = f"after {last}" if last >= 0 else ""
                 when += f"{', ' if when else ''}awaited by {awaited}" * (awaited is not None)
-                return _several(list(dict.fromkeys(names))), how, when
+                return _several(list(dict.fromkeys(held))), how, when
             case Wait(reduces, late):
                 ago = f"of {late} step{'s' * (late > 1)} ago" if late else ""
                 return f"reduce {_span(reduces)}", ago, ""

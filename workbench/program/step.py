@@ -9,7 +9,7 @@ from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment import Experiment
 from workbench.plan.mesh import shard_groups
 from workbench.plan.plan import Plan
-from workbench.program.buckets import Buckets, buckets_of
+from workbench.program.buckets import Buckets, buckets_of, handed_out, late
 from workbench.program.collective_call import CollectiveCall
 from workbench.program.collectives import Collectives
 from workbench.program.hosts import Hosts
@@ -73,6 +73,13 @@ class Program:
         return buckets_of(self.experiment, self.pieces)
 
     @cached_property
+    def handed(self) -> Buckets:
+        """Those in which weights travel that other ranks have updated."""
+        if late(self.experiment):
+            return handed_out(self.experiment, self.pieces)
+        return self.buckets
+
+    @cached_property
     def collectives(self) -> Collectives:
         """Gives the collectives of its instructions."""
         return Collectives(self.experiment, self.operations, self.ranks.world_size)
@@ -83,7 +90,7 @@ class Program:
         batches = micro_batches(self.experiment)
         if self.representatives is not None:
             batches = list(self.representatives.batches)
-        return unrolled(self.experiment, self.operations, self.pieces, batches)
+        return unrolled(self.experiment, self.operations, self.buckets, self.handed, batches)
 
     def of(self, rank: int) -> "RankProgram":
         """What one rank executes, to be looked at.

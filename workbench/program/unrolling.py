@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 
 from workbench.plan.experiment import Experiment, LocalSGD, Pipelined, Synchronous
 from workbench.plan.tail import Tail, round_rows
-from workbench.program.buckets import averaged, buckets_of, handed_out, late
+from workbench.program.buckets import Buckets, averaged, late
 from workbench.program.instructions import (
     Agree,
     Average,
@@ -52,7 +52,8 @@ from workbench.program.rows import Rows
 def unrolled(
     experiment: Experiment,
     operations: Operations,
-    pieces: Pieces,
+    buckets: Buckets,
+    handed: Buckets,
     batches: Sequence[tuple[int, ...]],
 ) -> tuple[Instruction, ...]:
     """The instructions of one step in the middle of a run.
@@ -60,27 +61,29 @@ def unrolled(
     Args:
         experiment: of these ranks.
         operations: of its plan.
-        pieces: of its weights.
+        buckets: in which its gradients travel.
+        handed: in which weights travel that other ranks have updated.
         batches: for each micro-batch, the rows of each rank.
     """
-    return _Unrolling(experiment, operations, pieces).written(batches)
+    return _Unrolling(experiment, operations, buckets, handed).written(batches)
 
 
 class _Unrolling:
-    def __init__(self, experiment: Experiment, operations: Operations, pieces: Pieces) -> None:
-        self.experiment, self.operations, self.pieces = experiment, operations, pieces
+    def __init__(
+        self, experiment: Experiment, operations: Operations, buckets: Buckets, handed: Buckets
+    ) -> None:
+        self.experiment, self.operations, self.handed = experiment, operations, handed
         self.plan, self.sync = experiment.plan, experiment.sync
         self.tail: Tail | None = self.plan.tail if self.plan.rounds != "BK" else None
         self.late = late(experiment)
         of_rounds: set[str] = set()
         if isinstance(self.sync, Synchronous) and self.sync.per_round:
             of_rounds = tail_names(self.plan)
-        self.of_step = tuple(name for name in pieces.names if name not in of_rounds)
-        self.of_rounds = tuple(name for name in pieces.names if name in of_rounds)
-        buckets = buckets_of(experiment, pieces)
-        self.step_sums = Reductions(experiment, buckets.within(self.of_step))
-        self.round_sums = Reductions(experiment, buckets.within(self.of_rounds))
-        self.handed = handed_out(experiment, pieces)
+        self.names = self.plan.graph.trainable
+        self.of_step = tuple(name for name in self.names if name not in of_rounds)
+        self.of_rounds = tuple(name for name in self.names if name in of_rounds)
+        self.step_sums = Reductions(experiment, buckets.within(set(self.of_step)))
+        self.round_sums = Reductions(experiment, buckets.within(of_rounds))
         self.instructions: list[Instruction] = []
         self._passes: dict[tuple[int, ...], Rows] = {}
         self._step_reduces: list[int] = []
@@ -88,9 +91,9 @@ class _Unrolling:
 
     def written(self, batches: Sequence[tuple[int, ...]]) -> tuple[Instruction, ...]:
         totals = [sum(column) for column in zip(*batches, strict=True)]
-        self._add(Load(Rows(totals)), ZeroGrad(self.pieces.names))
+        self._add(Load(Rows(totals)), ZeroGrad(self.names))
         if isinstance(self.sync, Pipelined) and self.sync.compensation is not None:
-            self._add(KeepWeights(self.pieces.names))
+            self._add(KeepWeights(self.names))
         results = self.operations.results
         for index, rows in enumerate(batches):
             last = index == len(batches) - 1
@@ -110,7 +113,7 @@ class _Unrolling:
         self._add(Agree())
         self._update(self.of_step)
         if isinstance(self.sync, LocalSGD):
-            buckets = averaged(self.experiment, self.sync, self.pieces)
+            buckets = averaged(self.experiment, self.sync, Pieces.of(self.experiment))
             self._add(Average(buckets, self.sync.every))
 
     def _end_late(self) -> None:
@@ -119,7 +122,7 @@ class _Unrolling:
         first = len(self.instructions) + 2
         self._add(Wait(tuple(range(first, first + len(reduces))), self.late), Agree(), *reduces)
         if isinstance(self.sync, Pipelined) and self.sync.compensation is not None:
-            self._add(Compensate(self.pieces.names))
+            self._add(Compensate(self.names))
         self._update(self.of_step)
 
     def _whole(self, on: Pass, *, last: bool) -> None:
@@ -251,7 +254,7 @@ class _Unrolling:
         if by == "server":
             self._add(HandOut(self.handed, by, False))
         elif by == "owners":
-            self._add(HandOut(self.handed.within(names), by, self.experiment.fused))
+            self._add(HandOut(self.handed.within(set(names)), by, self.experiment.fused))
 
     def _rows(self, rows: tuple[int, ...]) -> Rows:
         """Passes of equal rows share what is computed of them."""
