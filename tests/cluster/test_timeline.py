@@ -15,7 +15,7 @@ from workbench.cluster.timeline import timeline_of
 from workbench.plan.errors import MachineError
 from workbench.plan.span import Span
 from workbench.plan.work import work_of
-from workbench.predict.schedule import PARTS
+from workbench.predict.time.schedule import PARTS
 from workbench.train.rank_trace import Called, RankTrace, Stretch
 from workbench.train.traces import Sample, write
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from tests.predict.test_lanes import call, times
-from workbench.predict.events import Grouping, Script
-from workbench.predict.lagging import Lagging, largest
-from workbench.predict.lanes import Lanes
+from workbench.predict.time.events import Grouping, Script
+from workbench.predict.time.lagging import Lagging, largest
+from workbench.predict.time.lanes import Lanes
 
 APART, TOGETHER = Grouping([0, 1]), Grouping([0, 0])
 LATE = 0.589  # of two normal values the larger, by Blom's formula

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from workbench.predict.events import Call, Grouping, Join, Meet, Script, Start
-from workbench.predict.lanes import Beside, Lanes, advanced
+from workbench.predict.time.events import Call, Grouping, Join, Meet, Script, Start
+from workbench.predict.time.lanes import Beside, Lanes, advanced
 
 TOGETHER = Grouping([0, 0])
 

@@ -21,8 +21,8 @@ from workbench.plan.experiment import (
     Synthetic,
 )
 from workbench.plan.plan import Plan
-from workbench.predict.memory import memory_of
-from workbench.predict.resident import STAGING_BYTES
+from workbench.predict.memory.memory import memory_of
+from workbench.predict.memory.resident import STAGING_BYTES
 from workbench.program.parameters import KEEPS_GRADIENT_BYTES
 from workbench.program.step import program_of
 

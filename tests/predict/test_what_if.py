@@ -10,9 +10,9 @@ from tests.predict.machines import device, link, machine
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment import ParameterServer, Pipelined
 from workbench.plan.plan import Plan
-from workbench.predict import step
-from workbench.predict.memory import memory_of
-from workbench.predict.simulation import simulated
+from workbench.predict.memory import step
+from workbench.predict.memory.memory import memory_of
+from workbench.predict.time.simulation import simulated
 from workbench.program.step import program_of
 
 PROFILE = settings(max_examples=40, derandomize=True, deadline=None, database=None)

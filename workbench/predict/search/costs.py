@@ -32,13 +32,6 @@ from workbench.plan.plan import BatchNorm, Plan
 from workbench.plan.routing import returned
 from workbench.plan.tail import Rounds, mixes_rows, round_rows
 from workbench.plan.weights import place_weight
-from workbench.predict.duration import (
-    Speeds,
-    half_goes_back,
-    layer_seconds,
-    loss_seconds,
-)
-from workbench.predict.pass_events import ADDED
 from workbench.predict.search.conversion_costs import (
     ConversionCosts,
     Passes,
@@ -48,6 +41,13 @@ from workbench.predict.search.conversion_costs import (
 from workbench.predict.search.footprint import Footprints
 from workbench.predict.search.trellis import Cost, Floats, Readings
 from workbench.predict.search.weight_costs import WeightCosts
+from workbench.predict.time.duration import (
+    Speeds,
+    half_goes_back,
+    layer_seconds,
+    loss_seconds,
+)
+from workbench.predict.time.pass_events import ADDED
 from workbench.program.rows import micro_batches
 from workbench.program.step import program_of
 

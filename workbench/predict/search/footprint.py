@@ -17,10 +17,10 @@ from workbench.plan.graph import Graph, Layer
 from workbench.plan.layout import Layout
 from workbench.plan.plan import Plan
 from workbench.plan.weights import WeightPlacement, heads_of
-from workbench.predict import kernels
-from workbench.predict.kept import kept_by
+from workbench.predict.memory import kernels
+from workbench.predict.memory.kept import kept_by
+from workbench.predict.memory.windows import Windows
 from workbench.predict.search.trellis import Floats
-from workbench.predict.windows import Windows
 from workbench.program.operations import HALF
 from workbench.program.parameters import KEEPS_GRADIENT_BYTES, itemsize, piece
 from workbench.program.rows import Counts, Rows, tiled

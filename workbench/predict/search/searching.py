@@ -27,8 +27,7 @@ import numpy as np
 from workbench.plan.experiment import Synchronous
 from workbench.plan.plan import Plan
 from workbench.plan.tail import Rounds, RoundsError
-from workbench.predict.duration import load_seconds
-from workbench.predict.resident import STAGING_BYTES
+from workbench.predict.memory.resident import STAGING_BYTES
 from workbench.predict.search.bounds import Relaxation, Terms
 from workbench.predict.search.costs import StepCosts
 from workbench.predict.search.following import Following
@@ -42,6 +41,7 @@ from workbench.predict.search.result import SearchResult
 from workbench.predict.search.squeezing import Squeezing
 from workbench.predict.search.subsets import cheapest_sums
 from workbench.predict.search.trellis import Trellis
+from workbench.predict.time.duration import load_seconds
 from workbench.program.hosts import Hosts
 from workbench.program.rows import micro_batches
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from workbench.plan.experiment import LocalSGD
 from workbench.plan.graph import Layer
-from workbench.predict.duration import Seconds, Speeds
+from workbench.predict.time.duration import Seconds, Speeds
 from workbench.program.buckets import late
 from workbench.program.parameters import KEEPS_GRADIENT_BYTES
 from workbench.program.rows import Counts

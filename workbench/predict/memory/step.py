@@ -11,9 +11,9 @@ from typing import Literal
 import numpy as np
 
 from workbench.plan.placement import Shard
-from workbench.predict.gradients import Gradients
-from workbench.predict.passes import PassMemory, Tape
-from workbench.predict.resident import (
+from workbench.predict.memory.gradients import Gradients
+from workbench.predict.memory.passes import PassMemory, Tape
+from workbench.predict.memory.resident import (
     averaging_bytes,
     flying_bytes,
     optimizer_bytes,
@@ -22,8 +22,8 @@ from workbench.predict.resident import (
     sums_bytes,
     weight_bytes,
 )
-from workbench.predict.rooms import Rooms
-from workbench.predict.timeline import Timeline
+from workbench.predict.memory.rooms import Rooms
+from workbench.predict.memory.timeline import Timeline
 from workbench.program.buckets import Column
 from workbench.program.instructions import (
     Agree,

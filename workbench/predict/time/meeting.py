@@ -16,8 +16,8 @@ where p is the largest power of 2 up to k, and two hosts swap b/n in one round.
 That is what nccl and gloo do, who choose by size and hosts too. All other collectives are one
 exchange among all, or where ranks have no memory in common a ring of k-1.
 
-Sources: `predict/collective_costs.py` for the all-reduces, whose bytes are these where everything
-divides; the alpha-beta-gamma model of Pipe-SGD (arXiv:1811.03619, sec. 4).
+Sources: `predict/traffic/collective_costs.py` for the all-reduces, whose bytes are these where
+everything divides; the alpha-beta-gamma model of Pipe-SGD (arXiv:1811.03619, sec. 4).
 """
 
 from dataclasses import dataclass

@@ -4,9 +4,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.plan.experiment import ParameterServer
-from workbench.predict.duration import Seconds, update_seconds
-from workbench.predict.events import Call, Script
-from workbench.predict.replicas import Replicas, some
+from workbench.predict.time.duration import Seconds, update_seconds
+from workbench.predict.time.events import Call, Script
+from workbench.predict.time.replicas import Replicas, some
 from workbench.program.collectives import takes_part
 from workbench.program.instructions import Average, HandOut, Reduce, Update, Updater, Wait
 from workbench.program.parameters import copies

@@ -16,8 +16,8 @@ import numpy as np
 
 from workbench.plan.experiment import Experiment, LocalSGD
 from workbench.plan.graph import Layer
-from workbench.predict.rooms import Rooms
-from workbench.predict.timeline import Timeline
+from workbench.predict.memory.rooms import Rooms
+from workbench.predict.memory.timeline import Timeline
 from workbench.program.buckets import late
 from workbench.program.operations import HALF
 from workbench.program.parameters import KEEPS_GRADIENT_BYTES, Pieces

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from workbench.plan.graph import Layer
 from workbench.plan.plan import Plan
-from workbench.predict.duration import LayerSeconds, Speeds, layer_seconds
+from workbench.predict.time.duration import LayerSeconds, Speeds, layer_seconds
 from workbench.program.operations import Operation
 from workbench.program.rows import Rows
 

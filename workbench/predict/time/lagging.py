@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from workbench.plan.machine import Machine
-from workbench.predict.duration import Seconds
-from workbench.predict.events import Grouping
+from workbench.predict.time.duration import Seconds
+from workbench.predict.time.events import Grouping
 
 # Whom the others expect later by so many standard deviations they do not overtake.
 _NEAR = 2.0

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from workbench.predict.duration import Seconds
-from workbench.predict.events import Call, Event, Grouping, Join, Meet, Start, Stretch
-from workbench.predict.lagging import Lagging
+from workbench.predict.time.duration import Seconds
+from workbench.predict.time.events import Call, Event, Grouping, Join, Meet, Start, Stretch
+from workbench.predict.time.lagging import Lagging
 
 _MOST_STEPS = 64
 _SETTLED = 1e-9

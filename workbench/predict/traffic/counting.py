@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from workbench.predict.call_received import received_of
-from workbench.predict.received import Received
-from workbench.predict.summing import Summing
-from workbench.predict.traffic import Collective, Traffic
+from workbench.predict.traffic.call_received import received_of
+from workbench.predict.traffic.received import Received
+from workbench.predict.traffic.summing import Summing
+from workbench.predict.traffic.traffic import Collective, Traffic
 from workbench.program.collective_call import CollectiveCall, Phase, Purpose
 from workbench.program.rows import Counts
 from workbench.program.step import Program

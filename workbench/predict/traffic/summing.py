@@ -14,9 +14,9 @@ import numpy as np
 
 from workbench.plan.all_reduce import Algorithm, chosen
 from workbench.plan.codec import Codec
-from workbench.predict.collective_costs import FLAT, Costs, direct, hierarchical, ring
-from workbench.predict.givers import Giver, Part, add_summed
-from workbench.predict.received import Received
+from workbench.predict.traffic.collective_costs import FLAT, Costs, direct, hierarchical, ring
+from workbench.predict.traffic.givers import Giver, Part, add_summed
+from workbench.predict.traffic.received import Received
 from workbench.program.hosts import Groups, Hosts
 from workbench.program.rows import Counts
 

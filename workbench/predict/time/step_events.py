@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workbench.predict.duration import Speeds, load_seconds
-from workbench.predict.events import Event, Script
-from workbench.predict.layer_times import LayerTimes
-from workbench.predict.pass_events import PassEvents
-from workbench.predict.replicas import Replicas
-from workbench.predict.update_events import Updates
+from workbench.predict.time.duration import Speeds, load_seconds
+from workbench.predict.time.events import Event, Script
+from workbench.predict.time.layer_times import LayerTimes
+from workbench.predict.time.pass_events import PassEvents
+from workbench.predict.time.replicas import Replicas
+from workbench.predict.time.update_events import Updates
 from workbench.program.instructions import (
     Agree,
     Average,

@@ -8,9 +8,9 @@ from types import MappingProxyType
 import numpy as np
 
 from workbench.plan.span import Lane, Span
-from workbench.predict.duration import Seconds
-from workbench.predict.events import Join, Meet, Start, Stretch
-from workbench.predict.lanes import Happened, Step, advanced
+from workbench.predict.time.duration import Seconds
+from workbench.predict.time.events import Join, Meet, Start, Stretch
+from workbench.predict.time.lanes import Happened, Step, advanced
 from workbench.program.representatives import Representatives
 
 # Where the compute lane's time goes; they add up to the step.

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from workbench.plan.all_reduce import Algorithm
 from workbench.plan.codec import Codec
 from workbench.plan.placement import Shard
-from workbench.predict.collective_costs import encoded, segments
+from workbench.predict.traffic.collective_costs import encoded, segments
 from workbench.program.hosts import Groups
 from workbench.program.rows import Counts
 

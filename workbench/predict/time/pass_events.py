@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from workbench.plan.graph import Layer
-from workbench.predict.adding import Additions
-from workbench.predict.call_received import received_of
-from workbench.predict.duration import (
+from workbench.predict.time.adding import Additions
+from workbench.predict.time.duration import (
     Crossed,
     LayerSeconds,
     Leg,
@@ -17,9 +16,10 @@ from workbench.predict.duration import (
     leg_seconds,
     loss_seconds,
 )
-from workbench.predict.events import Call, Grouping, Script
-from workbench.predict.layer_times import LayerTimes
-from workbench.predict.replicas import Replicas
+from workbench.predict.time.events import Call, Grouping, Script
+from workbench.predict.time.layer_times import LayerTimes
+from workbench.predict.time.replicas import Replicas
+from workbench.predict.traffic.call_received import received_of
 from workbench.program.collective_call import CollectiveCall
 from workbench.program.instructions import Direction
 from workbench.program.operations import Operation, Value

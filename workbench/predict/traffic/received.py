@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from workbench.plan.placement import Shard
-from workbench.predict.givers import (
+from workbench.predict.traffic.givers import (
     Giver,
     add_exchanged,
     add_gathered,

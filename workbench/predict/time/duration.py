@@ -19,9 +19,9 @@ from workbench.plan.machine import Machine
 from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
 from workbench.plan.work import work_of
-from workbench.predict.call_received import received_of
-from workbench.predict.meeting import Meeting, meeting_of
-from workbench.predict.summing import Summing
+from workbench.predict.time.meeting import Meeting, meeting_of
+from workbench.predict.traffic.call_received import received_of
+from workbench.predict.traffic.summing import Summing
 from workbench.program.collective_call import CollectiveCall
 from workbench.program.crossing import crossing_of
 from workbench.program.hosts import Hosts

@@ -16,9 +16,9 @@ from itertools import groupby
 
 import numpy as np
 
-from workbench.predict.execution import Execution, is_parameter
-from workbench.predict.gradients import Gradients
-from workbench.predict.timeline import Phase, Timeline
+from workbench.predict.memory.execution import Execution, is_parameter
+from workbench.predict.memory.gradients import Gradients
+from workbench.predict.memory.timeline import Phase, Timeline
 from workbench.program.operations import Operation, Value
 from workbench.program.rows import Counts, Rows
 from workbench.program.step import Program

@@ -8,10 +8,10 @@ import numpy as np
 from workbench.plan.layout import ROWS
 from workbench.plan.mesh import shard_groups
 from workbench.plan.placement import Shard
-from workbench.predict import received
-from workbench.predict.givers import Giver, add_served
-from workbench.predict.received import Received
-from workbench.predict.summing import Summing
+from workbench.predict.traffic import received
+from workbench.predict.traffic.givers import Giver, add_served
+from workbench.predict.traffic.received import Received
+from workbench.predict.traffic.summing import Summing
 from workbench.program.collective_call import CollectiveCall, Exchange, Summed
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from workbench.plan.graph import Layer
 from workbench.plan.plan import Plan
-from workbench.predict.windows import Windows
+from workbench.predict.memory.windows import Windows
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.plan.span import What
-from workbench.predict.duration import Seconds
+from workbench.predict.time.duration import Seconds
 from workbench.program.rows import Counts
 
 

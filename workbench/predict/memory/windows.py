@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.plan.graph import Layer
-from workbench.predict.kernels import Workspace
+from workbench.predict.memory.kernels import Workspace
 from workbench.program.rows import Counts
 
 _NAMES = ("shiftedwindowattention", "shiftedwindowattentionv2")

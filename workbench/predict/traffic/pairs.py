@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.plan.errors import ExperimentError
-from workbench.predict.counting import Counting, Key
-from workbench.predict.givers import Table
-from workbench.predict.received import Received
+from workbench.predict.traffic.counting import Counting, Key
+from workbench.predict.traffic.givers import Table
+from workbench.predict.traffic.received import Received
 from workbench.program.collective_call import Phase, Purpose
 from workbench.program.rows import Counts
 from workbench.program.step import Program

@@ -10,11 +10,11 @@ from workbench.plan.graph import Layer
 from workbench.plan.layout import Conversion, Layout
 from workbench.plan.placement import Partial, Replicate
 from workbench.plan.weights import heads_of
-from workbench.predict import kernels
-from workbench.predict.gradients import Gradients
-from workbench.predict.kept import Kept, kept_by
-from workbench.predict.timeline import Timeline
-from workbench.predict.windows import Windows
+from workbench.predict.memory import kernels
+from workbench.predict.memory.gradients import Gradients
+from workbench.predict.memory.kept import Kept, kept_by
+from workbench.predict.memory.timeline import Timeline
+from workbench.predict.memory.windows import Windows
 from workbench.program.operations import HALF, Operation, Value
 from workbench.program.rows import Counts, Rows, tiled
 from workbench.program.step import Program

@@ -25,9 +25,9 @@ import numpy as np
 from workbench.plan.codec import Codec
 from workbench.plan.experiment import LocalSGD, ParameterServer, Pipelined, Synchronous
 from workbench.plan.mesh import replica_groups
-from workbench.predict.collective_costs import encoded, segments
-from workbench.predict.summing import started_as
-from workbench.predict.timeline import Timeline
+from workbench.predict.memory.timeline import Timeline
+from workbench.predict.traffic.collective_costs import encoded, segments
+from workbench.predict.traffic.summing import started_as
 from workbench.program.buckets import Column
 from workbench.program.collectives import takes_part
 from workbench.program.instructions import Reduce

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from workbench.plan.all_reduce import Algorithm
 from workbench.plan.codec import Codec
 from workbench.plan.device import Device
-from workbench.predict.duration import Speeds
-from workbench.predict.events import Call, Grouping, Segments
-from workbench.predict.meeting import Meeting
+from workbench.predict.time.duration import Speeds
+from workbench.predict.time.events import Call, Grouping, Segments
+from workbench.predict.time.meeting import Meeting
 from workbench.program.representatives import Representatives
 from workbench.program.rows import Counts
 

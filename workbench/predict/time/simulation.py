@@ -7,11 +7,11 @@ from functools import cached_property
 from workbench.plan.errors import MachineError
 from workbench.plan.experiment import Experiment, LocalSGD
 from workbench.plan.machine import Machine
-from workbench.predict.duration import Speeds
-from workbench.predict.lagging import Lagging
-from workbench.predict.lanes import Lanes
-from workbench.predict.schedule import Schedule
-from workbench.predict.step_events import Written, written
+from workbench.predict.time.duration import Speeds
+from workbench.predict.time.lagging import Lagging
+from workbench.predict.time.lanes import Lanes
+from workbench.predict.time.schedule import Schedule
+from workbench.predict.time.step_events import Written, written
 from workbench.program.representatives import Representatives
 from workbench.program.step import Program, reduced
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import overload
 
-from workbench.predict.kept import is_guessed
-from workbench.predict.step import timeline_of
-from workbench.predict.timeline import CATEGORIES, Category, Moment
+from workbench.predict.memory.kept import is_guessed
+from workbench.predict.memory.step import timeline_of
+from workbench.predict.memory.timeline import CATEGORIES, Category, Moment
 from workbench.program.step import Program
 
 
