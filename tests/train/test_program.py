@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.layers import nets
-from tests.layers.drawn import GRAPHS
+from tests.layers.drawn import GRAPHS, plans
 from workbench.comm.group import Call
 from workbench.comm.record import Doing
 from workbench.comm.world import World
@@ -78,7 +80,7 @@ def listed(experiment: Experiment, rank: int, ranks_per_host: int | None) -> lis
 def weights(tmp_path_factory):
     folder = tmp_path_factory.mktemp("weights")
     found = {}
-    for net in (nets.Images, nets.Picture, nets.Residual, nets.Attending):
+    for net in nets.NETS:
         torch.manual_seed(0)
         graph = GRAPHS[net]
         found[net] = initialize(graph, 0, folder / graph.fingerprint, module=net())
@@ -153,6 +155,31 @@ def check(on_ranks, weights, net, plan, fields, hosts="aaaa"):
     answers = on_ranks(RANKS, called, run, weights[net], hosts=hosts)
     for rank, found in enumerate(answers):
         assert found == listed(run, rank, hosts.count("a"))
+
+
+@st.composite
+def cases(draw):
+    """Any net under any schemes, group sizes and shares, and any strategy."""
+    net = draw(st.sampled_from(nets.NETS))
+    plan, _ = draw(plans(net, world=RANKS))
+    seeing = [layer.name for layer in plan.graph.layers if layer.rows]
+    plan = plan.with_recompute(*draw(st.lists(st.sampled_from(seeing), max_size=3)))
+    fields = draw(st.sampled_from(list(STRATEGIES.values())))
+    return net, plan, fields | dict(accumulate=draw(st.integers(1, 2)))
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(case=cases())
+def test_any_plan_under_any_strategy(on_ranks, weights, case):
+    net, plan, fields = case
+    check(on_ranks, weights, net, lambda _: plan, fields)
 
 
 @pytest.mark.parametrize("fields", STRATEGIES.values(), ids=STRATEGIES.keys())
