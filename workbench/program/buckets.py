@@ -6,6 +6,7 @@ have the same buckets: they are made once for each place.
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -59,6 +60,11 @@ class Buckets:
 
     def __hash__(self) -> int:
         return hash(self.of_place)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Parameters that some rank's hold."""
+        return frozenset(n for own in self.of_place for bucket in own for n in bucket.names)
 
     def within(self, names: Collection[str]) -> "Buckets":
         """Only those that hold some of these parameters; they hold no others."""

@@ -14,37 +14,32 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from workbench.plan.experiment import Experiment, LocalSGD
+from workbench.plan.experiment import LocalSGD
 from workbench.plan.graph import Layer
-from workbench.predict.memory.rooms import Rooms
+from workbench.predict.memory.reduction_buffers import ReductionBuffers
 from workbench.predict.memory.timeline import Timeline
-from workbench.program.buckets import late
 from workbench.program.operations import HALF
-from workbench.program.parameters import KEEPS_GRADIENT_BYTES, Pieces
+from workbench.program.parameters import KEEPS_GRADIENT_BYTES
 from workbench.program.rows import Counts
+from workbench.program.step import Program
 
 
 class Gradients:
     """Writes what becomes of weights' gradients.
 
     Args:
-        experiment: decides on buckets.
-        pieces: of its weights.
+        program: says which gradients are in buckets.
         timeline: to write on.
-        rooms: are free again when the next gradient is there.
+        arriving: are free again when the next gradient is there.
     """
 
-    def __init__(
-        self, experiment: Experiment, pieces: Pieces, timeline: Timeline, rooms: Rooms
-    ) -> None:
-        plan = experiment.plan
-        self.timeline, world = timeline, plan.world_size
+    def __init__(self, program: Program, timeline: Timeline, arriving: ReductionBuffers) -> None:
+        experiment, plan, pieces = program.experiment, program.plan, program.pieces
+        self.timeline = timeline
         self.half = experiment.precision == "bf16"
-        placed = plan.flow.weights
         self.sizes = {name: pieces.sizes[name] for name in pieces.names}
         sums = not isinstance(experiment.sync, LocalSGD)
-        alone = late(experiment) > 0
-        self.in_bucket = {n for n in self.sizes if sums and (placed[n].group_size < world or alone)}
+        self.in_bucket = program.buckets.names
         rewritten = (
             layer.weights[0].name
             for layer in plan.graph.layers
@@ -56,7 +51,7 @@ class Gradients:
             if name in self.sizes
         }
         self._there: dict[str, int | None] = {}
-        self._pieces, self.rooms = pieces, rooms
+        self._pieces, self.arriving = pieces, arriving
 
     def resident(self) -> dict[str, Counts]:
         """Bytes that stay from step to step, for each layer that has some."""
@@ -103,7 +98,7 @@ class Gradients:
             else:
                 self._there[name] = tensor
         if made:
-            self.rooms.finish()
+            self.arriving.finish()
 
     def _made(self, name: str, layer: str) -> int:
         size = self.sizes[name]

@@ -127,7 +127,7 @@ class PassMemory:
         assert ran.gives == operation.gives, f"{ran.label} is not {operation.label}"
         self.timeline.at("backward", ran.label)
         if ran.step is not None:
-            self.gradients.rooms.finish()
+            self.gradients.arriving.finish()
         given = grads.pop(ran.gives, None)
         of_weights = {} if given is None else self._execution.run_back(ran, given, grads)
         for tensor in kept:

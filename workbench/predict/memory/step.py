@@ -13,6 +13,7 @@ import numpy as np
 from workbench.plan.placement import Shard
 from workbench.predict.memory.gradients import Gradients
 from workbench.predict.memory.passes import PassMemory, Tape
+from workbench.predict.memory.reduction_buffers import ReductionBuffers
 from workbench.predict.memory.resident import (
     averaging_bytes,
     flying_bytes,
@@ -22,7 +23,6 @@ from workbench.predict.memory.resident import (
     sums_bytes,
     weight_bytes,
 )
-from workbench.predict.memory.rooms import Rooms
 from workbench.predict.memory.timeline import Timeline
 from workbench.program.buckets import Column
 from workbench.program.instructions import (
@@ -73,8 +73,8 @@ class _Step:
             program = reduced(program.experiment, standing)
         self.program, self.pieces = program, program.pieces
         self.timeline = Timeline(world, standing)
-        self.rooms = Rooms(self.whole, self.timeline)
-        self.gradients = Gradients(program.experiment, self.pieces, self.timeline, self.rooms)
+        self.arriving = ReductionBuffers(self.whole, self.timeline)
+        self.gradients = Gradients(program, self.timeline, self.arriving)
         self._passes: dict[Rows, PassMemory] = {}
         self._tapes: dict[Pass, Tape] = {}
         self._grads: dict[Pass, dict[Value, int]] = {}
@@ -131,16 +131,18 @@ class _Step:
                     timeline.make(size, "in_flight", owner)
             case Wait():
                 timeline.at("step")
-                self.rooms.finish()
+                self.arriving.finish()
             case Agree():
                 self._end_micro_batch()
                 timeline.at("step")
             case Reduce():
-                self.rooms.begin(replace(instruction, column=self._everywhere(instruction.column)))
+                self.arriving.begin(
+                    replace(instruction, column=self._everywhere(instruction.column))
+                )
             case Compensate(names):
                 self._compensate(names)
             case Update():
-                self.rooms.finish()
+                self.arriving.finish()
             case Average(buckets):
                 timeline.pass_by(averaging_bytes(buckets), "buckets", "parameters")
             case HandOut():

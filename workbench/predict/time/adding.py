@@ -9,10 +9,8 @@ Source: `torch.autograd`'s AccumulateGrad; the workbench's GradientSum and Linea
 
 import numpy as np
 
-from workbench.plan.experiment import LocalSGD
 from workbench.plan.graph import Layer
 from workbench.predict.time.duration import Seconds, Speeds
-from workbench.program.buckets import late
 from workbench.program.parameters import KEEPS_GRADIENT_BYTES
 from workbench.program.rows import Counts
 from workbench.program.step import Program
@@ -30,9 +28,6 @@ class Additions:
 
     def __init__(self, program: Program, speeds: Speeds) -> None:
         self.program, self.speeds = program, speeds
-        experiment = program.experiment
-        self._in_buckets = not isinstance(experiment.sync, LocalSGD)
-        self._all_of_them = late(experiment) > 0
 
     def seconds(self, layer: Layer) -> Seconds:
         """Of one layer's weights, on each rank."""
@@ -40,13 +35,9 @@ class Additions:
         for place, weight in enumerate(layer.weights):
             if weight.trainable:
                 size = self.program.pieces.sizes[weight.name]
-                in_bucket = self._is_in_bucket(weight.name)
+                in_bucket = weight.name in self.program.buckets.names
                 found = found + addition(layer, place, size, in_bucket, self.speeds)
         return found
-
-    def _is_in_bucket(self, name: str) -> bool:
-        k = self.program.plan.flow.weights[name].group_size
-        return self._in_buckets and (k < self.program.plan.world_size or self._all_of_them)
 
 
 def addition(layer: Layer, place: int, size: Counts, in_bucket: bool, speeds: Speeds) -> Seconds:

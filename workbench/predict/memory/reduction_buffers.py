@@ -1,7 +1,7 @@
 """Memory that sums of gradients need while they are under way beside the backward pass.
 
 Where buckets are summed where they lie, in memory that ranks share, there is none. Elsewhere a
-rank needs room for what arrives, in segments of n/k elements of a bucket of n over k ranks:
+rank needs memory for what arrives, in segments of n/k elements of a bucket of n over k ranks:
 
     direct               k - 1 segments; with a fused update, of what each rank moves
     ring                 1 segment
@@ -12,10 +12,10 @@ rank needs room for what arrives, in segments of n/k elements of a bucket of n o
                          ring: two encodings of a segment; between two hosts: two of what goes
 
 A bucket's sum begins when its last gradient is there and the sums of all buckets before it have
-begun: one that is filled early waits for those. Its room is taken to be there until the rank looks
+begun: one that is filled early waits for those. Its memory is taken to be there until the rank looks
 after its sums again: when the next gradient is there, or while it waits in another collective.
 
-Late sums begin all at once when a step's weights are moved, and have their rooms until they have
+Late sums begin all at once when a step's weights are moved, and have their memory until they have
 moved. Those of the steps before are taken to be over by then: what a link that is slower than the
 steps keeps under way is not in here.
 """
@@ -38,8 +38,8 @@ from workbench.program.step import Program
 _FP32 = 4
 
 
-class Rooms:
-    """Writes them.
+class ReductionBuffers:
+    """Makes them as sums begin, and drops them.
 
     Args:
         program: whose experiment sums gradients.
