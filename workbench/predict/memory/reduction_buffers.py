@@ -12,8 +12,9 @@ rank needs memory for what arrives, in segments of n/k elements of a bucket of n
                          ring: two encodings of a segment; between two hosts: two of what goes
 
 A bucket's sum begins when its last gradient is there and the sums of all buckets before it have
-begun: one that is filled early waits for those. Its memory is taken to be there until the rank looks
-after its sums again: when the next gradient is there, or while it waits in another collective.
+begun: one that is filled early waits for those. Its memory is taken to be there until the rank
+looks after its sums again: when the next gradient is there, or while it waits in another
+collective.
 
 Late sums begin all at once when a step's weights are moved, and have their memory until they have
 moved. Those of the steps before are taken to be over by then: what a link that is slower than the
