@@ -115,8 +115,8 @@ class _Step:
         self.script.work("load", "input", load_seconds(rows.own * sample, self.speeds))
 
     def _passing(self, rows: Rows) -> PassEvents:
-        if rows not in self._passes:
-            self._passes[rows] = PassEvents(
-                self.program, self.replicas, self.script, rows, self.times
-            )
-        return self._passes[rows]
+        known = self._passes.get(rows)
+        if known is None:
+            known = PassEvents(self.program, self.replicas, self.script, rows, self.times)
+            self._passes[rows] = known
+        return known
