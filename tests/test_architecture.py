@@ -15,17 +15,21 @@ MAY_IMPORT = {
     "plan": set(),
     "model": {"plan"},
     "comm": {"plan"},
-    "predict": {"plan"},
+    "program": {"plan"},
+    "predict": {"plan", "program"},
     "layers": {"plan", "model", "comm"},
-    "train": {"plan", "model", "comm", "layers", "store"},
+    "train": {"plan", "program", "model", "comm", "layers", "store"},
     "store": {"plan"},
     "scheduler": {"plan", "store"},
     "hosts": {"plan", "store"},
     "supervisor": {"plan", "store", "hosts"},
     "server": {"plan", "store", "scheduler", "hosts", "engine"},
     "engine": {"plan", "model", "train", "store"},
-    "client": {"plan", "model", "predict", "train", "store", "scheduler", "hosts", "supervisor"},
-    "widgets": {"plan", "model", "predict", "store", "scheduler", "client"},
+    "client": {
+        *("plan", "program", "model", "predict", "train"),
+        *("store", "scheduler", "hosts", "supervisor"),
+    },
+    "widgets": {"plan", "program", "model", "predict", "store", "scheduler", "client"},
     "magics": {"plan", "client"},
 }
 MAY_IMPORT["bench"] = set(MAY_IMPORT) - {"magics"}
@@ -43,7 +47,7 @@ LIVES_IN = {
     "anywidget": {"widgets"},
 }
 
-WITHOUT_TORCH = ("plan", "predict")
+WITHOUT_TORCH = ("plan", "program", "predict")
 
 TOP_LEVEL = {
     ".ci",

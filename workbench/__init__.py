@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from workbench.predict.search import MemoryLimitError as MemoryLimitError
     from workbench.predict.search import SearchResult as SearchResult
     from workbench.predict.search import search as search
+    from workbench.program import Program as Program
+    from workbench.program import program as program
     from workbench.store import ClusterError as ClusterError
     from workbench.store import ControlMessageTooLarge as ControlMessageTooLarge
     from workbench.store import Diverged as Diverged
@@ -84,6 +86,7 @@ _HOME = {
             "ClusterError ControlMessageTooLarge Diverged EngineDied HostsError Profile RankError "
             "RunError"
         ),
+        "program": "Program program",
         "widgets": (
             "AccuracyChart ClusterView Dashboard JobTable MemoryMap PlanEditor ScalingExplorer "
             "StalenessExplorer TimingChart TimingExplorer TrafficMatrix"
@@ -113,7 +116,7 @@ def __dir__() -> list[str]:
 
 
 class _Facade(ModuleType):
-    """Keeps `predict` the function, also once the folder of that name has been imported."""
+    """Keeps `predict` and `program` functions, also once folders of these names are imported."""
 
     @property
     def predict(self) -> Any:
@@ -122,6 +125,14 @@ class _Facade(ModuleType):
     @predict.setter
     def predict(self, folder: ModuleType) -> None:
         """Python puts every folder that it has imported here; `sys.modules` has it, too."""
+
+    @property
+    def program(self) -> Any:
+        return __getattr__("program")
+
+    @program.setter
+    def program(self, folder: ModuleType) -> None:
+        """As for `predict`."""
 
 
 sys.modules[__name__].__class__ = _Facade

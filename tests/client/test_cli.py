@@ -95,6 +95,16 @@ def test_a_plan_is_predicted(experiment, tmp_path, capsys):
     assert capsys.readouterr().out != with_time
 
 
+def test_a_program_is_listed(experiment, tmp_path, capsys):
+    assert main(["program", str(tmp_path / "experiment.toml")]) == 0
+    every = capsys.readouterr().out
+    assert "backward" in every
+    assert main(["program", str(tmp_path / "experiment.toml"), "--rank", "0"]) == 0
+    assert "rank 0 of" in capsys.readouterr().out
+    assert main(["program", str(tmp_path / "experiment.toml"), "--rank", "99"]) == 1
+    assert "no rank 99" in capsys.readouterr().err
+
+
 def test_what_cannot_be_is_told_in_one_line(tmp_path, capsys):
     assert main(["predict", str(tmp_path / "nowhere.toml")]) == 1
     assert "nowhere.toml" in capsys.readouterr().err

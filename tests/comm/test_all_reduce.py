@@ -12,7 +12,7 @@ from workbench.comm.collectives import all_gather, all_reduce, start_all_reduce
 from workbench.comm.groups.errors import PeerLost
 from workbench.comm.groups.world import World
 from workbench.plan.placement import Shard
-from workbench.predict import collective_costs
+from workbench.predict.traffic import collective_costs
 
 LENGTHS = (0, 1, 3, 1000, 70_001)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64)

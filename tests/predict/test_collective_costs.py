@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.predict.collective_costs import FLAT, Cost, hierarchical
+from workbench.predict.traffic.collective_costs import FLAT, Cost, hierarchical
 
 PROFILE = settings(max_examples=60, derandomize=True, deadline=None, database=None)
 

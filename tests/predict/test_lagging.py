@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from tests.predict.test_lanes import call, times
-from workbench.predict.events import Grouping, Script
-from workbench.predict.lagging import Lagging, largest
-from workbench.predict.lanes import Lanes
+from workbench.predict.time.events import Grouping, Script
+from workbench.predict.time.lagging import Lagging, largest
+from workbench.predict.time.lanes import Lanes
 
 APART, TOGETHER = Grouping([0, 1]), Grouping([0, 0])
 LATE = 0.589  # of two normal values the larger, by Blom's formula
@@ -48,17 +48,17 @@ def test_a_sum_beside_the_work_ends_for_all_at_once():
     """It waits for the last rank, and then so does nobody else."""
     script, lanes = Script(), Lanes(2, 1.0, Lagging(2, 0.1))
     script.work("backward", "a", times(6, 6))
-    handle = script.start(call(1))
-    script.join(handle, "gradients")
+    script.start(call(1), 1)
+    script.join(1, "gradients")
     script.meet(call(0))
     assert lanes.step(script.events()).ended == pytest.approx(7 + LATE * 0.6, rel=1e-3)
 
 
 def test_a_sum_that_was_over_early_leaves_the_waiting_to_the_next_meeting():
     script, lanes = Script(), Lanes(2, 1.0, Lagging(2, 0.1))
-    handle = script.start(call(1))
+    script.start(call(1), 1)
     script.work("backward", "a", times(6, 6))
-    script.join(handle, "gradients")
+    script.join(1, "gradients")
     script.meet(call(0))
     assert lanes.step(script.events()).ended == pytest.approx(6 + LATE * 0.6, rel=1e-3)
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from workbench.predict.events import Call, Grouping, Join, Meet, Script, Start
-from workbench.predict.lanes import Beside, Lanes, advanced
+from workbench.predict.time.events import Call, Grouping, Join, Meet, Script, Start
+from workbench.predict.time.lanes import Beside, Lanes, advanced
 
 TOGETHER = Grouping([0, 0])
 
@@ -41,17 +41,18 @@ def test_apart_nobody_waits():
 
 def test_what_is_started_goes_on_beside():
     lanes, script = Lanes(2, 1.0), Script()
-    handle = script.start(call(4))
+    script.start(call(4), 1)
     script.work("backward", "a", times(1, 6))
-    script.join(handle, "gradients")
+    script.join(1, "gradients")
     assert lanes.step(script.events()).ended.tolist() == [4, 6]
 
 
 def test_sums_come_one_after_another():
     lanes, script = Lanes(2, 1.0), Script()
-    first, second = script.start(call(4)), script.start(call(1))
-    script.join(first, "gradients")
-    script.join(second, "gradients")
+    script.start(call(4), 1)
+    script.start(call(1), 2)
+    script.join(1, "gradients")
+    script.join(2, "gradients")
     assert lanes.step(script.events()).ended.tolist() == [5, 5]
 
 
@@ -67,7 +68,7 @@ def test_sums_come_one_after_another():
 )
 def test_what_goes_on_beside_is_felt(busy, slowdown, end):
     lanes, script = Lanes(2, slowdown), Script()
-    script.start(call(4, busy=busy))
+    script.start(call(4, busy=busy), 1)
     script.work("backward", "a", times(6, 6))
     assert lanes.step(script.events()).ended.tolist() == [end, end]
 
@@ -84,10 +85,10 @@ def test_work_passes_several_in_turn():
 def test_whoever_takes_no_part_goes_on():
     lanes, script = Lanes(2, 1.0), Script()
     takes = np.array([True, False])
-    handle = script.start(call((4, 0), takes=takes, busy=1))
+    script.start(call((4, 0), takes=takes, busy=1), 1)
     script.meet(call((1, 0), takes=takes))
     script.work("backward", "a", times(1, 1))
-    script.join(handle, "gradients")
+    script.join(1, "gradients")
     assert lanes.step(script.events()).ended.tolist() == [6, 1]
 
 
@@ -97,7 +98,7 @@ def test_what_a_step_leaves_over_the_next_one_finds():
     script = Script()
     script.join(1, "gradients", late=1)
     script.work("backward", "a", times(2, 2))
-    script.start(call(5))
+    script.start(call(5), 1)
     steady = lanes.steady(script.events())
     assert steady.seconds.tolist() == [7, 7]
     kinds = [type(happened.event) for happened in steady.happened]

@@ -17,17 +17,14 @@ from workbench.plan.experiment import (
     LocalSGD,
     ParameterServer,
     Pipelined,
-    Sync,
     Synchronous,
     Synthetic,
 )
 from workbench.plan.plan import Plan
-from workbench.predict.memory import memory_of
-from workbench.predict.parameters import KEEPS_GRADIENT_BYTES
-from workbench.predict.program import program_of
-from workbench.predict.resident import STAGING_BYTES
-from workbench.predict.rooms import Rooms
-from workbench.predict.timeline import Timeline
+from workbench.predict.memory.memory import memory_of
+from workbench.predict.memory.resident import STAGING_BYTES
+from workbench.program.parameters import KEEPS_GRADIENT_BYTES
+from workbench.program.step import program_of
 
 SHAPE = (3, 16, 16)
 
@@ -186,36 +183,6 @@ def test_peaks_are_the_measured_ones(on_ranks, weights, net, plan, fields):
     found = on_ranks.seated(chosen.world_size, running.peak_of_a_step, run, weights[net])
     for rank, measured in zip(memory_of(program_of(run)).ranks, found, strict=True):
         assert rank.peak_bytes == pytest.approx(measured, rel=0.02), (rank.moment, rank.categories)
-
-
-def rooms_of(sync: Sync) -> tuple[Rooms, Timeline, set[str], set[str]]:
-    """Nothing has begun; the parameters that lie over pairs fill their bucket first."""
-    plan = PLANS["in groups"](GRAPHS["convolutions"])
-    program = program_of(
-        Experiment(plan=plan, optimizer=SGD(lr=0.1), steps=1, batch_size=8, sync=sync)
-    )
-    timeline = Timeline(plan.world_size)
-    rooms = Rooms(program, program.buckets, timeline)
-    rooms.last()
-    weights = plan.flow.weights
-    pairs = {name for name in program.pieces.names if weights[name].group_size == 2}
-    return rooms, timeline, pairs, set(program.pieces.names) - pairs
-
-
-def test_a_bucket_that_is_filled_early_has_no_room_before_those_ahead_of_it():
-    rooms, timeline, pairs, others = rooms_of(ParameterServer())
-    rooms.settled(pairs)
-    assert not timeline.owners
-    rooms.settled(others)
-    assert timeline.owners == [("buckets", "arriving")] * 2
-
-
-def test_late_sums_have_their_rooms_from_the_update_on():
-    rooms, timeline, pairs, others = rooms_of(Pipelined(width=3, codec=Codec(name="int8")))
-    rooms.settled(pairs | others)
-    assert not timeline.owners
-    rooms.start()
-    assert timeline.owners == [("buckets", "arriving")] * 2
 
 
 def test_sizes_are_those_of_the_implementation():

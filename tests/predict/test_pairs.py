@@ -15,11 +15,11 @@ from workbench.plan.codec import Codec
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment import LocalSGD, ParameterServer, Synchronous
 from workbench.plan.plan import Plan
-from workbench.predict.collective_costs import FLAT, direct, hierarchical, ring
-from workbench.predict.counting import traffic_of
-from workbench.predict.givers import Part, summed
-from workbench.predict.pairs import pairs_of
-from workbench.predict.program import program_of
+from workbench.predict.traffic.collective_costs import FLAT, direct, hierarchical, ring
+from workbench.predict.traffic.counting import traffic_of
+from workbench.predict.traffic.givers import Part, summed
+from workbench.predict.traffic.pairs import pairs_of
+from workbench.program.step import program_of
 
 PROFILE = settings(max_examples=40, derandomize=True, deadline=None, database=None)
 CODED = [None, Codec(name="int8", chunk=4), Codec(name="top_k", fraction=0.3)]

@@ -26,10 +26,10 @@ def predicted(plan, **fields):
 
 
 ORDERS = [
-    "import workbench.predict.memory; import workbench as wb",
-    "import workbench as wb; wb.predict; import workbench.predict.memory",
+    "import workbench.predict.memory.memory; import workbench as wb",
+    "import workbench as wb; wb.predict; import workbench.predict.memory.memory",
     "from workbench import Prediction; import workbench as wb",
-    "from workbench.predict.traffic import Traffic; import workbench as wb",
+    "from workbench.predict.traffic.traffic import Traffic; import workbench as wb",
 ]
 
 

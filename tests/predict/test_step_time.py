@@ -16,9 +16,9 @@ from tests.predict.machines import FAST, device, link, machine
 from workbench.plan.errors import ExperimentError, MachineError, PlanError
 from workbench.plan.plan import Plan
 from workbench.plan.span import KINDS, LANES
-from workbench.predict.program import program_of
-from workbench.predict.schedule import PARTS
-from workbench.predict.simulation import simulated
+from workbench.predict.time.schedule import PARTS
+from workbench.predict.time.simulation import simulated
+from workbench.program.step import program_of
 
 PROFILE = settings(max_examples=40, derandomize=True, deadline=None, database=None)
 

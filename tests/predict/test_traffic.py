@@ -21,9 +21,9 @@ from workbench.plan.experiment import (
 )
 from workbench.plan.plan import Plan
 from workbench.plan.tail import ROUNDS
-from workbench.predict.counting import traffic_of
-from workbench.predict.pairs import pairs_of
-from workbench.predict.program import program_of
+from workbench.predict.traffic.counting import traffic_of
+from workbench.predict.traffic.pairs import pairs_of
+from workbench.program.step import program_of
 
 
 def experiment(plan, **fields):

@@ -10,11 +10,10 @@ from tests.predict.machines import device, link, machine
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment import ParameterServer, Pipelined
 from workbench.plan.plan import Plan
-from workbench.predict import step
-from workbench.predict.alike import alike
-from workbench.predict.memory import memory_of
-from workbench.predict.program import program_of
-from workbench.predict.simulation import simulated
+from workbench.predict.memory import step
+from workbench.predict.memory.memory import memory_of
+from workbench.predict.time.simulation import simulated
+from workbench.program.step import program_of
 
 PROFILE = settings(max_examples=40, derandomize=True, deadline=None, database=None)
 GRAPH = graphs.vgg()
@@ -77,21 +76,6 @@ def test_equal_ranks_have_equal_spans():
         return [(s.what, s.label, s.start_s, s.seconds) for s in schedule.spans(rank)]
 
     assert told(0) == told(2) == told(6)
-
-
-@pytest.mark.parametrize(("world", "kept"), [(8, 2), (65_536, 2)])
-def test_few_stand_for_many(world, kept):
-    run = experiment(Plan.data_parallel(GRAPH, world), batch_size=4 * world)
-    found = alike(run, machine())
-    assert len(found.ranks) == kept
-    assert len(found.column) == world
-
-
-def test_kinds_of_blocks():
-    run = experiment(Plan.hybrid(GRAPH, 12, 2), batch_size=19)  # 7 ranks have two rows, 5 have one
-    found = alike(run, machine())
-    assert found.ranks.tolist() == [0, 1, 6, 7, 8, 9]
-    assert found.column.tolist() == [0, 1, 0, 1, 0, 1, 2, 3, 4, 5, 4, 5]
 
 
 def test_the_same_world_is_the_same():
@@ -163,7 +147,7 @@ def test_memory_of_many_is_that_of_those_who_stand_for_them(monkeypatch):
     run = experiment(plan, batch_size=100, accumulate=2)
     few = memory_of(program_of(run)).ranks
     assert [one.rank for one in few[70:]] == [70, 71]
-    monkeypatch.setattr(step, "_MANY", 72)
+    monkeypatch.setattr(step, "MANY_RANKS", 72)
     for one, other in zip(few, memory_of(program_of(run)).ranks, strict=True):
         assert one.rank == other.rank
         assert one.moment == other.moment
@@ -190,6 +174,6 @@ def test_so_it_is_however_they_exchange(monkeypatch, fields):
     plan = Plan.hybrid(GRAPH, 72, 4)
     run = experiment(plan, batch_size=100, **fields)
     few = memory_of(program_of(run)).ranks
-    monkeypatch.setattr(step, "_MANY", 71)
+    monkeypatch.setattr(step, "MANY_RANKS", 71)
     for one, other in zip(few, memory_of(program_of(run)).ranks, strict=True):
         assert one.peak_bytes == pytest.approx(other.peak_bytes, abs=2000)

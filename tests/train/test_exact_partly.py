@@ -14,8 +14,8 @@ from workbench.plan.experiment import SGD, Experiment, Synchronous
 from workbench.plan.placement import apportion
 from workbench.plan.plan import Plan
 from workbench.plan.tail import ROUNDS, RoundsError
-from workbench.predict.counting import traffic_of
-from workbench.predict.program import program_of
+from workbench.predict.traffic.counting import traffic_of
+from workbench.program.step import program_of
 
 TOGETHER = 24
 

@@ -1,10 +1,10 @@
 """Memory and traffic of a plan, known before it runs: pure functions, without torch."""
 
 from workbench.predict.balance import Balanced, balanced
-from workbench.predict.memory import Memory, RankMemory
+from workbench.predict.memory.memory import Memory, RankMemory
 from workbench.predict.prediction import Prediction, predict
 from workbench.predict.timing import TimingModel
-from workbench.predict.traffic import Collective, Traffic
+from workbench.predict.traffic.traffic import Collective, Traffic
 
 __all__ = [
     "Balanced",

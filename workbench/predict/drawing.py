@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from workbench.plan.span import LANES, Span
-from workbench.predict.schedule import Schedule
+from workbench.predict.time.schedule import Schedule
 
 # Of middling lightness, so that they stand out from white as from black.
 COLOURS = {

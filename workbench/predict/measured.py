@@ -7,7 +7,7 @@ from pathlib import Path
 from workbench.plan.span import Span
 from workbench.predict.chrome import save_trace
 from workbench.predict.drawing import picture
-from workbench.predict.schedule import PARTS
+from workbench.predict.time.schedule import PARTS
 
 _MOST_RANKS = 8
 

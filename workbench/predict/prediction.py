@@ -13,16 +13,16 @@ from workbench.plan.link import Link
 from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.predict import chrome
-from workbench.predict.counting import traffic_of
 from workbench.predict.drawing import shown_ranks
-from workbench.predict.memory import Memory, memory_of
-from workbench.predict.program import Program, program_of
+from workbench.predict.memory.memory import Memory, memory_of
 from workbench.predict.scaling import Point, Scaling, point_of, scaling
-from workbench.predict.schedule import Schedule
 from workbench.predict.show import Shown
-from workbench.predict.simulation import Simulation, check_ranks, simulated
-from workbench.predict.traffic import Traffic
+from workbench.predict.time.schedule import Schedule
+from workbench.predict.time.simulation import Simulation, check_ranks, simulated
+from workbench.predict.traffic.counting import traffic_of
+from workbench.predict.traffic.traffic import Traffic
 from workbench.predict.what_if import MOST_RANKS, changed, elsewhere
+from workbench.program.step import Program, program_of
 
 # Up to here all ranks are simulated: what they execute is written for memory and traffic anyhow.
 _FEW_RANKS = 32

@@ -7,8 +7,8 @@ from typing import Literal
 
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment import Experiment
-from workbench.predict.schedule import Schedule
 from workbench.predict.tables import html_table, text_table
+from workbench.predict.time.schedule import Schedule
 
 _HEAD = ("ranks", "batch", "step ms", "samples/s", "speed-up", "efficiency %", "exposed ms")
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from html import escape
 
 from workbench.predict.drawing import svg
-from workbench.predict.memory import Memory
-from workbench.predict.schedule import PARTS
-from workbench.predict.simulation import Simulation
+from workbench.predict.memory.memory import Memory
+from workbench.predict.memory.timeline import CATEGORIES
 from workbench.predict.tables import html_table, shortened, text_table
-from workbench.predict.timeline import CATEGORIES
-from workbench.predict.traffic import Traffic
+from workbench.predict.time.schedule import PARTS
+from workbench.predict.time.simulation import Simulation
+from workbench.predict.traffic.traffic import Traffic
 
 MIB = 2**20
 _MEMORY = ("rank", "peak MiB", *(name.replace("_", " ") for name in CATEGORIES), "when")

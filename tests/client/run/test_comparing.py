@@ -15,7 +15,7 @@ from workbench.client.run.comparing import timeline_of
 from workbench.plan.errors import MachineError
 from workbench.plan.span import Span
 from workbench.plan.work import work_of
-from workbench.predict.schedule import PARTS
+from workbench.predict.time.schedule import PARTS
 from workbench.store.errors import ClusterError
 from workbench.train.trace.rank_trace import Called, RankTrace, Stretch
 from workbench.train.trace.traces import Sample, write

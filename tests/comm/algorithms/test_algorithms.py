@@ -11,7 +11,7 @@ from tests.comm.lockstep import run
 from workbench.comm.algorithms.course import FLAT
 from workbench.comm.algorithms.hierarchical import across
 from workbench.comm.pieces import cut, even
-from workbench.predict import collective_costs
+from workbench.predict.traffic import collective_costs
 
 LENGTHS = st.integers(0, 40)
 DTYPES = st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64])

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from workbench.plan.codec import Codec
 from workbench.plan.errors import ExperimentError
-from workbench.predict import collective_costs
 from workbench.predict.timing import FLAT, Coding, Network, Terms, hierarchical, ring
+from workbench.predict.traffic import collective_costs
 
 PROFILE = settings(max_examples=60, derandomize=True, deadline=None, database=None)
 TEN_GIGABIT = Network(10e9 / 8, latency_s=50e-6, reduction_s_per_byte=1e-10)

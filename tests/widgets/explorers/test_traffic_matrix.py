@@ -9,7 +9,7 @@ import traitlets
 import workbench as wb
 from tests.plan import graphs
 from tests.widgets.explorers.conftest import predicted
-from workbench.predict.pairs import pairs_of
+from workbench.predict.traffic.pairs import pairs_of
 from workbench.store.outcome import Outcome
 from workbench.widgets.explorers.traffic_picture import folded
 from workbench.widgets.units import size

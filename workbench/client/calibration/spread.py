@@ -1,7 +1,7 @@
 """How unequally fast ranks are that have the same to do: from parts of steps to two figures.
 
 Steps are cut into 1, 2, 4, ... stretches. In each, the last rank is behind the mean of all by so
-many seconds, as many as ranks would wait there if they met. `predict/lagging.py` says how that
+many seconds, as many as ranks would wait there if they met. `predict/time/lagging.py` says how that
 depends on the stretch's length:
 
     behind = largest(k) sqrt((unevenness t)^2 + jitter t)
@@ -17,7 +17,7 @@ from workbench.client.calibration.devices import as_much_work
 from workbench.plan.experiment import Experiment
 from workbench.plan.fitting import costs
 from workbench.plan.machine import Machine
-from workbench.predict.lagging import largest
+from workbench.predict.time.lagging import largest
 from workbench.train.measure.layers import LayersMeasured
 
 _NOTHING = 1e-18  # seconds squared

@@ -19,6 +19,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     _jobs(commands.add_parser("jobs", help="show clusters and their jobs"))
     _attach(commands.add_parser("attach", help="follow the jobs of a cluster that is there"))
     _predict(commands.add_parser("predict", help="say what a plan will need; nothing runs"))
+    _program(commands.add_parser("program", help="list what ranks execute in a step"))
     _verify(commands.add_parser("verify", help="hold a plan against the unsplit model"))
     return parser.parse_args(arguments)
 
@@ -49,6 +50,12 @@ def _predict(parser: argparse.ArgumentParser) -> None:
     _of_a_plan(parser)
     parser.add_argument("--machine", metavar="NAME", help="a known machine, or one's file")
     parser.set_defaults(carry_out=_late("planning:predict"))
+
+
+def _program(parser: argparse.ArgumentParser) -> None:
+    _of_a_plan(parser)
+    parser.add_argument("--rank", type=int, metavar="R", help="what this one executes; else all")
+    parser.set_defaults(carry_out=_late("planning:program"))
 
 
 def _verify(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""`predict` and `verify`."""
+"""`predict`, `program` and `verify`."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -9,6 +9,7 @@ from workbench.plan.experiment import SGD, Experiment
 from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.predict.prediction import predict as predicted
+from workbench.program.step import program as programmed
 
 
 def predict(options: Namespace) -> int:
@@ -16,6 +17,19 @@ def predict(options: Namespace) -> int:
     experiment = _experiment(options.plan, options.batch_size, options.precision)
     machine = None if options.machine is None else _machine(options.machine)
     print(predicted(experiment.plan, machine, experiment))
+    return 0
+
+
+def program(options: Namespace) -> int:
+    """Prints what ranks execute in one step, an instruction on each line."""
+    found = programmed(_experiment(options.plan, options.batch_size, options.precision))
+    if options.rank is None:
+        print(found)
+        return 0
+    try:
+        print(found.of(options.rank))
+    except IndexError as error:
+        raise ValueError(str(error)) from None
     return 0
 
 

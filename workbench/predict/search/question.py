@@ -12,11 +12,10 @@ from workbench.plan.experiment import SGD, Experiment, Optimizer
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
-from workbench.predict.batches import micro_batches
-from workbench.predict.duration import Speeds, layer_seconds
-from workbench.predict.rows import Rows
 from workbench.predict.search.space.choices import Pin, Shares, checked_sizes, options_of, pinned
 from workbench.predict.search.space.trellis import Floats
+from workbench.predict.time.duration import Speeds, layer_seconds
+from workbench.program.rows import Rows, micro_batches
 
 _DIFFERENT = 0.02  # devices whose speeds differ by less are taken to be equal
 

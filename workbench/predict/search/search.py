@@ -29,10 +29,7 @@ from workbench.plan.graph import Graph
 from workbench.plan.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.plan.tail import Rounds, RoundsError
-from workbench.predict.batches import micro_batches
-from workbench.predict.duration import load_seconds
-from workbench.predict.hosts import Hosts
-from workbench.predict.resident import STAGING_BYTES
+from workbench.predict.memory.resident import STAGING_BYTES
 from workbench.predict.search.bounds.costs import StepCosts
 from workbench.predict.search.bounds.relaxation import Relaxation, Terms
 from workbench.predict.search.evaluation import EvaluatedPlan, Evaluator
@@ -46,7 +43,10 @@ from workbench.predict.search.space.construction import trellis_of
 from workbench.predict.search.space.k_best import cheapest_sums
 from workbench.predict.search.space.local_placement import LocalPlacement
 from workbench.predict.search.space.trellis import Trellis
+from workbench.predict.time.duration import load_seconds
 from workbench.predict.uncollected import uncollected
+from workbench.program.hosts import Hosts
+from workbench.program.rows import micro_batches
 
 # As many plans are searched to the end, however long it takes.
 ENUMERABLE = 4096

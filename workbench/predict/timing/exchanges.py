@@ -12,9 +12,9 @@ each byte is encoded once and decoded (2p-1)/p times by a rank, in 3p-1 pieces o
 on in the first half, its own sum, which it decodes like everybody else, and the others' sums. A
 server decodes what all others send, and encodes once for them.
 
-They hold where everything divides; `workbench.predict.collective_costs` has what travels where
-nothing does. Direct has as many messages as the ring, all at once: their overhead on a rank is
-in its α.
+They hold where everything divides; `workbench.predict.traffic.collective_costs` has what travels
+where nothing does. Direct has as many messages as the ring, all at once: their overhead on a rank
+is in its α.
 
 Sources: Pipe-SGD (Li et al. 2018, arXiv:1811.03619), sec. 4, for ring and parameter server: its
 body was not available to us, the formulas are recalled, and the ring's is Patarasuk and Yuan's

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from workbench.plan.experiment import Experiment
 from workbench.plan.machine import Machine
+from workbench.predict.memory.timeline import Category
 from workbench.predict.prediction import Prediction, predict
-from workbench.predict.timeline import Category
 from workbench.widgets.dashboard.ranks import CATEGORIES
 from workbench.widgets.latest import Latest
 

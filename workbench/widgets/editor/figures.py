@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.plan.plan import Plan
-from workbench.predict.events import Join, Meet, Start, Stretch
+from workbench.predict.memory.timeline import Category
 from workbench.predict.prediction import Prediction
-from workbench.predict.timeline import Category
+from workbench.predict.time.events import Join, Meet, Start, Stretch
 from workbench.widgets.editor.rows import Columns
 
 MOST_RANKS = 64  # that have their own bar

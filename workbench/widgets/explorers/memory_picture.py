@@ -5,8 +5,8 @@ from html import escape
 from itertools import groupby
 
 from workbench.plan.machine import Machine
-from workbench.predict.memory import RankMemory
-from workbench.predict.timeline import CATEGORIES, Category
+from workbench.predict.memory.memory import RankMemory
+from workbench.predict.memory.timeline import CATEGORIES, Category
 from workbench.widgets.explorers.colours import paint
 from workbench.widgets.explorers.picture import Entry, Panel, Picture, Table
 from workbench.widgets.explorers.plot import document, words

@@ -6,8 +6,8 @@ from typing import Any
 import traitlets
 
 from workbench.plan.errors import ExperimentError
-from workbench.predict.pairs import Pairs, pairs_of
 from workbench.predict.prediction import Prediction, predict
+from workbench.predict.traffic.pairs import Pairs, pairs_of
 from workbench.widgets.explorers import traffic_picture
 from workbench.widgets.explorers.controls import Choice, Control
 from workbench.widgets.explorers.explorer import Explorer

@@ -7,8 +7,8 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.predict.givers import Table as Counts
-from workbench.predict.pairs import Pairs
+from workbench.predict.traffic.givers import Table as Counts
+from workbench.predict.traffic.pairs import Pairs
 from workbench.widgets.explorers.colours import paint
 from workbench.widgets.explorers.picture import Entry, Panel, Picture, Table
 from workbench.widgets.explorers.plot import document, words

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from workbench.plan.layout import Conversion, Layout
 from workbench.plan.routing import crossings, returned
-from workbench.predict.duration import Speeds, conversion_seconds
-from workbench.predict.rows import Rows
 from workbench.predict.search.space.trellis import Floats, Readings
+from workbench.predict.time.duration import Speeds, conversion_seconds
+from workbench.program.rows import Rows
 
 
 class PassSeconds(NamedTuple):

@@ -31,15 +31,6 @@ from workbench.plan.plan import BatchNorm, Plan
 from workbench.plan.routing import returned
 from workbench.plan.tail import Rounds, mixes_rows, round_rows
 from workbench.plan.weights import place_weight
-from workbench.predict.batches import micro_batches
-from workbench.predict.duration import (
-    Speeds,
-    half_goes_back,
-    layer_seconds,
-    loss_seconds,
-)
-from workbench.predict.pass_events import ADDED
-from workbench.predict.program import program_of
 from workbench.predict.search.bounds.conversion_costs import (
     ConversionCosts,
     Passes,
@@ -49,6 +40,10 @@ from workbench.predict.search.bounds.conversion_costs import (
 from workbench.predict.search.bounds.weight_costs import WeightCosts
 from workbench.predict.search.limit.footprint import Footprints
 from workbench.predict.search.space.trellis import Cost, Floats, Readings
+from workbench.predict.time.duration import Speeds, half_goes_back, layer_seconds, loss_seconds
+from workbench.predict.time.pass_events import ADDED
+from workbench.program.rows import micro_batches
+from workbench.program.step import program_of
 
 LAYER, FORWARD, GATHER, BACKWARD, GRADIENTS, UPDATE = range(6)
 TIMES = 6
@@ -100,10 +95,10 @@ class StepCosts:
             for rounds in IN_ROUNDS
         ]
         alone = experiment.replace(plan=Plan.data_parallel(plan.graph, self.world))
-        program = program_of(alone)
-        self.itemsizes = {name: op.itemsize for (name, _), op in program.by_value.items()}
-        self.itemsizes["input"] = program.itemsize
-        self.learns = {name for (name, _), op in program.by_value.items() if op.needs_gradient}
+        operations = program_of(alone).operations
+        self.itemsizes = {name: op.itemsize for (name, _), op in operations.by_value.items()}
+        self.itemsizes["input"] = operations.itemsize
+        self.learns = {name for (name, _), op in operations.by_value.items() if op.needs_gradient}
         # How often a gradient comes back for a layer's output.
         self._often_read = Counter(
             name

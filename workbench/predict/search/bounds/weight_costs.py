@@ -9,11 +9,11 @@ from workbench.plan.experiment import Experiment, LocalSGD, Synchronous
 from workbench.plan.graph import Layer
 from workbench.plan.mesh import group_sizes, replica_groups
 from workbench.plan.weights import WeightPlacement
-from workbench.predict.adding import addition
-from workbench.predict.duration import Seconds, Speeds, update_seconds
-from workbench.predict.hosts import Hosts
-from workbench.predict.parameters import KEEPS_GRADIENT_BYTES, copies, itemsize, piece
-from workbench.predict.rows import Counts
+from workbench.predict.time.adding import addition
+from workbench.predict.time.duration import Seconds, Speeds, update_seconds
+from workbench.program.hosts import Hosts
+from workbench.program.parameters import KEEPS_GRADIENT_BYTES, copies, itemsize, piece
+from workbench.program.rows import Counts
 
 
 class WeightCost(NamedTuple):

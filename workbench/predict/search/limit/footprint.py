@@ -17,13 +17,13 @@ from workbench.plan.graph import Graph, Layer
 from workbench.plan.layout import Layout
 from workbench.plan.plan import Plan
 from workbench.plan.weights import WeightPlacement, heads_of
-from workbench.predict import kernels
-from workbench.predict.kept import kept_by
-from workbench.predict.parameters import KEEPS_GRADIENT_BYTES, itemsize, piece
-from workbench.predict.program import HALF
-from workbench.predict.rows import Counts, Rows, tiled
+from workbench.predict.memory import kernels
+from workbench.predict.memory.kept import kept_by
+from workbench.predict.memory.windows import Windows
 from workbench.predict.search.space.trellis import Floats
-from workbench.predict.windows import Windows
+from workbench.program.operations import HALF
+from workbench.program.parameters import KEEPS_GRADIENT_BYTES, itemsize, piece
+from workbench.program.rows import Counts, Rows, tiled
 
 SLOTS = 2  # of the values that a layer reads, so many are looked at
 

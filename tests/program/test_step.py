@@ -1,0 +1,198 @@
+"""The instructions of a step: of every strategy, in rounds, in micro-batches, of large worlds."""
+
+from itertools import pairwise
+
+import pytest
+
+import workbench as wb
+from tests.plan import graphs
+from workbench.plan.errors import ExperimentError
+from workbench.plan.experiment import ParameterServer, Pipelined
+from workbench.plan.plan import Plan
+from workbench.program.instructions import (
+    Backward,
+    Convert,
+    Forward,
+    HandOut,
+    Load,
+    Loss,
+    Prefetch,
+    Recompute,
+    Reduce,
+    Update,
+    Wait,
+)
+from workbench.program.step import program_of
+
+GRAPH = graphs.vgg()
+PAIRS = Plan.hybrid(GRAPH, 4, 2)
+
+
+def experiment(plan, **fields):
+    given = dict(optimizer=wb.SGD(lr=0.1), steps=1, batch_size=32)
+    return wb.Experiment(plan=plan, **given | fields)
+
+
+def words(program, *of):
+    """The kinds of its instructions, one for each run of equal ones."""
+    every = [one.word for one in program.instructions if not of or one.word in of]
+    return [word for before, word in pairwise(["", *every]) if word != before]
+
+
+ENDS = {
+    "synchronous": ({}, ["wait", "agree", "update"]),
+    "in parts": (dict(shard_optimizer=True), ["wait", "agree", "update", "hand_out"]),
+    "pipelined": (dict(sync=Pipelined(width=2)), ["wait", "agree", "reduce", "update"]),
+    "compensated": (
+        dict(sync=Pipelined(width=3, compensation="delay")),
+        ["wait", "agree", "reduce", "compensate", "update"],
+    ),
+    "server": (dict(sync=ParameterServer()), ["wait", "agree", "update", "hand_out"]),
+    "local": (dict(sync=wb.LocalSGD(every=3)), ["backward", "agree", "update", "average"]),
+}
+
+
+@pytest.mark.parametrize(("fields", "end"), ENDS.values(), ids=ENDS.keys())
+def test_steps_end_as_their_strategy_does(fields, end):
+    assert words(program_of(experiment(PAIRS, **fields)))[-len(end) :] == end
+
+
+def test_every_layer_runs_forward_and_back_and_in_this_order():
+    program = program_of(experiment(Plan.data_parallel(GRAPH, 2)))
+    forward = [i.operation.label for i in program.instructions if isinstance(i, Forward)]
+    backward = [i.operation.label for i in program.instructions if isinstance(i, Backward)]
+    assert forward == [layer.name for layer in GRAPH.layers]
+    assert backward == [name for name in reversed(forward) if name in GRAPH.learning]
+    assert isinstance(program.instructions[0], Load)
+
+
+def test_gradients_begin_to_travel_behind_the_instruction_that_completes_them():
+    sync = wb.Synchronous(bucket_bytes=1)
+    program = program_of(experiment(Plan.data_parallel(GRAPH, 2), sync=sync))
+    reduces = [(i, one) for i, one in enumerate(program.instructions) if isinstance(one, Reduce)]
+    for index, reduce in reduces:
+        (after,) = set(reduce.after)
+        made = program.instructions[after]
+        assert isinstance(made, Backward)
+        assert after < index
+        assert reduce.column.names <= {weight.name for weight in made.operation.layer.weights}
+    (wait,) = (one for one in program.instructions if isinstance(one, Wait))
+    assert wait.reduces == tuple(index for index, _ in reduces)
+    assert wait.late == 0
+
+
+def test_late_sums_are_awaited_so_many_steps_later():
+    program = program_of(experiment(PAIRS, sync=Pipelined(width=3)))
+    (wait,) = (one for one in program.instructions if isinstance(one, Wait))
+    assert wait.late == 2
+    assert all(isinstance(program.instructions[index], Reduce) for index in wait.reduces)
+
+
+def test_micro_batches_travel_once_and_add_up():
+    program = program_of(experiment(PAIRS, accumulate=3))
+    backward = [one for one in program.instructions if isinstance(one, Backward)]
+    assert {(one.on.micro_batch > 0) for one in backward if one.adds} == {True}
+    first = next(i for i, one in enumerate(program.instructions) if isinstance(one, Reduce))
+    assert all(
+        one.on.micro_batch == 2
+        for one in program.instructions[first:]
+        if isinstance(one, Backward | Convert)
+    )
+    rows = [one.on.rows.own.sum() for one in program.instructions if isinstance(one, Loss)]
+    assert sum(rows) == program.instructions[0].rows.own.sum() == 32
+
+
+def test_rounds_gather_the_next_rows_ahead():
+    program = program_of(experiment(PAIRS.with_rounds("B/K")))
+    numbers = [
+        (one.word, one.on.round) for one in program.instructions if isinstance(one, Prefetch | Loss)
+    ]
+    assert numbers == [("prefetch", 0), ("prefetch", 1), ("loss", 0), ("loss", 1)]
+    taken = [one for one in program.instructions if isinstance(one, Convert) and one.prefetch]
+    for one in taken:
+        begun = program.instructions[one.prefetch]
+        assert (begun.operation, begun.on) == (one.operation, one.on)
+    assert {one.on.round for one in taken} == {0, 1}
+
+
+def test_a_round_can_be_a_step_of_its_own():
+    sync = wb.Synchronous(per_round=True)
+    program = program_of(experiment(PAIRS.with_rounds("B"), sync=sync, shard_optimizer=True))
+    updates = [set(one.parameters) for one in program.instructions if isinstance(one, Update)]
+    assert updates[0] == updates[1]
+    assert not updates[0] & updates[2]
+    assert updates[0] | updates[2] == set(program.pieces.names)
+    handed = [one.buckets for one in program.instructions if isinstance(one, HandOut)]
+    assert len(handed) == 3
+
+
+def test_nothing_moves_after_a_round_without_rows():
+    sync = wb.Synchronous(per_round=True)
+    run = experiment(Plan.hybrid(GRAPH, 4, 4).with_rounds("B"), sync=sync, batch_size=2)
+    assert sum(isinstance(one, Update) for one in program_of(run).instructions) == 2 + 1
+
+
+def test_a_segment_runs_again_just_before_its_backward_pass():
+    plan = PAIRS.with_recompute("*")
+    instructions = program_of(experiment(plan)).instructions
+    again = [(i, one) for i, one in enumerate(instructions) if isinstance(one, Recompute)]
+    assert {one.segment for _, one in again} == set(range(len(plan.segments)))
+    for index, one in again:
+        following = instructions[index + 1]
+        assert isinstance(following, Backward | Convert)
+        assert following.operation.segment == one.segment
+
+
+def test_programs_are_equal_whose_ranks_do_the_same():
+    one, same = (program_of(experiment(PAIRS)) for _ in range(2))
+    assert one == same
+    assert hash(one) == hash(same)
+    assert one.instructions == same.instructions
+    assert one == program_of(experiment(PAIRS, seed=5, steps=9))  # one step is as the other
+    for other in (dict(batch_size=36), dict(accumulate=2), dict(sync=wb.LocalSGD())):
+        assert one != program_of(experiment(PAIRS, **other))
+
+
+def test_few_ranks_stand_for_a_large_world():
+    far = experiment(PAIRS.with_world_size(65_536), batch_size=2**17)
+    program = wb.program(far)
+    assert len(program.instructions) == len(wb.program(experiment(PAIRS)).instructions)
+    assert program.instructions[0].rows.world_size == 4
+    assert "65,536 ranks, for which 4 stand" in str(program)
+    assert "rank 65535 of 65,536" in str(program.of(65_535))
+
+
+def test_each_instruction_is_one_line():
+    program = wb.program(experiment(PAIRS, sync=wb.Synchronous(bucket_bytes=1)))
+    title, *lines = str(program).splitlines()
+    assert repr(program) == f"<Program {title}>"
+    assert len(lines) == len(program.instructions)
+    for index, (line, one) in enumerate(zip(lines, program.instructions, strict=True)):
+        assert line.split()[:2] == [str(index), one.word]
+    html = program._repr_html_()
+    assert html.count("<tr>") == len(lines) + 1
+    assert "<script" not in html
+
+
+def test_one_rank_s_lines_are_those_in_which_it_takes_part():
+    plan = Plan.data_parallel(GRAPH, 4).with_layer(
+        "fc1", scheme="shard_out", group_size=2, shares=(1, 0)
+    )
+    program = wb.program(experiment(plan, sync=wb.Synchronous(bucket_bytes=1)))
+    with_it, without = (str(program.of(rank)) for rank in (0, 1))
+    assert "fc1.weight, " in with_it or "fc1.weight  " in with_it
+    reduces = [text.count(" reduce ") for text in (with_it, without)]
+    assert reduces[0] > reduces[1] > 0
+    assert "rank 1 of 4" in without.splitlines()[0]
+    assert "<table" in program.of(1)._repr_html_()
+
+
+@pytest.mark.parametrize("rank", [-1, 4])
+def test_a_rank_that_is_not_there(rank):
+    with pytest.raises(IndexError, match="there are 0 to 3"):
+        wb.program(experiment(PAIRS)).of(rank)
+
+
+def test_only_an_experiment_has_a_program():
+    with pytest.raises(ExperimentError, match="needs an Experiment"):
+        wb.program(PAIRS)

@@ -1,0 +1,1 @@
+"""The memory of a step on every rank: tensors as they come and go, instruction by instruction."""

@@ -1,0 +1,281 @@
+"""What one operation makes, keeps and hands back, on all ranks: the steps of a pass."""
+
+from collections.abc import Hashable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from workbench.plan.graph import Layer
+from workbench.plan.layout import Conversion, Layout
+from workbench.plan.placement import Partial, Replicate
+from workbench.plan.weights import heads_of
+from workbench.predict.memory import kernels
+from workbench.predict.memory.gradients import Gradients
+from workbench.predict.memory.kept import Kept, kept_by
+from workbench.predict.memory.timeline import Timeline
+from workbench.predict.memory.windows import Windows
+from workbench.program.operations import HALF, Operation, Value
+from workbench.program.rows import Counts, Rows, tiled
+from workbench.program.step import Program
+
+_CONVERSION = Kept()
+_SAME = Kept(view=True)
+_NO_WORKSPACE = kernels.Workspace()
+
+
+class _Work(NamedTuple):
+    """What all operations of one look need.
+
+    Attributes:
+        size: bytes of what they give.
+        keeps: what autograd keeps of them.
+        space: that their kernels need.
+        beside: bytes of the new tensors that they keep: masks, places, statistics, casts.
+        casts: of these, weights that autocast has cast.
+        casts_input: whether autocast casts what they read, too.
+        passes_on: whether the gradient of what they gave is that of what they read.
+    """
+
+    size: Counts
+    keeps: Kept
+    space: kernels.Workspace
+    beside: tuple[Counts, ...]
+    casts: tuple[Counts, ...]
+    casts_input: bool
+    passes_on: bool
+
+
+class Execution:
+    """Runs operations, forward and back.
+
+    Args:
+        program: all of them.
+        timeline: to write on.
+        gradients: takes the weights' gradients.
+        rows: of the pass.
+    """
+
+    def __init__(
+        self, program: Program, timeline: Timeline, gradients: Gradients, rows: Rows
+    ) -> None:
+        self.program, self.timeline = program, timeline
+        self.gradients, self.rows = gradients, rows
+        self._parameters = {
+            value for value, one in program.operations.by_value.items() if is_parameter(one)
+        }
+        self._works: dict[int, _Work] = {}
+        self._sizes: dict[tuple[Hashable, ...], Counts] = {}
+        self._of_values: dict[Value, Counts] = {}
+
+    def size(self, value: Value, itemsize: int | None = None) -> Counts:
+        """Bytes of a value on each rank."""
+        known = self._of_values.get(value) if itemsize is None else None
+        if known is not None:
+            return known
+        layout, shape, per_sample, own = self.program.operations.layout_of(value)
+        found = self._size(layout, shape, per_sample, itemsize or own)
+        if itemsize is None:
+            self._of_values[value] = found
+        return found
+
+    def _size(self, layout: Layout, shape: tuple[int, ...], per_sample: int, width: int) -> Counts:
+        # A layout is slow to hash, and stays where it is.
+        key = (id(layout), shape, per_sample, width)
+        known = self._sizes.get(key)
+        if known is None:
+            known = self._sizes[key] = self.rows.elements(layout, shape, per_sample) * width
+        return known
+
+    def run(self, operation: Operation, alive: Mapping[Value, int]) -> tuple[int, list[int]]:
+        """(the tensor that it gives, the tensors that it keeps)."""
+        timeline, label, needed = self.timeline, operation.label, operation.needs_gradient
+        work = self._works.get(operation.look) or self._work(operation)
+        space, keeps = work.space, work.keeps
+        if space.forward is not None:
+            timeline.pass_by(space.forward, "workspace", label)
+        held: list[int] = []
+        if needed and work.beside:
+            held += [timeline.make(size, "activations", label) for size in work.beside]
+        read = None
+        if keeps.view:
+            read = next((alive[value] for value in operation.reads if value in alive), None)
+        if read is not None:
+            tensor = timeline.hold(read)
+        else:
+            of_parameter = keeps.view and bool(operation.reads)
+            size = work.size * 0 if of_parameter else work.size
+            tensor = timeline.make(size, "activations", label)
+        if space.beside_output is not None:
+            timeline.pass_by(space.beside_output, "workspace", label)
+        if needed:
+            if keeps.input and not work.casts_input:
+                held += [timeline.hold(tensor) for tensor in self._factors(operation, alive)]
+            if keeps.output:
+                held.append(timeline.hold(tensor))
+        return tensor, held
+
+    def _factors(self, operation: Operation, alive: Mapping[Value, int]) -> list[int]:
+        """Of what it reads, what its backward pass needs."""
+        reads = operation.reads
+        if len(reads) == 1:
+            return [alive[reads[0]]] if reads[0] in alive else []
+        reads = tuple([value for value in reads if value in alive])
+        if len(reads) < 2:
+            return [alive[value] for value in reads]
+        if len(reads) == 2 and operation.layer is not None and operation.layer.kind == "mul":
+            wants = [value in operation.wanted for value in reversed(reads)]
+            return [alive[value] for value, needed in zip(reads, wants, strict=True) if needed]
+        return [alive[value] for value in dict.fromkeys(reads)]
+
+    def casts(self, operation: Operation) -> tuple[Counts, ...]:
+        """The weights that autocast has cast for it."""
+        return self._work(operation).casts
+
+    def copies_weight(self, operation: Operation) -> bool:
+        """Whether its weight's gradient is copied before autograd takes it."""
+        return self._work(operation).space.copies_weight
+
+    def run_back(self, operation: Operation, given: int, grads: dict[Value, int]) -> dict[str, int]:
+        """The gradients of what it read, from that of what it gave; gives those of its weights."""
+        timeline, label, wanted = self.timeline, operation.label, operation.wanted
+        work = self._works.get(operation.look) or self._work(operation)
+        if not self._parameters.isdisjoint(wanted):
+            wanted = self._of_activations(wanted)
+        of_weights: dict[str, int] = {}
+        if work.passes_on:
+            of_inputs = [(value, timeline.hold(given)) for value in wanted]
+        else:
+            space, of_inputs = work.space, []
+            if wanted:
+                if space.backward is not None:
+                    timeline.pass_by(space.backward, "workspace", label)
+                of_inputs = [
+                    (value, timeline.make(self.size(value), "activation_gradients", label))
+                    for value in (wanted if len(wanted) == 1 else dict.fromkeys(wanted))
+                ]
+                if space.beside_gradient is not None:
+                    timeline.pass_by(space.beside_gradient, "workspace", label)
+            if space.of_weight is not None:
+                timeline.pass_by(space.of_weight, "workspace", label)
+            if operation.layer is not None and operation.layer.weights:
+                of_weights = self.gradients.made(operation.layer)
+        timeline.drop(given)
+        for value, tensor in of_inputs:
+            self._add(grads, value, tensor)
+        return of_weights
+
+    def _of_activations(self, wanted: tuple[Value, ...]) -> tuple[Value, ...]:
+        """Of these values, those that are no parameters; of these, the gradients are made."""
+        for value in wanted:
+            layer = self.program.operations.by_value[value].layer
+            if value in self._parameters and layer is not None:
+                self.gradients.settle(layer, self.gradients.made(layer), copied=False)
+        return tuple([value for value in wanted if value not in self._parameters])
+
+    def _add(self, grads: dict[Value, int], value: Value, tensor: int) -> None:
+        """Adds a gradient to what has come back for a value so far."""
+        before = grads.get(value)
+        if before is None:
+            grads[value] = tensor
+        elif self.timeline.alone(before):
+            self.timeline.drop(tensor)
+        else:
+            grads[value] = self.timeline.make(self.size(value), "activation_gradients", value[0])
+            self.timeline.drop(before)
+            self.timeline.drop(tensor)
+
+    def _work(self, operation: Operation) -> _Work:
+        known = self._works.get(operation.look)
+        if known is None:
+            known = self._works[operation.look] = self._work_of(operation)
+        return known
+
+    def _work_of(self, operation: Operation) -> _Work:
+        layer, step = operation.layer, operation.step
+        size = self._size(operation.layout, operation.shape, operation.rows, operation.itemsize)
+        if layer is None:
+            assert step is not None
+            keeps = _SAME if step.name == "copy_to" else _CONVERSION
+            on = _returns_as_it_is(step)
+            return _Work(size, keeps, _NO_WORKSPACE, (), (), False, on)
+        keeps, casts = kept_by(self.program.plan, layer), self._casts(layer)
+        casts_input = self._casts_input(operation)
+        beside = [*self._kept_beside(operation, layer, keeps), *casts]
+        if casts_input and keeps.input:
+            beside.append(self.size(operation.reads[0], HALF))
+        space = self._workspace_of(operation, layer)
+        return _Work(size, keeps, space, tuple(beside), casts, casts_input, keeps.passes)
+
+    def _kept_beside(self, operation: Operation, layer: Layer, keeps: Kept) -> list[Counts]:
+        """Masks, places, statistics."""
+        found: list[Counts] = []
+        elements = self.rows.elements(operation.layout, operation.shape, operation.rows)
+        heads = self._heads(layer)
+        words = keeps.words + keeps.of_heads * (1.0 if heads is None else heads)
+        each = words * operation.itemsize + keeps.bytes
+        if each if isinstance(each, int | float) else each.any():
+            found.append((elements * each).astype(np.int64))
+        elif layer.kind == "stochastic_depth":
+            found.append(self.rows.elements(operation.layout, (), operation.rows) * 4)
+        if keeps.constant:
+            found.append(np.full_like(elements, keeps.constant * operation.itemsize))
+        if keeps.statistics and layer.weights:
+            found.append(self.program.pieces.sizes[layer.weights[0].name] * keeps.statistics)
+        half = self.gradients.half and layer.kind in ("conv2d", "linear")
+        if half and layer.keeps_weight and operation.wanted:
+            # Autocast does not remember what it has cast of it, but the backward pass needs it.
+            found.append(self.program.pieces.sizes[layer.weights[0].name] // 4 * HALF)
+        return found
+
+    def _casts(self, layer: Layer) -> tuple[Counts, ...]:
+        sizes = self.gradients.sizes
+        if not self.gradients.half or layer.kind not in ("conv2d", "linear"):
+            return ()
+        return tuple(sizes[w.name] // 4 * HALF for w in layer.weights if w.name in sizes)
+
+    def _casts_input(self, operation: Operation) -> bool:
+        layer = operation.layer
+        if not self.gradients.half or layer is None or layer.kind not in ("conv2d", "linear"):
+            return False
+        return self.program.operations.layout_of(operation.reads[0])[-1] > HALF
+
+    def _workspace_of(self, operation: Operation, layer: Layer) -> kernels.Workspace:
+        if layer.kind == "conv2d" and layer.weights:
+            return self._convolution(operation, layer)
+        if layer.kind == "dropout":
+            elements = self.rows.elements(operation.layout, operation.shape, operation.rows)
+            return kernels.mask(elements)
+        if layer.kind == "attention":
+            size, heads, windows = self.size(operation.gives), self._heads(layer), Windows.of(layer)
+            if windows is not None:
+                return windows.workspace(size, 1.0 if heads is None else heads)
+            return kernels.attention(size, heads)
+        return _NO_WORKSPACE
+
+    def _convolution(self, operation: Operation, layer: Layer) -> kernels.Workspace:
+        width = operation.itemsize
+        whole = self.program.pieces.sizes[layer.weights[0].name]
+        held = whole * width // self.program.itemsize
+        x, y = self.size(operation.reads[0], width), self.size(operation.gives)
+        rows = self.rows.over(self.program.plan.flow.inputs[layer.name].group_size)
+        return kernels.convolution(layer, x, held, y, rows, width)
+
+    def _heads(self, layer: Layer) -> npt.NDArray[np.float64] | None:
+        """The share of an attention layer's heads that each rank has; None: it is not cut."""
+        plan = self.program.plan
+        choice = plan.layers.get(layer.name)
+        if choice is None or choice.scheme != "shard_heads":
+            return None
+        return tiled(heads_of(layer, choice), plan.world_size) / layer.heads
+
+
+def is_parameter(operation: Operation) -> bool:
+    return operation.layer is not None and operation.layer.kind == "parameter"
+
+
+def _returns_as_it_is(step: Conversion) -> bool:
+    """Whether the gradient of a conversion's output is that of its input, in the same memory."""
+    summed = isinstance(step.source.placement, Partial)
+    whole = isinstance(step.target.placement, Replicate) and step.name == "all_reduce"
+    return summed and whole and step.gradient == "same"

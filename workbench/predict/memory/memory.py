@@ -1,0 +1,115 @@
+"""The memory that a step needs on every rank: how much, of what, of which layer, and when."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import overload
+
+from workbench.predict.memory.kept import is_guessed
+from workbench.predict.memory.step import timeline_of
+from workbench.predict.memory.timeline import CATEGORIES, Category, Moment
+from workbench.program.step import Program
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """The highest point of one rank's tensors in a step.
+
+    Attributes:
+        rank: of the world.
+        peak_bytes: of all tensors that are alive then, shared memory included.
+        moment: when: the phase of the step, and the layer at work.
+        held: bytes alive then, for each category and layer; they add up to `peak_bytes`.
+    """
+
+    rank: int
+    peak_bytes: int
+    moment: Moment
+    held: Mapping[tuple[Category, str], int]
+
+    @property
+    def categories(self) -> dict[Category, int]:
+        """Bytes of each category at the peak."""
+        return {
+            category: sum(size for (kind, _), size in self.held.items() if kind == category)
+            for category in CATEGORIES
+        }
+
+    def of_layer(self, layer: str) -> dict[Category, int]:
+        """Bytes of each category that a layer has at the peak."""
+        return {kind: size for (kind, owner), size in self.held.items() if owner == layer}
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "held": dict(self.held)}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True)
+class Ranks(Sequence[RankMemory]):
+    """All ranks of a world, of which a few stand for the others.
+
+    Attributes:
+        kept: those.
+        column: for each rank of the world, which of them; None: they are all.
+    """
+
+    kept: tuple[RankMemory, ...]
+    column: tuple[int, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.kept if self.column is None else self.column)
+
+    @overload
+    def __getitem__(self, index: int) -> RankMemory: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[RankMemory, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> RankMemory | tuple[RankMemory, ...]:
+        ranks = range(len(self))[index]
+        return self._of(ranks) if isinstance(ranks, int) else tuple(map(self._of, ranks))
+
+    def _of(self, rank: int) -> RankMemory:
+        return replace(self.kept[rank if self.column is None else self.column[rank]], rank=rank)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory of all ranks.
+
+    Attributes:
+        ranks: in their order.
+        guessed: layers whose operation is not known: they are taken to keep their input and
+            output for the backward pass, which may be too little.
+    """
+
+    ranks: "Ranks"
+    guessed: tuple[str, ...] = ()
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of the rank that needs most."""
+        return max(rank.peak_bytes for rank in self.ranks.kept)
+
+    def __getitem__(self, rank: int) -> RankMemory:
+        return self.ranks[rank]
+
+
+def memory_of(program: Program) -> Memory:
+    """The memory of a step in the middle of an experiment's run.
+
+    It is that of torch's allocator on CPUs, and of what ranks of one host share: all ranks are
+    taken to be on one. `workbench.train.loop.memory.PeakMeter` measures the same.
+    """
+    guessed = tuple(layer.name for layer in program.plan.graph.layers if is_guessed(layer))
+    held: dict[int, Mapping[tuple[Category, str], int]] = {}  # ranks that are alike share it
+    ranks, timeline = [], timeline_of(program)
+    for peak in timeline.peaks():
+        same = held.setdefault(id(peak.held), MappingProxyType(peak.held))
+        ranks.append(RankMemory(peak.rank, peak.total, peak.moment, same))
+    alike = timeline.alike
+    column = None if alike is None else tuple(alike.column.tolist())
+    return Memory(Ranks(tuple(ranks), column), guessed)

@@ -1,0 +1,144 @@
+"""What stays in memory from step to step, in bytes, for each layer and rank.
+
+    weights     parameters and buffers, as the plan places them
+    optimizer   SGD nothing, with momentum one copy of what a rank moves, Adam two and step counts
+    staging     through which ranks of one host hand each other what they convert and sum
+    sums        of gradient buckets, which ranks of one host share
+    in flight   gradients of earlier steps, which will be used in later ones, and their sums
+    codec       what error feedback remembers of every gradient that is encoded
+
+A rank's staging is three slots of 2 MiB, and a page, for each group in which it has mates on its
+host. A bucket's sum is an n-th of it, where n ranks share it. (Buckets themselves hold the
+gradients.)
+
+Source: Rajbhandari et al. 2020 (arXiv:1910.02054, sec. 3) for the copies of optimizers.
+"""
+
+import numpy as np
+
+from workbench.plan.experiment import SGD, ParameterServer, Pipelined, Synchronous
+from workbench.plan.mesh import replica_groups, shard_groups
+from workbench.program.buckets import Buckets, late
+from workbench.program.hosts import Groups
+from workbench.program.parameters import Pieces, copies
+from workbench.program.rows import Counts
+from workbench.program.sharding import moved_by, updated
+from workbench.program.step import Program
+
+PAGE_BYTES = 4096
+SLOTS = 3
+SLOT_BYTES = 2**21
+STAGING_BYTES = PAGE_BYTES + SLOTS * SLOT_BYTES
+_STEP_COUNT_BYTES = 4
+
+
+def weight_bytes(pieces: Pieces) -> dict[str, Counts]:
+    """Parameters and buffers of each layer that has some."""
+    return pieces.by_layer(pieces.sizes)
+
+
+def optimizer_bytes(program: Program, buckets: Buckets) -> dict[str, Counts]:
+    """The optimizer's memory of each layer's parameters.
+
+    Args:
+        program: whose experiment has an optimizer.
+        buckets: in which weights are handed out that others have moved.
+    """
+    experiment = program.experiment
+    times = copies(experiment.optimizer)
+    if times == 0:
+        return {}
+    count = 0 if isinstance(experiment.optimizer, SGD) else _STEP_COUNT_BYTES
+    cut = buckets if experiment.shard_optimizer else None
+    moved = updated(program.pieces, cut, program.itemsize, experiment.optimizer_shares)
+    if isinstance(experiment.sync, ParameterServer):
+        moved = _served(program, experiment.sync.server)
+    known: dict[int, Counts] = {}  # of the same pieces, as equal layers have them
+    held = {}
+    for name, size in moved.items():
+        if id(size) not in known:
+            known[id(size)] = size * times + count * (size > 0)
+        held[name] = known[id(size)]
+    return program.pieces.by_layer(held)
+
+
+def staging_bytes(program: Program) -> Counts:
+    """Of all groups in which a rank has mates on its host."""
+    found = np.zeros(program.plan.world_size, dtype=np.int64)
+    for groups in _groups(program):
+        found += (program.hosts.mates(groups) > 1) * STAGING_BYTES
+    return found
+
+
+def sums_bytes(program: Program, buckets: Buckets) -> Counts:
+    """This rank's part of the sums of its buckets, where it has mates on its host.
+
+    If its update is fused, that is what it moves, and only where all its mates are on its host.
+    """
+    world, found = program.plan.world_size, np.zeros(program.plan.world_size, dtype=np.int64)
+    experiment = program.experiment
+    for column in buckets.columns() if experiment.fused else ():
+        moved = moved_by(column, program.itemsize, experiment.optimizer_shares)
+        mates = program.hosts.mates(replica_groups(column.group_size, world))
+        found += sum(moved.values(), found * 0) * (mates == world // column.group_size)
+    if experiment.fused:
+        return found
+    for column in buckets.columns():
+        groups = replica_groups(column.group_size, world)
+        mates, index = program.hosts.mates(groups), program.hosts.index(groups)
+        numel = column.bytes // program.itemsize
+        share = numel // mates + (index < numel % mates)
+        found += share * (mates > 1) * program.itemsize
+    return found * (1 + late(experiment))
+
+
+def flying_bytes(program: Program) -> dict[str, Counts]:
+    """Gradients of steps before, and the weights that they were computed at where those matter."""
+    sync, count = program.experiment.sync, late(program.experiment)
+    if count == 0:
+        return {}
+    weights = isinstance(sync, Pipelined) and sync.compensation is not None
+    held = {name: program.pieces.sizes[name] for name in program.pieces.names}
+    return program.pieces.by_layer({n: s * count * (1 + weights) for n, s in held.items()})
+
+
+def residual_bytes(program: Program) -> dict[str, Counts]:
+    """What error feedback keeps of each gradient that travels."""
+    sync, plan = program.experiment.sync, program.plan
+    codec = sync.codec if isinstance(sync, Synchronous | Pipelined) else None
+    if codec is None or not codec.error_feedback:
+        return {}
+    count = 1 + late(program.experiment)
+    placed = plan.flow.weights
+    names = [n for n in program.pieces.names if placed[n].group_size < plan.world_size]
+    return program.pieces.by_layer({n: program.pieces.sizes[n] * count for n in names})
+
+
+def _served(program: Program, server: int) -> dict[str, Counts]:
+    """Bytes of each parameter that each rank serves."""
+    placed, ranks = program.plan.flow.weights, np.arange(program.plan.world_size)
+    found = {}
+    for name in program.pieces.names:
+        k = placed[name].group_size
+        found[name] = program.pieces.sizes[name] * (ranks // k == server // k)
+    return found
+
+
+def averaging_bytes(buckets: Buckets) -> Counts:
+    """The room of the largest bucket that local SGD averages."""
+    largest = [max((bucket.bytes for bucket in own), default=0) for own in buckets.of_place]
+    return np.array(largest, dtype=np.int64)[buckets.place]
+
+
+def _groups(program: Program) -> list[Groups]:
+    """That ranks are in, by what they are for: activations, gradients, norms, control."""
+    plan, flow = program.plan, program.plan.flow
+    crossings = [step for steps in (*flow.edges.values(), *flow.returns.values()) for step in steps]
+    shard = {step.group_size for step in crossings}
+    shard |= {flow.returned(name).group_size for name in plan.graph.outputs}
+    replica = sorted({weight.group_size for weight in flow.weights.values()} | {1})
+    norms = (layer for layer in plan.graph.layers if plan.synchronizes(layer))
+    norm = {flow.inputs[layer.name].group_size for layer in norms}
+    found: list[Groups] = [shard_groups(k, plan.world_size) for k in sorted(shard)]
+    found += [replica_groups(k, plan.world_size) for k in (*replica, *sorted(norm))]
+    return [*found, shard_groups(plan.world_size, plan.world_size)]

@@ -1,0 +1,170 @@
+"""Tensors as they come and go over a step, on all ranks at once.
+
+All ranks make and drop tensors in one order, and only their sizes differ: the order is written
+once, and the levels of all ranks are one cumulative sum. Of a large world a few ranks stand for
+all; the others may hold an element less of a bucket's sum, which all ranks take parts of.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+
+from workbench.program.representatives import Representatives
+from workbench.program.rows import Counts
+
+Phase = Literal["load", "forward", "loss", "backward", "recompute", "step"]
+Category = Literal[
+    "weights",
+    "gradients",
+    "buckets",
+    "in_flight",
+    "codec",
+    "optimizer",
+    "staging",
+    "data",
+    "activations",
+    "activation_gradients",
+    "workspace",
+]
+CATEGORIES: tuple[Category, ...] = get_args(Category)
+
+
+class Moment(NamedTuple):
+    """When something is the case: a phase, and the layer that is at work."""
+
+    phase: Phase
+    layer: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.phase} of {self.layer}" if self.layer else self.phase
+
+
+Owner = tuple[Category, str]
+"""What a tensor is, and the layer whose it is."""
+
+
+class Timeline:
+    """Written from the first moment of a step to its last; then read.
+
+    A tensor is a number. It is alive from `make` until everyone who holds it has dropped it.
+
+    Args:
+        world_size: number of ranks.
+        alike: of a large world, the ranks that stand for the others, of which sizes may also be
+            said alone; None: each is looked at.
+    """
+
+    def __init__(self, world_size: int, alike: Representatives | None = None) -> None:
+        self.world_size, self.alike = world_size, alike
+        self.owners: list[Owner] = []
+        self._sizes: list[Counts] = []  # of each tensor; most have one that others have
+        self._holders: list[int] = []
+        self._events: list[int] = []  # tensors as they are made; ~tensor when it is freed
+        self._moments: list[tuple[int, Phase, str]] = [(0, "load", "")]  # each from its event on
+
+    def at(self, phase: Phase, layer: str = "") -> None:
+        """What follows happens now."""
+        self._moments.append((len(self._events), phase, layer))
+
+    def make(self, size: Counts, category: Category, layer: str = "") -> int:
+        """A new tensor of so many bytes on each rank, held once."""
+        tensor = len(self._sizes)  # as `_new`, which a deep model would call some thousand times
+        self._sizes.append(size)
+        self.owners.append((category, layer))
+        self._holders.append(1)
+        self._events.append(tensor)
+        return tensor
+
+    def reside(self, category: Category, sizes: Mapping[str, Counts]) -> None:
+        """Tensors that stay to the end, of these layers."""
+        for layer, size in sizes.items():
+            self._events.append(self._new(size, category, layer))
+
+    def hold(self, tensor: int) -> int:
+        """Holds a tensor once more."""
+        self._holders[tensor] += 1
+        return tensor
+
+    def drop(self, tensor: int) -> None:
+        """Holds it once less; it is freed when nobody does."""
+        left = self._holders[tensor] = self._holders[tensor] - 1
+        assert left >= 0, self.owners[tensor]
+        if left == 0:
+            self._events.append(~tensor)
+
+    def alone(self, tensor: int) -> bool:
+        """Whether one holder has it for itself."""
+        return self._holders[tensor] == 1
+
+    def pass_by(self, size: Counts | None, category: Category, layer: str = "") -> None:
+        """A tensor that is there only for this moment; None: there is none."""
+        if size is not None:
+            tensor = self._new(size, category, layer)
+            self._events += (tensor, ~tensor)
+
+    def _new(self, size: Counts, category: Category, layer: str) -> int:
+        self._sizes.append(size)
+        self.owners.append((category, layer))
+        self._holders.append(1)
+        return len(self._sizes) - 1
+
+    def peaks(self) -> "tuple[Peak, ...]":
+        """The highest point of each rank; of a large world, of those that stand for the others."""
+        events = np.array(self._events)
+        signs = np.where(events < 0, -1, 1)
+        which = np.where(events < 0, ~events, events)
+        ids = list(map(id, self._sizes))
+        each = dict(zip(ids, self._sizes, strict=True))
+        place = {key: index for index, key in enumerate(each)}
+        of_tensors = np.array([place[key] for key in ids])
+        sizes = np.array([self._kept(size) for size in each.values()])
+        found: dict[bytes, Peak] = {}  # ranks that hold the same have the same
+        peaks: list[Peak] = []
+        for rank, own in enumerate(np.ascontiguousarray(sizes.T)):
+            key = own.tobytes()
+            if key not in found:
+                levels = np.cumsum(own[of_tensors[which]] * signs)
+                event = int(levels.argmax())
+                alive = np.bincount(which[: event + 1], signs[: event + 1], len(of_tensors))
+                held = self._held(alive.astype(np.int64) * own[of_tensors])
+                found[key] = Peak(rank, int(levels[event]), self._moment(event), held)
+            peaks.append(replace(found[key], rank=rank))
+        return tuple(peaks)
+
+    def _kept(self, size: Counts) -> Counts:
+        """Of the ranks that stand for all."""
+        whole = self.alike is not None and len(size) == self.world_size
+        return size[self.alike.ranks] if self.alike is not None and whole else size
+
+    def _moment(self, event: int) -> Moment:
+        place = bisect_right(self._moments, event, key=lambda moment: moment[0])
+        _, phase, layer = self._moments[place - 1]
+        return Moment(phase, layer)
+
+    def _held(self, bytes_of: Counts) -> dict[Owner, int]:
+        held: dict[Owner, int] = {}
+        some = np.flatnonzero(bytes_of)
+        for tensor, size in zip(some.tolist(), bytes_of[some].tolist(), strict=True):
+            owner = self.owners[tensor]
+            held[owner] = held.get(owner, 0) + size
+        return held
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The highest point of one rank.
+
+    Attributes:
+        rank: of those that were looked at.
+        total: bytes alive.
+        moment: when.
+        held: bytes of each category and layer that are alive then; they add up to `total`.
+    """
+
+    rank: int
+    total: int
+    moment: Moment
+    held: dict[Owner, int]

@@ -1,0 +1,1 @@
+"""A step in time: seconds of its instructions, what overlaps, and who waits for whom."""

@@ -1,0 +1,251 @@
+"""Tensors of parameters' sizes that travel together, on all ranks at once.
+
+Ranks at one place of their shard groups, whatever the groups' size, hold the same pieces, and so
+have the same buckets: they are made once for each place.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from workbench.plan.experiment import Experiment, LocalSGD, Pipelined, Synchronous
+from workbench.program.parameters import Pieces, copies, tail_names
+from workbench.program.rows import Counts
+
+WHOLE = 2**62
+"""Bytes that no bucket holds."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """What travels together, on one rank.
+
+    Attributes:
+        group_size: of the shard groups that the parameters lie over; it travels over as many
+            replica groups.
+        names: of the parameters, in the order of the backward pass.
+        sizes: bytes of each of them.
+    """
+
+    group_size: int
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Of all of them."""
+        return sum(self.sizes)
+
+
+@dataclass(frozen=True, eq=False)
+class Buckets:
+    """Those of all ranks.
+
+    Attributes:
+        of_place: for each place.
+        place: of each rank.
+    """
+
+    of_place: tuple[tuple[Bucket, ...], ...]
+    place: Counts
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Buckets)
+            and self.of_place == other.of_place
+            and np.array_equal(self.place, other.place)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.of_place)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Parameters that some rank's hold."""
+        return frozenset(n for own in self.of_place for bucket in own for n in bucket.names)
+
+    def within(self, names: Collection[str]) -> "Buckets":
+        """Only those that hold some of these parameters; they hold no others."""
+        of_place = (tuple(b for b in own if b.names[0] in names) for own in self.of_place)
+        return Buckets(tuple(of_place), self.place)
+
+    def columns(self) -> "Iterator[Column]":
+        """The n-th buckets of all ranks that travel over groups of one size: they travel at once.
+
+        Those who have less than n take no part; nor does anyone in their replica group.
+        """
+        for k in sorted({bucket.group_size for own in self.of_place for bucket in own}):
+            chosen = [[bucket for bucket in own if bucket.group_size == k] for own in self.of_place]
+            for index in range(max(map(len, chosen))):
+                row = tuple(own[index] if index < len(own) else None for own in chosen)
+                yield Column(k, index, row, self.place)
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """One bucket of each rank; see `Buckets.columns`.
+
+    Attributes:
+        group_size: of the shard groups that its parameters lie over.
+        number: of those over groups of this size, which.
+        of_place: for each place; None: no bucket.
+        place: of each rank.
+    """
+
+    group_size: int
+    number: int
+    of_place: tuple[Bucket | None, ...]
+    place: Counts
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Column)
+            and (self.group_size, self.number) == (other.group_size, other.number)
+            and self.of_place == other.of_place
+            and np.array_equal(self.place, other.place)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.of_place)
+
+    @property
+    def bytes(self) -> Counts:
+        """Of each rank's."""
+        sizes = [0 if bucket is None else bucket.bytes for bucket in self.of_place]
+        return np.array(sizes, dtype=np.int64)[self.place]
+
+    @property
+    def names(self) -> set[str]:
+        """Parameters that some rank's holds."""
+        return {name for bucket in self.of_place if bucket is not None for name in bucket.names}
+
+    @property
+    def there(self) -> Counts:
+        """1 for each rank that has one, else 0."""
+        some = [bucket is not None for bucket in self.of_place]
+        return np.array(some, dtype=np.int64)[self.place]
+
+
+def late(experiment: Experiment) -> int:
+    """How many steps' gradients are in flight beside the one that is computed."""
+    return experiment.sync.width - 1 if isinstance(experiment.sync, Pipelined) else 0
+
+
+def buckets_of(experiment: Experiment, pieces: Pieces) -> Buckets:
+    """Those in which gradients travel, in every step or after every round.
+
+    Gradients that are used late travel all at once, with them those that only one rank has.
+    """
+    if isinstance(experiment.sync, LocalSGD):
+        return _made(experiment, pieces, [], 0)
+    if late(experiment):
+        return _made(experiment, pieces, [set(pieces.names)], WHOLE, alone=True)
+    return handed_out(experiment, pieces)
+
+
+def handed_out(experiment: Experiment, pieces: Pieces) -> Buckets:
+    """Those in which weights come back that other ranks have moved."""
+    sync, every = experiment.sync, set(pieces.names)
+    apart = [every]
+    if isinstance(sync, Synchronous) and sync.per_round:
+        tail = tail_names(experiment.plan)
+        apart = [every - tail, tail]
+    return _made(experiment, pieces, apart, sync.bucket_bytes)
+
+
+def _made(
+    experiment: Experiment,
+    pieces: Pieces,
+    apart: list[set[str]],
+    limit: int,
+    *,
+    alone: bool = False,
+) -> Buckets:
+    ranks, place = _places(experiment, pieces)
+    of_place = tuple(
+        tuple(
+            bucket
+            for names in apart
+            for bucket in _bucketed(experiment, pieces, rank, names, limit, alone)
+        )
+        for rank in ranks
+    )
+    return Buckets(of_place, place)
+
+
+def averaged(experiment: Experiment, sync: LocalSGD, pieces: Pieces) -> Buckets:
+    """Those in which local SGD averages parameters, and momentum where it is averaged too."""
+    ranks, place = _places(experiment, pieces)
+    of_place = tuple(tuple(_averaged(experiment, sync, pieces, rank)) for rank in ranks)
+    return Buckets(of_place, place)
+
+
+def _places(experiment: Experiment, pieces: Pieces) -> tuple[list[int], Counts]:
+    """The first rank of each place, and the place of each rank; places of equal pieces are one."""
+    plan = experiment.plan
+    sizes = sorted({placed.group_size for placed in plan.flow.weights.values()})
+    every = np.arange(plan.world_size)
+    keys = np.stack([every % k for k in sizes or [1]])
+    _, first, place = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+    each = {id(size): size for name in pieces.names for size in (pieces.sizes[name],)}
+    held = np.array([size[first] for size in each.values()]).reshape(-1, len(first))
+    _, chosen, alike = np.unique(held, axis=1, return_index=True, return_inverse=True)
+    return first[chosen].tolist(), alike.reshape(-1)[place.reshape(-1)]
+
+
+def _bucketed(
+    experiment: Experiment,
+    pieces: Pieces,
+    rank: int,
+    names: Collection[str],
+    limit: int,
+    alone: bool,
+) -> list[Bucket]:
+    """By replica group, closed once they hold `limit` bytes; no empty pieces.
+
+    Parameters without replicas are in none, but for `alone`.
+    """
+    placed, world = experiment.plan.flow.weights, experiment.plan.world_size
+    closed: list[tuple[int, list[str], list[int]]] = []
+    opened: dict[int, tuple[list[str], list[int]]] = {}
+    held: dict[int, int] = {}
+    for name in reversed(pieces.names):
+        k = placed[name].group_size
+        if name not in names or (k == world and not alone):
+            continue
+        size = int(pieces.sizes[name][rank])
+        if size == 0:
+            continue
+        if k not in opened:
+            opened[k], held[k] = ([], []), 0
+            closed.append((k, *opened[k]))
+        members, sizes = opened[k]
+        members.append(name)
+        sizes.append(size)
+        held[k] += size
+        if held[k] >= limit:
+            del opened[k]
+    return [Bucket(k, tuple(members), tuple(sizes)) for k, members, sizes in closed]
+
+
+def _averaged(
+    experiment: Experiment, sync: LocalSGD, pieces: Pieces, rank: int
+) -> Iterator[Bucket]:
+    placed = experiment.plan.flow.weights
+    times = copies(experiment.optimizer) if sync.momentum == "average" else 0
+    for k in sorted({placed[name].group_size for name in pieces.names}):
+        if k == experiment.plan.world_size:
+            continue
+        own = [name for name in pieces.names if placed[name].group_size == k]
+        names: list[str] = []
+        for name in own + [name for name in own for _ in range(times)]:
+            if pieces.sizes[name][rank]:
+                names.append(name)
+            held = tuple(int(pieces.sizes[name][rank]) for name in names)
+            if sum(held) >= sync.bucket_bytes:
+                yield Bucket(k, tuple(names), held)
+                names = []
+        if names:
+            yield Bucket(k, tuple(names), tuple(int(pieces.sizes[n][rank]) for n in names))

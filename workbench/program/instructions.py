@@ -1,0 +1,293 @@
+"""The instructions of a step: what is done, to what, and by whom.
+
+All ranks execute the same ones on different amounts, some of them zero: an instruction is that of
+all ranks at once. It knows neither seconds nor bytes; those are answers of whoever reads it.
+
+    load          the rows of all micro-batches
+    zero_grad     gradients of the last step, or round, are forgotten
+    keep_weights  those that the gradients of this step are computed at, for later
+    prefetch      rows of a round to come may be gathered from here on
+    forward       a layer
+    convert       a change of layout, forward or backward
+    loss          of what the model returns, and its gradient
+    recompute     the forward pass of a segment, once more
+    backward      a layer
+    reduce        the gradients of a bucket begin to be summed, beside what follows
+    wait          for sums that have been started
+    agree         all ranks on the loss and on whether to go on
+    compensate    gradients that are used late, for how far weights have moved since
+    update        of parameters, by the optimizer
+    hand_out      parameters, from the ranks that have updated them to all that hold them
+    average       parameters, every few steps
+
+The terms of torch and MPI are used where they have one: `zero_grad`, reduce, wait.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from workbench.plan.all_reduce import Algorithm
+from workbench.plan.codec import Codec
+from workbench.program.buckets import Buckets, Column
+from workbench.program.operations import Operation, Value
+from workbench.program.rows import Rows
+
+Direction = Literal["forward", "backward"]
+Updater = Literal["holders", "owners", "server"]
+"""Who updates a parameter: all ranks that hold it, each the part that it owns, or one of them."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Rows that go through some operations together, forward and back.
+
+    Attributes:
+        micro_batch: its index in the step.
+        round: its index in the micro-batch; None: of what runs once in the micro-batch.
+        rows: of each rank.
+        reads: the values that it is given, but for the model's input.
+        gives: the values that it leaves.
+        from_loss: whether its gradients come from a loss, and not from the passes that read it.
+    """
+
+    micro_batch: int
+    round: int | None
+    rows: Rows
+    reads: tuple[Value, ...]
+    gives: tuple[Value, ...]
+    from_loss: bool = True
+
+    def __str__(self) -> str:
+        if self.round is None:
+            return f"micro-batch {self.micro_batch}"
+        return f"micro-batch {self.micro_batch}, round {self.round}"
+
+
+@dataclass(frozen=True)
+class Load:
+    """The rows of all micro-batches.
+
+    Attributes:
+        rows: of each rank, in the step.
+    """
+
+    word: ClassVar[str] = "load"
+    rows: Rows
+
+
+@dataclass(frozen=True)
+class ZeroGrad:
+    """The gradients of these parameters are forgotten: what follows makes new ones."""
+
+    word: ClassVar[str] = "zero_grad"
+    parameters: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class KeepWeights:
+    """Copies these parameters, which the gradients of this step will be computed at."""
+
+    word: ClassVar[str] = "keep_weights"
+    parameters: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Prefetch:
+    """A conversion of a pass to come may begin: a gather of rows over ranks without shared memory.
+
+    Where ranks share memory it takes no longer than what would start it, and nothing is done.
+    """
+
+    word: ClassVar[str] = "prefetch"
+    operation: Operation
+    on: Pass
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A layer's forward pass."""
+
+    word: ClassVar[str] = "forward"
+    operation: Operation
+    on: Pass
+
+
+@dataclass(frozen=True)
+class Convert:
+    """A change of layout: one collective, or a slice, or nothing; the backward one is its dual.
+
+    Attributes:
+        operation: the conversion.
+        on: the pass.
+        direction: forward, or backward with gradients.
+        prefetch: the index of the instruction that has begun it, if any.
+        gradients: backward: how many readers hand one back for what the conversion gives, which
+            are added up first.
+    """
+
+    word: ClassVar[str] = "convert"
+    operation: Operation
+    on: Pass
+    direction: Direction = "forward"
+    prefetch: int | None = None
+    gradients: int = 1
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss of what the model returns, and the gradient of it."""
+
+    word: ClassVar[str] = "loss"
+    results: tuple[Value, ...]
+    on: Pass
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """The forward pass of a segment, whose activations were let go of, just before its backward.
+
+    Attributes:
+        segment: its index in the plan.
+        operations: that run again.
+        on: the pass.
+    """
+
+    word: ClassVar[str] = "recompute"
+    segment: int
+    operations: tuple[Operation, ...]
+    on: Pass
+
+
+@dataclass(frozen=True)
+class Backward:
+    """A layer's backward pass: gradients of what it read, and of its parameters.
+
+    Attributes:
+        operation: the layer.
+        on: the pass.
+        adds: whether its parameters have gradients already, to which these are added.
+        gradients: how many readers hand one back for what the layer gives, added up first.
+    """
+
+    word: ClassVar[str] = "backward"
+    operation: Operation
+    on: Pass
+    adds: bool = False
+    gradients: int = 1
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """The gradients of one bucket of each rank begin to be summed over the replicas.
+
+    Attributes:
+        column: the bucket.
+        members: ranks r whose r % group size is one of these take part; the others, which
+            fill theirs elsewhere or have none, do not.
+        to: who has the sums: all that hold the parameters, owners their parts, or the server.
+        algorithm: as asked for.
+        codec: through which gradients travel.
+        after: for each place of the column, the index of the instruction behind which ranks there
+            begin; those who come first wait for the others of their group. -1: at this one.
+    """
+
+    word: ClassVar[str] = "reduce"
+    column: Column
+    members: tuple[int, ...]
+    to: Updater
+    algorithm: Algorithm
+    codec: Codec | None
+    after: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Until sums are there.
+
+    Attributes:
+        reduces: the indices of the instructions that begin them.
+        late: how many steps before this one they began.
+    """
+
+    word: ClassVar[str] = "wait"
+    reduces: tuple[int, ...]
+    late: int = 0
+
+
+@dataclass(frozen=True)
+class Agree:
+    """All ranks on the loss, on whether to stop, and on what was asked of them."""
+
+    word: ClassVar[str] = "agree"
+
+
+@dataclass(frozen=True)
+class Compensate:
+    """Late gradients for how far each of these parameters has moved since."""
+
+    word: ClassVar[str] = "compensate"
+    parameters: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Update:
+    """The optimizer moves parameters.
+
+    Attributes:
+        parameters: by name.
+        by: whom, of the ranks that hold the same piece of one.
+    """
+
+    word: ClassVar[str] = "update"
+    parameters: tuple[str, ...]
+    by: Updater
+
+
+@dataclass(frozen=True)
+class HandOut:
+    """Parameters go from who has updated them to the other ranks that hold them.
+
+    Attributes:
+        buckets: in which they travel; each rank takes its own in their order.
+        source: who has updated them.
+        fused: whether it is the second half of an all-reduce of which `Reduce` was the first.
+    """
+
+    word: ClassVar[str] = "hand_out"
+    buckets: Buckets
+    source: Updater
+    fused: bool
+
+
+@dataclass(frozen=True)
+class Average:
+    """Parameters, and momentum where that is averaged too, over the replicas.
+
+    Attributes:
+        buckets: in which they travel.
+        every: steps from one to the next.
+    """
+
+    word: ClassVar[str] = "average"
+    buckets: Buckets
+    every: int
+
+
+Instruction = (
+    Load
+    | ZeroGrad
+    | KeepWeights
+    | Prefetch
+    | Forward
+    | Convert
+    | Loss
+    | Recompute
+    | Backward
+    | Reduce
+    | Wait
+    | Agree
+    | Compensate
+    | Update
+    | HandOut
+    | Average
+)

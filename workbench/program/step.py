@@ -1,0 +1,243 @@
+"""A step as a value: what all ranks execute, in order."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
+
+from workbench.plan.errors import ExperimentError
+from workbench.plan.experiment import Experiment
+from workbench.plan.mesh import shard_groups
+from workbench.plan.plan import Plan
+from workbench.program.buckets import Buckets, buckets_of, handed_out, late
+from workbench.program.collective_call import CollectiveCall
+from workbench.program.collectives import Collectives
+from workbench.program.hosts import Hosts
+from workbench.program.instructions import (
+    Average,
+    Convert,
+    HandOut,
+    Instruction,
+    Prefetch,
+    Reduce,
+)
+from workbench.program.operations import Operation, Operations, operations_of
+from workbench.program.parameters import Pieces
+from workbench.program.representatives import Representatives
+from workbench.program.rows import micro_batches
+from workbench.program.show import Shown
+from workbench.program.unrolling import unrolled
+
+MANY_RANKS = 64
+"""Beyond, few of them stand for all."""
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """What all ranks execute in one step in the middle of a run, in order.
+
+    Programs are equal whose ranks execute the same instructions.
+
+    Attributes:
+        experiment: of the ranks that are written for.
+        pieces: of its weights.
+        operations: of its plan.
+        hosts: where its ranks are.
+        representatives: these ranks, of a larger world; None: all ranks are written for.
+    """
+
+    experiment: Experiment
+    pieces: Pieces
+    operations: Operations
+    hosts: Hosts
+    representatives: Representatives | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that is executed."""
+        return cast(Plan, self.experiment.plan)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of the model's input, and of a weight."""
+        return self.operations.itemsize
+
+    @cached_property
+    def ranks(self) -> Representatives:
+        """The ranks that are written for."""
+        return self.representatives or Representatives.all_of(self.experiment)
+
+    @cached_property
+    def buckets(self) -> Buckets:
+        """Those in which its gradients travel."""
+        return buckets_of(self.experiment, self.pieces)
+
+    @cached_property
+    def handed(self) -> Buckets:
+        """Those in which weights travel that other ranks have updated."""
+        if late(self.experiment):
+            return handed_out(self.experiment, self.pieces)
+        return self.buckets
+
+    @cached_property
+    def collectives(self) -> Collectives:
+        """Gives the collectives of its instructions."""
+        return Collectives(self.experiment, self.operations, self.ranks.world_size)
+
+    @cached_property
+    def instructions(self) -> tuple[Instruction, ...]:
+        """All of them, in order."""
+        batches = micro_batches(self.experiment)
+        if self.representatives is not None:
+            batches = list(self.representatives.batches)
+        return unrolled(self.experiment, self.operations, self.buckets, self.handed, batches)
+
+    def of(self, rank: int) -> "RankProgram":
+        """What one rank executes, to be looked at.
+
+        Raises:
+            IndexError: there is no such rank.
+        """
+        world = self.ranks.world_size
+        if not 0 <= rank < world:
+            raise IndexError(f"no rank {rank}: there are 0 to {world - 1}")
+        return RankProgram(self, rank)
+
+    def _shown(self, rank: int | None = None) -> Shown:
+        column = None if rank is None else int(self.ranks.column[rank])
+        return Shown(self.experiment, self.ranks, self.instructions, self.collectives, rank, column)
+
+    def __repr__(self) -> str:
+        return f"<Program {self._shown().title}>"
+
+    def __str__(self) -> str:
+        return self._shown().text()
+
+    def _repr_html_(self) -> str:
+        return self._shown().html()
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Program)
+            and self.ranks == other.ranks
+            and self.instructions == other.instructions
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.ranks)
+
+
+@dataclass(frozen=True)
+class RankProgram:
+    """What one rank executes.
+
+    Attributes:
+        program: of all ranks.
+        rank: of the world.
+    """
+
+    program: Program
+    rank: int
+
+    def calls(self) -> Iterator[CollectiveCall]:
+        """The collectives that it takes part in, in the order in which it begins them.
+
+        It begins to sum a bucket when its own gradients are there, whoever else is not as far, and
+        takes the buckets that all ranks hand out or average in its own order.
+        """
+        program, column = self.program, self._column
+        begun = self._begun()
+        for index, instruction in enumerate(program.instructions):
+            calls = program.collectives.of(instruction)
+            match instruction:
+                case Reduce(after=after, column=bucket) if after[bucket.place[column]] >= 0:
+                    continue
+                case Prefetch(operation, on) if not self._shares(operation):
+                    calls = program.collectives.of_operation(operation, on.rows, "forward")
+                case Convert(operation, prefetch=int()) if not self._shares(operation):
+                    continue
+                case HandOut(buckets) | Average(buckets):
+                    place = int(buckets.place[column])
+                    own = buckets.of_place[place]
+                    both = zip(buckets.columns(), calls, strict=True)
+                    mine = {one.of_place[place]: call for one, call in both}
+                    calls = (mine[bucket] for bucket in own)
+            yield from (c for c in calls if c.takes is None or c.takes[column])
+            yield from begun.get(index, ())
+
+    def _begun(self) -> Mapping[int, Sequence[CollectiveCall]]:
+        """The sums that it begins behind each instruction, in the order of its buckets."""
+        order = {name: place for place, name in enumerate(reversed(self.program.pieces.names))}
+        found: dict[int, list[tuple[int, CollectiveCall]]] = {}
+        for instruction in self.program.instructions:
+            if isinstance(instruction, Reduce):
+                place = instruction.column.place[self._column]
+                bucket, after = instruction.column.of_place[place], instruction.after[place]
+                (call,) = self.program.collectives.of(instruction)
+                if bucket is not None and call.takes is not None and call.takes[self._column]:
+                    found.setdefault(after, []).append((order[bucket.names[0]], call))
+        return {
+            after: [call for _, call in sorted(calls, key=lambda one: one[0])]
+            for after, calls in found.items()
+        }
+
+    @property
+    def _column(self) -> int:
+        """The rank that stands for it, of those that are written for."""
+        return int(self.program.ranks.column[self.rank])
+
+    def _shares(self, operation: Operation) -> bool:
+        """Whether all ranks that a conversion goes over share memory with this one."""
+        assert operation.step is not None
+        world, k = len(self.program.ranks.ranks), operation.step.group_size
+        return int(self.program.hosts.mates(shard_groups(k, world))[self._column]) == k
+
+    def __str__(self) -> str:
+        return self.program._shown(self.rank).text()
+
+    def _repr_html_(self) -> str:
+        return self.program._shown(self.rank).html()
+
+
+def program_of(experiment: Experiment, ranks_per_host: int | None = None) -> Program:
+    """What all ranks of an experiment execute.
+
+    Args:
+        experiment: whose.
+        ranks_per_host: that share memory; None: all ranks of the world do.
+    """
+    hosts = Hosts.of(experiment.plan.world_size, ranks_per_host)
+    pieces = Pieces.of(experiment)
+    return Program(experiment, pieces, operations_of(experiment, pieces), hosts)
+
+
+def reduced(experiment: Experiment, ranks: Representatives) -> Program:
+    """What a few ranks execute that stand for all.
+
+    Args:
+        experiment: of all ranks.
+        ranks: those that stand for them.
+    """
+    own = ranks.reduced(experiment)
+    pieces = Pieces.of(own)
+    hosts = Hosts.of(own.plan.world_size)
+    return Program(own, pieces, operations_of(own, pieces), hosts, ranks)
+
+
+def program(experiment: Experiment, ranks_per_host: int | None = None) -> Program:
+    """What the ranks of an experiment execute in one step, to be looked at and compared.
+
+    Of a world of more than 64 ranks a few are written for, which stand for the others.
+
+    Args:
+        experiment: whose.
+        ranks_per_host: that share memory; None: all ranks of the world do.
+
+    Raises:
+        ExperimentError: it is no experiment.
+    """
+    if not isinstance(experiment, Experiment):
+        raise ExperimentError(f"program needs an Experiment, got {experiment!r}")
+    if experiment.plan.world_size > MANY_RANKS:
+        return reduced(experiment, Representatives.of(experiment, None))
+    return program_of(experiment, ranks_per_host)

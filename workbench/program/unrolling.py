@@ -1,0 +1,266 @@
+"""From the operations of a pass to the instructions of a step: rounds, micro-batches, strategies.
+
+    load, zero_grad
+    for each micro-batch
+        whole        forward, loss, backward
+        in rounds    forward of the head; for each round forward, loss and backward of the tail,
+                     while the next round's rows are gathered; backward of the head
+    the strategy's end
+
+Backward passes take the operations in reverse; a segment that is recomputed runs forward once
+more just before its last operation. In the step's last backward pass, or every round's where each
+round is a step of its own, buckets begin to be summed as soon as they are full. Steps end as
+
+    synchronous          wait, agree, update, and hand_out where each rank updates parts
+    parameter server     wait, agree, update, hand_out
+    pipelined            wait for an earlier step's sums, agree, reduce, compensate, update
+    local SGD            agree, update, average
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from workbench.plan.experiment import Experiment, LocalSGD, Pipelined, Synchronous
+from workbench.plan.tail import Tail, round_rows
+from workbench.program.buckets import Buckets, averaged, late
+from workbench.program.instructions import (
+    Agree,
+    Average,
+    Backward,
+    Compensate,
+    Convert,
+    Forward,
+    HandOut,
+    Instruction,
+    KeepWeights,
+    Load,
+    Loss,
+    Pass,
+    Prefetch,
+    Recompute,
+    Reduce,
+    Update,
+    Wait,
+    ZeroGrad,
+)
+from workbench.program.operations import Operation, Operations, Value
+from workbench.program.parameters import Pieces, tail_names
+from workbench.program.reductions import Reductions, updater_of
+from workbench.program.rows import Rows
+
+
+def unrolled(
+    experiment: Experiment,
+    operations: Operations,
+    buckets: Buckets,
+    handed: Buckets,
+    batches: Sequence[tuple[int, ...]],
+) -> tuple[Instruction, ...]:
+    """The instructions of one step in the middle of a run.
+
+    Args:
+        experiment: of these ranks.
+        operations: of its plan.
+        buckets: in which its gradients travel.
+        handed: in which weights travel that other ranks have updated.
+        batches: for each micro-batch, the rows of each rank.
+    """
+    return _Unrolling(experiment, operations, buckets, handed).written(batches)
+
+
+class _Unrolling:
+    def __init__(
+        self, experiment: Experiment, operations: Operations, buckets: Buckets, handed: Buckets
+    ) -> None:
+        self.experiment, self.operations, self.handed = experiment, operations, handed
+        self.plan, self.sync = experiment.plan, experiment.sync
+        self.tail: Tail | None = self.plan.tail if self.plan.rounds != "BK" else None
+        self.late = late(experiment)
+        of_rounds: set[str] = set()
+        if isinstance(self.sync, Synchronous) and self.sync.per_round:
+            of_rounds = tail_names(self.plan)
+        self.names = self.plan.graph.trainable
+        self.of_step = tuple(name for name in self.names if name not in of_rounds)
+        self.of_rounds = tuple(name for name in self.names if name in of_rounds)
+        self.step_sums = Reductions(experiment, buckets.within(set(self.of_step)))
+        self.round_sums = Reductions(experiment, buckets.within(of_rounds))
+        self.instructions: list[Instruction] = []
+        self._passes: dict[tuple[int, ...], Rows] = {}
+        self._step_reduces: list[int] = []
+        self._round_reduces: list[int] = []
+
+    def written(self, batches: Sequence[tuple[int, ...]]) -> tuple[Instruction, ...]:
+        totals = [sum(column) for column in zip(*batches, strict=True)]
+        self._add(Load(Rows(totals)), ZeroGrad(self.names))
+        if isinstance(self.sync, Pipelined) and self.sync.compensation is not None:
+            self._add(KeepWeights(self.names))
+        results = self.operations.results
+        for index, rows in enumerate(batches):
+            last = index == len(batches) - 1
+            if self.tail is None:
+                self._whole(Pass(index, None, self._rows(rows), (), results), last=last)
+            else:
+                self._in_rounds(index, rows, self.tail, last=last)
+        if self.late:
+            self._end_late()
+        else:
+            self._end()
+        return tuple(self.instructions)
+
+    def _end(self) -> None:
+        if not isinstance(self.sync, LocalSGD):
+            self._wait(self.step_sums, self._step_reduces)
+        self._add(Agree())
+        self._update(self.of_step)
+        if isinstance(self.sync, LocalSGD):
+            buckets = averaged(self.experiment, self.sync, Pieces.of(self.experiment))
+            self._add(Average(buckets, self.sync.every))
+
+    def _end_late(self) -> None:
+        """Of sums that are used late; they begin behind the agreement, whose bytes go first."""
+        reduces = list(self.step_sums.finish())
+        first = len(self.instructions) + 2
+        self._add(Wait(tuple(range(first, first + len(reduces))), self.late), Agree(), *reduces)
+        if isinstance(self.sync, Pipelined) and self.sync.compensation is not None:
+            self._add(Compensate(self.names))
+        self._update(self.of_step)
+
+    def _whole(self, on: Pass, *, last: bool) -> None:
+        operations = list(self.operations)
+        self._forward(operations, on)
+        self._add(Loss(self.operations.results, on))
+        self._backward(operations, on, last=last, adds=on.micro_batch > 0)
+
+    def _in_rounds(self, index: int, rows: tuple[int, ...], tail: Tail, *, last: bool) -> None:
+        """The head once, the tail in rounds; the next round's rows are gathered beside one."""
+        boundary: Value = (tail.boundary, ())
+        head, behind = self.operations.parted(tail)
+        gathers = [
+            operation
+            for operation in behind
+            if operation.step is not None
+            and operation.reads == (boundary,)
+            and operation.step.name == "all_gather_rows"
+        ]
+        left = () if tail.boundary == "input" else (boundary,)
+        whole = Pass(index, None, self._rows(rows), (), left, from_loss=False)
+        self._forward(head, whole)
+        every = [
+            Pass(index, number, self._rows(brought), (boundary,), self.operations.results)
+            for number, brought in enumerate(round_rows(self.plan.rounds, rows, tail.group_size))
+        ]
+        ahead = self._prefetch(gathers, every[0])
+        for on in every:
+            number = on.round or 0
+            begun = ahead
+            if number + 1 < len(every):
+                ahead = self._prefetch(gathers, every[number + 1])
+            self._forward(behind, on, begun)
+            self._add(Loss(self.operations.results, on))
+            adds = (index > 0 or number > 0) and not self.of_rounds
+            self._backward(behind, on, last=last and number == len(every) - 1, adds=adds)
+            if self.of_rounds:
+                self._end_of_round(on)
+        if self.operations.needs_gradient(boundary):
+            self._backward(head, whole, last=last, adds=index > 0)
+
+    def _end_of_round(self, on: Pass) -> None:
+        """A step of the weights behind the gather; the mean over no rows moves nothing."""
+        self._wait(self.round_sums, self._round_reduces)
+        if on.rows.own.any():
+            self._update(self.of_rounds)
+        self._add(ZeroGrad(self.of_rounds))
+        self.round_sums.begin()
+        self._round_reduces = []
+
+    def _forward(
+        self, operations: Iterable[Operation], on: Pass, begun: dict[Value, int] | None = None
+    ) -> None:
+        """A forward pass.
+
+        Args:
+            operations: in order.
+            on: which.
+            begun: the index of the prefetch of each value that has one.
+        """
+        for operation in operations:
+            if operation.step is not None:
+                prefetch = None if begun is None else begun.get(operation.gives)
+                self._add(Convert(operation, on, prefetch=prefetch))
+            elif operation.computes:
+                self._add(Forward(operation, on))
+
+    def _prefetch(self, gathers: Iterable[Operation], on: Pass) -> dict[Value, int]:
+        begun = {}
+        for operation in gathers:
+            begun[operation.gives] = len(self.instructions)
+            self._add(Prefetch(operation, on))
+        return begun
+
+    def _backward(
+        self, operations: Sequence[Operation], on: Pass, *, last: bool, adds: bool
+    ) -> None:
+        """A backward pass.
+
+        Args:
+            operations: in the order of the forward pass.
+            on: which.
+            last: whether no parameter gets another gradient afterwards, but for the head's.
+            adds: whether parameters have gradients already.
+        """
+        readers: Counter[Value] = Counter()
+        for operation in operations:
+            if operation.needs_gradient:
+                readers.update(operation.reads)
+        again: set[int] = set()
+        for operation in reversed(operations):
+            if not operation.needs_gradient or operation.itemsize == 0:
+                continue
+            segment = operation.segment
+            if segment is not None and segment not in again:
+                again.add(segment)
+                inside = tuple(one for one in operations if one.segment == segment)
+                self._add(Recompute(segment, inside, on))
+            gradients = readers.get(operation.gives, 1)
+            if operation.layer is None:
+                self._add(Convert(operation, on, "backward", gradients=gradients))
+                continue
+            names = [weight.name for weight in operation.layer.weights]
+            self._add(Backward(operation, on, adds and bool(names), gradients))
+            if names and not self.late:
+                self._settle(names, last=last)
+
+    def _settle(self, names: Sequence[str], *, last: bool) -> None:
+        index = len(self.instructions) - 1
+        if last:
+            self._reduce(self.step_sums.settle(names, index), self._step_reduces)
+        if self.of_rounds:
+            self._reduce(self.round_sums.settle(names, index), self._round_reduces)
+
+    def _reduce(self, reduces: Iterable[Reduce], begun: list[int]) -> None:
+        for one in reduces:
+            begun.append(len(self.instructions))
+            self._add(one)
+
+    def _wait(self, sums: Reductions, begun: list[int]) -> None:
+        """Begins what backward has not reached, and waits for all."""
+        self._reduce(sums.finish(), begun)
+        if begun:
+            self._add(Wait(tuple(begun)))
+
+    def _update(self, names: tuple[str, ...]) -> None:
+        by = updater_of(self.experiment)
+        self._add(Update(names, by))
+        if by == "server":
+            self._add(HandOut(self.handed, by, False))
+        elif by == "owners":
+            self._add(HandOut(self.handed.within(set(names)), by, self.experiment.fused))
+
+    def _rows(self, rows: tuple[int, ...]) -> Rows:
+        """Passes of equal rows share what is computed of them."""
+        if rows not in self._passes:
+            self._passes[rows] = Rows(rows)
+        return self._passes[rows]
+
+    def _add(self, *instructions: Instruction) -> None:
+        self.instructions += instructions
