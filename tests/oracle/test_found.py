@@ -315,6 +315,23 @@ EQUAL = {
         Cut(1),
         Run(batch_size=10, samples=20, precision="bf16"),
     ),
+    "one row that lies unusually, in batch norm": Case(
+        Net(
+            (2, 8, 8),
+            (
+                "self.m = StaysInEval(nn.BatchNorm2d(2))",
+                "self.i = nn.InstanceNorm2d(2, affine=True)",
+                "self.head = nn.Linear(128, 3)",
+            ),
+            (
+                "x = self.m(x) + self.i(x.square())",
+                "x = F.instance_norm(x).transpose(2, 3) + x",
+                "x = self.head(torch.flatten(x.flatten(2).transpose(1, 2), 1))",
+            ),
+        ),
+        Cut(2),
+        Run(batch_size=6, accumulate=3),
+    ),
     "tied weights, re-cut": Case(
         Net(
             (6,),

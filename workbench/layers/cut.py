@@ -9,6 +9,7 @@ import torch
 import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from workbench.layers.attention import heads_layout, local_attention
 from workbench.layers.batch_norm import LocalBatchNorm, SynchronizedBatchNorm
@@ -20,6 +21,7 @@ from workbench.layers.dropout import PlacedDropout
 from workbench.layers.dtypes import Dtypes
 from workbench.layers.idle import GivenType, Idle
 from workbench.layers.local import held, idles, local_module, read_pieces
+from workbench.layers.one_row import batch_norm, guard, instance_norm
 from workbench.layers.running_share import RunningShare
 from workbench.model.slices import Reader
 from workbench.model.trace import skeleton
@@ -29,6 +31,7 @@ from workbench.plan.mesh import replica_group, shard_group
 from workbench.plan.placement import Shard
 from workbench.plan.plan import Plan
 
+_IN_ORDER: dict[Any, Any] = {F.batch_norm: batch_norm, F.instance_norm: instance_norm}
 # What they give may lie in the memory of what they read.
 _VIEWS = ("flatten", "op", "elementwise")
 
@@ -143,6 +146,8 @@ class _Cutting:
                 local = self._batch_norm(layer, local)
             elif layer.kind == "attention":
                 local = self._attention(layer, local)
+            elif isinstance(local, _NormBase):
+                guard(local)
             if getattr(local, "inplace", False) and self._leaves_input(layer):
                 cast(Any, local).inplace = False
             if idle:
@@ -177,6 +182,7 @@ class _Cutting:
                 _set_tensor(self.traced, alias, tensor)
 
     def _function(self, layer: Layer, node: torch.fx.Node) -> None:
+        node.target = _IN_ORDER.get(node.target, node.target)
         if self._leaves_input(layer):
             if node.kwargs.get("inplace"):
                 node.update_kwarg("inplace", False)
