@@ -43,7 +43,7 @@ class Owner:
         assert line == "busy\n", line + self.process.stderr.read()
         if count:  # one with a name is not known as its owner's
             for module in ("supervisor", "server"):
-                assert len(leftovers.of_kind(self.pid, f"workbench.client.{module}")) == 1
+                assert len(leftovers.of_kind(self.pid, f"workbench.{module}")) == 1
             assert len(leftovers.of_kind(self.pid, "ipyparallel.controller")) == 1
             assert len(leftovers.of_kind(self.pid, "ipyparallel.engine")) >= 2
 

@@ -98,7 +98,7 @@ def test_what_cannot_be_run_is_refused(cluster, ranks):
 @pytest.mark.slow
 def test_a_dead_engine_is_told_and_others_can_be_opened(cluster, ranks, plan):
     ranks.close()
-    with pytest.raises(wb.cluster.ClusterError, match=r"cluster\.ranks\(plan\) opens others"):
+    with pytest.raises(wb.ClusterError, match=r"cluster\.ranks\(plan\) opens others"):
         ranks.run("1")
     with cluster.ranks(plan) as others:
         others.run("1")

@@ -34,7 +34,7 @@ from workbench.supervisor.server_process import RestartPolicy
 from workbench.supervisor.starting import STORE
 from workbench.supervisor.supervisor import Supervisor
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 LONG_S = 120.0  # a torch is imported on the way, on a machine that may have other work
 
 
