@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.oracle import comparing
+from tests.oracle import oracle
 from tests.oracle.cases import Case, Cut, Run
 from tests.oracle.comparing import Verdict, judged
 from tests.oracle.draws import NOWHERE, Bits, Draws, key_of
@@ -129,12 +129,12 @@ def test_local_norms_of_one_group_are_torch_s():
 
 def wrong_steps(case, monkeypatch, change):
     """The oracle's steps are changed, so that the run differs from them."""
-    real = comparing.oracle.train
+    real = oracle.train
 
     def changed(module, given):
         return [change(step) for step in real(module, given)]
 
-    monkeypatch.setattr(comparing.oracle, "train", changed)
+    monkeypatch.setattr(oracle, "train", changed)
 
 
 @pytest.mark.parametrize("what", ["outputs", "gradients", "weights", "buffers", "state"])

@@ -27,7 +27,7 @@ sample by itself.
 import operator
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.fx
@@ -80,7 +80,7 @@ def show_independence(
 ) -> None:
     """Tries every operation that could mix samples, and notes the fewest rows that each takes.
 
-    Sets `meta["least_rows"]` of every node (see `plan.graph.Layer`).
+    Sets `meta["least_rows"]` and `meta["least_rows_bf16"]` of every node (see `plan.graph.Layer`).
 
     Args:
         graph: of a `ValueTracer`, with its values.
@@ -96,7 +96,8 @@ def show_independence(
     with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of values that nobody gave
         for node in graph.nodes:
-            node.meta["least_rows"] = trials.least_rows(node, node in returned)
+            least = trials.least_rows(node, node in returned)
+            node.meta["least_rows"], node.meta["least_rows_bf16"] = least
 
 
 def constants_of(module: nn.Module) -> dict[str, Tensor]:
@@ -108,18 +109,28 @@ def constants_of(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
+class Least(NamedTuple):
+    """The fewest rows that an operation takes: in any precision, and under autocast to bf16."""
+
+    rows: int
+    bf16: int
+
+
+ANY = Least(0, 0)
+
+
 class _Trials:
     """Tries operations, each kind of call once."""
 
     def __init__(self, root: nn.Module, constants: dict[str, Tensor]) -> None:
         self.traced = Traced(root, constants)
-        self.shown: dict[Any, int] = {}
+        self.shown: dict[Any, Least] = {}
 
-    def least_rows(self, node: Node, returned: bool) -> int:
+    def least_rows(self, node: Node, returned: bool) -> Least:
         """The fewest rows that an operation takes, once it is shown not to mix any."""
         if node.op in ("placeholder", "output", "get_attr"):
             self.traced.varies[node] = False
-            return 0
+            return ANY
         module = (
             self.traced.root.get_submodule(str(node.target)) if node.op == "call_module" else None
         )
@@ -130,9 +141,9 @@ class _Trials:
         numbers = [n for n in node.all_input_nodes if _is_number(n)]
         made = node.meta["rows"] > 0 and bool(numbers)
         if self.traced.kinds[node] == "size" or not (node.meta["depends"] or returned or made):
-            return 0
+            return ANY
         if node.meta["depends"] and self._promised(node):
-            return 0
+            return ANY
         call = self._call(node)
         if call is None or call not in self.shown:
             least = self._try(node, numbers, only_numbers=not (node.meta["depends"] or returned))
@@ -149,13 +160,13 @@ class _Trials:
             source.op == "get_attr" or source.meta["depends"] for source in node.all_input_nodes
         )
 
-    def _try(self, node: Node, numbers: list[Node], *, only_numbers: bool) -> int:
+    def _try(self, node: Node, numbers: list[Node], *, only_numbers: bool) -> Least:
         errors: list[Exception] = []
         for draw in _DRAWS:
             trial = _Trial(node, draw, self.traced)
             try:
                 trial.show_numbers(numbers)
-                return 0 if only_numbers else trial.show()
+                return ANY if only_numbers else trial.show()
             except _Undecided as error:
                 errors.append(error)
             finally:
@@ -198,7 +209,7 @@ class _Trial(Probe):
         module = traced.root.get_submodule(str(node.target)) if node.op == "call_module" else None
         self.name = name_of(node) if module is None else type(module).__name__
 
-    def show(self) -> int:
+    def show(self) -> Least:
         """The fewest rows that the operation takes.
 
         Raises:
@@ -214,15 +225,15 @@ class _Trial(Probe):
         try:
             alone = self.value(self.node, (1,))
         except Exception:  # whatever it is that an operation raises for one sample
-            return 2
+            return Least(2, 2)
         self._same_values((1,), alone, first)
         try:
             none = self.value(self.node, ())
         except Exception:
-            return 1
+            return Least(1, 1)
         if _shapes(none) != [shape_for(pair, 0) for pair in self._leaves()]:
-            return 1
-        return 0 if self._types(()) == self._types(BATCH) else 1
+            return Least(1, 1)
+        return Least(0, int(self._types(()) != self._types(BATCH)))
 
     def _types(self, samples: Samples) -> list[torch.dtype]:
         """Under autocast; torch's LSTM gives another type for no rows than for some."""

@@ -91,6 +91,7 @@ class _Layers:
             shared=shared,
             draws=meta["draws"],
             least_rows=_least_rows(node, module),
+            least_rows_bf16=int(meta["least_rows_bf16"]),
             uncounted=kind == "op" and meta["uncounted"],
             evaluating=module is not None and _evaluates(module),
         )
@@ -178,6 +179,7 @@ class _Layers:
                         flops=0,
                         draws=(),
                         least_rows=0,
+                        least_rows_bf16=0,
                         uncounted=False,
                     )
 

@@ -311,7 +311,8 @@ class Experiment(Value):
         Raises:
             ExperimentError: naming the batch, the rank and the layer.
         """
-        schedule = Schedule(self.batch_size, self.accumulate, self.steps, samples)
+        half = self.precision == "bf16"
+        schedule = Schedule(self.batch_size, self.accumulate, self.steps, samples, half)
         check_rows(self.plan, schedule)
 
     def to_toml(self) -> str:

@@ -98,6 +98,8 @@ class Layer:
             of a sample stand side by side; -1: the tensor does not depend on the batch.
         least_rows: the fewest rows of a batch that it takes in training (`plan/least_rows.py`); 0:
             any number, none too.
+        least_rows_bf16: the same under autocast to bf16: what gives another type for no rows than
+            for some, as torch's LSTM does, takes one.
         uncounted: whether it does more floating-point operations than `flops`: it could not be
             known how many.
         evaluating: whether its module is in eval mode while the model trains, and so computes
@@ -122,6 +124,7 @@ class Layer:
     shared: str = ""
     draws: tuple[int, ...] = ()
     least_rows: int = 0
+    least_rows_bf16: int = 0
     uncounted: bool = False
     evaluating: bool = False
     detached: bool = False

@@ -30,12 +30,14 @@ class Schedule:
         accumulate: micro-batches of a step.
         steps: of the run.
         samples: of the training and of the test split.
+        half: whether it computes in bf16.
     """
 
     batch_size: int
     accumulate: int
     steps: int
     samples: tuple[int, int]
+    half: bool = False
 
 
 def check_rows(plan: Plan, schedule: Schedule) -> None:
@@ -45,16 +47,22 @@ def check_rows(plan: Plan, schedule: Schedule) -> None:
         ExperimentError: naming the batch, the rank and the layer.
     """
     for layer in plan.graph.layers:
-        if layer.least_rows == 0:
+        least = _least(layer, schedule)
+        if least == 0:
             continue
         for what, count in _trained(schedule):
             for rows in _rows(plan, layer, count):
-                _check(plan, layer, rows, what)
+                _check(plan, layer, rows, least, what)
     there = plan.evaluation
     for layer in there.graph.layers:
-        if layer.least_rows and (there is not plan or _needs_rows_to_evaluate(plan.graph, layer)):
+        least = _least(layer, schedule)
+        if least and (there is not plan or _needs_rows_to_evaluate(plan.graph, layer)):
             for what, count in _evaluated(schedule):
-                _check(there, layer, plan.rows_of(count), what)
+                _check(there, layer, plan.rows_of(count), least, what)
+
+
+def _least(layer: Layer, schedule: Schedule) -> int:
+    return max(layer.least_rows, layer.least_rows_bf16 if schedule.half else 0)
 
 
 def _trained(schedule: Schedule) -> Iterator[tuple[str, int]]:
@@ -93,16 +101,16 @@ def _needs_rows_to_evaluate(graph: Graph, layer: Layer) -> bool:
     return not any(weight.name.endswith("running_mean") for weight in owner.weights)
 
 
-def _check(plan: Plan, layer: Layer, rows: tuple[int, ...], what: str) -> None:
+def _check(plan: Plan, layer: Layer, rows: tuple[int, ...], least: int, what: str) -> None:
     norm = layer.kind == "batch_norm"
     together = norm and plan.batch_norm == "synchronized"
     k = plan.world_size if together else plan.flow.inputs[layer.name].group_size
     for first in range(0, len(rows), k):
         seen = sum(rows[first : first + k])
-        if seen >= layer.least_rows or (norm and seen == 0):
+        if seen >= least or (norm and seen == 0):
             continue
         who = f"rank {first} has" if k == 1 else f"ranks {first} to {first + k - 1} have"
-        due = f"{layer.least_rows} or more" + ", or none" * norm
+        due = f"{least} or more" + ", or none" * norm
         raise ExperimentError(
             f"of {what}, {who} {seen} row{'s' * (seen != 1)}, and layer {layer.name!r} "
             f"({layer.kind}) takes {due}: choose a batch_size, accumulate or row shares that give "

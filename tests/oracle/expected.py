@@ -1,0 +1,153 @@
+"""What one process computes of a case, in plain torch."""
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.oracle import oracle
+from tests.oracle.cases import Case, optimizer_of
+from tests.oracle.oracle import Batch, Step, Task
+from workbench.plan.experiment import (
+    Experiment,
+    Pipelined,
+)
+from workbench.plan.placement import apportion
+from workbench.train.data.data import open_data, rows_of_step
+
+EXACT, MARGIN = 1e-9, 10.0
+SHAKEN = {"fp64": 1e-14, "fp32": 1e-6, "bf16": 4e-3}
+# No wrong factor is as small, whatever the rounding: of fp32, and of bf16.
+# Adam's first steps are the gradient's sign: in bf16, rounding may turn it, by twice lr = 0.01.
+LEAST = {"fp64": EXACT, "fp32": 1e-4, "bf16": 3e-2}
+MOST = {"fp64": 1e-3, "fp32": 0.24, "bf16": 0.5}
+# A tensor counts as no smaller than this part of the largest of its kind.
+FLOOR = {"output": 1.0, "gradient": 1e-3, "weight": 1.0, "buffer": 1e-3, "state": 1e-3}
+AUXILIARY = 0.3
+
+
+class Expected:
+    """What one process computes of a case."""
+
+    def __init__(self, case: Case, experiment: Experiment, after: Experiment) -> None:
+        self.case, self.experiment = case, experiment
+        self.module = case.net.build()
+        self.names = _names(self.module)
+        batches, test = _batches(case, experiment, after)
+        self.task = self._task(case, experiment, batches, test)
+        self.steps = self._trained(self.module, self.task)
+        self.rounded: list[Step] = []
+        if experiment.precision != "fp64":
+            wide = replace(self.task, precision="fp64")
+            self.rounded = self._trained(case.net.build(), wide)
+
+    def shaken(self, seed: int) -> None:
+        """Finds out what rounding does to this case: its inputs move by as much as rounding does.
+
+        A gradient that is zero but for rounding is divided by itself in Adam; what is beside a
+        kink falls to the other side.
+        """
+        self.rounded = self._moved("fp64", seed)
+
+    def is_decided_by_rounding(self) -> bool:
+        """Whether inputs that move by rounding move the gradients by what a wrong one would.
+
+        Batch norm over two samples that are nearly equal divides their difference by itself.
+        """
+        precision = self.experiment.precision
+        for step, *others in zip(self.steps, self.rounded, self._moved(precision), strict=True):
+            known = {name: g for name, g in step.gradients.items() if g is not None}
+            scale = max(map(largest, known.values()), default=0.0)
+            for other in others:
+                pairs = ((g.double(), other.gradients[name]) for name, g in known.items())
+                apart = max((largest(a - b.double()) for a, b in pairs if b is not None),
+                            default=0.0)  # fmt: skip
+                if apart > MOST[precision] * scale:
+                    return True
+        return False
+
+    def _moved(self, precision: str, seed: int = 0) -> list[Step]:
+        """The steps of inputs that are other by rounding."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def moved(x: Tensor) -> Tensor:
+            noise = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+            wide = x.double() * (1.0 + SHAKEN[precision] * noise)
+            return wide if precision == "fp64" else wide.to(x.dtype)
+
+        batches = [replace(batch, inputs=moved(batch.inputs)) for batch in self.task.batches]
+        return self._trained(self.case.net.build(), replace(self.task, batches=batches))
+
+    def _trained(self, module: nn.Module, task: Task) -> list[Step]:
+        if task.precision == "fp64":
+            module.double()
+        return oracle.train(module, task)
+
+    def _task(
+        self,
+        case: Case,
+        experiment: Experiment,
+        batches: list[Batch],
+        test: tuple[Tensor, Tensor],
+    ) -> Task:
+        graph, sync, plan = experiment.plan.graph, experiment.sync, experiment.plan
+        late = isinstance(sync, Pipelined)
+        norms = [layer.name for layer in graph.layers if layer.kind == "batch_norm"]
+        local = {name.partition("@")[0]: plan.flow.inputs[name].group_size for name in norms}
+        return Task(
+            optimizer=optimizer_of(experiment),
+            outputs=case.net.outputs,
+            loss=mean_loss,
+            batches=batches,
+            test=test,
+            test_ranks=[
+                plan.rows_of(min(experiment.batch_size, len(test[1]) - first))
+                for first in range(0, len(test[1]), experiment.batch_size)
+            ],
+            precision=experiment.precision,
+            accumulate=experiment.accumulate,
+            seed=experiment.seed,
+            draws={layer.name: layer.draws for layer in graph.layers if layer.draws},
+            local=local if plan.batch_norm == "local" else {},
+            late=sync.width - 1 if late else 0,
+            warmup=sync.warmup if late else 0,
+        )
+
+
+def mean_loss(outputs: tuple[Tensor, ...], labels: Tensor) -> Tensor:
+    """Cross-entropy of the first output, and of the others as auxiliary heads."""
+    wide = [o.float() if o.dtype == torch.bfloat16 else o for o in outputs]
+    loss = F.cross_entropy(wide[0], labels)
+    for auxiliary in wide[1:]:
+        loss = loss + AUXILIARY * F.cross_entropy(auxiliary, labels)
+    return loss
+
+
+def _batches(
+    case: Case, experiment: Experiment, after: Experiment
+) -> tuple[list[Batch], tuple[Tensor, Tensor]]:
+    """The rows of every step and of the evaluation, from the public data set."""
+    shape, classes = case.net.shape, experiment.plan.graph.num_classes
+    data = open_data(experiment.data, shape, classes, "train")
+    test = open_data(experiment.data, shape, classes, "test")
+    found = []
+    for step in range(experiment.steps):
+        order = rows_of_step(len(data), experiment.batch_size, experiment.seed, step)
+        plan = (experiment if step == 0 or case.way in ("straight", "again") else after).plan
+        counts = filter(None, apportion(len(order), (1,) * experiment.accumulate))
+        found.append(Batch(*data.batch(order), ranks=tuple(map(plan.rows_of, counts))))
+    return found, test.batch(torch.arange(len(test)))
+
+
+def _names(module: nn.Module) -> dict[str, str]:
+    """For every name of a parameter or buffer, the one under which torch lists it."""
+    found: dict[str, str] = {}
+    for listed in (nn.Module.named_parameters, nn.Module.named_buffers):
+        first = {id(tensor): name for name, tensor in listed(module)}
+        found |= {n: first[id(t)] for n, t in listed(module, remove_duplicate=False)}
+    return found
+
+
+def largest(tensor: Tensor) -> float:
+    return tensor.abs().max().item() if tensor.numel() else 0.0

@@ -1,0 +1,489 @@
+"""Every case that was ever found to be wrong: equal now, or refused, and what the refusal names."""
+
+from tests.oracle.cases import Case, Cut, Run
+from tests.oracle.models import Net
+
+EQUAL = {
+    "a buffer that is not saved": Case(
+        Net(
+            (6,),
+            (
+                "self.register_buffer('m1', torch.rand(6), persistent=False)",
+                "self.head = nn.Linear(6, 3)",
+            ),
+            ("x = x + self.m1", "x = self.head(x)"),
+        )
+    ),
+    "a parameter that nothing reaches": Case(
+        Net(
+            (8,),
+            ("self.m3 = nn.Linear(3, 3)", "self.head = nn.Linear(8, 3)"),
+            ("if x.ndim == 17:", "    x = self.m3(x)", "x = self.head(x)"),
+        ),
+        Cut(2),
+        Run(optimizer="AdamW(lr=0.01, weight_decay=0.2)"),
+    ),
+    "a parameter that nothing reaches, late": Case(
+        Net(
+            (4, 8),
+            ("self.m4 = nn.Linear(3, 3)", "self.head = nn.Linear(32, 3)"),
+            ("if x.ndim == 17:", "    x = self.m4(x)", "x = self.head(torch.flatten(x, 1))"),
+        ),
+        run=Run(
+            optimizer="SGD(lr=0.05, momentum=0.5, weight_decay=0.1)", sync="Pipelined(width=2)"
+        ),
+    ),
+    "only while it trains": Case(
+        Net(
+            (2, 4, 4, 4),
+            ("self.head = nn.Linear(128, 3)",),
+            ("if self.training:", "    x = x * 2", "x = self.head(torch.flatten(x, 1))"),
+        )
+    ),
+    "otherwise in evaluation": Case(
+        Net(
+            (8,),
+            ("self.head = nn.Linear(8, 3)",),
+            ("m1 = x", "x = x / 2", "x = x if self.training else m1", "x = self.head(x)"),
+        )
+    ),
+    "recomputed, and otherwise in evaluation": Case(
+        Net(
+            (4,),
+            ("self.head = nn.Linear(4, 3)",),
+            ("m5 = x", "x = x + x", "x = x if self.training else m5", "x = self.head(x)"),
+        ),
+        Cut(1, recompute=("add",)),
+    ),
+    "dropout that is off": Case(
+        Net(
+            (3, 4),
+            ("self.head = nn.Linear(12, 3)",),
+            ("x = F.dropout(x, 0.4, training=False)", "x = self.head(torch.flatten(x, 1))"),
+        )
+    ),
+    "dropout of functions, of channels, of attention": Case(
+        Net(
+            (4, 8),
+            (
+                "self.m3 = nn.MultiheadAttention(8, 2, dropout=0.2, batch_first=True)",
+                "self.register_buffer('mask', nn.Transformer.generate_square_subsequent_mask(4))",
+                "self.m4 = nn.Dropout1d(0.3)",
+                "self.m5 = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.1, batch_first=True)",
+                "self.head = nn.Linear(32, 3)",
+            ),
+            (
+                "x = x + self.m3(x, x, x, attn_mask=self.mask, need_weights=False)[0]",
+                "x = F.alpha_dropout(self.m4(x), 0.2, self.training)",
+                "x = self.head(torch.flatten(self.m5(x), 1))",
+            ),
+        ),
+        Cut(3, rows=(2, 0, 1)),
+        Run(accumulate=2, steps=3, checkpoint_every=1),
+        "resumed",
+    ),
+    "a random slope": Case(
+        Net(
+            (4, 8),
+            ("self.m1 = nn.RReLU()", "self.head = nn.Linear(32, 3)"),
+            (
+                "x = F.rrelu(self.m1(x), training=self.training)",
+                "x = self.head(torch.flatten(x, 1))",
+            ),
+        ),
+        Cut(2),
+    ),
+    "unequal shares, and otherwise in evaluation": Case(
+        Net(
+            (8,),
+            ("self.m5 = nn.Linear(8, 16)", "self.head = nn.Linear(8, 3)"),
+            (
+                "x = F.glu(self.m5(x), -1)",
+                "if self.training:",
+                "    x = x * 2",
+                "x = self.head(x)",
+            ),
+        ),
+        Cut(3, (("m5", "shard_out", 3, (3, 0, 0)), ("head", "shard_in", 3, (0, 2, 1)))),
+    ),
+    "noise that is recomputed": Case(
+        Net(
+            (8,),
+            ("self.m1 = nn.Linear(8, 8)", "self.m2 = Noise(0.1)", "self.head = nn.Linear(8, 3)"),
+            ("x = self.m2(self.m1(x))", "x = F.dropout(x, 0.3, self.training)", "x = self.head(x)"),
+        ),
+        Cut(2, recompute=("m1", "randn_like", "mul", "add", "dropout")),
+    ),
+    "attention on folded rows, with dropout": Case(
+        Net(
+            (4, 8),
+            (
+                "self.m1 = nn.MultiheadAttention(8, 2, dropout=0.2, batch_first=True)",
+                "self.head = nn.Linear(32, 3)",
+            ),
+            (
+                "x = x.reshape(-1, 2, 8)",
+                "x = self.m1(x, x, x, need_weights=False)[0]",
+                "x = self.head(x.reshape(-1, 32))",
+            ),
+        ),
+        Cut(2, (("m1", "shard_heads", 2, None),)),
+    ),
+    "a frozen batch norm": Case(
+        Net(
+            (6,),
+            ("self.m5 = frozen(nn.BatchNorm1d(6))", "self.head = nn.Linear(6, 3)"),
+            ("x = self.head(self.m5(x))",),
+        ),
+        Cut(2),
+    ),
+    "a batch norm with a frozen weight": Case(
+        Net(
+            (1, 6, 6),
+            (
+                "self.m3 = nn.Conv2d(1, 6, 3, padding=1)",
+                "self.m4 = frozen(nn.BatchNorm2d(6), 'weight')",
+                "self.head = nn.Linear(216, 3)",
+            ),
+            ("x = self.head(torch.flatten(self.m4(self.m3(x)), 1))",),
+        ),
+        Cut(2, local=True),
+    ),
+    "a frozen weight, a trained bias, no gradient of the input": Case(
+        Net(
+            (8,),
+            ("self.m1 = frozen(nn.Linear(8, 6), 'weight')", "self.head = nn.Linear(6, 3)"),
+            ("x = self.head(torch.tanh(self.m1(x)))",),
+        ),
+        Cut(2, (("m1", "shard_in", 2, None),)),
+    ),
+    "a batch norm that is kept in evaluation": Case(
+        Net(
+            (8,),
+            ("self.m1 = StaysInEval(nn.BatchNorm1d(8))", "self.head = nn.Linear(8, 3)"),
+            ("x = self.head(self.m1(x))",),
+        ),
+        Cut(2, local=True),
+    ),
+    "a cumulative batch norm": Case(
+        Net(
+            (8,),
+            ("self.m1 = nn.BatchNorm1d(8, momentum=None)", "self.head = nn.Linear(8, 3)"),
+            ("x = self.head(self.m1(x))",),
+        ),
+        Cut(2, rows=(3, 2), local=True),
+        Run(steps=3, batch_size=10, samples=20, checkpoint_every=1),
+        "resumed",
+    ),
+    "local batch norm on ranks without rows": Case(
+        Net(
+            (3, 6, 6),
+            ("self.m1 = nn.BatchNorm2d(3)", "self.head = nn.Linear(108, 3)"),
+            ("x = self.head(torch.flatten(self.m1(x), 1))",),
+        ),
+        Cut(3, rows=(1, 0, 0), local=True),
+        Run(steps=3),
+    ),
+    "a batch norm without statistics of its own": Case(
+        Net(
+            (2, 8, 8),
+            (
+                "self.m3 = nn.BatchNorm2d(2, track_running_stats=False)",
+                "self.head = nn.Linear(128, 3)",
+            ),
+            ("x = self.head(torch.flatten(self.m3(x), 1))",),
+        ),
+        Cut(2, local=True),
+    ),
+    "evaluated between steps, with a layer that is cut": Case(
+        Net(
+            (3, 4),
+            ("self.head = nn.Linear(12, 3)",),
+            ("x = self.head(torch.flatten(x, 1))",),
+        ),
+        Cut(3, (("head", "shard_in", 3, None),)),
+        Run(batch_size=13, evaluate_every=1),
+    ),
+    "a function with an argument `out`": Case(
+        Net(
+            (6,),
+            ("self.head = nn.Linear(6, 3)",),
+            ("x = F.normalize(x, dim=1)", "x = self.head(x)"),
+        )
+    ),
+    "bf16 on a rank without rows": Case(
+        Net(
+            (3, 6, 6),
+            (
+                "self.m1 = nn.Conv2d(3, 4, 3, padding=1)",
+                "self.m2 = nn.Linear(144, 8)",
+                "self.head = nn.Linear(8, 3)",
+            ),
+            ("x = self.m2(torch.flatten(F.relu(self.m1(x)), 1))", "x = self.head(F.relu(x))"),
+        ),
+        Cut(2, (("m2", "shard_out", 2, None), ("head", "shard_in", 2, None)), rows=(1, 0)),
+        Run(precision="bf16"),
+    ),
+    "masked attention, whose mask is infinite": Case(
+        Net(
+            (2, 9),
+            (
+                "self.m3 = nn.MultiheadAttention(9, 1, bias=False, batch_first=True)",
+                "self.register_buffer('mask', nn.Transformer.generate_square_subsequent_mask(2))",
+                "self.head = nn.Linear(18, 3)",
+            ),
+            (
+                "x = x + self.m3(x, x, x, attn_mask=self.mask, need_weights=False)[0]",
+                "x = self.head(torch.flatten(x, 1))",
+            ),
+        )
+    ),
+    "rows that are repeated": Case(
+        Net(
+            (8,),
+            ("self.m1 = nn.Linear(8, 4)", "self.head = nn.Linear(8, 3)"),
+            ("x = self.m1(x.repeat_interleave(2, 0)).reshape(-1, 8)", "x = self.head(x)"),
+        ),
+        Cut(2),
+    ),
+    "in place, on what a recomputed layer gives": Case(
+        Net(
+            (8,),
+            ("self.m = nn.Linear(8, 8)", "self.head = nn.Linear(8, 3)"),
+            (
+                "x = self.m(x) * 1.5",
+                "x = x.view(-1, 2, 4)",
+                "x.relu_()",
+                "x = self.head(x.flatten(1))",
+            ),
+        ),
+        Cut(2, recompute=("mul",)),
+    ),
+    "in place, on what a recomputed layer has read": Case(
+        Net(
+            (8,),
+            ("self.m = nn.Linear(8, 8)", "self.head = nn.Linear(8, 3)"),
+            (
+                "x = self.m(x) * 1.5",
+                "y = torch.cos(x + 1.0)",
+                "x.add_(1.0)",
+                "x = self.head(x + y)",
+            ),
+        ),
+        Cut(2, recompute=("add", "cos")),
+    ),
+    "in place, on what evaluation does not look at": Case(
+        Net(
+            (8,),
+            ("self.m = nn.Linear(8, 8)", "self.head = nn.Linear(8, 3)"),
+            (
+                "m1 = x",
+                "x = self.m(x)",
+                "x.relu_()",
+                "x = x if self.training else m1",
+                "x = self.head(x)",
+            ),
+        )
+    ),
+    "a cumulative batch norm before a rank with nothing of a layer": Case(
+        Net(
+            (8,),
+            ("self.m = nn.BatchNorm1d(8, momentum=None)", "self.head = nn.Linear(8, 3)"),
+            ("x = self.head(self.m(x))",),
+        ),
+        Cut(4, (("head", "shard_in", 4, (1, 1, 1, 0)),)),
+        Run(batch_size=12),
+    ),
+    "noise on a rank without rows": Case(
+        Net((8,), ("self.head = nn.Linear(8, 3)",), ("x = self.head(x + torch.rand_like(x))",)),
+        Cut(2, rows=(0, 1)),
+    ),
+    "in place, in bf16 on what is bf16": Case(
+        Net(
+            (12,),
+            ("self.m = nn.Linear(12, 12)", "self.head = nn.Linear(12, 3)"),
+            ("y = x", "x = self.m(x)", "x += y", "x = self.head(x.add(0.5).mul_(y))"),
+        ),
+        Cut(1),
+        Run(batch_size=10, samples=20, precision="bf16"),
+    ),
+    "one row that lies unusually, in batch norm": Case(
+        Net(
+            (2, 8, 8),
+            (
+                "self.m = StaysInEval(nn.BatchNorm2d(2))",
+                "self.i = nn.InstanceNorm2d(2, affine=True)",
+                "self.head = nn.Linear(128, 3)",
+            ),
+            (
+                "x = self.m(x) + self.i(x.square())",
+                "x = F.instance_norm(x).transpose(2, 3) + x",
+                "x = self.head(torch.flatten(x.flatten(2).transpose(1, 2), 1))",
+            ),
+        ),
+        Cut(2),
+        Run(batch_size=6, accumulate=3),
+    ),
+    "tied weights, re-cut": Case(
+        Net(
+            (6,),
+            (
+                "self.m2 = nn.Linear(6, 6)",
+                "self.m2t = nn.Linear(6, 6)",
+                "self.m2t.weight = self.m2.weight",
+                "self.head = nn.Linear(6, 3)",
+            ),
+            ("x = self.m2t(F.relu(self.m2(x)))", "x = self.head(x)"),
+        ),
+        Cut(2, (("head", "shard_in", 2, None),)),
+        Run(steps=3),
+        "re-cut",
+        Cut(2, (("head", "shard_out", 2, None),), rows=(2, 1)),
+    ),
+    "an auxiliary head, and something that is looked at": Case(
+        Net(
+            (8,),
+            (
+                "self.m1 = nn.Linear(8, 6)",
+                "self.aux = nn.Linear(6, 3)",
+                "self.head = nn.Linear(6, 3)",
+            ),
+            ("m = F.relu(self.m1(x))", "x = self.head(m)"),
+            "m, x, self.aux(m)",
+            ("unused", "prediction", "auxiliary"),
+        ),
+        Cut(2),
+    ),
+}
+
+REFUSED = {
+    "a running count": (
+        Case(
+            Net(
+                (6,),
+                ("self.register_buffer('m4', torch.zeros(1))", "self.head = nn.Linear(6, 3)"),
+                ("self.m4.add_(1)", "x = self.head(x)"),
+            )
+        ),
+        "m4",
+    ),
+    "running statistics of an instance norm": (
+        Case(
+            Net(
+                (3, 6, 6),
+                (
+                    "self.m3 = nn.InstanceNorm2d(3, track_running_stats=True)",
+                    "self.head = nn.Linear(108, 3)",
+                ),
+                ("x = self.head(torch.flatten(self.m3(x), 1))",),
+            ),
+            Cut(2),
+        ),
+        "m3",
+    ),
+    "one row for a local batch norm": (
+        Case(
+            Net(
+                (6,),
+                ("self.m3 = nn.BatchNorm1d(6)", "self.head = nn.Linear(6, 3)"),
+                ("x = self.head(self.m3(x))",),
+            ),
+            Cut(4, local=True),
+        ),
+        "m3",
+    ),
+    "an operation that torch does not do to no rows": (
+        Case(
+            Net(
+                (3, 6, 6),
+                (
+                    "self.m2 = nn.Conv2d(12, 8, 3, padding=1)",
+                    "self.m3 = nn.MaxPool2d(2)",
+                    "self.head = nn.Linear(8, 3)",
+                ),
+                (
+                    "x = F.pixel_unshuffle(x, 2)",
+                    "x = self.m3(self.m2(x))",
+                    "x = self.head(torch.flatten(x, 1))",
+                ),
+            ),
+            Cut(2, rows=(0, 1)),
+        ),
+        "pixel_unshuffle",
+    ),
+    "a part that is changed in place, and the whole is read": (
+        Case(
+            Net(
+                (8,),
+                ("self.head = nn.Linear(9, 3)",),
+                ("x = x * 1.5", "m = x[:, :1]", "m += 1", "x = self.head(torch.cat([x, m], 1))"),
+            )
+        ),
+        "m += 1",
+    ),
+    "no rows in bf16, of a layer that then gives fp32": (
+        Case(
+            Net(
+                (2, 9),
+                ("self.m = nn.LSTM(9, 9, batch_first=True)", "self.head = nn.Linear(18, 3)"),
+                ("x = self.m(x)[0]", "x = self.head(torch.flatten(x, 1))"),
+            ),
+            Cut(3, (("head", "shard_out", 3, None),), rows=(2, 0, 3)),
+            Run(batch_size=6, precision="bf16"),
+        ),
+        "layer 'm'",
+    ),
+    "a parameter that is changed through its data": (
+        Case(
+            Net(
+                (8,),
+                ("self.head = nn.Linear(8, 3)",),
+                ("self.head.weight.data.mul_(0.9)", "x = self.head(x)"),
+            )
+        ),
+        "mul_ changes 'head.weight'",
+    ),
+    "a shape that goes over samples": (
+        Case(
+            Net(
+                (2, 9),
+                ("self.head = nn.Linear(18, 3)",),
+                ("n = x.shape[0]", "x = x.reshape(-1, 4, 2)", "x = self.head(x.reshape(n, 18))"),
+            )
+        ),
+        "x.reshape(-1, 4, 2)",
+    ),
+    "outputs that nothing is said of": (
+        Case(
+            Net(
+                (8,),
+                ("self.m1 = nn.Linear(8, 6)", "self.head = nn.Linear(6, 3)"),
+                ("m = F.relu(self.m1(x))", "x = self.head(m)"),
+                "x, m",
+            ),
+        ),
+        "outputs",
+    ),
+    "attention that moves the batch to another dimension": (
+        Case(
+            Net(
+                (4, 8),
+                ("self.m1 = Attention(8, 2, 0.2, True)", "self.head = nn.Linear(32, 3)"),
+                ("x = x + self.m1(x)", "x = self.head(torch.flatten(x, 1))"),
+            ),
+            Cut(2),
+        ),
+        "permute",
+    ),
+    "rows that are repeated one after the other": (
+        Case(
+            Net(
+                (8,),
+                ("self.m1 = nn.Linear(8, 4)", "self.head = nn.Linear(8, 3)"),
+                ("x = self.m1(x.repeat(2, 1)).reshape(-1, 8)", "x = self.head(x)"),
+            ),
+            Cut(2),
+        ),
+        "repeat",
+    ),
+}
