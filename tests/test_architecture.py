@@ -184,6 +184,21 @@ def test_the_facade_loads_nothing():
     assert loaded_with("workbench").isdisjoint({*LIVES_IN, "numpy", "pandas", "pydantic"})
 
 
+@pytest.mark.parametrize(
+    ("module", "without"),
+    [
+        ("workbench.store.store", {"torch", "ipyparallel", "scipy"}),
+        ("workbench.scheduler.scheduling", {"torch", "ipyparallel", "scipy", "sqlite3"}),
+        ("workbench.supervisor.__main__", {"torch", "ipyparallel", "scipy"}),
+        ("workbench.server.__main__", {"torch", "scipy"}),
+        ("workbench.engine.calls", {"ipyparallel", "scipy", "sqlite3"}),
+    ],
+)
+def test_a_process_begins_with_what_it_needs(module, without):
+    """Supervisor and server stay small, and start before anything that takes seconds to import."""
+    assert loaded_with(module).isdisjoint(without)
+
+
 def loaded_with(*names: str) -> set[str]:
     """What a fresh interpreter holds after importing these."""
     code = f"import {', '.join(names)}, sys; print(*sys.modules)"
