@@ -187,9 +187,17 @@ class _Cutting:
             if node.kwargs.get("inplace"):
                 node.update_kwarg("inplace", False)
             plain = _out_of_place(node)
-            if plain != node.target:
+            if plain != node.target and layer.draws:
+                self._on_a_copy(node)
+            elif plain != node.target:
                 node.target = plain
                 self._keep_type(node)
+
+    def _on_a_copy(self, node: torch.fx.Node) -> None:
+        """Lets an operation in place change a copy: out of place, torch draws other numbers."""
+        with self.traced.graph.inserting_before(node):
+            copied = self.traced.graph.call_method("clone", node.args[:1])
+        node.args = (copied, *node.args[1:])
 
     def _keep_type(self, node: torch.fx.Node) -> None:
         """Gives a result the type of what it would have been written into."""

@@ -52,7 +52,7 @@ def test_every_distinct_layer_of_a_rank_is_measured(on_ranks, weights, plan):
             assert np.all(backward[trained] > 0)
             assert own.load_s > 0
             assert own.update_s > 0
-            assert own.besides_s >= 0
+            assert np.isfinite(own.besides_s)  # a difference: less than nothing, now and then
             assert own.image_bytes == own.rows * 3 * 8 * 8 * 4
             assert own.steps >= 2
 
