@@ -15,8 +15,7 @@ import torch
 from workbench.comm.collectives import all_reduce
 from workbench.comm.groups.world import World
 from workbench.plan.metrics import COLUMNS, Row
-from workbench.store.outcome import Outcome
-from workbench.train.loop.control import Control
+from workbench.store.outcome import Control, Outcome
 from workbench.train.loop.session import Seat
 
 Emit = Callable[[Row], None]

@@ -317,7 +317,18 @@ EQUAL = {
             ),
             (
                 "x = self.m(x) + self.i(x.square())",
-                "x = F.instance_norm(x).transpose(2, 3) + x",
+                "x = self.head(torch.flatten(x.flatten(2).transpose(1, 2), 1))",
+            ),
+        ),
+        Cut(2),
+        Run(batch_size=6, accumulate=3),
+    ),
+    "one row that lies unusually, in a function": Case(
+        Net(
+            (2, 8, 8),
+            ("self.m = nn.Conv2d(2, 2, 1)", "self.head = nn.Linear(128, 3)"),
+            (
+                "x = F.instance_norm(self.m(x))",
                 "x = self.head(torch.flatten(x.flatten(2).transpose(1, 2), 1))",
             ),
         ),

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from workbench.comm.groups.world import Seat
 from workbench.plan.experiment import Experiment
-from workbench.store.outcome import Outcome
+from workbench.store.outcome import Control, Outcome
 from workbench.train.loop import session
-from workbench.train.loop.control import Control
 from workbench.train.loop.loop import Loop
 from workbench.train.loop.objective import own_rows
 

@@ -19,9 +19,9 @@ from workbench.plan.experiment import Experiment
 from workbench.store import message
 from workbench.store.answer import Answer
 from workbench.store.errors import ClusterError
+from workbench.store.outcome import Control
 from workbench.store.rank_files import RankFiles, own_pid
 from workbench.store.telemetry import Telemetry
-from workbench.train.loop.control import Control
 
 INTERRUPT_AGAIN_S = 0.05
 ERRORS = 2  # the descriptor: `sys.stderr` is ipykernel's

@@ -1,9 +1,9 @@
 """Batch and instance norm of one row, which torch misreads on the CPU if it lies unusually.
 
 A tensor of one row may have any stride along its rows; after a transposition it has another than
-one of many rows has. Where its channels lie innermost as well, torch's kernels (2.11 to 2.13) read
-other elements, of the input and of the gradient, and say nothing. A rank has one row more often
-than one process has.
+one of many rows has. Where its channels lie innermost as well, torch's kernels (seen with 2.13)
+read other elements, of the input and of the gradient, and say nothing. A rank has one row more
+often than one process has.
 """
 
 from collections.abc import Callable

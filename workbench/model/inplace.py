@@ -1,5 +1,7 @@
 """What operations in place mean for a graph, which only says what each operation gives."""
 
+from collections.abc import Iterable
+
 import torch.fx
 from torch import nn
 from torch.fx import Node
@@ -16,24 +18,30 @@ def read_what_was_changed(graph: torch.fx.Graph, root: nn.Module) -> None:
         OperationError: something else that lies in the same memory is read afterwards.
     """
     place = {node: index for index, node in enumerate(graph.nodes)}
+    lying: dict[int, list[Node]] = {}  # nodes by the memory in which their tensors lie
+    for node in graph.nodes:
+        for memory in _memory(node):
+            lying.setdefault(memory, []).append(node)
     for node in graph.nodes:
         if node.all_input_nodes and _changes_in_place(node, root):
             changed = node.kwargs.get("out") or node.all_input_nodes[0]
             assert isinstance(changed, Node)
-            _refuse_other_views(node, changed, place)
+            alike = (other for memory in _memory(changed) for other in lying[memory])
+            _refuse_other_views(node, changed, alike, place)
             for reader in list(changed.users):
                 if place[reader] > place[node]:
                     reader.replace_input_with(changed, node)
 
 
-def _refuse_other_views(node: Node, changed: Node, place: dict[Node, int]) -> None:
+def _refuse_other_views(
+    node: Node, changed: Node, alike: Iterable[Node], place: dict[Node, int]
+) -> None:
     """Refuses a change that is seen through another tensor, such as one of which this is a part.
 
     A parameter that is changed through its `data` is one, whether or not it is read again.
     """
-    memory = _memory(changed)
-    for other in place:
-        if other in (node, changed) or memory.isdisjoint(_memory(other)):
+    for other in alike:
+        if other in (node, changed):
             continue
         if other.op == "get_attr":
             raise OperationError(

@@ -1,9 +1,16 @@
-"""How training ended, as a rank tells it."""
+"""What passes between a rank's training loop and whoever started it."""
 
 from dataclasses import dataclass, field
 from typing import Literal
 
 Reason = Literal["finished", "stopped", "diverged"]
+
+
+@dataclass
+class Control:
+    """What is asked of a rank from outside; read once a step, set from a signal handler."""
+
+    stop_requested: bool = False
 
 
 @dataclass(frozen=True)

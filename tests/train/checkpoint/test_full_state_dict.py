@@ -9,8 +9,8 @@ from workbench.model.trace import trace
 from workbench.model.weights import initialize
 from workbench.plan.experiment import SGD, Experiment, Synthetic
 from workbench.plan.plan import Plan
+from workbench.store.outcome import Control
 from workbench.train.checkpoint.full_state_dict import state_dict
-from workbench.train.loop.control import Control
 from workbench.train.loop.session import train
 
 

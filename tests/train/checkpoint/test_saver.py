@@ -11,10 +11,10 @@ from tests.train.checkpoint import saving
 from workbench.model.errors import CheckpointError
 from workbench.model.slices import PieceSet
 from workbench.model.snapshot import Snapshot
+from workbench.store.outcome import Control
 from workbench.train.checkpoint.checkpoint import latest
 from workbench.train.checkpoint.parts import parts
 from workbench.train.checkpoint.saver import Saver, _Writing
-from workbench.train.loop.control import Control
 from workbench.train.loop.learning_rates import LearningRates
 from workbench.train.loop.loop import Loop
 from workbench.train.reshard.requests import RunRequests, SaveNow

@@ -14,12 +14,11 @@ from workbench.comm.groups.record import Givers
 from workbench.plan.experiment import Experiment
 from workbench.plan.metrics import Row
 from workbench.plan.plan import Plan
-from workbench.store.outcome import Outcome, Reason
+from workbench.store.outcome import Control, Outcome, Reason
 from workbench.train.checkpoint.parts import parts
 from workbench.train.checkpoint.saver import Saver
 from workbench.train.checkpoint.statistics import average_statistics
 from workbench.train.loop.blame import first_bad_layer
-from workbench.train.loop.control import Control
 from workbench.train.loop.equality import check_equal
 from workbench.train.loop.evaluate import evaluate
 from workbench.train.loop.learning_rates import LearningRates, set_rate

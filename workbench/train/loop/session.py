@@ -8,8 +8,7 @@ import torch
 from workbench.comm.groups.world import Seat, World
 from workbench.plan.experiment import Experiment
 from workbench.plan.metrics import Row
-from workbench.store.outcome import Outcome
-from workbench.train.loop.control import Control
+from workbench.store.outcome import Control, Outcome
 from workbench.train.loop.learning_rates import LearningRates
 from workbench.train.loop.loop import Loop
 from workbench.train.loop.memory import PeakMeter
