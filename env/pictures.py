@@ -28,7 +28,7 @@ PICTURES = ROOT / "notebooks" / "images"
 WIDGETS = {"editor": ".wb-editor", "train": ".wb-dashboard"}  # by the cell that shows them
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PATIENCE_MS = 600_000
-COLOURS = 128  # of a picture: enough for charts, and a third of the bytes
+COLORS = 128  # of a picture: enough for charts, and a third of the bytes
 # Late enough for the change of plan to be seen, early enough for the run to go on.
 MOMENT = "() => +(document.querySelector('.wb-dashboard')?.dataset.done ?? 0) >= 55"
 PREDICTED = """(before) => {
@@ -134,7 +134,7 @@ def _write(name: str, png: bytes) -> None:
 
 def _small(png: bytes) -> bytes:
     picture, into = Image.open(io.BytesIO(png)).convert("RGB"), io.BytesIO()
-    picture.quantize(COLOURS, dither=Image.Dither.NONE).save(into, "png", optimize=True)
+    picture.quantize(COLORS, dither=Image.Dither.NONE).save(into, "png", optimize=True)
     return into.getvalue()
 
 

@@ -23,7 +23,7 @@ BOTH = [
 # Most of what takes long waits most of the time; a core is left for what does not.
 SIDE_BY_SIDE = 3
 # What takes longest begins first, so that no process is left with it at the end.
-LONGEST = ("test_notebooks.py", "bench", "cluster")
+LONGEST = ("test_notebooks.py", "bench", "client")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -33,6 +33,11 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     workers = min(SIDE_BY_SIDE, (cores or 1) - 1)
     return workers if workers > 1 and not named and config.option.capture != "no" else 0
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Modules that a test file makes when it is imported have the same weights in every run."""
+    torch.manual_seed(0)
 
 
 @pytest.hookimpl(trylast=True)

@@ -15,7 +15,7 @@ import torch
 from torch.distributed import TCPStore
 
 from workbench.comm.groups.group import Group
-from workbench.comm.groups.world import Seat, World
+from workbench.comm.groups.world import RankConfig, World
 
 # Between tasks SIGINT would cost an engine the answer that it is about to send.
 INTERRUPT = signal.SIGUSR1
@@ -62,7 +62,7 @@ class Ranks:
         timeout_s: float = 60.0,
         limit_s: float = math.inf,
     ) -> list[Any]:
-        """The same for a function that opens its own world: [f(seat, *args) on rank 0, ...].
+        """The same for a function that opens its own world: [f(config, *args) on rank 0, ...].
 
         After `limit_s` all ranks are interrupted: a TimeoutError.
         """
@@ -80,8 +80,8 @@ class Ranks:
         limit_s: float = math.inf,
     ) -> list[Any]:
         prefix, port = f"call{next(self._numbers)}", self._store.port
-        seats = [
-            Seat(
+        rank_configs = [
+            RankConfig(
                 rank,
                 size,
                 "127.0.0.1",
@@ -94,8 +94,8 @@ class Ranks:
             for rank in range(size)
         ]
         answers = [
-            view.apply_async(task, seat, function, args)
-            for view, seat in zip(self._views, seats, strict=False)
+            view.apply_async(task, config, function, args)
+            for view, config in zip(self._views, rank_configs, strict=False)
         ]
         try:
             failed = _first_failure(answers, time.monotonic() + limit_s)
@@ -147,21 +147,21 @@ def _guard(owner: int, controller: int) -> None:
     os._exit(1)
 
 
-def _call(seat: Seat, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def _call(config: RankConfig, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     signal.signal(INTERRUPT, signal.default_int_handler)
     try:
         torch.manual_seed(0)
-        return function(seat, *args)
+        return function(config, *args)
     finally:
         signal.signal(INTERRUPT, signal.SIG_IGN)
 
 
-def _in_a_world(seat: Seat, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    return _call(seat, _opened, (function, args))
+def _in_a_world(config: RankConfig, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    return _call(config, _opened, (function, args))
 
 
-def _opened(seat: Seat, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    with World.open(seat) as world:
+def _opened(config: RankConfig, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    with World.open(config) as world:
         return function(world, *args)
 
 

@@ -66,6 +66,7 @@ TOP_LEVEL = {
 }
 
 MOST_LINES = 500
+MOST_MODULES = 15
 GENERATED = {"node_modules", "bundle", "__pycache__"}
 NOT_READ = {".ipynb", ".json", ".pyc", ".png", ".txt"}
 
@@ -171,13 +172,43 @@ def test_the_table_permits_what_it_should(source):
 def test_does_not_load_torch(folder):
     """Not even through somebody else: plans are handled in processes that never need torch."""
     members = [
-        f"workbench.{folder}.{path.stem}"
+        name(path).removesuffix(".py").replace("/", ".")
         for path in modules()
-        if path.parent.name == folder and path.stem not in ("__init__", "__main__")
+        if path.relative_to(ROOT).parts[1] == folder and path.stem not in ("__init__", "__main__")
     ]
     if not members:
         pytest.skip(f"workbench/{folder} is still empty")
     assert loaded_with("workbench", f"workbench.{folder}", *members).isdisjoint(LIVES_IN)
+
+
+@pytest.mark.parametrize(
+    "folder", sorted({path.parent for path in modules()}), ids=lambda folder: name(folder)
+)
+def test_folders_can_be_taken_in(folder):
+    found = [path.name for path in folder.glob("*.py") if not path.name.startswith("__")]
+    assert len(found) <= MOST_MODULES, f"{len(found)} modules: parts of them belong in a folder"
+
+
+def test_no_module_imports_itself():
+    """Not even through others, for the checker of types alone, or late in a function."""
+    paths = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in modules()}
+    imports: dict[str, set[str]] = {}
+    for module, path in paths.items():
+        tree = ast.parse(path.read_text("utf-8"))
+        named = {
+            target
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module
+            for alias in node.names
+            for target in (node.module, f"{node.module}.{alias.name}")
+        }
+        plain = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+        imports[module] = (named | plain) & paths.keys()
+    while ends := {module for module, targets in imports.items() if not targets}:
+        imports = {m: targets - ends for m, targets in imports.items() if m not in ends}
+    while starts := imports.keys() - set().union(*imports.values()):
+        imports = {m: targets for m, targets in imports.items() if m not in starts}
+    assert not imports, f"in circles of imports: {', '.join(sorted(imports))}"
 
 
 def test_the_facade_loads_nothing():

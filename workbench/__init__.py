@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from workbench.client import Rebalancer as Rebalancer
     from workbench.client import Run as Run
     from workbench.hosts import Hosts as Hosts
+    from workbench.model import CheckpointError as CheckpointError
+    from workbench.model import ModelError as ModelError
     from workbench.model import TraceError as TraceError
     from workbench.model import trace as trace
     from workbench.plan import CIFAR10 as CIFAR10
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from workbench.plan import Adam as Adam
     from workbench.plan import AdamW as AdamW
     from workbench.plan import Codec as Codec
+    from workbench.plan import Curvature as Curvature
     from workbench.plan import Digits as Digits
     from workbench.plan import Experiment as Experiment
     from workbench.plan import ExperimentError as ExperimentError
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
     from workbench.store import Profile as Profile
     from workbench.store import RankError as RankError
     from workbench.store import RunError as RunError
+    from workbench.train.verify.verification import Verification as Verification
     from workbench.widgets import AccuracyChart as AccuracyChart
     from workbench.widgets import ClusterView as ClusterView
     from workbench.widgets import Dashboard as Dashboard
@@ -74,11 +78,11 @@ _HOME = {
     for home, names in {
         "client": "Cluster Rebalancer Run",
         "hosts": "Hosts",
-        "model": "TraceError trace",
+        "model": "CheckpointError ModelError TraceError trace",
         "plan": (
-            "CIFAR10 SGD Adam AdamW Codec Digits Experiment ExperimentError Graph ImageFolder "
-            "LayerPlan LocalSGD Machine MachineError ParameterServer Partial Pipelined Plan "
-            "PlanError Replicate Shard Synchronous Synthetic apportion"
+            "CIFAR10 SGD Adam AdamW Codec Curvature Digits Experiment ExperimentError Graph "
+            "ImageFolder LayerPlan LocalSGD Machine MachineError ParameterServer Partial "
+            "Pipelined Plan PlanError Replicate Shard Synchronous Synthetic apportion"
         ),
         "predict": "Balanced Prediction TimingModel balanced predict",
         "predict.search": "MemoryLimitError SearchResult search",
@@ -87,6 +91,7 @@ _HOME = {
             "RunError"
         ),
         "program": "Program program",
+        "train.verify.verification": "Verification",
         "widgets": (
             "AccuracyChart ClusterView Dashboard JobTable MemoryMap PlanEditor ScalingExplorer "
             "StalenessExplorer TimingChart TimingExplorer TrafficMatrix"
@@ -95,6 +100,7 @@ _HOME = {
     for name in names.split()
 }
 
+__all__ = sorted(_HOME)
 __version__ = "0.1.0"
 
 
@@ -112,7 +118,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return [*__all__, "__version__", "load_ipython_extension"]
 
 
 class _Facade(ModuleType):

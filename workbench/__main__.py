@@ -2,7 +2,7 @@
 
 import sys
 
-from workbench.client.cli.arguments import parse
+from workbench.client.cli import parse
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -2,11 +2,14 @@
 
 import math
 
+from way import extension_points as extension_points
+from way import way as way
+
 import workbench as wb
 from workbench.predict import drawing
-from workbench.predict.timing import Coding, Compute, Network
+from workbench.predict.closed_form import Coding, Compute, Network
 
-COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44")  # told apart by the colour-blind, too
+COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44")  # told apart by the color-blind, too
 WIDTH, HEIGHT = 132, 84
 _MOST_POINTS = 60
 
@@ -67,7 +70,7 @@ def timeline() -> str:
         steps=1,
     )
     prediction = wb.predict(plan, wb.Machine.preset("cpu-10gbe"), experiment)
-    return drawing.svg(prediction.timeline)
+    return drawing.schedule_svg(prediction.timeline)
 
 
 def strategies() -> str:

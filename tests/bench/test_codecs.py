@@ -4,7 +4,7 @@ import pytest
 
 from workbench.bench import codecs
 from workbench.client.calibration.sum_trace import SumTrace
-from workbench.plan.phases import CollectiveTrace, Phase
+from workbench.plan.experiment.measured import CollectiveTrace, Phase
 
 NBYTES = 2**16
 

@@ -1,10 +1,10 @@
 from xml.etree import ElementTree
 
-from workbench.bench.plot import BARS, Bar, Chart, svg
+from workbench.bench.plot import BARS, Bar, Chart, charts_svg
 
 
 def drawn(*charts):
-    return ElementTree.fromstring(svg(charts))
+    return ElementTree.fromstring(charts_svg(charts))
 
 
 def test_bars_are_as_long_as_their_medians_say():

@@ -5,11 +5,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from workbench.bench import zero
+from workbench.bench import splitbrain
 from workbench.bench.__main__ import main
-from workbench.bench.savings import GROUP_SIZES
-from workbench.bench.small_vgg import INPUT_SHAPE, SmallVGG
-from workbench.model.trace import trace
+from workbench.bench.nets import INPUT_SHAPE, SmallVGG
+from workbench.bench.rivals.rivals import ZERO_MISSING
+from workbench.bench.rivals.savings import GROUP_SIZES
+from workbench.model.tracing.trace import trace
 
 FIGURES = {
     "throughput_vs_ddp",
@@ -25,7 +26,7 @@ FIGURES = {
 @pytest.mark.slow
 def test_quick(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(zero, "is_installed", lambda: False)
+    monkeypatch.setattr(splitbrain, "zero_is_installed", lambda: False)
     assert main(["splitbrain", "--quick", "--json", "found.json", "--plot", "found.svg"]) == 0
     picture = ElementTree.fromstring((tmp_path / "found.svg").read_text())
     assert len(picture.findall(".//{*}rect")) == 1 + 2 * (6 + 7)
@@ -35,7 +36,7 @@ def test_quick(tmp_path, monkeypatch):
     # A classifier of two thirds of the weights is cut in four. DDP's own peak holds, by the timing
     # of its threads, one more copy of the gradients or not: the ratio is 0.64 or 0.76.
     assert content["figures"]["peak_bytes_vs_ddp"]["median"] < 0.8
-    assert zero.MISSING in content["notes"]
+    assert ZERO_MISSING in content["notes"]
     assert content["rows"][0]["system"] == "workbench"
     # All train the same model on the same rows: only dropout's masks are their own.
     losses = {

@@ -9,8 +9,10 @@ import pytest
 from tests.client import leftovers
 from tests.client.fake_job import Job
 from tests.plan.graphs import mlp
-from tests.store.test_message import experiment
+from tests.store.test_messages import experiment
+from workbench.client import cluster as cluster_module
 from workbench.client.cluster import Cluster
+from workbench.client.run import submitting
 from workbench.client.run.run import Run
 from workbench.plan import Plan
 
@@ -33,7 +35,8 @@ def train(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ru
 
     def train(session: str, *, steps: int = 5, ranks: int = 2) -> Run:
         # Fake sessions have no model, so nobody makes its weights.
-        monkeypatch.setattr(cluster._assistant, "values_of", lambda _experiment, _module: NOWHERE)
+        for module in (submitting, cluster_module):
+            monkeypatch.setattr(module, "module_values", lambda *_: NOWHERE)
         cluster.task = f"tests.client.fake_session:{session}"
         plan = Plan.data_parallel(mlp(4, 4), ranks)
         return cluster.train(experiment(plan).replace(steps=steps))

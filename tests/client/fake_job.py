@@ -3,7 +3,7 @@
 import threading
 
 from tests.client.fake_session import row
-from workbench.store.outcome import Outcome
+from workbench.store.messages import TrainingOutcome
 
 LONG_S = 30.0
 
@@ -46,5 +46,5 @@ class Job:
         listener.take([row(1, 0), row(1, 1)])
         if isinstance(self.ending, Exception):
             raise self.ending
-        outcome = Outcome(self.ending, 2, "step-2", {"accuracy": 0.75}, "why")
+        outcome = TrainingOutcome(self.ending, 2, "step-2", {"accuracy": 0.75}, "why")
         return [outcome, outcome]

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import torch
 
-from workbench.comm.collectives import all_reduce
-from workbench.comm.groups.world import World
-from workbench.plan.metrics import COLUMNS, Row
-from workbench.store.outcome import Control, Outcome
-from workbench.train.loop.session import Seat
+from workbench.comm.all_reduce import all_reduce
+from workbench.comm.groups.world import RankConfig, World
+from workbench.plan.experiment.measured import COLUMNS, Row
+from workbench.store.messages import StopRequest, TrainingOutcome
 
 Emit = Callable[[Row], None]
 
@@ -31,24 +30,31 @@ def row(step: int, rank: int) -> Row:
 
 
 def train(
-    *, seat: Seat, experiment, weights, directory: Path, resume, control: Control, emit: Emit
-) -> Outcome:
+    *,
+    config: RankConfig,
+    experiment,
+    weights,
+    directory: Path,
+    resume,
+    control: StopRequest,
+    emit: Emit,
+) -> TrainingOutcome:
     """Steps with one all-reduce each; every rank stops at the same step."""
-    with World.open(seat) as world:
-        ranks = tuple(range(seat.world_size))
+    with World.open(config) as world:
+        ranks = tuple(range(config.world_size))
         group = world.groups([("all", ranks)])["all", ranks]
         for step in range(experiment.steps):
             status = torch.tensor([float(control.stop_requested), 1.0])
             status = all_reduce(status, group, layer="status")
-            assert status[1] == seat.world_size
-            emit(row(step, seat.rank))
+            assert status[1] == config.world_size
+            emit(row(step, config.rank))
             if status[0]:
                 (directory / "checkpoint").write_text(str(step))
-                return Outcome("stopped", step + 1, str(directory / "checkpoint"))
-        return Outcome("finished", experiment.steps, None, {"loss": 0.1, "accuracy": 0.75})
+                return TrainingOutcome("stopped", step + 1, str(directory / "checkpoint"))
+        return TrainingOutcome("finished", experiment.steps, None, {"loss": 0.1, "accuracy": 0.75})
 
 
-def slowly(*, experiment, emit: Emit, **given) -> Outcome:
+def slowly(*, experiment, emit: Emit, **given) -> TrainingOutcome:
     """At most some 100 steps a second."""
 
     def emit_slowly(row: Row) -> None:
@@ -58,53 +64,55 @@ def slowly(*, experiment, emit: Emit, **given) -> Outcome:
     return train(experiment=experiment, emit=emit_slowly, **given)
 
 
-def in_a_hurry(*, seat: Seat, experiment, control, emit: Emit, **given) -> Outcome:
+def in_a_hurry(*, config: RankConfig, experiment, control, emit: Emit, **given) -> TrainingOutcome:
     """Rows as fast as they can be made."""
     for step in range(experiment.steps):
-        emit(row(step, seat.rank))
-    return Outcome("finished", experiment.steps, None)
+        emit(row(step, config.rank))
+    return TrainingOutcome("finished", experiment.steps, None)
 
 
-def diverges(*, seat: Seat, emit: Emit, **given) -> Outcome:
-    emit(row(0, seat.rank))
-    return Outcome("diverged", 1, None, {}, "the loss became nan at step 1, first in layer 'fc0'")
+def diverges(*, config: RankConfig, emit: Emit, **given) -> TrainingOutcome:
+    emit(row(0, config.rank))
+    return TrainingOutcome(
+        "diverged", 1, None, {}, "the loss became nan at step 1, first in layer 'fc0'"
+    )
 
 
-def last_rank_raises(*, seat: Seat, emit: Emit, **given) -> Outcome:
+def last_rank_raises(*, config: RankConfig, emit: Emit, **given) -> TrainingOutcome:
     """The last rank raises; the others wait for it in a collective."""
-    with World.open(seat) as world:
-        ranks = tuple(range(seat.world_size))
+    with World.open(config) as world:
+        ranks = tuple(range(config.world_size))
         group = world.groups([("all", ranks)])["all", ranks]
-        emit(row(0, seat.rank))
-        if seat.rank == seat.world_size - 1:
+        emit(row(0, config.rank))
+        if config.rank == config.world_size - 1:
             raise LayerError("no room on this rank")
         all_reduce(torch.ones(1), group, layer="fc1")
     raise AssertionError("unreachable")
 
 
-def all_raise(*, seat: Seat, **given) -> Outcome:
-    raise ValueError(f"rank {seat.rank} has no data")
+def all_raise(*, config: RankConfig, **given) -> TrainingOutcome:
+    raise ValueError(f"rank {config.rank} has no data")
 
 
-def first_rank_ignores(*, seat: Seat, **given) -> Outcome:
+def first_rank_ignores(*, config: RankConfig, **given) -> TrainingOutcome:
     """The last rank raises; the first one is deaf, as if it were blocked in foreign code."""
-    if seat.rank == seat.world_size - 1:
+    if config.rank == config.world_size - 1:
         raise ValueError("enough")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         time.sleep(1)
 
 
-def answers_too_much(*, seat: Seat, emit: Emit, **given) -> bytes:
-    emit(row(0, seat.rank))
+def answers_too_much(*, config: RankConfig, emit: Emit, **given) -> bytes:
+    emit(row(0, config.rank))
     return os.urandom(100_000)
 
 
-def tells_its_place(**given) -> Outcome:
+def tells_its_place(**given) -> TrainingOutcome:
     """How the engine was started, as the outcome's message."""
     place = {
         "environment": dict(os.environ),
         "threads": torch.get_num_threads(),
         "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
     }
-    return Outcome("finished", 1, None, {}, json.dumps(place))
+    return TrainingOutcome("finished", 1, None, {}, json.dumps(place))

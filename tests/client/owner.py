@@ -21,8 +21,9 @@ from pathlib import Path
 
 from tests.client import leftovers
 from tests.plan.graphs import mlp
-from tests.store.test_message import experiment
+from tests.store.test_messages import experiment
 from workbench.client.cluster import Cluster
+from workbench.client.run import submitting
 from workbench.client.run.run import Run
 from workbench.hosts.emulated.hosts import Hosts
 from workbench.plan import Plan
@@ -34,7 +35,7 @@ def busy(
     """A cluster whose two engines are in the middle of a run."""
     cluster = Cluster(2, hosts=hosts, directory=directory, name=name, linger_s=0.5)
     cluster.task = "tests.client.fake_session:slowly"
-    cluster._assistant.values_of = lambda _experiment, _module: Path("nowhere")
+    submitting.module_values = lambda *_: Path("nowhere")
     plan = Plan.data_parallel(mlp(4, 4), 2)
     run = cluster.train(experiment(plan).replace(steps=10**9))
     started = threading.Event()

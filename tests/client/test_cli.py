@@ -13,10 +13,10 @@ import pytest
 import workbench as wb
 from tests.client.fake_job import Job
 from tests.plan.graphs import mlp
-from tests.store.test_message import experiment as toy
+from tests.store.test_messages import experiment as toy
 from workbench.__main__ import main
-from workbench.client.cli.progress import Progress
-from workbench.client.ending import end
+from workbench.client.commands import Progress
+from workbench.client.lifecycle import end
 from workbench.client.run.run import Run
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.client import leftovers
 from tests.plan.graphs import mlp
-from tests.store.test_message import experiment
+from tests.store.test_messages import experiment
 from workbench.client.cluster import Cluster
 from workbench.hosts.processes import until as until_s
 from workbench.model.errors import CheckpointError

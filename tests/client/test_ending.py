@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.client.ending import STORE, sweep
+from workbench.client.lifecycle import STORE, sweep
 from workbench.store import registry
 from workbench.store.cluster_spec import FILE
 from workbench.store.errors import ClusterError

@@ -3,9 +3,8 @@
 import pytest
 
 import workbench as wb
-from workbench.bench import unequal
-from workbench.bench.cifar_net import CifarNet
-from workbench.bench.small_vgg import INPUT_SHAPE, SmallVGG
+from workbench.bench.hetero import unequal
+from workbench.bench.nets import INPUT_SHAPE, CifarNet, SmallVGG
 from workbench.model.vision import torchvision
 
 MODELS = ("mobilenet_v3_small", "googlenet")  # `bench exactness` takes more, and larger ones

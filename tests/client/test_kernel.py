@@ -63,7 +63,7 @@ def test_a_cluster_in_a_notebook(kernel, tmp_path):
     )
     assert interrupted.startswith("KeyboardInterrupt: interrupted; the engines stop")
     assert execute(client, "(await run).state") == "'stopped'"
-    again = "from tests.store.test_message import experiment\nrun = cluster.train(run.experiment)"
+    again = "from tests.store.test_messages import experiment\nrun = cluster.train(run.experiment)"
     assert execute(client, again) == ""
     assert execute(client, "run.state in ('starting', 'running')") == "True"
     assert execute(client, "from tests.client.owner import rows_of\nrows_of(run)") == ""

@@ -12,7 +12,7 @@ import pytest
 
 from tests.client import leftovers
 from workbench.client.cluster import Cluster
-from workbench.client.ending import end, sweep
+from workbench.client.lifecycle import end, sweep
 from workbench.client.run.run import Run
 from workbench.hosts.processes import until
 from workbench.store.errors import ClusterError

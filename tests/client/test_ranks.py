@@ -47,7 +47,7 @@ def test_a_cell_has_the_model_and_what_cells_before_it_made(ranks):
 def test_a_training_step_goes_through_the_groups(ranks):
     before = values(ranks.run("(loss := state.stepper.run(0).loss) > 0"))
     assert before == ["True", "True"]
-    after = ranks.run("state.strategy.update(0); float(comm.all_reduce(torch.ones(1), group))")
+    after = ranks.run("state.stepper.update(); float(comm.all_reduce(torch.ones(1), group))")
     assert values(after) == ["2.0", "2.0"]
 
 

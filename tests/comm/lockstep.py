@@ -3,11 +3,11 @@
 from collections import defaultdict, deque
 from collections.abc import Sequence
 
-from workbench.comm.algorithms.exchange import Exchange, Rounds
+from workbench.comm.algorithms.exchange import MessageRound, MessageRounds
 
 
 def run(
-    ranks: Sequence[Rounds], pairs: dict[tuple[int, int], int] | None = None
+    ranks: Sequence[MessageRounds], pairs: dict[tuple[int, int], int] | None = None
 ) -> list[tuple[int, int, int]]:
     """Runs every rank to its end.
 
@@ -19,7 +19,7 @@ def run(
         Of each rank: messages that it received, their bytes, and its rounds.
     """
     wires = defaultdict(deque)
-    current: list[Exchange | None] = [None] * len(ranks)
+    current: list[MessageRound | None] = [None] * len(ranks)
     found = [[0, 0, 0] for _ in ranks]
     over: set[int] = set()
 

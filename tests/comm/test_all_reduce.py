@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from tests.ranks import all_ranks
-from workbench.comm.collectives import all_gather, all_reduce, start_all_reduce
+from workbench.comm.all_reduce import all_reduce, start_all_reduce
+from workbench.comm.collectives import all_gather
 from workbench.comm.groups.errors import PeerLost
 from workbench.comm.groups.world import World
-from workbench.plan.placement import Shard
+from workbench.plan.placement.placement import Shard
 from workbench.predict.traffic import collective_costs
 
 LENGTHS = (0, 1, 3, 1000, 70_001)
@@ -115,9 +116,9 @@ def test_ranks_may_wait_in_any_order(on_ranks, hosts):
         assert total == [4.0] * 3
 
 
-def one_leaves(seat, algorithm):
+def one_leaves(config, algorithm):
     try:
-        with World.open(replace(seat, host="aabb"[seat.rank])) as world:
+        with World.open(replace(config, host="aabb"[config.rank])) as world:
             group = all_ranks(world)
             if world.rank != 1:
                 all_reduce(torch.ones(9), group, algorithm=algorithm, layer="fc")

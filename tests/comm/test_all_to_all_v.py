@@ -5,7 +5,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from workbench.comm.all_to_all_v import all_to_all_v
+from workbench.comm.collectives import all_to_all_v
 from workbench.comm.shared_memory.staging import SLOT_BYTES
 
 

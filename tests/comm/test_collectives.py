@@ -6,14 +6,9 @@ import pytest
 import torch
 
 from tests.ranks import all_ranks
-from workbench.comm.collectives import (
-    all_gather,
-    all_reduce,
-    all_to_all,
-    broadcast,
-    reduce_scatter,
-)
-from workbench.plan.placement import Shard
+from workbench.comm.all_reduce import all_reduce
+from workbench.comm.collectives import all_gather, all_to_all, broadcast, reduce_scatter
+from workbench.plan.placement.placement import Shard
 
 CUTS = [
     pytest.param((6,), id="one-rank"),
@@ -195,5 +190,5 @@ def test_refuses_what_does_not_fit_and_says_why(on_either):
         f"{group} wants 4 elements along dim 1 for S(1: 2/2), got shape (2, 3)",
         f"{group} wants 3 elements along dim 0 for S(0: 1/2), got shape (2, 2)",
         f"cannot turn S(1: 1/2) into S(1: 2/2) on {group}",
-        "root must be one of 0..1, got 2",
+        f"the root of a broadcast in {group} must be one of 0..1, got 2",
     ]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from workbench.comm import parts as parts_of_exchange
-from workbench.comm.parts import MOST_BYTES, Kept, Part, exchange_parts
+from workbench.comm.parts import MOST_BYTES, LocalCopy, SentPart, exchange_parts
 
 
 def drawn(world_size, dtype, seed):
@@ -32,11 +32,11 @@ def exchange(world, cases):
                 inner.fill_(index)
             places.append((around, inner))
             own = inner if world.rank in (source, target) else None
-            parts.append(Part(source, target, rows * columns, own))
+            parts.append(SentPart(source, target, rows * columns, own))
         kept = torch.arange(MOST_BYTES // 4, dtype=torch.float64).view(-1, 64)  # of two slots
         there = torch.zeros(len(kept), 66, dtype=torch.float64)[:, 1:-1]
         before = sum(row.bytes for row in world.recorder.rows())
-        exchange_parts(parts, dtype, group, [Kept(kept, there)])
+        exchange_parts(parts, dtype, group, [LocalCopy(kept, there)])
         received = sum(row.bytes for row in world.recorder.rows()) - before
         came = torch.equal(kept, there) and all(
             bool((inner == index).all()) and bool((around[:, 0] == 99).all())
@@ -85,7 +85,7 @@ def too_large(world):
     ranks = tuple(range(world.size))
     group = world.groups([("parts", ranks)])["parts", ranks]
     with pytest.raises(ValueError, match="at most 2,097,152 bytes"):
-        exchange_parts([Part(0, 0, MOST_BYTES)], torch.float32, group)
+        exchange_parts([SentPart(0, 0, MOST_BYTES)], torch.float32, group)
 
 
 def test_a_part_fits_into_a_slot(on_ranks):

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from tests.ranks import all_ranks
-from workbench.comm.collectives import all_gather, all_reduce, start_all_reduce
-from workbench.plan.placement import Shard
+from workbench.comm.all_reduce import all_reduce, start_all_reduce
+from workbench.comm.collectives import all_gather
+from workbench.plan.placement.placement import Shard
 
 LENGTHS = (1, 0, 3, 1000, 70_001, 2)
 
@@ -111,7 +112,8 @@ def refused(world):
 
 
 def test_refuses_what_is_not_flat(on_either):
+    what, where = "an all-reduce in place takes one contiguous dimension, got", "in group world(0)"
     assert on_either(1, refused)[0] == [
-        "needs one contiguous dimension, got shape (2, 3), stride (3, 1)",
-        "needs one contiguous dimension, got shape (3,), stride (2,)",
+        f"{what} shape (2, 3), stride (3, 1), {where}",
+        f"{what} shape (3,), stride (2,), {where}",
     ]

@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ranks import all_ranks
-from workbench.comm.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
-from workbench.plan.placement import Shard
+from workbench.comm.all_reduce import all_reduce
+from workbench.comm.collectives import all_gather, all_to_all, reduce_scatter
+from workbench.plan.placement.placement import Shard
 
 DTYPES = ["float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8"]
 

@@ -13,7 +13,7 @@ from workbench.comm.regions import (
     reduce_scatter_to,
     scatter_to,
 )
-from workbench.plan.placement import Partial, Replicate, Shard
+from workbench.plan.placement.placement import Partial, Replicate, Shard
 
 WHOLE, SUMMAND = Replicate(), Partial()
 

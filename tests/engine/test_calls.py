@@ -14,14 +14,14 @@ from ipyparallel.error import RemoteError
 
 from tests.client.fake_session import row
 from tests.plan.graphs import mlp
-from tests.store.test_message import experiment as experiment_of
-from workbench.engine.calls import INTERRUPT_AGAIN_S, assume_identity, perform
+from tests.store.test_messages import experiment as experiment_of
+from workbench.engine.calls import INTERRUPT_AGAIN_S, Assignment, assume_identity, run
 from workbench.plan import Plan
-from workbench.store import message
-from workbench.store.answer import Answer
+from workbench.store import messages
 from workbench.store.errors import ClusterError
+from workbench.store.messages import Answer
 from workbench.store.rank_files import RankFiles, withdraw
-from workbench.store.telemetry import Tail
+from workbench.store.telemetry import RowReader
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENT = experiment_of(Plan.data_parallel(mlp(4, 4), 2))
@@ -77,11 +77,11 @@ def takes_a_while(**_given):
     return "was left alone"
 
 
-def called(folder, task, *, streams=False, own=None, **keywords):
+def called(folder, task, *, trains=False, own=None, **keywords):
     folder.mkdir(exist_ok=True)
-    packed, arguments = message.pack(EXPERIMENT), message.pack_keywords(keywords)
+    packed, arguments = messages.pack(EXPERIMENT), messages.pack_keywords(keywords)
     task = f"tests.engine.test_calls:{task}"
-    perform(task, packed, arguments, own or {}, folder, 0, streams)
+    run(Assignment(task, packed, arguments, own or {}, folder, 0, trains))
     return RankFiles(folder, 0)
 
 
@@ -118,10 +118,10 @@ def test_an_interrupt_waits_for_what_is_being_imported(tmp_path):
 
 
 def test_rows_precede_the_answer_that_counts_those_lost(tmp_path):
-    files = called(tmp_path, "emits", streams=True)
+    files = called(tmp_path, "emits", trains=True)
     answer = Answer.unpack(files.answer)
     assert (answer.kind, answer.error, answer.lost_rows) == ("raised", ("ValueError", "enough"), 0)
-    assert [each["step"] for each in Tail(files).read()] == [0, 1, 2]
+    assert [each["step"] for each in RowReader(files).read()] == [0, 1, 2]
     assert files.log.read_text() == "all is said\n"
 
 
@@ -204,7 +204,7 @@ def test_an_answer_is_read_without_what_its_value_is_made_of(tmp_path):
     packed = called(tmp_path, "returns_a_tensor").answer
     (tmp_path / "packed").write_bytes(packed)
     code = (
-        "import sys; from workbench.store.answer import Answer; "
+        "import sys; from workbench.store.messages import Answer; "
         f"packed = open({str(tmp_path / 'packed')!r}, 'rb').read(); "
         "answer = Answer.unpack(packed, with_value=False); "
         "print(answer.kind, answer.value, 'torch' in sys.modules)"
@@ -218,8 +218,9 @@ def test_an_answer_is_read_without_what_its_value_is_made_of(tmp_path):
 
 def test_the_job_server_s_side_loads_no_torch():
     code = (
-        "import sys, workbench.engine.calls, workbench.server.calls, workbench.hosts.devices, "
-        "workbench.store.telemetry, workbench.store.cluster_spec; print('torch' in sys.modules)"
+        "import sys, workbench.engine.calls, workbench.server.engine_calls, "
+        "workbench.hosts.host, workbench.store.telemetry, workbench.store.cluster_spec; "
+        "print('torch' in sys.modules)"
     )
     said = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
@@ -239,3 +240,29 @@ def test_what_has_used_cuda_is_given_no_other_gpu(monkeypatch):
 def test_a_process_id_is_known_once_it_is_written(tmp_path, text):
     (tmp_path / "rank-0.alive").write_text(text)
     assert RankFiles(tmp_path, 0).pid == (12 if text else None)
+
+
+STEP = """
+import os
+import numpy as np
+from workbench.engine.calls import give_back, keep_freed
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+keep_freed()
+before = resident()
+tensors = [np.ones(2**17 * size) for size in (2, 4, 8)]  # MiB
+del tensors
+kept = resident()
+give_back()
+print(kept - before, resident() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="these are settings of glibc")
+def test_freed_memory_stays_until_it_is_given_back():
+    done = subprocess.run([sys.executable, "-c", STEP], capture_output=True, text=True, check=True)
+    kept, left = map(float, done.stdout.split())
+    assert kept > 13
+    assert left < 4

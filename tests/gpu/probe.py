@@ -7,25 +7,26 @@ import torch
 import torch.distributed as dist
 
 from tests.ranks import all_ranks
-from workbench.comm.collectives import all_gather, all_reduce, broadcast, start_all_reduce
-from workbench.comm.groups.world import Seat, World
-from workbench.plan.experiment import Experiment
-from workbench.plan.placement import Shard
+from workbench.comm.all_reduce import all_reduce, start_all_reduce
+from workbench.comm.collectives import all_gather, broadcast
+from workbench.comm.groups.world import RankConfig, World
+from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.placement.placement import Shard
 from workbench.plan.plan import Plan
 from workbench.train.loop.memory import PeakMeter
 from workbench.train.loop.state import RankState, group_specs_of
-from workbench.train.reshard.replanning import under
+from workbench.train.resharding import under
 
 
-def place(seat: Seat, experiment: Experiment, *, weights: Path) -> tuple[str, str]:
+def place(config: RankConfig, experiment: Experiment, *, weights: Path) -> tuple[str, str]:
     """Where this rank computes, and through what it communicates."""
-    with World.open(seat) as world:
+    with World.open(config) as world:
         return world.device.type, dist.get_backend()
 
 
-def mixed(seat: Seat) -> tuple[str, str, list[float]]:
+def mixed(config: RankConfig) -> tuple[str, str, list[float]]:
     """Sums and copies between a GPU, of rank 0, and the host, and where this rank is."""
-    with World.open(replace(seat, device="cpu" if seat.rank else "cuda:0")) as world:
+    with World.open(replace(config, device="cpu" if config.rank else "cuda:0")) as world:
         everyone = all_ranks(world)
         x = torch.full((1,), world.rank + 1.0, device=world.device)
         flat = everyone.buffer(1, x).copy_(x)
@@ -38,33 +39,33 @@ def mixed(seat: Seat) -> tuple[str, str, list[float]]:
 
 
 def memory(
-    seat: Seat, experiment: Experiment, *, weights: Path
+    config: RankConfig, experiment: Experiment, *, weights: Path
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """(peak, live) bytes of some steps: as the meter says, and as torch's allocator does."""
-    device = torch.device(seat.device)
-    with PeakMeter(device) as meter, World.open(seat) as world:
+    device = torch.device(config.device)
+    with PeakMeter(device) as meter, World.open(config) as world:
         groups = world.groups(group_specs_of(experiment.plan))
         state = RankState.start(experiment, world, groups, weights, None)
         meter.lap()
         for step in range(experiment.steps):
             state.stepper.run(step)
-            state.strategy.update(step)
+            state.stepper.update()
         allocator = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
         reading = meter.lap()
     return (reading.peak_bytes, reading.live_bytes), allocator
 
 
-def re_cut(seat: Seat, experiment: Experiment, *, weights: Path) -> set[str]:
+def re_cut(config: RankConfig, experiment: Experiment, *, weights: Path) -> set[str]:
     """On which devices all lies that takes part in a step, some steps after a re-cut."""
     other = Plan.data_parallel(experiment.plan.graph, experiment.plan.world_size)
-    with World.open(seat) as world:
+    with World.open(config) as world:
         groups = world.groups(group_specs_of(experiment.plan))
         state = RankState.start(experiment, world, groups, weights, None)
         for step in range(2 * experiment.steps):
             if step == experiment.steps:
                 state = under(state, other.with_batch_norm("synchronized"), step)
             state.stepper.run(step)
-            state.strategy.update(step)
+            state.stepper.update()
         state.strategy.settle()
         held = [*state.model.pieces().values(), *state.updater.tensors()]
         held += [piece for left in state.strategy.in_flight for piece in left.gradients.values()]

@@ -7,8 +7,8 @@ import workbench as wb
 from tests.gpu import probe
 from tests.train.small import net
 from workbench.hosts import host
-from workbench.plan.codec import Codec
-from workbench.plan.experiment import Synthetic
+from workbench.plan.experiment.codec import Codec
+from workbench.plan.experiment.experiment import Synthetic
 
 pytestmark = [
     pytest.mark.gpu,

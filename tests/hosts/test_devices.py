@@ -2,8 +2,7 @@
 
 import pytest
 
-from workbench.hosts.devices import assign, divide, whole_host
-from workbench.hosts.host import Gpu, Host
+from workbench.hosts.host import Gpu, Host, assign, divide, whole_host
 
 FOUR = Host("here", ((0,), (1,), (2,), (3,)), memory_bytes=8 << 30)
 TWO_WAY = Host("here", ((0, 4), (1, 5), (2, 6), (3, 7)))

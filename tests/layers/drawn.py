@@ -3,10 +3,10 @@
 from hypothesis import strategies as st
 
 from tests.layers import nets
-from workbench.model.trace import trace
-from workbench.plan.placement import apportion
+from workbench.model.tracing.trace import trace
+from workbench.plan.placement.placement import apportion
+from workbench.plan.placement.rules import schemes_of
 from workbench.plan.plan import Plan
-from workbench.plan.rules import schemes_of
 
 GRAPHS = {net: trace(net(), input_shape=net.shape) for net in nets.NETS}
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from workbench.comm.groups.world import World
 from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
-from workbench.layers.cut_model import CutModel, Groups, group_specs
+from workbench.layers.cut_model import CutModel, RankGroups, group_specs
 from workbench.model.vision import torchvision
-from workbench.plan.placement import Shard
+from workbench.plan.placement.placement import Shard
 from workbench.plan.plan import Plan
 
 SEED = 5
@@ -238,7 +238,7 @@ def cut_net(
     plan: Plan,
     net: type[nn.Module],
     rows: Sequence[int],
-    groups: Groups | None = None,
+    groups: RankGroups | None = None,
 ) -> CutModel:
     """This rank's part of the net, told of its rows; in new groups, if none are given."""
     groups = world.groups(group_specs(plan)) if groups is None else groups

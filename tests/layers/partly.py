@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.layers import nets
-from workbench.model.trace import trace
+from workbench.model.tracing.trace import trace
 
 
 class Aside(nn.Module):

@@ -7,9 +7,9 @@ from tests.layers import drawing, nets
 from workbench.layers.context import BatchContext
 from workbench.layers.draws import DrawError, PlacedDraws
 from workbench.layers.draws import drawing as entered
-from workbench.model.trace import trace
+from workbench.model.tracing.trace import trace
 from workbench.plan.graph import Layer
-from workbench.train.verify.draws import VerifyError, place_draws
+from workbench.train.verify.reference import VerifyError, place_draws
 
 
 def layer(*draws):
@@ -61,6 +61,14 @@ def test_every_tensor_of_a_call_is_another():
         first, second, other = torch.randn(8, 5), torch.randn(8, 5), torch.randn(8, 5)
     assert not torch.equal(first, second)
     assert torch.equal(first, other)  # a layer of the same name, anew
+
+
+def test_what_is_left_to_be_drawn_is_named():
+    draws = PlacedDraws([layer(0), layer(), layer(0)], 1, BatchContext(0, (8,)))
+    with entered(draws):
+        torch.randn(8, 5)
+        assert draws.left() == "'noise'"
+        assert draws.left() == ""  # it was taken
 
 
 @pytest.mark.parametrize(

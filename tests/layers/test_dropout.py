@@ -6,9 +6,9 @@ from torch.testing import assert_close
 
 from workbench.layers.context import BatchContext
 from workbench.layers.dropout import PlacedDropout
-from workbench.model.draws import hashed, kept
-from workbench.plan.layout import ROWS, Layout
-from workbench.plan.placement import Replicate, Shard
+from workbench.model.tracing.draws import hashed, kept
+from workbench.plan.placement.layout import ROWS, Layout
+from workbench.plan.placement.placement import Replicate, Shard
 
 SHAPE = (6, 4)
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from workbench.layers.loss import cross_entropy_sum, cut_cross_entropy_sum
-from workbench.plan.placement import Shard
+from workbench.plan.placement.placement import Shard
 
 CUTS = [(10,), (5, 5), (3, 3, 2, 2), (7, 0, 3), (0, 10), (1, 1, 8, 0)]
 

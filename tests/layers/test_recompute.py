@@ -10,7 +10,7 @@ from tests.layers import nets
 from tests.layers.drawn import GRAPHS, plans
 from tests.train.exact import Case, split
 from tests.train.rounds import peak_of_a_step
-from workbench.model.trace import trace
+from workbench.model.tracing.trace import trace
 from workbench.plan.plan import Plan
 
 FEW = settings(

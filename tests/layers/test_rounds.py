@@ -9,11 +9,11 @@ from tests.layers import nets
 from workbench.layers.context import BatchContext
 from workbench.layers.dropout import PlacedDropout
 from workbench.layers.rounds import PartedModel, joined, rounds_of
-from workbench.model.trace import trace
-from workbench.plan.layout import Layout
-from workbench.plan.placement import Replicate
+from workbench.model.tracing.trace import trace
+from workbench.plan.placement.layout import Layout
+from workbench.plan.placement.placement import Replicate
+from workbench.plan.placement.tail import ROUNDS, round_rows
 from workbench.plan.plan import Plan
-from workbench.plan.tail import ROUNDS
 
 ROWS = st.lists(st.integers(0, 5), min_size=4, max_size=4).map(tuple)
 
@@ -30,7 +30,7 @@ def group_of(rank, k):
 def test_rounds_join_to_the_group_s_rows(rows, k, scheme, rank):
     """Rows of two elements a sample, from a batch that begins at row 7."""
     ranks = group_of(rank, k)
-    rounds = list(rounds_of(scheme, rows, 7, k, rank))
+    rounds = list(rounds_of(round_rows(scheme, rows, k), 7, rank))
     context = BatchContext(rank, (0,) * 4)
     parts = []
     for brought in rounds:
@@ -49,7 +49,7 @@ def test_a_round_drops_what_the_whole_batch_drops(rows, scheme):
     context = BatchContext(2, rows, seed=3)
     layer = PlacedDropout(0.5, Layout(2, Replicate()), (6,), 1, "drop", context)
     whole = layer(torch.ones(rows[2] + rows[3], 6))
-    rounds, parts = list(rounds_of(scheme, rows, 0, 2, 2)), []
+    rounds, parts = list(rounds_of(round_rows(scheme, rows, 2), 0, 2)), []
     for brought in rounds:
         context.set(brought.rows, starts=brought.starts)
         parts.append(layer(torch.ones(brought.rows[2] + brought.rows[3], 6)))

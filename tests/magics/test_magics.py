@@ -11,8 +11,7 @@ import workbench as wb
 from tests.plan.graphs import mlp
 from workbench.client.ranks import CellOutput, RankOutput, Ranks
 from workbench.magics import register
-from workbench.magics.completing import complete_ranks, complete_wb
-from workbench.magics.failing import CellFailed
+from workbench.magics.magics import CellFailed, complete_ranks, complete_wb
 
 
 class FakeRanks(Ranks):

@@ -133,7 +133,8 @@ def _channels(d: int) -> dict[str, str]:
             x = F.convNd(x, self.{m}, padding=1)""",
         "batch norm": """
             self.{m} = «nn.BatchNormNd({c}«¦, momentum=None¦, momentum=0.3¦, affine=False¦
-            , track_running_stats=False»)¦frozen(nn.BatchNormNd({c}))¦
+            , track_running_stats=False»)¦frozen(nn.BatchNormNd({c}))¦still(nn.BatchNormNd({c}))¦
+            still(nn.BatchNormNd({c}), gone=True)¦
             StaysInEval(nn.BatchNormNd({c}))¦frozen(nn.BatchNormNd({c}), 'weight')¦
             StaysInEval(frozen(nn.BatchNormNd({c})))»
             ---

@@ -9,10 +9,10 @@ from torch import nn
 
 from tests.oracle.models import Net
 from workbench.model.errors import ModelError, TraceError
-from workbench.model.trace import trace
-from workbench.plan import experiment as experiments
+from workbench.model.tracing.trace import trace
 from workbench.plan.errors import ExperimentError, PlanError
-from workbench.plan.experiment import SGD, Adam, AdamW, Experiment, Synthetic
+from workbench.plan.experiment import experiment as experiments
+from workbench.plan.experiment.experiment import SGD, Adam, AdamW, Experiment, Synthetic
 from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
 

@@ -9,14 +9,14 @@ from torch import Tensor
 from tests.oracle.expected import FLOOR, LEAST, MARGIN, MOST, Expected, largest
 from tests.oracle.oracle import Step
 from tests.oracle.running import Seen
-from workbench.plan.experiment import (
+from workbench.plan.experiment.experiment import (
     LocalSGD,
     Pipelined,
     Synchronous,
 )
-from workbench.plan.placement import Shard
+from workbench.plan.placement.placement import Shard
+from workbench.plan.placement.weights import WeightPlacement
 from workbench.plan.plan import Plan
-from workbench.plan.weights import WeightPlacement
 
 
 class Compared:

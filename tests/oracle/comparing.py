@@ -14,13 +14,13 @@ from tests.oracle.compared import Compared, cut_of
 from tests.oracle.draws import NotSpecifiedError
 from tests.oracle.expected import Expected
 from tests.oracle.running import Leg, Ranks, Seen, on
-from workbench.model.weights import initialize
-from workbench.plan.experiment import (
+from workbench.model.weights.initial import initialize
+from workbench.plan.experiment.experiment import (
     Experiment,
 )
 from workbench.plan.plan import Plan
-from workbench.train.checkpoint.full_state_dict import state_dict
-from workbench.train.reshard.requests import RunRequests
+from workbench.train.checkpoint.checkpoint import state_dict
+from workbench.train.loop.requests import RunRequests
 
 # One may move by chance as little as nothing does.
 _SHAKES = 3
@@ -43,7 +43,7 @@ def judged(case: Case, ranks: Ranks) -> Verdict:
 
     Args:
         case: what to run.
-        ranks: runs a function on seats, as `tests.ranks.Ranks.seated` does.
+        ranks: runs a function on ranks, as `tests.ranks.Ranks.seated` does.
     """
     if case.net.runs() is None:
         return Verdict("invalid", "torch itself does not run it")
@@ -134,7 +134,7 @@ def _differences(
         plans = [experiment.plan] + [after.plan] * (experiment.steps - 1)
     elif case.way == "re-cut":
         first_leg = leg("run", experiment)
-        RunRequests(first_leg.directory).wish(after.plan)
+        RunRequests(first_leg.directory).submit(after.plan)
         seen, outcome = on(ranks, first_leg)
         plans = [experiment.plan] + [after.plan] * (experiment.steps - 1)
     else:

@@ -2,7 +2,7 @@
 
 Whatever torch would draw while a module runs is given by the place of each element instead, at the
 level of torch's own operators, so that the module keeps its own code. From the words of the
-library (`model/draws.py`), and not from its code:
+library (`model/tracing/draws.py`), and not from its code:
 
     key     BLAKE2b of "seed/step/layer", 8 bytes, little endian; "seed/step/layer#k" of the k-th
             further tensor of one call

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from tests.oracle import oracle
 from tests.oracle.cases import Case, optimizer_of
 from tests.oracle.oracle import Batch, Step, Task
-from workbench.plan.experiment import (
+from workbench.plan.experiment.experiment import (
     Experiment,
     Pipelined,
 )
-from workbench.plan.placement import apportion
-from workbench.train.data.data import open_data, rows_of_step
+from workbench.plan.placement.placement import apportion
+from workbench.train.datasets import open_data, rows_of_step
 
 EXACT, MARGIN = 1e-9, 10.0
 SHAKEN = {"fp64": 1e-14, "fp32": 1e-6, "bf16": 4e-3}

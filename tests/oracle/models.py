@@ -156,6 +156,14 @@ class HELPERS:
             return self.out(x.transpose(1, 2).reshape(rows, tokens, width))
 
     @staticmethod
+    def still(norm: nn.Module, *, gone: bool = False) -> nn.Module:
+        """A batch norm whose statistics do not move any more; or are gone."""
+        norm.track_running_stats = False
+        if gone:
+            norm.running_mean = norm.running_var = None
+        return norm
+
+    @staticmethod
     def frozen(module: nn.Module, *names: str) -> nn.Module:
         """The module with these parameters, or all of them, frozen."""
         for name, parameter in module.named_parameters():

@@ -204,8 +204,10 @@ class LocalNorms:
                     )
                     means += mean * (len(part) / len(x))
                     variances += var * (len(part) / len(x))
-            if norm.running_mean is not None:
+            tracks = norm.training and norm.track_running_stats
+            if tracks and norm.num_batches_tracked is not None:
                 norm.num_batches_tracked.add_(1)
+            if tracks and norm.running_mean is not None:
                 factor = norm.momentum
                 if factor is None:
                     factor = 1.0 / float(norm.num_batches_tracked)

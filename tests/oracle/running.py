@@ -9,10 +9,10 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from workbench.comm.groups.world import Seat
-from workbench.plan.experiment import Experiment
-from workbench.store.outcome import Control, Outcome
-from workbench.train.loop import session
+from workbench.comm.groups.world import RankConfig
+from workbench.plan.experiment.experiment import Experiment
+from workbench.store.messages import StopRequest, TrainingOutcome
+from workbench.train.loop import loop as session
 from workbench.train.loop.loop import Loop
 from workbench.train.loop.objective import own_rows
 
@@ -65,7 +65,7 @@ class Leg:
     stop: bool = False
 
 
-def trained(seat: Seat, leg: Leg) -> tuple[list[Seen], Outcome]:
+def trained(config: RankConfig, leg: Leg) -> tuple[list[Seen], TrainingOutcome]:
     """One rank's part of an attempt, through `train` itself."""
     torch.set_num_threads(1)
     seen: list[Seen] = []
@@ -124,12 +124,12 @@ def trained(seat: Seat, leg: Leg) -> tuple[list[Seen], Outcome]:
 
     with patch.object(session, "Loop", Watched):
         outcome = session.train(
-            seat,
+            config,
             leg.experiment,
             weights=leg.weights,
             directory=leg.directory,
             resume=leg.resume,
-            control=Control(stop_requested=leg.stop),
+            control=StopRequest(stop_requested=leg.stop),
             emit=lambda row: None,
         )
     return seen, outcome
@@ -138,9 +138,9 @@ def trained(seat: Seat, leg: Leg) -> tuple[list[Seen], Outcome]:
 Ranks = Callable[..., list[Any]]
 
 
-def on(ranks: Ranks, leg: Leg) -> tuple[list[list[Seen]], Outcome]:
+def on(ranks: Ranks, leg: Leg) -> tuple[list[list[Seen]], TrainingOutcome]:
     """An attempt on all its ranks: what each step left, [step][rank], and how it ended."""
-    answers: Sequence[tuple[list[Seen], Outcome]] = ranks(
+    answers: Sequence[tuple[list[Seen], TrainingOutcome]] = ranks(
         leg.experiment.plan.world_size, trained, leg, timeout_s=TIMEOUT_S, limit_s=LIMIT_S
     )
     steps = [list(step) for step in zip(*(seen for seen, _ in answers), strict=True)]

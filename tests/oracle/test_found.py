@@ -8,7 +8,8 @@ import warnings
 import pytest
 
 from tests.oracle.comparing import judged
-from tests.oracle.found import EQUAL, REFUSED
+from tests.oracle.found import EQUAL
+from tests.oracle.refused import REFUSED
 
 
 @pytest.mark.parametrize("case", EQUAL.values(), ids=EQUAL)

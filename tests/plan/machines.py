@@ -1,10 +1,10 @@
 """Small machines and samples, written by hand."""
 
-from workbench.plan.device import Device
-from workbench.plan.link import Curve, Link
-from workbench.plan.machine import Machine
-from workbench.plan.sample import Sample
-from workbench.plan.work import Work
+from workbench.plan.machine.device import Device
+from workbench.plan.machine.experience import Sample
+from workbench.plan.machine.link import Curve, Link
+from workbench.plan.machine.machine import Machine
+from workbench.plan.machine.work import Work
 
 LINK = Link(name="link", latency_s=1e-4, bandwidth=1e9, reduction_s_per_byte=1e-10)
 

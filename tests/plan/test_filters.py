@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.plan.graphs import Builder
-from workbench.model.trace import trace
+from workbench.model.tracing.trace import trace
 from workbench.plan.errors import PlanError
 from workbench.plan.filters import GRAINS, in_grains
-from workbench.plan.placement import apportion
+from workbench.plan.placement.placement import apportion
 from workbench.plan.plan import Plan
 
 SHARES = st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any)
@@ -38,6 +38,12 @@ def test_grains_add_up_and_stay_near_the_shares(length, shares, grain):
     exact = apportion(length, shares)
     off = max(abs(a - b) for a, b in zip(sizes, exact, strict=True))
     assert off <= max(2 * grain if length >= GRAINS * grain * len(shares) else grain, 2)
+
+
+def test_eight_filters_are_a_grain_unless_told_otherwise():
+    graph = Builder((3, 8, 8)).conv("c", 800).linear("fc", 800).graph()
+    eight = Plan.filters(graph, 2, (70, 30), grain=8)
+    assert Plan.filters(graph, 2, (70, 30)) == eight != Plan.filters(graph, 2, (70, 30), grain=9)
 
 
 def test_grains_are_whole_but_for_one_rest():
@@ -90,6 +96,13 @@ def test_groups_smaller_than_the_world():
     assert plan.layers["a"].group_size == 2
     assert plan.row_shares == (3, 1, 3, 1)
     assert Plan.from_toml(plan.to_toml()) == plan
+
+
+def test_groups_are_shared_out_as_their_channels_were():
+    graph = Builder((3, 4, 4)).conv("a", 16).conv("b", 16, groups=4).graph()
+    plan = Plan.filters(graph, 2, {"a": (3, 1), "*": (1, 1)}, grain=1)
+    assert plan.layers["a"].shares == (12, 4)
+    assert plan.layers["b"].shares == (3, 1)
 
 
 @pytest.mark.parametrize("shares", [(1, 1), (1, -1, 1), (0, 0, 0), (1, 1, float("nan")), 3])

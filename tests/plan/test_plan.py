@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.plan.graphs import Builder, mlp, vgg
-from workbench.plan.choice import LayerPlan
 from workbench.plan.errors import PlanError
 from workbench.plan.graph import Source
+from workbench.plan.placement.choice import LayerPlan, require
 from workbench.plan.plan import Plan
 
 GRAPH = vgg()
@@ -96,6 +96,26 @@ def test_text_and_back():
 def test_a_file_and_back(tmp_path):
     PLAN.save(tmp_path / "plan.toml")
     assert Plan.load(tmp_path / "plan.toml") == PLAN
+
+
+def test_a_layer_that_is_not_there_is_answered_by_those_that_are_meant():
+    graph = mlp(8, 8, 4)
+    with pytest.raises(PlanError, match="fc0"):
+        require(graph, "fc9")
+    with pytest.raises(PlanError, match="relu0") as caught:
+        require(graph, "relu9", ["relu0"])
+    assert "fc0" not in str(caught.value)
+
+
+def test_names_with_dots_need_no_quotes():
+    net = Builder((8,)).linear("classifier.0.fc", 8).linear("classifier.1", 8)
+    plan = Plan.data_parallel(net.graph(), 2).with_layer(
+        "classifier.0.fc", scheme="shard_out", group_size=2
+    )
+    head, _, layers = plan.to_toml().partition("[layers]")
+    assert '"classifier.0.fc" = {' in layers
+    plain = layers.replace('"classifier.0.fc" = {', "classifier.0.fc = {")
+    assert Plan.from_toml(f"{head}[layers]{plain}") == plan
 
 
 def test_the_text_can_be_edited():

@@ -10,7 +10,7 @@ import pytest
 
 import workbench as wb
 from tests.plan import graphs
-from workbench.plan.errors import ExperimentError
+from workbench.plan.errors import ExperimentError, PlanError
 from workbench.plan.graph import Graph, Layer, Source, Weight
 from workbench.plan.plan import Plan
 
@@ -55,8 +55,14 @@ def test_the_plan_is_the_one_given():
 
 def test_needs_an_experiment():
     plan = Plan.data_parallel(graphs.vgg(), 2)
-    with pytest.raises(ExperimentError, match=r"predict needs an Experiment .* got None"):
+    with pytest.raises(ExperimentError, match=r"predict needs an Experiment too .* got None"):
         wb.predict(plan)
+    with pytest.raises(PlanError, match="predict needs a Plan or an Experiment, got None"):
+        wb.predict(None)
+    whole = experiment(plan)
+    assert wb.predict(whole) == wb.predict(plan, experiment=whole)
+    with pytest.raises(ExperimentError, match="got two"):
+        wb.predict(whole, None, whole)
 
 
 def test_what_is_held_adds_up_and_is_named():

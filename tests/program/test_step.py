@@ -1,13 +1,13 @@
 """The instructions of a step: of every strategy, in rounds, in micro-batches, of large worlds."""
 
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import pytest
 
 import workbench as wb
 from tests.plan import graphs
 from workbench.plan.errors import ExperimentError
-from workbench.plan.experiment import ParameterServer, Pipelined
+from workbench.plan.experiment.experiment import ParameterServer, Pipelined
 from workbench.plan.plan import Plan
 from workbench.program.instructions import (
     Backward,
@@ -48,7 +48,10 @@ ENDS = {
         ["wait", "agree", "reduce", "compensate", "update"],
     ),
     "server": (dict(sync=ParameterServer()), ["wait", "agree", "update", "hand_out"]),
-    "local": (dict(sync=wb.LocalSGD(every=3)), ["backward", "agree", "update", "average"]),
+    "local": (
+        dict(sync=wb.LocalSGD(every=3)),
+        ["backward", "rescale", "agree", "update", "average"],
+    ),
 }
 
 
@@ -196,3 +199,33 @@ def test_a_rank_that_is_not_there(rank):
 def test_only_an_experiment_has_a_program():
     with pytest.raises(ExperimentError, match="needs an Experiment"):
         wb.program(PAIRS)
+
+
+def test_conversions_of_several_steps_read_each_other():
+    graph = graphs.mlp(8, 8, 8)
+    first, second = [layer.name for layer in graph.layers if layer.kind == "linear"][:2]
+    plan = Plan.data_parallel(graph, 4).with_layer(first, scheme="shard_out", group_size=2)
+    plan = plan.with_layer(second, scheme="shard_out", group_size=4)
+    operations = program_of(experiment(plan)).operations
+    chains = [value for value in operations.by_value if len(value[1]) > 1]
+    assert chains
+    for name, steps in chains:
+        found = operations.by_value[name, steps]
+        assert found.reads == ((name, steps[:-1]),)
+        assert found.step == steps[-1]
+
+
+@pytest.mark.parametrize("readers", [*permutations(("rows", "pair", "four"))], ids="-".join)
+def test_whatever_is_read_was_made_before(readers):
+    """Several layers read one value, some of them by the same conversion and another one."""
+    net = graphs.Builder((8,)).linear("a", 8)
+    for name in readers:
+        net.linear(name, 8, "a")
+    net.same("two", "add", readers[0], readers[1]).same("all", "add", "two", readers[2])
+    plan = Plan.data_parallel(net.graph(), 4)
+    for name, k in {"a": 2, "pair": 2, "four": 4}.items():
+        plan = plan.with_layer(name, scheme="shard_out", group_size=k)
+    made = {("input", ())}
+    for operation in program_of(experiment(plan)).operations:
+        assert made.issuperset(operation.reads)
+        made.add(operation.gives)

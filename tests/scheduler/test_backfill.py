@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.scheduler.backfill import (
-    End,
-    Waiting,
+    EngineRelease,
+    WaitingJob,
     choose,
     engines_of,
     indices_of,
@@ -41,12 +41,16 @@ def test_the_second_preference_decides_within_the_first():
 
 
 def test_a_reservation_is_for_the_time_when_enough_are_free():
-    ends = [End(5.0, 1, 0b0001), End(7.0, 2, 0b0110), End(9.0, 3, 0b1000)]
-    found = reserve(Waiting(4, ALL, 2, 1.0), 0, ends, 3.0)
+    ends = [
+        EngineRelease(5.0, 1, 0b0001),
+        EngineRelease(7.0, 2, 0b0110),
+        EngineRelease(9.0, 3, 0b1000),
+    ]
+    found = reserve(WaitingJob(4, ALL, 2, 1.0), 0, ends, 3.0)
     assert (found.time, found.after, found.spare) == (7.0, 2, 1)
-    never = reserve(Waiting(4, ALL, 5, 1.0), 0, ends, 3.0)
+    never = reserve(WaitingJob(4, ALL, 5, 1.0), 0, ends, 3.0)
     assert (never.time, never.after) == (float("inf"), None)
-    overdue = reserve(Waiting(4, ALL, 1, 1.0), 0, ends, 6.0)
+    overdue = reserve(WaitingJob(4, ALL, 1, 1.0), 0, ends, 6.0)
     assert overdue.time == 6.0
 
 
@@ -55,13 +59,13 @@ jobs = st.lists(st.tuples(st.integers(1, ALL), st.integers(1, 4), st.floats(0.1,
 
 @settings(max_examples=100, derandomize=True)
 @given(jobs, st.integers(0, ALL))
-def test_what_starts_early_does_not_delay_those_that_wait(wishes, free):
+def test_what_starts_early_does_not_delay_those_that_wait(requests, free):
     """Once all that starts has ended in time, each reservation is met."""
     queue = [
-        Waiting(number, eligible, min(need, eligible.bit_count()), seconds)
-        for number, (eligible, need, seconds) in enumerate(wishes, 1)
+        WaitingJob(number, eligible, min(need, eligible.bit_count()), seconds)
+        for number, (eligible, need, seconds) in enumerate(requests, 1)
     ]
-    ends = [End(50.0, 99, ALL & ~free)]
+    ends = [EngineRelease(50.0, 99, ALL & ~free)]
     placed = place(queue, free, ends, 0.0)
     taken = 0
     for job, engines in placed.starts:

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.scheduler.values import GIB, engines, job, running, variants
-from workbench.scheduler.order import LEVEL_S
-from workbench.scheduler.requirements import refusal
+from workbench.scheduler.jobs import LEVEL_S, refusal
 from workbench.scheduler.scheduling import schedule
 
 NOW = 1000.0
@@ -199,10 +198,10 @@ def test_engines_that_are_replaced_are_waited_for():
         (
             {"device": "cuda"},
             "'net' needs 1 engine with cuda, and none is such: there are 4 engines of cpu, "
-            "of which the largest has 8 GiB",
+            "of which the largest has 8.00 GiB",
         ),
-        ({"memory_bytes": 9 * GIB}, "with 9 GiB, and none is such"),
-        ({"engines": 5, "memory_bytes": GIB // 64}, "5 engines with 16 MiB, and 4 of 4"),
+        ({"memory_bytes": 9 * GIB}, "with 9.00 GiB, and none is such"),
+        ({"engines": 5, "memory_bytes": GIB // 64}, "5 engines with 16.0 MiB, and 4 of 4"),
         ({"places": (7,)}, "there is no [7], but 0, 1, 2, 3, 4"),
         ({"places": (1,), "memory_bytes": 9 * GIB}, "and [1] are not such"),
     ],
@@ -252,14 +251,14 @@ clusters = st.lists(
 )
 
 
-def made(number, wish):
-    elastic, fixed = wish.pop("elastic"), wish.pop("fixed")
-    count = wish.pop("engines")
+def made(number, request):
+    elastic, fixed = request.pop("elastic"), request.pop("fixed")
+    count = request.pop("engines")
     if fixed is not None:
-        return job(number, len(fixed), places=tuple(fixed), **wish)
+        return job(number, len(fixed), places=tuple(fixed), **request)
     if elastic:
-        wish |= {"min_engines": 1, "max_engines": 6, "variants": variants(1, 2, 6)}
-    return job(number, count, **wish)
+        request |= {"min_engines": 1, "max_engines": 6, "variants": variants(1, 2, 6)}
+    return job(number, count, **request)
 
 
 def cluster_of(kinds):
@@ -271,9 +270,9 @@ def cluster_of(kinds):
 
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(st.lists(requests, max_size=12), clusters)
-def test_no_engine_is_given_twice_and_wishes_are_kept(wishes, kinds):
+def test_no_engine_is_given_twice_and_requests_are_kept(requests, kinds):
     cluster = cluster_of(kinds)
-    jobs = {n: made(n, dict(wish)) for n, wish in enumerate(wishes, 1)}
+    jobs = {n: made(n, dict(request)) for n, request in enumerate(requests, 1)}
     decided = schedule(list(jobs.values()), cluster, NOW)
     given_out = [place for _, places in decided.starts for place in places]
     assert len(given_out) == len(set(given_out))
@@ -291,10 +290,10 @@ def test_no_engine_is_given_twice_and_wishes_are_kept(wishes, kinds):
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.lists(requests, min_size=1, max_size=10), clusters)
-def test_nobody_starves(wishes, kinds):
+def test_nobody_starves(requests, kinds):
     """Whatever waits has started once enough jobs have ended, though others come all the time."""
     cluster = cluster_of([(kind, gib, "idle") for kind, gib, _ in kinds])
-    jobs = {n: made(n, dict(wish)) for n, wish in enumerate(wishes, 1)}
+    jobs = {n: made(n, dict(request)) for n, request in enumerate(requests, 1)}
     jobs = {n: each for n, each in jobs.items() if refusal(each, cluster) is None}
     others, now, number = dict[int, object](), NOW, 100
     waiting = dict(jobs)

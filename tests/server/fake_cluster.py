@@ -10,13 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.plan.graphs import mlp
-from tests.store.test_message import experiment
+from tests.store.test_messages import experiment
 from workbench.plan import Plan
-from workbench.server.lock import LOCK
-from workbench.store import message
-from workbench.store.cluster_spec import HERE, Spec
-from workbench.store.device import Device
-from workbench.store.owner import Owner
+from workbench.store import messages
+from workbench.store.cluster_spec import HERE, ClusterSpec, EngineDevice
+from workbench.store.process import SERVER, ProcessIdentity, holder
 from workbench.store.record import JobRecord, Request
 from workbench.store.store import Store
 
@@ -31,12 +29,12 @@ class FakeCluster:
         self.folder, self.num_engines = folder, num_engines
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "arrivals").mkdir()
-        device = Device("cpu", "here", "cpu", (), 1, 1 << 30)
+        device = EngineDevice("cpu", "here", "cpu", (), 1, 1 << 30)
         devices, sites = (device,) * (num_engines + 1), (HERE,) * (num_engines + 1)
-        Spec(devices=devices, sites=sites, address="127.0.0.1", timeout_s=4.0).save(folder)
+        ClusterSpec(devices=devices, sites=sites, address="127.0.0.1", timeout_s=4.0).save(folder)
         self.store = Store(folder / "server.sqlite", create=True)
         self.store.set_meta("meeting", "127.0.0.1:1")
-        self.packed = message.pack(experiment(Plan.data_parallel(mlp(4, 4), 2)))
+        self.packed = messages.pack(experiment(Plan.data_parallel(mlp(4, 4), 2)))
         self.engines: dict[int, subprocess.Popen] = {}
         self.server: subprocess.Popen | None = None
         self.replaces = True
@@ -64,8 +62,9 @@ class FakeCluster:
 
     def kill_server(self) -> None:
         assert self.server is not None
-        with suppress(OSError, ValueError):
-            os.kill(int((self.folder / LOCK).read_text()), signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            if (server := holder(self.folder / SERVER)) is not None:
+                os.kill(server.pid, signal.SIGKILL)
         self.server.kill()
         self.server.wait()
 
@@ -96,10 +95,10 @@ class FakeCluster:
                 name=f"job {number}",
                 task=f"{PACKAGE}.fake_tasks:{task}" if task else "",
                 packed=self.packed,
-                keywords=message.pack_keywords(keywords),
+                keywords=messages.pack_keywords(keywords),
                 engines=engines,
                 directory=str(directory),
-                **{"owner": Owner.here() if kind != "train" else None, **fields},
+                **{"owner": ProcessIdentity.here() if kind != "train" else None, **fields},
             )
         )
 

@@ -1,7 +1,7 @@
 """An engine without ipyparallel and torch: takes its calls from a folder.
 
 `python -m tests.server.fake_engine FOLDER INDEX`; the calls are real ones otherwise, and
-`perform` is the engines' own.
+`run` is the engines' own.
 """
 
 import json
@@ -13,8 +13,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from workbench.engine.calls import assume_identity, perform
-from workbench.engine.warm_up import warm_up
+from workbench.engine.calls import assume_identity, run, warm_up
 
 
 def main(folder: Path, index: int) -> None:
@@ -31,9 +30,9 @@ def main(folder: Path, index: int) -> None:
             if function is assume_identity:  # without torch
                 introduce(folder, arguments[0])
             elif function is not warm_up:  # which needs torch
-                assert function is perform
+                assert function is run
                 with suppress(KeyboardInterrupt):
-                    perform(*arguments)
+                    run(*arguments)
         time.sleep(0.005)
 
 

@@ -1,4 +1,4 @@
-"""The job server with fake hands: `python -m tests.server.fake_server FOLDER [SEED]`.
+"""The job server with fake calls: `python -m tests.server.fake_server FOLDER [SEED]`.
 
 With a seed, the server is killed again and again, each time just before or just after something
 that it does to the store, to a file or to an engine; and started again at once.
@@ -17,13 +17,13 @@ from pathlib import Path
 
 from workbench.server.attempt import Rank
 from workbench.server.engine_calls import Arrival
-from workbench.server.lock import ServerLock
 from workbench.server.loop import Server
-from workbench.store.cluster_spec import Spec
+from workbench.store.cluster_spec import ClusterSpec
+from workbench.store.process import SERVER, FolderLock
 from workbench.store.store import Store
 
 
-class FolderHands:
+class FolderCalls:
     """Calls that are files; an engine's id is its process."""
 
     connection = 1
@@ -80,9 +80,9 @@ def main(folder: Path, seed: int | None = None) -> None:
 
 def serve(folder: Path) -> None:
     parent = os.getppid()
-    with ServerLock(folder):
+    with FolderLock(folder / SERVER, "job server"):
         store = Store(folder / "server.sqlite")
-        server = Server(folder, Spec.load(folder), store, FolderHands(folder, store))
+        server = Server(folder, ClusterSpec.load(folder), store, FolderCalls(folder, store))
         while os.getppid() == parent:
             server.tick(time.monotonic())
 
@@ -94,7 +94,7 @@ class Fate:
         self.left, self.before = chance.randint(1, MOST_EFFECTS), chance.random() < 0.5
 
     def attach(self) -> None:
-        writing, note, call = Store._writing, Rank._note, FolderHands.call
+        writing, note, call = Store._writing, Rank._note, FolderCalls.call
 
         @contextmanager
         def watched(store):
@@ -109,7 +109,7 @@ class Fate:
             with self.effect():
                 call(engine_calls, *arguments, **keywords)
 
-        Store._writing, Rank._note, FolderHands.call = watched, noted, called
+        Store._writing, Rank._note, FolderCalls.call = watched, noted, called
 
     @contextmanager
     def effect(self):

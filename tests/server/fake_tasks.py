@@ -6,8 +6,8 @@ import os
 import time
 from pathlib import Path
 
-from workbench.plan.metrics import COLUMNS
-from workbench.store.outcome import Outcome
+from workbench.plan.experiment.measured import COLUMNS
+from workbench.store.messages import TrainingOutcome
 
 STEP_S = 0.01
 
@@ -16,26 +16,26 @@ class CommTimeout(RuntimeError):
     """As the ranks' own, which would load torch."""
 
 
-def train(experiment, seat, directory, control, emit, resume=None, weights=None, **how):
+def train(experiment, config, directory, control, emit, resume=None, weights=None, **how):
     """`steps` steps; how: `every` (steps between checkpoints), `step_s`, and faults by step."""
     steps, every = how.get("steps", 30), how.get("every", 5)
     value, first = _load(resume) if resume else (1.0, 0)
-    with _alone(directory, seat, how):
+    with _alone(directory, config, how):
         path = None
         for step in range(first, steps):
             time.sleep(how.get("step_s", STEP_S))
-            _fault(seat, step, how)
-            _meet(directory, seat, step)
+            _fault(config, step, how)
+            _meet(directory, config, step)
             value = (value * 1103.0 + step) % 10007.0
-            emit(_row(step, seat.rank, value))
-            stop = _agreed(directory, seat, step, control.stop_requested)
+            emit(_row(step, config.rank, value))
+            stop = _agreed(directory, config, step, control.stop_requested)
             done = step + 1
             if stop or done == steps or done % every == 0:
-                path = _save(directory, done, value) if seat.rank == 0 else path
-                _meet(directory, seat, f"saved-{done}")
+                path = _save(directory, done, value) if config.rank == 0 else path
+                _meet(directory, config, f"saved-{done}")
             if stop and done < steps:
-                return Outcome("stopped", done, str(path))
-        return Outcome("finished", max(steps, first), str(path), {"value": value})
+                return TrainingOutcome("stopped", done, str(path))
+        return TrainingOutcome("finished", max(steps, first), str(path), {"value": value})
 
 
 def value_after(steps: int) -> float:
@@ -46,46 +46,46 @@ def value_after(steps: int) -> float:
     return value
 
 
-def answer(experiment, seat=None, **keywords):
+def answer(experiment, config=None, **keywords):
     """A call that returns at once."""
-    return {"rank": seat.rank if seat else None, **keywords}
+    return {"rank": config.rank if config else None, **keywords}
 
 
-def sleep(experiment, seat=None, seconds=60.0):
+def sleep(experiment, config=None, seconds=60.0):
     """A call that takes long."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         time.sleep(0.01)
 
 
-def fail(experiment, seat, **_):
+def fail(experiment, config, **_):
     """A rank that raises, while the others wait for it."""
-    if seat.rank == 1:
+    if config.rank == 1:
         raise ValueError("no room")
     time.sleep(60)
 
 
-def _fault(seat, step, how):
-    if step == how.get("dies_at") and seat.rank == how.get("who", 0):
+def _fault(config, step, how):
+    if step == how.get("dies_at") and config.rank == how.get("who", 0):
         os.kill(os.getpid(), 9)
-    if step == how.get("raises_at") and seat.rank == how.get("who", 0):
+    if step == how.get("raises_at") and config.rank == how.get("who", 0):
         raise ValueError("no room")
-    if step == how.get("sleeps_at") and seat.rank == how.get("who", 0):
+    if step == how.get("sleeps_at") and config.rank == how.get("who", 0):
         time.sleep(60)
 
 
 class _alone:
     """Holds a job's folder for one world at a time: a second one would be an attempt too many."""
 
-    def __init__(self, directory: Path, seat, how) -> None:
-        self.directory, self.seat = directory, seat
-        self.file = (directory / f"alone-{seat.rank}").open("a")
+    def __init__(self, directory: Path, config, how) -> None:
+        self.directory, self.config = directory, config
+        self.file = (directory / f"alone-{config.rank}").open("a")
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             (directory / "twice").touch()
         with (directory / "begun").open("a") as log:
-            log.write(f"{seat.prefix} {seat.rank}\n")
+            log.write(f"{config.prefix} {config.rank}\n")
 
     def __enter__(self):
         return self
@@ -94,23 +94,23 @@ class _alone:
         self.file.close()
 
 
-def _meet(directory, seat, what):
+def _meet(directory, config, what):
     """Returns when all ranks of this world have come here."""
-    meeting = directory / "meetings" / seat.prefix
+    meeting = directory / "meetings" / config.prefix
     meeting.mkdir(parents=True, exist_ok=True)
-    (meeting / f"{what}-{seat.rank}").touch()
-    deadline = time.monotonic() + seat.timeout_s
-    while not all((meeting / f"{what}-{rank}").exists() for rank in range(seat.world_size)):
+    (meeting / f"{what}-{config.rank}").touch()
+    deadline = time.monotonic() + config.timeout_s
+    while not all((meeting / f"{what}-{rank}").exists() for rank in range(config.world_size)):
         if time.monotonic() > deadline:
             raise CommTimeout(f"not all came to {what}")
         time.sleep(0.002)
 
 
-def _agreed(directory, seat, step, stop):
-    meeting = directory / "meetings" / seat.prefix
+def _agreed(directory, config, step, stop):
+    meeting = directory / "meetings" / config.prefix
     if stop:
         (meeting / f"stop-{step}").touch()
-    _meet(directory, seat, f"agreed-{step}")
+    _meet(directory, config, f"agreed-{step}")
     return (meeting / f"stop-{step}").exists()
 
 

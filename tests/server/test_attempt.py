@@ -9,7 +9,7 @@ def test_a_rank_that_has_just_begun_is_seen_when_it_matters(tmp_path):
     attempt = Attempt(1, 1, tmp_path / "1", (0, 1), (1, 2), with_values=True)
     assert attempt.none_has_begun()
     assert RankFiles(tmp_path / "1", 1).begin()
-    attempt.look(0.0, (), lambda pid: None)  # soon after the first one: it looks at nothing
+    attempt.poll(0.0, (), lambda pid: None)  # soon after the first one: it looks at nothing
     assert not attempt.none_has_begun()
     assert not attempt.has_begun
     assert not attempt.is_withdrawn

@@ -6,7 +6,7 @@ import sys
 
 from tests.server.fake_tasks import value_after
 from tests.server.test_recovery import value
-from workbench.store.owner import Owner
+from workbench.store.process import ProcessIdentity
 
 
 def test_pause_and_resume(fake):
@@ -77,7 +77,7 @@ def test_calls_under_a_lease(fake):
 def test_a_call_ends_with_who_waits_for_it(fake):
     command = [sys.executable, "-c", "input()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as waiting:
-        call = fake.submit("sleep", kind="call", owner=Owner.of(waiting.pid))
+        call = fake.submit("sleep", kind="call", owner=ProcessIdentity.of(waiting.pid))
         fake.until(call, "running")
         waiting.kill()
     record = fake.ended(call)

@@ -4,8 +4,8 @@ import pickle
 
 from tests.client.fake_session import LayerError
 from workbench.server.outcome import End, first_failure
-from workbench.store.answer import Answer
 from workbench.store.errors import EngineDied, RankError
+from workbench.store.messages import Answer
 
 
 def raised(rank: int, kind: str, time: float, layer: str | None = None) -> End:

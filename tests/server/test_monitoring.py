@@ -12,15 +12,13 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from workbench.plan.metrics import COLUMNS
-from workbench.server.health import vitals
-from workbench.server.health.hosts import HostHealth
-from workbench.server.health.memory_trend import MemoryTrend
-from workbench.server.health.pace import LOOKS, Pace
-from workbench.server.health.standstill import STOPPED_S, Standstill
-from workbench.server.health.vitals import Sample, Vitals
-from workbench.server.watch import Watch
-from workbench.store.checkpoints import newest_whole
+from workbench.plan.experiment.measured import COLUMNS
+from workbench.server import vitals
+from workbench.server.fleet import Watch
+from workbench.server.monitor import STOPPED_S, HostHealth, Standstill
+from workbench.server.pace import LOOKS, MemoryTrend, Pace
+from workbench.server.vitals import Sample, Vitals
+from workbench.store.run_folder import newest_whole
 
 
 def rows(step: int, *compute_s: float, time: float = 0.0):
@@ -34,24 +32,24 @@ def rows(step: int, *compute_s: float, time: float = 0.0):
 def test_a_straggler_is_told_once_and_when_it_is_none_any_more():
     pace, told = Pace(), []
     for step in range(3 * LOOKS):
-        told += pace.look(rows(step, 1.0, 1.0, 2.0))
+        told += pace.poll(rows(step, 1.0, 1.0, 2.0))
     assert told == ["rank 2 is 2.0 times slower than the others since step 0"]
     assert pace.step == 3 * LOOKS
     for step in range(3 * LOOKS, 6 * LOOKS):
-        told += pace.look(rows(step, 1.0, 1.0, 1.0))
+        told += pace.poll(rows(step, 1.0, 1.0, 1.0))
     assert len(told) == 2
     assert told[1].startswith("rank 2 is as fast as the others again")
 
 
 def test_rows_that_come_twice_say_nothing_new():
     pace = Pace()
-    assert not any(pace.look(rows(0, 1.0, 9.0)) for _ in range(3 * LOOKS))
+    assert not any(pace.poll(rows(0, 1.0, 9.0)) for _ in range(3 * LOOKS))
 
 
 def test_steps_that_take_longer_than_predicted_are_told_once():
     pace, told = Pace(predicted_s=0.5), []
     for step in range(4 * LOOKS):
-        told += pace.look(rows(step, 0.1, time=step * 1.0))
+        told += pace.poll(rows(step, 0.1, time=step * 1.0))
     assert told == ["a step takes 1 s, 2.0 times as long as predicted, since step 2"]
 
 
@@ -59,7 +57,7 @@ def test_memory_that_grows_is_told_once_it_has_settled():
     trend, told = MemoryTrend(), []
     for step in range(0, 300, 10):
         row = {"step": step, "rss_bytes": (1 if step < 60 else 1 + step / 200) * 2**30}
-        told += trend.look({0: row, 1: {**row, "rss_bytes": 2**30}}, resumed=10)
+        told += trend.poll({0: row, 1: {**row, "rss_bytes": 2**30}}, resumed=10)
     assert told == [
         "the memory of rank 0 has grown from 1.3 to 2.0 GiB since step 60",
     ]
@@ -76,7 +74,7 @@ def test_what_passes_through_interfaces_is_told_by_the_second(monkeypatch):
         },
     )
     host = HostHealth()
-    found = [host.look(now)["network"] for now in (10.0, 12.0, 16.0)]
+    found = [host.poll(now)["network"] for now in (10.0, 12.0, 16.0)]
     assert found == [{}, {"eth0": (100.0, 0.0)}, {"eth0": (0.0, 10.0)}]
 
 
@@ -96,18 +94,18 @@ def test_a_process_that_is_stopped_is_told_from_one_that_works_in_turns(tmp_path
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
         os.kill(process.pid, signal.SIGSTOP)
         time.sleep(0.1)
-        vitals.look(process.pid, 0.0)
-        vitals.look(process.pid, 1.0)
+        vitals.poll(process.pid, 0.0)
+        vitals.poll(process.pid, 1.0)
         assert vitals.stopped_s(process.pid, 2.0) == 2.0
         os.kill(process.pid, signal.SIGCONT)
         time.sleep(0.3)
         os.kill(process.pid, signal.SIGSTOP)
         time.sleep(0.1)
-        vitals.look(process.pid, 3.0)  # it stands still again, and has worked meanwhile
+        vitals.poll(process.pid, 3.0)  # it stands still again, and has worked meanwhile
         assert vitals.stopped_s(process.pid, 3.0) == 0.0
         assert vitals.cpu_share(process.pid) > 0
         process.kill()
-    vitals.look(process.pid, 4.0)
+    vitals.poll(process.pid, 4.0)
     assert vitals.rss_bytes(process.pid) == 0
 
 
@@ -134,7 +132,7 @@ def found_at(monkeypatch, folder, *, stopped_at, reports_every, worked_s=0.0):
     rank = SimpleNamespace(pid=1, number=1, has_ended=False, has_reported=has_reported)
     running = [(None, SimpleNamespace(ranks=[rank]))]
     while clock.now < stopped_at + 5.0:
-        if list(standstill.look(running, clock.now)):
+        if list(standstill.poll(running, clock.now)):
             return clock.now
         clock.now += TICK_S
     return None

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from workbench.server.outcome import End, decide_outcome, losses_in_place
-from workbench.store.answer import Answer
-from workbench.store.outcome import Outcome
+from workbench.store.messages import Answer, TrainingOutcome
 from workbench.store.record import AttemptRecord, JobRecord
 
 JOB = JobRecord(id=1, kind="train", name="job", task="m:f", engines=2, max_attempts=2)
@@ -17,19 +16,19 @@ NEVER = End(0, 100, None)
 
 
 def returned(reason: str = "finished", message: str = "") -> End:
-    return End(0, 100, Answer("returned", Outcome(reason, 8, "step-8", message=message)))
+    return End(0, 100, Answer("returned", TrainingOutcome(reason, 8, "step-8", message=message)))
 
 
 def raised(kind: str, rank: int = 0) -> End:
     return End(rank, 100 + rank, Answer("raised", error=(kind, "why")))
 
 
-def verdict(*ends: End, wish: str = "", job: JobRecord = JOB, step: int = 8, resumed: int = 0):
-    return decide_outcome(job, ends, wish, step=step, resumed=resumed)
+def verdict(*ends: End, requested: str = "", job: JobRecord = JOB, step: int = 8, resumed: int = 0):
+    return decide_outcome(job, ends, requested, step=step, resumed=resumed)
 
 
 @pytest.mark.parametrize(
-    ("ends", "wish", "state"),
+    ("ends", "requested", "state"),
     [
         ([returned(), returned()], "", "finished"),
         ([returned(), returned()], "pause", "finished"),
@@ -56,13 +55,13 @@ def verdict(*ends: End, wish: str = "", job: JobRecord = JOB, step: int = 8, res
         ([INTERRUPTED, INTERRUPTED], "", "failed"),
     ],
 )
-def test_what_becomes_of_training(ends, wish, state):
-    assert verdict(*ends, wish=wish).state == state
+def test_what_becomes_of_training(ends, requested, state):
+    assert verdict(*ends, requested=requested).state == state
 
 
 @pytest.mark.parametrize("ends", [[INTERRUPTED, DIED], [STUCK, NEVER], [raised("PeerLost"), DIED]])
 def test_what_was_lost_while_it_was_being_stopped_is_no_failure(ends):
-    assert verdict(*ends, wish="stop").error is None
+    assert verdict(*ends, requested="stop").error is None
 
 
 def test_a_call_is_not_tried_again():

@@ -9,7 +9,7 @@ import pytest
 from tests.server.fake_cluster import WITHIN_S
 from tests.server.fake_tasks import value_after
 from workbench.server.attempt import attempt_folder
-from workbench.store.answer import Answer
+from workbench.store.messages import Answer
 from workbench.store.rank_files import RankFiles
 
 

@@ -15,8 +15,8 @@ import pytest
 from tests.server.fake_cluster import FakeCluster, run
 from tests.server.fake_tasks import value_after
 from tests.server.test_recovery import value
-from workbench.server.lock import ServerLock
 from workbench.store.errors import ClusterError
+from workbench.store.process import SERVER, FolderLock
 
 
 def was_run_once(directory: str) -> bool:
@@ -90,8 +90,8 @@ def test_an_engine_that_died_while_nobody_looked(fake):
 
 def test_one_server_for_one_folder(fake, tmp_path):
     fake.ended(fake.submit(keywords={"steps": 2}))
-    with pytest.raises(ClusterError, match=r"has a job server already \(pid \d+\)"):
-        ServerLock(fake.folder)
+    with pytest.raises(ClusterError, match=r"has a job server already, process \d+"):
+        FolderLock(fake.folder / SERVER, "job server")
     second = run("fake_server", fake.folder)
     second.wait()
     assert fake.ended(fake.submit(keywords={"steps": 2})).state == "finished"

@@ -5,9 +5,10 @@ import os
 import pytest
 
 from tests.plan.graphs import mlp
-from tests.store.test_message import experiment
+from tests.store.test_messages import experiment
 from workbench.plan import Experiment, Plan
 from workbench.store import run_folder as files
+from workbench.store.files import write_whole
 
 
 def test_every_run_has_a_folder_of_its_own(tmp_path):
@@ -21,14 +22,14 @@ def test_every_run_has_a_folder_of_its_own(tmp_path):
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "metrics.csv"
-    files.write(path, "old")
+    write_whole(path, "old")
 
     def full(_descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        files.write(path, "new")
+        write_whole(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 

@@ -9,19 +9,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.client.fake_session import row
-from workbench.store import rows
+from workbench.store import telemetry as module
 from workbench.store.rank_files import RankFiles
-from workbench.store.telemetry import Follower, Tail, Telemetry
+from workbench.store.telemetry import AttemptReader, RowReader, Telemetry
 
 NEVER_S = 3600.0
-SMALL_BYTES = 3 * rows.ROW_BYTES
+SMALL_BYTES = 3 * module.ROW_BYTES
 
 
 def steps(found):
     return [each["step"] for each in found]
 
 
-def drained(tail: Tail, most: int = 7):
+def drained(tail: RowReader, most: int = 7):
     """All that there is, a few rows at a time."""
     return list(itertools.chain.from_iterable(iter(lambda: tail.read(most), [])))
 
@@ -37,14 +37,14 @@ def test_rows_arrive_as_they_were_emitted(files):
     for each in emitted:
         telemetry.emit(each)
     assert telemetry.close() == 0
-    tail = Tail(files)
+    tail = RowReader(files)
     assert tail.read() == emitted
     assert tail.read() == []
 
 
 def test_a_thread_writes_while_the_rank_goes_on(files):
     telemetry = Telemetry(files, period_s=0.001)
-    tail, found = Tail(files), []
+    tail, found = RowReader(files), []
     for step in range(3):
         telemetry.emit(row(step, 0))
         while len(found) <= step:  # the thread alone can make this end
@@ -61,8 +61,8 @@ def test_many_rows_make_several_files(files):
     telemetry.emit(row(3, 0))
     telemetry.close()
     assert files.aside(0).stat().st_size == SMALL_BYTES
-    assert files.rows.stat().st_size == rows.ROW_BYTES
-    assert steps(Tail(files).read()) == [0, 1, 2, 3]
+    assert files.rows.stat().st_size == module.ROW_BYTES
+    assert steps(RowReader(files).read()) == [0, 1, 2, 3]
 
 
 @given(
@@ -75,7 +75,7 @@ def test_no_row_is_lost_or_doubled(tmp_path_factory, turns, most):
     """However writes, files that are put aside, and reads of any size follow each other."""
     files = RankFiles(tmp_path_factory.mktemp("attempt"), 0)
     telemetry = Telemetry(files, period_s=NEVER_S, put_aside_bytes=SMALL_BYTES, kept_whole=1000)
-    tail, found, number = Tail(files), [], itertools.count()
+    tail, found, number = RowReader(files), [], itertools.count()
     for kind, count in turns:
         if kind == "write":
             for _ in range(count):
@@ -86,7 +86,7 @@ def test_no_row_is_lost_or_doubled(tmp_path_factory, turns, most):
     assert telemetry.close() == 0
     found += drained(tail, most)
     assert steps(found) == list(range(next(number)))
-    assert steps(drained(Tail(files))) == steps(found)
+    assert steps(drained(RowReader(files))) == steps(found)
 
 
 @settings(deadline=None, max_examples=40)
@@ -96,7 +96,7 @@ def test_old_rows_are_thinned_whoever_reads_them(tmp_path_factory, turns, most):
     """Rows are written, or read (0), in turns; a reader may be overtaken by what is thinned."""
     files = RankFiles(tmp_path_factory.mktemp("attempt"), 0)
     telemetry = Telemetry(files, period_s=NEVER_S, put_aside_bytes=SMALL_BYTES)
-    tail, found, number = Tail(files), [], itertools.count()
+    tail, found, number = RowReader(files), [], itertools.count()
     for count in turns:
         for _ in range(count):
             telemetry.emit(row(next(number), 0))
@@ -104,7 +104,7 @@ def test_old_rows_are_thinned_whoever_reads_them(tmp_path_factory, turns, most):
         found += [] if count else tail.read(most)
     assert telemetry.close() == 0
     found += drained(tail, most)
-    total, kept = next(number), steps(drained(Tail(files)))
+    total, kept = next(number), steps(drained(RowReader(files)))
     assert sorted(set(steps(found))) == steps(found)
     assert set(kept) <= set(steps(found)) <= set(range(total))
     recent = 2 * 3 + total % 3
@@ -117,7 +117,7 @@ def test_readers_beside_a_writer_miss_nothing(files):
     total, found = 3000, ([], [])
 
     def read(into):
-        tail = Tail(files)
+        tail = RowReader(files)
         while len(into) < total:
             into += tail.read(5)
 
@@ -133,15 +133,15 @@ def test_readers_beside_a_writer_miss_nothing(files):
     assert all(steps(into) == list(range(total)) for into in found)
 
 
-@pytest.mark.parametrize("cut", [1, rows.ROW_BYTES // 2, rows.ROW_BYTES - 1])
+@pytest.mark.parametrize("cut", [1, module.ROW_BYTES // 2, module.ROW_BYTES - 1])
 def test_half_a_row_waits_for_its_other_half(files, cut):
-    packed = rows.pack(row(0, 0)) + rows.pack(row(1, 0))
-    tail = Tail(files)
-    files.rows.write_bytes(packed[: rows.ROW_BYTES + cut])
+    packed = module.pack_row(row(0, 0)) + module.pack_row(row(1, 0))
+    tail = RowReader(files)
+    files.rows.write_bytes(packed[: module.ROW_BYTES + cut])
     assert steps(tail.read()) == [0]
     assert tail.read() == []
     with files.rows.open("ab") as file:
-        file.write(packed[rows.ROW_BYTES + cut :])
+        file.write(packed[module.ROW_BYTES + cut :])
     assert steps(tail.read()) == [1]
 
 
@@ -161,7 +161,7 @@ def test_a_disk_that_is_full_for_a_while_loses_nothing(files, monkeypatch):
     with pytest.raises(OSError, match="space"):
         telemetry._write()
     assert telemetry.close() == 0
-    assert steps(Tail(files).read()) == [0, 1, 2]
+    assert steps(RowReader(files).read()) == [0, 1, 2]
 
 
 def test_rows_that_found_no_room_are_missed(files, monkeypatch):
@@ -173,16 +173,16 @@ def test_rows_that_found_no_room_are_missed(files, monkeypatch):
 
     monkeypatch.setattr(os, "write", full)
     assert telemetry.close() == 1
-    assert Tail(files).read() == []
+    assert RowReader(files).read() == []
 
 
 def test_a_look_at_nothing_new_opens_nothing(files, monkeypatch):
     telemetry = Telemetry(files, period_s=NEVER_S)
     telemetry.emit(row(0, 0))
     telemetry.close()
-    tail = Tail(files)
+    tail = RowReader(files)
     assert steps(tail.read()) == [0]
-    monkeypatch.setattr(Tail, "_read", lambda *_: pytest.fail("it was opened"))
+    monkeypatch.setattr(RowReader, "_read", lambda *_: pytest.fail("it was opened"))
     assert tail.read() == []
 
 
@@ -192,7 +192,7 @@ def test_a_follower_reads_every_rank(tmp_path):
         for step in range(3):
             telemetry.emit(row(step, rank))
         telemetry.close()
-    follower = Follower(tmp_path, 3)
+    follower = AttemptReader(tmp_path, 3)
     found = follower.read(2) + follower.read(2) + follower.read(2)
     assert sorted((each["rank"], each["step"]) for each in found) == [
         (rank, step) for rank in range(2) for step in range(3)
@@ -201,7 +201,7 @@ def test_a_follower_reads_every_rank(tmp_path):
 
 def test_counts_are_whole_numbers_again():
     emitted = {**row(3, 1), "peak_bytes": 123_456_789_012.0, "loss": 2.5}
-    (received,) = rows.unpack(rows.pack(emitted))
+    (received,) = module.unpack_rows(module.pack_row(emitted))
     assert (repr(received["step"]), repr(received["peak_bytes"])) == ("3", "123456789012")
     assert repr(received["loss"]) == "2.5"
 
@@ -210,4 +210,4 @@ def test_counts_are_whole_numbers_again():
 def test_a_row_has_exactly_the_columns(change):
     wrong = {k: v for k, v in {**row(0, 0), **change}.items() if v is not None}
     with pytest.raises(ValueError, match="a row has the columns"):
-        rows.pack(wrong)
+        module.pack_row(wrong)

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from workbench.engine.calls import introduce
-from workbench.server.calls import Calls
+from workbench.server.engine_calls import Calls
 from workbench.store.store import Store
 from workbench.supervisor.starting import STORE
 

@@ -2,14 +2,15 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from workbench.client.engine_placement import place_engines
+from workbench.client.lifecycle import cluster_spec
 from workbench.hosts.processes import members
-from workbench.store.cluster_spec import Spec, identity
+from workbench.store.cluster_spec import ClusterSpec, identity
 from workbench.store.store import Store
 from workbench.supervisor import said
 from workbench.supervisor.starting import STORE
@@ -17,10 +18,9 @@ from workbench.supervisor.starting import STORE
 SOON_S = 60.0  # on a busy host, too
 
 
-def spec(num_engines: int, **others: Any) -> Spec:
-    ground = place_engines(num_engines, None)
-    given = {"server": "tests.supervisor.greeter", **others}
-    return Spec(devices=ground.devices, sites=ground.sites, address=ground.address, **given)
+def spec(num_engines: int, **others: Any) -> ClusterSpec:
+    found, _ = cluster_spec(num_engines, timeout_s=30.0, linger_s=60.0)
+    return replace(found, **{"server": "tests.supervisor.greeter", **others})
 
 
 def until(true: Callable[[], Any], folder: Path, within_s: float = SOON_S) -> Any:

@@ -8,16 +8,16 @@ import pytest
 
 from tests.supervisor import supervising as keeping
 from workbench.hosts.processes import ending
-from workbench.store.cluster_spec import FILE, HERE, Site, Spec, identity
+from workbench.store.cluster_spec import FILE, HERE, ClusterSpec, Site, identity
 from workbench.store.errors import ClusterError
-from workbench.store.owner import Owner
+from workbench.store.process import ProcessIdentity
 from workbench.store.record import Request
 from workbench.store.store import Store
 from workbench.supervisor.server_process import Backoff, RestartPolicy
 from workbench.supervisor.starting import STORE
 from workbench.supervisor.supervisor import Lifetime
 
-GONE = replace(Owner.here(), started=Owner.here().started - 1)
+GONE = replace(ProcessIdentity.here(), started=ProcessIdentity.here().started - 1)
 
 
 @pytest.fixture
@@ -27,10 +27,10 @@ def store(tmp_path):
 
 def test_a_spec_is_read_as_it_was_written(tmp_path):
     there = Site(("nsenter", "--net=/run/netns/host0", "--"), {"GLOO_SOCKET_IFNAME": "eth0"})
-    spec = keeping.spec(1, linger_s=2.5, bound_to=Owner.here(), environment={"A": "b"})
+    spec = keeping.spec(1, linger_s=2.5, bound_to=ProcessIdentity.here(), environment={"A": "b"})
     spec = replace(spec, sites=(there, HERE))
     spec.save(tmp_path)
-    assert Spec.load(tmp_path) == spec
+    assert ClusterSpec.load(tmp_path) == spec
     assert spec.num_engines == 1
 
 
@@ -47,7 +47,7 @@ def test_a_spec_that_cannot_be_read(tmp_path, text, told):
     if text is not None:
         (tmp_path / FILE).write_text(text)
     with pytest.raises(ClusterError, match=told):
-        Spec.load(tmp_path)
+        ClusterSpec.load(tmp_path)
 
 
 def test_a_spec_with_parts_missing_cannot_be_read(tmp_path):
@@ -56,7 +56,7 @@ def test_a_spec_with_parts_missing_cannot_be_read(tmp_path):
     del fields["devices"][0]["cores"]
     (tmp_path / FILE).write_text(json.dumps(fields))
     with pytest.raises(ClusterError, match=r"cluster.json cannot be read: 'cores'"):
-        Spec.load(tmp_path)
+        ClusterSpec.load(tmp_path)
 
 
 @pytest.mark.parametrize("wrong", [{"linger_s": -1}, {"timeout_s": 0}, {"sites": (HERE,)}])
@@ -71,10 +71,10 @@ def test_clusters_of_one_name_in_two_places_are_two(tmp_path):
 
 
 def test_a_cluster_stays_while_somebody_is_attached_and_a_while_more(store):
-    store.attach(Owner.here())
+    store.attach(ProcessIdentity.here())
     lifetime = Lifetime(keeping.spec(1, linger_s=5.0), store, 0.0)
     assert not lifetime.is_over(1000.0)
-    store.detach(Owner.here())
+    store.detach(ProcessIdentity.here())
     assert not lifetime.is_over(1005.0)
     assert "nobody was attached" in lifetime.is_over(1005.1)
 
@@ -97,10 +97,10 @@ def test_a_cluster_stays_for_jobs_that_go_on_by_themselves(store, state, stays):
 
 
 def test_a_cluster_that_is_bound_ends_with_its_process_whatever_it_has_to_do(store):
-    store.attach(Owner.here())
+    store.attach(ProcessIdentity.here())
     lifetime = Lifetime(keeping.spec(1, bound_to=GONE), store, 0.0)
     assert f"process {os.getpid()} has ended" in lifetime.is_over(0.1)
-    assert not Lifetime(keeping.spec(1, bound_to=Owner.here()), store, 0.0).is_over(0.1)
+    assert not Lifetime(keeping.spec(1, bound_to=ProcessIdentity.here()), store, 0.0).is_over(0.1)
 
 
 def test_the_first_replacement_starts_at_once_and_the_next_ones_later():

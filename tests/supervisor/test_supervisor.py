@@ -17,14 +17,13 @@ import torch.distributed as dist
 
 from tests.engine.test_calls import EXPERIMENT
 from tests.supervisor import supervising as keeping
-from workbench.engine.calls import assume_identity, introduce, perform
+from workbench.engine.calls import Assignment, assume_identity, introduce, run
 from workbench.hosts.processes import is_alive
-from workbench.server.calls import Calls
-from workbench.store.answer import Answer
+from workbench.server.engine_calls import Calls
 from workbench.store.cluster_spec import Site
 from workbench.store.errors import ClusterError, ControlMessageTooLarge
-from workbench.store.message import pack, pack_keywords
-from workbench.store.owner import Owner
+from workbench.store.messages import Answer, pack, pack_keywords
+from workbench.store.process import ProcessIdentity
 from workbench.store.rank_files import RankFiles
 from workbench.store.record import Request
 from workbench.store.store import Store
@@ -80,7 +79,7 @@ def kept(tmp_path_factory) -> Iterator[Kept]:
     with notebook:
         assert notebook.stdout.readline() == b"started\n"
         store = Store(folder / STORE)
-        store.attach(Owner.here())
+        store.attach(ProcessIdentity.here())
         keeping.until(lambda: keeping.idle(folder, store), folder)
         before = Kept(folder, store).pids()
         os.killpg(notebook.pid, signal.SIGINT)
@@ -104,7 +103,8 @@ def test_engines_work_on_without_their_notebook(kept, calls, tmp_path):
     engine = kept.store.engines()[0]
     arguments, own = pack_keywords({"first": 1}), {"second": 2}
     task, packed = "tests.engine.test_calls:adds", pack(EXPERIMENT)
-    calls.call(engine.engine_id, perform, task, packed, arguments, own, tmp_path, 0, False)
+    given = Assignment(task, packed, arguments, own, tmp_path, 0, trains=False)
+    calls.call(engine.engine_id, run, given)
     answer = keeping.until(lambda: RankFiles(tmp_path, 0).answer, kept.folder)
     assert Answer.unpack(answer).value == 3 + EXPERIMENT.batch_size
     assert RankFiles(tmp_path, 0).pid == engine.pid
@@ -232,7 +232,7 @@ def test_a_cluster_ends_when_nobody_needs_it_and_keeps_what_it_has_done(tmp_path
     start(folder, keeping.spec(1, linger_s=0.1))
     store, supervisor = Store(folder / STORE), supervisor_of(folder)
     job = store.submit(Request(kind="train", name="mlp", task="a:b", engines=1))
-    store.detach(Owner.here())
+    store.detach(ProcessIdentity.here())
     keeping.until(lambda: len(keeping.processes(folder)) > 2, folder)
     assert supervisor.is_alive  # there is something to do
     store.update(job, state="finished")
@@ -254,7 +254,7 @@ def test_engines_that_end_at_once_are_not_started_for_ever(tmp_path, monkeypatch
     nowhere = Site(("sh", "-c", "echo no such host; exit 7"), {})
     spec = replace(spec, sites=(nowhere, spec.sites[1]), server="json.tool")
     store = Store(folder / STORE, create=True)
-    store.attach(Owner.here())
+    store.attach(ProcessIdentity.here())
 
     async def keep() -> None:
         supervisor = asyncio.create_task(Supervisor(folder, spec, store).run())
@@ -302,7 +302,7 @@ def test_a_supervisor_whose_caller_was_interrupted_starts_nothing(tmp_path):
 
 def test_a_process_that_is_gone_is_never_the_supervisor(tmp_path):
     (tmp_path / "supervisor.pid").write_text(f"{os.getpid()} 1 here\n")
-    here = Owner.here()
+    here = ProcessIdentity.here()
     (tmp_path / "supervisor.pid").write_text(f"{here.pid} {here.started + 1} {here.host}\n")
     assert is_alive(here.pid)
     assert supervisor_of(tmp_path) is None

@@ -1,7 +1,6 @@
 """Steps of a split net on ranks, held against one process: every value, to rounding."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,17 +11,16 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from tests.layers import nets
+from tests.train.runs import stepper_of
 from workbench.comm.groups.world import World
 from workbench.layers.context import BatchContext
-from workbench.layers.cut_model import Groups, group_specs
-from workbench.plan.experiment import SGD, Synchronous
-from workbench.plan.placement import Shard
+from workbench.layers.cut_model import RankGroups, group_specs
+from workbench.plan.experiment.experiment import SGD, Experiment, Synchronous, Synthetic
+from workbench.plan.placement.placement import Shard
 from workbench.plan.plan import Plan
 from workbench.train.loop.objective import own_rows
-from workbench.train.loop.passes import MicroBatch, pass_of
-from workbench.train.strategies.optimizer import Updater
-from workbench.train.strategies.synchronous import SynchronousUpdates
-from workbench.train.verify.draws import place_draws
+from workbench.train.loop.passes import MicroBatch
+from workbench.train.verify.reference import place_draws
 
 OPTIMIZER = SGD(lr=0.1, momentum=0.9)
 
@@ -123,27 +121,32 @@ def split(world: World, cases: Sequence[Case]) -> list[Found]:
     return [_split(world, groups, case) for case in cases]
 
 
-def _split(world: World, groups: Groups, case: Case) -> Found:
+def _split(world: World, groups: RankGroups, case: Case) -> Found:
     world.recorder.reset()
     model = nets.cut_net(world, case.plan, case.net, (0,) * world.size, groups)
-    parameters = model.trainable()
-    updater = Updater(OPTIMIZER, model, parameters)
-    strategy = SynchronousUpdates(Synchronous(bucket_bytes=600), model, updater)
-    passing = pass_of(model, nullcontext, strategy.after_round)
+    parameters, sync = model.trainable(), Synchronous(bucket_bytes=600)
+    run = Experiment(
+        plan=case.plan,
+        optimizer=OPTIMIZER,
+        steps=1,
+        batch_size=64 * world.size,
+        data=Synthetic(samples=64 * world.size, classes=5),
+        sync=sync,
+        precision="fp64",
+    )
+    stepper = stepper_of(world, model, run)
     steps = []
     for index, rows in enumerate(case.steps):
         images, labels = nets.batch(case.net, sum(rows), index)
         span = Shard(0, rows).span(world.rank)
         batch = MicroBatch(rows, 0, images.narrow(0, *span), labels.narrow(0, *span))
-        strategy.begin()
-        outputs, loss = passing.run(batch, index, sum(rows), strategy.last)
-        strategy.finish(rows)
+        result = stepper.run(index, (batch,))
         with torch.no_grad():
-            mine = own_rows(model, case.plan.graph.outputs[0], outputs[0])
+            mine = own_rows(model, case.plan.graph.outputs[0], result.outputs[0])
         gradients = {  # an empty piece may have none
             name: p.grad.clone() if p.numel() else p.detach() for name, p in parameters.items()
         }
-        steps.append(Step(mine, loss, gradients))
-        strategy.update(index)
+        steps.append(Step(mine, result.loss, gradients))
+        stepper.update()
     traffic = tuple((r.op, r.layer, r.phase, r.messages, r.bytes) for r in world.recorder.rows())
     return Found(tuple(steps), {n: piece.detach() for n, piece in model.pieces().items()}, traffic)

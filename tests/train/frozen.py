@@ -13,13 +13,12 @@ from torch.testing import assert_close
 
 from tests.layers.nets import piece_of
 from workbench.comm.groups.world import World
-from workbench.model.slices import WeightsFile
-from workbench.plan.experiment import AdamW, Experiment, Synthetic
-from workbench.plan.placement import Shard
+from workbench.model.weights.slices import WeightsFile
+from workbench.plan.experiment.experiment import AdamW, Experiment, Synthetic
+from workbench.plan.placement.placement import Shard
 from workbench.plan.plan import Plan
-from workbench.train.data.data import open_data, rows_of_step
-from workbench.train.loop.evaluate import evaluate
-from workbench.train.loop.objective import own_rows
+from workbench.train.datasets import open_data, rows_of_step
+from workbench.train.loop.objective import evaluate, own_rows
 from workbench.train.loop.state import RankState, group_specs_of
 
 SHAPE, CLASSES = (3, 6, 6), 10
@@ -170,7 +169,7 @@ def on_a_rank(world: World, run: Experiment, weights: Path) -> Found:
                 for name, piece in state.model.pieces().items()
                 if isinstance(piece, nn.Parameter)
             }
-        state.strategy.update(step)
+        state.stepper.update()
         evaluate(state.model, state.test_data, 5, state.everyone, world.device, state.stepper.dtype)
     state.strategy.settle()
     found.held = {n: t.detach().clone() for n, t in state.model.pieces().items()}

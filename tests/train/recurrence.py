@@ -5,31 +5,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from workbench.comm.collectives import all_reduce
+from workbench.comm.all_reduce import all_reduce
 from workbench.comm.groups.world import World
-from workbench.plan.experiment import Experiment, Pipelined, Synchronous
+from workbench.plan.experiment.experiment import Experiment, Pipelined, Synchronous
 from workbench.train.loop.state import RankState, group_specs_of
-from workbench.train.strategies.synchronous import ImmediateStrategy
+from workbench.train.loop.step import Stepper
+from workbench.train.strategies.strategy import OwnGradients
 
 Weights = dict[str, Tensor]
-
-
-class Local(ImmediateStrategy):
-    """Leaves every rank its own gradients."""
-
-    def __init__(self, model):
-        self.parameters = model.trainable()
-        self.buffers = []
-
-    def begin(self):
-        for parameter in self.parameters.values():
-            parameter.grad = None
-
-    def last(self): ...
-
-    def after_round(self, rows, samples): ...
-
-    def finish(self, rows): ...
 
 
 def started(world: World, experiment: Experiment, weights: Path, resume: Path | None = None):
@@ -47,17 +30,20 @@ def serially(world: World, experiment: Experiment, weights: Path) -> list[Weight
     assert isinstance(sync, Pipelined)
     late = sync.width - 1
     state = started(world, experiment.replace(sync=Synchronous()), weights)
-    state.stepper.strategy = local = Local(state.model)
+    own, stepper = OwnGradients(state.strategy), state.stepper
+    run, data, dtype = state.experiment, stepper.data, stepper.dtype
+    stepper = Stepper(run, state.model, own, data, world, dtype)
+    parameters = state.model.trainable()
     sums: list[Weights] = []
     places: list[Weights] = []
     found = []
     for step in range(experiment.steps):
-        places.append({name: p.detach().clone() for name, p in local.parameters.items()})
-        state.stepper.run(step)
-        sums.append({name: summed(state, name, p) for name, p in local.parameters.items()})
+        places.append({name: p.detach().clone() for name, p in parameters.items()})
+        stepper.run(step)
+        sums.append({name: summed(state, name, p) for name, p in parameters.items()})
         old = step if step < sync.warmup else step - late
         if old >= (0 if step < sync.warmup else sync.warmup):
-            for name, parameter in local.parameters.items():
+            for name, parameter in parameters.items():
                 parameter.grad = sums[old][name]
                 if sync.compensation is not None and old < step:
                     g, moved = sums[old][name], parameter.detach() - places[old][name]
@@ -81,7 +67,7 @@ def stepwise(
     found = []
     for step in range(experiment.steps):
         state.stepper.run(step)
-        state.strategy.update(step)
+        state.stepper.update()
         found.append(values(state))
     state.strategy.settle()
     rows = world.recorder.rows()

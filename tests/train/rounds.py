@@ -1,19 +1,21 @@
 """A net with a sharded tail, and what a step of it in rounds needs and sends."""
 
 import itertools
-from contextlib import nullcontext
 
 from torch import Tensor, nn
 
 from tests.layers import nets
+from tests.train.runs import stepper_of
 from workbench.comm.groups.world import World
 from workbench.layers.cut_model import CutModel
-from workbench.layers.rounds import PartedModel, Round
-from workbench.plan.placement import Shard
+from workbench.layers.rounds import PartedModel, TailRound
+from workbench.plan.experiment.experiment import SGD, Experiment, LocalSGD, Synthetic
+from workbench.plan.placement.placement import Shard
+from workbench.plan.placement.tail import Tail
 from workbench.plan.plan import Plan
-from workbench.plan.tail import Tail
 from workbench.train.loop.memory import PeakMeter, tensor_bytes
-from workbench.train.loop.passes import MicroBatch, RoundsPass, pass_of
+from workbench.train.loop.passes import MicroBatch
+from workbench.train.loop.step import Stepper
 
 
 class Wide(nn.Module):
@@ -32,8 +34,19 @@ class Wide(nn.Module):
         return self.tail(self.head(x))
 
 
-def nothing(*_: int) -> None:
-    """Gradients of rounds add up."""
+def stepper(world: World, model: CutModel) -> Stepper:
+    """Every rank keeps its own gradients."""
+    samples = 64 * world.size
+    run = Experiment(
+        plan=model.plan,
+        optimizer=SGD(lr=0.1),
+        steps=1,
+        batch_size=samples,
+        data=Synthetic(samples=samples, classes=5),
+        sync=LocalSGD(),
+        precision="fp64",
+    )
+    return stepper_of(world, model, run, sums=False)
 
 
 def peak_of_a_step(world: World, plan: Plan, net: type[nn.Module], rows: tuple[int, ...]) -> int:
@@ -43,13 +56,13 @@ def peak_of_a_step(world: World, plan: Plan, net: type[nn.Module], rows: tuple[i
         images, labels = nets.batch(net, sum(rows))
         span = Shard(0, rows).span(world.rank)
         batch = MicroBatch(rows, 0, images.narrow(0, *span), labels.narrow(0, *span))
-        passing = pass_of(model, nullcontext, nothing)
+        steps = stepper(world, model)
         peaks = []
         for step in range(5):
             kept = [*model.pieces().values(), images, labels]
             kept += [p.grad for p in model.trainable().values() if p.grad is not None]
             before = meter.lap(live_bytes=tensor_bytes(kept)).live_bytes
-            passing.run(batch, step, sum(rows), lambda: None)
+            steps.run(step, (batch,))
             peaks.append(meter.lap().peak_bytes - before)
         return min(peaks[1:])  # a thread of gloo may free a buffer unseen
 
@@ -63,8 +76,9 @@ def sent_in_rounds(
     span = Shard(0, rows).span(world.rank)
     batch = MicroBatch(rows, 0, images.narrow(0, *span), labels.narrow(0, *span))
     assert plan.tail is not None
-    parted = Counting(model, plan.tail)
-    RoundsPass(parted, nullcontext, nothing).run(batch, 0, sum(rows), lambda: None)
+    steps, parted = stepper(world, model), Counting(model, plan.tail)
+    steps.passes.parted = parted
+    steps.run(0, (batch,))
     return [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise([(0, 0), *parted.seen])]
 
 
@@ -75,7 +89,7 @@ class Counting(PartedModel):
         super().__init__(model, tail)
         self.seen: list[tuple[int, int]] = []
 
-    def start(self, part: Tensor, brought: Round) -> None:
+    def start(self, part: Tensor, brought: TailRound) -> None:
         super().start(part, brought)
         recorder = self.model.shard_group(self.tail.group_size).recorder
         found = [r for r in recorder.rows() if (r.layer, r.phase) == ("tail.0", "forward")]

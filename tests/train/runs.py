@@ -1,14 +1,39 @@
 """Runs of a few steps, and all that they leave on a rank."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from workbench.comm.groups.world import World
-from workbench.plan.experiment import Experiment
+from workbench.layers.cut_model import CutModel
+from workbench.plan.experiment.experiment import Experiment
+from workbench.program.step import program_of
 from workbench.train.loop.memory import tensor_bytes
 from workbench.train.loop.state import RankState, group_specs_of
+from workbench.train.loop.step import Stepper
+from workbench.train.strategies.strategy import OwnGradients, strategy_of, updater_of
+
+
+def stepper_of(
+    world: World, model: CutModel, experiment: Experiment, *, sums: bool = True, **options: Any
+) -> Stepper:
+    """Executes an experiment's steps on batches that it is given.
+
+    Args:
+        world: This rank's place.
+        model: This rank's part.
+        experiment: What runs.
+        sums: Whether gradients are summed and weights move.
+        options: Further arguments of `Stepper`.
+    """
+    program = program_of(experiment).of(world.rank)
+    strategy = strategy_of(program, model, updater_of(program, model))
+    if not sums:
+        strategy = OwnGradients(strategy)
+    return Stepper(experiment, model, strategy, None, world, torch.float64, **options)
+
 
 STATES = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")
 
@@ -21,7 +46,7 @@ def trained(
     state = RankState.start(experiment, world, groups, weights, None)
     for step in range(experiment.steps):
         state.stepper.run(step)
-        state.strategy.update(step)
+        state.stepper.update()
     held = tensor_bytes(state.updater.tensors())
     traffic = [(r.op, r.layer, r.messages, r.bytes) for r in world.recorder.rows()]
     everything = {f"optimizer/{s}/{n}" for n in state.model.trainable() for s in STATES}

@@ -4,7 +4,7 @@ import pytest
 
 from tests.layers import nets
 from tests.train.exact import Case, check
-from workbench.model.trace import trace
+from workbench.model.tracing.trace import trace
 from workbench.plan.plan import Plan
 
 ATTENTION = {nets.Attending: "attention", nets.Windows: "attend", nets.WindowsV2: "attend"}

@@ -10,9 +10,9 @@ from tests.train.exact import Case, check, split
 from tests.train.loop.test_session import session
 from tests.train.runs import same, trained
 from workbench.client.verifying import experiment_for, merge
-from workbench.model.trace import trace
-from workbench.model.weights import initialize
-from workbench.plan.experiment import AdamW, Experiment, Synthetic
+from workbench.model.tracing.trace import trace
+from workbench.model.weights.initial import initialize
+from workbench.plan.experiment.experiment import AdamW, Experiment, Synthetic
 from workbench.plan.plan import Plan
 from workbench.train.verify.reference import write_reference
 from workbench.train.verify.verify import compare
@@ -99,8 +99,8 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(on_ranks, weights, tmp_path, net
     assert begun + resumed == pytest.approx(whole, rel=1e-9)
 
 
-def compared(seat, experiment, start, reference):
-    return compare(seat, experiment, weights=start, reference=reference)
+def compared(config, experiment, start, reference):
+    return compare(config, experiment, weights=start, reference=reference)
 
 
 @pytest.mark.parametrize("net", drawing.NETS)

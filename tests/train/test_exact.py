@@ -8,10 +8,10 @@ from tests.layers import nets
 from tests.layers.drawn import GRAPHS, shares
 from tests.train.exact import Case, check
 from workbench.plan.errors import PlanError
-from workbench.plan.placement import apportion
+from workbench.plan.placement.placement import apportion
+from workbench.plan.placement.rules import schemes_of
+from workbench.plan.placement.tail import ROUNDS, RoundsError
 from workbench.plan.plan import Plan
-from workbench.plan.rules import schemes_of
-from workbench.plan.tail import ROUNDS, RoundsError
 
 TOGETHER = 18  # cases for which the ranks meet once: 216 in all
 

@@ -10,11 +10,11 @@ from tests.layers import partly
 from tests.layers.drawn import plans
 from tests.predict import running
 from tests.train.exact import Case, check
-from workbench.plan.experiment import SGD, Experiment, Synchronous
-from workbench.plan.placement import apportion
+from workbench.plan.experiment.experiment import SGD, Experiment, Synchronous
+from workbench.plan.placement.placement import apportion
+from workbench.plan.placement.tail import ROUNDS, RoundsError
 from workbench.plan.plan import Plan
-from workbench.plan.tail import ROUNDS, RoundsError
-from workbench.predict.traffic.counting import traffic_of
+from workbench.predict.traffic.traffic import traffic_of
 from workbench.program.step import program_of
 
 TOGETHER = 24

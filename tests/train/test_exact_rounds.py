@@ -3,9 +3,9 @@
 import pytest
 
 from tests.train.small import net
-from workbench.model.trace import trace
-from workbench.model.weights import initialize
-from workbench.plan.experiment import SGD, Experiment, Synthetic
+from workbench.model.tracing.trace import trace
+from workbench.model.weights.initial import initialize
+from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.plan import Plan
 from workbench.train.verify.verify import compare, write_reference
 
@@ -43,5 +43,5 @@ def test_rounds_are_exact(on_ranks, weights, tmp_path, rounds, mode, world, k):
     assert worst.error < 1e-10, worst
 
 
-def seen(seat, run, weights, reference):
-    return compare(seat, run, weights=weights, reference=reference)
+def seen(config, run, weights, reference):
+    return compare(config, run, weights=weights, reference=reference)

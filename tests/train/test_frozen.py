@@ -9,10 +9,10 @@ from tests.train import frozen
 from tests.train.frozen import Detached, Keeps, Net, check, evaluating, experiment, plain
 from workbench.client.verifying import experiment_for, merge
 from workbench.layers.cut_model import group_specs
-from workbench.model.trace import trace
-from workbench.model.weights import initialize
+from workbench.model.tracing.trace import trace
+from workbench.model.weights.initial import initialize
 from workbench.plan.errors import ExperimentError, PlanError
-from workbench.plan.experiment import (
+from workbench.plan.experiment.experiment import (
     SGD,
     LocalSGD,
     ParameterServer,
@@ -20,9 +20,9 @@ from workbench.plan.experiment import (
     Synchronous,
 )
 from workbench.plan.plan import Plan
-from workbench.train.checkpoint.checkpoint import latest
-from workbench.train.checkpoint.full_state_dict import state_dict
-from workbench.train.loop.session import Control, train
+from workbench.store.messages import StopRequest
+from workbench.train.checkpoint.checkpoint import latest, state_dict
+from workbench.train.loop.loop import train
 from workbench.train.verify.reference import write_reference
 from workbench.train.verify.verify import compare
 
@@ -156,16 +156,16 @@ def test_ranks_agree_on_what_needs_a_gradient(on_ranks, tmp_path, again):
     check(ranks, plain(module, run), run)
 
 
-def trained_through(seat, run, weights, directory, resume):
+def trained_through(config, run, weights, directory, resume):
     """A whole session, which leaves a checkpoint."""
     rows = []
     return train(
-        seat,
+        config,
         run,
         weights=weights,
         directory=directory,
         resume=resume,
-        control=Control(),
+        control=StopRequest(),
         emit=rows.append,
     )
 
@@ -208,8 +208,8 @@ def test_verification_compares_all_of_it(on_ranks, made, tmp_path, net, batch_no
     assert {name for name, _ in module.named_parameters()} <= names
 
 
-def compared(seat, run, start, reference):
-    return compare(seat, run, weights=start, reference=reference)
+def compared(config, run, start, reference):
+    return compare(config, run, weights=start, reference=reference)
 
 
 def test_nothing_to_train_is_refused():

@@ -5,10 +5,10 @@ import torch
 
 from tests.layers import nets
 from tests.layers.drawn import GRAPHS
-from workbench.layers.dtypes import Dtypes
-from workbench.model.trace import skeleton
-from workbench.model.weights import initialize
-from workbench.plan.experiment import SGD, Experiment, Synthetic
+from workbench.layers.idle import LayerDtypes
+from workbench.model.tracing.trace import skeleton
+from workbench.model.weights.initial import initialize
+from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.plan import Plan
 from workbench.train.loop.objective import own_rows
 from workbench.train.loop.state import RankState, group_specs_of
@@ -45,7 +45,7 @@ def trained(world, run, weights):
         with torch.no_grad():
             name = run.plan.graph.outputs[0]
             outputs.append(own_rows(state.model, name, result.outputs[0]).float())
-        state.strategy.update(step)
+        state.stepper.update()
     return losses, outputs
 
 
@@ -77,7 +77,7 @@ def test_a_rank_without_a_share_trains_in_bf16(on_ranks, tmp_path, name):
 def test_types_are_those_of_the_whole_model(net, precision):
     graph, cpu = GRAPHS[net], torch.device("cpu")
     dtype = torch.float64 if precision == "fp64" else torch.float32
-    found = Dtypes(skeleton(graph), graph.input_shape, cpu, dtype)
+    found = LayerDtypes(skeleton(graph), graph.input_shape, cpu, dtype)
     seen = {}
 
     class Noting(torch.fx.Interpreter):

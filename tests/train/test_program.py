@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from tests.layers import nets
 from tests.layers.drawn import GRAPHS, plans
-from workbench.comm.groups.group import Call
-from workbench.comm.groups.record import Doing
+from workbench.comm.groups.record import Doing, RecordedCall
 from workbench.comm.groups.world import World
-from workbench.model.weights import initialize
-from workbench.plan.experiment import (
+from workbench.model.weights.initial import initialize
+from workbench.plan.experiment.experiment import (
     SGD,
     AdamW,
     Experiment,
@@ -38,16 +37,16 @@ class Heard:
     def __init__(self) -> None:
         self.calls: list[tuple[str, str, str, str]] = []
 
-    def begun(self, call: Call) -> None:
+    def begun(self, call: RecordedCall) -> None:
         self.calls.append((call.key.group, call.key.op, call.key.layer, call.key.phase))
 
-    def received(self, call: Call, num_bytes: int) -> None:
+    def received(self, call: RecordedCall, num_bytes: int) -> None:
         """Of no interest."""
 
-    def entered(self, call: Call, doing: Doing) -> None:
+    def entered(self, call: RecordedCall, doing: Doing) -> None:
         """Of no interest."""
 
-    def left(self, call: Call, doing: Doing) -> None:
+    def left(self, call: RecordedCall, doing: Doing) -> None:
         """Of no interest."""
 
 
@@ -60,7 +59,7 @@ def called(world: World, experiment: Experiment, weights: Path) -> list[tuple[st
         world.recorder.listener = heard if step == STEPS - 1 else None
         result = state.stepper.run(step)
         agree(state.everyone, result.loss, False, result.blocked_s)
-        state.strategy.update(step)
+        state.stepper.update()
     world.recorder.listener = None
     state.strategy.rest()
     return heard.calls

@@ -8,8 +8,15 @@ from tests.train.runs import same, trained
 from tests.train.strategies.test_local_sgd import GRAPH as TAILED
 from tests.train.strategies.test_local_sgd import net as tailed
 from tests.train.strategies.test_local_sgd import plan as tailed_plan
-from workbench.model.weights import initialize
-from workbench.plan.experiment import SGD, AdamW, Experiment, LocalSGD, Synchronous, Synthetic
+from workbench.model.weights.initial import initialize
+from workbench.plan.experiment.experiment import (
+    SGD,
+    AdamW,
+    Experiment,
+    LocalSGD,
+    Synchronous,
+    Synthetic,
+)
 from workbench.plan.plan import Plan
 
 MOMENTUM = SGD(lr=0.05, momentum=0.9)

@@ -6,9 +6,9 @@ import pytest
 
 from tests.train import rounds
 from tests.train.exact import Case, check
-from workbench.model.trace import trace
+from workbench.model.tracing.trace import trace
+from workbench.plan.placement.tail import ROUNDS
 from workbench.plan.plan import Plan
-from workbench.plan.tail import ROUNDS
 
 GRAPH = trace(rounds.Wide(), input_shape=rounds.Wide.shape)
 D, OUTPUTS, BYTES = 32, 1024, 8

@@ -2,11 +2,11 @@
 
 import pytest
 
-from workbench.bench.small_vgg import INPUT_SHAPE, SmallVGG
+from workbench.bench.nets import INPUT_SHAPE, SmallVGG
 from workbench.comm.groups.world import World
-from workbench.model.trace import trace
-from workbench.model.weights import initialize
-from workbench.plan.experiment import SGD, Experiment, LocalSGD, Synchronous, Synthetic
+from workbench.model.tracing.trace import trace
+from workbench.model.weights.initial import initialize
+from workbench.plan.experiment.experiment import SGD, Experiment, LocalSGD, Synchronous, Synthetic
 from workbench.plan.plan import Plan
 from workbench.train.loop.state import RankState, group_specs_of
 
@@ -25,14 +25,14 @@ def weights(tmp_path_factory):
     return initialize(GRAPH, 0, tmp_path_factory.mktemp("weights"), module=module)
 
 
-def received(seat, experiment, weights):
+def received(config, experiment, weights):
     """Bytes of all steps: of activations, and of gradients or parameters."""
-    with World.open(seat) as world:
+    with World.open(config) as world:
         groups = world.groups(group_specs_of(experiment.plan))
         state = RankState.start(experiment, world, groups, weights, None)
         for step in range(experiment.steps):
             state.stepper.run(step)
-            state.strategy.update(step)
+            state.stepper.update()
         rows = [row for row in world.recorder.rows() if row.layer != "labels"]
     activations = sum(row.bytes for row in rows if row.phase != "step")
     return activations, sum(row.bytes for row in rows if row.phase == "step")

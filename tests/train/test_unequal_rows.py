@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from tests.train.small import net
-from workbench.model.trace import trace
-from workbench.model.weights import initialize
-from workbench.plan.experiment import SGD, Experiment, Synthetic
+from workbench.model.tracing.trace import trace
+from workbench.model.weights.initial import initialize
+from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.plan import Plan
 from workbench.train.loop.state import RankState, group_specs_of
 
@@ -38,7 +38,7 @@ def gradients(world, value, weights):
         (batch,) = state.stepper.run(step).batches
         grads = {n: p.grad.clone() for n, p in state.model.trainable().items()}
         found.append((len(batch.images), grads))
-        state.strategy.update(step)
+        state.stepper.update()
     return found
 
 

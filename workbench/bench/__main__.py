@@ -5,32 +5,50 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from workbench.bench.plot import svg
+from workbench.bench.plot import charts_svg
 from workbench.bench.report import Report
 
-# Each module has `run(quick: bool) -> Report`.
+# name: a module of this package that has `run(quick: bool) -> Report`, and what it measures
 BENCHES = {
-    "accuracy": "a hybrid VGG-11 on scikit-learn's digits, against one process",
-    "exactness": "every kind of model and plan, against the unsplit model",
-    "collectives": "all-reduce through shared memory, against gloo's",
-    "codecs": "what coding costs, against the time on a wire that it saves",
-    "hetero": "shares for engines of unequal speed, against equal ones and the fastest alone",
-    "hierarchical": "all-reduce over two emulated hosts with a shaped link, against gloo's",
-    "models": "torchvision's classifiers: all traced, each family's smallest verified",
-    "pipesgd": "pipelined SGD, on emulated hosts, against synchronous steps and torch's DDP",
-    "jobserver": "what the job server schedules, costs and lets through",
-    "predict": "peak memory and traffic of a step, against what was predicted",
-    "recovery": "engines and server killed while runs train: what survives, and how soon",
-    "search": "the best plan, found and proven, and run against others",
-    "widgets": "the plan editor and a dashboard in Chromium: how soon, smooth and small they are",
-    "splitbrain": "convolutions replicated, linear layers sharded, against torch's DDP",
+    "accuracy": ("accuracy", "a hybrid VGG-11 on scikit-learn's digits, against one process"),
+    "exactness": ("exactness.exactness", "every kind of model and plan, against the unsplit model"),
+    "collectives": ("collectives.collectives", "all-reduce through shared memory, against gloo's"),
+    "codecs": ("codecs", "what coding costs, against the time on a wire that it saves"),
+    "hetero": (
+        "hetero.hetero",
+        "shares for engines of unequal speed, against equal ones and the fastest alone",
+    ),
+    "hierarchical": (
+        "collectives.hierarchical",
+        "all-reduce over two emulated hosts with a shaped link, against gloo's",
+    ),
+    "models": ("models", "torchvision's classifiers: all traced, each family's smallest verified"),
+    "pipesgd": (
+        "pipesgd.pipesgd",
+        "pipelined SGD, on emulated hosts, against synchronous steps and torch's DDP",
+    ),
+    "jobserver": ("jobserver.jobserver", "what the job server schedules, costs and lets through"),
+    "predict": ("predict.predict", "peak memory and traffic of a step, against what was predicted"),
+    "recovery": (
+        "recovery.recovery",
+        "engines and server killed while runs train: what survives, and how soon",
+    ),
+    "search": ("search", "the best plan, found and proven, and run against others"),
+    "widgets": (
+        "widgets.widgets",
+        "the plan editor and a dashboard in Chromium: how soon, smooth and small they are",
+    ),
+    "splitbrain": (
+        "splitbrain",
+        "convolutions replicated, linear layers sharded, against torch's DDP",
+    ),
 }
 FURTHER = ("mutants", "random", "seed")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one benchmark and prints what it found."""
-    listed = "\n".join(f"  {name:<14}{what}" for name, what in BENCHES.items())
+    """Runs one benchmark and prints its report."""
+    listed = "\n".join(f"  {name:<14}{what}" for name, (_, what) in BENCHES.items())
     parser = argparse.ArgumentParser(
         prog="python -m workbench.bench",
         description="Measures this machine, side by side and interleaved.",
@@ -49,13 +67,13 @@ def main(arguments: list[str] | None = None) -> int:
     further = {name: value for name in FURTHER if (value := getattr(options, name)) is not None}
     if further and options.name != "exactness":
         parser.error(f"--{', --'.join(further)}: of exactness only, not of {options.name}")
-    run = import_module(f"workbench.bench.{options.name}").run
+    run = import_module(f"workbench.bench.{BENCHES[options.name][0]}").run
     report: Report = run(quick=options.quick, **further)
     print(report.as_text())
     if options.json is not None:
         report.write(options.json)
     if options.plot is not None:
-        options.plot.write_text(svg(report.charts))
+        options.plot.write_text(charts_svg(report.charts))
     return 0
 
 

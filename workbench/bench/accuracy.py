@@ -4,12 +4,12 @@ Both train torchvision's VGG-11 for the same steps on the same rows; they differ
 weights' seed, and dropout draws other masks in each.
 """
 
+from workbench.bench.nets import INPUT_SHAPE, SmallVGG
 from workbench.bench.plot import Bar, Chart
 from workbench.bench.report import Cell, Figure, Report
-from workbench.bench.small_vgg import INPUT_SHAPE, SmallVGG
 from workbench.client.cluster import Cluster
-from workbench.model.trace import trace
-from workbench.plan.experiment import AdamW, Digits, Experiment
+from workbench.model.tracing.trace import trace
+from workbench.plan.experiment.experiment import AdamW, Digits, Experiment
 from workbench.plan.plan import Plan
 
 ENGINES = 4
@@ -18,7 +18,7 @@ LEARNING_RATE = 1e-4
 
 
 def run(*, quick: bool) -> Report:
-    """Trains with three seeds each; `quick` a narrow VGG with one, for five steps."""
+    """Trains each system with three seeds; `quick` trains a narrow VGG with one, for five steps."""
     module = SmallVGG(width=8) if quick else None
     graph = trace(module or "vgg11", input_shape=INPUT_SHAPE, num_classes=10)
     plans = {

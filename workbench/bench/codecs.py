@@ -1,10 +1,11 @@
-"""What coding costs: seconds for each byte, and against the time on a wire that it saves.
+"""The cost of codecs: seconds for each byte, against the network time that they save.
 
-First each codec alone, on one core, as a rank of a ring of four does it: every element is encoded
-once, three quarters are decoded and added, and all are decoded once (`comm/codecs/rounds.py`).
-Then an all-reduce over four engines, traced: what encoding, adding and decoding took of it.
+First each codec alone, on one core, with the operations of a rank in a ring of four: every element
+is encoded once, three quarters are decoded and added, and all are decoded once
+(`comm/codecs/rounds.py`). Then an all-reduce over four engines, traced: the time of encoding,
+adding and decoding in it.
 
-The wire is one of 1 Gbit/s, on which the uncoded values would take 2 (p-1)/p n / (125 MB/s).
+The network has 1 Gbit/s, on which the uncoded values would take 2 (p-1)/p n / (125 MB/s).
 """
 
 import statistics
@@ -18,15 +19,15 @@ import torch
 from workbench.bench.plot import Bar, Chart
 from workbench.bench.report import Cell, Figure, Report
 from workbench.client.cluster import Cluster
-from workbench.comm.codecs import Coding, coder_of
-from workbench.plan.codec import Codec, CodecName
-from workbench.plan.phases import PhaseName
+from workbench.comm.codecs import PieceCoding, coder_of
+from workbench.plan.experiment.codec import Codec, CodecName
+from workbench.plan.experiment.measured import PhaseName
 
 RANKS = 4
 MIB = 2**20
 WIRE_BYTES_PER_S = 125e6
 CODING: tuple[PhaseName, ...] = ("encode", "reduce", "decode")
-# How often each element goes through each, on one rank of a ring.
+# How often each element goes through each operation, on one rank of a ring.
 TIMES = {"encode": 1.0, "add": (RANKS - 1) / RANKS, "decode": 1.0}
 
 Seconds = dict[CodecName, dict[str, list[float]]]
@@ -40,12 +41,12 @@ def run(*, quick: bool) -> Report:
 
 
 def compare(cluster: Cluster, nbytes: int, rounds: int) -> Report:
-    """The same on a cluster of four engines.
+    """Measures every codec on a cluster of four engines.
 
     Args:
-        cluster: whose engines communicate.
-        nbytes: of fp32 values on each rank.
-        rounds: turns that each codec takes.
+        cluster: the cluster whose engines communicate.
+        nbytes: the bytes of fp32 values on each rank.
+        rounds: the number of turns that each codec takes.
     """
     names: tuple[CodecName, ...] = get_args(CodecName)
     codecs = {name: Codec(name=name) for name in names}
@@ -60,7 +61,7 @@ def compare(cluster: Cluster, nbytes: int, rounds: int) -> Report:
 
 
 def measure(codecs: dict[CodecName, Codec], numel: int, rounds: int) -> Seconds:
-    """Seconds of each codec's operations on `numel` values, for each round."""
+    """The seconds of each codec's operations on `numel` values, for each round."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -69,8 +70,8 @@ def measure(codecs: dict[CodecName, Codec], numel: int, rounds: int) -> Seconds:
         found: Seconds = {name: {op: [] for op in TIMES} for name in codecs}
         for index in range(-1, rounds):
             for name, codec in codecs.items():
-                coding = Coding(coder_of(codec, x.device))
-                (wire,) = coding.rooms([numel])
+                coding = PieceCoding(coder_of(codec, x.device))
+                (wire,) = coding.buffers([numel])
                 operations = {
                     "encode": partial(coding.encode, x, wire),
                     "add": partial(coding.add, wire, out),

@@ -7,13 +7,14 @@ from workbench.bench.plot import Bar, Chart
 from workbench.bench.report import Cell, Figure, Report
 from workbench.client.cluster import Cluster
 from workbench.model.errors import TraceError
-from workbench.model.trace import trace
+from workbench.model.tracing.trace import trace
 from workbench.model.vision import torchvision
 from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
 from workbench.train.verify.verification import Verification
 
-# Height and width of the images where 32 do not do: strides, pools and patches leave nothing.
+# The height and width of images for which 32 is too small: strides, pools and patches leave
+# nothing.
 SIZES = {"alexnet": 64, "inception_v3": 299, "maxvit_t": 224, "vit_h_14": 28}
 QUICK = ("squeezenet1_1", "shufflenet_v2_x0_5")
 RANKS = 4
@@ -68,7 +69,7 @@ def family(name: str) -> str:
 
 
 def smallest(graphs: Mapping[str, Graph]) -> dict[str, str]:
-    """For each family, its model with the fewest parameters."""
+    """The model with the fewest parameters of each family."""
     found: dict[str, str] = {}
     for name in sorted(graphs, key=lambda name: graphs[name].parameters):
         found.setdefault(family(name), name)

@@ -1,4 +1,4 @@
-"""One form for every benchmark: a table for people, JSON for programs."""
+"""The report of a benchmark: a table as text, and JSON."""
 
 import json
 import os
@@ -26,7 +26,7 @@ class Figure:
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> "Figure":
-        """From one sample for each round."""
+        """The figure of one sample for each round."""
         return cls(statistics.median(samples), min(samples), max(samples))
 
     def __str__(self) -> str:
@@ -35,14 +35,15 @@ class Figure:
 
 @dataclass(frozen=True)
 class Report:
-    """What a benchmark found.
+    """The results of a benchmark.
 
     Attributes:
-        bench: its name.
-        rows: one mapping for each line of the table; neighbours with the same columns share one.
-        figures: the named ratios.
-        notes: what a reader must know to judge them.
-        charts: the same as a picture.
+        bench: the benchmark's name.
+        rows: the lines of the table, one mapping each; neighbours with the same columns share one
+            table.
+        figures: the ratios, by name.
+        notes: the notes that a reader needs to judge them.
+        charts: the results as charts.
     """
 
     bench: str
@@ -78,7 +79,7 @@ class Report:
 
 
 def machine() -> dict[str, Cell]:
-    """What this machine is, as far as it bears on speed."""
+    """The properties of this machine that affect speed."""
     return {
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0,
@@ -88,7 +89,7 @@ def machine() -> dict[str, Cell]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that decide the figures."""
+    """The versions of Python and of the packages that affect the figures."""
     found = {"python": platform.python_version()}
     for name in ("parallel-workbench", "torch", "torchvision", "ipyparallel"):
         try:

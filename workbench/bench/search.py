@@ -1,9 +1,8 @@
-"""How fast a plan is found, how far it is proven, and how good it is when it runs.
+"""The search for plans: its time, its proven gap, and the speed of its plans.
 
-First the search alone, for large models on machines known by their data sheets. Then on local
-engines: they are calibrated, a plan is searched, and it runs interleaved with others that are
-predicted to be good; each time is held against its prediction. What is measured here does not take
-the place of what is kept for the user.
+First the search alone, for large models on machines from data sheets. Then on local engines: they
+are calibrated, a plan is searched, and it runs interleaved with others that are predicted to be
+good; each time is compared with its prediction. The user's stored measurements are not replaced.
 """
 
 import os
@@ -16,15 +15,15 @@ from dataclasses import dataclass
 from scipy.stats import kendalltau
 from torch import nn
 
-from workbench.bench.interleaved import Measured
+from workbench.bench.nets import INPUT_SHAPE, SmallVGG
 from workbench.bench.report import Cell, Figure, Report
-from workbench.bench.small_vgg import INPUT_SHAPE, SmallVGG
+from workbench.bench.rivals.interleaved import Measured
 from workbench.client.cluster import Cluster
-from workbench.model.trace import trace
-from workbench.plan.choice import LayerPlan
-from workbench.plan.experiment import SGD, Experiment, Synthetic
+from workbench.model.tracing.trace import trace
+from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.graph import Graph
-from workbench.plan.machine import Machine
+from workbench.plan.machine.machine import Machine
+from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.plan import Plan
 from workbench.predict.prediction import predict
 from workbench.predict.search import MemoryLimitError, SearchResult, search
@@ -45,14 +44,14 @@ MOMENTUM = SGD(lr=0.01, momentum=0.9)
 
 @dataclass(frozen=True)
 class Model:
-    """What is trained: a graph, and its module where it is none of torchvision's."""
+    """A model to train: a graph, and its module unless it is torchvision's."""
 
     graph: Graph
     module: nn.Module | None = None
 
 
 def run(*, quick: bool) -> Report:
-    """Searches, then runs what was found; `quick` takes one large model, and a small one to run."""
+    """Searches, then runs the plans; `quick` takes one large model, and a small one to run."""
     searched = [row for name in MODELS[: 1 if quick else None] for row in _searched(name, quick)]
     found = [row for row in searched if row["gap"] != "-"]
     free = [row for row in found if row["limit"] == "-"]
@@ -115,7 +114,7 @@ def _row(graph: Graph, name: str, limit: str | None) -> dict[str, Cell]:
 
 
 def _models(quick: bool) -> Iterator[Model]:
-    module = SmallVGG()
+    module = SmallVGG(16 if quick else 64)
     yield Model(trace(module, input_shape=INPUT_SHAPE), module)
     if not quick:  # all its plans are in memory at once, on all ranks
         yield Model(trace("resnet18", input_shape=INPUT_SHAPE, num_classes=10))
@@ -138,7 +137,7 @@ def _ran(cluster: Cluster, model: Model, quick: bool) -> tuple[list[dict[str, Ce
     plans = {name: plan for name, plan in plans.items() if plan != result.plan}
     plans |= _others(result) | {"searched": result.plan}
     found: list[Measured] = cluster.call(
-        "workbench.bench.interleaved:measure_plans",
+        "workbench.bench.rivals.interleaved:measure_plans",
         experiment,
         module=model.module,
         plans=[plan.to_toml() for plan in plans.values()],
@@ -177,7 +176,7 @@ def _calibrated(
 
 
 def _others(result: SearchResult) -> dict[str, Plan]:
-    """Plans that differ from the searched one in one layer, those that cost the least more."""
+    """Plans that differ from the searched one in one layer, those with the least extra cost."""
     changes = [
         (option.more_s, name, option.choice)
         for name, reason in result.why.items()
@@ -194,7 +193,7 @@ def _others(result: SearchResult) -> dict[str, Plan]:
 
 @contextmanager
 def _own_cache() -> Iterator[None]:
-    """Keeps what is measured meanwhile apart from what is kept for the user."""
+    """Keeps new measurements separate from those that are stored for the user."""
     name = "XDG_CACHE_HOME"  # which `platformdirs` asks
     before = os.environ.get(name)
     with tempfile.TemporaryDirectory() as folder:
@@ -208,7 +207,7 @@ def _own_cache() -> Iterator[None]:
 
 
 def _plans(graph: Graph) -> dict[str, Plan]:
-    """Some plans that people would try."""
+    """Some plans that users would try."""
     filters = {
         layer.name: LayerPlan("shard_out", ENGINES)
         for layer in graph.layers

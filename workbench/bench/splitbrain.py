@@ -1,4 +1,4 @@
-"""VGG with its classifier cut over engines, against what one would use instead.
+"""VGG with its classifier sharded over engines, against the systems that one would use instead.
 
     workbench             convolutions replicated, linear layers cut over the group
     torch DDP             the best of several bucket sizes
@@ -9,10 +9,10 @@
     one engine            one thread, a rank's part of the batch
     independent trainers  a whole model on each engine, no communication
 
-Sides that are compared run interleaved on the same engines: each round has some steps of every
-side. Not all of them fit into memory at once, so that there are several such runs, and the
-workbench is in each. A second part has the workbench alone on fewer engines and other groups. A
-third says, from plans alone, what cutting saves in groups of up to 32.
+Systems that are compared run interleaved on the same engines: each round has some steps of every
+system. Not all of them fit into memory at once, so there are several such runs, and the workbench
+is in each. A second part has the workbench alone on fewer engines and other groups. A third
+computes, from plans alone, what sharding saves in groups of up to 32.
 """
 
 import statistics
@@ -21,15 +21,15 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from workbench.bench import zero
-from workbench.bench.interleaved import Measured
+from workbench.bench.nets import INPUT_SHAPE, SmallVGG
 from workbench.bench.plot import Bar, Chart
 from workbench.bench.report import Cell, Figure, Report
-from workbench.bench.savings import figures_of, savings
-from workbench.bench.small_vgg import INPUT_SHAPE, SmallVGG
+from workbench.bench.rivals.interleaved import Measured
+from workbench.bench.rivals.rivals import ZERO_MISSING, zero_is_installed
+from workbench.bench.rivals.savings import figures_of, savings
 from workbench.client.cluster import Cluster
-from workbench.model.trace import trace
-from workbench.plan.experiment import SGD, Experiment, Synthetic
+from workbench.model.tracing.trace import trace
+from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
 
@@ -55,7 +55,7 @@ Samples = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Turns:
-    """How much every side computes: rounds, steps of a round, and rows of a rank."""
+    """The amount of work of every system: rounds, steps of a round, and rows of a rank."""
 
     rounds: int
     steps: int
@@ -67,7 +67,7 @@ FULL, OF_THE_GRID, QUICK = Turns(7, 3, 32), Turns(3, 3, 32), Turns(2, 1, 8)
 
 @dataclass(frozen=True)
 class Model:
-    """What is trained: a graph, and its module where it is none of torchvision's."""
+    """A model to train: a graph, and its module unless it is torchvision's."""
 
     graph: Graph
     module: nn.Module | None = None
@@ -90,15 +90,15 @@ def run(*, quick: bool) -> Report:
     peers = [figures[name] for name in PEERS if name in figures]
     figures["throughput_vs_best_peer"] = min(peers, key=lambda figure: figure.median)
     charts, notes = _charts(rows, figures), _notes(model.graph, turns)
-    if not zero.is_installed():
-        notes = (*notes, zero.MISSING)
+    if not zero_is_installed():
+        notes = (*notes, ZERO_MISSING)
     saved = savings(quick=quick)
     return Report("splitbrain", (*rows, *saved), figures | figures_of(saved), notes, charts)
 
 
 def _rivals(quick: bool) -> tuple[tuple[tuple[str, ...], ...], ...]:
     every: tuple[tuple[tuple[str, ...], ...], ...] = QUICK_RIVALS if quick else RIVALS
-    return (*every, (ZERO,)) if zero.is_installed() else every
+    return (*every, (ZERO,)) if zero_is_installed() else every
 
 
 def _model(name: str) -> Model:
@@ -124,7 +124,7 @@ def _measure(
         steps=1,
     )
     found: list[Measured] = cluster.call(
-        "workbench.bench.interleaved:measure",
+        "workbench.bench.rivals.interleaved:measure",
         experiment,
         module=model.module,
         rounds=turns.rounds,
@@ -172,7 +172,7 @@ def _rows(graph: Graph, ranks: int, k: int, found: list[Measured]) -> list[dict[
 
 
 def _figures(found: list[Measured]) -> dict[str, Figure]:
-    """Ratios of the workbench to every side that it ran beside."""
+    """Ratios of the workbench to every system that it ran with."""
     speeds = _speeds(found)
     figures = {}
     for name, theirs in speeds.items():

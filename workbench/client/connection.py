@@ -7,13 +7,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
-from workbench.client.ending import STORE, UNFINISHED, end
+from workbench.client.lifecycle import STORE, UNFINISHED, end
 from workbench.hosts.processes import is_alive, until
-from workbench.scheduler.requirements import refusal
+from workbench.scheduler.jobs import refusal
 from workbench.store import registry
-from workbench.store.cluster_spec import Spec
+from workbench.store.cluster_spec import ClusterSpec
 from workbench.store.errors import ClusterError, StoreError
-from workbench.store.owner import Owner
+from workbench.store.process import ProcessIdentity
 from workbench.store.record import JobRecord, Request
 from workbench.store.store import Store
 from workbench.supervisor import said, supervisor_of
@@ -31,10 +31,10 @@ class Link:
     While a process has one that is attached, the cluster lasts.
 
     Args:
-        folder: of the cluster.
+        folder: the cluster's folder.
 
     Attributes:
-        store: jobs, engines and commands.
+        store: its jobs, engines and commands.
         owner: this process.
     """
 
@@ -43,7 +43,7 @@ class Link:
     _guard = threading.Lock()
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.store, self.owner = folder, Store(folder / STORE), Owner.here()
+        self.folder, self.store, self.owner = folder, Store(folder / STORE), ProcessIdentity.here()
         self._looked_at = 0.0
         with self._guard:
             self._attached[folder] += 1
@@ -51,7 +51,7 @@ class Link:
 
     @property
     def name(self) -> str:
-        """Of the cluster."""
+        """The cluster's name."""
         return registry.name_of(self.folder)
 
     @property
@@ -67,7 +67,7 @@ class Link:
                 "cluster.restart() starts new ones, which go on with its jobs"
             )
 
-    def wait(self, spec: Spec) -> Spec:
+    def wait(self, spec: ClusterSpec) -> ClusterSpec:
         """Returns when all engines, and the job server, are ready; the cluster, as it is then.
 
         Raises:
@@ -90,7 +90,7 @@ class Link:
                 f"not all of {num_engines} engines came within {within_s:g} s; this host "
                 f"may be overloaded\n{said(self.folder)}"
             )
-        return Spec.load(self.folder)  # hosts have come meanwhile, and said what they have
+        return ClusterSpec.load(self.folder)  # hosts have come meanwhile, and said what they have
 
     def submit(self, request: Request) -> int:
         """Queues a job; returns its number.
@@ -148,8 +148,26 @@ class Link:
             raise ClusterError(f"engine {engine} has ended, and another is being started")
         return pid
 
+    def holders(self, num_engines: int) -> dict[int, str]:
+        """For each engine in use, what uses it.
+
+        Args:
+            num_engines: how many engines take ranks; the assistant comes after them.
+        """
+        busy = {
+            engine.index: engine.job
+            for engine in self.store.engines()[:num_engines]
+            if engine.job is not None
+        }
+        jobs = {number: self.store.job(number) for number in set(busy.values())}
+        told = {
+            number: f"a run of {job.name}, job {number}" if job.kind == "train" else job.name
+            for number, job in jobs.items()
+        }
+        return {engine: told[number] for engine, number in busy.items()}
+
     def expect(self, engine: int, is_paused: bool) -> None:
-        """Tells the job server that an engine stands still on purpose, or does no more."""
+        """Marks an engine as paused or resumed, for the server's detector of hangs."""
         self.store.command("expect_paused", engine=engine, paused=is_paused)
 
     def leave(self) -> None:

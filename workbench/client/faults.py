@@ -35,7 +35,7 @@ class Throttle:
     It does so from the moment on at which this returns.
 
     Args:
-        pid: of the process.
+        pid: the process that is slowed.
         factor: how many times slower it is to be, more than 1.
     """
 
@@ -95,9 +95,9 @@ class Faults:
     """Engines that can be made to fail, and to be slow, on purpose.
 
     Args:
-        pid_of: the process of an engine, by its number.
-        expect: is told the number of an engine, and whether it stands still on purpose.
-        is_relayed: whether an engine is on another host, and its process here a relay.
+        pid_of: gives the process of an engine, by its number.
+        expect: takes the number of an engine, and whether it stands still on purpose.
+        is_relayed: says whether an engine is on another host, and its process here a relay.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Faults:
         """Makes an engine `factor` times slower than it is by itself; 1: no slower.
 
         Raises:
-            ValueError: a factor below 1, or no number.
+            ValueError: the factor is below 1, or no number.
             ClusterError: the engine is on another host.
         """
         if not 1 <= factor < math.inf:

@@ -15,13 +15,12 @@ from typing import Self
 
 from torch import nn
 
-from workbench.client.assistant import Assistant
-from workbench.client.connection import Link
-from workbench.client.leases import Dispatch
-from workbench.client.run.remote import RemoteJob
-from workbench.plan.experiment import SGD, Experiment, Synthetic
+from workbench.client.engines import Engines
+from workbench.client.leases import Lease, lent
+from workbench.client.run.job import Job
+from workbench.client.run.submitting import module_values
+from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.plan import Plan
-from workbench.store import message
 from workbench.store.errors import ClusterError, ControlMessageTooLarge
 from workbench.train.cells import Cell, CellFiles, Ending
 
@@ -33,13 +32,13 @@ class RankOutput:
     """What a cell came to on one rank.
 
     Attributes:
-        rank: which.
+        rank: the rank's number.
         state: "running", "done", "raised" or "interrupted".
         printed: what it printed.
-        value: of the last expression, as text; None where there is none.
+        value: the last expression's value, as text; None where there is none.
         error: "KeyError: 'x'", or "".
-        traceback: from the cell on, or "".
-        seconds: that it took.
+        traceback: the traceback from the cell on, or "".
+        seconds: seconds that it took.
     """
 
     rank: int
@@ -84,8 +83,8 @@ class CellOutput:
     that raised, with its whole traceback.
 
     Attributes:
-        number: of the cell.
-        ranks: those that ran it.
+        number: the cell's number.
+        ranks: the ranks that ran it, with their output.
     """
 
     number: int
@@ -160,30 +159,28 @@ class Ranks(AbstractContextManager["Ranks"]):
     """Engines that hold a plan's model and wait for cells; made by `cluster.ranks(plan)`.
 
     Args:
-        experiment: under whose plan the model is cut.
-        places: the engine of each rank.
-        link: to the cluster.
-        files: where cells are written.
-        job: on the engines, that serves.
+        experiment: the experiment under whose plan the model is cut.
+        lease: the engine of each rank.
+        files: the files in which cells are written.
+        job: the job on the engines that serves cells.
         kept: what is given back in the end.
 
     Attributes:
-        experiment: as given.
+        experiment: the experiment under whose plan the model is cut.
         last: what the last cell came to; None before the first.
     """
 
     def __init__(
         self,
         experiment: Experiment,
-        places: Sequence[int],
-        link: Link,
+        lease: Lease,
         files: CellFiles,
-        job: RemoteJob,
+        job: Job,
         kept: ExitStack,
     ) -> None:
         self.experiment = experiment
         self.last: CellOutput | None = None
-        self._places, self._link, self._files = tuple(places), link, files
+        self._lease, self._files = lease, files
         self._number, self._parted = 0, False
         self._service = _Service(job)
         self._end = weakref.finalize(self, _leave, self._service, kept)
@@ -194,7 +191,7 @@ class Ranks(AbstractContextManager["Ranks"]):
         return self._end.alive and not self._service.is_over
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._lease.places)
 
     def __repr__(self) -> str:
         name = self.experiment.plan.graph.source.name
@@ -212,14 +209,14 @@ class Ranks(AbstractContextManager["Ranks"]):
 
         Args:
             source: Python.
-            ranks: that run it; the others do nothing. None: all.
-            progress: is shown what there is so far, some times a second.
+            ranks: the ranks that run it; the others do nothing. None: all.
+            progress: a function that is shown what there is so far, some times a second.
 
         Returns:
             What each rank printed, gave and raised.
 
         Raises:
-            ValueError: ranks that are not here, or none.
+            ValueError: some ranks are not here, or none was named.
             ControlMessageTooLarge: the source takes more than 64 KiB.
             RunError: an engine died meanwhile.
             ClusterError: this was closed, or a rank did not let itself be interrupted.
@@ -299,7 +296,7 @@ class Ranks(AbstractContextManager["Ranks"]):
         for rank in ranks:
             if self._files.ending(self._number, rank) is None:
                 with suppress(ProcessLookupError):
-                    os.kill(self._link.pid_of(self._places[rank]), signal.SIGINT)
+                    os.kill(self._lease.link.pid_of(self._lease.places[rank]), signal.SIGINT)
         deadline = time.monotonic() + OBEYED_WITHIN_S
         while waiting := self._waiting():
             self._service.ask()
@@ -321,36 +318,34 @@ class Ranks(AbstractContextManager["Ranks"]):
 
 
 def open_ranks(
-    experiment: Experiment,
-    module: nn.Module | None,
-    taken: AbstractContextManager[tuple[int, ...]],
-    assistant: Assistant,
-    dispatch: Dispatch,
-    link: Link,
+    engines: Engines, plan: Plan | Experiment, module: nn.Module | None = None, seed: int = 0
 ) -> Ranks:
     """Has engines cut a model and wait for cells.
 
     Args:
-        experiment: under whose plan the model is cut.
-        module: the user's own, where the model was traced from one.
-        taken: lends the engines.
-        assistant: makes the initial weights.
-        dispatch: starts the ranks.
-        link: to the cluster.
+        engines: the engines of the cluster.
+        plan: the plan under which the model is cut, or a whole experiment.
+        module: a module with other values than the one that was traced; see `Cluster.train`.
+        seed: the seed of weights and data, with a plan.
+
+    Raises:
+        TypeError: `plan` is neither a plan nor an experiment.
+        ClusterError: the plan needs more engines than are here, or free.
+        ModelError: `module` is needed and missing, or is another model than was traced.
     """
+    experiment = plan if isinstance(plan, Experiment) else _trial(plan, seed)
     with ExitStack() as kept:
-        places = kept.enter_context(taken)
-        packed = message.pack(experiment)
-        weights = assistant.values_of(experiment, module) or assistant.weights(packed)
-        folder = link.folder / "cells" / uuid.uuid4().hex
+        lease = kept.enter_context(lent(engines, experiment.plan, "a notebook's cells"))
+        weights = module_values(experiment, module, engines.folder)
+        folder = engines.folder / "cells" / uuid.uuid4().hex
         folder.mkdir(parents=True)
         kept.callback(shutil.rmtree, folder, ignore_errors=True)
         shared = {"weights": weights, "folder": folder}
-        job = dispatch.start("workbench.train.cells:serve", packed, places, shared)
-        return Ranks(experiment, places, link, CellFiles(folder), job, kept.pop_all())
+        job = lease.start("workbench.train.cells:serve", experiment, shared)
+        return Ranks(experiment, lease, CellFiles(folder), job, kept.pop_all())
 
 
-def trial(plan: Plan, seed: int) -> Experiment:
+def _trial(plan: Plan, seed: int) -> Experiment:
     """What cells find where a plan alone is given: four rows for each rank, of random data.
 
     Raises:
@@ -373,7 +368,7 @@ def trial(plan: Plan, seed: int) -> Experiment:
 class _Service:
     """The job on the engines, watched."""
 
-    def __init__(self, job: RemoteJob) -> None:
+    def __init__(self, job: Job) -> None:
         self._job = job
         self._error: BaseException | None = None
         self._over = threading.Event()

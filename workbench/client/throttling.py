@@ -32,7 +32,7 @@ def throttle(pid: int, factor: float) -> None:
     """Makes a process so many times slower until standard input ends.
 
     Args:
-        pid: of the process.
+        pid: the process that is slowed.
         factor: how many times slower it is to be, more than 1.
 
     Raises:

@@ -1,16 +1,17 @@
 """What `Cluster.verify` runs, and how the ranks' findings become one."""
 
-from collections.abc import Iterable, Sequence
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import cloudpickle  # type: ignore[import-untyped]
 from torch import nn
 
-from workbench.client.assistant import Assistant
-from workbench.client.leases import Dispatch
-from workbench.plan.experiment import SGD, Adam, AdamW, Experiment, Synthetic
+from workbench.client.leases import Lease
+from workbench.client.run.submitting import module_values
+from workbench.plan.experiment.experiment import SGD, Adam, AdamW, Experiment, Synthetic
 from workbench.plan.plan import Plan
-from workbench.store import message
+from workbench.store.errors import EngineDied, RankError, RunError
 from workbench.train.loop.objective import RowLoss
 from workbench.train.verify.verification import TOLERANCE, Coverage, Difference, Verification
 
@@ -33,7 +34,7 @@ def experiment_for(
     """The experiment to run split and unsplit.
 
     Raises:
-        ValueError: a precision in which rounding would hide errors.
+        ValueError: rounding would hide errors in this precision.
     """
     if precision not in TOLERANCE:
         valid = " or ".join(map(repr, TOLERANCE))
@@ -54,43 +55,60 @@ def experiment_for(
 def carry_out(
     experiment: Experiment,
     module: nn.Module | None,
-    places: Sequence[int],
-    assistant: Assistant,
-    dispatch: Dispatch,
-    *,
+    lease: Lease,
+    assistant: Lease,
     loss: RowLoss | None = None,
+    *,
     repeat: bool = True,
 ) -> Verification:
     """Lets the assistant compute the unsplit model, then the ranks compare theirs; says so.
 
     Args:
-        experiment: made by `experiment_for`.
-        module: the user's own, where the model was traced from one.
-        places: the engine of each rank, taken for this.
-        assistant: makes what the ranks compare with.
-        dispatch: starts the ranks.
-        loss: the user's own; None: cross-entropy.
+        experiment: the experiment, made by `experiment_for`.
+        module: a module with other values than the one that was traced; see `Cluster.train`.
+        lease: the engine of each rank.
+        assistant: the engine that computes the unsplit model.
+        loss: the user's own loss; None: cross-entropy.
         repeat: whether the ranks run twice.
 
     Raises:
-        ModelError: `module` is missing, or is another one than was traced.
+        ModelError: `module` is needed and missing, or is another model than was traced.
         RunError: a rank failed.
     """
-    packed = message.pack(experiment)
-    print(f"verifying {experiment.plan.graph.source.name}: initial weights", end="", flush=True)
-    weights = assistant.values_of(experiment, module) or assistant.weights(packed)
-    print(", unsplit model", end="", flush=True)
+    print(f"verifying {experiment.plan.graph.source.name}: unsplit model", end="", flush=True)
     function = None if loss is None else cloudpickle.dumps(loss)
-    start, reference = assistant.reference(packed, weights, function)
+    folder = assistant.link.folder
+    number = uuid.uuid4().hex  # other notebooks verify, too
+    start = folder / f"start-{number}.safetensors"
+    reference = folder / f"reference-{number}.safetensors"
+    weights = module_values(experiment, module, folder)
+    asked = {"weights": weights, "start": start, "path": reference, "loss": function}
     try:
+        _unsplit(assistant, experiment, {**asked, "directory": folder / "weights"})
         print(f", {experiment.plan.world_size} ranks", end="", flush=True)
         shared = {"weights": start, "reference": reference, "loss": function, "repeat": repeat}
-        found = dispatch.called("workbench.train.verify.verify:compare", packed, places, shared)
+        found = lease.call("workbench.train.verify.verify:compare", experiment, shared)
     finally:
         start.unlink(missing_ok=True)
         reference.unlink(missing_ok=True)
         print(flush=True)
     return merge(experiment, found)
+
+
+def _unsplit(assistant: Lease, experiment: Experiment, asked: Mapping[str, Any]) -> None:
+    """Has the assistant write what the unsplit model computes."""
+    product = "the unsplit model's results"
+    try:
+        assistant.call("workbench.engine.calls:unsplit_model", experiment, asked)
+    except RankError as error:
+        raise RunError(
+            f"{product} could not be made: {error.kind}: {error.text}\n\n{error.remote_traceback}"
+        ) from None
+    except EngineDied as error:
+        raise RunError(
+            f"{product} could not be made, perhaps for want of memory: the process "
+            f"that makes them {error.death}"
+        ) from None
 
 
 def merge(experiment: Experiment, found: Sequence[Iterable[Difference]]) -> Verification:

@@ -1,13 +1,12 @@
 """Collectives for pieces of any sizes, along any dimension, that leave their inputs alone.
 
 Sums are taken by one rank, in rank order, and then handed out, so that they are bitwise equal on
-all ranks; half types are summed in fp32. (Algorithms of the all-reduce that do otherwise say so.)
+all ranks; half types are summed in fp32. (For the all-reduce see `all_reduce.py`.)
 A rank of a group of k receives, of a tensor of b bytes in equal pieces,
 
     all_gather       b (k-1)/k      every piece broadcast straight into its place
     reduce_scatter   b (k-1)/k      the pieces swapped, then summed by their owners
     all_to_all       b (k-1)/k^2    the intersections of old and new pieces swapped
-    all_reduce       2 b (k-1)/k    by one of several algorithms (all_reduce.py)
     broadcast        b              but the root
 
 and exactly its part for unequal ones. (gloo's own all-gather refuses unequal pieces, and its
@@ -17,31 +16,40 @@ Ranks of one host that share memory (`Group.staging`) stage every piece once ins
 others read it; sums, counts and results are the same. What these functions do themselves is the
 way through torch's communicators.
 
-In all of them x is this rank's tensor, of the dtype and rank of the result on every rank, and
-`layer` and `phase` label the record.
+In all of them x is this rank's tensor, of the dtype and rank of the result on every rank. All ranks
+of a group call the same collectives in one order.
 """
 
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from workbench.comm.all_reduce import all_reduce as all_reduce
-from workbench.comm.groups.group import Group
-from workbench.comm.groups.record import Phase
-from workbench.comm.pending import Pending as Pending
-from workbench.comm.pending import start_all_reduce as start_all_reduce
-from workbench.comm.pieces import accumulator, cut, lengths, pack, resized, shaped, unpack
+from workbench.comm.groups.group import Group, GroupCall
+from workbench.comm.groups.record import StepPhase
+from workbench.comm.pieces import added, cut, lengths, pack, resized, shaped, unpack
 from workbench.comm.shared_memory import collectives as shared
-from workbench.comm.transfer import spread, swap
-from workbench.plan.placement import Shard
+from workbench.plan.placement.placement import Shard
 
 
 @torch.no_grad()
 def all_gather(
-    x: Tensor, shard: Shard, group: Group, *, layer: str = "", phase: Phase = "step"
+    x: Tensor, shard: Shard, group: Group, *, layer: str = "", phase: StepPhase = "step"
 ) -> Tensor:
-    """Makes whole, on every rank, the tensor of which x is this rank's piece."""
+    """Returns, on every rank, the whole tensor of which x is this rank's piece.
+
+    Args:
+        x: this rank's piece [..., shard.sizes[rank], ...].
+        shard: how the tensor is cut over the group.
+        group: the ranks that hold its pieces.
+        layer: the layer under which this is recorded.
+        phase: the phase of the step under which this is recorded.
+
+    Raises:
+        ValueError: `shard` fits neither x nor the group.
+        CommError: other ranks did not come, or came for something else.
+    """
     _check(x, shard, group, whole=False)
     shape = resized(x.shape, shard.dim, shard.extent)
     owned = lengths(shape, shard.dim, shard.sizes)
@@ -52,15 +60,27 @@ def all_gather(
             return shared.all_gather(x, shard, group.staging, call)
         flat = x.new_empty(sum(owned))
         cut(flat, owned)[group.rank].view(x.shape).copy_(x)
-        spread(flat, owned, call)
+        _spread(flat, owned, call)
         return unpack(flat, shape, shard.dim, shard.sizes)
 
 
 @torch.no_grad()
 def reduce_scatter(
-    x: Tensor, shard: Shard, group: Group, *, layer: str = "", phase: Phase = "step"
+    x: Tensor, shard: Shard, group: Group, *, layer: str = "", phase: StepPhase = "step"
 ) -> Tensor:
-    """Computes this rank's piece of the sum of all ranks' x."""
+    """Returns this rank's piece of the sum of all ranks' x.
+
+    Args:
+        x: this rank's summand [..., shard.extent, ...].
+        shard: how the sum is cut over the group.
+        group: the ranks that sum.
+        layer: the layer under which this is recorded.
+        phase: the phase of the step under which this is recorded.
+
+    Raises:
+        ValueError: `shard` fits neither x nor the group.
+        CommError: other ranks did not come, or came for something else.
+    """
     _check(x, shard, group, whole=True)
     shape = resized(x.shape, shard.dim, shard.sizes[group.rank])
     sent = lengths(x.shape, shard.dim, shard.sizes)
@@ -70,8 +90,10 @@ def reduce_scatter(
             call.count([sent[group.rank]] * group.size, x.itemsize, adds=True)
             return shared.reduce_scatter(x, shard, group.staging, call)
         flat = pack(x, shard.dim, shard.sizes)
-        parts = swap(flat, sent, [sent[group.rank]] * group.size, call, adds=True)
-        return shaped(_sum(parts, group.size), shape)
+        arrived = _swap(flat, sent, [sent[group.rank]] * group.size, call, adds=True)
+        if group.size > 1:
+            arrived = added(list(arrived.view(group.size, sent[group.rank])))
+        return shaped(arrived, shape)
 
 
 @torch.no_grad()
@@ -82,37 +104,104 @@ def all_to_all(
     group: Group,
     *,
     layer: str = "",
-    phase: Phase = "step",
+    phase: StepPhase = "step",
 ) -> Tensor:
-    """Turns x, this rank's piece of a tensor cut by `source`, into its piece by `target`."""
+    """Turns x, this rank's piece of a tensor cut by `source`, into its piece by `target`.
+
+    Args:
+        x: this rank's piece [..., source.sizes[rank], ...].
+        source: how the tensor is cut over the group.
+        target: how it is to be cut, along this or another dimension.
+        group: the ranks that hold its pieces.
+        layer: the layer under which this is recorded.
+        phase: the phase of the step under which this is recorded.
+
+    Raises:
+        ValueError: `source` or `target` fits neither x nor the group.
+        CommError: other ranks did not come, or came for something else.
+    """
     _check(x, source, group, whole=False)
-    given: Sequence[int]
-    taken: Sequence[int]
+    sends: Sequence[int]
+    receives: Sequence[int]
     if source.dim == target.dim:
-        given, taken = _overlaps(source, target, group)
+        sends, receives = _overlaps(source, target, group)
     else:
         _check(x, target, group, whole=True)
-        given, taken = target.sizes, source.sizes
+        sends, receives = target.sizes, source.sizes
     shape = resized(x.shape, target.dim, target.sizes[group.rank])
-    shape = resized(shape, source.dim, sum(taken))
-    sent = lengths(x.shape, target.dim, given)
-    received = lengths(shape, source.dim, taken)
+    shape = resized(shape, source.dim, sum(receives))
+    sent = lengths(x.shape, target.dim, sends)
+    received = lengths(shape, source.dim, receives)
     call = group.call("all_to_all", layer, phase)
     with call.timed():
         if group.staging is not None:
             call.count(received, x.itemsize)
             return shared.all_to_all(x, source, target, group.staging, call)
-        flat = swap(pack(x, target.dim, given), sent, received, call)
-        return unpack(flat, shape, source.dim, taken)
+        flat = _swap(pack(x, target.dim, sends), sent, received, call)
+        return unpack(flat, shape, source.dim, receives)
+
+
+@torch.no_grad()
+def all_to_all_v(
+    flat: Tensor,
+    sizes: Sequence[Sequence[int]],
+    group: Group,
+    *,
+    layer: str = "",
+    phase: StepPhase = "step",
+) -> tuple[Tensor, ...]:
+    """Sends each rank its part of `flat`; returns what came from each, in rank order.
+
+    Args:
+        flat: what this rank sends [sum(sizes[rank])], one rank's part after the other's;
+            contiguous.
+        sizes: the number of elements that go from rank s to rank t, as `sizes[s][t]`; the same on
+            all ranks.
+        group: the ranks that exchange.
+        layer: the layer under which this is recorded.
+        phase: the phase of the step under which this is recorded.
+
+    Raises:
+        ValueError: `flat` is not as long as this rank's row of `sizes`, or there is not one row and
+            one column for each rank.
+        CommError: other ranks did not come, or came for something else.
+    """
+    if len(sizes) != group.size or any(len(row) != group.size for row in sizes):
+        raise ValueError(f"{group} needs {group.size} x {group.size} sizes, got {sizes}")
+    sent, received = sizes[group.rank], [row[group.rank] for row in sizes]
+    if flat.dim() != 1 or len(flat) != sum(sent):
+        raise ValueError(f"{group} sends {sum(sent)} elements, got shape {tuple(flat.shape)}")
+    call = group.call("all_to_all", layer, phase)
+    with call.timed():
+        if group.staging is not None:
+            call.count(received, flat.itemsize)
+            arrived = shared.all_to_all_v(flat, sizes, group.staging, call)
+        else:
+            arrived = _swap(flat, sent, received, call)
+        return cut(arrived, received)
 
 
 @torch.no_grad()
 def broadcast(
-    x: Tensor, root: int, group: Group, *, layer: str = "", phase: Phase = "step"
+    x: Tensor, root: int, group: Group, *, layer: str = "", phase: StepPhase = "step"
 ) -> Tensor:
-    """Copies x from the rank at index `root` of the group; elsewhere x states shape and dtype."""
+    """Returns a copy of one rank's x on every rank.
+
+    Args:
+        x: what is sent; on the other ranks a tensor of its shape and dtype.
+        root: the index in the group of the rank that sends.
+        group: the ranks that receive, and the one that sends.
+        layer: the layer under which this is recorded.
+        phase: the phase of the step under which this is recorded.
+
+    Raises:
+        ValueError: `root` is no index of the group.
+        CommError: other ranks did not come, or came for something else.
+    """
     if not 0 <= root < group.size:
-        raise ValueError(f"root must be one of 0..{group.size - 1}, got {root}")
+        raise ValueError(
+            f"the root of a broadcast in {group} must be one of 0..{group.size - 1}, got {root}"
+        )
     call = group.call("broadcast", layer, phase)
     with call.timed():
         if group.staging is not None:
@@ -120,33 +209,74 @@ def broadcast(
             call.count(owned, x.itemsize)
             return shared.broadcast(x, root, group.staging, call)
         flat = x.reshape(-1).clone() if group.rank == root else x.new_empty(x.numel())
-        spread(flat, [len(flat) if rank == root else 0 for rank in range(group.size)], call)
+        _spread(flat, [len(flat) if rank == root else 0 for rank in range(group.size)], call)
         return shaped(flat, x.shape)
 
 
-def _sum(parts: Tensor, count: int) -> Tensor:
-    """Sum of `count` equal parts of a flat buffer, in their order; half types sum in fp32.
+def _swap(
+    flat: Tensor,
+    sent: Sequence[int],
+    received: Sequence[int],
+    call: GroupCall,
+    *,
+    adds: bool = False,
+) -> Tensor:
+    """Sends each rank consecutive elements of `flat`; returns what came, in rank order.
 
-    (`Tensor.sum` adds five or more rows in an order that differs by column.)
+    Args:
+        flat: what this rank sends [sum(sent)].
+        sent: the number of elements that go to each rank.
+        received: the number of elements that come from each rank.
+        call: the call that this is part of.
+        adds: whether what comes is then added up, for the record.
     """
-    first, *others = parts.view(count, len(parts) // count)
-    total = first.to(accumulator(parts.dtype), copy=True)
-    for other in others:
-        total += other
-    return total.to(parts.dtype)
+    link = call.group.link
+    if link is None:
+        return flat.clone()
+    call.count(received, flat.itemsize, adds=adds)
+    outgoing = flat.to(link.device)
+    incoming = outgoing.new_empty(sum(received))
+    work = link.begin(
+        dist.all_to_all_single(
+            incoming, outgoing, list(received), list(sent), link.process_group, async_op=True
+        )
+    )
+    link.wait([work], call)
+    return incoming.to(flat.device)
+
+
+def _spread(flat: Tensor, owned: Sequence[int], call: GroupCall) -> None:
+    """Fills `flat` on all ranks, of which rank r brings `owned[r]` consecutive elements.
+
+    One broadcast for each piece, all under way at once: gloo's all-gather would want pieces of
+    one length, and its all-to-all the own piece once for every receiver.
+    """
+    group, link = call.group, call.group.link
+    if link is None:
+        return
+    call.count(owned, flat.itemsize)
+    travelling = flat.to(link.device)
+    works = [
+        link.begin(dist.broadcast(part, group.ranks[root], link.process_group, async_op=True))
+        for root, part in enumerate(cut(travelling, owned))
+        if len(part) > 0
+    ]
+    link.wait(works, call)
+    if travelling is not flat:
+        flat.copy_(travelling)
 
 
 def _overlaps(source: Shard, target: Shard, group: Group) -> tuple[list[int], list[int]]:
-    """What this rank gives to and takes from each rank when one dimension is cut anew."""
+    """Returns what this rank sends to and receives from each rank when one dimension is recut."""
     if source.extent != target.extent or len(target.sizes) != group.size:
         raise ValueError(f"cannot turn {source} into {target} on {group}")
-    given = [_overlap(source.span(group.rank), target.span(r)) for r in range(group.size)]
-    taken = [_overlap(source.span(r), target.span(group.rank)) for r in range(group.size)]
-    return given, taken
+    sends = [_overlap(source.span(group.rank), target.span(r)) for r in range(group.size)]
+    receives = [_overlap(source.span(r), target.span(group.rank)) for r in range(group.size)]
+    return sends, receives
 
 
 def _overlap(a: tuple[int, int], b: tuple[int, int]) -> int:
-    """Elements that two (start, length) spans share."""
+    """Returns the number of elements that two (start, length) spans share."""
     return max(0, min(sum(a), sum(b)) - max(a[0], b[0]))
 
 

@@ -15,26 +15,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench.comm.all_to_all_v import all_to_all_v
-from workbench.comm.groups.group import Call, Group
-from workbench.comm.groups.record import Phase
+from workbench.comm.collectives import all_to_all_v
+from workbench.comm.groups.group import Group, GroupCall
+from workbench.comm.groups.record import StepPhase
 from workbench.comm.shared_memory.staging import SLOT_BYTES, Staging
 
 BATCH_BYTES = 2**25  # of all ranks together
 MOST_BYTES = SLOT_BYTES
-"""Of one part."""
+"""Bytes of one part, at most."""
 
 
 @dataclass(frozen=True)
-class Part:
+class SentPart:
     """Elements that one rank sends to another.
 
     Attributes:
         source: the sender's index in the group.
-        target: the receiver's.
-        numel: elements.
-        tensor: where they lie, on the sender, or go, on the receiver; None on others. It need
-            not be contiguous.
+        target: the receiver's index in the group.
+        numel: the number of elements.
+        tensor: the memory [numel elements, of any shape] where they lie, on the sender, or go, on
+            the receiver; None on others. It need not be contiguous.
     """
 
     source: int
@@ -44,53 +44,56 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Kept:
+class LocalCopy:
     """Elements that a rank copies from one place of its own to another.
 
     Attributes:
-        source: where they lie.
-        target: where they go; as large. Neither need be contiguous.
+        source: the tensor in which they lie; it need not be contiguous.
+        target: the tensor to which they go, of the same shape; it need not be contiguous.
     """
 
     source: Tensor
     target: Tensor
 
-    def chunks(self) -> Iterator["Kept"]:
-        """The same in some copies, along the first dimension, of a slot's size at most."""
+    def chunks(self) -> Iterator["LocalCopy"]:
+        """Yields the same in several copies, along dimension 0, of a slot's size at most."""
         if self.source.nbytes <= SLOT_BYTES:
             yield self
             return
         rows = max(1, len(self.source) * SLOT_BYTES // self.source.nbytes)
         for pair in zip(self.source.split(rows), self.target.split(rows), strict=True):
-            yield Kept(*pair)
+            yield LocalCopy(*pair)
 
 
 @torch.no_grad()
 def exchange_parts(
-    parts: Sequence[Part],
+    parts: Sequence[SentPart],
     dtype: torch.dtype,
     group: Group,
-    kept: Sequence[Kept] = (),
+    kept: Sequence[LocalCopy] = (),
     *,
     layer: str = "",
-    phase: Phase = "step",
+    phase: StepPhase = "step",
 ) -> None:
     """Brings all parts to their places.
 
     Args:
-        parts: the same on all ranks but for their tensors, in one order.
-        dtype: of all of them.
-        group: who exchanges.
-        kept: what this rank copies beside it; no other rank knows of that.
-        layer: labels the record, like `phase`.
-        phase: of the step.
+        parts: the parts, the same on all ranks but for their tensors, in one order.
+        dtype: the type of all of them.
+        group: the ranks that exchange.
+        kept: the elements that this rank copies beside it; no other rank knows of them.
+        layer: the layer under which this is recorded.
+        phase: the phase of the step under which this is recorded.
 
     Raises:
-        ValueError: a part of more than MOST_BYTES.
+        ValueError: a part has more than MOST_BYTES.
         CommError: other ranks did not come, or came for something else.
     """
-    if any(part.numel * dtype.itemsize > MOST_BYTES for part in parts):
-        raise ValueError(f"a part has at most {MOST_BYTES:,} bytes")
+    largest = max((part.numel * dtype.itemsize for part in parts), default=0)
+    if largest > MOST_BYTES:
+        raise ValueError(
+            f"a part has at most {MOST_BYTES:,} bytes, got one of {largest:,} in {group}"
+        )
     copies = _Copies(kept)
     if group.staging is None:
         copies.up_to(1.0)
@@ -109,26 +112,30 @@ def exchange_parts(
 
 
 class _Copies:
-    """What is copied within a rank, little by little."""
+    """The elements that are copied within a rank, little by little."""
 
-    def __init__(self, kept: Sequence[Kept]) -> None:
+    def __init__(self, kept: Sequence[LocalCopy]) -> None:
         self._waiting = deque(chunk for own in kept for chunk in own.chunks())
         self._all = sum(chunk.source.nbytes for chunk in self._waiting)
         self._done = 0
 
-    def up_to(self, part: float) -> None:
-        """Goes on until so much is done; 1: all."""
-        while self._waiting and (part >= 1 or self._done < part * self._all):
+    def up_to(self, share: float) -> None:
+        """Copies until this share of all bytes is done; 1: all."""
+        while self._waiting and (share >= 1 or self._done < share * self._all):
             chunk = self._waiting.popleft()
             chunk.target.copy_(chunk.source)
             self._done += chunk.source.nbytes
 
 
 def _staged(
-    parts: Sequence[Part], dtype: torch.dtype, staging: Staging, copies: _Copies, call: Call
+    parts: Sequence[SentPart],
+    dtype: torch.dtype,
+    staging: Staging,
+    copies: _Copies,
+    call: GroupCall,
 ) -> None:
     room, mine = SLOT_BYTES // dtype.itemsize, staging.rank
-    slots: list[list[list[tuple[int, Part]]]] = [[] for _ in range(staging.size)]
+    slots: list[list[list[tuple[int, SentPart]]]] = [[] for _ in range(staging.size)]
     filled = [room] * staging.size
     for part in parts:
         if filled[part.source] + part.numel > room:
@@ -160,8 +167,8 @@ def _staged(
     staging.stream(rounds, put, take, call)
 
 
-def _batches(parts: Sequence[Part], most: int) -> Iterator[list[Part]]:
-    batch: list[Part] = []
+def _batches(parts: Sequence[SentPart], most: int) -> Iterator[list[SentPart]]:
+    batch: list[SentPart] = []
     for part in parts:
         if batch and sum(each.numel for each in batch) + part.numel > most:
             yield batch
@@ -172,7 +179,7 @@ def _batches(parts: Sequence[Part], most: int) -> Iterator[list[Part]]:
 
 
 def _in_one(
-    parts: Sequence[Part], dtype: torch.dtype, group: Group, layer: str, phase: Phase
+    parts: Sequence[SentPart], dtype: torch.dtype, group: Group, layer: str, phase: StepPhase
 ) -> None:
     sizes = [[0] * group.size for _ in range(group.size)]
     for part in parts:

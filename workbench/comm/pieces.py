@@ -1,4 +1,4 @@
-"""Tensors as consecutive pieces in one flat buffer, which is what travels."""
+"""Tensors as consecutive pieces in one flat buffer, which is what travels, and sums of pieces."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -7,28 +7,28 @@ from math import prod
 import torch
 from torch import Tensor
 
-from workbench.plan.placement import apportion
+from workbench.plan.placement.placement import apportion
 
 
 def resized(shape: Sequence[int], dim: int, size: int) -> tuple[int, ...]:
-    """`shape` with `size` elements along `dim`."""
+    """Returns `shape` with `size` elements along `dim`."""
     return (*shape[:dim], size, *shape[dim + 1 :])
 
 
 def lengths(shape: Sequence[int], dim: int, sizes: Sequence[int]) -> list[int]:
-    """Elements of each piece, of `sizes` along `dim`, of a tensor of `shape`."""
+    """Returns the elements of each piece, of `sizes` along `dim`, of a tensor of `shape`."""
     slab = prod(resized(shape, dim, 1))
     return [size * slab for size in sizes]
 
 
 def cut(x: Tensor, sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
-    """Views of x's consecutive pieces along `dim`."""
+    """Returns views of x's consecutive pieces of `sizes` along `dim`."""
     return torch.split_with_sizes(x, list(sizes), dim)
 
 
 @lru_cache(maxsize=256)
 def even(length: int, count: int) -> tuple[int, ...]:
-    """Near-equal sizes that sum to `length`."""
+    """Returns `count` near-equal sizes that sum to `length`."""
     return apportion(length, (1,) * count)
 
 
@@ -41,7 +41,7 @@ def shaped(flat: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def pack(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
-    """The pieces of x along `dim`, each contiguous, one after another; copies only if it must."""
+    """Returns x's pieces along `dim` one after another [x.numel()]; copies only if it must."""
     if prod(x.shape[:dim]) == 1:
         return x.contiguous().view(-1)
     flat = x.new_empty(x.numel())
@@ -52,7 +52,7 @@ def pack(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
 
 
 def unpack(flat: Tensor, shape: Sequence[int], dim: int, sizes: Sequence[int]) -> Tensor:
-    """The inverse of `pack`, for a tensor of `shape`; takes over `flat` where it can."""
+    """Returns the tensor of `shape` that was packed; takes over `flat` where it can."""
     if prod(shape[:dim]) == 1:
         return shaped(flat, shape)
     parts = cut(flat, lengths(shape, dim, sizes))
@@ -62,5 +62,36 @@ def unpack(flat: Tensor, shape: Sequence[int], dim: int, sizes: Sequence[int]) -
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """The type in which to sum values of `dtype`."""
+    """Returns the type in which values of `dtype` are summed: fp32 for half types."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+# Sums are taken so many bytes at a time, which stay in a core's cache meanwhile.
+BLOCK_BYTES = 2**17
+
+
+def added(parts: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
+    """Sums two or more parts of one shape, in their order; half types in fp32.
+
+    Args:
+        parts: the summands.
+        out: the tensor that becomes the sum, none of the parts; None: a new one.
+    """
+    first, second, *others = parts
+    wide = accumulator(first.dtype)
+    if wide != first.dtype:
+        total = first.to(wide)
+        total += second
+    else:
+        total = torch.add(first, second) if out is None else torch.add(first, second, out=out)
+    for other in others:
+        total += other
+    if wide == first.dtype:
+        return total
+    return total.to(first.dtype) if out is None else out.copy_(total)
+
+
+def blocks(flat: Tensor) -> list[slice]:
+    """Returns where to cut flat tensors like this one, so that parts of several stay in cache."""
+    step = BLOCK_BYTES // flat.itemsize
+    return [slice(start, start + step) for start in range(0, len(flat), step)]

@@ -29,15 +29,25 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from workbench.comm.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
+from workbench.comm.all_reduce import all_reduce
+from workbench.comm.collectives import all_gather, all_to_all, reduce_scatter
 from workbench.comm.groups.group import Group
-from workbench.plan.placement import Shard
+from workbench.plan.placement.placement import Shard
 
-Gradient = Literal["replicate", "partial"]
+GradientPlacement = Literal["replicate", "partial"]
 
 
 def copy_to(x: Tensor, group: Group, *, layer: str = "") -> Tensor:
-    """Hands a replicated x to work that differs by rank; its gradient is summed."""
+    """Hands a replicated x to computations that differ by rank; its gradient is summed.
+
+    Args:
+        x: the tensor, of one shape and the same values on all ranks.
+        group: the ranks that hold it.
+        layer: the layer under which the all-reduce of the gradient is recorded.
+
+    Raises:
+        CommError: in backward, other ranks did not come, or came for something else.
+    """
     return _CopyTo.apply(x, group, layer)
 
 
@@ -53,16 +63,34 @@ class _CopyTo(torch.autograd.Function):
 
 
 def gather_from(
-    x: Tensor, shard: Shard, group: Group, *, gradient: Gradient = "replicate", layer: str = ""
+    x: Tensor,
+    shard: Shard,
+    group: Group,
+    *,
+    gradient: GradientPlacement = "replicate",
+    layer: str = "",
 ) -> Tensor:
-    """Makes whole, on every rank, a tensor of which x is this rank's piece."""
+    """Makes whole, on every rank, a tensor of which x is this rank's piece.
+
+    Args:
+        x: this rank's piece [..., shard.sizes[rank], ...].
+        shard: how the tensor is cut over the group.
+        group: the ranks that hold its pieces.
+        gradient: whether the gradient of the whole is complete on every rank, or "partial": each
+            rank has a summand of it.
+        layer: the layer under which the collectives are recorded.
+
+    Raises:
+        ValueError: `shard` fits neither x nor the group.
+        CommError: other ranks did not come, or came for something else; in backward, too.
+    """
     return _GatherFrom.apply(x, shard, group, gradient, layer)
 
 
 class _GatherFrom(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, shard: Shard, group: Group, gradient: Gradient, layer: str
+        ctx: Any, x: Tensor, shard: Shard, group: Group, gradient: GradientPlacement, layer: str
     ) -> Tensor:
         ctx.shard, ctx.group, ctx.gradient, ctx.layer = shard, group, gradient, layer
         return all_gather(x, shard, group, layer=layer, phase="forward")
@@ -77,15 +105,28 @@ class _GatherFrom(torch.autograd.Function):
 
 
 def reduce_from(
-    x: Tensor, group: Group, *, gradient: Gradient = "replicate", layer: str = ""
+    x: Tensor, group: Group, *, gradient: GradientPlacement = "replicate", layer: str = ""
 ) -> Tensor:
-    """Sums, for every rank, a tensor of which x is this rank's summand."""
+    """Sums, for every rank, a tensor of which x is this rank's summand.
+
+    Args:
+        x: this rank's summand, of one shape on all ranks.
+        group: the ranks that sum.
+        gradient: whether the gradient of the sum is complete on every rank, or "partial": each
+            rank has a summand of it.
+        layer: the layer under which the collectives are recorded.
+
+    Raises:
+        CommError: other ranks did not come, or came for something else; in backward, too.
+    """
     return _ReduceFrom.apply(x, group, gradient, layer)
 
 
 class _ReduceFrom(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group, gradient: Gradient, layer: str) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, group: Group, gradient: GradientPlacement, layer: str
+    ) -> Tensor:
         ctx.group, ctx.gradient, ctx.layer = group, gradient, layer
         return all_reduce(x, group, layer=layer, phase="forward")
 
@@ -97,7 +138,17 @@ class _ReduceFrom(torch.autograd.Function):
 
 
 def scatter_to(x: Tensor, shard: Shard, group: Group, *, layer: str = "") -> Tensor:
-    """Takes this rank's piece of a replicated x."""
+    """Takes this rank's piece [..., shard.sizes[rank], ...] of a replicated x.
+
+    Args:
+        x: the tensor [..., shard.extent, ...], with the same values on all ranks.
+        shard: how it is cut over the group.
+        group: the ranks that hold its pieces.
+        layer: the layer under which the all-gather of the gradient is recorded.
+
+    Raises:
+        CommError: in backward, other ranks did not come, or came for something else.
+    """
     return _ScatterTo.apply(x, shard, group, layer)
 
 
@@ -114,7 +165,18 @@ class _ScatterTo(torch.autograd.Function):
 
 
 def reduce_scatter_to(x: Tensor, shard: Shard, group: Group, *, layer: str = "") -> Tensor:
-    """Takes this rank's piece of the sum of which x is this rank's summand."""
+    """Takes this rank's piece [..., shard.sizes[rank], ...] of the sum of all ranks' x.
+
+    Args:
+        x: this rank's summand [..., shard.extent, ...].
+        shard: how the sum is cut over the group.
+        group: the ranks that sum.
+        layer: the layer under which the collectives are recorded.
+
+    Raises:
+        ValueError: `shard` fits neither x nor the group.
+        CommError: other ranks did not come, or came for something else; in backward, too.
+    """
     return _ReduceScatterTo.apply(x, shard, group, layer)
 
 
@@ -131,7 +193,19 @@ class _ReduceScatterTo(torch.autograd.Function):
 
 
 def exchange(x: Tensor, source: Shard, target: Shard, group: Group, *, layer: str = "") -> Tensor:
-    """Turns this rank's piece under `source` into its piece under `target`."""
+    """Turns this rank's piece under `source` into its piece under `target`.
+
+    Args:
+        x: this rank's piece [..., source.sizes[rank], ...].
+        source: how the tensor is cut over the group.
+        target: how it is to be cut, along this or another dimension.
+        group: the ranks that hold its pieces.
+        layer: the layer under which the collectives are recorded.
+
+    Raises:
+        ValueError: `source` or `target` fits neither x nor the group.
+        CommError: other ranks did not come, or came for something else; in backward, too.
+    """
     return _Exchange.apply(x, source, target, group, layer)
 
 
@@ -152,5 +226,5 @@ class _Exchange(torch.autograd.Function):
 
 
 def _slice(x: Tensor, shard: Shard, group: Group) -> Tensor:
-    """This rank's piece of x, in memory of its own."""
+    """Returns this rank's piece of x, in memory of its own."""
     return x.narrow(shard.dim, *shard.span(group.rank)).clone(memory_format=torch.contiguous_format)

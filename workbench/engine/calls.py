@@ -1,30 +1,43 @@
-"""What runs on an engine.
+"""What runs on an engine, and what becomes of the engine's memory between two runs.
 
 The job server calls these functions and has no torch: it is imported where it is used.
+
+glibc maps large tensors anew each time and gives back what is free at the heap's end, from sizes
+on that depend on what has been freed so far: a small network's step then touches thousands of
+pages for the first time, over and over, and a tenth of its time goes into that (measured: ResNet-18
+on 8 images of 32 x 32, 4,600 page faults in every step, and 18 with these settings). So freed
+memory stays until a task is over.
+
+A full garbage collection goes through all that torch has imported, in a tenth of a second, in some
+step of some rank. What is there before the first task is there for good, and is left out of it.
 """
 
+import ctypes
+import gc
 import importlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from workbench.engine import heap
-from workbench.plan.experiment import Experiment
-from workbench.store import message
-from workbench.store.answer import Answer
+from workbench.plan.experiment.experiment import Experiment
+from workbench.store import messages
 from workbench.store.errors import ClusterError
-from workbench.store.outcome import Control
-from workbench.store.rank_files import RankFiles, own_pid
+from workbench.store.messages import Answer, StopRequest
+from workbench.store.process import own_pid
+from workbench.store.rank_files import RankFiles
 from workbench.store.telemetry import Telemetry
 
 INTERRUPT_AGAIN_S = 0.05
 ERRORS = 2  # the descriptor: `sys.stderr` is ipykernel's
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+_NEVER = -1
+_MOST_MMAP_BYTES = 2**25  # glibc takes no more
 
 
 def introduce() -> tuple[int, int]:
@@ -38,9 +51,9 @@ def assume_identity(
     """Turns an engine that has nothing to do into another one of this host.
 
     Args:
-        index: which.
+        index: the engine to become.
         cores: logical cores to run on; none: those that it has.
-        threads: compute threads.
+        threads: Compute threads.
         environment: what is different there, such as `CUDA_VISIBLE_DEVICES`.
 
     Returns:
@@ -66,36 +79,41 @@ def assume_identity(
     return introduce()
 
 
-def perform(
-    task: str,
-    experiment: bytes,
-    keywords: bytes,
-    own: Mapping[str, Any],
-    folder: Path,
-    rank: int,
-    streams: bool,
-) -> None:
+@dataclass(frozen=True)
+class Assignment:
+    """What the job server assigns to one rank of one attempt.
+
+    Attributes:
+        task: the function, "module:function". It gets `experiment`, `keywords` and `own`.
+        experiment: the experiment, packed by `messages.pack`.
+        keywords: further arguments, packed by `messages.pack_keywords`.
+        own: arguments that differ by rank or attempt; they go before `keywords`.
+        folder: the attempt's folder.
+        rank: which rank this is.
+        trains: whether the function also gets `control`, whose `stop_requested` SIGUSR1 sets, and
+            `emit`, which takes a row of metrics.
+    """
+
+    task: str
+    experiment: bytes
+    keywords: bytes
+    own: Mapping[str, Any]
+    folder: Path
+    rank: int
+    trains: bool
+
+
+def run(given: Assignment) -> None:
     """Calls a function and answers for it in files, whatever it does; see `rank_files`.
 
     Nothing happens where this rank of this attempt has begun before: a call may arrive twice.
-
-    Args:
-        task: "module:function"; it gets `experiment`, `keywords` and `own`.
-        experiment: packed by `message.pack`.
-        keywords: further arguments, packed by `message.pack_keywords`.
-        own: those that differ by rank or attempt; they go before `keywords`.
-        folder: of the attempt.
-        rank: which rank this is.
-        streams: whether the function also gets `control`, whose `stop_requested` SIGUSR1
-            sets, and `emit`, which takes a row of metrics.
-
     Whatever a rank that has begun comes to is in its answer; where that cannot be written, its
     process ends. An error of this call would be lost on a server that is not there to hear it.
 
     Raises:
         OSError: the rank could not begin, and has not; it may be called again.
     """
-    files, control = RankFiles(folder, rank), Control()
+    files, control = RankFiles(given.folder, given.rank), StopRequest()
     telemetry: Telemetry | None = None
     try:
         with _signals(control):  # before anybody knows whom to interrupt
@@ -104,19 +122,20 @@ def perform(
             with _printing_to(files.log):
                 if files.is_withdrawn:
                     raise KeyboardInterrupt
-                telemetry = Telemetry(files) if streams else None
-                heap.keep_freed()
+                telemetry = Telemetry(files) if given.trains else None
+                keep_freed()
                 extra = {} if telemetry is None else {"control": control, "emit": telemetry.emit}
-                value = _function(task)(
-                    experiment=message.unpack(experiment),
-                    **{**message.unpack_keywords(keywords), **own, **extra},
+                module, _, name = given.task.partition(":")
+                value = getattr(importlib.import_module(module), name)(
+                    experiment=messages.unpack(given.experiment),
+                    **{**messages.unpack_keywords(given.keywords), **given.own, **extra},
                 )
         answer = Answer("returned", value)
     except BaseException as error:
         if files.pid != own_pid() or files.answer is not None:
             raise  # it has not begun, or it was called again
         answer = Answer.of(error)
-    heap.give_back()  # the next run wants its memory
+    give_back()  # the next run wants its memory
     _leave(files, replace(answer, lost_rows=telemetry.close() if telemetry else 0))
 
 
@@ -136,21 +155,74 @@ def _leave(files: RankFiles, answer: Answer) -> None:
 
 
 def initial_weights(experiment: Experiment, directory: Path) -> Path:
-    """Writes the model's initial weights and returns the file; see `model.weights`."""
-    from workbench.model.weights import initialize
+    """Writes the model's initial weights and returns the file; see `model.weights.initial`."""
+    from workbench.model.weights.initial import initialize
 
     return initialize(experiment.plan.graph, experiment.seed, directory)
 
 
-def _function(task: str) -> Callable[..., Any]:
-    """The function that "module:function" names."""
-    module, _, name = task.partition(":")
-    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return function
+def unsplit_model(
+    experiment: Experiment,
+    weights: Path | None,
+    directory: Path,
+    start: Path,
+    path: Path,
+    loss: bytes | None = None,
+) -> None:
+    """Writes what the unsplit model computes; see `train.verify.reference.write_reference`.
+
+    Args:
+        experiment: what to run.
+        weights: the initial weights; None: they are made first.
+        directory: the folder of initial weights.
+        start: the file to write for the weights that both models start from.
+        path: the file to write for the results.
+        loss: the user's own loss, pickled; None: cross-entropy.
+    """
+    from workbench.train.verify.reference import write_reference
+
+    weights = initial_weights(experiment, directory) if weights is None else weights
+    write_reference(experiment, weights, start, path, loss)
+
+
+def warm_up() -> None:
+    """Does once, with a small model, what a rank does first.
+
+    The first model that is traced in a process has torch import some 800 modules, which takes
+    longer than all else between the loss of a rank and the next step.
+    """
+    import torch
+    from torch import nn
+
+    from workbench.model.tracing.trace import trace
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 10))
+    trace(model, input_shape=(3, 8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.zeros(2, 3, 8, 8)).sum().backward()
+    optimizer.step()
+
+
+def keep_freed() -> None:
+    """From now on freed memory stays with the process; what has been imported is not collected."""
+    if gc.get_freeze_count() == 0:
+        gc.collect()
+        gc.freeze()
+    with suppress(OSError, AttributeError):  # another C library
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_TRIM_THRESHOLD, _NEVER)
+        libc.mallopt(_MMAP_THRESHOLD, _MOST_MMAP_BYTES)
+
+
+def give_back() -> None:
+    """What nobody needs any more goes back to the system: models are full of cycles."""
+    gc.collect()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextmanager
-def _signals(control: Control) -> Iterator[None]:
+def _signals(control: StopRequest) -> Iterator[None]:
     """SIGUSR1 asks to stop after this step; SIGINT raises KeyboardInterrupt, but only in here.
 
     An interrupt that came a moment later would hit the answer while it is written, or ipykernel,

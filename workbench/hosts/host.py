@@ -1,4 +1,4 @@
-"""What this host offers to this process: cores, memory, GPUs.
+"""What this host offers to this process, and which engine gets which cores or GPU of it.
 
 Nothing here starts CUDA: a process that did could no longer be given its GPU through
 `CUDA_VISIBLE_DEVICES`.
@@ -6,7 +6,7 @@ Nothing here starts CUDA: a process that did could no longer be given its GPU th
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -14,15 +14,19 @@ from pathlib import Path
 import psutil
 import pynvml
 
+from workbench.plan.placement.mesh import RankConfig
+from workbench.plan.placement.placement import apportion
+from workbench.store.cluster_spec import EngineDevice
+
 
 @dataclass(frozen=True)
 class Gpu:
     """One GPU that this process may use.
 
     Attributes:
-        token: what `CUDA_VISIBLE_DEVICES` has to say so that a process sees just this one.
+        token: the value of `CUDA_VISIBLE_DEVICES` with which a process sees just this GPU.
         name: the product's name.
-        memory_bytes: all of its memory.
+        memory_bytes: the size of its memory, in bytes.
     """
 
     token: str
@@ -36,9 +40,9 @@ class Host:
 
     Attributes:
         name: the host's name.
-        cores: physical cores, each with those of its logical ones that this process may use.
-        quota: processors' worth of time that a container grants; None: all of `cores`.
-        memory_bytes: what the host, or a container, grants.
+        cores: the physical cores, each with those of its logical ones that this process may use.
+        quota: the processors' worth of time that a container grants; None: all of `cores`.
+        memory_bytes: the memory that the host, or a container, grants, in bytes.
         gpus: GPUs that this process may use.
     """
 
@@ -63,7 +67,7 @@ def probe() -> Host:
 
 
 def _torch_has_cuda() -> bool:
-    """What torch was built for; told without importing it, which takes seconds."""
+    """Returns whether torch was built for CUDA, without importing it, which takes seconds."""
     torch = find_spec("torch")
     if torch is None or torch.origin is None:
         return False
@@ -98,7 +102,7 @@ def physical_cores(
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """Processors' worth of time that control groups grant this process; None: no limit."""
+    """Returns the processors' worth of time that control groups grant; None: no limit."""
     limits = []
     for folder in control_groups(root, "cpu"):
         v2, v1 = _words(folder / "cpu.max"), _words(folder / "cpu.cfs_quota_us")
@@ -110,7 +114,7 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 
 
 def memory_limit(root: Path = Path("/")) -> int | None:
-    """Bytes that control groups grant this process; None: no limit."""
+    """Returns the bytes of memory that control groups grant this process; None: no limit."""
     limits = []
     for folder in control_groups(root, "memory"):
         words = _words(folder / "memory.max") or _words(folder / "memory.limit_in_bytes")
@@ -120,7 +124,7 @@ def memory_limit(root: Path = Path("/")) -> int | None:
 
 
 def control_groups(root: Path, controller: str) -> Iterator[Path]:
-    """The folders of this process' control groups (v1 and v2), and all folders above them."""
+    """Yields the folders of this process' control groups (v1 and v2), and all folders above."""
     mount = root / "sys/fs/cgroup"
     for line in _lines(root / "proc/self/cgroup"):
         _number, controllers, path = line.split(":", 2)
@@ -147,7 +151,7 @@ def _words(path: Path) -> list[str]:
 
 
 def visible_gpus(visible: str | None) -> tuple[Gpu, ...]:
-    """The GPUs that CUDA would show under this value of `CUDA_VISIBLE_DEVICES`.
+    """Returns the GPUs that CUDA would show under this value of `CUDA_VISIBLE_DEVICES`.
 
     Entries are kept as they are written, because what an index means is CUDA's business
     (`CUDA_DEVICE_ORDER`). As in CUDA, the first entry that does not exist ends the list.
@@ -180,3 +184,89 @@ def _handle(token: str) -> object:
 def _gpu(handle: object, token: str) -> Gpu:
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle).total
     return Gpu(token, pynvml.nvmlDeviceGetName(handle), int(memory))
+
+
+def assign(num_engines: int, host: Host) -> tuple[EngineDevice, ...]:
+    """Returns one device for each engine.
+
+    GPUs go round; several engines on one is said, and makes them talk through gloo. Cores are
+    handed out whole and disjoint, neighbours together. Where there are fewer cores than
+    engines they go round as well. Under a container's quota nobody knows which cores its
+    neighbours use, so engines are not pinned there, only their threads are counted.
+    """
+    if num_engines < 1:
+        raise ValueError(f"a cluster has at least one engine, got {num_engines}")
+    devices = []
+    for engine, (cores, threads, core_sharers) in enumerate(_parts(num_engines, host)):
+        own = tuple(core for group in cores for core in group)
+        if host.gpus:
+            gpu = host.gpus[engine % len(host.gpus)]
+            sharers = len(range(engine % len(host.gpus), num_engines, len(host.gpus)))
+            kind, name, memory, token = "cuda", gpu.name, gpu.memory_bytes, gpu.token
+        else:
+            sharers, kind, name, memory, token = core_sharers, "cpu", "cpu", host.memory_bytes, ""
+        devices.append(EngineDevice(kind, host.name, name, own, threads, memory, token, sharers))
+    return tuple(devices)
+
+
+def divide(host: Host, names: Sequence[str]) -> tuple[Host, ...]:
+    """Returns equal parts of a host's cores as hosts of these names, without GPUs.
+
+    Where there are fewer cores than parts, and under a container's quota, parts have the same.
+    """
+    parts = _parts(len(names), host)
+    limited = host.quota if host.quota is None else host.quota / len(names)
+    return tuple(
+        Host(name, cores, None if len(cores) < len(host.cores) else limited, host.memory_bytes)
+        for name, (cores, _threads, _sharers) in zip(names, parts, strict=True)
+    )
+
+
+def whole_host(host: Host) -> EngineDevice:
+    """Returns all cores and no GPU, for what is done once, for all ranks."""
+    cores = tuple(sorted(core for group in host.cores for core in group))
+    threads = len(host.cores) if host.quota is None else min(len(host.cores), int(host.quota))
+    return EngineDevice("cpu", host.name, "cpu", cores, max(1, threads), host.memory_bytes)
+
+
+def _parts(count: int, host: Host) -> list[tuple[tuple[tuple[int, ...], ...], int, int]]:
+    """Returns (physical cores, threads, parts that have the same) for each of `count` parts."""
+    cores = host.cores
+    if host.quota is not None and host.quota < sum(map(len, cores)):
+        return [(cores, max(1, int(host.quota) // count), count)] * count
+    if count > len(cores):
+        on = [part % len(cores) for part in range(count)]
+        return [((cores[core],), 1, on.count(core)) for core in on]
+    parts, start = [], 0
+    for size in apportion(len(cores), (1,) * count):
+        parts.append((cores[start : start + size], size, 1))
+        start += size
+    return parts
+
+
+def rank_configs(
+    devices: Sequence[EngineDevice], meeting: str, prefix: str, timeout_s: float
+) -> list[RankConfig]:
+    """Seats for the ranks of one world, one for each device.
+
+    Args:
+        devices: the device of each rank.
+        meeting: the "address:port" of the supervisor's store.
+        prefix: the prefix of the world's notes in that store, new for every world.
+        timeout_s: the seconds that a rank waits for the others.
+    """
+    address, _, port = meeting.rpartition(":")
+    return [
+        RankConfig(
+            rank=rank,
+            world_size=len(devices),
+            address=address,
+            port=int(port),
+            prefix=prefix,
+            timeout_s=timeout_s,
+            device="cuda:0" if device.kind == "cuda" else "cpu",
+            threads=device.threads,
+            host=device.host,
+        )
+        for rank, device in enumerate(devices)
+    ]

@@ -12,7 +12,7 @@ MARK = "IPP_CLUSTER_ID"  # ipyparallel puts it into the environment of all that 
 
 
 def members(cluster_id: str) -> Iterator[psutil.Process]:
-    """Every process of the cluster with this id that still runs, this process aside.
+    """Yields every process of the cluster with this id that still runs, this process aside.
 
     One that has ended but was not collected by its parent has no environment any more.
     """
@@ -39,7 +39,7 @@ def reap(cluster_id: str, *, patience_s: float = 5.0) -> int:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process with this id is there and not merely waiting to be collected."""
+    """Returns whether a process with this id is there and not waiting to be collected."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -47,7 +47,7 @@ def is_alive(pid: int) -> bool:
 
 
 def ending(code: int | None) -> str:
-    """How a process ended, in words, by its exit code; None: it is not known."""
+    """Returns how a process ended, in words, by its exit code; None: it is not known."""
     if code is None:
         return "ended"
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"

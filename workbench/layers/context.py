@@ -7,7 +7,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from workbench.plan.placement import Shard
+from workbench.plan.placement.placement import Shard
 
 
 @dataclass
@@ -21,11 +21,11 @@ class BatchContext:
 
     Attributes:
         rank: this rank in the world.
-        rows: rows of the batch in hand on each rank of the world; a rank may have none.
-        first_row: index of rank 0's first row in the global batch of the step.
-        seed: of the experiment.
+        rows: the rows of the batch in hand on each rank of the world; a rank may have none.
+        first_row: the index of rank 0's first row in the global batch of the step.
+        seed: the seed of the experiment.
         step: the optimizer step that this batch is for.
-        starts: index of each rank's first row; None: rows lie in the order of the ranks.
+        starts: the index of each rank's first row; None: rows lie in the order of the ranks.
     """
 
     rank: int
@@ -44,9 +44,22 @@ class BatchContext:
         step: int = 0,
         starts: tuple[int, ...] | None = None,
     ) -> None:
-        """Announces the batch that the next forward pass is for."""
+        """Announces the batch that the next forward pass is for.
+
+        Args:
+            rows: the rows of the batch on each rank of the world.
+            first_row: the index of rank 0's first row in the global batch of the step.
+            step: the optimizer step that the batch is for.
+            starts: the index of each rank's first row; None: rows lie in the order of the ranks.
+
+        Raises:
+            ValueError: there is not one number of rows, or one start, for each rank.
+        """
         if len(rows) != len(self.rows) or (starts is not None and len(starts) != len(rows)):
-            raise ValueError(f"rows of {len(rows)} ranks for a world of {len(self.rows)}")
+            given = len(rows) if starts is None else f"{len(rows)} and starts of {len(starts)}"
+            raise ValueError(
+                f"rank {self.rank}: rows of {given} ranks for a world of {len(self.rows)}"
+            )
         self.rows, self.first_row, self.step, self.starts = rows, first_row, step, starts
         self._groups.clear()
 
@@ -56,7 +69,12 @@ class BatchContext:
         return sum(self.rows)
 
     def group_rows(self, group_size: int, per_sample: int = 1) -> Shard:
-        """How the rows of this rank's shard group lie over its members."""
+        """Returns how the rows of this rank's shard group lie over its members.
+
+        Args:
+            group_size: the size of the group.
+            per_sample: the rows of the tensor for each row of the batch.
+        """
         known = self._groups.get((group_size, per_sample))
         if known is None:
             first = self.rank - self.rank % group_size
@@ -68,12 +86,12 @@ class BatchContext:
     def indices(
         self, group_size: int, per_sample: int = 1, device: torch.device | None = None
     ) -> Tensor:
-        """Where the rows that this rank's group holds stand in the global batch, int64.
+        """Returns where the rows of this rank's group stand in the global batch, int64 [rows].
 
         Args:
-            group_size: of the group.
-            per_sample: rows of the tensor for each row of the batch.
-            device: where the indices go.
+            group_size: the size of the group.
+            per_sample: the rows of the tensor for each row of the batch.
+            device: the device of the indices.
         """
         first = self.rank - self.rank % group_size
         starts = self.starts or tuple(accumulate(self.rows, initial=self.first_row))
@@ -86,11 +104,11 @@ class BatchContext:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def key(self, name: str, index: int = 0) -> int:
-        """64 bits that depend on the seed, the step and a layer's name, and on no split.
+        """Returns 64 bits that depend on the seed, the step and a layer's name, and on no split.
 
         Args:
-            name: the layer's.
-            index: of the random tensor in the layer's call.
+            name: the layer's name.
+            index: the index of the random tensor in the layer's call.
         """
         further = f"#{index}" if index else ""
         content = f"{self.seed}/{self.step}/{name}{further}".encode()

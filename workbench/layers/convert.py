@@ -5,10 +5,10 @@ from collections import deque
 import torch
 from torch import Tensor, nn
 
-from workbench.comm.gathering import PendingGather, start_all_gather, take_gathered
 from workbench.comm.groups.group import Group
+from workbench.comm.nonblocking import PendingGather, start_all_gather, take_gathered
 from workbench.comm.regions import (
-    Gradient,
+    GradientPlacement,
     copy_to,
     exchange,
     gather_from,
@@ -17,18 +17,18 @@ from workbench.comm.regions import (
     scatter_to,
 )
 from workbench.layers.context import BatchContext
-from workbench.plan.layout import ROWS, Conversion, Layout
-from workbench.plan.placement import Partial, Replicate, Shard
+from workbench.plan.placement.layout import ROWS, Conversion, Layout
+from workbench.plan.placement.placement import Partial, Replicate, Shard
 
 
-class Convert(nn.Module):
+class ConvertLayout(nn.Module):
     """Changes the layout of an activation; its backward is the dual change.
 
     Args:
-        conversion: from which layout to which, and how the gradient comes back.
+        conversion: the layouts before and after, and how the gradient comes back.
         group: the shard group of `conversion.group_size` ranks that this rank is in.
-        context: says how many rows each rank has.
-        layer: the label under which traffic is recorded.
+        context: the rows that each rank has now.
+        layer: the layer under which traffic is recorded.
         learns: whether a gradient comes back to the activation, by the graph. Then it does on
             every rank, also where nothing of what is trained is at hand, such as a bias that
             another rank adds; else on none. So all ranks take part in the same collectives.
@@ -55,8 +55,8 @@ class Convert(nn.Module):
         there a gather takes no longer than what would start it.
 
         Args:
-            x: what `forward` will be given.
-            rows: of the batch of that pass, on each rank of the world.
+            x: the activation [own rows, ...] that `forward` will get.
+            rows: the rows of that pass's batch on each rank of the world.
         """
         source, target = self.conversion.source, self.conversion.target
         gathers = source == ROWS and target.placement == Replicate()
@@ -66,12 +66,17 @@ class Convert(nn.Module):
             self._ahead.append(started)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Returns x in the layout that the conversion leads to.
+
+        Raises:
+            CommError: other ranks did not come, or came for something else; in backward, too.
+        """
         if x.requires_grad != self.learns and torch.is_grad_enabled():
             x = x.detach().requires_grad_(self.learns)
         group, layer = self.group, self.layer
         source, target = self._cut(self.conversion.source), self._cut(self.conversion.target)
         partial = self.conversion.gradient == "partial"
-        gradient: Gradient = "partial" if partial else "replicate"
+        gradient: GradientPlacement = "partial" if partial else "replicate"
         match source, target:
             case Replicate(), Replicate():
                 return copy_to(x, group, layer=layer)
@@ -90,13 +95,13 @@ class Convert(nn.Module):
         raise AssertionError(f"no conversion makes summands: {self.conversion}")
 
     def _cut(self, layout: Layout) -> Partial | Replicate | Shard:
-        """The placement over the group: own rows are the group's rows, cut along dimension 0."""
+        """Returns the placement over the group; own rows are its rows, cut along dimension 0."""
         if layout == ROWS:
             return self.context.group_rows(self.conversion.group_size, self.conversion.rows)
         return layout.placement
 
     def extra_repr(self) -> str:
-        """What `print(model)` says of it."""
+        """Returns what `print(model)` says of it."""
         conversion = self.conversion
         back = ", gradient partial" if conversion.gradient == "partial" else ""
         return f"{conversion.source} -> {conversion.target}{back}"

@@ -12,34 +12,38 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from workbench.layers.attention import heads_layout, local_attention
-from workbench.layers.batch_norm import LocalBatchNorm, SynchronizedBatchNorm
 from workbench.layers.context import BatchContext
-from workbench.layers.convert import Convert
-from workbench.layers.cut_model import CutModel, Groups
+from workbench.layers.convert import ConvertLayout
+from workbench.layers.cut_model import CutModel, RankGroups
 from workbench.layers.draws import Drawn, called
 from workbench.layers.dropout import PlacedDropout
-from workbench.layers.dtypes import Dtypes
-from workbench.layers.idle import GivenType, Idle
+from workbench.layers.idle import Idle, LayerDtypes, OutputType
 from workbench.layers.local import held, idles, local_module, read_pieces
-from workbench.layers.one_row import batch_norm, guard, instance_norm
-from workbench.layers.running_share import RunningShare
-from workbench.model.slices import Reader
-from workbench.model.trace import skeleton
+from workbench.layers.norms import (
+    LocalBatchNorm,
+    RunningShare,
+    SynchronizedBatchNorm,
+    batch_norm,
+    guard,
+    instance_norm,
+)
+from workbench.model.tracing.trace import skeleton
+from workbench.model.weights.slices import Reader
 from workbench.plan.graph import Layer
-from workbench.plan.layout import ROWS, Conversion
-from workbench.plan.mesh import replica_group, shard_group
-from workbench.plan.placement import Shard
+from workbench.plan.placement.layout import ROWS, Conversion
+from workbench.plan.placement.mesh import replica_group, shard_group
+from workbench.plan.placement.placement import Shard
 from workbench.plan.plan import Plan
 
 _IN_ORDER: dict[Any, Any] = {F.batch_norm: batch_norm, F.instance_norm: instance_norm}
-# What they give may lie in the memory of what they read.
+# Their outputs may lie in the memory of their inputs.
 _VIEWS = ("flatten", "op", "elementwise")
 
 
 def cut(
     plan: Plan,
     context: BatchContext,
-    groups: Groups,
+    groups: RankGroups,
     reader: Reader,
     *,
     device: torch.device,
@@ -49,12 +53,12 @@ def cut(
     """Rewrites the traced model for one rank, reading only this rank's slices.
 
     Args:
-        plan: what to cut how.
+        plan: the placements of all layers.
         context: the batch context of this rank; its `rank` is the rank to cut for.
-        groups: a group for each of `group_specs(plan)` that this rank is in.
+        groups: the groups of `group_specs(plan)` that this rank is in.
         reader: the weights, whole or in pieces of any other plan.
-        device: where to build.
-        dtype: of floating-point weights; None: as they were saved.
+        device: the device on which the model is built.
+        dtype: the type of floating-point weights; None: that in which they were saved.
         traced: the graph's `skeleton`, to be rewritten; None: the model is built and traced anew.
 
     Source: the rewriting of SplitBrain (arXiv:2112.15317), with conversions as explicit nodes.
@@ -64,9 +68,9 @@ def cut(
 
 
 def evaluating(model: CutModel) -> CutModel:
-    """A cut model as it evaluates, on the very same pieces of weights.
+    """Returns a cut model as it evaluates, on the very same pieces of weights.
 
-    The model itself, unless it takes another way in evaluation than in training.
+    That is the model itself, unless it takes another way in evaluation than in training.
     """
     plan = model.plan.evaluation
     if plan is model.plan:
@@ -84,24 +88,24 @@ class HeldPieces:
         self.device = next((piece.device for piece in pieces.values()), torch.device("cpu"))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The piece's shape."""
+        """Returns the shape of a piece."""
         return tuple(self._pieces[name].shape)
 
     def read(self, name: str, shard: Shard | None = None, rank: int = 0) -> Tensor:
-        """The piece, which is this rank's: the memory is shared with its owner."""
+        """Returns this rank's piece; its memory is shared with its owner."""
         return self._pieces[name].detach()
 
 
 class _Cutting:
     def __init__(
-        self, plan: Plan, context: BatchContext, groups: Groups, traced: torch.fx.GraphModule
+        self, plan: Plan, context: BatchContext, groups: RankGroups, traced: torch.fx.GraphModule
     ) -> None:
         self.plan, self.graph, self.flow = plan, plan.graph, plan.flow
         self.context, self.groups, self.rank = context, groups, context.rank
         self.traced = traced
         self.nodes = {node.name: node for node in self.traced.graph.nodes}
         self.steps: dict[tuple[str, tuple[Conversion, ...]], torch.fx.Node] = {}
-        self.dtypes: Dtypes | None = None
+        self.dtypes: LayerDtypes | None = None
 
     def apply(self, reader: Reader, device: torch.device, dtype: torch.dtype | None) -> CutModel:
         layers, flow, rank = self.graph.layers, self.flow, self.rank
@@ -109,7 +113,7 @@ class _Cutting:
         if any(self._has_nothing_of(layer) for layer in layers):
             every = (piece for pieces in read for piece in pieces.values())
             saved = next((p.dtype for p in every if p.is_floating_point()), torch.float32)
-            self.dtypes = Dtypes(self.traced, self.graph.input_shape, device, saved)
+            self.dtypes = LayerDtypes(self.traced, self.graph.input_shape, device, saved)
         for layer, pieces in zip(layers, read, strict=True):
             self._place(layer, pieces)
         for layer in self.graph.layers:
@@ -158,7 +162,7 @@ class _Cutting:
             self._function(layer, node)
 
     def _own_path(self, layer: Layer, node: torch.fx.Node) -> str:
-        """Where the module of this call stands.
+        """Returns the path at which the module of this call stands.
 
         A module without weights that is called several times need not be the same in all calls:
         in one of them its input may be whole, in another this rank may have nothing of it.
@@ -168,7 +172,7 @@ class _Cutting:
         return path if layer.weights or len(callers) == 1 else f"{layer.node}_call"
 
     def _placed_before(self, layer: Layer) -> bool:
-        """Whether it is a further call of a module that stands in its place already."""
+        """Returns whether it is a further call of a module that stands in its place already."""
         if not layer.shared:
             return False
         return self.nodes[layer.node].target == self.nodes[self.graph[layer.shared].node].target
@@ -216,9 +220,10 @@ class _Cutting:
         self._call(node, f"{layer.node}_drawn", drawn, node.args, node.kwargs)
 
     def _leaves_input(self, layer: Layer) -> bool:
-        """Whether anything that reads what this layer reads gets it through a conversion.
+        """Returns whether this layer must not write into its input.
 
-        Or whether a segment that is recomputed gives it, or reads it, or what lies in its memory.
+        It must not where anything that reads that input gets it through a conversion, or where a
+        segment that is recomputed computes it, or reads it or what lies in its memory.
         """
         segments = {name for segment in self.plan.segments for name in segment}
         readers = self.graph.consumers
@@ -231,7 +236,7 @@ class _Cutting:
         )
 
     def _alike(self, names: Sequence[str]) -> set[str]:
-        """The layers, and those of which they may be views, or which may be views of them."""
+        """Returns the layers, and those that may be views of them or of which they may be."""
         found: set[str] = set()
         waiting = list(names)
         while waiting:
@@ -250,7 +255,7 @@ class _Cutting:
     def _dropout(
         self, layer: Layer, node: torch.fx.Node, module: nn.Module | None
     ) -> PlacedDropout:
-        def given(name: str, position: int, default: Any) -> Any:
+        def argument(name: str, position: int, default: Any) -> Any:
             if module is not None:
                 return getattr(module, name, default)
             return node.kwargs.get(
@@ -259,8 +264,8 @@ class _Cutting:
 
         mode = "element"
         if layer.kind == "stochastic_depth":
-            mode = given("mode", 2, "row")
-        p = float(given("p", 1, 0.5))
+            mode = argument("mode", 2, "row")
+        p = float(argument("p", 1, 0.5))
         layout = self.flow.inputs[layer.name]
         shape, always = layer.input_shape, module is None
         return PlacedDropout(
@@ -268,25 +273,27 @@ class _Cutting:
         )
 
     def _has_nothing_of(self, layer: Layer) -> bool:
-        """Whether this rank has no element of a layer, or no head of an attention."""
+        """Returns whether this rank has no element of a layer, or no head of an attention."""
         heads = heads_layout(self.plan, layer) if layer.kind == "attention" else ROWS
         cut, member = heads.placement, self.rank % heads.group_size
         headless = isinstance(cut, Shard) and cut.sizes[member] == 0
         return headless or idles(layer, self.flow, self.rank)
 
-    def _given(self, layer: Layer) -> GivenType | None:
-        """The type of what a layer gives, where this rank has nothing of some layer."""
+    def _output_type(self, layer: Layer) -> OutputType | None:
+        """Returns the type of a layer's output, where this rank has nothing of some layer."""
         return None if self.dtypes is None else partial(self.dtypes.of, layer.node)
 
     def _idle(self, layer: Layer, local: nn.Module | None) -> Idle:
         shape = held(layer.output_shape, self.flow.outputs[layer.name], self.rank)
-        return Idle(local, shape, self._given(layer), learns=layer.name in self.graph.learning)
+        return Idle(
+            local, shape, self._output_type(layer), learns=layer.name in self.graph.learning
+        )
 
     def _attention(self, layer: Layer, local: nn.Module) -> nn.Module:
         heads = heads_layout(self.plan, layer)
         cut = isinstance(heads.placement, Shard)
         group = self.groups["shard", shard_group(self.rank, heads.group_size)] if cut else None
-        return local_attention(local, layer, heads, self.context, group, self._given(layer))
+        return local_attention(local, layer, heads, self.context, group, self._output_type(layer))
 
     def _batch_norm(self, layer: Layer, norm: Any) -> nn.Module:
         group_size = self.flow.inputs[layer.name].group_size
@@ -303,7 +310,7 @@ class _Cutting:
         inputs: Sequence[Any],
         named: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Replaces a node's operation by a call of `module` on `inputs`, and on those `named`."""
+        """Replaces a node's operation by a call of `module` on `inputs` and on `named` ones."""
         self.traced.add_submodule(path, module)
         node.op, node.target = "call_module", path
         node.args, node.kwargs = tuple(inputs), dict(named)
@@ -319,7 +326,7 @@ class _Cutting:
                 node.replace_input_with(self._node(name), self._converting(name, steps, layer.name))
 
     def _converting(self, name: str, steps: tuple[Conversion, ...], reader: str) -> torch.fx.Node:
-        """The node that gives `name` after `steps`; readers whose steps start alike share it."""
+        """Returns the node that gives `name` after `steps`; readers with equal steps share it."""
         if not steps:
             return self._node(name)
         known = self.steps.get((name, steps))
@@ -328,7 +335,9 @@ class _Cutting:
             step = steps[-1]
             path = f"crossings.{step.name}_{_identifier(name)}_{len(self.steps)}"
             group = self.groups["shard", shard_group(self.rank, step.group_size)]
-            convert = Convert(step, group, self.context, reader, learns=name in self.graph.learning)
+            convert = ConvertLayout(
+                step, group, self.context, reader, learns=name in self.graph.learning
+            )
             self.traced.add_submodule(path, convert)
             with self.traced.graph.inserting_after(above):
                 known = self.traced.graph.call_module(path, (above,))
@@ -341,7 +350,7 @@ class _Cutting:
         return self.nodes[self.graph[name].node]
 
     def _return(self) -> None:
-        """The model gives a plain tuple of its outputs, converted as the flow says."""
+        """Has the model return a plain tuple of its outputs, converted as the flow says."""
         output = next(n for n in self.traced.graph.nodes if n.op == "output")
         output.args = (
             tuple(
@@ -351,7 +360,7 @@ class _Cutting:
 
 
 def _out_of_place(node: torch.fx.Node) -> Any:
-    """What computes the same as a node's function or method, into a new tensor."""
+    """Returns what computes the same as a node's function or method, into a new tensor."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     plain = name.removesuffix("_")
     if plain == name or name.endswith("__"):

@@ -9,15 +9,15 @@ from torch import Tensor, nn
 from workbench.comm.groups.group import Group
 from workbench.layers.context import BatchContext
 from workbench.layers.recompute import with_segments
-from workbench.plan.mesh import replica_group, replica_groups, shard_group, shard_groups
+from workbench.plan.placement.mesh import replica_group, replica_groups, shard_group, shard_groups
+from workbench.plan.placement.weights import WeightPlacement
 from workbench.plan.plan import Plan
-from workbench.plan.weights import WeightPlacement
 
-Groups = Mapping[tuple[str, tuple[int, ...]], Group]
+RankGroups = Mapping[tuple[str, tuple[int, ...]], Group]
 
 
 def group_specs(plan: Plan) -> list[tuple[str, tuple[int, ...]]]:
-    """Every (purpose, ranks) that a plan communicates in, in one order for all ranks.
+    """Returns every (purpose, ranks) that a plan communicates in, in one order for all ranks.
 
     "shard" carries activations, "replica" gradients, "norm" statistics of batch norm: apart,
     since they are in flight at the same time.
@@ -34,7 +34,7 @@ def group_specs(plan: Plan) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _group_sizes(plan: Plan) -> set[int]:
-    """Of the groups in which activations are converted, and losses computed."""
+    """Returns the sizes of the groups in which activations are converted, and losses computed."""
     flow = plan.flow
     crossings = [step for steps in (*flow.edges.values(), *flow.returns.values()) for step in steps]
     returned = {flow.returned(name).group_size for name in plan.graph.outputs}
@@ -44,21 +44,21 @@ def _group_sizes(plan: Plan) -> set[int]:
 class CutModel(nn.Module):
     """One rank's part of a model under a plan.
 
-    `forward(x)` takes this rank's rows and gives the model's outputs as the plan's flow lays
-    them. Parameters and buffers have the whole model's names and this rank's pieces. In training
-    mode, parts that are in eval mode while the model trains stay there.
+    `forward(x)` takes this rank's rows [rows, ...] and returns the model's outputs as the plan's
+    flow lays them. Parameters and buffers have the whole model's names and this rank's pieces. In
+    training mode, parts that are in eval mode while the model trains stay there.
 
     Attributes:
         traced: the rewritten model, which owns every layer.
-        compute: the same with the plan's segments recomputed; what a forward pass calls.
-        plan: the plan.
-        context: what the layers know about the batch; to be set before each forward pass.
+        compute: the same with the plan's segments recomputed, which a forward pass calls.
+        plan: the plan by which the model is cut.
+        context: the rows of the batch, known to all layers; to be set before each forward pass.
         groups: this rank's groups by (purpose, ranks).
-        placements: where each entry of the state_dict lies.
+        placements: the placement of each entry of the state_dict.
     """
 
     def __init__(
-        self, traced: torch.fx.GraphModule, plan: Plan, context: BatchContext, groups: Groups
+        self, traced: torch.fx.GraphModule, plan: Plan, context: BatchContext, groups: RankGroups
     ) -> None:
         super().__init__()
         self.traced, self.plan, self.context, self.groups = traced, plan, context, groups
@@ -81,16 +81,16 @@ class CutModel(nn.Module):
 
     @property
     def placements(self) -> Mapping[str, WeightPlacement]:
-        """Where each parameter and buffer lies, by name in the whole model's state_dict."""
+        """The placement of each parameter and buffer, by name in the whole model's state_dict."""
         return self.plan.flow.weights
 
     def pieces(self) -> dict[str, Tensor]:
-        """This rank's pieces of parameters and buffers, by name in the whole model's state_dict."""
+        """Returns this rank's pieces of parameters and buffers, by name in the state_dict."""
         found = dict(self._named(self.traced.named_parameters()))
         return found | dict(self._named(self.traced.named_buffers()))
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """This rank's pieces that receive gradients, by name."""
+        """Returns this rank's pieces that receive gradients, by name in the state_dict."""
         named = self._named(self.traced.named_parameters())
         return {name: parameter for name, parameter in named if parameter.requires_grad}
 
@@ -102,10 +102,10 @@ class CutModel(nn.Module):
             yield first.get(name, name), tensor
 
     def shard_group(self, group_size: int) -> Group:
-        """The ranks that hold the pieces of one copy, this one among them."""
+        """Returns the ranks that hold the pieces of one copy, this one among them."""
         return self.groups["shard", shard_group(self.context.rank, group_size)]
 
     def replica_group(self, group_size: int) -> Group:
-        """The ranks that hold the same piece as this one."""
+        """Returns the ranks that hold the same piece as this one."""
         world = self.plan.world_size
         return self.groups["replica", replica_group(self.context.rank, group_size, world)]

@@ -1,4 +1,4 @@
-"""Layers that draw random numbers, with draws that no split can change (`model/draws.py`)."""
+"""Layers that draw random numbers, so that no split changes them (`model/tracing/draws.py`)."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -9,21 +9,21 @@ import torch.fx
 from torch import Tensor, nn
 
 from workbench.layers.context import BatchContext
-from workbench.model.draws import INDEPENDENT, Draws, drawing, placed_bits
+from workbench.model.tracing.draws import INDEPENDENT, Draws, drawing, placed_bits
 from workbench.plan.graph import Layer
 
 
 class DrawError(RuntimeError):
-    """A layer draws otherwise than it was traced; the text names it and the rank."""
+    """A layer draws otherwise than it was traced; the text names the layer and the rank."""
 
 
 class PlacedDraws(Draws):
     """Makes what layers draw, one after the other, from the places of its elements.
 
     Args:
-        layers: whose random tensors are drawn, in order.
-        group_size: of the ranks whose rows are in the batch.
-        context: says which rows these are.
+        layers: the layers whose random tensors are drawn, in their order.
+        group_size: the size of the group whose rows are in the batch.
+        context: the rows that are held now.
     """
 
     def __init__(self, layers: Sequence[Layer], group_size: int, context: BatchContext) -> None:
@@ -33,7 +33,7 @@ class PlacedDraws(Draws):
         self._coming = iter(every)
 
     def left(self) -> str:
-        """The name of the layer that is to draw next; empty: nothing is left to be drawn."""
+        """Returns the name of the layer that is to draw next; "": nothing is left to be drawn."""
         return next((repr(layer.name) for layer, _ in self._coming), "")
 
     def bits(self, shape: torch.Size, device: torch.device) -> Tensor:
@@ -60,10 +60,10 @@ class Drawn(nn.Module):
     """Calls a layer's operation, and makes what it draws.
 
     Args:
-        call: the operation. A module belongs to where it stands, not to this one.
-        layer: the layer.
-        group_size: of the ranks whose rows it computes.
-        context: says which rows these are.
+        call: the operation. A module stays where it stands, and is no part of this one.
+        layer: the layer of the graph.
+        group_size: the size of the group whose rows it computes.
+        context: the rows that are held now.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class Drawn(nn.Module):
             return self.call(*args, **kwargs)
 
     def extra_repr(self) -> str:
-        """What `print(model)` says of it."""
+        """Returns what `print(model)` says of it."""
         return f"{self.layer.target}, draws {self.layer.draws}"
 
 
 def called(traced: torch.fx.GraphModule, node: torch.fx.Node) -> Callable[..., Any]:
-    """What a node calls, as a function of its arguments; no module itself."""
+    """Returns what a node calls, as a function of its arguments; no module itself."""
     if node.op == "call_module":
         return traced.get_submodule(str(node.target)).__call__
     if node.op == "call_method":

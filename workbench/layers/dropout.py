@@ -1,8 +1,8 @@
 """Dropout of tensors that may be cut, with masks that no split can change.
 
 An element's fate is a hash of (seed, step, layer, index of its sample in the global batch, index
-in its sample), as `model/draws.py` says of `bernoulli`, so that every plan, one process included,
-drops the same elements.
+in its sample), as `model/tracing/draws.py` says of `bernoulli`, so that every plan, one process
+included, drops the same elements.
 """
 
 import math
@@ -11,24 +11,24 @@ import torch
 from torch import Tensor, nn
 
 from workbench.layers.context import BatchContext
-from workbench.model.draws import hashed, kept
-from workbench.plan.layout import Layout
-from workbench.plan.placement import Shard
+from workbench.model.tracing.draws import hashed, kept
+from workbench.plan.placement.layout import Layout
+from workbench.plan.placement.placement import Shard
 
 
 class PlacedDropout(nn.Module):
     """Dropout of a tensor that may be cut.
 
     Args:
-        p: probability that an element is zeroed; the others are scaled by 1 / (1 - p).
-        layout: how its input lies.
-        shape: one sample's whole shape.
-        rows: rows of dimension 0 for each sample.
-        name: the layer's.
-        context: says which rows are held.
+        p: the probability that an element is zeroed; the others are scaled by 1 / (1 - p).
+        layout: the layout of its input.
+        shape: the whole shape of one sample.
+        rows: the rows of dimension 0 for each sample.
+        name: the layer's name.
+        context: the rows that are held now.
         mode: what lives or dies as one: an "element", a "row" of dimension 0 (stochastic
             depth), or the "batch".
-        index: of the mask among the random tensors that a call of the layer draws.
+        index: the index of the mask among the random tensors that a call of the layer draws.
         always: whether it drops in evaluation too, as a function does that is told to.
     """
 
@@ -59,7 +59,10 @@ class PlacedDropout(nn.Module):
         return x * (keep.to(x.dtype) / (1.0 - self.p))
 
     def _bits(self, device: torch.device) -> Tensor:
-        """Of what lives or dies as one; small indices are only made large when they are hashed."""
+        """Returns 64 bits for each thing that lives or dies as one.
+
+        Small indices are only made large when they are hashed.
+        """
         ones = (1,) * len(self.shape)
         if self.mode == "batch":
             samples = element = torch.zeros((1, 1, *ones), dtype=torch.int64, device=device)
@@ -73,7 +76,7 @@ class PlacedDropout(nn.Module):
         return hashed(key, samples, element).flatten(0, 1)
 
     def _features(self, device: torch.device) -> Tensor:
-        """Index in the whole row of every element of the local one."""
+        """Returns the index in the whole row of every element of the local one [1, 1, *shape]."""
         cut = self.layout.placement
         index = torch.zeros((1,) * len(self.shape), dtype=torch.int64, device=device)
         for d, length in enumerate(self.shape):
@@ -88,5 +91,5 @@ class PlacedDropout(nn.Module):
         return index
 
     def extra_repr(self) -> str:
-        """What `print(model)` says of it."""
+        """Returns what `print(model)` says of it."""
         return f"p={self.p}, {self.mode}"

@@ -1,32 +1,38 @@
 """The part of a rank that owns nothing of a layer, and yet must stay in its backward pass.
 
-Without the tie to its inputs and weights, autograd would not call the crossings above this
-layer on this rank, and the other ranks would wait for it for ever.
+Without the tie to its inputs and weights, autograd would not call the crossings above this layer
+on this rank, and the other ranks would wait for it for ever. The rank's output has the type that
+the layer's has on other ranks: under autocast that is the operation's, not that of what it reads.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.fx
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.batchnorm import _BatchNorm
 
-# Says which type a layer's output has: under autocast, not always that of what it reads.
-GivenType = Callable[[], torch.dtype]
+from workbench.model.build import with_tensors
+
+OutputType = Callable[[], torch.dtype]
+"""Returns the type of a layer's output under the autocast that is in force."""
 
 
 def nothing(
-    shape: tuple[int, ...], x: Tensor, *weights: Tensor | None, dtype: GivenType | None = None
+    shape: tuple[int, ...], x: Tensor, *weights: Tensor | None, dtype: OutputType | None = None
 ) -> Tensor:
-    """Zeros of `shape` that depend on `x` and `weights`, with gradients of zero.
+    """Returns zeros of `shape` that depend on `x` and `weights`, with gradients of zero.
 
     Args:
-        shape: of the zeros.
-        x: on whose device they are.
-        weights: and whatever else they are tied to.
-        dtype: of the zeros; None: that of `x`.
+        shape: the shape of the zeros.
+        x: the input to which they are tied, on whose device they are.
+        *weights: the weights, and whatever else they are tied to.
+        dtype: the type of the zeros; None: that of `x`.
     """
-    given = x.dtype if dtype is None else dtype()
-    return _Nothing.apply(shape, given, x, *(w for w in weights if w is not None))
+    wanted = x.dtype if dtype is None else dtype()
+    return _Nothing.apply(shape, wanted, x, *(w for w in weights if w is not None))
 
 
 class _Nothing(torch.autograd.Function):
@@ -47,8 +53,8 @@ class Idle(nn.Module):
     Args:
         layer: the layer's local module, which keeps its (empty) weights under their names; or
             None for a function.
-        shape: one sample's local shape of the output, the owned dimension included.
-        dtype: of the layer's output; None: that of its input.
+        shape: the local shape of one sample of the output, the owned dimension included.
+        dtype: the type of the layer's output; None: that of its input.
         learns: whether a gradient comes back to the layer's output, and so to what it is tied to.
     """
 
@@ -56,7 +62,7 @@ class Idle(nn.Module):
         self,
         layer: nn.Module | None,
         shape: tuple[int, ...],
-        dtype: GivenType | None = None,
+        dtype: OutputType | None = None,
         *,
         learns: bool = True,
     ) -> None:
@@ -70,8 +76,72 @@ class Idle(nn.Module):
                 self.register_buffer(name, buffer)
 
     def forward(self, x: Tensor, *others: object) -> Tensor:
-        """Zeros for as many rows as `x` has; of the other inputs some may be numbers."""
+        """Maps x [rows, ...] to zeros [rows, *shape]; other inputs may be tensors or numbers."""
         tied = (other for other in others if isinstance(other, Tensor))
         shape = (x.shape[0], *self.shape)
         zeros = nothing(shape, x, *tied, *self.parameters(), dtype=self.dtype)
         return zeros if self.learns else zeros.detach()
+
+
+_ROWS = 2  # batch norm wants more than one
+
+Autocast = tuple[bool, torch.dtype]
+
+
+class LayerDtypes:
+    """The types of what a model's layers compute, as one process would have them.
+
+    The whole model runs once on fake tensors, without memory, for each autocast that is in force.
+
+    Args:
+        traced: the model, whole and without values; it may be rewritten afterwards.
+        input_shape: the shape of one sample.
+        device: the device on which the model computes.
+        dtype: the type of images and of floating-point weights.
+    """
+
+    def __init__(
+        self,
+        traced: torch.fx.GraphModule,
+        input_shape: tuple[int, ...],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self._mode, self._device = FakeTensorMode(), device
+
+        def fake(tensor: Tensor) -> Tensor:
+            wanted = dtype if tensor.is_floating_point() else tensor.dtype
+            with self._mode:
+                return torch.empty(tensor.shape, dtype=wanted, device=device)
+
+        self._whole = with_tensors(traced, fake)
+        for module in self._whole.modules():
+            if isinstance(module, _BatchNorm) and module.momentum is None:
+                module.momentum = 1.0  # a cumulative one reads its count of batches, a value
+        self._images = fake(torch.empty(_ROWS, *input_shape, device="meta"))
+        self._known: dict[Autocast, dict[str, torch.dtype]] = {}
+
+    def of(self, node: str) -> torch.dtype:
+        """Returns the type of what a node of the traced model computes, under this autocast."""
+        kind = self._device.type
+        autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        if autocast not in self._known:
+            noting = _Noting(self._whole)
+            with self._mode, torch.no_grad():
+                noting.run(self._images.clone())
+            self._known[autocast] = noting.found
+        return self._known[autocast][node]
+
+
+class _Noting(torch.fx.Interpreter):
+    """Notes the type of every tensor that a node computes."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__(module)
+        self.found: dict[str, torch.dtype] = {}
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        value = super().run_node(n)
+        if isinstance(value, Tensor):
+            self.found[n.name] = value.dtype
+        return value

@@ -7,29 +7,28 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from workbench.layers.linear import LARGE_BYTES, Linear
-from workbench.layers.pool import Repeat
-from workbench.model.slices import Reader
-from workbench.plan.flow import Flow
+from workbench.layers.faster import LARGE_BYTES, Linear, Repeat
+from workbench.model.weights.slices import Reader
 from workbench.plan.graph import Layer
-from workbench.plan.layout import Layout
-from workbench.plan.placement import Replicate, Shard
+from workbench.plan.placement.flow import Flow
+from workbench.plan.placement.layout import Layout
+from workbench.plan.placement.placement import Replicate, Shard
 
 
 def local_module(
     module: nn.Module, layer: Layer, flow: Flow, rank: int, pieces: dict[str, Tensor]
 ) -> nn.Module:
-    """A copy of `module` with the local sizes and this rank's pieces of its weights.
+    """Returns a copy of `module` with the local sizes and this rank's pieces of its weights.
 
     A convolution or linear layer cut by its input adds its bias on one rank of the group:
     the piece of the others is empty, and they add none.
 
     Args:
-        module: of the traced model, without values.
-        layer: its layer.
-        flow: the placements.
-        rank: of the world.
-        pieces: tensors by name in the state_dict.
+        module: the module of the traced model, without values.
+        layer: the layer of the graph.
+        flow: the placements of activations and weights.
+        rank: the global rank.
+        pieces: this rank's pieces of the layer's weights, by name in the state_dict.
     """
     local = copy.copy(module)
     prefixes = {weight.name: weight.name.removeprefix(f"{layer.name}.") for weight in layer.weights}
@@ -48,7 +47,7 @@ def local_module(
 
 
 def _faster(local: nn.Module, layer: Layer) -> nn.Module:
-    """The same computation, where torch's own takes much longer."""
+    """Returns a module that computes the same, in less time where there is one."""
     if type(local) is nn.Linear and local.weight.nbytes >= LARGE_BYTES:
         return Linear(local)
     if type(local) is nn.AdaptiveAvgPool2d and layer.input_shape[-2:] == (1, 1):
@@ -87,7 +86,13 @@ def _set_sizes(local: nn.Module, layer: Layer, flow: Flow, rank: int) -> None:
 
 
 def held(shape: tuple[int, ...], layout: Layout, rank: int) -> tuple[int, ...]:
-    """One sample's shape of what this rank holds of an activation."""
+    """Returns the shape of what this rank holds of one sample of an activation.
+
+    Args:
+        shape: the shape of one whole sample.
+        layout: how the activation lies.
+        rank: the global rank.
+    """
     if not isinstance(layout.placement, Shard):
         return shape
     local = list(shape)
@@ -96,13 +101,13 @@ def held(shape: tuple[int, ...], layout: Layout, rank: int) -> tuple[int, ...]:
 
 
 def idles(layer: Layer, flow: Flow, rank: int) -> bool:
-    """Whether this rank has no element of what the layer reads or gives.
+    """Returns whether this rank has no element of a layer's input or of its output.
 
     Batch norm is not asked to idle: it knows what to do without channels.
     """
-    read = held(layer.input_shape, flow.inputs[layer.name], rank)
-    given = held(layer.output_shape, flow.outputs[layer.name], rank)
-    return layer.rows > 0 and layer.kind != "batch_norm" and math.prod(read) * math.prod(given) == 0
+    read = math.prod(held(layer.input_shape, flow.inputs[layer.name], rank))
+    written = math.prod(held(layer.output_shape, flow.outputs[layer.name], rank))
+    return layer.rows > 0 and layer.kind != "batch_norm" and read * written == 0
 
 
 def read_pieces(
@@ -113,15 +118,15 @@ def read_pieces(
     device: torch.device,
     dtype: torch.dtype | None,
 ) -> dict[str, Tensor]:
-    """This rank's pieces of a layer's weights; nothing else is read.
+    """Reads this rank's pieces of a layer's weights, by name in the state_dict; nothing else.
 
     Args:
-        layer: whose weights.
-        flow: the placements.
-        rank: of the world.
+        layer: the layer whose weights are read.
+        flow: the placements of activations and weights.
+        rank: the global rank.
         reader: the initial weights, or a checkpoint.
-        device: where the pieces go.
-        dtype: of floating-point weights; None: as they were saved.
+        device: the device of the pieces.
+        dtype: the type of floating-point weights; None: that in which they were saved.
     """
     pieces = {}
     for weight in layer.weights:

@@ -6,20 +6,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from workbench.comm.collectives import all_gather, all_reduce
+from workbench.comm.all_reduce import all_reduce
+from workbench.comm.collectives import all_gather
 from workbench.comm.groups.group import Group
-from workbench.plan.placement import Shard
+from workbench.plan.placement.placement import Shard
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
-    """Sum over rows; `logits` [rows, classes], `labels` [rows], 0 rows give 0."""
+    """Returns the sum over rows [] of the cross-entropy; 0 for no rows.
+
+    Args:
+        logits: the logits [rows, classes]; half types are computed in fp32.
+        labels: the class of each row [rows].
+    """
     return F.cross_entropy(logits.float() if _half(logits) else logits, labels, reduction="sum")
 
 
 def cut_cross_entropy_sum(
     logits: Tensor, labels: Tensor, classes: Shard, group: Group, *, layer: str = ""
 ) -> Tensor:
-    """Sum over rows of the cross-entropy, each rank holding some classes of every row.
+    """Returns the sum over rows of the cross-entropy, each rank holding some classes of each row.
 
     r = rows of the group, C_g = classes held here
 
@@ -30,6 +36,16 @@ def cut_cross_entropy_sum(
         forward    max over classes, then sum of exponents and label's logit: one all-gather
                    and one all-reduce of 2 r elements
         backward   softmax - one-hot, local
+
+    Args:
+        logits: this rank's logits of all rows; half types are computed in fp32.
+        labels: the class of each row, the same on all ranks.
+        classes: how the classes are cut over the group.
+        group: the ranks that hold classes of these rows.
+        layer: the layer under which traffic is recorded.
+
+    Raises:
+        CommError: other ranks did not come, or came for something else.
 
     Source: Shoeybi et al. 2019 (arXiv:1909.08053, sec. 3); unequal pieces are ours.
     """

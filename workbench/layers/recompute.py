@@ -22,16 +22,16 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
-from workbench.layers.batch_norm import LocalBatchNorm
+from workbench.layers.norms import LocalBatchNorm
 from workbench.plan.plan import Plan
 
 
 def with_segments(part: torch.fx.GraphModule, plan: Plan) -> torch.fx.GraphModule:
-    """The same computation on the same layers, with the plan's segments recomputed.
+    """Returns the same computation on the same layers, with the plan's segments recomputed.
 
     Args:
         part: a cut model or a part of it; it is left as it is.
-        plan: whose segments lie wholly inside the part, or outside.
+        plan: the plan; each of its segments lies wholly inside the part, or outside.
     """
     if not plan.segments:
         return part
@@ -49,11 +49,11 @@ def with_segments(part: torch.fx.GraphModule, plan: Plan) -> torch.fx.GraphModul
 
 
 class Recomputed(nn.Module):
-    """One segment.
+    """One segment that keeps only its inputs (activation checkpointing).
 
     Args:
-        compute: its layers, and the conversions between them.
-        reached: for each of its outputs, whether a gradient comes back to it.
+        compute: the segment's layers, and the conversions between them.
+        reached: whether a gradient comes back to each of its outputs.
     """
 
     def __init__(self, compute: torch.fx.GraphModule, reached: tuple[bool, ...]) -> None:
@@ -63,7 +63,7 @@ class Recomputed(nn.Module):
     def forward(self, *inputs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.compute(*inputs)
-        # What is drawn is no random number of torch's (`model/draws.py`).
+        # What is drawn is no random number of torch's (`model/tracing/draws.py`).
         return checkpoint(
             self._gated,
             *inputs,
@@ -90,7 +90,7 @@ class Recomputed(nn.Module):
 
     @contextmanager
     def _again(self) -> Iterator[None]:
-        """Running statistics have seen this batch already."""
+        """Undoes what the second pass does to running statistics: they have seen this batch."""
         buffers = list(self.compute.buffers())
         seen = [buffer.clone() for buffer in buffers]
         shares = [m.share for m in self.compute.modules() if isinstance(m, LocalBatchNorm)]
@@ -107,7 +107,7 @@ class Recomputed(nn.Module):
 
 
 def _learning(x: Tensor) -> Tensor:
-    """A tensor that requires a gradient: also where nothing of what is trained is at hand.
+    """Returns x requiring a gradient: also where nothing of what is trained is at hand.
 
     Then this rank runs the segment again as the others do, with its collectives.
     """
@@ -138,7 +138,12 @@ def _fold(
 ) -> None:
     """Puts one call in the place of all that is computed from `first` to `last`.
 
-    `learning` says of each layer's node whether a gradient comes back to it.
+    Args:
+        module: the traced model, which is changed.
+        first: the first node of the segment.
+        last: the last node of the segment.
+        path: the path of the segment's module.
+        learning: whether a gradient comes back to a layer, by the name of its node.
     """
     run, node = [first], first
     while node is not last:
@@ -160,14 +165,14 @@ def _fold(
         call = module.graph.call_module(path, tuple(inputs))
     for index, node in reversed(list(enumerate(outputs))):
         with module.graph.inserting_after(call):
-            given = module.graph.call_function(operator.getitem, (call, index))
-        node.replace_all_uses_with(given, delete_user_cb=lambda user: user not in held)
+            output = module.graph.call_function(operator.getitem, (call, index))
+        node.replace_all_uses_with(output, delete_user_cb=lambda user: user not in held)
     for node in reversed(run):
         module.graph.erase_node(node)
 
 
 def _is_reached(node: torch.fx.Node, learning: Mapping[str, bool]) -> bool:
-    """Whether a gradient comes back to a node; to a conversion, from one of its readers."""
+    """Returns whether a gradient comes back to a node; to a conversion, from any reader."""
     if node.op == "output" or node.name in learning:
         return learning.get(node.name, True)
     return any(_is_reached(user, learning) for user in node.users)

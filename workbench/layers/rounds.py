@@ -14,7 +14,7 @@ backward is gone before the next round begins.
 Source: schemes (b) and (c) of One Weird Trick (arXiv:1404.5997, sec. 4).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -23,22 +23,22 @@ import torch.fx
 from torch import Tensor
 
 from workbench.layers.context import BatchContext
-from workbench.layers.convert import Convert
+from workbench.layers.convert import ConvertLayout
 from workbench.layers.cut_model import CutModel
 from workbench.layers.recompute import with_segments
-from workbench.plan.placement import Shard
-from workbench.plan.tail import Rounds, Tail, round_rows
+from workbench.plan.placement.placement import Shard
+from workbench.plan.placement.tail import Tail
 
 
 @dataclass(frozen=True)
-class Round:
+class TailRound:
     """One round of a batch.
 
     Attributes:
-        rows: that each rank of the world brings.
-        starts: index of each rank's first row of this round in the global batch.
-        begin: where this rank's rows of the round begin among its own.
-        last: whether it is the last one.
+        rows: the rows that each rank of the world brings.
+        starts: the index of each rank's first row of this round in the global batch.
+        begin: the index of this rank's first row of the round among its own rows.
+        last: whether it is the last round.
     """
 
     rows: tuple[int, ...]
@@ -47,24 +47,20 @@ class Round:
     last: bool
 
 
-def rounds_of(
-    rounds: Rounds, rows: tuple[int, ...], first_row: int, group_size: int, rank: int
-) -> Iterator[Round]:
+def rounds_of(every: Sequence[tuple[int, ...]], first_row: int, rank: int) -> Iterator[TailRound]:
     """The rounds of one batch, in their order; the same number on every rank.
 
     Args:
-        rounds: the scheme.
-        rows: of the batch on each rank.
-        first_row: index of rank 0's first row in the global batch.
-        group_size: ranks that gather together.
-        rank: this one.
+        every: the rows that each rank brings, for each round.
+        first_row: the index of rank 0's first row in the global batch.
+        rank: this rank.
     """
+    rows = [sum(brought) for brought in zip(*every, strict=True)]
     begun = [0] * len(rows)
     firsts = list(accumulate(rows[:-1], initial=first_row))
-    every = round_rows(rounds, rows, group_size)
     for index, brought in enumerate(every):
         starts = tuple(first + at for first, at in zip(firsts, begun, strict=True))
-        yield Round(brought, starts, begun[rank], index == len(every) - 1)
+        yield TailRound(brought, starts, begun[rank], index == len(every) - 1)
         begun = [at + n for at, n in zip(begun, brought, strict=True)]
 
 
@@ -72,8 +68,14 @@ class PartedModel:
     """The head and the tail of a cut model, which own nothing: their layers are the model's.
 
     Args:
-        model: whose plan has a tail.
-        tail: of its plan.
+        model: the cut model, whose plan has a tail.
+        tail: the tail of its plan.
+
+    Attributes:
+        per_sample: the rows of the boundary for each row of the batch.
+        learns: whether a gradient comes back to the boundary.
+        compute_head: the head: images [rows, ...] to the boundary.
+        compute_tail: the tail: a round's rows of the boundary to the model's outputs.
     """
 
     def __init__(self, model: CutModel, tail: Tail) -> None:
@@ -87,30 +89,41 @@ class PartedModel:
         head = torch.fx.GraphModule(traced, _head(traced.graph, boundary), "Head")
         behind = torch.fx.GraphModule(traced, _tail(traced.graph, boundary), "Tail")
         readers = [behind.get_submodule(str(node.target)) for node in _first(behind)]
-        self._gathers = [reader for reader in readers if isinstance(reader, Convert)]
+        self._gathers = [reader for reader in readers if isinstance(reader, ConvertLayout)]
         self.compute_head = with_segments(head, model.plan)
         self.compute_tail = with_segments(behind, model.plan)
 
-    def start(self, part: Tensor, brought: Round) -> None:
-        """Starts to gather the rows of a round to come."""
+    def start(self, part: Tensor, brought: TailRound) -> None:
+        """Starts to gather the rows of a round to come.
+
+        Args:
+            part: this rank's rows of the boundary in that round [rows, ...].
+            brought: the round.
+        """
         for gather in self._gathers:
             gather.start(part, brought.rows)
 
-    def part(self, x: Tensor, brought: Round, context: BatchContext) -> Tensor:
-        """This rank's rows of the round, apart from the head's backward; x is the boundary."""
+    def part(self, x: Tensor, brought: TailRound, context: BatchContext) -> Tensor:
+        """Returns this rank's rows of a round, cut off from the head's backward pass.
+
+        Args:
+            x: the boundary [own rows, ...].
+            brought: the round.
+            context: the rank whose rows are taken.
+        """
         c = self.per_sample
         rows = x.detach().narrow(0, brought.begin * c, brought.rows[context.rank] * c)
         return rows.requires_grad_(self.learns)
 
 
-def joined(parts: list[Tensor], rounds: list[Round], group: range, per_sample: int) -> Tensor:
-    """A group's rows as one pass would have them, from the rounds' rows.
+def joined(parts: list[Tensor], rounds: list[TailRound], group: range, per_sample: int) -> Tensor:
+    """Returns a group's rows [rows, ...] as one pass would have them, from the rounds' rows.
 
     Args:
-        parts: for each round, a tensor of the group's rows of it, members in order.
+        parts: the group's rows of each round [rows, ...], members in order.
         rounds: the rounds.
         group: the ranks whose rows these are.
-        per_sample: rows of the tensor for each row of the batch.
+        per_sample: the rows of the tensor for each row of the batch.
     """
     if len(group) == 1:
         return torch.cat(parts)
@@ -123,14 +136,14 @@ def joined(parts: list[Tensor], rounds: list[Round], group: range, per_sample: i
 
 
 def _boundary(nodes: torch.fx.Graph, name: str) -> torch.fx.Node:
-    """The node of this name; the model's input where there is none."""
+    """Returns the node of this name; the model's input where the name is ""."""
     if not name:
         return next(node for node in nodes.nodes if node.op == "placeholder")
     return next(node for node in nodes.nodes if node.name == name)
 
 
 def _head(nodes: torch.fx.Graph, boundary: torch.fx.Node) -> torch.fx.Graph:
-    """What the boundary needs, and the boundary as the only output."""
+    """Returns the graph of what the boundary needs, with the boundary as the only output."""
     needed = _above(boundary)
     part = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -143,7 +156,7 @@ def _head(nodes: torch.fx.Graph, boundary: torch.fx.Node) -> torch.fx.Graph:
 
 
 def _tail(nodes: torch.fx.Graph, boundary: torch.fx.Node) -> torch.fx.Graph:
-    """The outputs as a function of the boundary; parameters on the way are read here too."""
+    """Returns the graph of the outputs as a function of the boundary, with its parameters."""
     output = next(node for node in nodes.nodes if node.op == "output")
     needed = _above(output, until=boundary)
     part = torch.fx.Graph()
@@ -156,13 +169,13 @@ def _tail(nodes: torch.fx.Graph, boundary: torch.fx.Node) -> torch.fx.Graph:
 
 
 def _first(part: torch.fx.GraphModule) -> list[torch.fx.Node]:
-    """The modules that read the input."""
-    given = next(node for node in part.graph.nodes if node.op == "placeholder")
-    return [node for node in given.users if node.op == "call_module"]
+    """Returns the calls of modules that read the input."""
+    read = next(node for node in part.graph.nodes if node.op == "placeholder")
+    return [node for node in read.users if node.op == "call_module"]
 
 
 def _above(node: torch.fx.Node, until: torch.fx.Node | None = None) -> set[torch.fx.Node]:
-    """A node and all that it is computed from, but nothing beyond `until`."""
+    """Returns a node and all that it is computed from, but nothing beyond `until`."""
     found: set[torch.fx.Node] = set()
     waiting = [node]
     while waiting:

@@ -1,5 +1,5 @@
 """Words for notebooks: `%load_ext workbench`, then `%wb status` and `%%ranks`."""
 
-from workbench.magics.register import register
+from workbench.magics.magics import register
 
 __all__ = ["register"]

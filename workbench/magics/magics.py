@@ -1,8 +1,8 @@
-"""`%wb` and `%%ranks`."""
+"""`%wb` and `%%ranks`: what `%load_ext workbench` adds to a notebook."""
 
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
@@ -11,10 +11,65 @@ from IPython.display import display
 
 from workbench.client.cluster import Cluster
 from workbench.client.ranks import CellOutput, Ranks
-from workbench.magics.failing import CellFailed
-from workbench.magics.finding import named, the_only
-from workbench.plan.experiment import Experiment
+from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.plan import Plan
+
+
+class CellFailed(RuntimeError):
+    """A cell did not end well on all ranks.
+
+    Attributes:
+        output: what it came to, with tracebacks.
+    """
+
+    def __init__(self, output: CellOutput) -> None:
+        self.output = output
+        failed = output.failed
+        if failed:
+            told = f"rank {failed[0].rank} raised {failed[0].error}"
+            told += f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        else:
+            told = "the cell was interrupted"
+        super().__init__(told)
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows: the ranks' own tracebacks are above."""
+        return [f"CellFailed: {self}"]
+
+
+T = TypeVar("T")
+
+
+def named(names: Mapping[str, Any], kind: type[T]) -> dict[str, T]:
+    """Values of a kind, by the names that the notebook gave them; IPython's own left out."""
+    return {
+        name: value
+        for name, value in names.items()
+        if isinstance(value, kind) and not name.startswith("_")
+    }
+
+
+def the_only(names: Mapping[str, Any], kind: type[T], what: str, remedy: str) -> T:
+    """The one value of a kind.
+
+    Args:
+        names: the notebook's variables.
+        kind: the type of the value.
+        what: "cluster", for the error.
+        remedy: what to do where there is none.
+
+    Raises:
+        LookupError: there is none, or several.
+    """
+    found = named(names, kind)
+    different = {id(value): name for name, value in found.items()}
+    if len(different) == 1:
+        return next(iter(found.values()))
+    if not found:
+        raise LookupError(f"this notebook has no {what}: {remedy}")
+    several = ", ".join(sorted(found))
+    raise LookupError(f"this notebook has more than one {what} ({several}): keep one, by del")
+
 
 OPEN_FIRST = "open some with %wb open PLAN, or ranks = cluster.ranks(plan)"
 CLUSTER_FIRST = "cluster = wb.Cluster(4), or wb.Cluster.attach(name)"
@@ -140,3 +195,29 @@ def _numbers(text: str) -> list[int]:
         except ValueError:
             raise ValueError(f"--ranks takes numbers such as 0,2 or 1-3, got {text!r}") from None
     return found
+
+
+WORDS = ("status", "jobs", "open", "close")
+OPTIONS = ("--ranks", "--quiet")
+
+
+def complete_wb(shell: Any, event: Any) -> list[str]:
+    """After `%wb`: its words; after `%wb open`: plans and experiments of the notebook."""
+    before = event.line.split()
+    if len(before) > 2 or (len(before) == 2 and event.line.endswith(" ")):
+        names = shell.user_ns
+        known = [*named(names, Plan), *named(names, Experiment)]
+        return sorted(known) if before[1] == "open" else []
+    return list(WORDS)
+
+
+def complete_ranks(_shell: Any, _event: Any) -> list[str]:
+    """After `%%ranks`: its options."""
+    return list(OPTIONS)
+
+
+def register(shell: Any) -> None:
+    """Adds `%wb` and `%%ranks`, and what the tab key offers after them, to an IPython shell."""
+    shell.register_magics(WorkbenchMagics(shell))
+    shell.set_hook("complete_command", complete_wb, str_key="%wb")
+    shell.set_hook("complete_command", complete_ranks, str_key="%%ranks")

@@ -1,12 +1,12 @@
-"""From torch models to graphs, and their weights as slices."""
+"""Tracing of torch models into graphs, and reading and writing of their weights in slices."""
 
 from workbench.model.build import build, build_fake
 from workbench.model.errors import CheckpointError, ModelError, TraceError
-from workbench.model.pieces import Piece, index_pieces
-from workbench.model.slices import PieceSet, Reader, WeightsFile, expect
-from workbench.model.snapshot import Snapshot
-from workbench.model.trace import skeleton, trace
-from workbench.model.weights import initialize
+from workbench.model.tracing.trace import skeleton, trace
+from workbench.model.weights.initial import initialize
+from workbench.model.weights.pieces import Piece, index_pieces
+from workbench.model.weights.slices import PieceSet, Reader, WeightsFile, expect
+from workbench.model.weights.snapshot import Snapshot
 
 __all__ = [
     "CheckpointError",

@@ -12,10 +12,10 @@ class TraceError(ValueError):
 
 
 class OperationError(TraceError):
-    """One operation of a model that cannot be followed.
+    """An operation of a model that cannot be traced.
 
     Attributes:
-        node: the operation, whose `meta` has the line and the module that it came from.
+        node: the traced node, whose `meta` has the line and the module that it came from.
     """
 
     def __init__(self, node: Node, text: str) -> None:

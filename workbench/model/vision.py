@@ -1,9 +1,9 @@
-"""Importing torchvision where its compiled operators cannot be loaded.
+"""Imports torchvision where its compiled operators cannot be loaded.
 
-torchvision's wheel carries compiled operators for one build of torch. Beside another build (a
-CPU torch from one index, torchvision from another) they do not load, and `import torchvision`
-itself then fails, since it gives shape rules to operators that nobody declared. No
-classification model needs them: declared by name alone, everything else works.
+torchvision's wheel contains compiled operators for one build of torch. With another build (a CPU
+torch from one index, torchvision from another) they do not load, and `import torchvision` itself
+fails, since it gives shape rules to operators that are not declared. No classification model needs
+them: with their names declared, everything else works.
 """
 
 import importlib
@@ -28,7 +28,7 @@ def torchvision() -> ModuleType:
 def _compiled_operators_load() -> bool:
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None:
-        return True  # the import will say what is missing
+        return True  # the import will name the missing package
     for library in sorted(Path(spec.origin).parent.glob("_C*")):
         try:
             torch.ops.load_library(library)

@@ -1,11 +1,8 @@
-"""What a model is, and how it can be split: values only, without torch."""
+"""Models, and the plans that split them over ranks: values only, without torch."""
 
-from workbench.plan.choice import LayerPlan
-from workbench.plan.codec import Codec
-from workbench.plan.device import Device
 from workbench.plan.errors import ExperimentError, MachineError, PlanError
-from workbench.plan.experience import Estimate
-from workbench.plan.experiment import (
+from workbench.plan.experiment.codec import Codec
+from workbench.plan.experiment.experiment import (
     CIFAR10,
     SGD,
     Adam,
@@ -19,13 +16,16 @@ from workbench.plan.experiment import (
     Synchronous,
     Synthetic,
 )
+from workbench.plan.experiment.stability import Curvature
 from workbench.plan.graph import Graph, Layer, Source, Weight
-from workbench.plan.link import Curve, Link
-from workbench.plan.machine import Machine
-from workbench.plan.placement import Partial, Replicate, Shard, apportion
+from workbench.plan.machine.device import Device
+from workbench.plan.machine.experience import Estimate, Sample
+from workbench.plan.machine.link import Curve, Link
+from workbench.plan.machine.machine import Machine
+from workbench.plan.machine.work import Work, work_of, works_of
+from workbench.plan.placement.choice import LayerPlan
+from workbench.plan.placement.placement import Partial, Replicate, Shard, apportion
 from workbench.plan.plan import Plan
-from workbench.plan.sample import Sample
-from workbench.plan.work import Work, work_of, works_of
 
 __all__ = [
     "CIFAR10",
@@ -33,6 +33,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Codec",
+    "Curvature",
     "Curve",
     "Device",
     "Digits",

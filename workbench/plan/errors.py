@@ -1,4 +1,4 @@
-"""Errors of values: what was given, where, and what would be valid."""
+"""Errors about values: what was given, where, and what would be valid."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 
 class PlanError(ValueError):
-    """A plan that cannot be: the text names the layer, what was given and what is valid."""
+    """An invalid plan: the text names the layer, what was given and what is valid."""
 
 
 class ExperimentError(ValueError):
@@ -20,7 +20,11 @@ class MachineError(ValueError):
 
 @contextmanager
 def readable(error: type[ValueError], what: str) -> Iterator[None]:
-    """Turns pydantic's report into one short line for each wrong field."""
+    """Turns pydantic's report into one short line for each wrong field.
+
+    Raises:
+        ValueError: pydantic's validation fails; it is of the given type.
+    """
     try:
         yield
     except ValidationError as report:

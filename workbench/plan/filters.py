@@ -6,16 +6,16 @@ one vector of relative speeds balances all layers. Layers alternate:
     P    shard_out    reads whole features, gives its own filters          no communication
     R    shard_in     reads its own channels, gives summands of all        one all-reduce
 
-A layer that reads cut features becomes R, any other P. Between the two everything that acts on
-each channel by itself keeps the cut: batch norm, ReLU, pools, flatten, depthwise convolutions
-(which are P of the same cut), sums of two layers that are cut alike, and the products of
-squeeze-and-excitation. What reads P's filters and needs them whole gathers them. The layer that
-gives the model's result, where it reads whole features, is computed by all. Attention is cut by
+A layer that reads sharded features becomes R, any other P. Between the two everything that acts on
+each channel by itself keeps the sharding: batch norm, ReLU, pools, flatten, depthwise convolutions
+(which are P of the same sharding), sums of two layers that are sharded alike, and the products of
+squeeze-and-excitation. A layer that reads P's filters and needs all of them gathers them. The layer
+that gives the model's result, where it reads whole features, is replicated. Attention is sharded by
 heads.
 
-Filters are handed out in grains, since kernels compute 8 or 16 channels at a time: a layer with
-less than `GRAINS` of them for each rank gets finer ones, by halves. One with fewer filters than
-ranks leaves ranks without any: they take part in every collective, and the result is the same.
+Filters are divided in grains, since kernels compute 8 or 16 channels at a time: a layer with
+less than `GRAINS` of them for each rank gets smaller ones, by halves. A layer with fewer filters
+than ranks leaves ranks without any: they take part in every collective, and the result is the same.
 
 Source: Moreno-Alvarez et al. 2021 (doi:10.1016/j.neucom.2021.01.125), the alternation of its
 Fig. 5; residual, depthwise and excited layers and the grain are ours.
@@ -24,12 +24,12 @@ Fig. 5; residual, depthwise and excited layers and the grain are ours.
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from workbench.plan import row_shares
-from workbench.plan.choice import LayerPlan
 from workbench.plan.errors import PlanError
 from workbench.plan.graph import Graph, Layer
-from workbench.plan.placement import apportion
-from workbench.plan.rules import SPLITTABLE, UNARY, feature_dim
+from workbench.plan.placement.choice import LayerPlan
+from workbench.plan.placement.division import checked_shares
+from workbench.plan.placement.placement import apportion
+from workbench.plan.placement.rules import SPLITTABLE, UNARY, feature_dim
 
 GRAINS = 4
 
@@ -37,17 +37,17 @@ Shares = Sequence[float] | Mapping[str, Sequence[float]] | None
 
 
 def filters(graph: Graph, group_size: int, shares: Shares, grain: int) -> dict[str, LayerPlan]:
-    """What each layer is given.
+    """The choice of each layer.
 
     Args:
         graph: the model.
-        group_size: ranks that share out the filters.
-        shares: relative filters of each rank of a group; or such for each pattern of layer
-            names, of which the first that fits counts; None, or no fit: equal.
-        grain: filters that are handed out together.
+        group_size: the number of ranks that divide the filters.
+        shares: the relative filters of each rank of a group; or such for each pattern of layer
+            names, of which the first match counts; None, or no match: equal.
+        grain: the filters that stay together.
 
     Raises:
-        PlanError: a pattern that fits no layer which can be split.
+        PlanError: a pattern that matches no layer which can be split.
     """
     names = [layer.name for layer in graph.layers if layer.kind in SPLITTABLE]
     for pattern in shares if isinstance(shares, Mapping) else ():
@@ -63,32 +63,33 @@ def filters(graph: Graph, group_size: int, shares: Shares, grain: int) -> dict[s
 
 
 def shares_of_rows(shares: Shares, world_size: int, group_size: int) -> tuple[float, ...] | None:
-    """The shares of rows that go with these of filters; None: equal.
+    """The shares of rows that go with these shares of filters; None: equal.
 
     Raises:
         PlanError: shares, or those of a pattern, that are not `group_size` numbers >= 0.
     """
     every = shares if isinstance(shares, Mapping) else {"": shares}
-    found = [row_shares.checked(given, group_size) for given in every.values()]
+    found = [checked_shares(given, group_size) for given in every.values()]
     if isinstance(shares, Mapping) or found[0] is None:
         return None
     return found[0] * (world_size // group_size)
 
 
 def grain_of(length: int, ranks: int, grain: int) -> int:
-    """Filters that are handed out together: a grain, by halves until there are enough of them."""
+    """The filters that stay together: a grain, halved until there are enough of them."""
     while grain > 1 and length < GRAINS * grain * ranks:
         grain //= 2
     return grain
 
 
 def in_grains(length: int, shares: Sequence[float], grain: int) -> tuple[int, ...]:
-    """Whole sizes near `shares`, with sum `length`: multiples of a grain, and one rest.
+    """Whole sizes near `shares`, with sum `length`: multiples of a grain, and one remainder.
 
     Args:
-        length: filters to hand out.
-        shares: one for each rank, zero included.
-        grain: halved until there are `GRAINS` for each rank.
+        length: the number of filters to divide.
+        shares: the relative share of each rank, zero included [ranks].
+        grain: the filters that stay together; halved until there are `GRAINS` for each
+            rank.
     """
     grain = grain_of(length, len(shares), grain)
     sizes = [size * grain for size in apportion(length // grain, shares)]
@@ -97,7 +98,7 @@ def in_grains(length: int, shares: Sequence[float], grain: int) -> tuple[int, ..
 
 
 class _Alternation:
-    """Goes through a model once; knows for each layer how the channels it gives are cut."""
+    """The alternation of a model's layers, with the sharding of the channels that each gives."""
 
     def __init__(self, graph: Graph, group_size: int, shares: Shares, grain: int) -> None:
         self.graph, self.group_size, self.grain = graph, group_size, grain
@@ -134,14 +135,14 @@ class _Alternation:
         return LayerPlan("shard_out", k, sizes)
 
     def _groups(self, layer: Layer, read: tuple[int, ...] | None) -> tuple[int, ...]:
-        """Groups of a convolution for each rank: as its input is cut, where that cuts none."""
+        """The groups of a convolution on each rank: as its input is split, if that divides none."""
         each = layer.input_shape[0] // layer.groups
         if read is not None and not any(size % each for size in read):
             return tuple(size // each for size in read)
         return in_grains(layer.groups, self._shares(layer), self.grain)
 
     def _kept(self, layer: Layer, read: list[tuple[int, ...] | None]) -> tuple[int, ...] | None:
-        """The cut that a layer without a scheme gives on."""
+        """The sharding that a layer without a scheme passes on."""
         if layer.kind == "flatten" and read[0] is not None:
             factor = layer.output_shape[0] // layer.input_shape[0]
             return tuple(size * factor for size in read[0])

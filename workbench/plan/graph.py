@@ -1,7 +1,7 @@
 """A model as a value: its layers in execution order, with shapes, FLOPs and bytes.
 
-Shapes never hold the batch dimension: `output_shape` is what one sample has. How a value
-depends on the batch is said by `rows`, the rows of dimension 0 for each sample:
+Shapes never contain the batch dimension: `output_shape` is that of one sample. How a value depends
+on the batch is given by `rows`, the rows of dimension 0 for each sample:
 
     rows = 1    a batch of B samples gives a tensor [B, *output_shape]
     rows = c    it gives [c B, *output_shape], the c rows of a sample adjacent (Swin's windows)
@@ -13,12 +13,13 @@ import hashlib
 from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from html import escape
 from types import MappingProxyType
 from typing import Any
 
-from workbench.plan.parameter_order import trainable_names
+from workbench.plan.html import table
 
-# What one layer does, and so which placements it can be given (`plan/rules.py`).
+# What one layer does, and so which placements it can be given (`plan/placement/rules.py`).
 KINDS = (
     "conv2d",
     "linear",
@@ -37,8 +38,8 @@ KINDS = (
     "op",  # anything else: acts on each sample by itself, as far as we know
 )
 
-# What a tensor that a model returns is for. Auxiliary heads are trained with the prediction, at a
-# smaller weight; what is unused takes no part in the loss.
+# The role of a tensor that a model returns. Auxiliary heads are trained with the prediction, at a
+# smaller weight; an unused tensor has no part in the loss.
 ROLES = ("prediction", "auxiliary", "unused")
 
 
@@ -47,14 +48,15 @@ class Weight:
     """One parameter or buffer.
 
     Attributes:
-        name: its name in the model's `state_dict`.
-        shape: the whole tensor's shape.
-        dtype: "float32", "int64", ...
+        name: the weight's name in the model's `state_dict`.
+        shape: the shape of the whole tensor.
+        dtype: the element type: "float32", "int64", ...
         trainable: whether it is a parameter that receives a gradient in training.
         frozen: whether it is a parameter that receives none: its `requires_grad` is off, forward
-            does not use it, or what does is detached. What is neither is a buffer.
+            does not use it, or its user is detached. A weight that is neither trainable nor frozen
+            is a buffer.
         persistent: whether it is in the model's `state_dict`; some buffers are not.
-        aliases: further names of the same tensor in the `state_dict` (tied weights).
+        aliases: the further names of the same tensor in the `state_dict` (tied weights).
     """
 
     name: str
@@ -80,32 +82,33 @@ class Layer:
 
     Attributes:
         name: the module's path ("classifier.0"), or for a function the traced node's name.
-        kind: one of `KINDS`.
-        inputs: names of the layers whose outputs it reads, in argument order; "input" is the
-            model's own.
-        input_shape: shape of its first tensor input for one sample.
-        output_shape: shape of its output for one sample.
-        rows: rows of dimension 0 for each sample (0: independent of the batch).
-        weights: its parameters and buffers.
-        flops: floating-point operations of the forward pass for one sample (a multiply-add is 2).
-        activation_bytes: bytes of its output for one sample.
-        groups: groups of a convolution, else 1.
-        heads: of an attention layer, else 0.
-        target: what is called: "torch.nn.Conv2d", "operator.add" ...
-        node: name of the traced node.
-        shared: for a module that is called more than once: the layer that owns its weights.
-        draws: for each random tensor that a call draws, in order, the dimension in which the rows
-            of a sample stand side by side; -1: the tensor does not depend on the batch.
-        least_rows: the fewest rows of a batch that it takes in training (`plan/least_rows.py`); 0:
-            any number, none too.
-        least_rows_bf16: the same under autocast to bf16: what gives another type for no rows than
-            for some, as torch's LSTM does, takes one.
-        uncounted: whether it does more floating-point operations than `flops`: it could not be
-            known how many.
+        kind: the layer's kind, one of `KINDS`.
+        inputs: the names of the layers whose outputs it reads, in argument order; "input" is the
+            model's input.
+        input_shape: the shape of its first tensor input for one sample.
+        output_shape: the shape of its output for one sample.
+        rows: the rows of dimension 0 for each sample (0: independent of the batch).
+        weights: the layer's parameters and buffers.
+        flops: the floating-point operations of the forward pass for one sample (a multiply-add is
+            2).
+        activation_bytes: the bytes of its output for one sample.
+        groups: the groups of a convolution, else 1.
+        heads: the heads of an attention layer, else 0.
+        target: the function or module that is called: "torch.nn.Conv2d", "operator.add" ...
+        node: the name of the traced node.
+        shared: the layer that owns the weights, if the module is called more than once; else "".
+        draws: the dimension of each random tensor that a call draws, in order, along which the rows
+            of a sample are adjacent; -1: the tensor does not depend on the batch.
+        least_rows: the fewest rows of a batch that it takes in training
+            (`plan/experiment/least_rows.py`); 0: any number, even none.
+        least_rows_bf16: the fewest rows under autocast to bf16; 1 where the output's type differs
+            without rows, as in torch's LSTM.
+        uncounted: whether it does more floating-point operations than `flops`, since some could not
+            be counted.
         evaluating: whether its module is in eval mode while the model trains, and so computes
-            otherwise than in training: a batch norm with its running statistics.
+            differently: a batch norm with its running statistics.
         detached: whether no gradient flows back to its output, though weights at or above it are
-            trained: it is detached, no number that can be differentiated, or read only by such.
+            trained: it is detached, not differentiable, or read only by such layers.
     """
 
     name: str
@@ -141,31 +144,37 @@ class Layer:
 
     @property
     def of_batch(self) -> bool:
-        """Whether it is a batch norm that uses the statistics of the batch in hand in training."""
+        """Whether it is a batch norm that uses the statistics of the current batch in training."""
         return self.kind == "batch_norm" and not self.evaluating
 
     @property
     def keeps_weight(self) -> bool:
-        """Whether its weight is a frozen parameter, so that the gradient of it is left out."""
+        """Whether its weight is a frozen parameter, so that its gradient is not computed."""
         return any([weight.frozen for weight in self.weights[:1]])
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model comes from, so that every rank can build the same one.
+    """The origin of a model, from which every rank can build the same one.
 
     Attributes:
-        kind: "torchvision" (built by name) or "module" (the user's own nn.Module).
+        kind: the kind of origin: "torchvision" (built by name) or "module" (the user's own
+            nn.Module).
         name: the builder's name ("vgg11"), or the module's class.
-        arguments: keyword arguments of the builder, sorted by name.
-        skeleton: for "module": the module without its values, compressed; not part of
+        arguments: the keyword arguments of the builder, sorted by name.
+        skeleton: the module without its values, compressed, if `kind` is "module"; not part of
             equality, and not saved in text.
+        module: the user's own nn.Module, where it was traced in this process; it does not travel.
     """
 
     kind: str
     name: str
     arguments: tuple[tuple[str, Any], ...] = ()
     skeleton: bytes | None = field(default=None, compare=False, repr=False)
+    module: Any = field(default=None, compare=False, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "module": None}
 
 
 @dataclass(frozen=True)
@@ -173,14 +182,14 @@ class Graph:
     """A traced model: layers in execution order.
 
     Attributes:
-        source: where the model comes from.
-        input_shape: one sample's shape, (channels, height, width) for images.
-        num_classes: features of the first output.
-        layers: every operation, in execution order.
-        outputs: names of the layers whose outputs are trained on; the first is the
-            prediction, further ones are auxiliary heads used by the loss in training.
-        roles: what each tensor that the model returns is for, in its order: one of `ROLES`.
-        evaluation: the model in evaluation mode, where it takes another way than in training
+        source: the origin of the model.
+        input_shape: the shape of one sample, (channels, height, width) for images.
+        num_classes: the features of the first output.
+        layers: the operations of the model, in execution order.
+        outputs: the names of the layers whose outputs are trained on; the first is the prediction,
+            further ones are auxiliary heads used by the loss in training.
+        roles: the role of each tensor that the model returns, in order, out of `ROLES`.
+        evaluation: the model in evaluation mode, where its layers differ from those in training
             (`if self.training`, functional dropout, auxiliary heads); None: the same layers.
     """
 
@@ -193,7 +202,7 @@ class Graph:
     evaluation: "Graph | None" = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}  # not what is cached
+        return {f.name: getattr(self, f.name) for f in fields(self)}  # without cached values
 
     @cached_property
     def _by_name(self) -> MappingProxyType[str, Layer]:
@@ -201,13 +210,13 @@ class Graph:
 
     @cached_property
     def shares_weights(self) -> frozenset[str]:
-        """Layers that use weights with another: a module called twice, or tied weights."""
+        """The layers that use weights with another: a module called twice, or tied weights."""
         users = [layer for layer in self.layers if layer.shared]
         return frozenset(name for layer in users for name in (layer.name, layer.shared))
 
     @cached_property
     def consumers(self) -> MappingProxyType[str, tuple[str, ...]]:
-        """For each layer (and "input"), the layers that read its output, in order."""
+        """The layers that read the output of each layer (and of "input"), in order."""
         readers: dict[str, list[str]] = {"input": []}
         for layer in self.layers:
             readers.setdefault(layer.name, [])
@@ -219,7 +228,7 @@ class Graph:
         """The layer of this name.
 
         Raises:
-            KeyError: no such layer; the nearest names are suggested.
+            KeyError: no layer has this name; the nearest names are suggested.
         """
         try:
             return self._by_name[name]
@@ -228,16 +237,16 @@ class Graph:
 
     @cached_property
     def owners(self) -> MappingProxyType[str, str]:
-        """The layer of each weight."""
+        """The layer that each weight belongs to."""
         return MappingProxyType(
             {w.name: layer.name for layer in self.layers for w in layer.weights}
         )
 
     @cached_property
     def alike(self) -> MappingProxyType[str, int]:
-        """For each layer a number, equal for those that compute alike on tensors of equal shapes.
+        """A number for each layer, equal for equal computations on tensors of equal shapes.
 
-        It says nothing of what they read, nor of how they are split.
+        It depends neither on what they read, nor on how they are split.
         """
         numbers: dict[Hashable, int] = {}
         found = {}
@@ -263,15 +272,15 @@ class Graph:
 
     @cached_property
     def trainable(self) -> tuple[str, ...]:
-        """Names of the parameters that are trained, in the order of a cut model's modules.
+        """The names of the trained parameters, in the order of a split model's modules.
 
-        Buckets follow it.
+        Buckets follow this order.
         """
         return trainable_names(self.layers)
 
     @cached_property
     def learning(self) -> frozenset[str]:
-        """Layers to whose output a gradient flows back in training: the same on every rank."""
+        """The layers to whose output a gradient flows back in training: the same on every rank."""
         found: set[str] = set()
         for layer in self.layers:
             owner = self[layer.shared] if layer.shared else None
@@ -291,7 +300,7 @@ class Graph:
 
     @property
     def size_text(self) -> str:
-        """How many parameters there are, for people."""
+        """The number of parameters as text."""
         frozen = f" and {self.frozen:,} frozen" if self.frozen else ""
         return f"{self.parameters:,}{' trained' if frozen else ''}{frozen} parameters"
 
@@ -302,7 +311,7 @@ class Graph:
 
     @cached_property
     def uncounted(self) -> tuple[str, ...]:
-        """Layers that do more floating-point operations than are known."""
+        """The names of layers that do more floating-point operations than are known."""
         return tuple(layer.name for layer in self.layers if layer.uncounted)
 
     @cached_property
@@ -314,9 +323,7 @@ class Graph:
         return hashlib.sha256(content.encode()).hexdigest()[:12]
 
     def _repr_html_(self) -> str:
-        from workbench.plan.show import graph_html
-
-        return graph_html(self)
+        return _as_html(self)
 
     def __repr__(self) -> str:
         more = f" without those of {', '.join(self.uncounted)}" if self.uncounted else ""
@@ -327,12 +334,12 @@ class Graph:
 
 
 def carries_gradient(layer: Layer, owner: Layer | None, learning: Collection[str]) -> bool:
-    """Whether something at or above a layer is trained, so that its output may carry a gradient.
+    """Whether a layer's output may carry a gradient: something at or above it is trained.
 
     Args:
-        layer: of a graph.
-        owner: of its weights, where it shares them.
-        learning: those of the layers before it whose outputs carry one.
+        layer: the layer, of a graph.
+        owner: the layer that owns its weights; None: its own.
+        learning: the names of the layers before it whose outputs carry a gradient.
     """
     if layer.kind == "size":
         return False
@@ -349,3 +356,67 @@ def unknown(what: str, given: str, valid: Iterable[str], *, of: str = "") -> str
         return f"no {what} {given!r}{place}; did you mean {', '.join(map(repr, near))}?"
     shown = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
     return f"no {what} {given!r}{place}; there are {shown}"
+
+
+def trainable_names(layers: Iterable["Layer"]) -> tuple[str, ...]:
+    """The names of these layers' trained parameters, in the order of a split model's modules."""
+    modules = _Modules()
+    chosen = [(layer, [w for w in layer.weights if w.trainable]) for layer in layers]
+    aliases = {alias: w.name for _, weights in chosen for w in weights for alias in w.aliases}
+    for layer, weights in chosen:
+        modules.add(layer.name)
+        mine = [(weight.name, weight.name) for weight in weights]
+        borrowed = [pair for pair in aliases.items() if pair[0].startswith(f"{layer.name}.")]
+        for path, name in [*borrowed, *mine]:
+            module, _, leaf = path.rpartition(".")
+            modules.add(module)[leaf] = name
+    return tuple(dict.fromkeys(modules.names()))  # a tied weight has its first place
+
+
+class _Modules:
+    """The modules of a model: each one's weights, then its children, in order of appearance."""
+
+    def __init__(self) -> None:
+        self.own: dict[str, dict[str, str]] = {"": {}}
+        self.children: dict[str, list[str]] = {"": []}
+
+    def add(self, path: str) -> dict[str, str]:
+        """The weights of a module, which is added with the modules around it if it is new."""
+        if path not in self.own:
+            around = path.rpartition(".")[0]
+            self.add(around)
+            self.children[around].append(path)
+            self.own[path], self.children[path] = {}, []
+        return self.own[path]
+
+    def names(self, path: str = "") -> list[str]:
+        """The weights of a module and its children."""
+        found = list(self.own[path].values())
+        for child in self.children[path]:
+            found += self.names(child)
+        return found
+
+
+def _as_html(graph: Graph) -> str:
+    """The layers that hold parameters, as a table."""
+    head = ("layer", "kind", "input", "output", "parameters", "MFLOP", "activation KB")
+    rows = (
+        (
+            layer.name,
+            layer.kind,
+            "x".join(map(str, layer.input_shape)),
+            "x".join(map(str, layer.output_shape)),
+            f"{layer.parameters:,}",
+            f"{layer.flops / 1e6:,.2f}",
+            f"{layer.activation_bytes / 1e3:,.1f}",
+        )
+        for layer in graph.layers
+        if layer.parameters
+    )
+    more = f" FLOPs of {', '.join(graph.uncounted)} are not known." if graph.uncounted else ""
+    return (
+        f"<div><p><b>{escape(graph.source.name)}</b>: {graph.size_text}, "
+        f"{graph.flops / 1e6:,.0f} MFLOP for one sample of "
+        f"{'x'.join(map(str, graph.input_shape))} (forward).{escape(more)}</p>"
+        f"{table(head, rows)}</div>"
+    )

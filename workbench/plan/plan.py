@@ -1,4 +1,4 @@
-"""The plan: which layer of a model is split how, over how many ranks. A value."""
+"""The plan: how each layer of a model is split, over how many ranks; an immutable value."""
 
 import tomllib
 import warnings
@@ -9,16 +9,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from workbench.plan import presets, row_shares, serial, show
-from workbench.plan.choice import LayerPlan, checked, require
+from workbench.plan import serial, show
 from workbench.plan.errors import PlanError
-from workbench.plan.explain import explained
 from workbench.plan.filters import Shares, filters, shares_of_rows
-from workbench.plan.flow import Flow, flow_of
 from workbench.plan.graph import Graph, Layer, unknown
-from workbench.plan.mesh import require_group
-from workbench.plan.recompute import choose, matching, segments_of
-from workbench.plan.tail import ROUNDS, Rounds, RoundsError, Tail, tail_of
+from workbench.plan.placement.choice import LayerPlan, checked, require
+from workbench.plan.placement.division import checked_shares, shared_out
+from workbench.plan.placement.flow import Flow, flow_of
+from workbench.plan.placement.mesh import require_group
+from workbench.plan.placement.recompute import choose, matching, segments_of
+from workbench.plan.placement.tail import ROUNDS, Rounds, RoundsError, Tail, tail_of
+from workbench.plan.presets import explained, hybrid
 
 BatchNorm = Literal["local", "synchronized"]
 BATCH_NORMS: tuple[BatchNorm, ...] = ("local", "synchronized")
@@ -30,21 +31,21 @@ class Plan:
 
     Attributes:
         graph: the model.
-        world_size: number of ranks.
-        layers: the choice of each layer that has one; the others are replicated, or follow
-            their input, and keep what backward needs.
-        batch_norm: "local": each rank (each shard group where the layer lies over groups)
-            normalizes with the statistics of its own rows, as torch's DDP does, so that the
-            result depends on the split by nature; "synchronized": with those of the whole
-            batch, exact at any split.
-        rounds: how much of a group's rows the sharded tail sees at a time: "BK" all at once,
-            "B" one member's, "B/K" a part of every member's (`plan/tail.py`). All three give
+        world_size: the number of ranks.
+        layers: the choice of each layer that has one; the others are replicated, or follow their
+            input, and are not recomputed.
+        batch_norm: the statistics of batch norm. "local": each rank (each shard group where the
+            layer is sharded) normalises with the statistics of its own rows, as torch's DDP does,
+            so that the result depends on the split; "synchronized": with those of the whole batch,
+            exact at any split.
+        rounds: the part of a group's rows that the sharded tail processes at a time: "BK" all, "B"
+            one member's, "B/K" a part of every member's (`plan/placement/tail.py`). All three give
             the same gradients; the tail's activations shrink by the group's size.
-        row_shares: relative rows of a batch for each rank, zero included; None: equal. Any
-            shares give the same gradients (`plan/row_shares.py`).
+        row_shares: the relative rows of a batch for each rank, zero included [ranks]; None: equal.
+            Any shares give the same gradients (`plan/placement/division.py`).
 
     Raises:
-        PlanError: a choice that cannot be; the text names the layer and what is valid.
+        PlanError: an invalid choice; the text names the layer and what is valid.
     """
 
     graph: Graph
@@ -64,7 +65,7 @@ class Plan:
             raise PlanError(unknown("rounds", str(self.rounds), ROUNDS))
         chosen = checked(self.graph, self.layers, size)
         object.__setattr__(self, "layers", MappingProxyType(chosen))
-        object.__setattr__(self, "row_shares", row_shares.checked(self.row_shares, size))
+        object.__setattr__(self, "row_shares", checked_shares(self.row_shares, size))
         if self.rounds != "BK":
             _ = self.tail  # refuses what cannot be
 
@@ -85,7 +86,7 @@ class Plan:
     def data_parallel(
         cls, graph: Graph, world_size: int, shares: Sequence[float] | None = None
     ) -> "Plan":
-        """Every layer replicated, every rank its own rows: `shares` of the batch, or equal ones."""
+        """Every layer replicated, every rank with its own rows: `shares` of the batch, or equal."""
         return cls(graph, world_size, row_shares=None if shares is None else tuple(shares))
 
     @classmethod
@@ -97,26 +98,26 @@ class Plan:
         *,
         rounds: Rounds = "BK",
     ) -> "Plan":
-        """SplitBrain: convolutions replicated, linear layers and attention sharded in groups.
+        """SplitBrain: replicated convolutions; linear layers and attention sharded in groups.
 
-        Which of them follows from their parameters and FLOPs, by a rule that `repr(plan)` states
-        along with what it says of this model (`plan/presets.py`). Attention is cut by heads. A
-        linear layer that reads the cut output of another through element-wise layers is cut by
-        its input (`shard_in`), so that the pair needs one reduction; the others are cut by their
-        output (`shard_out`).
+        Which of them are sharded follows from their parameters and FLOPs, by a rule that
+        `repr(plan)` states along with its results for this model (`plan/presets.py`). Attention is
+        sharded by heads. A linear layer that reads the sharded output of another through
+        element-wise layers is sharded by its input (`shard_in`), so that the pair needs one
+        reduction; the others are sharded by their output (`shard_out`).
 
         Args:
             graph: the model.
-            world_size: number of ranks.
-            group_size: ranks that share one copy of the layers that are cut; None: all.
-            rounds: "BK", "B" or "B/K".
+            world_size: the number of ranks.
+            group_size: the number of ranks that share one copy of the sharded layers; None: all.
+            rounds: the rounds of the sharded tail: "BK", "B" or "B/K".
 
         Raises:
-            PlanError: `group_size` does not divide `world_size`, or the layers that are cut
-                cannot run in these rounds.
+            PlanError: `group_size` does not divide `world_size`, or the sharded layers cannot run
+                in these rounds.
         """
         k = require_group(group_size, world_size)
-        return cls(graph, world_size, presets.hybrid(graph, k), rounds=rounds)
+        return cls(graph, world_size, hybrid(graph, k), rounds=rounds)
 
     @classmethod
     def filters(
@@ -128,23 +129,23 @@ class Plan:
         group_size: int | None = None,
         grain: int = 8,
     ) -> "Plan":
-        """Heterogeneous model parallelism: every layer's filters shared out by relative speeds.
+        """Heterogeneous model parallelism: every layer's filters are divided by relative speeds.
 
         Layers alternate between filters (`shard_out`) and channels (`shard_in`), so that a pair
-        needs one reduction (`plan/filters.py`). What is computed row by row is shared out alike,
-        where `shares` is one for all layers.
+        needs one reduction (`plan/filters.py`). Rows are divided alike, where `shares` is one for
+        all layers.
 
         Args:
             graph: the model.
-            world_size: number of ranks.
-            shares: relative filters of each rank of a group, zero included; or such for each
+            world_size: the number of ranks.
+            shares: the relative filters of each rank of a group, zero included; or such for each
                 pattern of layer names, as {"features.*": (3, 1)}; None: equal.
-            group_size: ranks that share out one copy; None: all.
-            grain: filters that are handed out together, where a layer has enough of them.
+            group_size: the number of ranks that share one copy; None: all.
+            grain: the filters that stay together, where a layer has enough of them.
 
         Raises:
-            PlanError: shares that are not one number for each rank of a group, or a group size
-                that does not divide `world_size`.
+            PlanError: invalid shares, which are one number for each rank of a group, or a group
+                size that does not divide `world_size`.
         """
         k = require_group(group_size, world_size)
         every = shares_of_rows(shares, world_size, k)
@@ -161,19 +162,21 @@ class Plan:
     ) -> "Plan":
         """The plan with another choice for one layer.
 
-        Where the sharded layers could then no longer run in the plan's rounds, the new plan
-        falls back to "BK", with a warning that names the layer in the way.
+        If the sharded layers could then no longer run in the plan's rounds, the new plan falls back
+        to "BK", with a warning that names the layer in the way.
 
         Args:
-            name: the layer.
-            scheme: None: as it is.
-            group_size: None: as it is, or the whole world where the layer was not in groups.
-            shares: relative sizes of the pieces; None: equal, or as the input lies; as they are
-                where `recompute` alone is given. Of an attention layer they hand out whole heads.
-            recompute: whether its forward pass runs again in backward; None: as it is.
+            name: the layer's name.
+            scheme: the scheme of the layer; None: unchanged.
+            group_size: the number of ranks in its groups; None: unchanged, or the whole world if it
+                was in none.
+            shares: the relative sizes of the pieces; None: equal, or as the input is sharded;
+                unchanged if `recompute` alone is given. Shares of an attention layer divide whole
+                heads.
+            recompute: whether its forward pass is recomputed in the backward pass; None: unchanged.
 
         Raises:
-            PlanError: no such layer, or a choice that it cannot have.
+            PlanError: an unknown layer, or a choice that it cannot have.
         """
         alone = scheme is None and group_size is None and shares is None
         if alone and recompute is not None:
@@ -195,26 +198,26 @@ class Plan:
             return replace(self, layers=layers, rounds="BK")
 
     def with_recompute(self, *layers: str, recompute: bool = True) -> "Plan":
-        """The plan in which these layers' forward passes run again in backward, or do not.
+        """The plan in which these layers are recomputed in the backward pass, or are not.
 
-        Layers that follow each other form one segment, which keeps only its inputs and is then
-        computed again as a whole; a layer that is left out parts two segments, so that not all
-        of them are held at once (`plan/recompute.py` says what it costs).
+        Successive layers form one segment, which saves only its inputs and is recomputed as a
+        whole; excluding a layer starts a new segment, so that not all activations are alive at once
+        (`plan/placement/recompute.py` describes the cost).
 
         Args:
-            layers: names, or patterns such as "features.*" for all layers whose name fits that
-                see samples.
-            recompute: False takes it back.
+            layers: the names, or patterns such as "features.*" for all matching layers that process
+                samples.
+            recompute: whether they are recomputed; False takes it back.
 
         Raises:
-            PlanError: a pattern that fits no layer, or a layer that cannot be computed again.
+            PlanError: a pattern that matches no layer, or a layer that cannot be recomputed.
         """
         names = matching(layers, self.graph)
         return replace(self, layers=choose(names, self.layers, recompute))
 
     @cached_property
     def segments(self) -> tuple[tuple[str, ...], ...]:
-        """The runs of layers that are computed again in backward, each as one."""
+        """The segments of layers that are recomputed in the backward pass, each as a whole."""
         chosen = {name for name, choice in self.layers.items() if choice.recompute}
         parted = self.tail.layers if self.rounds != "BK" and self.tail else frozenset()
         return segments_of(self.graph, chosen, parted)
@@ -227,19 +230,19 @@ class Plan:
         """The same choices, group sizes and shares on another number of ranks.
 
         Raises:
-            PlanError: a group size does not divide it; the text names the layer.
+            PlanError: a group size does not divide the number of ranks; the text names the layer.
         """
         plan = replace(self, world_size=world_size)
         if "flow" in self.__dict__:
-            plan.__dict__["flow"] = self.flow  # groups lie alike, however many there are
+            plan.__dict__["flow"] = self.flow  # groups are placed alike, however many
         return plan
 
     def with_rounds(self, rounds: Rounds) -> "Plan":
         """The plan with "BK", "B" or "B/K" rounds of its sharded tail.
 
         Raises:
-            PlanError: no such rounds, or the layers behind the gather cannot run in them; the
-                text names the layer in the way.
+            PlanError: unknown rounds, or the layers after the gather cannot run in them; the text
+                names the layer in the way.
         """
         return replace(self, rounds=rounds)
 
@@ -247,13 +250,13 @@ class Plan:
         """The plan with these relative rows of a batch for each rank; None: equal.
 
         Raises:
-            PlanError: not one number >= 0 for each rank, or all are zero.
+            PlanError: the shares are not one number >= 0 for each rank, or all are zero.
         """
         return replace(self, row_shares=None if shares is None else tuple(shares))
 
     def rows_of(self, count: int) -> tuple[int, ...]:
-        """The rows that each rank brings, of a batch of `count` rows."""
-        return row_shares.shared_out(count, self.row_shares, self.world_size)
+        """The rows that each rank has of a batch of `count` rows [ranks]."""
+        return shared_out(count, self.row_shares, self.world_size)
 
     def synchronizes(self, layer: Layer) -> bool:
         """Whether a layer is a batch norm that uses the statistics of all ranks' rows."""
@@ -261,7 +264,7 @@ class Plan:
 
     @cached_property
     def tail(self) -> Tail | None:
-        """What runs in rounds; None where nothing is gathered, and a step is one round.
+        """The layers that can run in rounds; None where nothing is gathered.
 
         Raises:
             PlanError: the sharded layers are no tail, so that only rounds "BK" are possible.
@@ -270,14 +273,14 @@ class Plan:
 
     @cached_property
     def flow(self) -> Flow:
-        """The placement of every activation and weight, and the conversions between."""
+        """The placement of every activation and weight, and the conversions between them."""
         return flow_of(self.graph, self.layers)
 
     @cached_property
     def evaluation(self) -> "Plan":
-        """The plan under which the model evaluates: this one, unless it takes another way then.
+        """The plan under which the model evaluates: this one, unless its layers differ then.
 
-        Layers with weights read as in training, so that these lie as they do there.
+        Layers with weights read the same layouts as in training, so that weights stay in place.
         """
         graph = self.graph.evaluation
         if graph is None:
@@ -295,25 +298,25 @@ class Plan:
         return plan
 
     def parameters_of(self, rank: int) -> int:
-        """Number of trainable elements that a rank holds."""
+        """The number of trainable elements that a rank holds."""
         placed = self.flow.weights.values()
         return sum(weight.piece_numel(rank) for weight in placed if weight.trainable)
 
     def to_toml(self) -> str:
-        """The plan as text that a person can read and edit."""
+        """The plan as readable, editable text."""
         return serial.to_toml(self)
 
     @classmethod
     def from_toml(cls, text: str, graph: Graph | None = None) -> "Plan":
-        """The inverse of `to_toml`.
+        """The plan of a text written by `to_toml`.
 
         Args:
-            text: TOML.
+            text: the text, in TOML.
             graph: the model that the plan must be for; None: the one described in the text.
 
         Raises:
-            PlanError: the text is no TOML, an entry has a wrong name, type or value, or the
-                plan is for another model.
+            PlanError: the text is not TOML, an entry has a wrong name, type or value, or the plan
+                is for another model.
         """
         try:
             content = tomllib.loads(text)
@@ -328,11 +331,15 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path, graph: Graph | None = None) -> "Plan":
-        """Reads a file written by `save`, or by hand."""
+        """Reads a file written by `save`, or by hand.
+
+        Raises:
+            PlanError: the text is not a valid plan, or the plan is for another model.
+        """
         return cls.from_toml(Path(path).read_text(), graph)
 
     def __repr__(self) -> str:
-        return "\n".join([show.headline(self), *explained(self)])
+        return "\n".join([show.headline(self), *explained(self.graph, self.layers)])
 
     def __str__(self) -> str:
         return show.as_text(self)

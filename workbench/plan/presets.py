@@ -1,9 +1,9 @@
-"""Choices for whole models: the rule of `Plan.hybrid`, and why it says what it says of a layer.
+"""Choices for whole models: the rule of `Plan.hybrid`, and its reason for each layer.
 
-Parameters against FLOPs. Cutting a layer over k ranks saves (1 - 1/k) of its parameters on every
+Parameters against FLOPs. Sharding a layer over k ranks saves (1 - 1/k) of its parameters on every
 rank, and of their gradients' traffic; it costs the traffic of its activations, which grow as its
-FLOPs do. Convolutions, which apply each weight at every position, are replicated. Linear layers
-and attention are the candidates, and a candidate is cut where it
+FLOPs do. Convolutions, which apply each weight at every position, are replicated. Linear layers and
+attention are the candidates, and a candidate is sharded if it
 
     is large    has at least 1/100 of the parameters of the model's largest candidate
     is heavy    share of the model's parameters >= 1/2 of its share of the model's FLOPs
@@ -17,28 +17,31 @@ Source: SplitBrain (arXiv:2112.15317) for the division of a network; the thresho
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
-from workbench.plan.choice import LayerPlan
 from workbench.plan.graph import Graph, Layer
+from workbench.plan.placement.choice import LayerPlan
 
 Reason = Literal["cut", "convolution", "small", "light", "shared"]
 
 CANDIDATES = ("linear", "attention")
+
 LARGE = 1 / 100
+
 HEAVY = 1 / 2
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the rule says of one layer that could be cut.
+    """The rule's verdict on one layer that could be sharded.
 
     Attributes:
         layer: the layer.
-        parameters: its share of the model's parameters, 0 to 1.
-        flops: its share of the model's FLOPs, 0 to 1.
-        reason: "cut", or why it stays whole: a "convolution"; "small" or "light" (not heavy);
-            or its weights are "shared" with another layer.
+        parameters: the layer's share of the model's parameters, 0 to 1.
+        flops: the layer's share of the model's FLOPs, 0 to 1.
+        reason: "cut" if the layer is sharded, or why it stays whole: a "convolution"; "small" or
+            "light" (not heavy); or its weights are "shared" with another layer.
     """
 
     layer: Layer
@@ -48,7 +51,7 @@ class Verdict:
 
 
 def hybrid(graph: Graph, group_size: int) -> dict[str, LayerPlan]:
-    """What the rule cuts, over groups; linear layers in column-row pairs, attention by heads."""
+    """The layers that the rule shards; linear layers in column-row pairs, attention by heads."""
     if group_size == 1:
         return {}
     choices: dict[str, LayerPlan] = {}
@@ -65,7 +68,7 @@ def hybrid(graph: Graph, group_size: int) -> dict[str, LayerPlan]:
 
 
 def verdicts(graph: Graph) -> tuple[Verdict, ...]:
-    """The rule's verdict on every layer with parameters that could be cut, in order."""
+    """The rule's verdict on every layer with parameters that could be sharded, in order."""
     held = [layer for layer in graph.layers if layer.parameters]
     candidates = [layer for layer in held if layer.kind in CANDIDATES]
     largest = max((layer.parameters for layer in candidates), default=1)
@@ -89,7 +92,7 @@ def verdicts(graph: Graph) -> tuple[Verdict, ...]:
 
 
 def followed(graph: Graph, choices: Mapping[str, LayerPlan]) -> dict[str, LayerPlan]:
-    """What the rule would choose where these choices were (mostly) made by it; else nothing."""
+    """The rule's choices, if these choices were (mostly) made by it; else none."""
     cut = {name: choice for name, choice in choices.items() if choice.scheme != "replicate"}
     if not cut:
         return {}
@@ -100,7 +103,7 @@ def followed(graph: Graph, choices: Mapping[str, LayerPlan]) -> dict[str, LayerP
 
 
 def alike(one: LayerPlan, other: LayerPlan) -> bool:
-    """Whether two choices cut a layer in the same way."""
+    """Whether two choices shard a layer in the same way."""
     first, second = ((c.scheme, c.group_size, c.shares) for c in (one, other))
     return first == second
 
@@ -113,3 +116,67 @@ def _fed_by(graph: Graph, layer: Layer) -> str:
             return name
         name = graph[name].inputs[0]
     return name
+
+
+RULE = (
+    "Rule: convolutions stay whole; a linear or attention layer is cut that has >= "
+    f"{LARGE:.0%} of the parameters of the largest such layer, and whose share of the model's "
+    f"parameters is >= {HEAVY:g} times its share of the FLOPs."
+)
+
+_WHY = {
+    "cut": "cut",
+    "convolution": "whole, convolutions",
+    "small": f"whole, < {LARGE:.0%} of the largest",
+    "light": f"whole, parameters < {HEAVY:g} times FLOPs",
+    "shared": "whole, weights shared with another layer",
+}
+
+_NAMES = 3
+
+
+def explained(graph: Graph, choices: Mapping[str, LayerPlan]) -> list[str]:
+    """The rule, its verdicts on the model's layers, and where a plan's choices differ.
+
+    Empty for choices that do not follow the rule in at least half of the layers.
+    """
+    ruled = followed(graph, choices)
+    if not ruled:
+        return []
+    found = sorted(verdicts(graph), key=_order)
+    lines = [RULE]
+    for _, group in groupby(found, key=_order):
+        lines.append(_line(list(group)))
+    for name in dict.fromkeys((*ruled, *choices)):
+        rule, chosen = (of.get(name, LayerPlan()) for of in (ruled, choices))
+        if not alike(rule, chosen):
+            lines.append(f"  otherwise: {name} is {_shown(chosen)}; by the rule {_shown(rule)}")
+    return lines
+
+
+def _order(verdict: Verdict) -> tuple[int, str]:
+    return list(_WHY).index(verdict.reason), verdict.layer.kind
+
+
+def _line(group: list[Verdict]) -> str:
+    """One line for all layers of a kind with the same verdict."""
+    first, count = group[0], len(group)
+    names = ", ".join(verdict.layer.name for verdict in group[:_NAMES])
+    more = f", ... {count - _NAMES} more" if count > _NAMES else ""
+    parameters = _percent(sum(verdict.parameters for verdict in group))
+    flops = _percent(sum(verdict.flops for verdict in group))
+    return (
+        f"  {_WHY[first.reason]}: {count} {first.layer.kind}, {parameters} of the parameters, "
+        f"{flops} of the FLOPs ({names}{more})"
+    )
+
+
+def _percent(share: float) -> str:
+    return "<0.1%" if 0 < share < 0.001 else f"{share:.1%}"
+
+
+def _shown(choice: LayerPlan) -> str:
+    if choice.scheme == "replicate":
+        return choice.scheme
+    shares = f" by {'/'.join(map('{:g}'.format, choice.shares))}" if choice.shares else ""
+    return f"{choice.scheme}/{choice.group_size}{shares}"

@@ -2,24 +2,43 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass as checked
 
-from workbench.plan.choice import LayerPlan
 from workbench.plan.errors import PlanError, readable
 from workbench.plan.graph import Graph, Layer, Source, Weight, unknown
-from workbench.plan.text import dump
-
-if TYPE_CHECKING:
-    from workbench.plan.plan import Plan
+from workbench.plan.placement.choice import LayerPlan
+from workbench.plan.value import dump
 
 _PLAN_KEYS = ("world_size", "batch_norm", "rounds", "row_shares", "model")
 
 
-def to_toml(plan: "Plan") -> str:
-    """The choices first, for people; then the model's description, for the loader."""
+class PlanFields(Protocol):
+    """The fields of a `Plan`."""
+
+    @property
+    def graph(self) -> Graph: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    @property
+    def layers(self) -> Mapping[str, LayerPlan]: ...
+
+    @property
+    def batch_norm(self) -> str: ...
+
+    @property
+    def rounds(self) -> str: ...
+
+    @property
+    def row_shares(self) -> tuple[float, ...] | None: ...
+
+
+def to_toml(plan: PlanFields) -> str:
+    """A plan as TOML: the choices first, then the model's description."""
     head = {
         "model": plan.graph.source.name,
         "world_size": plan.world_size,
@@ -79,7 +98,7 @@ def read(content: Mapping[str, Any], graph: Graph | None) -> dict[str, Any]:
 
 
 def _flat(entries: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Undoes the nesting that TOML sees in a person's unquoted `classifier.0 = {...}`."""
+    """Undoes the nesting that TOML sees in an unquoted `classifier.0 = {...}`."""
     flat: dict[str, Any] = {}
     for key, value in entries.items():
         if isinstance(value, dict) and value and all(isinstance(v, dict) for v in value.values()):
@@ -154,7 +173,7 @@ def _read_graph(entry: Any) -> Graph | None:
 
 
 def _with_tuples(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """TOML knows lists only; what we write has none."""
+    """An entry with tuples for its lists, since TOML has only lists."""
     return {key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()}
 
 

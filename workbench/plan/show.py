@@ -1,21 +1,21 @@
-"""Plans for people: a text table, and HTML that also reads well where no kernel runs."""
+"""Plans as a text table, and as HTML that also reads well without a kernel."""
 
-import base64
 from html import escape
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from workbench.plan.choice import LayerPlan
-from workbench.plan.explain import explained
-from workbench.plan.graph import Graph, Layer
-from workbench.plan.placement import Replicate
-from workbench.plan.rules import SPLITTABLE
-from workbench.plan.weights import heads_of
+from workbench.plan import svg
+from workbench.plan.graph import Layer
+from workbench.plan.html import table, text_table
+from workbench.plan.placement.choice import LayerPlan
+from workbench.plan.placement.flow import Flow
+from workbench.plan.placement.placement import Replicate
+from workbench.plan.placement.rules import SPLITTABLE
+from workbench.plan.placement.weights import heads_of
+from workbench.plan.presets import explained
+from workbench.plan.serial import PlanFields
 
-if TYPE_CHECKING:
-    from workbench.plan.plan import Plan
-
-# Okabe and Ito's palette: told apart by every kind of colour vision.
-COLOURS = {
+# Okabe and Ito's palette: told apart by every kind of color vision.
+COLORS = {
     "replicate": "#999999",
     "shard_out": "#0072b2",
     "shard_in": "#56b4e9",
@@ -35,7 +35,19 @@ _HEAD = (
 )
 
 
-def headline(plan: "Plan") -> str:
+class ShownPlan(PlanFields, Protocol):
+    """The parts of a `Plan` that are shown: its choices, and what follows from them."""
+
+    @property
+    def flow(self) -> Flow: ...
+
+    @property
+    def segments(self) -> tuple[tuple[str, ...], ...]: ...
+
+    def parameters_of(self, rank: int) -> int: ...
+
+
+def headline(plan: ShownPlan) -> str:
     """The plan in one line."""
     split = [
         f"{name}={choice.scheme}/{choice.group_size}"
@@ -49,133 +61,74 @@ def headline(plan: "Plan") -> str:
     )
 
 
-def as_text(plan: "Plan") -> str:
+def as_text(plan: ShownPlan) -> str:
     """One line for each layer with parameters or recomputed, each rank's totals, the reasons."""
-    rows = [_HEAD, *(_row(plan, layer) for layer in _shown(plan))]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    return "\n".join([headline(plan), *lines, _totals(plan), *explained(plan)])
+    lines = text_table(_HEAD, [_row(plan, layer) for layer in _shown(plan)])
+    return "\n".join([headline(plan), *lines, _totals(plan), *explained(plan.graph, plan.layers)])
 
 
-def as_html(plan: "Plan") -> str:
+def as_html(plan: ShownPlan) -> str:
     """The same table in HTML, under a picture of what each rank holds."""
-    head = "".join(f"<th style='text-align:left'>{name}</th>" for name in _HEAD)
-    body = "".join(
-        "<tr>" + "".join(f"<td style='text-align:left'>{escape(c)}</td>" for c in row) + "</tr>"
-        for row in (_row(plan, layer) for layer in _shown(plan))
-    )
-    picture = base64.b64encode(pieces_svg(plan).encode()).decode()
-    reasons = "<br>".join(map(escape, explained(plan)))
-    label = escape(f"parameters that each of {plan.world_size} ranks holds")
+    rows = (_row(plan, layer) for layer in _shown(plan))
+    reasons = "<br>".join(map(escape, explained(plan.graph, plan.layers)))
+    label = f"parameters that each of {plan.world_size} ranks holds"
     return (
         f"<div><p><b>{escape(plan.graph.source.name)}</b> on {plan.world_size} ranks"
         f"{escape(rounds_of(plan))}{rows_of(plan)}{recomputed_of(plan)}. "
         f"{escape(_totals(plan))}</p>"
-        f'<img alt="{label}" src="data:image/svg+xml;base64,{picture}">'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        f"{svg.image(pieces_svg(plan), label)}{table(_HEAD, rows)}"
         + (f"<p>{reasons}</p>" if reasons else "")
         + "</div>"
     )
 
 
-def rows_of(plan: "Plan") -> str:
-    """What a plan's line says of its rows: nothing where all ranks have the same."""
+def rows_of(plan: ShownPlan) -> str:
+    """The rows in a plan's headline; empty where all ranks have the same."""
     shares = plan.row_shares
     return "" if shares is None else f", rows {':'.join(f'{share:g}' for share in shares)}"
 
 
-def rounds_of(plan: "Plan") -> str:
-    """What a plan's line says of its rounds: nothing where the tail runs at once."""
+def rounds_of(plan: ShownPlan) -> str:
+    """The rounds in a plan's headline; empty where the tail runs at once."""
     return "" if plan.rounds == "BK" else f", in rounds {plan.rounds}"
 
 
-def recomputed_of(plan: "Plan") -> str:
-    """What a plan's line says of recomputation: nothing where all is kept for backward."""
+def recomputed_of(plan: ShownPlan) -> str:
+    """The recomputation in a plan's headline; empty where no layer is recomputed."""
     count = sum(choice.recompute for choice in plan.layers.values())
     return f", {count} layer{'s' * (count > 1)} recomputed" if count else ""
 
 
-def pieces_svg(plan: "Plan", width: int = 860, lane: int = 24) -> str:
+def pieces_svg(plan: ShownPlan, width: int = 860, lane: int = 24) -> str:
     """One lane for each rank: its piece of every layer, as wide as the layer has parameters."""
     left, gap = 64, 5
     layers = [layer for layer in plan.graph.layers if layer.parameters]
     total = max(plan.graph.parameters, 1)
     height = plan.world_size * (lane + gap) + 24
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11">'
-    ]
+    parts = []
     for rank in range(plan.world_size):
         top = rank * (lane + gap)
-        parts.append(
-            f'<text x="{left - 6}" y="{top + lane * 0.68:.0f}" text-anchor="end" fill="#888">'
-            f"rank {rank}</text>"
-        )
+        parts.append(svg.text(left - 6, top + 0.68 * lane, f"rank {rank}", "end", fill="#888"))
         x = float(left)
         for layer in layers:
             span = (width - left - 6) * layer.parameters / total
             held = _held(plan, layer, rank)
             tall = lane * held / layer.parameters
             scheme = plan.layers.get(layer.name, LayerPlan()).scheme
-            parts.append(
-                f'<rect x="{x:.1f}" y="{top}" width="{max(span - 1, 0.6):.1f}" height="{lane}" '
-                f'fill="#8882"/><rect x="{x:.1f}" y="{top + lane - tall:.1f}" '
-                f'width="{max(span - 1, 0.6):.1f}" height="{tall:.1f}" fill="{COLOURS[scheme]}">'
-                f"<title>{escape(layer.name)}: {held:,} of {layer.parameters:,}</title></rect>"
-            )
+            wide, said = max(span - 1, 0.6), f"{layer.name}: {held:,} of {layer.parameters:,}"
+            parts.append(svg.rect(x, top, wide, lane, fill="#8882"))
+            parts.append(svg.rect(x, top + lane - tall, wide, tall, said, fill=COLORS[scheme]))
             x += span
-    x = float(left)
-    for scheme, colour in COLOURS.items():
-        parts.append(
-            f'<rect x="{x:.0f}" y="{height - 14}" width="10" height="10" fill="{colour}"/>'
-            f'<text x="{x + 14:.0f}" y="{height - 5}" fill="#888">{scheme}</text>'
-        )
-        x += 92
-    return "".join(parts) + "</svg>"
+    parts += svg.legend(COLORS.items(), left, height - 5, 92, fill="#888")
+    return svg.document(parts, width, height, font_family="sans-serif", font_size=11)
 
 
-def graph_html(graph: Graph) -> str:
-    """The layers that hold parameters, as a table."""
-    head = "".join(
-        f"<th style='text-align:left'>{name}</th>"
-        for name in ("layer", "kind", "input", "output", "parameters", "MFLOP", "activation KB")
-    )
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f"<td style='text-align:left'>{escape(cell)}</td>"
-            for cell in (
-                layer.name,
-                layer.kind,
-                "x".join(map(str, layer.input_shape)),
-                "x".join(map(str, layer.output_shape)),
-                f"{layer.parameters:,}",
-                f"{layer.flops / 1e6:,.2f}",
-                f"{layer.activation_bytes / 1e3:,.1f}",
-            )
-        )
-        + "</tr>"
-        for layer in graph.layers
-        if layer.parameters
-    )
-    more = f" FLOPs of {', '.join(graph.uncounted)} are not known." if graph.uncounted else ""
-    return (
-        f"<div><p><b>{escape(graph.source.name)}</b>: {graph.size_text}, "
-        f"{graph.flops / 1e6:,.0f} MFLOP for one sample of "
-        f"{'x'.join(map(str, graph.input_shape))} (forward).{escape(more)}</p>"
-        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
-
-
-def _shown(plan: "Plan") -> list[Layer]:
+def _shown(plan: ShownPlan) -> list[Layer]:
     segments = {name for segment in plan.segments for name in segment}
     return [layer for layer in plan.graph.layers if layer.parameters or layer.name in segments]
 
 
-def _row(plan: "Plan", layer: Layer) -> tuple[str, ...]:
+def _row(plan: ShownPlan, layer: Layer) -> tuple[str, ...]:
     choice = plan.layers.get(layer.name, LayerPlan())
     read = plan.flow.inputs[layer.name]
     held = [_held(plan, layer, rank) for rank in range(plan.world_size)]
@@ -202,12 +155,12 @@ def _row(plan: "Plan", layer: Layer) -> tuple[str, ...]:
     )
 
 
-def _held(plan: "Plan", layer: Layer, rank: int) -> int:
+def _held(plan: ShownPlan, layer: Layer, rank: int) -> int:
     weights = plan.flow.weights
     return sum(weights[w.name].piece_numel(rank) for w in layer.weights if w.trainable)
 
 
-def _totals(plan: "Plan") -> str:
+def _totals(plan: ShownPlan) -> str:
     whole = max(plan.graph.parameters, 1)
     held = [plan.parameters_of(rank) for rank in range(plan.world_size)]
     if len(set(held)) == 1:

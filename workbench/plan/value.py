@@ -1,9 +1,12 @@
-"""The base of the values that an experiment is made of."""
+"""The base class of the values that an experiment consists of, and their text as TOML."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
+import tomlkit
 from pydantic import BaseModel as PydanticModel
-from pydantic import ConfigDict
+from pydantic import BeforeValidator, ConfigDict
+from tomlkit.items import InlineTable, Table
 
 from workbench.plan.errors import ExperimentError, MachineError, readable
 
@@ -21,13 +24,78 @@ class Value(PydanticModel):
         with readable(self._refusal, type(self).__name__):
             super().__init__(**fields)
 
+    def __dir__(self) -> list[str]:
+        """The value's own names, without pydantic's: what Tab completes."""
+        inherited = set(dir(PydanticModel))
+        return [name for name in super().__dir__() if name[:1] == "_" or name not in inherited]
+
     def replace(self, **fields: Any) -> Self:
         """A copy with other values in some fields, validated."""
         current = {name: getattr(self, name) for name in type(self).model_fields}
         return type(self)(**{**current, **fields})
 
 
+def by_name(what: str, values: Mapping[str, type[Value]], also: str = "") -> BeforeValidator:
+    """Takes a name for the value that this name has with all defaults.
+
+    Args:
+        what: what is named, for the error.
+        values: the value of each name.
+        also: what is valid besides, for the error.
+    """
+
+    def value(given: object) -> object:
+        if not isinstance(given, str):
+            return given
+        if given not in values:
+            valid = ", ".join(map(repr, values)) + (f" and {also}" if also else "")
+            raise ValueError(f"no {what} {given!r}; there are {valid}")
+        return values[given]()
+
+    return BeforeValidator(value)
+
+
 class MachineValue(Value):
-    """A value that a machine is made of."""
+    """A value that is part of a machine."""
 
     _refusal: ClassVar[type[ValueError]] = MachineError
+
+
+def dump(tables: Mapping[str, Mapping[str, Any] | Sequence[Mapping[str, Any]]]) -> str:
+    """TOML of two levels of tables with one line for each entry; nested values are inline.
+
+    A list of mappings becomes a multi-line array with one mapping on each line; at the top level,
+    one table for each (`[[name]]`).
+    """
+    document = tomlkit.document()
+    for name, entries in tables.items():
+        if isinstance(entries, Mapping):
+            document.add(name, _table(entries))
+        else:
+            several = tomlkit.aot()
+            for each in entries:
+                several.append(_table(each))
+            document.add(name, several)
+    return tomlkit.dumps(document)
+
+
+def _table(entries: Mapping[str, Any]) -> Table:
+    table: Table = tomlkit.table()
+    for key, value in entries.items():
+        rows = isinstance(value, list | tuple) and value and isinstance(value[0], Mapping)
+        table.add(key, _item(value).multiline(True) if rows else _item(value))
+    return table
+
+
+def _item(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        line: InlineTable = tomlkit.inline_table()
+        for key, entry in value.items():
+            line.append(key, _item(entry))
+        return line
+    if isinstance(value, list | tuple):
+        array = tomlkit.array()
+        for entry in value:
+            array.append(_item(entry))
+        return array
+    return value

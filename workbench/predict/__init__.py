@@ -1,9 +1,9 @@
-"""Memory and traffic of a plan, known before it runs: pure functions, without torch."""
+"""Memory, traffic and time of a plan, computed before it runs: pure functions, without torch."""
 
 from workbench.predict.balance import Balanced, balanced
+from workbench.predict.closed_form import TimingModel
 from workbench.predict.memory.memory import Memory, RankMemory
 from workbench.predict.prediction import Prediction, predict
-from workbench.predict.timing import TimingModel
 from workbench.predict.traffic.traffic import Collective, Traffic
 
 __all__ = [

@@ -1,31 +1,53 @@
-"""A prediction beside what was measured of the same experiment."""
+"""A prediction beside what was measured of the same experiment: as values, text, and HTML."""
 
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 
 from workbench.plan.errors import ExperimentError
-from workbench.plan.experiment import Experiment
+from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.experiment.measured import Span
+from workbench.plan.html import shortened, table, text_table
 from workbench.plan.plan import Plan
-from workbench.plan.span import Span
+from workbench.predict.drawing import picture
 from workbench.predict.measured import Timeline
 from workbench.predict.prediction import Prediction
-from workbench.predict.show_comparison import as_html, as_text
+
+MIB = 2**20
+
+_LINES = 40
+
+_DRAWN_RANKS = 4
+
+_THREE = ("predicted", "measured", "error")
+
+_RANKS = (
+    "rank",
+    *(f"{what} {which}" for what in ("step ms", "peak MiB", "kB received") for which in _THREE),
+)
+
+_PARTS = ("what", "predicted ms", "measured ms", "difference ms", "error")
+
+_OF_RANKS = "Every rank: its step, its memory, what it receives"
+
+_OF_PARTS = "Every part of a step, in the mean over ranks; the furthest off first"
 
 _FIELDS = ("batch_size", "accumulate", "precision", "optimizer", "sync", "shard_optimizer")
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured of a run.
+    """The measurements of one run.
 
     Attributes:
-        experiment: that ran.
-        step_s: seconds of a step, of each rank: the median over its steps, of local SGD the mean.
-        peak_bytes: of its tensors in a step, the median.
-        timelines: of the steps that were traced, ascending.
+        experiment: the experiment that ran.
+        step_s: seconds of each rank's step: the median over its steps, or for local SGD the mean
+            [ranks].
+        peak_bytes: bytes of each rank's tensors at a step's peak, the median over steps [ranks].
+        timelines: the traced steps, ascending.
     """
 
     experiment: Experiment
@@ -36,19 +58,19 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Pair:
-    """One figure."""
+    """A predicted and a measured figure."""
 
     predicted: float
     measured: float
 
     @property
     def difference(self) -> float:
-        """Predicted less measured."""
+        """The predicted less the measured figure."""
         return self.predicted - self.measured
 
     @property
     def error(self) -> float:
-        """Of the prediction, relative to what was measured; infinite where that is nothing."""
+        """The relative error of the prediction; infinite where the measured figure is 0."""
         if self.measured == 0:
             return 0.0 if self.predicted == 0 else float("inf")
         return self.difference / self.measured
@@ -56,12 +78,12 @@ class Pair:
 
 @dataclass(frozen=True)
 class OfRank:
-    """The figures of one rank.
+    """The predicted and measured figures of one rank.
 
     Attributes:
         step_s: seconds of a step.
-        peak_bytes: of its tensors.
-        received_bytes: in a step of those that were traced.
+        peak_bytes: bytes of its tensors at the peak.
+        received_bytes: bytes that it receives in a traced step.
     """
 
     rank: int
@@ -72,13 +94,13 @@ class OfRank:
 
 @dataclass(frozen=True, order=True)
 class Part:
-    """What of a step is compared.
+    """The parts of a step that are compared.
 
     Attributes:
         what: "forward", "backward", "collective", "loss", "load" or "update".
-        label: the layer; of a collective, what it is for.
-        op: of a collective, as the recorder names it.
-        phase: of a collective.
+        label: the layer, or the purpose of a collective.
+        op: the recorder's name of a collective: "all_reduce", "all_gather", ...; else "".
+        phase: the phase of a collective in the step; else "".
     """
 
     what: str
@@ -95,8 +117,8 @@ class Comparison:
     """A prediction beside a measurement.
 
     Attributes:
-        prediction: with a machine.
-        measurement: of the same plan and batch.
+        prediction: the prediction, with a machine.
+        measurement: the measurement of the same plan and batch.
     """
 
     prediction: Prediction
@@ -104,7 +126,7 @@ class Comparison:
 
     @cached_property
     def ranks(self) -> tuple[OfRank, ...]:
-        """Every rank's figures."""
+        """The figures of every rank."""
         schedule, measured = self.prediction.timeline, self.measurement
         found = []
         for rank in range(measured.experiment.plan.world_size):
@@ -121,9 +143,9 @@ class Comparison:
 
     @cached_property
     def parts(self) -> dict[Part, Pair]:
-        """Seconds of every part of a step, in the mean over ranks; the furthest off first.
+        """Seconds of every part of a step, the mean over ranks; the largest difference first.
 
-        What was measured is the median over the traced steps. Waiting is left out.
+        The measured figure is the median over the traced steps. Waiting is left out.
         """
         schedule, world = self.prediction.timeline, self.measurement.experiment.plan.world_size
         lines = self.measurement.timelines
@@ -140,18 +162,18 @@ class Comparison:
 
     @property
     def step_s(self) -> Pair:
-        """Seconds of a step, of the slowest rank."""
+        """Seconds of a step on the slowest rank."""
         slowest = max(self.measurement.step_s)
         return Pair(self.prediction.step_time, slowest)
 
     @property
     def peak_bytes(self) -> Pair:
-        """Of the rank that is furthest off."""
+        """Bytes at the peak, of the rank with the largest relative error."""
         return max((row.peak_bytes for row in self.ranks), key=lambda pair: abs(pair.error))
 
     @property
     def timeline(self) -> Timeline:
-        """The traced step that took neither longest nor shortest."""
+        """The traced step of median length."""
         lines = sorted(self.measurement.timelines, key=lambda line: line.seconds)
         return lines[len(lines) // 2]
 
@@ -171,7 +193,7 @@ class Comparison:
 
 
 def compare(prediction: Prediction, measurement: Measurement) -> Comparison:
-    """Sets a prediction beside a measurement.
+    """Compares a prediction with a measurement.
 
     Raises:
         ExperimentError: they are of different experiments; the text names the first difference.
@@ -182,12 +204,12 @@ def compare(prediction: Prediction, measurement: Measurement) -> Comparison:
     difference = next(_differences(prediction.experiment, measurement.experiment), None)
     if difference is not None:
         raise ExperimentError(f"this prediction is for another experiment: {difference}")
-    _ = prediction.timeline  # which says what to do where there is no machine
+    _ = prediction.timeline  # raises a helpful error without a machine
     return Comparison(prediction, measurement)
 
 
 def _sums(spans: Iterable[Span]) -> Counter[Part]:
-    """Seconds of each part of a step, waiting left out."""
+    """Seconds of each part of a step, without waiting."""
     found: Counter[Part] = Counter()
     for span in spans:
         if (part := _part(span)) is not None:
@@ -209,7 +231,7 @@ def _part(span: Span) -> Part | None:
 
 
 def _differences(predicted: Experiment, ran: Experiment) -> Iterator[str]:
-    """What makes two experiments different ones, as far as a step's cost goes."""
+    """The differences of two experiments that affect the cost of a step."""
     yield from _of_plans(predicted.plan, ran.plan)
     for name in _FIELDS:
         ours, theirs = getattr(predicted, name), getattr(ran, name)
@@ -230,3 +252,59 @@ def _of_plans(predicted: Plan, ran: Plan) -> Iterator[str]:
         ours, theirs = predicted.layers.get(layer.name), ran.layers.get(layer.name)
         if ours != theirs:
             yield f"layer {layer.name!r} has {ours}, and in the run it had {theirs}"
+
+
+def as_text(comparison: Comparison) -> str:
+    """Both tables as text."""
+    tables = (text_table(_RANKS, _ranks(comparison)), text_table(_PARTS, _parts(comparison)))
+    return "\n\n".join([repr(comparison), *map("\n".join, tables), _note(comparison)])
+
+
+def as_html(comparison: Comparison) -> str:
+    """Both tables as HTML, below the predicted and the measured step of each rank."""
+    heading, _, rest = repr(comparison).strip("<>").partition(": ")
+    line, schedule = comparison.timeline, comparison.prediction.timeline
+    spans = {}
+    for rank in range(line.world_size)[:_DRAWN_RANKS]:
+        spans[f"{rank} predicted"] = schedule.spans(rank)
+        spans[f"{rank} measured"] = line.spans(rank)
+    return (
+        f"<div><p><b>{escape(heading)}</b>: {escape(rest)}</p>"
+        f"{picture(spans, 'Predicted above measured step, rank by rank')}"
+        f"{table(_RANKS, _ranks(comparison), _OF_RANKS)}"
+        f"{table(_PARTS, _parts(comparison), _OF_PARTS)}"
+        f"<p>{escape(_note(comparison))}</p></div>"
+    )
+
+
+def _note(comparison: Comparison) -> str:
+    steps = [line.step for line in comparison.measurement.timelines]
+    some = ", ".join(map(str, steps[:5])) + (", ..." if len(steps) > 5 else "")
+    return (
+        f"Parts of a step, and bytes: as traced in {len(steps)} steps ({some}), their median. "
+        "A collective beside the computation lasts until its rank has looked after it."
+    )
+
+
+def _ranks(comparison: Comparison) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for row in comparison.ranks[:_LINES]:
+        cells = (*_three(row.step_s, 1e3), *_three(row.peak_bytes, 1 / MIB))
+        rows.append((str(row.rank), *cells, *_three(row.received_bytes, 1e-3)))
+    return shortened(rows, len(comparison.ranks), "ranks")
+
+
+def _parts(comparison: Comparison) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for part, pair in list(comparison.parts.items())[:_LINES]:
+        predicted, measured, error = _three(pair, 1e3)
+        rows.append((str(part), predicted, measured, f"{pair.difference * 1e3:+,.3f}", error))
+    return shortened(rows, len(comparison.parts), "parts")
+
+
+def _three(pair: Pair, scale: float) -> Iterable[str]:
+    return (
+        f"{pair.predicted * scale:,.3f}",
+        f"{pair.measured * scale:,.3f}",
+        f"{pair.error:+.1%}" if pair.measured else "-",
+    )

@@ -1,13 +1,20 @@
-"""A step in time as a picture: two lanes for each rank, readable in light and dark."""
+"""A timeline as an SVG picture, and as a trace file for chrome://tracing and Perfetto.
 
-from collections.abc import Mapping, Sequence
-from html import escape
+Source: the Trace Event Format of Chromium's tracing (complete events "X", metadata events "M"),
+which ui.perfetto.dev reads as well.
+"""
 
-from workbench.plan.span import LANES, Span
-from workbench.predict.time.schedule import Schedule
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.plan import svg
+from workbench.plan.experiment.measured import LANES, Span
+from workbench.predict.time.simulation import Schedule
 
 # Of middling lightness, so that they stand out from white as from black.
-COLOURS = {
+COLORS = {
     "load": "#8c8c8c",
     "forward": "#3f8fd2",
     "loss": "#7a6fd0",
@@ -17,24 +24,28 @@ COLOURS = {
     "update": "#a86cc1",
     "step": "#8c8c8c",
 }
+
 _MOST_RANKS = 8
-_NO_GAP = 0.3  # of the picture's width unit: nobody sees it
+
+_NO_GAP = 0.3  # of the picture's width unit: invisible
+
 _WIDTH, _LEFT, _LANE, _GAP = 760, 64, 12, 6
-_TEXT = "fill='currentColor' font-size='11' font-family='sans-serif'"
+
+_INK = "currentColor"
 
 
-def svg(schedule: Schedule) -> str:
+def schedule_svg(schedule: Schedule) -> str:
     """The step of the first ranks that differ."""
     spans = {f"rank {rank:,}": schedule.spans(rank) for rank in shown_ranks(schedule)}
     return picture(spans, "Predicted step")
 
 
 def picture(spans: Mapping[str, Sequence[Span]], title: str) -> str:
-    """Two lanes for each of some lists of spans, on one scale.
+    """Two lanes of spans for each name, on one time scale.
 
     Args:
-        spans: in order, by what stands before the lanes.
-        title: what is seen, for those who do not see it.
+        spans: the spans of each row in order, by the label before its lanes.
+        title: the picture's description for screen readers.
     """
     end = max((span.end_s for own in spans.values() for span in own), default=0.0)
     scale = (_WIDTH - _LEFT) / end if end > 0 else 0.0
@@ -43,33 +54,37 @@ def picture(spans: Mapping[str, Sequence[Span]], title: str) -> str:
     parts = []
     for row, (name, own) in enumerate(spans.items()):
         top = row * height
-        parts.append(f"<text x='0' y='{top + 10}' {_TEXT}>{escape(name)}</text>")
+        parts.append(svg.text(0, top + 10, name, fill=_INK))
         for index, lane in enumerate(lanes):
             mine = [span for span in own if span.lane == lane]
             parts += _lane(mine, top + index * _LANE, scale)
     bottom = len(spans) * height
-    parts.append(f"<text x='{_LEFT}' y='{bottom + 12}' {_TEXT}>0</text>")
-    parts.append(
-        f"<text x='{_WIDTH}' y='{bottom + 12}' text-anchor='end' {_TEXT}>{end * 1e3:,.3g} ms</text>"
-    )
+    parts.append(svg.text(_LEFT, bottom + 12, "0", fill=_INK))
+    parts.append(svg.text(_WIDTH, bottom + 12, f"{end * 1e3:,.3g} ms", "end", fill=_INK))
     found = {span.what for own in spans.values() for span in own}
-    parts += _legend([what for what in COLOURS if what in found], bottom + 30)
-    label = f"{title}: compute lane above, communication lane below, of each rank"
-    return (
-        f"<svg viewBox='0 0 {_WIDTH} {bottom + 36}' width='{_WIDTH}' role='img' "
-        f"aria-label='{escape(label)}' style='max-width:100%'>{''.join(parts)}</svg>"
+    colors = [(what, color) for what, color in COLORS.items() if what in found]
+    parts += svg.legend(colors, _LEFT, bottom + 30, 84, fill=_INK)
+    return svg.document(
+        parts,
+        _WIDTH,
+        bottom + 36,
+        font_family="sans-serif",
+        font_size=11,
+        role="img",
+        aria_label=f"{title}: compute lane above, communication lane below, of each rank",
+        style="max-width:100%;height:auto",
     )
 
 
 def shown_ranks(schedule: Schedule, most: int = _MOST_RANKS) -> tuple[int, ...]:
-    """The first ranks; of a large world, of those that stand for the others."""
+    """The first ranks; in a large world, the first representatives."""
     if schedule.world_size <= most:
         return tuple(range(schedule.world_size))
     return tuple(schedule.alike.ranks[:most].tolist())
 
 
 def _lane(spans: Sequence[Span], top: int, scale: float) -> list[str]:
-    """Spans of one kind that follow each other at once are one rectangle."""
+    """Rectangles of spans; adjacent spans of one kind are one rectangle."""
     runs: list[list[Span]] = []
     for span in spans:
         last = runs[-1][-1] if runs else None
@@ -86,18 +101,48 @@ def _rectangle(run: Sequence[Span], top: int, scale: float) -> str:
     length = last.end_s - first.start_s
     labels = first.label if len(run) == 1 else f"{first.label} to {last.label}"
     title = f"{first.what} {first.op} {labels}: {length * 1e3:.4g} ms"
-    return (
-        f"<rect x='{_LEFT + first.start_s * scale:.2f}' y='{top}' "
-        f"width='{max(length * scale, 0.4):.2f}' height='{_LANE - 1}' "
-        f"fill='{COLOURS[first.what]}'><title>{escape(title)}</title></rect>"
-    )
+    x, width = _LEFT + first.start_s * scale, max(length * scale, 0.4)
+    return svg.rect(x, top, width, _LANE - 1, title, fill=COLORS[first.what])
 
 
-def _legend(kinds: Sequence[str], y: int) -> list[str]:
-    parts: list[str] = []
-    x = _LEFT
-    for what in kinds:
-        parts.append(f"<rect x='{x}' y='{y - 9}' width='10' height='10' fill='{COLOURS[what]}'/>")
-        parts.append(f"<text x='{x + 14}' y='{y}' {_TEXT}>{what}</text>")
-        x += 84
-    return parts
+MICRO = 1e6
+
+
+def trace_of(spans: Iterable[Span]) -> dict[str, Any]:
+    """The trace, as JSON-serialisable values; times in microseconds."""
+    events: list[dict[str, Any]] = []
+    ranks: dict[int, None] = {}
+    for span in spans:
+        ranks.setdefault(span.rank)
+        events.append(_event(span))
+    named = [event for rank in ranks for event in _names(rank)]
+    return {"displayTimeUnit": "ms", "traceEvents": named + events}
+
+
+def save_trace(spans: Iterable[Span], path: str | Path) -> None:
+    """Writes the trace to a file."""
+    Path(path).write_text(json.dumps(trace_of(spans)))
+
+
+def _event(span: Span) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    if span.op:
+        facts = {"op": span.op, "phase": span.phase, "bytes": span.bytes}
+    return {
+        "name": f"{span.op} {span.label}".strip(),
+        "cat": span.what,
+        "ph": "X",
+        "ts": span.start_s * MICRO,
+        "dur": span.seconds * MICRO,
+        "pid": span.rank,
+        "tid": LANES.index(span.lane),
+        "args": {"what": span.what, **facts},
+    }
+
+
+def _names(rank: int) -> list[dict[str, Any]]:
+    def named(what: str, lane: int, name: str) -> dict[str, Any]:
+        return {"name": what, "ph": "M", "pid": rank, "tid": lane, "args": {"name": name}}
+
+    lanes = [named("thread_name", lane, name) for lane, name in enumerate(LANES)]
+    return [named("process_name", 0, f"rank {rank}"), *lanes]

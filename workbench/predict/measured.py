@@ -1,13 +1,12 @@
-"""A step as it was measured, in the same spans as a predicted one."""
+"""A measured step, in the same spans as a predicted one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.plan.span import Span
-from workbench.predict.chrome import save_trace
-from workbench.predict.drawing import picture
-from workbench.predict.time.schedule import PARTS
+from workbench.plan.experiment.measured import Span
+from workbench.predict.drawing import picture, save_trace
+from workbench.predict.time.simulation import PARTS
 
 _MOST_RANKS = 8
 
@@ -16,14 +15,14 @@ _MOST_RANKS = 8
 class Timeline:
     """One measured step, on all ranks.
 
-    Its origin is the beginning of the rank that began first. Ranks are set beside each other by
-    the moment at which they came out of the step before, the all-reduce of its status, since
-    their clocks may differ: to within the time that it takes from the first rank to the last.
+    Its origin is the beginning of the rank that began first. Since clocks of ranks may differ, they
+    are aligned at the end of the last step's status all-reduce, to within the time between the
+    first and the last rank to leave it.
 
     Attributes:
-        step: index of the step.
-        of_rank: spans of each rank, in the order in which they begin.
-        lasted: seconds of each rank's step, from its own beginning to its own end.
+        step: the index of the step.
+        of_rank: the spans of each rank, in the order in which they begin [ranks].
+        lasted: seconds of each rank's step, from its own beginning to its own end [ranks].
     """
 
     step: int
@@ -37,11 +36,15 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """Of the rank that took longest."""
+        """Seconds of the step on the rank that took longest."""
         return max(self.lasted)
 
     def spans(self, rank: int) -> tuple[Span, ...]:
-        """What one rank did, in the order in which it began."""
+        """The spans of one rank, in the order in which they begin.
+
+        Raises:
+            IndexError: the world has no such rank.
+        """
         if not 0 <= rank < self.world_size:
             raise IndexError(f"no rank {rank}: there are 0 to {self.world_size - 1}")
         return self.of_rank[rank]
@@ -59,7 +62,7 @@ class Timeline:
         return found
 
     def save_trace(self, path: str | Path) -> None:
-        """Writes it for Perfetto (ui.perfetto.dev) or chrome://tracing."""
+        """Writes the step for Perfetto (ui.perfetto.dev) or chrome://tracing."""
         save_trace((span for own in self.of_rank for span in own), path)
 
     def __repr__(self) -> str:

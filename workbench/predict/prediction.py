@@ -1,4 +1,4 @@
-"""What is known of a plan before it runs."""
+"""The prediction of a plan: memory, traffic and time of a step, before it runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -6,25 +6,29 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from workbench.plan.device import Device
-from workbench.plan.errors import ExperimentError, MachineError
-from workbench.plan.experiment import Experiment
-from workbench.plan.link import Link
-from workbench.plan.machine import Machine
+from workbench.plan.errors import ExperimentError, MachineError, PlanError
+from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.machine.device import Device
+from workbench.plan.machine.link import Link
+from workbench.plan.machine.machine import Machine
 from workbench.plan.plan import Plan
-from workbench.predict import chrome
-from workbench.predict.drawing import shown_ranks
+from workbench.predict.drawing import save_trace, shown_ranks
 from workbench.predict.memory.memory import Memory, memory_of
-from workbench.predict.scaling import Point, Scaling, point_of, scaling
+from workbench.predict.scaling import (
+    MOST_RANKS,
+    Point,
+    Scaling,
+    changed,
+    elsewhere,
+    point_of,
+    scaling,
+)
 from workbench.predict.show import Shown
-from workbench.predict.time.schedule import Schedule
-from workbench.predict.time.simulation import Simulation, check_ranks, simulated
-from workbench.predict.traffic.counting import traffic_of
-from workbench.predict.traffic.traffic import Traffic
-from workbench.predict.what_if import MOST_RANKS, changed, elsewhere
+from workbench.predict.time.simulation import Schedule, Simulation, check_ranks, simulated
+from workbench.predict.traffic.traffic import Traffic, traffic_of
 from workbench.program.step import Program, program_of
 
-# Up to here all ranks are simulated: what they execute is written for memory and traffic anyhow.
+# Up to here all ranks are simulated: their program is made for memory and traffic anyway.
 _FEW_RANKS = 32
 _MOST_TRACED = 64
 
@@ -34,8 +38,8 @@ class Prediction:
     """Memory, traffic and time of one step of an experiment.
 
     Attributes:
-        experiment: whose.
-        machine: that runs it; None: memory and traffic alone are known.
+        experiment: the experiment that is predicted.
+        machine: the machine that runs it; None: only memory and traffic are predicted.
     """
 
     experiment: Experiment
@@ -43,23 +47,23 @@ class Prediction:
 
     @cached_property
     def program(self) -> Program:
-        """What its ranks execute."""
+        """The instructions that the ranks execute."""
         hosts = None if self.machine is None else self.machine.ranks_per_host
         return program_of(self.experiment, hosts)
 
     @cached_property
     def memory(self) -> Memory:
-        """On every rank, in bytes of each category and layer."""
+        """The memory of every rank, in bytes for each category and layer."""
         return memory_of(self.program)
 
     @cached_property
     def traffic(self) -> Traffic:
-        """What every collective brings to every rank."""
+        """The messages and bytes that every rank receives in every collective."""
         return traffic_of(self.program)
 
     @cached_property
     def simulation(self) -> Simulation:
-        """One step in time, and how well it is known.
+        """One simulated step, and how certain its times are.
 
         Raises:
             MachineError: there is no machine.
@@ -74,42 +78,42 @@ class Prediction:
 
     @property
     def timeline(self) -> Schedule:
-        """What every rank does when, in one step in the middle of a run."""
+        """The timeline of every rank, in one step in the middle of a run."""
         return self.simulation.schedule
 
     @property
     def step_time(self) -> float:
-        """Seconds from one step to the next; of local SGD in the mean, averagings included."""
+        """Seconds of a step; for local SGD the mean, averaging steps included."""
         return self.timeline.seconds
 
     @property
     def samples_per_s(self) -> float:
-        """Of all ranks together."""
+        """Samples per second of all ranks together."""
         return self.experiment.batch_size / self.step_time
 
     @property
     def efficiency(self) -> float:
-        """The share of all ranks' time that would be left without communication and waiting."""
+        """The share of a step in which ranks compute, the mean over ranks, 0 to 1."""
         return self.timeline.efficiency
 
     @property
     def breakdown(self) -> tuple[Mapping[str, float], ...]:
-        """For each rank, seconds of `schedule.PARTS`, which add up to a step."""
+        """Seconds of each rank's step for each of `schedule.PARTS`, which add up to it [ranks]."""
         return self.timeline.breakdowns
 
     @property
     def error(self) -> float:
-        """Relative half width of the band around the step time, in which 95 % are expected."""
+        """Relative half width of the error band around the step time, a 95 % interval."""
         return self.simulation.error
 
     @property
     def estimated(self) -> tuple[str, ...]:
-        """Layers of shapes that the machine has not measured."""
+        """The names of layers whose shapes the machine has not measured."""
         return self.simulation.estimated
 
     @property
     def underestimated(self) -> tuple[str, ...]:
-        """Of these, the layers whose FLOPs are not known: they take longer than is predicted."""
+        """The names of estimated layers with unknown FLOPs: they take longer than predicted."""
         graph = self.experiment.plan.graph
         return tuple(name for name in self.estimated if graph[name].uncounted)
 
@@ -121,18 +125,19 @@ class Prediction:
         device: Device | str | None = None,
         batch_size: int | None = None,
     ) -> "Prediction":
-        """The same elsewhere; what is not given stays as it is.
+        """The prediction for another world, link, device or batch; what is not given stays.
 
         Args:
-            world_size: ranks, up to 65,536; the plan keeps its schemes and group sizes.
-            link: between hosts, or on one host between ranks: a link, or the name of a known
-                machine whose link it is.
-            device: of all ranks: a device, or the name of a known machine whose device it is.
-            batch_size: samples of a step over all ranks.
+            world_size: the number of ranks, up to 65,536; the plan keeps its schemes and group
+                sizes.
+            link: the link between hosts, or on one host between ranks: a `Link`, or the name of a
+                known machine that has it.
+            device: the device of all ranks: a `Device`, or the name of a known machine that has it.
+            batch_size: the samples of a step over all ranks.
 
         Raises:
             PlanError: a group size does not divide `world_size`.
-            ExperimentError: a world or a batch that cannot be.
+            ExperimentError: a world or a batch that is not valid.
             MachineError: the machine has devices for another number of ranks; no known machine
                 has this name; or there is no machine to change.
         """
@@ -149,35 +154,35 @@ class Prediction:
         return Prediction(experiment, machine)
 
     def strong_scaling(self, sizes: Sequence[int]) -> Scaling:
-        """The same batch over other numbers of ranks.
+        """Predicts the same batch over other numbers of ranks.
 
         Args:
-            sizes: world sizes, ascending.
+            sizes: the world sizes, ascending.
 
         Raises:
-            PlanError, ExperimentError, MachineError: as `at`.
+            PlanError, ExperimentError, MachineError: the causes of `at`.
         """
         batch, world = self.experiment.batch_size, self.experiment.plan.world_size
         return scaling("strong", sizes, self._point, batch, world)
 
     def weak_scaling(self, sizes: Sequence[int]) -> Scaling:
-        """Other numbers of ranks, each with as many samples as now.
+        """Predicts other numbers of ranks, each with as many samples as now.
 
         Args:
-            sizes: world sizes, ascending.
+            sizes: the world sizes, ascending.
 
         Raises:
-            PlanError, ExperimentError, MachineError: as `at`.
+            PlanError, ExperimentError, MachineError: the causes of `at`.
         """
         batch, world = self.experiment.batch_size, self.experiment.plan.world_size
         return scaling("weak", sizes, self._point, batch, world)
 
     @cached_property
     def communication_dominates_at(self) -> int | None:
-        """The first world size where communication and waiting take more than work.
+        """The first world size where communication and waiting take longer than work.
 
-        The batch stays, and the world is that of the plan, twice as large, and so on up to 65,536
-        ranks; None: in none of these.
+        The batch stays, and the world is doubled from the plan's own up to 65,536 ranks; None: work
+        takes longer in all of these.
         """
         size = self.experiment.plan.world_size
         while size <= MOST_RANKS:
@@ -191,19 +196,20 @@ class Prediction:
         """Writes the step for chrome://tracing and ui.perfetto.dev, lane by lane.
 
         Args:
-            path: of a JSON file.
-            ranks: whose; None: all, or of more than 64 the first of those that stand for them.
+            path: the path of the JSON file.
+            ranks: the ranks to write; None: all, or of more than 64 ranks the first 64
+                representatives.
         """
         chosen = shown_ranks(self.timeline, _MOST_TRACED) if ranks is None else ranks
         spans = (span for rank in chosen for span in self.timeline.spans(rank))
-        chrome.save_trace(spans, path)
+        save_trace(spans, path)
 
     def _point(self, world_size: int, batch_size: int) -> Point:
         there = self.at(world_size=world_size, batch_size=batch_size)
         return point_of(there.experiment, there.timeline)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}  # not what is cached
+        return {f.name: getattr(self, f.name) for f in fields(self)}  # without cached values
 
     def __repr__(self) -> str:
         plan = self.experiment.plan
@@ -235,23 +241,32 @@ class Prediction:
 
 
 def predict(
-    plan: Plan, machine: Machine | None = None, experiment: Experiment | None = None
+    plan: Plan | Experiment, machine: Machine | None = None, experiment: Experiment | None = None
 ) -> Prediction:
-    """What a plan will need, from its shapes alone: nothing runs, and torch is not loaded.
+    """Predicts the cost of a plan from its shapes alone: nothing runs, and torch is not loaded.
 
     Args:
-        plan: the plan.
-        machine: that runs it; None: memory and traffic alone, which are the same on all machines
-            with these kernels.
-        experiment: how it is run; its own plan is put aside for `plan`.
+        plan: the plan; or an experiment, whose own plan is meant.
+        machine: the machine that runs it; None: only memory and traffic, which are the same on all
+            machines with these kernels.
+        experiment: the experiment that runs it; its own plan is replaced by `plan`.
 
     Raises:
-        ExperimentError: no experiment, or one that cannot run this plan.
+        PlanError: no plan.
+        ExperimentError: no experiment, or one that cannot run this plan; or two.
         MachineError: no machine, or one that has devices for another number of ranks.
     """
+    if isinstance(plan, Experiment):
+        if experiment is not None:
+            raise ExperimentError("predict takes one Experiment, got two")
+        experiment = plan
+        plan = experiment.plan
+    if not isinstance(plan, Plan):
+        raise PlanError(f"predict needs a Plan or an Experiment, got {plan!r}")
     if not isinstance(experiment, Experiment):
         raise ExperimentError(
-            f"predict needs an Experiment (batch size, optimizer, precision), got {experiment!r}"
+            "predict needs an Experiment too (batch size, optimizer, precision), as in "
+            f"predict(plan, machine, experiment); got {experiment!r}"
         )
     if machine is not None:
         if not isinstance(machine, Machine):

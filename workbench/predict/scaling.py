@@ -1,30 +1,31 @@
-"""A step's time over world sizes: strong and weak scaling, and where communication dominates."""
+"""Step times over world sizes: strong and weak scaling, and where communication dominates."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from workbench.plan.errors import ExperimentError
-from workbench.plan.experiment import Experiment
-from workbench.predict.tables import html_table, text_table
-from workbench.predict.time.schedule import Schedule
-
-_HEAD = ("ranks", "batch", "step ms", "samples/s", "speed-up", "efficiency %", "exposed ms")
+from workbench.plan.errors import ExperimentError, MachineError
+from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.html import table, text_table
+from workbench.plan.machine.device import Device
+from workbench.plan.machine.link import Link
+from workbench.plan.machine.machine import Machine
+from workbench.predict.time.simulation import Schedule
 
 
 @dataclass(frozen=True)
 class Point:
-    """One world size.
+    """The predicted step at one world size.
 
     Attributes:
         world_size: number of ranks.
-        batch_size: samples of a step over all ranks.
-        step_time: seconds.
-        samples_per_s: of all ranks.
-        efficiency: the share of all ranks' time that goes into work.
-        exposed_s: seconds of a step that communication and waiting add, of the mean rank.
-        work_s: seconds of a step without these, of the mean rank.
+        batch_size: the samples of a step over all ranks.
+        step_time: seconds of a step.
+        samples_per_s: samples per second of all ranks.
+        efficiency: the share of a step in which ranks compute, the mean over ranks, 0 to 1.
+        exposed_s: seconds of a step that communication and waiting add, on the mean rank.
+        work_s: seconds of a step without these, on the mean rank.
     """
 
     world_size: int
@@ -36,27 +37,13 @@ class Point:
     work_s: float
 
 
-def point_of(experiment: Experiment, schedule: Schedule) -> Point:
-    """One point of a curve."""
-    seconds, work = schedule.seconds, float(schedule.work.mean())
-    return Point(
-        experiment.plan.world_size,
-        experiment.batch_size,
-        seconds,
-        experiment.batch_size / seconds,
-        schedule.efficiency,
-        seconds - work,
-        work,
-    )
-
-
 @dataclass(frozen=True)
 class Scaling:
-    """A step's time over world sizes.
+    """The time of a step over world sizes.
 
     Attributes:
         kind: "strong": the same batch over more ranks; "weak": each rank's part is the same.
-        points: by world size.
+        points: the predicted steps, by world size.
     """
 
     kind: Literal["strong", "weak"]
@@ -64,7 +51,7 @@ class Scaling:
 
     @property
     def communication_dominates_at(self) -> int | None:
-        """The first of these world sizes where communication and waiting take more than work."""
+        """The first of these world sizes where communication and waiting take longer than work."""
         return next((p.world_size for p in self.points if p.exposed_s > p.work_s), None)
 
     def speedup(self, point: Point) -> float:
@@ -81,7 +68,7 @@ class Scaling:
         return "\n".join([repr(self), "", *text_table(_HEAD, self._rows())])
 
     def _repr_html_(self) -> str:
-        return f"<div>{html_table(repr(self).strip('<>'), _HEAD, self._rows())}</div>"
+        return f"<div>{table(_HEAD, self._rows(), repr(self).strip('<>'))}</div>"
 
     def _rows(self) -> list[tuple[str, ...]]:
         return [
@@ -105,14 +92,14 @@ def scaling(
     batch_size: int,
     world_size: int,
 ) -> Scaling:
-    """A curve.
+    """Predicts a scaling curve.
 
     Args:
-        kind: of scaling.
-        sizes: world sizes, ascending.
-        at: gives the point of a world size and a batch.
-        batch_size: of the experiment.
-        world_size: of the experiment.
+        kind: the kind of scaling, "strong" or "weak".
+        sizes: the world sizes, ascending.
+        at: a function that gives the point of a world size and a batch size.
+        batch_size: the samples of a step in the experiment.
+        world_size: the number of ranks in the experiment.
 
     Raises:
         ExperimentError: no sizes, or sizes that do not ascend.
@@ -121,3 +108,79 @@ def scaling(
         raise ExperimentError(f"world sizes must ascend, got {tuple(sizes)}")
     grown = (batch_size if kind == "strong" else round(batch_size * n / world_size) for n in sizes)
     return Scaling(kind, tuple(at(n, batch) for n, batch in zip(sizes, grown, strict=True)))
+
+
+_HEAD = ("ranks", "batch", "step ms", "samples/s", "speed-up", "efficiency %", "exposed ms")
+
+
+def point_of(experiment: Experiment, schedule: Schedule) -> Point:
+    """The point of a scaling curve for one experiment."""
+    seconds, work = schedule.seconds, float(schedule.work.mean())
+    return Point(
+        experiment.plan.world_size,
+        experiment.batch_size,
+        seconds,
+        experiment.batch_size / seconds,
+        schedule.efficiency,
+        seconds - work,
+        work,
+    )
+
+
+MOST_RANKS = 65_536
+
+
+def changed(experiment: Experiment, world_size: int | None, batch_size: int | None) -> Experiment:
+    """The experiment on another number of ranks, or with another batch.
+
+    Raises:
+        PlanError: a group size of the plan does not divide the number of ranks.
+        ExperimentError: more than 65,536 ranks, or a batch that cannot be.
+    """
+    plan = experiment.plan
+    if world_size is not None:
+        if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
+            raise ExperimentError(f"world_size must be a positive integer, got {world_size!r}")
+        if world_size > MOST_RANKS:
+            raise ExperimentError(f"at most {MOST_RANKS:,} ranks are predicted, got {world_size:,}")
+        plan = plan.with_world_size(world_size)
+    batch = experiment.batch_size if batch_size is None else batch_size
+    return experiment.replace(plan=plan, batch_size=batch)
+
+
+def elsewhere(machine: Machine, link: Link | str | None, device: Device | str | None) -> Machine:
+    """The machine with another link, or with another device on all ranks.
+
+    Args:
+        machine: the machine that is changed.
+        link: the link between its hosts, where there are several, and else between its ranks; or
+            the name of a known machine that has it.
+        device: the device of all ranks; or the name of a known machine that has it.
+
+    Raises:
+        MachineError: no known machine of this name, or something else than these.
+    """
+    fields: dict[str, object] = {}
+    if link is not None:
+        where = "within" if machine.ranks_per_host is None else "across"
+        fields[where] = _link(link, where)
+    if device is not None:
+        fields["devices"] = (_device(device),)
+    return machine.replace(**fields) if fields else machine
+
+
+def _link(link: Link | str, where: str) -> Link:
+    if isinstance(link, str):
+        known = Machine.preset(link)
+        return known.across or known.within if where == "across" else known.within
+    if not isinstance(link, Link):
+        raise MachineError(f"link must be a Link or the name of a known machine, got {link!r}")
+    return link
+
+
+def _device(device: Device | str) -> Device:
+    if isinstance(device, str):
+        return Machine.preset(device).devices[0]
+    if not isinstance(device, Device):
+        raise MachineError(f"device must be a Device or a known machine's name, got {device!r}")
+    return device

@@ -1,15 +1,14 @@
-"""Predictions for people: tables of text, and HTML that also reads well where no kernel runs."""
+"""Predictions as tables of text, and as HTML that also reads well without a kernel."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from workbench.predict.drawing import svg
+from workbench.plan.html import shortened, table, text_table
+from workbench.predict.drawing import schedule_svg
 from workbench.predict.memory.memory import Memory
 from workbench.predict.memory.timeline import CATEGORIES
-from workbench.predict.tables import html_table, shortened, text_table
-from workbench.predict.time.schedule import PARTS
-from workbench.predict.time.simulation import Simulation
+from workbench.predict.time.simulation import PARTS, Simulation
 from workbench.predict.traffic.traffic import Traffic
 
 MIB = 2**20
@@ -21,14 +20,14 @@ _LINES = 40
 
 @dataclass(frozen=True)
 class Shown:
-    """What is shown of a prediction.
+    """The contents of a prediction's display.
 
     Attributes:
-        title: in one line.
-        memory: of a step.
-        traffic: of a step.
-        simulation: of a step; None without a machine.
-        underestimated: layers that take longer than is predicted.
+        title: the title, in one line.
+        memory: the memory of a step.
+        traffic: the traffic of a step.
+        simulation: the simulation of a step; None without a machine.
+        underestimated: the names of layers that take longer than predicted.
     """
 
     title: str
@@ -38,7 +37,7 @@ class Shown:
     underestimated: tuple[str, ...] = ()
 
     def text(self) -> str:
-        """All tables."""
+        """All tables as text."""
         tables = []
         if self.simulation is not None:
             tables.append(text_table(_TIME, _time(self.simulation)))
@@ -47,22 +46,22 @@ class Shown:
         return "\n\n".join([self.title, *map("\n".join, tables), *self._notes()])
 
     def html(self) -> str:
-        """The same in HTML, and the step in time as a picture."""
+        """All tables as HTML, with the timeline as a picture."""
         heading, _, rest = self.title.strip("<>").partition(": ")
         parts = []
         if self.simulation is not None:
             caption = "Where a step's time goes, ms"
-            parts.append(svg(self.simulation.schedule))
-            parts.append(html_table(caption, _TIME, _time(self.simulation)))
+            parts.append(schedule_svg(self.simulation.schedule))
+            parts.append(table(_TIME, _time(self.simulation), caption))
         caption = "Memory at the highest point, MiB"
-        parts.append(html_table(caption, _MEMORY, _memory(self.memory)))
+        parts.append(table(_MEMORY, _memory(self.memory), caption))
         caption = "Received in a step, by the rank that receives most"
-        parts.append(html_table(caption, _TRAFFIC, _traffic(self.traffic)))
+        parts.append(table(_TRAFFIC, _traffic(self.traffic), caption))
         notes = "".join(f"<p>{escape(note)}</p>" for note in self._notes())
         return f"<div><p><b>{escape(heading)}</b>: {escape(rest)}.</p>{''.join(parts)}{notes}</div>"
 
     def _notes(self) -> list[str]:
-        """What a reader must know to judge the figures."""
+        """Warnings that a reader needs to judge the figures."""
         notes = []
         if self.memory.guessed:
             named = _named(self.memory.guessed)

@@ -1,18 +1,118 @@
-"""Tensors of parameters' sizes that travel together, on all ranks at once.
+"""A model's parameters as ranks hold them, and the buckets in which they travel: all ranks at once.
 
 Ranks at one place of their shard groups, whatever the groups' size, hold the same pieces, and so
-have the same buckets: they are made once for each place.
+have the same buckets: these are made once for each place. Where the optimizer's work is cut over
+replicas, `moved_by` says which part of each bucket a rank updates (`plan/placement/division.py`
+divides).
 """
 
-from collections.abc import Collection, Iterator
+import math
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 
 import numpy as np
 
-from workbench.plan.experiment import Experiment, LocalSGD, Pipelined, Synchronous
-from workbench.program.parameters import Pieces, copies, tail_names
-from workbench.program.rows import Counts
+from workbench.plan.experiment.experiment import (
+    SGD,
+    Experiment,
+    LocalSGD,
+    Optimizer,
+    Pipelined,
+    Synchronous,
+)
+from workbench.plan.placement.division import divide
+from workbench.plan.placement.placement import Replicate
+from workbench.plan.placement.weights import WeightPlacement
+from workbench.plan.plan import Plan
+from workbench.program.rows import Counts, tiled
+
+BYTES = {"fp32": 4, "bf16": 4, "fp64": 8}  # of an element of a weight, or of an image
+# Linear layers with as large a weight write its gradient where the last step's was.
+KEEPS_GRADIENT_BYTES = 2**22
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What ranks hold of an experiment's weights.
+
+    Attributes:
+        names: the names of all parameters, in the order of the cut model's modules, which buckets
+            follow.
+        sizes: bytes on each rank, by the name of the parameter or buffer.
+        owners: the layer of each of them.
+    """
+
+    names: tuple[str, ...]
+    sizes: dict[str, Counts]
+    owners: Mapping[str, str]
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> "Pieces":
+        """Those of an experiment's plan, in its precision."""
+        plan = experiment.plan
+        # Deep models repeat their blocks; placements that are cut are slow to hash.
+        known: dict[Hashable, Counts] = {}
+        sizes = {}
+        for name, placed in plan.flow.weights.items():
+            whole = isinstance(placed.placement, Replicate)
+            look = (placed.shape, placed.dtype, None if whole else placed)
+            if look not in known:
+                element = itemsize(placed, experiment.precision)
+                known[look] = piece(placed, plan.world_size, element)
+            sizes[name] = known[look]
+        return cls(plan.graph.trainable, sizes, plan.graph.owners)
+
+    def by_layer(self, sizes: Mapping[str, Counts]) -> dict[str, Counts]:
+        """Sums, over each layer's weights, of what `sizes` says of them."""
+        parts: dict[str, list[Counts]] = {}
+        owners = self.owners
+        for name, size in sizes.items():
+            owner = owners[name]
+            if owner in parts:
+                parts[owner].append(size)
+            else:
+                parts[owner] = [size]
+        sums: dict[tuple[int, ...], Counts] = {}  # of the same pieces, as equal layers have them
+        found = {}
+        for owner, own in parts.items():
+            which = tuple(map(id, own))
+            if which not in sums:
+                sums[which] = reduce(np.add, own)
+            found[owner] = sums[which]
+        return found
+
+
+def piece(placed: WeightPlacement, world_size: int, element: int = 1) -> Counts:
+    """Bytes of a weight that each rank holds, if an element has so many."""
+    numel = math.prod(placed.shape) * element
+    if isinstance(placed.placement, Replicate):
+        return np.broadcast_to(np.int64(numel), world_size)  # as small for very many ranks
+    others = numel // max(placed.shape[placed.placement.dim], 1)
+    sizes = [placed.placement.length(rank) for rank in range(placed.group_size)]
+    return tiled(sizes, world_size) * others
+
+
+def itemsize(placed: WeightPlacement, precision: str) -> int:
+    """Bytes of an element: floating-point weights have the experiment's precision."""
+    if placed.dtype.startswith(("float", "bfloat")):
+        return BYTES[precision]
+    return {"bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4}.get(placed.dtype, 8)
+
+
+def tail_names(plan: Plan) -> set[str]:
+    """Parameters behind the gather."""
+    inside = frozenset() if plan.tail is None else plan.tail.layers
+    layers = (layer for layer in plan.graph.layers if layer.name in inside)
+    return {weight.name for layer in layers for weight in layer.weights if weight.trainable}
+
+
+def copies(optimizer: Optimizer) -> int:
+    """How often an optimizer keeps a number of a parameter's size for it."""
+    if isinstance(optimizer, SGD):
+        return int(optimizer.momentum > 0)
+    return 2
+
 
 WHOLE = 2**62
 """Bytes that no bucket holds."""
@@ -23,9 +123,9 @@ class Bucket:
     """What travels together, on one rank.
 
     Attributes:
-        group_size: of the shard groups that the parameters lie over; it travels over as many
-            replica groups.
-        names: of the parameters, in the order of the backward pass.
+        group_size: the size of the shard groups that the parameters lie over; it travels over as
+            many replica groups.
+        names: the names of the parameters, in the order of the backward pass.
         sizes: bytes of each of them.
     """
 
@@ -44,8 +144,8 @@ class Buckets:
     """Those of all ranks.
 
     Attributes:
-        of_place: for each place.
-        place: of each rank.
+        of_place: the buckets of each place.
+        place: the place of each rank.
     """
 
     of_place: tuple[tuple[Bucket, ...], ...]
@@ -88,10 +188,10 @@ class Column:
     """One bucket of each rank; see `Buckets.columns`.
 
     Attributes:
-        group_size: of the shard groups that its parameters lie over.
-        number: of those over groups of this size, which.
-        of_place: for each place; None: no bucket.
-        place: of each rank.
+        group_size: the size of the shard groups that its parameters lie over.
+        number: its number among those over groups of this size.
+        of_place: the bucket of each place; None: no bucket.
+        place: the place of each rank.
     """
 
     group_size: int
@@ -249,3 +349,49 @@ def _averaged(
                 names = []
         if names:
             yield Bucket(k, tuple(names), tuple(int(pieces.sizes[n][rank]) for n in names))
+
+
+def moved_by(column: Column, element: int, shares: Sequence[float]) -> dict[str, Counts]:
+    """Bytes that each rank moves of each parameter in its bucket.
+
+    Args:
+        column: a bucket of each rank.
+        element: bytes of one.
+        shares: the shares of each rank.
+    """
+    world_size, k = len(column.place), column.group_size
+    index = np.arange(world_size) // k
+    found: dict[str, Counts] = {}
+    known: dict[tuple[int, tuple[float, ...]], list[int]] = {}  # ranks of groups that divide alike
+    for member in range(k):
+        known.setdefault((int(column.place[member]), tuple(shares[member::k])), []).append(member)
+    for (place, of), members in known.items():
+        bucket = column.of_place[place]
+        if bucket is None:
+            continue
+        ranks = np.flatnonzero(np.isin(np.arange(world_size) % k, members))
+        parts = divide([size // element for size in bucket.sizes], of)
+        for name, part in zip(bucket.names, parts, strict=True):
+            moved = found.setdefault(name, np.zeros(world_size, dtype=np.int64))
+            moved[ranks] = np.array(part, dtype=np.int64)[index[ranks]] * element
+    return found
+
+
+def updated(
+    pieces: Pieces, buckets: Buckets | None, element: int, shares: Sequence[float]
+) -> dict[str, Counts]:
+    """Bytes of each parameter that each rank moves.
+
+    Args:
+        pieces: the pieces of the weights.
+        buckets: the buckets that parameters with replicas are cut in; None: each rank moves all it
+            holds.
+        element: bytes of one.
+        shares: the shares of each rank.
+    """
+    found = {name: pieces.sizes[name] for name in pieces.names}
+    cut: dict[str, Counts] = {}
+    for column in buckets.columns() if buckets is not None else ():
+        for name, moved in moved_by(column, element, shares).items():
+            cut[name] = cut[name] + moved if name in cut else moved
+    return {**found, **cut}

@@ -3,20 +3,32 @@
 Batch norm over all rows sums statistics. The loss of what lies over groups gathers labels and,
 where features are cut, the highest logits and sums of exponents. Heads of windowed attention,
 version 2, sum the gradient of what they have in common. A step ends with what its strategy calls.
+Conversions call
+
+    conversion              forward          backward
+    R -> R (copy)           -                all-reduce
+    P -> R                  all-reduce       - (of summands: all-reduce)
+    P -> S, P -> rows       reduce-scatter   all-gather
+    R -> S, R -> rows       -                all-gather
+    S -> R, rows -> R       all-gather       - (of summands: reduce-scatter)
+    S -> S', rows <-> S     all-to-all       all-to-all
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from workbench.plan.experiment import Experiment, ParameterServer
+from workbench.plan.experiment.codec import Codec
+from workbench.plan.experiment.experiment import Experiment, ParameterServer
+from workbench.plan.experiment.sync import Algorithm
 from workbench.plan.graph import Layer
-from workbench.plan.layout import ROWS
-from workbench.plan.placement import Shard
-from workbench.program.buckets import Column
-from workbench.program.collective_call import CollectiveCall, Phase, Summed
-from workbench.program.crossing import crossing_of
+from workbench.plan.placement.layout import ROWS, Conversion, Layout
+from workbench.plan.placement.mesh import replica_groups, shard_groups
+from workbench.plan.placement.placement import Partial, Replicate, Shard
+from workbench.program.buckets import Column, moved_by
 from workbench.program.instructions import (
     Agree,
     Average,
@@ -31,8 +43,126 @@ from workbench.program.instructions import (
     Reduce,
 )
 from workbench.program.operations import Operation, Operations, Value
-from workbench.program.rows import Counts, Rows, features
-from workbench.program.sharding import moved_by
+from workbench.program.rows import Counts, Groups, Rows, features
+
+Phase = Literal["forward", "backward", "step"]
+Purpose = Literal["shard", "replica", "norm", "control"]
+
+
+class Exchange(NamedTuple):
+    """An all-to-all: from which layout to which, of how many rows."""
+
+    step: Conversion
+    source: Layout
+    target: Layout
+    rows: Rows
+
+
+class Summed(NamedTuple):
+    """An all-reduce that is started, and goes on beside what follows.
+
+    Attributes:
+        algorithm: the algorithm that was asked for.
+        buffer: whether what is summed lies in memory made for it, shared where ranks share.
+        codec: the codec through which it travels.
+    """
+
+    algorithm: Algorithm
+    buffer: bool
+    codec: Codec | None = None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CollectiveCall:
+    """One call of a collective on every rank that takes part.
+
+    Attributes:
+        op: "all_gather", "reduce_scatter", "all_to_all", "all_reduce", "reduce" or "broadcast".
+        label: the layer, or "gradients", "parameters", "status", "labels".
+        phase: the phase of the step.
+        purpose: the purpose of its groups: "shard" is over shard groups, "replica" and "norm" are
+            over ranks that hold the same piece, "control" is over the world.
+        group_size: the size of the shard groups.
+        numel: elements of each rank: of an all_gather, of its own piece; of a reduce_scatter, of
+            the piece that it gets; else of the whole that it has.
+        itemsize: bytes of an element.
+        takes: 1 for each rank that takes part, else 0; None: all do.
+        how: the layouts of an all-to-all, or how an all-reduce goes on beside what follows; None:
+            callers wait in it.
+        server: the server of a reduce or a broadcast: 1 for each rank that is the root of its
+            group.
+        every: steps from one to the next; 1: it is in every step.
+    """
+
+    op: str
+    label: str
+    phase: Phase
+    purpose: Purpose
+    group_size: int
+    numel: Counts
+    itemsize: int
+    takes: Counts | None = None
+    how: Exchange | Summed | None = None
+    server: Counts | None = None
+    every: int = 1
+
+    def groups(self, world_size: int) -> Groups:
+        """The ranks that take part together."""
+        match self.purpose:
+            case "shard":
+                return shard_groups(self.group_size, world_size)
+            case "control":
+                return shard_groups(world_size, world_size)
+            case _:
+                return replica_groups(self.group_size, world_size)
+
+
+class Crossing(NamedTuple):
+    """What a conversion calls; None: nothing."""
+
+    forward: CollectiveCall | None = None
+    backward: CollectiveCall | None = None
+
+
+def crossing_of(step: Conversion, rows: Rows, itemsize: int, label: str = "") -> Crossing:
+    """The collectives of a conversion.
+
+    Args:
+        step: the conversion, from one layout to another.
+        rows: the rows of the pass.
+        itemsize: bytes of an element.
+        label: the reader that it is made for.
+    """
+
+    def call(op: str, phase: Phase, numel: Counts, how: Exchange | None = None) -> CollectiveCall:
+        return CollectiveCall(op, label, phase, "shard", step.group_size, numel, itemsize, how=how)
+
+    after = rows.elements(step.target, step.shape, step.rows)
+    before = rows.elements(step.source, step.shape, step.rows)
+    summands = step.gradient == "partial"
+    match step.source.placement, step.target.placement:
+        case _ if step.source == step.target:
+            return Crossing(None, call("all_reduce", "backward", after))
+        case Partial(), Replicate() if step.target != ROWS:
+            back = call("all_reduce", "backward", after) if summands else None
+            return Crossing(call("all_reduce", "forward", after), back)
+        case Partial(), _:
+            return Crossing(
+                call("reduce_scatter", "forward", after), call("all_gather", "backward", after)
+            )
+        case Replicate(), _ if step.source != ROWS:
+            return Crossing(None, call("all_gather", "backward", after))
+        case _, Replicate() if step.target != ROWS:
+            back = call("reduce_scatter", "backward", before) if summands else None
+            return Crossing(call("all_gather", "forward", before), back)
+        case _:
+            there = Exchange(step, step.source, step.target, rows)
+            home = Exchange(step, step.target, step.source, rows)
+            return Crossing(
+                call("all_to_all", "forward", before, there),
+                call("all_to_all", "backward", after, home),
+            )
+
 
 _FP32 = 4
 _INT64 = 8
@@ -43,9 +173,9 @@ class Collectives:
     """Gives the collectives of a program's instructions.
 
     Args:
-        experiment: of the ranks that are written for.
-        operations: of its plan.
-        world_size: of the world, for which these ranks may stand.
+        experiment: the experiment of the ranks that are written for.
+        operations: the operations of its plan.
+        world_size: the size of the world, for which these ranks may stand.
     """
 
     def __init__(self, experiment: Experiment, operations: Operations, world_size: int) -> None:
@@ -93,8 +223,8 @@ class Collectives:
         """Those of a layer or a conversion in a pass.
 
         Args:
-            operation: it.
-            rows: of the pass.
+            operation: the operation.
+            rows: the rows of the pass.
             phase: which way.
         """
         layer = operation.layer
@@ -136,7 +266,7 @@ class Collectives:
 
         Args:
             value: the logits.
-            rows: of the pass.
+            rows: the rows of the pass.
         """
         layout, _, _, _ = self.operations.layout_of(value)
         k, name = layout.group_size, value[0]

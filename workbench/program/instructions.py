@@ -14,6 +14,7 @@ all ranks at once. It knows neither seconds nor bytes; those are answers of whoe
     backward      a layer
     reduce        the gradients of a bucket begin to be summed, beside what follows
     wait          for sums that have been started
+    rescale       gradients that are to be means over other rows than the whole step's
     agree         all ranks on the loss and on whether to go on
     compensate    gradients that are used late, for how far weights have moved since
     update        of parameters, by the optimizer
@@ -26,8 +27,8 @@ The terms of torch and MPI are used where they have one: `zero_grad`, reduce, wa
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from workbench.plan.all_reduce import Algorithm
-from workbench.plan.codec import Codec
+from workbench.plan.experiment.codec import Codec
+from workbench.plan.experiment.sync import Algorithm
 from workbench.program.buckets import Buckets, Column
 from workbench.program.operations import Operation, Value
 from workbench.program.rows import Rows
@@ -44,7 +45,7 @@ class Pass:
     Attributes:
         micro_batch: its index in the step.
         round: its index in the micro-batch; None: of what runs once in the micro-batch.
-        rows: of each rank.
+        rows: the rows of each rank.
         reads: the values that it is given, but for the model's input.
         gives: the values that it leaves.
         from_loss: whether its gradients come from a loss, and not from the passes that read it.
@@ -68,11 +69,13 @@ class Load:
     """The rows of all micro-batches.
 
     Attributes:
-        rows: of each rank, in the step.
+        rows: the rows of each rank in the step.
+        micro_batches: the rows of each rank in each micro-batch.
     """
 
     word: ClassVar[str] = "load"
     rows: Rows
+    micro_batches: tuple[Rows, ...]
 
 
 @dataclass(frozen=True)
@@ -119,9 +122,9 @@ class Convert:
     Attributes:
         operation: the conversion.
         on: the pass.
-        direction: forward, or backward with gradients.
+        direction: Forward, or backward with gradients.
         prefetch: the index of the instruction that has begun it, if any.
-        gradients: backward: how many readers hand one back for what the conversion gives, which
+        gradients: how many readers hand one back, backward, for what the conversion gives, which
             are added up first.
     """
 
@@ -148,7 +151,7 @@ class Recompute:
 
     Attributes:
         segment: its index in the plan.
-        operations: that run again.
+        operations: the operations that run again.
         on: the pass.
     """
 
@@ -182,12 +185,12 @@ class Reduce:
 
     Attributes:
         column: the bucket.
-        members: ranks r whose r % group size is one of these take part; the others, which
-            fill theirs elsewhere or have none, do not.
+        members: Ranks r whose r % group size is one of these take part; the others, which fill
+            theirs elsewhere or have none, do not.
         to: who has the sums: all that hold the parameters, owners their parts, or the server.
-        algorithm: as asked for.
-        codec: through which gradients travel.
-        after: for each place of the column, the index of the instruction behind which ranks there
+        algorithm: the algorithm that was asked for.
+        codec: the codec through which gradients travel.
+        after: the index, for each place of the column, of the instruction behind which ranks there
             begin; those who come first wait for the others of their group. -1: at this one.
     """
 
@@ -215,6 +218,21 @@ class Wait:
 
 
 @dataclass(frozen=True)
+class Rescale:
+    """Gradients, which are sums over some rows divided by the step's, become means over these.
+
+    Attributes:
+        parameters: the parameters, by name.
+        on: the round whose rows these are, on all ranks; None: the rows of the step on the ranks
+            that hold one copy of the parameter together.
+    """
+
+    word: ClassVar[str] = "rescale"
+    parameters: tuple[str, ...]
+    on: Pass | None
+
+
+@dataclass(frozen=True)
 class Agree:
     """All ranks on the loss, on whether to stop, and on what was asked of them."""
 
@@ -234,8 +252,8 @@ class Update:
     """The optimizer moves parameters.
 
     Attributes:
-        parameters: by name.
-        by: whom, of the ranks that hold the same piece of one.
+        parameters: the parameters, by name.
+        by: who moves each, of the ranks that hold the same piece of it.
     """
 
     word: ClassVar[str] = "update"
@@ -248,7 +266,7 @@ class HandOut:
     """Parameters go from who has updated them to the other ranks that hold them.
 
     Attributes:
-        buckets: in which they travel; each rank takes its own in their order.
+        buckets: the buckets in which they travel; each rank takes its own in their order.
         source: who has updated them.
         fused: whether it is the second half of an all-reduce of which `Reduce` was the first.
     """
@@ -264,7 +282,7 @@ class Average:
     """Parameters, and momentum where that is averaged too, over the replicas.
 
     Attributes:
-        buckets: in which they travel.
+        buckets: the buckets in which they travel.
         every: steps from one to the next.
     """
 
@@ -285,6 +303,7 @@ Instruction = (
     | Backward
     | Reduce
     | Wait
+    | Rescale
     | Agree
     | Compensate
     | Update

@@ -8,11 +8,11 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from workbench.plan.experiment import Experiment
+from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.graph import Layer
-from workbench.plan.layout import ROWS, Conversion, Layout
-from workbench.plan.tail import Tail
-from workbench.program.parameters import BYTES, Pieces
+from workbench.plan.placement.layout import ROWS, Conversion, Layout
+from workbench.plan.placement.tail import Tail
+from workbench.program.buckets import BYTES, Pieces
 
 # What a conversion or a layer gives: the layer's name, and the conversions since.
 Value = tuple[str, tuple[Conversion, ...]]
@@ -32,14 +32,14 @@ class Operation(NamedTuple):
         step: None for a layer.
         reads: the values that it reads.
         gives: its value.
-        layout: of that value.
-        shape: of that value, for one sample.
-        rows: of that value, for one sample.
+        layout: the layout of that value.
+        shape: the shape of that value, for one sample.
+        rows: the rows of that value, for one sample.
         itemsize: bytes of an element of that value.
         needs_gradient: whether a backward pass reaches it.
-        look: equal for operations that compute alike, as in the equal blocks of a deep model: they
-            are predicted once.
-        wanted: of the values that it reads, those that a gradient flows back to.
+        look: a number that operations share which compute alike, as in the equal blocks of a deep
+            model: they are predicted once.
+        wanted: the values that it reads to which a gradient flows back.
         segment: which of the plan's segments it is computed again with; None: it is not.
     """
 
@@ -71,7 +71,7 @@ class Operations:
     Attributes:
         by_value: each of them by what it gives, in order; the model's input is given by none.
         results: the values that the model returns.
-        input_shape: of one sample.
+        input_shape: the input shape of one sample.
         itemsize: bytes of an element of the model's input.
     """
 
@@ -109,8 +109,8 @@ def operations_of(experiment: Experiment, pieces: Pieces) -> Operations:
     """The operations of an experiment's plan, in its precision.
 
     Args:
-        experiment: whose.
-        pieces: of its weights.
+        experiment: the experiment.
+        pieces: the pieces of its weights.
     """
     return _Writing(experiment, pieces).written()
 

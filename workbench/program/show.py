@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workbench.plan.experiment import Experiment
-from workbench.program.collective_call import CollectiveCall
-from workbench.program.collectives import Collectives
+from workbench.plan.experiment.experiment import Experiment
+from workbench.program.collectives import CollectiveCall, Collectives
 from workbench.program.instructions import (
     Agree,
     Average,
@@ -27,13 +26,13 @@ from workbench.program.instructions import (
     Prefetch,
     Recompute,
     Reduce,
+    Rescale,
     Update,
     Wait,
     ZeroGrad,
 )
 from workbench.program.operations import Operation
-from workbench.program.representatives import Representatives
-from workbench.program.rows import Rows
+from workbench.program.rows import Representatives, Rows
 
 _MOST_RANKS = 8
 _HEAD = ("", "instruction", "of", "how", "communicates", "when")
@@ -43,7 +42,7 @@ class Line(NamedTuple):
     """One instruction.
 
     Attributes:
-        number: in the program.
+        number: its number in the program.
         word: what kind it is.
         of: layers, parameters, rows.
         how: scheme, layout, algorithm.
@@ -64,12 +63,12 @@ class Shown:
     """What is shown of a program.
 
     Attributes:
-        experiment: of the ranks that are written for.
-        ranks: these.
-        instructions: in order.
-        collectives: gives theirs.
-        rank: whose alone; None: those of all.
-        column: of the ranks that are written for, the one that stands for this rank.
+        experiment: the experiment of the ranks that are written for.
+        ranks: the ranks that are written for.
+        instructions: the instructions in order.
+        collectives: what gives their collectives.
+        rank: the only rank whose instructions are shown; None: those of all.
+        column: the one that stands for this rank, of the ranks that are written for.
     """
 
     experiment: Experiment
@@ -173,6 +172,9 @@ class Shown:
             case Wait(reduces, late):
                 ago = f"of {late} step{'s' * (late > 1)} ago" if late else ""
                 return f"reduce {_span(reduces)}", ago, ""
+            case Rescale(names, on):
+                over = "rows of its shard group" if on is None else self._when(on)
+                return _several(names), f"mean over {over}", ""
             case Agree():
                 return "loss, stop, requests", "", ""
             case Update(names, by):

@@ -6,13 +6,11 @@ from functools import cached_property
 from typing import cast
 
 from workbench.plan.errors import ExperimentError
-from workbench.plan.experiment import Experiment
-from workbench.plan.mesh import shard_groups
+from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.placement.mesh import shard_groups
 from workbench.plan.plan import Plan
-from workbench.program.buckets import Buckets, buckets_of, handed_out, late
-from workbench.program.collective_call import CollectiveCall
-from workbench.program.collectives import Collectives
-from workbench.program.hosts import Hosts
+from workbench.program.buckets import Bucket, Buckets, Pieces, buckets_of, handed_out, late
+from workbench.program.collectives import CollectiveCall, Collectives
 from workbench.program.instructions import (
     Average,
     Convert,
@@ -22,9 +20,7 @@ from workbench.program.instructions import (
     Reduce,
 )
 from workbench.program.operations import Operation, Operations, operations_of
-from workbench.program.parameters import Pieces
-from workbench.program.representatives import Representatives
-from workbench.program.rows import micro_batches
+from workbench.program.rows import Hosts, Representatives
 from workbench.program.show import Shown
 from workbench.program.unrolling import unrolled
 
@@ -39,11 +35,12 @@ class Program:
     Programs are equal whose ranks execute the same instructions.
 
     Attributes:
-        experiment: of the ranks that are written for.
-        pieces: of its weights.
-        operations: of its plan.
-        hosts: where its ranks are.
+        experiment: the experiment of the ranks that are written for.
+        pieces: the pieces of its weights.
+        operations: the operations of its plan.
+        hosts: the hosts of its ranks.
         representatives: these ranks, of a larger world; None: all ranks are written for.
+        batches: the rows of each rank in each micro-batch; None: those of a whole batch.
     """
 
     experiment: Experiment
@@ -51,6 +48,7 @@ class Program:
     operations: Operations
     hosts: Hosts
     representatives: Representatives | None = None
+    batches: tuple[tuple[int, ...], ...] | None = None
 
     @property
     def plan(self) -> Plan:
@@ -87,9 +85,7 @@ class Program:
     @cached_property
     def instructions(self) -> tuple[Instruction, ...]:
         """All of them, in order."""
-        batches = micro_batches(self.experiment)
-        if self.representatives is not None:
-            batches = list(self.representatives.batches)
+        batches = self.batches or self.ranks.batches
         return unrolled(self.experiment, self.operations, self.buckets, self.handed, batches)
 
     def of(self, rank: int) -> "RankProgram":
@@ -132,8 +128,8 @@ class RankProgram:
     """What one rank executes.
 
     Attributes:
-        program: of all ranks.
-        rank: of the world.
+        program: the program of all ranks.
+        rank: the rank of the world.
     """
 
     program: Program
@@ -171,15 +167,36 @@ class RankProgram:
         found: dict[int, list[tuple[int, CollectiveCall]]] = {}
         for instruction in self.program.instructions:
             if isinstance(instruction, Reduce):
-                place = instruction.column.place[self._column]
-                bucket, after = instruction.column.of_place[place], instruction.after[place]
-                (call,) = self.program.collectives.of(instruction)
-                if bucket is not None and call.takes is not None and call.takes[self._column]:
+                part = self.part_of(instruction)
+                if part is not None:
+                    bucket, after = part
+                    (call,) = self.program.collectives.of(instruction)
                     found.setdefault(after, []).append((order[bucket.names[0]], call))
         return {
             after: [call for _, call in sorted(calls, key=lambda one: one[0])]
             for after, calls in found.items()
         }
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """Those in which its gradients travel, in the order in which they begin."""
+        return self.program.buckets.of_place[int(self.program.buckets.place[self._column])]
+
+    @property
+    def handed(self) -> tuple[Bucket, ...]:
+        """Those in which weights travel that other ranks have updated."""
+        return self.program.handed.of_place[int(self.program.handed.place[self._column])]
+
+    def part_of(self, reduce: Reduce) -> tuple[Bucket, int] | None:
+        """Its bucket that is summed, and the index of the instruction behind which that begins.
+
+        -1: it begins at the instruction itself. None: it takes no part.
+        """
+        place = int(reduce.column.place[self._column])
+        bucket = reduce.column.of_place[place]
+        if bucket is None or self._column % reduce.column.group_size not in reduce.members:
+            return None
+        return bucket, reduce.after[place]
 
     @property
     def _column(self) -> int:
@@ -203,8 +220,8 @@ def program_of(experiment: Experiment, ranks_per_host: int | None = None) -> Pro
     """What all ranks of an experiment execute.
 
     Args:
-        experiment: whose.
-        ranks_per_host: that share memory; None: all ranks of the world do.
+        experiment: the experiment.
+        ranks_per_host: how many ranks share memory; None: all ranks of the world do.
     """
     hosts = Hosts.of(experiment.plan.world_size, ranks_per_host)
     pieces = Pieces.of(experiment)
@@ -215,8 +232,8 @@ def reduced(experiment: Experiment, ranks: Representatives) -> Program:
     """What a few ranks execute that stand for all.
 
     Args:
-        experiment: of all ranks.
-        ranks: those that stand for them.
+        experiment: the experiment of all ranks.
+        ranks: the ranks that stand for them.
     """
     own = ranks.reduced(experiment)
     pieces = Pieces.of(own)
@@ -230,8 +247,8 @@ def program(experiment: Experiment, ranks_per_host: int | None = None) -> Progra
     Of a world of more than 64 ranks a few are written for, which stand for the others.
 
     Args:
-        experiment: whose.
-        ranks_per_host: that share memory; None: all ranks of the world do.
+        experiment: the experiment.
+        ranks_per_host: how many ranks share memory; None: all ranks of the world do.
 
     Raises:
         ExperimentError: it is no experiment.

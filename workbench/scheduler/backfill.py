@@ -21,14 +21,14 @@ DEPTH = 1000  # waiting jobs that are looked at
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingJob:
     """A job that wants engines.
 
     Attributes:
-        id: its number.
-        eligible: engines that it may have.
-        need: how many of them it needs to start.
-        seconds: predicted, with so many; infinite where nobody knows.
+        id: the job's number.
+        eligible: the set of engines that it may have.
+        need: the number of them that it needs to start.
+        seconds: the predicted seconds with so many engines; infinite where nobody knows.
     """
 
     id: int
@@ -38,13 +38,13 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class End:
+class EngineRelease:
     """Engines that are expected to become free.
 
     Attributes:
-        time: when.
-        job: what has them until then; 0: none, they are being replaced.
-        engines: which.
+        time: when they become free, in seconds.
+        job: the number of the job that has them until then; 0: none, they are being replaced.
+        engines: the set of engines.
     """
 
     time: float
@@ -57,25 +57,25 @@ class Reservation:
     """The time at which a job that waits can start.
 
     Attributes:
-        job: the one that waits.
+        job: the job that waits.
         time: when enough engines are free, if none of them is taken for longer.
-        engines: those that are free for it then.
-        spare: how many of them it leaves.
-        after: what ends then, as in `End.job`; None: nothing that is known of.
+        engines: the set of engines that are free for it then.
+        spare: the number of them that it leaves.
+        after: the job that ends then, as in `EngineRelease.job`; None: none that is known of.
     """
 
-    job: Waiting
+    job: WaitingJob
     time: float
     engines: int
     spare: int
     after: int | None
 
     def permits(self, engines: int, until: float) -> bool:
-        """Whether these engines can be taken until then."""
+        """Returns whether these engines can be taken until then."""
         return until <= self.time or (engines & self.engines).bit_count() <= self.spare
 
-    def room(self, possible: int) -> int:
-        """How many of the engines that are possible can be taken for ever."""
+    def takeable(self, possible: int) -> int:
+        """Returns how many of the engines that are possible can be taken for ever."""
         return self.spare + (possible & ~self.engines).bit_count()
 
     def take(self, engines: int, until: float) -> None:
@@ -90,33 +90,34 @@ class Placed:
     """What can start now.
 
     Attributes:
-        starts: jobs, each with its engines.
-        reservations: for the first ones that wait.
-        free: engines that are left.
+        starts: the jobs that start, each with its set of engines.
+        reservations: the reservations of the first jobs that wait.
+        free: the set of engines that are left.
     """
 
-    starts: list[tuple[Waiting, int]]
+    starts: list[tuple[WaitingJob, int]]
     reservations: list[Reservation]
     free: int
 
 
 def place(
-    queue: Iterable[Waiting],
+    queue: Iterable[WaitingJob],
     free: int,
-    ends: Sequence[End],
+    ends: Sequence[EngineRelease],
     now: float,
     preference: Sequence[int] = (),
     depth: int = DEPTH,
 ) -> Placed:
-    """Which jobs start now, and on which engines.
+    """Decides which jobs start now, and on which engines.
 
     Args:
-        queue: jobs that wait, the first to be served first.
-        free: engines in no use.
-        ends: engines in use, by the time when they become free.
-        now: the time.
-        preference: sets of engines, those to be used first coming first; none for no preference.
-        depth: how many jobs of the queue are looked at.
+        queue: the jobs that wait, the first to be served first.
+        free: the set of engines in no use.
+        ends: the engines in use, by the time when they become free.
+        now: the time, in seconds.
+        preference: the sets of engines in the order in which they are to be used; none for no
+            preference.
+        depth: the number of jobs of the queue that are looked at.
     """
     ends, starts = list(ends), []
     reservations: list[Reservation] = []
@@ -129,7 +130,7 @@ def place(
         if job.eligible is not eligible:
             eligible, possible = job.eligible, free & job.eligible
             count = possible.bit_count()
-            limits = [(each.time, each.room(possible)) for each in reservations]
+            limits = [(each.time, each.takeable(possible)) for each in reservations]
             is_waited_for = not eligible & ~waited_for
         if job.need > count:
             if not is_waited_for:
@@ -139,8 +140,8 @@ def place(
                 eligible = None
             continue
         until = now + job.seconds
-        for time, room in limits:
-            if until > time and job.need > room:
+        for time, most in limits:
+            if until > time and job.need > most:
                 break
         else:
             engines = choose(possible, job.need, (possible & ~reserved,), preference)
@@ -151,14 +152,14 @@ def place(
             starts.append((job, engines))
             free &= ~engines
             eligible = None
-            insort(ends, End(until, job.id, engines))
+            insort(ends, EngineRelease(until, job.id, engines))
         if not free and waited_for:
             break
     return Placed(starts, reservations, free)
 
 
-def reserve(job: Waiting, free: int, ends: Sequence[End], now: float) -> Reservation:
-    """When enough engines are free for a job, as far as is known."""
+def reserve(job: WaitingJob, free: int, ends: Sequence[EngineRelease], now: float) -> Reservation:
+    """Returns when enough engines are free for a job, as far as is known."""
     engines, time, after = free & job.eligible, now, None
     for end in ends:
         if engines.bit_count() >= job.need:
@@ -173,12 +174,13 @@ def reserve(job: Waiting, free: int, ends: Sequence[End], now: float) -> Reserva
 
 
 def choose(possible: int, count: int, *preferences: Sequence[int]) -> int:
-    """So many of the engines, by preferences of which the first counts most.
+    """Returns `count` of the engines, by preferences of which the first counts most.
 
     Args:
-        possible: at least `count` engines.
-        count: how many.
-        preferences: each a sequence of sets, those to be used first coming first.
+        possible: the set to choose from, of at least `count` engines.
+        count: the number of engines.
+        preferences: the preferences: each a sequence of sets, in the order in which they are to be
+            used.
     """
     if not preferences:
         chosen = 0
@@ -195,7 +197,7 @@ def choose(possible: int, count: int, *preferences: Sequence[int]) -> int:
 
 
 def engines_of(indices: Iterable[int]) -> int:
-    """A set of engines as one number."""
+    """Returns a set of engines as one number."""
     engines = 0
     for index in indices:
         engines |= 1 << index
@@ -203,7 +205,7 @@ def engines_of(indices: Iterable[int]) -> int:
 
 
 def indices_of(engines: int) -> tuple[int, ...]:
-    """The inverse of `engines_of`, in rising order."""
+    """Returns the engines in a set, in rising order."""
     return tuple(bit.bit_length() - 1 for bit in _bits(engines))
 
 
@@ -215,18 +217,18 @@ def _bits(engines: int) -> Iterator[int]:
 
 
 def forecast(
-    queue: Sequence[Waiting], free: int, ends: Sequence[End], now: float
+    queue: Sequence[WaitingJob], free: int, ends: Sequence[EngineRelease], now: float
 ) -> dict[int, float]:
-    """The time at which each job starts, if each takes the engines that are free first.
+    """Returns the time at which each job starts, if each takes the engines that are free first.
 
     Gaps are not used, so a job may start earlier. Nothing is said of jobs that wait for engines
     which are missing, or for others of unknown length.
 
     Args:
-        queue: jobs, the first to be served first.
-        free: engines in no use.
-        ends: engines in use; at an infinite time, where nobody knows.
-        now: the time.
+        queue: the jobs that wait, the first to be served first.
+        free: the set of engines in no use.
+        ends: the engines in use; at an infinite time, where nobody knows.
+        now: the time, in seconds.
     """
     everything = free
     for engines in (*(end.engines for end in ends), *(job.eligible for job in queue)):

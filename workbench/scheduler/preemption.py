@@ -1,48 +1,47 @@
-"""Room for jobs that wait, made by others: those that can do with less, and those behind them."""
+"""Engines for jobs that wait, freed by others: by those that can do with fewer, and lesser ones."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from workbench.scheduler.backfill import Placed, Waiting, choose, engines_of
-from workbench.scheduler.order import order
-from workbench.scheduler.requirements import length
+from workbench.scheduler.backfill import Placed, WaitingJob, choose, engines_of
+from workbench.scheduler.jobs import length, order
 from workbench.store.record import JobRecord
 
 WORTH_S = 10.0  # a change of ranks, or a checkpoint, is made for no less than that
 
 
 @dataclass
-class Room:
-    """What running jobs shall give and get.
+class Reallocation:
+    """The engines that running jobs shall free and get.
 
     Attributes:
-        shrink: for each job that is to go on with fewer engines, these.
-        grow: for each that is to go on with more, these.
-        preempt: for each job that is to leave a checkpoint and its engines, the one it leaves for.
-        givers: for each job that waits, those that make room for it.
+        shrink: the engines that each job keeps that is to go on with fewer.
+        grow: the engines of each job that is to go on with more.
+        preempt: the job for which each pre-empted one leaves a checkpoint and its engines.
+        donors: the jobs that free engines for each job that waits.
     """
 
     shrink: dict[int, int] = field(default_factory=dict)
     grow: dict[int, int] = field(default_factory=dict)
     preempt: dict[int, int] = field(default_factory=dict)
-    givers: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    donors: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
-def make_room(
+def reallocate(
     placed: Placed, jobs: Mapping[int, JobRecord], running: Sequence[JobRecord], now: float
-) -> Room:
+) -> Reallocation:
     """Has running jobs give engines to the first ones that wait, where that is enough for them.
 
     Elastic jobs of no higher priority shrink first. Then jobs of lower priority, that would also
     be behind in the queue, are pre-empted: so no two jobs ever pre-empt each other in turn.
 
     Args:
-        placed: what starts, and who waits with a reservation.
-        jobs: by number.
-        running: those that hold engines.
-        now: the time.
+        placed: the jobs that start, and those that wait with a reservation.
+        jobs: the jobs by number.
+        running: the jobs that hold engines.
+        now: the time, in seconds since the epoch.
     """
-    room = Room()
+    changes = Reallocation()
     free = placed.free
     leaving = engines_of(place for job in running if job.state == "stopping" for place in job.held)
     for reservation in placed.reservations:
@@ -50,26 +49,26 @@ def make_room(
         coming = (free | leaving) & waiting.eligible
         missing = waiting.need - coming.bit_count()
         if missing > 0 and reservation.time - now > WORTH_S:
-            given = _given(waiting, job, missing, running, room, now)
-            for giver, kept in given.items():
+            given = _given(waiting, job, missing, running, changes, now)
+            for donor, kept in given.items():
                 if kept:
-                    room.shrink[giver] = kept
+                    changes.shrink[donor] = kept
                 else:
-                    room.preempt[giver] = job.id
-            room.givers[job.id] = tuple(given)
+                    changes.preempt[donor] = job.id
+            changes.donors[job.id] = tuple(given)
         free, leaving = free & ~waiting.eligible, leaving & ~waiting.eligible
-    return room
+    return changes
 
 
 def _given(
-    waiting: Waiting,
+    waiting: WaitingJob,
     job: JobRecord,
     missing: int,
     running: Sequence[JobRecord],
-    room: Room,
+    changes: Reallocation,
     now: float,
 ) -> dict[int, int]:
-    """Who gives engines, and what each keeps; nobody where all together would not be enough."""
+    """Returns what each job keeps that frees engines; {} where all would not be enough."""
     given: dict[int, int] = {}
     freed: dict[int, int] = {}
 
@@ -82,7 +81,7 @@ def _given(
         for other in running
         if other.state == "running"
         and other.kind == "train"
-        and other.id not in (room.shrink | room.preempt)
+        and other.id not in (changes.shrink | changes.preempt)
         and engines_of(other.held) & waiting.eligible
     ]
     able.sort(key=lambda other: (other.priority, -order(other, now)[0]))
@@ -106,22 +105,26 @@ def _given(
 
 
 def grow(
-    room: Room, free: int, running: Sequence[JobRecord], eligible: Mapping[int, int], now: float
+    changes: Reallocation,
+    free: int,
+    running: Sequence[JobRecord],
+    eligible: Mapping[int, int],
+    now: float,
 ) -> None:
     """Has elastic jobs take engines that are of no use to others.
 
     Args:
-        room: where it is written down.
-        free: engines that nobody who waits could have.
-        running: jobs that hold engines.
-        eligible: for each, the engines that it may have.
-        now: the time.
+        changes: the changes so far, to which this adds.
+        free: the set of engines that nobody who waits could have.
+        running: the jobs that hold engines.
+        eligible: the set of engines that each job may have.
+        now: the time, in seconds since the epoch.
     """
     for other in sorted(running, key=lambda other: order(other, now)):
         held, free_for = len(other.held), free & eligible[other.id]
         larger = [n for n in other.sizes if held < n <= held + free_for.bit_count()]
         is_worth_it = length(other, held, now) > WORTH_S
-        if larger and is_worth_it and other.state == "running" and other.id not in room.shrink:
+        if larger and is_worth_it and other.state == "running" and other.id not in changes.shrink:
             more = choose(free_for, larger[-1] - held)
-            room.grow[other.id] = engines_of(other.held) | more
+            changes.grow[other.id] = engines_of(other.held) | more
             free &= ~more

@@ -2,16 +2,16 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-from workbench.scheduler.backfill import Placed, Waiting, engines_of, indices_of
-from workbench.scheduler.preemption import Room
-from workbench.scheduler.requirements import number, wish
+from workbench.scheduler.backfill import Placed, WaitingJob, engines_of, indices_of
+from workbench.scheduler.jobs import number, requirements
+from workbench.scheduler.preemption import Reallocation
 from workbench.store.record import JobRecord
 
 
 def of_starts(
-    places: Mapping[int, Collection[int]], waiting: Sequence[Waiting], placed: Placed
+    places: Mapping[int, Collection[int]], waiting: Sequence[WaitingJob], placed: Placed
 ) -> dict[int, str]:
-    """For each job that starts: its turn has come, or it fits in before one that waits."""
+    """Returns why each job starts: its turn has come, or it fits in before one that waits."""
     before: dict[int, int | None] = {}
     first = None
     for each in waiting:  # in order
@@ -28,26 +28,26 @@ def of_starts(
 
 
 def of_waiting(
-    waiting: Sequence[Waiting],
+    waiting: Sequence[WaitingJob],
     jobs: Mapping[int, JobRecord],
     placed: Placed,
-    room: Room,
+    changes: Reallocation,
     common: int,
     free: int,
     starts: Mapping[int, float],
     now: float,
 ) -> dict[int, str]:
-    """For each job that waits: for what, and until when.
+    """Returns for what each job waits, and until when.
 
     Args:
-        waiting: jobs, the first to be served first.
-        jobs: by number.
-        placed: with the reservations of the first ones.
-        room: what others do for them.
-        common: engines that a job without any wish may have.
-        free: engines in no use.
-        starts: when they are expected to start.
-        now: the time.
+        waiting: the jobs that wait, the first to be served first.
+        jobs: the jobs by number.
+        placed: the jobs that start, and the reservations of the first ones that wait.
+        changes: what running jobs do for them.
+        common: the set of engines that a job without requirements may have.
+        free: the set of engines in no use.
+        starts: when each of them is expected to start, in seconds since the epoch.
+        now: the time, in seconds since the epoch.
     """
     reserved = {each.job.id: each for each in placed.reservations}
     holders = [job for job in jobs.values() if job.held and job.lease is None]
@@ -57,8 +57,8 @@ def of_waiting(
         after = reserved[each.id].after if each.id in reserved else None
         if each.id in starts:
             parts.append(f"expected in {span(starts[each.id] - now)}")
-        if givers := room.givers.get(each.id):
-            parts.append(f"{_jobs(givers)} make{'s' * (len(givers) == 1)} room for it")
+        if donors := changes.donors.get(each.id):
+            parts.append(f"{_jobs(donors)} make{'s' * (len(donors) == 1)} room for it")
         elif after is not None and each.id in starts:
             parts[-1] += f", when {_end_of(after)}"
         elif after is not None:
@@ -69,27 +69,27 @@ def of_waiting(
     return found
 
 
-def of_changes(room: Room, jobs: Mapping[int, JobRecord]) -> dict[int, str]:
-    """For each running job that is to change: why."""
-    served = {giver: job for job, givers in room.givers.items() for giver in givers}
+def of_changes(changes: Reallocation, jobs: Mapping[int, JobRecord]) -> dict[int, str]:
+    """Returns why each running job that is to change does so."""
+    served = {donor: job for job, donors in changes.donors.items() for donor in donors}
     return (
         {
             job: f"goes on with {number(kept.bit_count())}, so that job {served[job]} can start"
-            for job, kept in room.shrink.items()
+            for job, kept in changes.shrink.items()
         }
         | {
             job: f"goes on with {number(own.bit_count())}: nobody waits for more"
-            for job, own in room.grow.items()
+            for job, own in changes.grow.items()
         }
         | {
             job: f"leaves a checkpoint for job {other}, of priority {jobs[other].priority}"
-            for job, other in room.preempt.items()
+            for job, other in changes.preempt.items()
         }
     )
 
 
 def span(seconds: float) -> str:
-    """'a moment', '40 s', '3 min', '2.5 h': coarse, so that it does not change all the time."""
+    """Returns 'a moment', '40 s', '3 min' or '2.5 h': coarse, so that it seldom changes."""
     if seconds < 5:
         return "a moment"
     if seconds < 90:
@@ -98,14 +98,14 @@ def span(seconds: float) -> str:
 
 
 def _missing(
-    each: Waiting, job: JobRecord, common: int, free: int, holders: Sequence[JobRecord]
+    each: WaitingJob, job: JobRecord, common: int, free: int, holders: Sequence[JobRecord]
 ) -> str:
-    """'waits for 2 engines with cuda; 1 is free', 'waits for engine 2, which job 4 has'."""
+    """Returns 'waits for 2 engines with cuda; 1 is free', 'waits for engine 2, which job 4 has'."""
     taken = each.eligible & ~free
     if job.places is None or not taken:
         count = (free & each.eligible).bit_count()
         shown = f"{count} {'is' if count == 1 else 'are'} free" if count else "none is free"
-        such = wish(job) if common & ~each.eligible else ""  # else every engine is such
+        such = requirements(job) if common & ~each.eligible else ""  # else every engine is such
         return f"waits for {number(each.need)}{such}; {shown}"
     having = [other.id for other in holders if engines_of(other.held) & taken]
     places = ", ".join(map(str, indices_of(taken)))

@@ -9,29 +9,204 @@ from math import inf
 
 from workbench.scheduler import reasons
 from workbench.scheduler.backfill import (
-    End,
+    EngineRelease,
     Placed,
-    Waiting,
+    WaitingJob,
     choose,
     engines_of,
     forecast,
     indices_of,
     place,
 )
-from workbench.scheduler.order import order
-from workbench.scheduler.preemption import grow, make_room
-from workbench.scheduler.requirements import eligible, length, refusal
+from workbench.scheduler.jobs import eligible, length, order, refusal
+from workbench.scheduler.preemption import grow, reallocate
 from workbench.store.record import ACTIVE, EngineRecord, JobRecord
+
+Places = tuple[int, ...]
+
+REPLACED_S = 5.0  # until an engine that died, or starts, is there
+LEAVING_S = 2.0  # until a job that was asked to stop has
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What is to be done now.
+
+    Attributes:
+        starts: (job, the engine of each of its ranks), to be claimed in this order.
+        preempt: the jobs that are to leave a checkpoint and be queued again.
+        shrink: (job, engines that it is to go on with), a part of those that it holds.
+        grow: the (job, engines that it is to go on with) of each that grows: those that it holds
+            and others.
+        reasons: why each queued job starts or waits, and why each other one shrinks, grows or is
+            pre-empted.
+        predicted_starts: when each job that waits is expected to start, in seconds since the epoch;
+            jobs of which nothing is known are left out.
+    """
+
+    starts: tuple[tuple[int, Places], ...]
+    preempt: tuple[int, ...]
+    shrink: tuple[tuple[int, Places], ...]
+    grow: tuple[tuple[int, Places], ...]
+    reasons: Mapping[int, str]
+    predicted_starts: Mapping[int, float]
+
+
+def schedule(jobs: Sequence[JobRecord], engines: Sequence[EngineRecord], now: float) -> Decisions:
+    """Gives the engines that are free to jobs that wait.
+
+    Jobs go by priority, which rises while they wait (`order`), each with all of its engines at
+    once, shorter ones in gaps that they fit in (`backfill`). Where a job still waits, elastic
+    jobs shrink and lesser ones are pre-empted for it (`preemption`); where none does, they grow.
+
+    Args:
+        jobs: the jobs that have not ended, those that hold engines too.
+        engines: all engines.
+        now: the time, in seconds since the epoch.
+    """
+    by_id = {job.id: job for job in jobs}
+    running = [job for job in jobs if job.held and job.lease is None]
+    queued = sorted((job for job in jobs if job.state == "queued"), key=lambda job: order(job, now))
+    eligibles = _eligibles([*queued, *running], engines)
+    free = engines_of(each.index for each in engines if each.state == "idle" and each.job is None)
+    free &= ~engines_of(place for job in running for place in job.held)
+    ends = _ends(running, engines, now)
+    waiting, refused = [], {}
+    for job in queued:
+        need, possible = job.sizes[0], eligibles[job.id]
+        if job.lease is None and possible.bit_count() < need:
+            refused[job.id] = refusal(job, engines) or ""
+        elif job.lease is None:
+            waiting.append(WaitingJob(job.id, possible, need, length(job, need, now)))
+    placed = place(waiting, free, ends, now, _preference(engines))
+    blocked = _without(waiting, placed)
+    starts, free = _enlarged(placed, by_id, now, is_last=not blocked)
+    ends = sorted(
+        [*ends, *(EngineRelease(now + each.seconds, each.id, own) for each, own in starts)]
+    )
+    changes = reallocate(placed, by_id, running, now)
+    grow(changes, _useless(free, blocked), running, eligibles, now)
+    under_leases, unused_leases = leased(queued, jobs)
+    unknown = {job.id for job in running if _left(job, now) == inf}
+    expected = forecast(
+        blocked, free, [replace(e, time=inf) if e.job in unknown else e for e in ends], now
+    )
+    common = engines_of(each.index for each in engines if not each.is_assistant)
+    places = {each.id: indices_of(own) for each, own in starts} | under_leases
+    said = (
+        reasons.of_starts(places, waiting, placed)
+        | reasons.of_waiting(blocked, by_id, placed, changes, common, free, expected, now)
+        | reasons.of_changes(changes, by_id)
+    )
+    return Decisions(
+        starts=tuple(places.items()),
+        preempt=tuple(changes.preempt),
+        shrink=tuple((job, indices_of(kept)) for job, kept in changes.shrink.items()),
+        grow=tuple((job, indices_of(own)) for job, own in changes.grow.items()),
+        reasons=said | refused | unused_leases,
+        predicted_starts=expected,
+    )
+
+
+def _eligibles(jobs: Sequence[JobRecord], engines: Sequence[EngineRecord]) -> dict[int, int]:
+    """Returns for each job the engines that it may have; equal sets are one object."""
+    sets: dict[object, int] = {}
+    found = {}
+    for job in jobs:
+        asked = job.places, job.device, job.memory_bytes
+        if asked not in sets:
+            sets[asked] = eligible(job, engines)
+        found[job.id] = sets[asked]
+    return found
+
+
+def _ends(
+    running: Sequence[JobRecord], engines: Sequence[EngineRecord], now: float
+) -> list[EngineRelease]:
+    """Returns when engines that are in use, or not there, are expected to be free.
+
+    A job of unknown length is believed to go on for as long as it has.
+    """
+    ends = []
+    for job in running:
+        left = _left(job, now)
+        if left == inf:
+            left = LEAVING_S if job.began_at is None else max(LEAVING_S, now - job.began_at)
+        ends.append(EngineRelease(now + left, job.id, engines_of(job.held)))
+    held = engines_of(place for job in running for place in job.held)
+    missing = engines_of(each.index for each in engines if each.state in ("dead", "starting"))
+    if missing & ~held:
+        ends.append(EngineRelease(now + REPLACED_S, 0, missing & ~held))
+    return sorted(ends)
+
+
+def _left(job: JobRecord, now: float) -> float:
+    """Returns the seconds until a job gives its engines back; infinite where nobody knows."""
+    return LEAVING_S if job.state == "stopping" else length(job, len(job.held), now)
+
+
+def _preference(engines: Sequence[EngineRecord]) -> tuple[int, ...]:
+    """Returns sets of engines, those of little use to others first: without GPU, less memory."""
+    kinds: dict[tuple[bool, int], list[int]] = {}
+    for each in engines:
+        kinds.setdefault((each.kind == "cuda", each.memory_bytes), []).append(each.index)
+    return tuple(engines_of(kinds[kind]) for kind in sorted(kinds)) if len(kinds) > 1 else ()
+
+
+def _without(waiting: Sequence[WaitingJob], placed: Placed) -> list[WaitingJob]:
+    begun = {each.id for each, _ in placed.starts}
+    return [each for each in waiting if each.id not in begun]
+
+
+def _useless(free: int, blocked: Sequence[WaitingJob]) -> int:
+    for each in blocked:
+        free &= ~each.eligible
+    return free
+
+
+def _enlarged(
+    placed: Placed, jobs: Mapping[int, JobRecord], now: float, *, is_last: bool
+) -> tuple[list[tuple[WaitingJob, int]], int]:
+    """Has elastic jobs start with more engines than the fewest, where they are free.
+
+    Args:
+        placed: the jobs that start, each with the fewest engines.
+        jobs: the jobs by number.
+        now: the time, in seconds since the epoch.
+        is_last: whether nobody waits; else no job gets more than it wants.
+
+    Returns:
+        (what starts, engines that are left).
+    """
+    starts, free = [], placed.free
+    for each, engines in placed.starts:
+        job = jobs[each.id]
+        for size in reversed(job.sizes):
+            more = size - each.need
+            possible = free & each.eligible
+            if not 0 < more <= possible.bit_count() or (size > job.engines and not is_last):
+                continue
+            seconds = length(job, size, now)
+            chosen = choose(possible, more)
+            if all(other.permits(chosen, now + seconds) for other in placed.reservations):
+                for other in placed.reservations:
+                    other.take(chosen, now + seconds)
+                each, engines = replace(each, need=size, seconds=seconds), engines | chosen
+                free &= ~chosen
+                break
+        starts.append((each, engines))
+    return starts, free
 
 
 def leased(
     queued: Sequence[JobRecord], jobs: Sequence[JobRecord]
 ) -> tuple[dict[int, tuple[int, ...]], dict[int, str]]:
-    """Which calls under leases start now.
+    """Decides which calls under leases start now.
 
     Args:
-        queued: jobs that wait, the first to be served first; others than such calls are skipped.
-        jobs: all that have not ended.
+        queued: the jobs that wait, the first to be served first; others than such calls are
+            skipped.
+        jobs: the jobs that have not ended.
 
     Returns:
         (for each that starts, its places; for each that waits, why).
@@ -66,174 +241,3 @@ def leased(
             starts[job.id] = places
             users |= {(lease.id, place): job.id for place in places}
     return starts, reasons
-
-
-Places = tuple[int, ...]
-
-REPLACED_S = 5.0  # until an engine that died, or starts, is there
-LEAVING_S = 2.0  # until a job that was asked to stop has
-
-
-@dataclass(frozen=True)
-class Decisions:
-    """What is to be done now.
-
-    Attributes:
-        starts: (job, the engine of each of its ranks), to be claimed in this order.
-        preempt: jobs that are to leave a checkpoint and be queued again.
-        shrink: (job, engines that it is to go on with), a part of those that it holds.
-        grow: likewise, those that it holds and others.
-        reasons: for each queued job why it starts or waits; for each job that shrinks, grows or
-            is pre-empted, why.
-        predicted_starts: of jobs that wait, in seconds as `now`; not of those of which nothing
-            is known.
-    """
-
-    starts: tuple[tuple[int, Places], ...]
-    preempt: tuple[int, ...]
-    shrink: tuple[tuple[int, Places], ...]
-    grow: tuple[tuple[int, Places], ...]
-    reasons: Mapping[int, str]
-    predicted_starts: Mapping[int, float]
-
-
-def schedule(jobs: Sequence[JobRecord], engines: Sequence[EngineRecord], now: float) -> Decisions:
-    """Gives the engines that are free to jobs that wait.
-
-    Jobs go by priority, which rises while they wait (`order`), each with all of its engines at
-    once, shorter ones in gaps that they fit in (`backfill`). Where a job still waits, elastic
-    jobs shrink and lesser ones are pre-empted for it (`room`); where none does, they grow.
-
-    Args:
-        jobs: all that have not ended; those that hold engines too.
-        engines: all.
-        now: seconds since the epoch.
-    """
-    by_id = {job.id: job for job in jobs}
-    running = [job for job in jobs if job.held and job.lease is None]
-    queued = sorted((job for job in jobs if job.state == "queued"), key=lambda job: order(job, now))
-    eligibles = _eligibles([*queued, *running], engines)
-    free = engines_of(each.index for each in engines if each.state == "idle" and each.job is None)
-    free &= ~engines_of(place for job in running for place in job.held)
-    ends = _ends(running, engines, now)
-    waiting, refused = [], {}
-    for job in queued:
-        need, possible = job.sizes[0], eligibles[job.id]
-        if job.lease is None and possible.bit_count() < need:
-            refused[job.id] = refusal(job, engines) or ""
-        elif job.lease is None:
-            waiting.append(Waiting(job.id, possible, need, length(job, need, now)))
-    placed = place(waiting, free, ends, now, _preference(engines))
-    blocked = _without(waiting, placed)
-    starts, free = _enlarged(placed, by_id, now, is_last=not blocked)
-    ends = sorted([*ends, *(End(now + each.seconds, each.id, own) for each, own in starts)])
-    room = make_room(placed, by_id, running, now)
-    grow(room, _useless(free, blocked), running, eligibles, now)
-    under_leases, unused_leases = leased(queued, jobs)
-    unknown = {job.id for job in running if _left(job, now) == inf}
-    expected = forecast(
-        blocked, free, [replace(e, time=inf) if e.job in unknown else e for e in ends], now
-    )
-    common = engines_of(each.index for each in engines if not each.is_assistant)
-    places = {each.id: indices_of(own) for each, own in starts} | under_leases
-    said = (
-        reasons.of_starts(places, waiting, placed)
-        | reasons.of_waiting(blocked, by_id, placed, room, common, free, expected, now)
-        | reasons.of_changes(room, by_id)
-    )
-    return Decisions(
-        starts=tuple(places.items()),
-        preempt=tuple(room.preempt),
-        shrink=tuple((job, indices_of(kept)) for job, kept in room.shrink.items()),
-        grow=tuple((job, indices_of(own)) for job, own in room.grow.items()),
-        reasons=said | refused | unused_leases,
-        predicted_starts=expected,
-    )
-
-
-def _eligibles(jobs: Sequence[JobRecord], engines: Sequence[EngineRecord]) -> dict[int, int]:
-    """For each job the engines that it may have; equal sets are one object."""
-    sets: dict[object, int] = {}
-    found = {}
-    for job in jobs:
-        wish = job.places, job.device, job.memory_bytes
-        if wish not in sets:
-            sets[wish] = eligible(job, engines)
-        found[job.id] = sets[wish]
-    return found
-
-
-def _ends(running: Sequence[JobRecord], engines: Sequence[EngineRecord], now: float) -> list[End]:
-    """When engines that are in use, or not there, are expected to be free.
-
-    A job of unknown length is believed to go on for as long as it has.
-    """
-    ends = []
-    for job in running:
-        left = _left(job, now)
-        if left == inf:
-            left = LEAVING_S if job.began_at is None else max(LEAVING_S, now - job.began_at)
-        ends.append(End(now + left, job.id, engines_of(job.held)))
-    held = engines_of(place for job in running for place in job.held)
-    missing = engines_of(each.index for each in engines if each.state in ("dead", "starting"))
-    if missing & ~held:
-        ends.append(End(now + REPLACED_S, 0, missing & ~held))
-    return sorted(ends)
-
-
-def _left(job: JobRecord, now: float) -> float:
-    """Seconds until a job that holds engines gives them back; infinite where nobody knows."""
-    return LEAVING_S if job.state == "stopping" else length(job, len(job.held), now)
-
-
-def _preference(engines: Sequence[EngineRecord]) -> tuple[int, ...]:
-    """Engines of little use to others go first: those without a GPU, and with less memory."""
-    kinds: dict[tuple[bool, int], list[int]] = {}
-    for each in engines:
-        kinds.setdefault((each.kind == "cuda", each.memory_bytes), []).append(each.index)
-    return tuple(engines_of(kinds[kind]) for kind in sorted(kinds)) if len(kinds) > 1 else ()
-
-
-def _without(waiting: Sequence[Waiting], placed: Placed) -> list[Waiting]:
-    begun = {each.id for each, _ in placed.starts}
-    return [each for each in waiting if each.id not in begun]
-
-
-def _useless(free: int, blocked: Sequence[Waiting]) -> int:
-    for each in blocked:
-        free &= ~each.eligible
-    return free
-
-
-def _enlarged(
-    placed: Placed, jobs: Mapping[int, JobRecord], now: float, *, is_last: bool
-) -> tuple[list[tuple[Waiting, int]], int]:
-    """Has elastic jobs start with more engines than the fewest, where they are free.
-
-    Args:
-        placed: what starts, each with the fewest.
-        jobs: by number.
-        now: the time.
-        is_last: whether nobody waits; else none gets more than it wants.
-
-    Returns:
-        (what starts, engines that are left).
-    """
-    starts, free = [], placed.free
-    for each, engines in placed.starts:
-        job = jobs[each.id]
-        for size in reversed(job.sizes):
-            more = size - each.need
-            possible = free & each.eligible
-            if not 0 < more <= possible.bit_count() or (size > job.engines and not is_last):
-                continue
-            seconds = length(job, size, now)
-            chosen = choose(possible, more)
-            if all(other.permits(chosen, now + seconds) for other in placed.reservations):
-                for other in placed.reservations:
-                    other.take(chosen, now + seconds)
-                each, engines = replace(each, need=size, seconds=seconds), engines | chosen
-                free &= ~chosen
-                break
-        starts.append((each, engines))
-    return starts, free

@@ -1,19 +1,18 @@
 """`python -m workbench.server FOLDER`: serves the cluster of a folder.
 
 It may be killed at any time, and started again: what runs is not disturbed, nothing is lost and
-nothing is started twice (`carrying` says why).
+nothing is started twice (`job_runner` says why).
 """
 
 import logging
 import sys
 from pathlib import Path
 
-from workbench.server.calls import Count
-from workbench.server.engine_calls import ControllerCalls
-from workbench.server.lock import ServerLock
+from workbench.server.engine_calls import ControllerCalls, Count
 from workbench.server.loop import Server
-from workbench.store.cluster_spec import Spec
+from workbench.store.cluster_spec import ClusterSpec
 from workbench.store.errors import ClusterError
+from workbench.store.process import SERVER, FolderLock
 from workbench.store.store import Store
 
 STORE = "server.sqlite"
@@ -27,8 +26,8 @@ def main(folder: Path) -> None:
     """
     logging.basicConfig(format="%(asctime)s %(message)s")
     try:
-        spec = Spec.load(folder)
-        with ServerLock(folder):
+        spec = ClusterSpec.load(folder)
+        with FolderLock(folder / SERVER, "job server"):
             store = Store(folder / STORE, create=True)
             store.check()
             engine_calls = ControllerCalls(folder, count_in(store))

@@ -11,11 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.plan.metrics import Row
+from workbench.plan.experiment.measured import Row
 from workbench.server.outcome import End
-from workbench.store.answer import Answer
+from workbench.store.messages import Answer
 from workbench.store.rank_files import WITHDRAWN, RankFiles, withdraw
-from workbench.store.rows import ROW_BYTES, unpack
+from workbench.store.telemetry import newest, unpack_rows
 
 STUCK = "did not end when it was interrupted"
 
@@ -31,15 +31,15 @@ class Rank:
         rank-0.death     how its process ended
 
     Attributes:
-        number: of the rank.
+        number: the rank's number.
         place: its engine.
         pid: the engine's process.
         files: what it leaves.
-        has_begun: whether it said so.
+        has_begun: whether it said that it has begun.
         with_value: whether what it returns is to be loaded. That of calls is not: its class may
             want torch, which this process does without.
         answer: how it ended by itself.
-        received_bytes: of the answer.
+        received_bytes: the size of the answer.
         death: how its process ended.
         killed: why we ended its process: STUCK, or what then counts as its death.
     """
@@ -65,10 +65,10 @@ class Rank:
         files = RankFiles(folder, number)
         rank = cls(number, place, pid, files, with_value, str(files.rows))
         rank.killed, rank.death = rank._noted("killed"), rank._noted("death")
-        rank.look()
+        rank.poll()
         return rank
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Reads whether it has begun and ended."""
         if not self.has_begun:
             self.has_begun = self.files.pid is not None
@@ -108,15 +108,13 @@ class Rank:
 
     def last_row(self) -> Row | None:
         """The newest whole row; None where there is none."""
-        return next(unpack(packed), None) if (packed := self.last_packed()) else None
+        return next(unpack_rows(packed), None) if (packed := self.last_packed()) else None
 
     def last_packed(self) -> bytes:
         """The same as it is stored; nothing where there is none."""
         if (stamp := self._stamp()) != self._read:
             self._read = stamp
-            self._last = (
-                self._newest(stamp[1] // ROW_BYTES) or self._last
-            )  # older ones were put aside just now
+            self._last = newest(self._rows) or self._last  # older ones were put aside just now
         return self._last
 
     def _stamp(self) -> tuple[int, int]:
@@ -125,19 +123,6 @@ class Rank:
         except FileNotFoundError:
             return 0, 0
         return status.st_mtime_ns, status.st_size
-
-    def _newest(self, whole: int) -> bytes:
-        if not whole:
-            return b""
-        try:
-            descriptor = os.open(self._rows, os.O_RDONLY)
-        except FileNotFoundError:
-            return b""
-        try:
-            packed = os.pread(descriptor, ROW_BYTES, (whole - 1) * ROW_BYTES)
-        finally:
-            os.close(descriptor)
-        return packed if len(packed) == ROW_BYTES else b""
 
     def note_death(self, how: str) -> None:
         """Writes down how its process ended."""
@@ -170,7 +155,7 @@ INTERRUPT_AGAIN_S = 1.5
 KILL_AFTER_S = 4.0
 REPEAT_STOP_S = 0.5
 DELIVER_AGAIN_S = 5.0
-LOOK_EVERY_S = 0.1
+POLL_EVERY_S = 0.1
 # A folder's date is this coarse: one that was changed so recently may change without a trace.
 DATE_GRAIN_NS = 50_000_000
 
@@ -188,8 +173,8 @@ class Attempt:
 
     Args:
         job: the job's number.
-        number: of the attempt.
-        folder: of the attempt.
+        number: the attempt's number.
+        folder: the attempt's folder.
         places: the engine of each rank.
         pids: the process of each.
         with_values: whether what the ranks return is to be loaded.
@@ -212,7 +197,7 @@ class Attempt:
             for rank, (place, pid) in enumerate(zip(places, pids, strict=True))
         ]
         self.is_withdrawn = (folder / WITHDRAWN).exists()
-        self._changed_at, self._looked_at, self._num_died = 0, 0.0, -1
+        self._changed_at, self._polled_at, self._num_died = 0, 0.0, -1
         self._failed_at: float | None = None
         self._was_refused = False
         self._interrupts, self._stop_sent_at, self._sent_at = 0, -REPEAT_STOP_S, -DELIVER_AGAIN_S
@@ -234,26 +219,26 @@ class Attempt:
         """Calls ranks again when `deliver` is next asked to."""
         self._sent_at = -DELIVER_AGAIN_S
 
-    def look(self, now: float, died: Collection[int], how: Callable[[int], str | None]) -> bool:
+    def poll(self, now: float, died: Collection[int], how: Callable[[int], str | None]) -> bool:
         """Sees what has become of the ranks; it is asked very often.
 
         Args:
-            now: a monotonic clock's seconds.
+            now: seconds of a monotonic clock.
             died: processes that have ended.
-            how: in words, how a process ended; None: that will be known in a moment.
+            how: says in words how a process ended; None: that will be known in a moment.
 
         Returns:
             Whether there may be news.
         """
         if self._failed_at is None and len(died) == self._num_died and not self._was_refused:
-            if now - self._looked_at < LOOK_EVERY_S:
+            if now - self._polled_at < POLL_EVERY_S:
                 return False
-            self._looked_at = now
+            self._polled_at = now
             return self._read()
         self._num_died = len(died)
         gone = [rank for rank in self.ranks if not rank.has_ended and rank.pid in died]
-        if gone or now - self._looked_at >= LOOK_EVERY_S:
-            self._looked_at = now
+        if gone or now - self._polled_at >= POLL_EVERY_S:
+            self._polled_at = now
             self._read(again=bool(gone))
         for rank in gone:
             if not rank.has_ended and (words := how(rank.pid)) is not None:
@@ -263,10 +248,10 @@ class Attempt:
         return True
 
     def steer(self, now: float, *, stop: bool, abort: bool) -> None:
-        """Has ranks end that should: after a failure, or as is wished.
+        """Has ranks end that should: after a failure, or as is requested.
 
         Args:
-            now: a monotonic clock's seconds.
+            now: seconds of a monotonic clock.
             stop: whether they are to stop after their current step.
             abort: whether they are to be interrupted.
         """
@@ -339,7 +324,7 @@ class Attempt:
             self._changed_at = changed_at
         for rank in self.ranks:
             if not rank.has_ended:
-                rank.look()
+                rank.poll()
         return True
 
     def _withdraw(self) -> None:

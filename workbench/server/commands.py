@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
-from workbench.server.outcome import WISHES, becomes
+from workbench.server.outcome import REQUESTS, becomes
 from workbench.server.work import QUEUED
 from workbench.store.errors import ClusterError, StoreError
-from workbench.store.record import ACTIVE, ENDED, Command, JobRecord, State
+from workbench.store.record import ACTIVE, ENDED, CommandRecord, JobRecord, JobState
 from workbench.store.store import Store
 
-_WAITING: tuple[State, ...] = ("queued", "paused")
+_WAITING: tuple[JobState, ...] = ("queued", "paused")
 KEEPERS = frozenset(("shutdown",))
 """Commands that the supervisor carries out."""
 
@@ -17,18 +17,18 @@ class Commands:
     """Carries out the commands that are in the store.
 
     Args:
-        store: of the cluster.
+        store: the cluster's store.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._known: dict[str, Callable[[Command], None]] = {
+        self._known: dict[str, Callable[[CommandRecord], None]] = {
             "stop": self._end,
             "pause": self._end,
             "cancel": self._end,
             "release": self._release,
             "resume": self._resume,
-            "priority": self._prioritise,
+            "priority": self._set_priority,
             "expect_paused": self._expect_paused,
         }
 
@@ -47,13 +47,13 @@ class Commands:
             else:
                 self._store.answer_command(command.id)
 
-    def wish(self, job: JobRecord, wish: str) -> bool:
+    def request(self, job: JobRecord, requested: str) -> bool:
         """Has a job that holds engines end its attempt for a reason; whether that is new."""
-        if WISHES.index(job.wish) >= WISHES.index(wish):
+        if REQUESTS.index(job.requested) >= REQUESTS.index(requested):
             return False
-        return self._store.update(job.id, only_in=ACTIVE, wish=wish, state="stopping")
+        return self._store.update(job.id, only_in=ACTIVE, requested=requested, state="stopping")
 
-    def _end(self, command: Command) -> None:
+    def _end(self, command: CommandRecord) -> None:
         job = self._job(command)
         verdict = becomes(command.kind)
         if command.kind == "pause" and job.kind != "train":
@@ -63,34 +63,34 @@ class Commands:
         state = verdict.state
         if self._store.release(job.id, state, only_in=_WAITING, reason=verdict.reason):
             return
-        self.wish(self._store.job(job.id), command.kind)
+        self.request(self._store.job(job.id), command.kind)
 
-    def _release(self, command: Command) -> None:
+    def _release(self, command: CommandRecord) -> None:
         job = self._job(command)
         if job.kind != "lease":
             raise ClusterError(f"{job.name} is no lease, and so is not released: stop it")
         if not self._store.release(job.id, "finished", only_in=QUEUED, reason="released"):
-            self.wish(self._store.job(job.id), "stop")
+            self.request(self._store.job(job.id), "stop")
 
-    def _resume(self, command: Command) -> None:
+    def _resume(self, command: CommandRecord) -> None:
         job = self._job(command)
         if job.kind != "train":
             raise ClusterError(f"{job.name} cannot be resumed: only training can")
         if job.state == "finished":
             raise ClusterError(f"all steps of {job.name} are done")
-        fresh = {"wish": "", "error": None, "ended_at": None, "reason": ""}
+        fresh = {"requested": "", "error": None, "ended_at": None, "reason": ""}
         if job.state in ACTIVE:
             # One that is about to be paused waits for engines then, instead of for people.
-            if job.wish in ("pause", "stop"):
-                self._store.update(job.id, only_in=ACTIVE, wish="preempt")
+            if job.requested in ("pause", "stop"):
+                self._store.update(job.id, only_in=ACTIVE, requested="preempt")
             return
         again = (*ENDED - {"finished"}, *_WAITING)
         self._store.update(job.id, only_in=again, state="queued", **fresh)
 
-    def _prioritise(self, command: Command) -> None:
+    def _set_priority(self, command: CommandRecord) -> None:
         self._store.update(self._job(command).id, priority=int(command.payload["priority"]))
 
-    def _expect_paused(self, command: Command) -> None:
+    def _expect_paused(self, command: CommandRecord) -> None:
         """An engine was stopped on purpose, or goes on: nobody takes it for one that hangs."""
         index, paused = int(command.payload["engine"]), bool(command.payload.get("paused", True))
         engine = next((each for each in self._store.engines() if each.index == index), None)
@@ -101,7 +101,7 @@ class Commands:
         elif not paused and engine.state == "paused":
             self._store.set_engine(index, state="idle" if engine.job is None else "busy")
 
-    def _job(self, command: Command) -> JobRecord:
+    def _job(self, command: CommandRecord) -> JobRecord:
         if command.job is None:
             raise ClusterError(f"a command {command.kind!r} says of which job")
         try:

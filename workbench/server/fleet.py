@@ -1,22 +1,78 @@
 """The engines of a cluster, as the job server knows them: who is there, who died, who stands in."""
 
-from collections.abc import Collection, Iterable, Sequence
+import os
+import select
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from workbench.engine.calls import assume_identity
-from workbench.engine.warm_up import warm_up
+from workbench.engine.calls import assume_identity, warm_up
+from workbench.hosts.processes import is_alive
 from workbench.server.engine_calls import Arrival, EngineCalls
-from workbench.server.health.vitals import out_of_memory_kills
-from workbench.server.watch import Watch
-from workbench.store.device import Device
+from workbench.server.vitals import out_of_memory_kills
+from workbench.store.cluster_spec import EngineDevice
 from workbench.store.errors import ClusterError
 from workbench.store.record import EngineRecord, EngineState
 from workbench.store.store import Store
 
+ASK_EVERY_S = 0.2
+
+
+class Watch:
+    """Tells which of some processes have ended.
+
+    Each is held by a descriptor of its own, so that another process that is given the same id
+    later is never taken for it. Where the kernel has none (macOS), it is asked by id.
+    """
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._held: dict[int, int] = {}  # process id: descriptor; -1: is asked for by id
+        self._process: dict[int, int] = {}
+        self._ended: set[int] = set()
+        self._asked_at = 0.0
+
+    def add(self, pid: int) -> bool:
+        """Watches a process; whether it is there."""
+        if pid in self._held or pid in self._ended:
+            return pid not in self._ended
+        if not is_alive(pid):
+            return False
+        descriptor = -1
+        opener: Callable[[int], int] | None = getattr(os, "pidfd_open", None)
+        if opener is not None:
+            try:
+                descriptor = opener(pid)
+            except ProcessLookupError:
+                return False
+            except OSError:  # a kernel that is too old
+                descriptor = -1
+        self._held[pid] = descriptor
+        if descriptor >= 0:
+            self._process[descriptor] = pid
+            self._poll.register(descriptor, select.POLLIN)
+        return True
+
+    def wait(self, seconds: float) -> set[int]:
+        """The processes that have ended since they were added; waits for the first new one."""
+        for descriptor, _ in self._poll.poll(seconds * 1000):
+            self._poll.unregister(descriptor)
+            pid = self._process.pop(descriptor)
+            os.close(descriptor)
+            del self._held[pid]
+            self._ended.add(pid)
+        now = time.monotonic()
+        if now - self._asked_at > ASK_EVERY_S:
+            self._asked_at = now
+            asked = [pid for pid, descriptor in self._held.items() if descriptor < 0]
+            self._ended.update(pid for pid in asked if not is_alive(pid))
+        return self._ended
+
+
 # The supervisor, whose children engines are, says how one ended; a moment after the kernel did.
 SAID_WITHIN_S = 0.3
-LOOK_EVERY_S = 0.25
+POLL_EVERY_S = 0.25
 
 
 class Fleet:
@@ -26,8 +82,8 @@ class Fleet:
     number the controller knows it.
 
     Args:
-        store: of the cluster.
-        hands: calls them.
+        store: the cluster's store.
+        hands: the way to call the engines.
         devices: what each engine computes on, by its index.
         can_stand_in: the engines that the assistant can take the place of.
     """
@@ -36,7 +92,7 @@ class Fleet:
         self,
         store: Store,
         engine_calls: EngineCalls,
-        devices: tuple[Device, ...],
+        devices: tuple[EngineDevice, ...],
         can_stand_in: set[int],
     ) -> None:
         self._store, self._engine_calls, self._devices = store, engine_calls, devices
@@ -50,7 +106,7 @@ class Fleet:
         self._died_at: dict[int, float] = {}
         self._short_of_memory: set[int] = set()
         self._oom_kills = out_of_memory_kills()
-        self._looked_at = self._asked_at = float("-inf")
+        self._polled_at = self._asked_at = float("-inf")
         self.records: dict[int, EngineRecord] = {}
         self.died: set[int] = set()
 
@@ -78,7 +134,7 @@ class Fleet:
 
     def read(self, now: float) -> None:
         """Reads what the supervisor wrote, and writes which of its engines can be called."""
-        self._looked_at = now
+        self._polled_at = now
         self.records = {record.index: record for record in self._store.engines()}
         pids = {record.pid for record in self.records.values() if record.pid is not None}
         self._place |= {r.pid: r.index for r in self.records.values() if r.pid is not None}
@@ -101,7 +157,7 @@ class Fleet:
 
     def is_due(self, now: float) -> bool:
         """Whether to read again, as somebody is missing."""
-        if now - max(self._looked_at, self._asked_at) < LOOK_EVERY_S:
+        if now - max(self._polled_at, self._asked_at) < POLL_EVERY_S:
             return False
         self._asked_at = now
         return not self.records or any(
@@ -165,7 +221,7 @@ class Fleet:
 
         Args:
             places: an engine for each rank.
-            missing: some of those.
+            missing: the places whose engines are missing.
         """
         idle = [
             index

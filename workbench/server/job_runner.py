@@ -24,22 +24,83 @@ not answered are carried out again, and each says the same twice as once.
 """
 
 import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
-from workbench.engine.calls import perform
-from workbench.hosts.devices import seats
-from workbench.server.attempt import Attempt, Rank
+from workbench.engine.calls import Assignment, run
+from workbench.hosts.host import rank_configs
+from workbench.server.attempt import Attempt, Rank, attempt_folder
 from workbench.server.engine_calls import EngineCalls
 from workbench.server.fleet import Fleet
-from workbench.server.initial_weights import InitialWeights
 from workbench.server.outcome import JobOutcome, becomes, decide_outcome
 from workbench.server.work import STARTING, Work, packed_for
-from workbench.store.checkpoints import newest_whole
-from workbench.store.cluster_spec import Spec
+from workbench.store import messages
+from workbench.store.cluster_spec import ClusterSpec
 from workbench.store.errors import ClusterError, ControlMessageTooLarge
-from workbench.store.record import ACTIVE, AttemptRecord, ErrorRecord, JobRecord, Level
+from workbench.store.messages import Answer
+from workbench.store.rank_files import RankFiles
+from workbench.store.record import ACTIVE, AttemptRecord, ErrorRecord, JobRecord, Level, Request
+from workbench.store.run_folder import newest_whole
 from workbench.store.store import Store
+
+TASK = "workbench.engine.calls:initial_weights"
+
+
+class InitialWeights:
+    """Has the assistant make the initial weights of jobs, by a call that is a job like others.
+
+    Args:
+        store: the cluster's store.
+        folder: the cluster's folder; weights are kept in it.
+        assistant: the engine that makes them.
+    """
+
+    def __init__(self, store: Store, folder: Path, assistant: int) -> None:
+        self._store, self._folder, self._assistant = store, folder, assistant
+
+    def of(self, whole: JobRecord) -> Path | None:
+        """The file for a job, made once for all ranks; None while it is being made.
+
+        Raises:
+            ClusterError: it could not be made.
+        """
+        key = f"weights-{whole.id}"
+        number = self._store.meta(key)
+        if number is None:
+            # Killed between the two: another call is made, which finds the file that the first
+            # one made.
+            self._store.set_meta(key, str(self._ask(whole)))
+            return None
+        call = self._store.job(int(number))
+        if not call.has_ended:
+            return None
+        packed = RankFiles(attempt_folder(call.directory, call.attempt), 0).answer
+        answer = Answer.unpack(packed) if packed is not None else None
+        path = answer.value if answer is not None else None
+        if call.state == "finished" and isinstance(path, Path) and path.exists():
+            return path
+        self._store.set_meta(key, None)
+        if call.state == "finished":
+            return None  # somebody removed the file: once more
+        text = call.error.text if call.error else call.reason
+        raise ClusterError(f"the initial weights could not be made: {text}")
+
+    def _ask(self, whole: JobRecord) -> int:
+        return self._store.submit(
+            Request(
+                kind="call",
+                name=f"initial weights of {whole.name}",
+                task=TASK,
+                packed=whole.packed,
+                keywords=messages.pack_keywords({"directory": self._folder / "weights"}),
+                engines=1,
+                places=(self._assistant,),
+                directory=str(self._folder / "calls" / uuid.uuid4().hex),
+                priority=whole.priority,
+            )
+        )
+
 
 # An engine takes some 4 s to start.
 REPLACED_WITHIN_S = 10.0
@@ -51,17 +112,17 @@ class JobRunner:
     """What happens to jobs that hold engines.
 
     Args:
-        store: of the cluster.
-        spec: of the cluster.
+        store: the cluster's store.
+        spec: what the cluster is.
         fleet: its engines.
-        hands: calls them.
-        weights: makes what jobs begin with.
+        engine_calls: the way to call them.
+        weights: makes the initial weights of jobs.
     """
 
     def __init__(
         self,
         store: Store,
-        spec: Spec,
+        spec: ClusterSpec,
         fleet: Fleet,
         engine_calls: EngineCalls,
         weights: InitialWeights,
@@ -76,16 +137,16 @@ class JobRunner:
             return self._hold(work)
         if work.attempt is None:
             return self._gather(work, now)
-        attempt, wish = work.attempt, work.record.wish
-        is_news = attempt.look(now, self._fleet.died, lambda pid: self._fleet.how(pid, now))
-        if work.record.state == "running" and not (is_news or wish):
+        attempt, requested = work.attempt, work.record.requested
+        is_news = attempt.poll(now, self._fleet.died, lambda pid: self._fleet.how(pid, now))
+        if work.record.state == "running" and not (is_news or requested):
             return True
-        abort = wish == "cancel" or bool(
-            wish and (work.record.kind != "train" or attempt.none_has_begun())
+        abort = requested == "cancel" or bool(
+            requested and (work.record.kind != "train" or attempt.none_has_begun())
         )
         if not attempt.has_begun and not abort:  # else those that have would wait for the others
             self._deliver(work, attempt, now)
-        attempt.steer(now, stop=bool(wish), abort=abort)
+        attempt.steer(now, stop=bool(requested), abort=abort)
         if attempt.has_ended:
             return self._conclude(work, attempt, now)
         if work.record.state == "starting" and self._has_started(work, attempt):
@@ -96,7 +157,7 @@ class JobRunner:
 
     def _hold(self, work: Work) -> bool:
         """A lease holds engines, and no more."""
-        if work.record.wish:
+        if work.record.requested:
             return not self._release(work, JobOutcome("finished", "released"))
         if work.record.state == "starting":
             self._store.update(work.record.id, only_in=STARTING, state="running")
@@ -106,8 +167,8 @@ class JobRunner:
     def _gather(self, work: Work, now: float) -> bool:
         """Begins the attempt as soon as all its engines are there, or idle ones like them."""
         record = work.record
-        if record.wish:
-            return not self._release(work, becomes(record.wish))
+        if record.requested:
+            return not self._release(work, becomes(record.requested))
         if work.newest is None:
             # Beside all else: to read so much takes longer than an engine takes to stand in.
             work.newest = self._reader.submit(newest_whole, Path(record.directory))
@@ -145,7 +206,7 @@ class JobRunner:
             self._store.event(text, kind="checkpoint", level="warning", job=record.id)
         fields = {"checkpoint": str(found.path) if found else None, "reason": ""}
         whole = self._store.job(record.id)
-        if found is None and self._weights.needed(whole):
+        if found is None and whole.needs_weights:
             try:
                 weights = self._weights.of(whole)
             except ClusterError as error:
@@ -168,12 +229,17 @@ class JobRunner:
             engine = self._fleet.records[rank.place]
             if engine.pid != rank.pid or engine.engine_id is None:
                 return  # it died; that is seen elsewhere
-            arguments = (whole.task, packed, whole.keywords, own[rank.number])
-            where = (attempt.folder, rank.number, whole.kind == "train")
-            tag = (whole.id, attempt.number, rank.number)
-            self._engine_calls.call(
-                engine.engine_id, perform, *arguments, *where, job=whole.id, tag=tag
+            given = Assignment(
+                whole.task,
+                packed,
+                whole.keywords,
+                own[rank.number],
+                attempt.folder,
+                rank.number,
+                trains=whole.kind == "train",
             )
+            tag = (whole.id, attempt.number, rank.number)
+            self._engine_calls.call(engine.engine_id, run, given, job=whole.id, tag=tag)
 
         whole = self._store.job(work.record.id)
         own = self._own(whole, attempt, meeting)
@@ -194,12 +260,12 @@ class JobRunner:
         shared: dict[str, object] = {}
         if whole.kind == "train":
             shared["directory"] = Path(whole.directory)
-            if whole.checkpoint:
-                shared["resume"] = Path(whole.checkpoint)
-            elif self._weights.needed(whole):
-                shared["weights"] = self._weights.of(whole)
-        taken = seats(devices, meeting, prefix, self._spec.timeout_s)
-        return [{"seat": seat, **shared} for seat in taken]
+        if whole.checkpoint:
+            shared["resume"] = Path(whole.checkpoint)
+        elif whole.needs_weights:
+            shared["weights"] = self._weights.of(whole)
+        taken = rank_configs(devices, meeting, prefix, self._spec.timeout_s)
+        return [{"config": config, **shared} for config in taken]
 
     def _has_started(self, work: Work, attempt: Attempt) -> bool:
         """Whether it makes steps; a call, whether it was begun."""
@@ -211,9 +277,9 @@ class JobRunner:
         """Writes down how an attempt ended, and what becomes of its job."""
         record = work.record
         rows = {rank.number: row for rank in attempt.ranks if (row := rank.last_row())}
-        work.pace.look(rows)
+        work.pace.poll(rows)
         verdict = decide_outcome(
-            record, attempt.ends(), record.wish, step=work.step, resumed=work.resumed
+            record, attempt.ends(), record.requested, step=work.step, resumed=work.resumed
         )
         step = verdict.outcome.step if verdict.outcome else work.step
         directory, found = Path(record.directory), None
@@ -257,7 +323,7 @@ class JobRunner:
             only_in=ACTIVE,
             reason=reason,
             error=None if goes_on else error,
-            wish="",
+            requested="",
             **fields,
         )
         level: Level = "error" if verdict.state in ("failed", "parked") else "info"

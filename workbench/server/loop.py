@@ -7,12 +7,11 @@ from pathlib import Path
 from workbench.server.commands import Commands
 from workbench.server.engine_calls import EngineCalls
 from workbench.server.fleet import Fleet
-from workbench.server.health.monitor import Monitor
-from workbench.server.initial_weights import InitialWeights
-from workbench.server.job_runner import JobRunner
+from workbench.server.job_runner import InitialWeights, JobRunner
+from workbench.server.monitor import Monitor
 from workbench.server.queue import Queue
 from workbench.server.work import Work
-from workbench.store.cluster_spec import Spec
+from workbench.store.cluster_spec import ClusterSpec
 from workbench.store.errors import StoreError
 from workbench.store.record import ACTIVE
 from workbench.store.store import Store
@@ -30,18 +29,20 @@ class Server:
     """The job server of one cluster; keeps nothing that is not in the store or in files.
 
     Args:
-        folder: the cluster's.
-        spec: of the cluster.
-        store: of the cluster.
-        hands: calls its engines.
+        folder: the cluster's folder.
+        spec: what the cluster is.
+        store: the cluster's store.
+        hands: the way to call its engines.
     """
 
-    def __init__(self, folder: Path, spec: Spec, store: Store, engine_calls: EngineCalls) -> None:
+    def __init__(
+        self, folder: Path, spec: ClusterSpec, store: Store, engine_calls: EngineCalls
+    ) -> None:
         self._store, self._engine_calls = store, engine_calls
         here = {index for index, site in enumerate(spec.sites) if not site.enter}
         self._fleet = Fleet(store, engine_calls, spec.devices, here)
         self._weights = InitialWeights(store, folder, spec.num_engines)
-        self._carrier = JobRunner(store, spec, self._fleet, engine_calls, self._weights)
+        self._runner = JobRunner(store, spec, self._fleet, engine_calls, self._weights)
         self._commands = Commands(store)
         self._queue = Queue(store, self._fleet, self._commands)
         self._monitor = Monitor(folder, store, spec, self._fleet)
@@ -61,7 +62,7 @@ class Server:
         """One look at everything.
 
         Args:
-            now: a monotonic clock's seconds.
+            now: seconds of a monotonic clock.
             wait_s: how long to wait for the end of a process.
         """
         is_news = self._fleet.wait(wait_s, now)
@@ -73,7 +74,7 @@ class Server:
             self._fleet.read(now)
             self._take_up(now)
         self._hear()
-        ended = [job for job, work in self._works.items() if not self._carrier.advance(work, now)]
+        ended = [job for job, work in self._works.items() if not self._runner.advance(work, now)]
         for job in ended:
             del self._works[job]
         if is_news or is_due or ended:
@@ -85,7 +86,7 @@ class Server:
                 self._take_up(now)
         if is_due and self._is_training():
             self._fleet.prepare_spare()
-        self._monitor.look(self._works.values(), now)
+        self._monitor.poll(self._works.values(), now)
 
     def _is_busy(self) -> bool:
         return any(work.record.state != "running" for work in self._works.values())

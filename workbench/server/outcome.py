@@ -7,10 +7,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from workbench.store.answer import Answer
 from workbench.store.errors import EngineDied, RankError, RunError
-from workbench.store.outcome import Outcome
-from workbench.store.record import AttemptRecord, ErrorRecord, JobRecord, State
+from workbench.store.messages import Answer, TrainingOutcome
+from workbench.store.record import AttemptRecord, ErrorRecord, JobRecord, JobState
 
 
 @dataclass(frozen=True)
@@ -106,10 +105,10 @@ def _join(*parts: str) -> str:
     return "\n".join(part for part in parts if part)
 
 
-WISHES = ("", "resize", "preempt", "pause", "stop", "cancel")
-"""What may be wished for a job that runs; a later one goes before earlier ones."""
+REQUESTS = ("", "resize", "preempt", "pause", "stop", "cancel")
+"""What may be requested for a job that runs; a later one goes before earlier ones."""
 
-_BECOMES: dict[str, State] = {
+_BECOMES: dict[str, JobState] = {
     "resize": "queued",
     "preempt": "queued",
     "pause": "paused",
@@ -133,27 +132,27 @@ class JobOutcome:
     """What becomes of a job.
 
     Attributes:
-        state: that it takes; "starting": it is tried again.
-        reason: why, for people.
+        state: the state that it takes; "starting": it is tried again.
+        reason: the reason, for people.
         error: what it failed with, or what the attempt did.
-        outcome: of rank 0, where the job trained to an end.
+        outcome: what rank 0 reported, where the job trained to an end.
         is_lost: whether the attempt ended because a process or a connection was lost.
     """
 
-    state: State
+    state: JobState
     reason: str
     error: ErrorRecord | None = None
-    outcome: Outcome | None = None
+    outcome: TrainingOutcome | None = None
     is_lost: bool = False
 
 
-def becomes(wish: str) -> JobOutcome:
-    """What becomes of a job whose ranks have ended, or never began, as was wished."""
-    return JobOutcome(_BECOMES[wish], _WHY[wish])
+def becomes(requested: str) -> JobOutcome:
+    """What becomes of a job whose ranks have ended, or never began, as was requested."""
+    return JobOutcome(_BECOMES[requested], _WHY[requested])
 
 
 def decide_outcome(
-    job: JobRecord, ends: Sequence[End], wish: str, *, step: int, resumed: int
+    job: JobRecord, ends: Sequence[End], requested: str, *, step: int, resumed: int
 ) -> JobOutcome:
     """What becomes of a job, all of whose ranks have ended.
 
@@ -162,28 +161,28 @@ def decide_outcome(
     been lost `max_attempts` times without getting further, each time from the same checkpoint.
 
     Args:
-        job: its record; `attempts` are those before this one.
-        ends: of the ranks.
-        wish: what was wished for it.
-        step: updates that were done when it ended.
-        resumed: updates that were done when the attempt began.
+        job: the job's record; `attempts` are those before this one.
+        ends: how each rank ended.
+        requested: what was requested of it, one of `REQUESTS`.
+        step: Updates that were done when it ended.
+        resumed: Updates that were done when the attempt began.
     """
-    if wish == "cancel":
-        return becomes(wish)
+    if requested == "cancel":
+        return becomes(requested)
     failure = first_failure(ends)
     if failure is None and all(end.answer for end in ends):
-        return _returned(ends, wish)
+        return _returned(ends, requested)
     is_lost = _is_lost(ends)
     has_raised = any(end.answer and end.answer.kind == "raised" for end in ends)
     has_died = any(end.death and not end.is_killed for end in ends)
-    if wish and not has_raised and not has_died:
-        return becomes(wish)  # before all had begun; those that had were interrupted, or ended
+    if requested and not has_raised and not has_died:
+        return becomes(requested)  # before all had begun; those that had were interrupted, or ended
     error = _record(failure)
     text = error.text.splitlines()[0]
     if not is_lost or job.kind != "train":
         return JobOutcome("failed", text, error)
-    if wish:
-        return replace(becomes(wish), reason=f"{_WHY[wish]}; {text}", is_lost=True)
+    if requested:
+        return replace(becomes(requested), reason=f"{_WHY[requested]}; {text}", is_lost=True)
     losses = losses_in_place(job.attempts, step, resumed)
     if losses >= job.max_attempts:
         reason = f"lost {losses} times before it came further than step {step}; the last: {text}"
@@ -205,16 +204,18 @@ def losses_in_place(before: Sequence[AttemptRecord], step: int, resumed: int) ->
     return count
 
 
-def _returned(ends: Sequence[End], wish: str) -> JobOutcome:
+def _returned(ends: Sequence[End], requested: str) -> JobOutcome:
     answer = ends[0].answer
     outcome = answer.value if answer is not None else None
-    if not isinstance(outcome, Outcome):
+    if not isinstance(outcome, TrainingOutcome):
         return JobOutcome("finished", "")
     if outcome.reason == "diverged":
         return JobOutcome("failed", outcome.message, ErrorRecord("Diverged", outcome.message))
     if outcome.reason == "finished":
         return JobOutcome("finished", "", None, outcome)
-    return JobOutcome(_BECOMES.get(wish, "stopped"), _WHY.get(wish, "stopped"), None, outcome)
+    return JobOutcome(
+        _BECOMES.get(requested, "stopped"), _WHY.get(requested, "stopped"), None, outcome
+    )
 
 
 def _is_lost(ends: Sequence[End]) -> bool:

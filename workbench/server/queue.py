@@ -22,9 +22,9 @@ class Queue:
     """Starts what waits, and has what runs make room.
 
     Args:
-        store: of the cluster.
-        fleet: its engines.
-        commands: takes wishes for jobs that run.
+        store: the cluster's store.
+        fleet: the cluster's engines.
+        commands: takes requests to jobs that run.
     """
 
     def __init__(self, store: Store, fleet: Fleet, commands: Commands) -> None:
@@ -50,11 +50,11 @@ class Queue:
         self._explain([j for j in jobs if j.state == "queued" and j.id not in began], decided)
         return bool(began)
 
-    def _leave(self, job: JobRecord, wish: str, decided: Decisions) -> None:
+    def _leave(self, job: JobRecord, requested: str, decided: Decisions) -> None:
         """Has a job leave a checkpoint, and its engines; the scheduler gives it others."""
-        if self._commands.wish(job, wish):
+        if self._commands.request(job, requested):
             why = decided.reasons.get(job.id, "")
-            self._store.event(f"{job.name} {wish}s: {why}", kind=wish, job=job.id)
+            self._store.event(f"{job.name} {requested}s: {why}", kind=requested, job=job.id)
 
     def _explain(self, waiting: Sequence[JobRecord], decided: Decisions) -> None:
         """Writes down why jobs wait, and for how long about; where that is news."""
@@ -81,7 +81,7 @@ class Queue:
             if reason and not self._store.release(
                 job.id, "cancelled", only_in=QUEUED, reason=reason
             ):
-                self._commands.wish(job, "cancel")
+                self._commands.request(job, "cancel")
 
     def _begin(self, job: JobRecord, places: tuple[int, ...]) -> bool:
         """Takes engines for a job's next attempt."""

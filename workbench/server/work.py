@@ -5,14 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from workbench.server.attempt import Attempt, Rank, attempt_folder
-from workbench.server.health.memory_trend import MemoryTrend
-from workbench.server.health.pace import Pace
-from workbench.store.checkpoints import Newest
+from workbench.server.pace import MemoryTrend, Pace
 from workbench.store.errors import ClusterError
-from workbench.store.record import JobRecord, State
+from workbench.store.record import JobRecord, JobState
+from workbench.store.run_folder import Newest
 
-QUEUED: frozenset[State] = frozenset(("queued",))
-STARTING: frozenset[State] = frozenset(("starting",))
+QUEUED: frozenset[JobState] = frozenset(("queued",))
+STARTING: frozenset[JobState] = frozenset(("starting",))
 
 
 @dataclass
@@ -20,14 +19,13 @@ class Work:
     """A job in one of the states of `jobs.record.ACTIVE`.
 
     Attributes:
-        record: as the store has it.
-        waits_since: since when it waits for its engines, by a monotonic clock.
+        record: the job, as the store has it.
+        waits_since: the time since which it waits for its engines, by a monotonic clock.
         attempt: its ranks; None while engines are waited for.
-        resumed: updates that were done when the attempt began.
+        resumed: Updates that were done when the attempt began.
         pace: how fast it goes.
-        memory: of its ranks.
-        moved_at: when a row last came.
-        kept_at: when rows were last taken into the store.
+        memory: how its ranks' memory grows.
+        moved_at: the time when a row last came.
         written_step: the step that the store knows.
         newest: the checkpoint that the next attempt goes on from, as it is being looked for.
     """
@@ -39,7 +37,6 @@ class Work:
     pace: Pace = field(default_factory=Pace)
     memory: MemoryTrend = field(default_factory=MemoryTrend)
     moved_at: float = 0.0
-    kept_at: float = 0.0
     written_step: int = 0
     newest: "Future[Newest] | None" = None
 
@@ -75,7 +72,7 @@ class Work:
             with_values=is_training,
         )
         per_step = record.seconds / record.steps if record.seconds and record.steps else None
-        self.pace, self.moved_at, self.kept_at = Pace(per_step), now, now
+        self.pace, self.moved_at = Pace(per_step), now
         self.memory = MemoryTrend()
         self.resumed = step_of(record.checkpoint)
         self.newest = None

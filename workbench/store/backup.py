@@ -1,61 +1,14 @@
-"""A second copy of the store, in case that the first is damaged."""
+"""Puts a backup of the store in the place of a damaged file."""
 
-import os
 import sqlite3
-import time
 from contextlib import closing, suppress
 from datetime import datetime
 from itertools import count
 from pathlib import Path
 
-from workbench.store.database import Database
+from workbench.store.database import Database, backup_of
 from workbench.store.errors import StoreDamaged, StoreError
-
-
-class Backups(Database):
-    """The store, copied now and then."""
-
-    def backup(self, *, every_s: float = 0.0) -> bool:
-        """Copies the file to one beside it, `<name>.backup`, while others go on using it.
-
-        A copy that is not whole does not replace an earlier one.
-
-        Args:
-            every_s: do nothing if the last copy is younger than that.
-
-        Returns:
-            Whether it was copied.
-
-        Raises:
-            StoreDamaged: the file is damaged.
-            StoreError: there is no room for the copy.
-        """
-        target = backup_of(self.path)
-        with suppress(FileNotFoundError):
-            if 0 <= time.time() - target.stat().st_mtime < every_s:
-                return False
-        part = target.with_name(f".{target.name}.part")
-        try:
-            with self._told():
-                part.unlink(missing_ok=True)
-                os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-                with closing(sqlite3.connect(part)) as copy:
-                    self._connection().backup(copy)
-                    copy.execute("PRAGMA journal_mode = DELETE")  # one file, with nothing beside it
-                Database(part, read_only=True).check()
-            _sync(part)
-            part.replace(target)
-        except OSError as error:
-            raise StoreError(f"{target} cannot be written: {error.strerror}") from error
-        finally:
-            part.unlink(missing_ok=True)
-        return True
-
-
-def backup_of(path: str | Path) -> Path:
-    """Where the copy of a store is."""
-    path = Path(path).absolute()
-    return path.with_name(f"{path.name}.backup")
+from workbench.store.files import replacing
 
 
 def restore(path: str | Path) -> Path:
@@ -82,17 +35,15 @@ def restore(path: str | Path) -> Path:
     kept = next(
         each for n in count(1) if not (each := path.with_name(f"{path.name}.damaged-{n}")).exists()
     )
-    part = path.with_name(f".{path.name}.part")
-    with closing(os.fdopen(os.open(part, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb")) as f:
-        f.write(backup.read_bytes())
-    with closing(sqlite3.connect(part)) as copy:
-        copy.execute("PRAGMA journal_mode = WAL")
-    _sync(part)
-    # The log of changes belongs to the damaged file, and would damage the other one.
-    for suffix in ("-wal", "-shm", ""):
-        with suppress(FileNotFoundError):
-            Path(f"{path}{suffix}").replace(f"{kept}{suffix}")
-    part.replace(path)
+    with replacing(path) as part:
+        part.touch(mode=0o600)
+        part.write_bytes(backup.read_bytes())
+        with closing(sqlite3.connect(part)) as copy:
+            copy.execute("PRAGMA journal_mode = WAL")
+        # The log of changes belongs to the damaged file, and would damage the other one.
+        for suffix in ("-wal", "-shm", ""):
+            with suppress(FileNotFoundError):
+                Path(f"{path}{suffix}").replace(f"{kept}{suffix}")
     return kept
 
 
@@ -103,7 +54,7 @@ def mend(path: str | Path) -> str:
         What was done, for people; "" where it is whole, or not there yet.
 
     Raises:
-        StoreError: it is damaged, and there is no backup that is whole.
+        StoreError: the file is damaged, and there is no backup that is whole.
     """
     if not Path(path).exists() or _is_whole(path):
         return ""
@@ -121,11 +72,3 @@ def _is_whole(path: str | Path) -> bool:
     except StoreDamaged:
         return False
     return True
-
-
-def _sync(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

@@ -1,4 +1,7 @@
-"""What a cluster is: a text file in its folder, which a person can read and its processes do."""
+"""What a cluster is: a text file in its folder, which a person can read and its processes do.
+
+What an engine computes on.
+"""
 
 import json
 import sys
@@ -8,11 +11,47 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from workbench.store.device import Device
 from workbench.store.errors import ClusterError
-from workbench.store.owner import Owner
+from workbench.store.files import write_whole
+from workbench.store.process import ProcessIdentity
 from workbench.store.profile import Launch
-from workbench.store.run_folder import write
+
+
+@dataclass(frozen=True)
+class EngineDevice:
+    """What one engine computes on.
+
+    Attributes:
+        kind: the kind of device: "cuda" or "cpu".
+        host: the host's name.
+        name: the GPU's product name, or "cpu".
+        cores: the logical cores that the engine runs on.
+        threads: the number of compute threads of the engine.
+        memory_bytes: the memory of the GPU, or of the whole host, in bytes.
+        gpu: the value of `CUDA_VISIBLE_DEVICES` in the engine; "" for none.
+        sharers: the number of engines that have this same GPU, or these same cores; 1: it alone.
+    """
+
+    kind: str
+    host: str
+    name: str
+    cores: tuple[int, ...]
+    threads: int
+    memory_bytes: int
+    gpu: str = ""
+    sharers: int = 1
+
+    @property
+    def backend(self) -> str:
+        """The torch.distributed backend for engines like this: nccl wants a GPU for each."""
+        return "nccl" if self.kind == "cuda" and self.sharers == 1 else "gloo"
+
+    def __str__(self) -> str:
+        shared = f", shared by {self.sharers} engines" if self.sharers > 1 else ""
+        if self.kind == "cuda":
+            return f"{self.name}{shared}"
+        cores = ", ".join(map(str, self.cores))
+        return f"core{'s' * (len(self.cores) > 1)} {cores}{shared}"
 
 
 @dataclass(frozen=True)
@@ -20,8 +59,8 @@ class Site:
     """Where a process runs.
 
     Attributes:
-        enter: what its command line begins with, to get there; keeps the process' id.
-        environment: what it has to know there.
+        enter: the beginning of the command line that leads there; the process keeps its id.
+        environment: the variables that the process has there.
     """
 
     enter: tuple[str, ...]
@@ -29,7 +68,7 @@ class Site:
 
 
 def of_interface(name: str) -> dict[str, str]:
-    """What makes gloo and nccl talk through an interface."""
+    """Returns the variables by which gloo and nccl communicate through an interface."""
     return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
 
 
@@ -42,35 +81,37 @@ VERSION = 1  # of this file, and of what a notebook, a supervisor and a job serv
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spec:
+class ClusterSpec:
     """A cluster, as its supervisor makes it.
 
     Attributes:
-        devices: what each engine computes on; the last one has all of this host, and is the
-            assistant: it does what is done once for all ranks, and stands in for an engine that
-            died.
-        sites: where each of them runs.
-        address: of this host, at which all of them can reach it.
-        timeout_s: how long a rank waits for the others.
-        linger_s: how long the cluster stays when nobody is attached and nothing is to be done.
-        bound_to: a process that the cluster must not outlive, whatever it has to do; None: any.
-        environment: of all its processes, on top of the environment of who starts the supervisor.
+        devices: the device of each engine; the last one has all of this host, and is the assistant:
+            it does what is done once for all ranks, and stands in for an engine that died.
+        sites: the place where each of them runs.
+        address: the address of this host at which all of them can reach it.
+        timeout_s: the seconds that a rank waits for the others.
+        linger_s: the seconds that the cluster stays when nobody is attached and nothing is to be
+            done.
+        bound_to: the process that the cluster must not outlive, whatever it has to do; None: there
+            is none.
+        environment: the variables of all its processes, on top of the environment of whoever starts
+            the supervisor.
         server: the module that is the job server; it is called with the folder.
         launch: how engines come to other hosts; None: they are on this one. With it, devices and
             sites are known, and saved, when the hosts are there.
-        ends_at: when the hosts are taken away, in seconds since the epoch; None: not known to be.
+        ends_at: when the hosts are taken away, in seconds since the epoch; None: that is not known.
         version: `VERSION`.
 
     Raises:
         ValueError: a field has no possible value.
     """
 
-    devices: tuple[Device, ...] = ()
+    devices: tuple[EngineDevice, ...] = ()
     sites: tuple[Site, ...] = ()
     address: str = ""
     timeout_s: float = 30.0
     linger_s: float = 60.0
-    bound_to: Owner | None = None
+    bound_to: ProcessIdentity | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     server: str = SERVER
     launch: Launch | None = None
@@ -96,14 +137,14 @@ class Spec:
 
     def save(self, folder: Path) -> None:
         """Writes it into a cluster's folder."""
-        write(folder / FILE, json.dumps(asdict(self), indent=1))
+        write_whole(folder / FILE, json.dumps(asdict(self), indent=1))
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """What a cluster's folder says.
+        """Reads what a cluster's folder says.
 
         Raises:
-            ClusterError: nothing, or nothing that this workbench can read.
+            ClusterError: there is no such file in the folder, or none that this workbench can read.
         """
         path = folder / FILE
         try:
@@ -125,22 +166,24 @@ class Spec:
 
 
 def identity(folder: Path) -> str:
-    """What ipyparallel calls a cluster; no other one of this host has the same."""
+    """Returns ipyparallel's name of a cluster; no other one of this host has the same."""
     path = folder.absolute()
     return f"{path.name}-{zlib.crc32(str(path).encode()):08x}"
 
 
 def connection_file(folder: Path, who: str) -> Path:
-    """Where the controller of a cluster says how a "client" or an "engine" reaches it."""
+    """Returns the file in which the controller says how a "client" or an "engine" reaches it."""
     return folder / "profile" / "security" / f"ipcontroller-{identity(folder)}-{who}.json"
 
 
 def _parts(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Values that are made of others."""
-    devices = (Device(**{**each, "cores": tuple(each["cores"])}) for each in fields["devices"])
+    devices = (
+        EngineDevice(**{**each, "cores": tuple(each["cores"])}) for each in fields["devices"]
+    )
     sites = (Site(tuple(each["enter"]), each["environment"]) for each in fields["sites"])
     owner = fields["bound_to"]
-    bound_to = None if owner is None else Owner(**owner)
+    bound_to = None if owner is None else ProcessIdentity(**owner)
     launch = _launch(fields.get("launch"))
     return {
         "devices": tuple(devices),

@@ -18,8 +18,16 @@ from typing import Any, get_args
 from urllib.parse import quote
 
 from workbench.store.errors import StoreDamaged, StoreError
-from workbench.store.owner import Owner
+from workbench.store.files import replacing
+from workbench.store.process import ProcessIdentity
 from workbench.store.record import AttemptRecord, EngineRecord, ErrorRecord, JobRecord
+
+PATIENCE_S = 10.0
+RETRY_S = 0.005
+LOG_BYTES = 16 << 20  # the write-ahead log is cut to this after it has grown
+
+_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 APPLICATION = 0x77626A73  # SQLite's header says whose file it is
 VERSION = 1
@@ -49,8 +57,6 @@ SCHEMA = (
     "WITHOUT ROWID",
     "CREATE TABLE owners (host, pid, started, PRIMARY KEY (host, pid, started)) WITHOUT ROWID",
     "CREATE TABLE meta (key PRIMARY KEY, value) WITHOUT ROWID",
-    "CREATE TABLE metrics (job INTEGER, rank INTEGER, step INTEGER, row BLOB, "
-    "PRIMARY KEY (job, rank, step)) WITHOUT ROWID",
 )
 
 
@@ -74,7 +80,7 @@ def _encoded(name: str, value: Any) -> Any:
 
 
 def job_of(row: sqlite3.Row, packed: Mapping[str, bytes]) -> JobRecord:
-    """The job that a row holds, with what is packed."""
+    """Returns the job that a row holds, with what is packed."""
     values = {name: _decoded(name, row[name]) for name in JOB_COLUMNS}
     variants = {ranks: packed.get(str(ranks), b"") for ranks in values["variants"]}
     whole = {what: packed.get(what, b"") for what in APART}
@@ -87,18 +93,18 @@ def _decoded(name: str, value: Any) -> Any:
     if name in ("places", "held", "pids", "variants"):
         return tuple(json.loads(value))
     if name == "owner":
-        return Owner(**json.loads(value))
+        return ProcessIdentity(**json.loads(value))
     if name == "error":
         return ErrorRecord(**json.loads(value))
     if name == "attempts":
         return tuple(
             AttemptRecord(**{**each, "places": tuple(each["places"])}) for each in json.loads(value)
         )
-    return bool(value) if name == "preemptible" else value
+    return bool(value) if name in ("preemptible", "needs_weights") else value
 
 
 def engine_of(row: sqlite3.Row) -> EngineRecord:
-    """The engine that a row holds."""
+    """Returns the engine that a row holds."""
     values = {name: row[name] for name in ENGINE_COLUMNS}
     return EngineRecord(**{**values, "is_assistant": bool(values["is_assistant"])})
 
@@ -116,16 +122,8 @@ def require_state(given: Mapping[str, Any], valid: Any) -> None:
 
 
 def marks(values: Collection[Any]) -> str:
-    """'?, ?, ?': a place in a statement for each value."""
+    """Returns '?, ?, ?': a place in a statement for each value."""
     return ", ".join("?" * len(values))
-
-
-PATIENCE_S = 10.0
-RETRY_S = 0.005
-LOG_BYTES = 16 << 20  # the write-ahead log is cut to this after it has grown
-
-_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
 class Database:
@@ -137,13 +135,13 @@ class Database:
 
     Args:
         path: the file.
-        create: make it, readable by its owner only, where it is not there.
-        read_only: change nothing; also what happens where its folder cannot be written.
-        patience_s: how long to wait for others that write.
+        create: whether to make the file, readable by its owner only, where it is not there.
+        read_only: whether to change nothing; that is so, too, where its folder cannot be written.
+        patience_s: the seconds to wait for others that write.
 
     Raises:
-        StoreDamaged: it is no database, or a damaged one.
-        StoreError: it is not there, of another version, or cannot be opened.
+        StoreDamaged: the file is no database, or a damaged one.
+        StoreError: the file is not there, of another version, or cannot be opened.
     """
 
     def __init__(
@@ -175,7 +173,7 @@ class Database:
             connection.close()
 
     def changed(self) -> bool:
-        """Whether others wrote since this thread last asked; what it writes itself is no change.
+        """Returns whether others wrote since this thread last asked; its own writing is no change.
 
         Takes microseconds: one number of the file's is read, no table.
         """
@@ -189,15 +187,46 @@ class Database:
         """Reads the whole file.
 
         Raises:
-            StoreDamaged: not all of it is as it should be.
+            StoreDamaged: not all of the file is as it should be.
         """
         for (found,) in self._rows("PRAGMA quick_check(1)"):
             if found != "ok":
                 raise StoreDamaged(self._text(f"is damaged: {found}"))
 
+    def backup(self, *, every_s: float = 0.0) -> bool:
+        """Copies the file to one beside it, `<name>.backup`, while others go on using it.
+
+        A copy that is not whole does not replace an earlier one.
+
+        Args:
+            every_s: the age [seconds] up to which the last copy is new enough, so that nothing is
+                done.
+
+        Returns:
+            Whether it was copied.
+
+        Raises:
+            StoreDamaged: the file is damaged.
+            StoreError: there is no room for the copy.
+        """
+        target = backup_of(self.path)
+        with suppress(FileNotFoundError):
+            if 0 <= time.time() - target.stat().st_mtime < every_s:
+                return False
+        try:
+            with replacing(target) as part, self._told():
+                os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+                with closing(sqlite3.connect(part)) as copy:
+                    self._connection().backup(copy)
+                    copy.execute("PRAGMA journal_mode = DELETE")  # one file, with nothing beside it
+                Database(part, read_only=True).check()
+        except OSError as error:
+            raise StoreError(f"{target} cannot be written: {error.strerror}") from error
+        return True
+
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that may write: all of it is done, or none."""
+        """Begins a transaction that may write: all of it is done, or none."""
         if self.read_only:
             raise StoreError(self._text("was opened to be read only: nothing in it can change"))
         with self._told():
@@ -212,7 +241,7 @@ class Database:
                 raise
 
     def _rows(self, sql: str, arguments: Sequence[Any] = ()) -> list[sqlite3.Row]:
-        """What a query finds, in one state of the file."""
+        """Returns what a query finds, in one state of the file."""
         with self._told():
             return self._patiently(self._connection(), sql, arguments)
 
@@ -230,7 +259,7 @@ class Database:
             time.sleep(RETRY_S)
 
     def _connection(self) -> "_Connection":
-        """This thread's; a process that was forked has its own."""
+        """Returns this thread's connection; a process that was forked has its own."""
         found: _Connection | None = getattr(self._local, "connection", None)
         if found is None or found.is_closed or found.pid != os.getpid():
             found = self._local.connection = self._connect()
@@ -268,10 +297,10 @@ class Database:
         return connection
 
     def _make(self) -> None:
-        """The file with its tables, unless it is there: whole at once, and by one of those who try.
+        """Makes the file with its tables, unless it is there: whole at once, and by one of several.
 
         Raises:
-            StoreError: its folder has no room, or is not there.
+            StoreError: the file's folder has no room, or is not there.
         """
         part = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}.part")
         try:
@@ -316,7 +345,7 @@ class Database:
             code = _code(error)
             if code in _DAMAGED:
                 text = self._text(
-                    f"is damaged ({error}); jobs.restoring.restore(path) puts the newest backup "
+                    f"is damaged ({error}); store.backup.restore(path) puts the newest backup "
                     "in its place and keeps it under another name"
                 )
                 raise StoreDamaged(text) from error
@@ -332,9 +361,9 @@ class _Connection(sqlite3.Connection):
     """One thread's; closed when the thread has ended and nobody refers to it.
 
     Attributes:
-        pid: the process that opened it.
+        pid: the id of the process that opened it.
         seen: the file's version when `changed` was last asked.
-        is_closed: whether it was.
+        is_closed: whether it was closed.
     """
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
@@ -349,6 +378,12 @@ class _Connection(sqlite3.Connection):
     def __del__(self) -> None:
         if self.pid == os.getpid() and not self.is_closed:
             self.close()
+
+
+def backup_of(path: str | Path) -> Path:
+    """Returns where the backup of a store is."""
+    path = Path(path).absolute()
+    return path.with_name(f"{path.name}.backup")
 
 
 def _code(error: sqlite3.DatabaseError) -> int:

@@ -19,14 +19,14 @@ class Launch:
     """What a supervisor is told of engines beyond this host; plain values.
 
     Attributes:
-        engines: how many.
+        engines: the number of engines.
         config: the folder of an IPython profile, with `ipcluster_config.py`.
-        address: of this host, for the others; "": whichever of its addresses they reach.
-        interface: of the others; "": the one by which each reaches this host.
-        ports: first and last that this host listens on; None: any.
-        environment: variables of the engines.
-        notice_s: seconds before an allocation ends in which runs are stopped.
-        start_within_s: how long to wait for all agents.
+        address: the address of this host for the others; "": whichever of its addresses they reach.
+        interface: the interface of the other hosts; "": the one by which each reaches this host.
+        ports: the first and last port that this host listens on; None: any.
+        environment: the variables of the engines.
+        notice_s: the seconds before an allocation ends in which runs are stopped.
+        start_within_s: the seconds to wait for all agents.
     """
 
     engines: int
@@ -44,20 +44,20 @@ class Profile:
     """An IPython profile whose `ipcluster_config.py` names a launcher, and what the network wants.
 
     Args:
-        name: of the profile, or its folder.
-        address: this host's IPv4 address for the others; "": whichever they reach. The controller
-            and the store where ranks meet listen there alone.
-        interface: of every other host, for what ranks send each other, "ib0"; "": the one by
-            which a host reaches this one.
-        ports: first and last port that this host listens on, 32 at least; None: any. Ranks listen
-            on ports of the system's choice.
-        environment: names of variables whose values here the engines get, too.
-        notice_s: seconds before the end of a batch system's allocation in which runs are paused,
-            each with a checkpoint.
-        start_within_s: how long to wait for the hosts, a batch queue's waiting time included.
+        name: the name of the profile, or its folder.
+        address: the IPv4 address of this host for the others; "": whichever they reach. The
+            controller and the store where ranks meet listen there alone.
+        interface: the interface of every other host for what ranks send each other, "ib0"; "": the
+            one by which a host reaches this one.
+        ports: the first and last port that this host listens on, 32 ports at least; None: any.
+            Ranks listen on ports of the system's choice.
+        environment: the names of variables whose values here the engines get, too.
+        notice_s: the seconds before the end of a batch system's allocation in which runs are
+            paused, each with a checkpoint.
+        start_within_s: the seconds to wait for the hosts, a batch queue's waiting time included.
 
     Raises:
-        ValueError: an argument that cannot be.
+        ValueError: an argument has no possible value.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Profile:
                 )
 
     def launch(self, engines: int) -> Launch:
-        """What a supervisor is told.
+        """Returns what a supervisor is told.
 
         Raises:
             ClusterError: there is no such profile; or a variable has no value here.
@@ -106,10 +106,10 @@ class Profile:
         )
 
     def folder(self) -> Path:
-        """Where its `ipcluster_config.py` is.
+        """Returns where its `ipcluster_config.py` is.
 
         Raises:
-            ClusterError: nowhere; the text says where it would be, and what it holds.
+            ClusterError: there is no such file; the text says where it would be, and what it holds.
         """
         home = Path(os.environ.get("IPYTHONDIR") or "~/.ipython").expanduser()
         named = home / f"profile_{self.name}"

@@ -7,9 +7,6 @@
     withdrawn        the attempt was given up: ranks that begin later do nothing
 
 So a rank needs nobody who listens to it, and whoever asks later finds the same.
-
-An engine on another host is known here by its relay (`hosts.remote`), a process with an id of this
-host; what supervisor, job server and engines have to agree on about relays stands here as well.
 """
 
 import os
@@ -17,30 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.store.answer import Answer
-
-CARRIED = "WORKBENCH_CARRIED"
-"""Names the variables that a relay hands on to its engine."""
-OWN_PID = "WORKBENCH_PID"
-"""Tells an engine by which process it is known where the cluster is kept."""
-
-UNREACHED, LOST = 201, 202
-ENDINGS = {
-    UNREACHED: "could not be started: nothing answers on its host",
-    LOST: "was lost: its host does not answer any more",
-}
-"""What a relay's exit status means where it is none of the engine's."""
-
-
-def stat_file(folder: Path, pid: int) -> Path:
-    """Where a relay writes what the kernel of the other host says of its engine.
-
-    Args:
-        folder: of the cluster.
-        pid: of the relay.
-    """
-    return folder / "relays" / f"{pid}.stat"
-
+from workbench.store.files import write_whole
+from workbench.store.messages import Answer
+from workbench.store.process import own_pid
 
 WITHDRAWN = "withdrawn"
 
@@ -50,8 +26,8 @@ class RankFiles:
     """The files of one rank.
 
     Attributes:
-        folder: of the attempt.
-        rank: its number.
+        folder: the folder of the attempt.
+        rank: the rank's number.
     """
 
     folder: Path
@@ -63,7 +39,7 @@ class RankFiles:
         return self._named("rows")
 
     def aside(self, number: int) -> Path:
-        """Older metric rows, put aside when there were many; numbered from 0."""
+        """Returns the file of older metric rows of this number, from 0 on; see `telemetry`."""
         return self._named(f"{number}.rows")
 
     @property
@@ -73,7 +49,7 @@ class RankFiles:
 
     @property
     def pid(self) -> int | None:
-        """The process of a rank that has begun."""
+        """The process id of a rank that has begun; None where it has not."""
         with suppress(OSError, ValueError):  # not there, or being written
             return int(self._named("alive").read_text())
         return None
@@ -86,7 +62,7 @@ class RankFiles:
         return None
 
     def begin(self) -> bool:
-        """Says that this process is the rank; False where another call did before.
+        """Says that this process is the rank; returns False where another call did before.
 
         A call may be delivered twice, or late: of all, the first alone begins.
 
@@ -121,21 +97,12 @@ class RankFiles:
 
         Raises:
             ControlMessageTooLarge: it takes more than 64 KiB; nothing was written.
+            OSError: it could not be written.
         """
-        packed, part = answer.pack(), self._named("answer.part")
-        with part.open("wb") as file:
-            file.write(packed)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(self._named("answer"))
+        write_whole(self._named("answer"), answer.pack())
 
     def _named(self, kind: str) -> Path:
         return self.folder / f"rank-{self.rank}.{kind}"
-
-
-def own_pid() -> int:
-    """By which process this engine is known where the cluster is kept; see `launchers`."""
-    return int(os.environ.get(OWN_PID, os.getpid()))
 
 
 def withdraw(folder: Path) -> None:

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from workbench.store.errors import ControlMessageTooLarge
-from workbench.store.owner import Owner as Owner
+from workbench.store.process import ProcessIdentity as ProcessIdentity
 
-Kind = Literal["train", "call", "lease"]
-State = Literal[
+JobKind = Literal["train", "call", "lease"]
+JobState = Literal[
     "queued",
     "starting",
     "running",
@@ -20,13 +20,13 @@ State = Literal[
     "cancelled",
     "parked",
 ]
-ENDED: frozenset[State] = frozenset(("finished", "stopped", "failed", "cancelled", "parked"))
-ACTIVE: frozenset[State] = frozenset(("starting", "running", "stopping"))
+ENDED: frozenset[JobState] = frozenset(("finished", "stopped", "failed", "cancelled", "parked"))
+ACTIVE: frozenset[JobState] = frozenset(("starting", "running", "stopping"))
 """States of jobs that hold engines."""
 
 EngineState = Literal["starting", "idle", "busy", "dead", "paused"]
 Level = Literal["info", "warning", "error"]
-Direction = Literal["sent", "received"]
+MessageDirection = Literal["sent", "received"]
 """As the job server sees it."""
 
 LARGEST_MESSAGE_BYTES = 64 << 10
@@ -37,35 +37,38 @@ class Request:
     """What is submitted.
 
     Attributes:
-        kind: "train"; "call": not restarted, and cancelled when its owner is gone; "lease":
-            engines for several calls, until they are released.
-        name: what it is, for people.
-        task: "module:function", called on every rank.
-        packed: the experiment (`cluster.message.pack`), at most 64 KiB.
-        keywords: packed further arguments of the ranks, at most 64 KiB.
-        engines: ranks that are wanted.
-        places: these engines and no others.
-        lease: the lease that a call runs under.
+        kind: the kind of job: "train"; "call", which is not restarted, and cancelled when its owner
+            is gone; "lease", engines for several calls, until they are released.
+        name: the job's name, for people.
+        task: the function that is called on every rank, "module:function".
+        packed: the packed experiment (`messages.pack`), at most 64 KiB.
+        keywords: the packed further arguments of the ranks (`messages.pack_keywords`), at most 64
+            KiB.
+        engines: the number of ranks that are wanted.
+        places: the engines that it is to have, and no others; None: any.
+        lease: the number of the lease that a call runs under.
         directory: the job's folder.
-        priority: higher goes first.
-        seconds: predicted duration, for backfill.
-        memory_bytes: predicted of each rank.
-        device: kind of device that is needed.
-        min_engines: fewest ranks that an elastic job goes on with; None: `engines`.
-        max_engines: most ranks that it grows to; None: `engines`.
+        priority: the priority; higher goes first.
+        seconds: the predicted duration in seconds, for backfill; None: it is not known.
+        memory_bytes: the predicted memory of each rank, in bytes; None: it is not known.
+        device: the kind of device that is needed; None: any.
+        min_engines: the fewest ranks that an elastic job goes on with; None: `engines`.
+        max_engines: the most ranks that it grows to; None: `engines`.
         variants: the packed experiment for each other number of ranks.
         preemptible: whether jobs of higher priority may have it paused at a checkpoint.
-        steps: of the experiment; 0 where it has none.
-        max_attempts: failures at the same step after which it is parked.
-        owner: who waits for it.
+        steps: the number of steps of the experiment; 0 where it has none.
+        max_attempts: the number of failures at the same step after which it is parked.
+        owner: the process that waits for it.
         tag: the sweep that it is part of.
+        needs_weights: whether ranks begin with the model's initial weights, which the assistant
+            writes before; they get the file as `weights`.
 
     Raises:
         ValueError: a field has no possible value.
         ControlMessageTooLarge: what is packed takes more than 64 KiB.
     """
 
-    kind: Kind
+    kind: JobKind
     name: str
     task: str
     packed: bytes = b""
@@ -84,12 +87,13 @@ class Request:
     preemptible: bool = True
     steps: int = 0
     max_attempts: int = 3
-    owner: Owner | None = None
+    owner: ProcessIdentity | None = None
     tag: str = ""
+    needs_weights: bool = False
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise ValueError(f"a job is one of {get_args(Kind)}, got {self.kind!r}")
+        if self.kind not in get_args(JobKind):
+            raise ValueError(f"a job is one of {get_args(JobKind)}, got {self.kind!r}")
         if isinstance(self.engines, bool) or not isinstance(self.engines, int) or self.engines < 1:
             raise ValueError(f"a job has a positive number of engines, got {self.engines!r}")
         if not 1 <= self._fewest <= self.engines <= self._most:
@@ -140,10 +144,10 @@ class ErrorRecord:
 
     Attributes:
         kind: the exception's class; "EngineDied" where a process ended.
-        text: what people read.
+        text: the text that people read.
         rank: the rank that failed first.
-        layer: the layer in which it did.
-        remote_traceback: its traceback.
+        layer: the layer in which it failed; None where that is not known.
+        remote_traceback: the rank's traceback.
         death: how its process ended, "was ended by SIGKILL".
     """
 
@@ -160,14 +164,14 @@ class AttemptRecord:
     """An attempt that is over.
 
     Attributes:
-        number: from 1 on.
+        number: the attempt's number, from 1 on.
         places: the engine of each rank.
-        started_at: seconds since the epoch.
-        ended_at: likewise.
-        step: updates that were done when it ended.
+        started_at: when it began, in seconds since the epoch.
+        ended_at: when it ended, in seconds since the epoch.
+        step: the number of updates that were done when it ended.
         reason: how it ended, for people; "" where it ended well.
-        resumed: updates that were done when it began.
-        is_lost: whether a process or a connection was lost, so that it was tried again.
+        resumed: the number of updates that were done when it began.
+        is_lost: whether a process or a connection was lost, so that the job was tried again.
     """
 
     number: int
@@ -185,28 +189,29 @@ class JobRecord(Request):
     """What was submitted, and how it goes.
 
     Attributes:
-        id: its number, from 1 on.
-        state: one of `State`.
-        attempt: number of the attempt that runs or ran last; 0 before the first.
+        id: the job's number, from 1 on.
+        state: the state, one of `JobState`.
+        attempt: the number of the attempt that runs or ran last; 0 before the first.
         held: the engine of each rank of this attempt; () while it holds none.
-        pids: the process of each.
-        submitted_at: seconds since the epoch.
-        started_at: when the first attempt began.
+        pids: the process id of each rank.
+        submitted_at: when it was submitted, in seconds since the epoch.
+        started_at: when the first attempt began, in seconds since the epoch.
         began_at: when it was given the engines that it holds; None while it holds none.
-        ran_s: for how long it held engines before.
-        ended_at: when it took a state of `ENDED`.
-        step: updates that are done.
+        ran_s: the seconds for which it held engines before.
+        ended_at: when it took a state of `ENDED`, in seconds since the epoch.
+        step: the number of updates that are done.
         reason: why it waits, or how it ended, for people.
         error: why it failed.
-        checkpoint: the newest whole one.
-        predicted_start: seconds since the epoch, while it is queued.
-        attempts: those that are over.
-        wish: what it ends its attempt for: "stop", "pause", "cancel", "preempt" or "resize"; ""
-            while it is to go on.
+        checkpoint: the newest whole checkpoint.
+        predicted_start: when it is expected to start, in seconds since the epoch, while it is
+            queued.
+        attempts: the attempts that are over.
+        requested: why it is to end its attempt: "stop", "pause", "cancel", "preempt" or "resize";
+            "" while it is to go on.
     """
 
     id: int
-    state: State = "queued"
+    state: JobState = "queued"
     attempt: int = 0
     held: tuple[int, ...] = ()
     pids: tuple[int, ...] = ()
@@ -221,7 +226,7 @@ class JobRecord(Request):
     checkpoint: str | None = None
     predicted_start: float | None = None
     attempts: tuple[AttemptRecord, ...] = ()
-    wish: str = ""
+    requested: str = ""
 
     @property
     def has_ended(self) -> bool:
@@ -234,20 +239,20 @@ class EngineRecord:
     """One engine.
 
     Attributes:
-        index: its place in the cluster.
-        engine_id: ipyparallel's number of it; None until it has registered.
-        pid: its process.
+        index: the engine's place in the cluster.
+        engine_id: the number by which ipyparallel knows it; None until it has registered.
+        pid: the id of its process.
         name: the device's product name.
-        kind: "cuda" or "cpu".
-        memory_bytes: of the device.
+        kind: the kind of device: "cuda" or "cpu".
+        memory_bytes: the memory of the device, in bytes.
         is_assistant: whether it has all of the host, and so only serves jobs that name its place.
-        state: one of `EngineState`.
-        job: what it is held by.
+        state: the state, one of `EngineState`.
+        job: the number of the job that holds it.
         since: when it took this state, in seconds since the epoch.
         death: how its last process ended.
-        cpu_share: processor time over time, of one core.
-        rss_bytes: resident memory.
-        gpu_bytes: memory in use on its GPU.
+        cpu_share: the processor time over time, of one core.
+        rss_bytes: the resident memory, in bytes.
+        gpu_bytes: the memory in use on its GPU, in bytes.
     """
 
     index: int
@@ -267,7 +272,7 @@ class EngineRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Event:
+class EventRecord:
     """Something that people want to know of; `time` is in seconds since the epoch."""
 
     id: int
@@ -280,17 +285,17 @@ class Event:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command:
+class CommandRecord:
     """What the job server, or the supervisor, is asked to do.
 
     Attributes:
-        id: its number; commands are carried out in this order.
-        kind: "stop", "pause", "resume", "cancel", "priority", "release", "expect_paused",
-            "shutdown" and others.
-        job: what it is about.
-        payload: further arguments, plain values.
+        id: the command's number; commands are carried out in this order.
+        kind: what is asked: "stop", "pause", "resume", "cancel", "priority", "release",
+            "expect_paused", "shutdown" and others.
+        job: the number of the job that it is about.
+        payload: the further arguments, plain values.
         at: when it was given, in seconds since the epoch.
-        done_at: when it was carried out, or refused.
+        done_at: when it was carried out, or refused, in seconds since the epoch.
         error: why it was refused; "" where it was not.
     """
 

@@ -12,7 +12,7 @@ import platformdirs
 
 from workbench.store.cluster_spec import FILE
 from workbench.store.errors import ClusterError
-from workbench.store.run_folder import write
+from workbench.store.files import write_whole
 
 PREFIX = ".cluster-"
 _NAME = re.compile(r"\w[\w.-]*")
@@ -20,21 +20,21 @@ _OWN = re.compile(r"(.+)-(\d+)-[0-9a-f]{8}")
 
 
 def new_name() -> str:
-    """A name that no other cluster has, for one that was given none."""
+    """Returns a name that no other cluster has, for one that was given none."""
     return f"{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
 def owner_of(name: str) -> int | None:
-    """The process that started a cluster of this host without a name; None: people chose it."""
+    """Returns the process that started a cluster of this host without a name; None: it has one."""
     found = _OWN.fullmatch(name)
     return int(found[2]) if found is not None and found[1] == platform.node() else None
 
 
 def folder_for(directory: Path, name: str) -> Path:
-    """The folder of a cluster beside its runs.
+    """Returns the folder of a cluster beside its runs.
 
     Raises:
-        ValueError: a name that folders cannot have.
+        ValueError: a folder cannot have this name.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"a cluster's name has letters, digits, '.', '_' and '-', got {name!r}")
@@ -42,7 +42,7 @@ def folder_for(directory: Path, name: str) -> Path:
 
 
 def name_of(folder: Path) -> str:
-    """The name of the cluster that has a folder."""
+    """Returns the name of the cluster that has a folder."""
     return folder.name.removeprefix(PREFIX)
 
 
@@ -50,31 +50,31 @@ def enter(folder: Path) -> None:
     """Lets a cluster be found by its name."""
     place = _place(name_of(folder))
     place.parent.mkdir(parents=True, exist_ok=True)
-    write(place, f"{folder}\n")
+    write_whole(place, f"{folder}\n")
 
 
 def remove(folder: Path) -> None:
-    """The opposite of `enter`; another cluster of this name stays."""
+    """Forgets the name of a cluster's folder; another cluster of this name stays."""
     name = name_of(folder)
     if _found(name) == folder:
         _place(name).unlink(missing_ok=True)
 
 
 def known() -> Iterator[tuple[str, Path]]:
-    """Names and folders of all clusters whose folders are there, in the order of their names."""
+    """Yields the names and folders of all clusters whose folders are there, by name."""
     for place in sorted(_place("").parent.glob("*.cluster")):
         if (folder := _found(place.stem)) is not None:
             yield place.stem, folder
 
 
 def find(name: str | Path) -> Path:
-    """The folder of a cluster.
+    """Returns the folder of a cluster.
 
     Args:
-        name: of the cluster, or its folder.
+        name: the name of the cluster, or its folder.
 
     Raises:
-        ClusterError: there is none; the text says which ones are.
+        ClusterError: there is no such cluster; the text says which ones there are.
     """
     if (Path(name) / FILE).exists():
         return Path(name).resolve()

@@ -1,20 +1,37 @@
-"""Folders of runs, and what is written there beside checkpoints."""
+"""Folders of runs: attempts, metrics, and which checkpoint a job goes on from.
 
-import os
+Told without loading a tensor, also in processes that load no torch.
+"""
+
+import json
 import re
+import tomllib
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
-from workbench.plan.experiment import Experiment
+from workbench.plan.experiment.experiment import Experiment
+from workbench.store.files import write_whole
 
 if TYPE_CHECKING:
     import pandas
 
+META = "checkpoint.toml"
+_NAME = re.compile(r"step-(\d{6,})")
+_INDEX = "index.toml"
+_LENGTH_BYTES = 8
+CHECKSUMS = "crc32"  # in a header: of each tensor, as `model.weights.snapshot` writes it
+_CHUNK_BYTES = 1 << 20
+_AT_ONCE = 4  # files
+_LARGEST_HEADER = 100 << 20  # as safetensors has it
+
 
 def last_attempt(directory: Path) -> int:
-    """The number of the last attempt at a run; 0: there was none."""
+    """Returns the number of the last attempt at a run; 0: there was none."""
     names = (path.name for path in (directory / "attempts").glob("*"))
     return max((int(name) for name in names if name.isdecimal()), default=0)
 
@@ -23,6 +40,13 @@ def new_directory(parent: Path, experiment: Experiment) -> Path:
     """Makes `<parent>/<date>-<time>-<model>`, numbered where there is one already.
 
     It holds `experiment.toml`, so that a run can be repeated from its folder.
+
+    Args:
+        parent: the folder of all runs.
+        experiment: the experiment that is run.
+
+    Raises:
+        OSError: the folder cannot be made.
     """
     model = re.sub(r"[^\w.-]", "_", experiment.plan.graph.source.name)
     name = f"{datetime.now():%Y%m%d-%H%M%S}-{model}"
@@ -33,24 +57,109 @@ def new_directory(parent: Path, experiment: Experiment) -> Path:
             directory.mkdir()
         except FileExistsError:
             continue
-        write(directory / "experiment.toml", experiment.to_toml())
+        write_whole(directory / "experiment.toml", experiment.to_toml())
         return directory
     raise AssertionError("unreachable")
 
 
 def write_metrics(directory: Path, metrics: "pandas.DataFrame") -> None:
     """Writes `metrics.csv`."""
-    write(directory / "metrics.csv", metrics.to_csv(index=False))
+    write_whole(directory / "metrics.csv", metrics.to_csv(index=False))
 
 
-def write(path: Path, text: str) -> None:
-    """Writes a file whole or not at all."""
-    part = path.with_name(f".{path.name}.part")
+def checkpoint_path(directory: Path, step: int) -> Path:
+    """Returns where the checkpoint of this step is, once it is complete."""
+    return directory / f"step-{step:06d}"
+
+
+def complete_checkpoints(directory: Path) -> dict[int, Path]:
+    """Returns complete checkpoints by step; those under way or given up have other names."""
+    if not directory.is_dir():
+        return {}
+    named = ((_NAME.fullmatch(path.name), path) for path in sorted(directory.iterdir()))
+    return {int(name[1]): path for name, path in named if name and (path / META).is_file()}
+
+
+@dataclass(frozen=True)
+class FoundCheckpoint:
+    """A checkpoint that is there.
+
+    Attributes:
+        path: the checkpoint's folder.
+        step: the number of updates that were done before it.
+    """
+
+    path: Path
+    step: int
+
+
+Newest = tuple[FoundCheckpoint | None, list[str]]
+"""The newest checkpoint that is whole, and what is wrong with newer ones."""
+
+
+def newest_whole(directory: Path, *, checked: bool = True) -> Newest:
+    """Returns the newest checkpoint whose files are whole, and what is wrong with newer ones.
+
+    A checkpoint takes its name when all of it was written; a file that is too short since then,
+    or whose bytes have other checksums, was damaged on its disk, or by somebody.
+
+    Args:
+        directory: the folder of the run.
+        checked: whether to read the files, for their checksums; else their lengths are enough.
+    """
+    there = complete_checkpoints(directory)
+    damaged: list[str] = []
+    for step in sorted(there, reverse=True):
+        bad = damaged_files(there[step], checked=checked)
+        if not bad:
+            return FoundCheckpoint(there[step], step), damaged
+        damaged.append(f"{there[step].name} is passed over: {', '.join(bad)} damaged or cut off")
+    return None, damaged
+
+
+def damaged_files(folder: Path, *, checked: bool = True) -> list[str]:
+    """Returns the files of a checkpoint that are not as they were written; see `newest_whole`."""
     try:
-        with part.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+        tensors = tomllib.loads((folder / _INDEX).read_text(encoding="utf-8"))["tensors"]
+        names = sorted({piece["file"] for entry in tensors.values() for piece in entry["pieces"]})
+    except (OSError, ValueError, KeyError, TypeError):
+        return [_INDEX]
+    with ThreadPoolExecutor(_AT_ONCE) as threads:  # checksums take no interpreter's lock
+        found = threads.map(lambda name: is_whole(folder / name, checked=checked), names)
+        return [name for name, good in zip(names, found, strict=True) if not good]
+
+
+def is_whole(path: Path, *, checked: bool = True) -> bool:
+    """Returns whether a safetensors file has all the bytes that its header speaks of.
+
+    Args:
+        path: the file.
+        checked: whether each tensor's CRC-32, where the header tells it, is compared too.
+    """
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            if length > _LARGEST_HEADER:
+                return False
+            header = json.loads(file.read(length))
+            metadata = header.pop("__metadata__", {})
+            spans = {name: entry["data_offsets"] for name, entry in header.items()}
+            end = _LENGTH_BYTES + length + max((span[1] for span in spans.values()), default=0)
+            if path.stat().st_size != end:
+                return False
+            known = json.loads(metadata.get(CHECKSUMS, "{}")) if checked else {}
+            starts = {name: _LENGTH_BYTES + length + spans[name][0] for name in known}
+            return all(
+                _crc(file, starts[name], spans[name][1] - spans[name][0]) == known[name]
+                for name in known
+            )
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _crc(file: BinaryIO, start: int, size: int) -> int:
+    found = 0
+    file.seek(start)
+    while size and (chunk := file.read(min(size, _CHUNK_BYTES))):
+        found, size = zlib.crc32(chunk, found), size - len(chunk)
+    return found

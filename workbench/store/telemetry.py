@@ -13,57 +13,25 @@ are kept, so that they take no more room the longer a run is:
 
 With n older files, one in every 2^k steps is kept, with the least 2^k that is at least n. So all of
 them together are no larger than one was, and each is written anew log2(n) times.
+
+A row is packed float64, one value for each column.
 """
 
 import os
 import struct
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from workbench.plan.metrics import Row
-from workbench.store import rows
+from workbench.plan.experiment.measured import COLUMNS, Row
+from workbench.store.files import write_whole
 from workbench.store.rank_files import RankFiles
-from workbench.store.rows import ROW_BYTES
 
+_ROW = struct.Struct(f"={len(COLUMNS)}d")
+_WHOLE = frozenset(("step", "rank", "tensor_bytes", "peak_bytes", "rss_bytes", "gpu_bytes"))
+ROW_BYTES = _ROW.size
 _STEP = struct.Struct("=d")  # what a row begins with
-
-
-def thin(files: RankFiles, num_older: int) -> None:
-    """Thins the oldest files of those that were put aside; to be called whenever there is one more.
-
-    Args:
-        files: of a rank.
-        num_older: how many of its files are thinned, the last one for the first time.
-
-    Raises:
-        OSError: the disk is full; every file is as it was, or thinned.
-    """
-    stride = _stride(num_older)
-    first = num_older - 1 if stride == _stride(num_older - 1) else 0
-    for number in range(first, num_older):
-        _thin(files.aside(number), stride)
-
-
-def step_of(row: bytes) -> int:
-    """The step of a packed row."""
-    return int(_STEP.unpack_from(row)[0])
-
-
-def _stride(num_older: int) -> int:
-    return 1 << max(num_older - 1, 0).bit_length()
-
-
-def _thin(path: Path, stride: int) -> None:
-    packed = path.read_bytes()
-    rows = (packed[start : start + ROW_BYTES] for start in range(0, len(packed), ROW_BYTES))
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_bytes(b"".join(row for row in rows if step_of(row) % stride == 0))
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-
 
 PERIOD_S = 0.05  # a fifth of what a view may lag behind
 PUT_ASIDE_BYTES = 4 << 20
@@ -71,13 +39,33 @@ ROWS_AT_ONCE = 4096
 KEPT_WHOLE = 2  # files that were put aside
 
 
+def pack_row(row: Row) -> bytes:
+    """Returns one row in `ROW_BYTES`.
+
+    Raises:
+        ValueError: a name is no column, or a column has no value.
+    """
+    if row.keys() != set(COLUMNS):
+        raise ValueError(f"a row has the columns {COLUMNS}, got {tuple(row)}")
+    return _ROW.pack(*(row[name] for name in COLUMNS))
+
+
+def unpack_rows(packed: bytes) -> Iterator[Row]:
+    """Yields the rows, in their order; counts are whole numbers again."""
+    for values in _ROW.iter_unpack(packed):
+        yield {
+            name: int(value) if name in _WHOLE else value
+            for name, value in zip(COLUMNS, values, strict=True)
+        }
+
+
 class Telemetry:
     """A rank's end: collects rows, and appends them from a thread of its own.
 
     Args:
-        files: of the rank.
-        period_s: seconds between two writes.
-        put_aside_bytes: the size from which on a file is put aside.
+        files: the files of the rank.
+        period_s: the seconds between two writes.
+        put_aside_bytes: the size from which on a file is put aside, in bytes.
         kept_whole: how many of those, the newest ones, keep all their rows.
     """
 
@@ -104,10 +92,10 @@ class Telemetry:
         """Takes one row.
 
         Raises:
-            ValueError: a name that is no column, or a column without a value.
+            ValueError: a name is no column, or a column has no value.
         """
-        self._waiting.append(rows.pack(row))
-        self._num_bytes += rows.ROW_BYTES
+        self._waiting.append(pack_row(row))
+        self._num_bytes += ROW_BYTES
 
     def close(self) -> int:
         """Writes what is left; returns how many rows were lost, as the disk is full."""
@@ -118,7 +106,7 @@ class Telemetry:
                 self._write()
         if self._file is not None:
             os.close(self._file)
-        return -(-(self._num_bytes - self._num_written) // rows.ROW_BYTES)
+        return -(-(self._num_bytes - self._num_written) // ROW_BYTES)
 
     def _serve(self) -> None:
         while not self._closing.wait(self._period_s):
@@ -146,14 +134,14 @@ class Telemetry:
                 thin(self._files, num_older)
 
 
-class Tail:
+class RowReader:
     """A reader of one rank's rows: each once, in their order, while they are being written.
 
     Where nothing came it costs one look at the file's size. Any number of them may read, in any
     process; rows that are half written wait for their other half.
 
     Args:
-        files: of the rank.
+        files: the files of the rank.
     """
 
     def __init__(self, files: RankFiles) -> None:
@@ -164,13 +152,13 @@ class Tail:
         self._seen: tuple[int, int, int] | None = None  # what the newest file was when all was read
 
     def take(self, most: int = ROWS_AT_ONCE) -> bytes:
-        """The rows that came since the last call, packed (see `rows`).
+        """Returns the rows that came since the last call, packed; b"": that is all for now.
 
         Args:
-            most: rows at once, so that a long history takes little memory; the next call gives
-                more. Nothing: that is all for now.
+            most: the rows at once, so that a long history takes little memory; the next call gives
+                more.
         """
-        taken, room = [], most * rows.ROW_BYTES
+        taken, room = [], most * ROW_BYTES
         while room:
             stamp = _stamp(self._newest)
             if stamp is not None and stamp == self._seen:
@@ -192,61 +180,107 @@ class Tail:
             room -= len(packed)
             if packed:
                 self._offset += len(packed)
-                self._last = packed[-rows.ROW_BYTES :]
+                self._last = packed[-ROW_BYTES:]
         return b"".join(taken)
 
     def read(self, most: int = ROWS_AT_ONCE) -> list[Row]:
-        """As `take`, unpacked."""
-        return list(rows.unpack(self.take(most)))
+        """Returns what `take` does, unpacked."""
+        return list(unpack_rows(self.take(most)))
 
     def _read_aside(self, path: str, room: int) -> bytes:
-        """Rows after the last that was given, which lies elsewhere if they were thinned since."""
+        """Returns rows after the last that was read, which may lie elsewhere after thinning."""
         with open(path, "rb", buffering=0) as file:
             if self._offset:
-                before = self._offset - rows.ROW_BYTES
-                if os.pread(file.fileno(), rows.ROW_BYTES, before) != self._last:
+                before = self._offset - ROW_BYTES
+                if os.pread(file.fileno(), ROW_BYTES, before) != self._last:
                     packed, last = file.read(), step_of(self._last)
-                    starts = range(0, len(packed), rows.ROW_BYTES)
-                    later = (
-                        at for at in starts if step_of(packed[at : at + rows.ROW_BYTES]) > last
-                    )
+                    starts = range(0, len(packed), ROW_BYTES)
+                    later = (at for at in starts if step_of(packed[at : at + ROW_BYTES]) > last)
                     self._offset = next(later, len(packed))
             return os.pread(file.fileno(), room, self._offset)
 
     def _read(self, path: str, room: int) -> tuple[bytes, int | None]:
-        """Whole rows from the offset on, and the inode of the file that they are from."""
+        """Returns whole rows from the offset on, and the inode of the file that they are from."""
         try:
             with open(path, "rb", buffering=0) as file:
                 packed = os.pread(file.fileno(), room, self._offset)
                 inode = os.fstat(file.fileno()).st_ino
         except FileNotFoundError:
             return b"", None
-        return packed[: len(packed) // rows.ROW_BYTES * rows.ROW_BYTES], inode
+        return packed[: len(packed) // ROW_BYTES * ROW_BYTES], inode
 
 
-class Follower:
+def newest(path: str | Path, most: int = 1) -> bytes:
+    """Returns the last whole rows of a file, packed; b"" where there are none yet.
+
+    Args:
+        path: the newest rows of a rank (`RankFiles.rows`).
+        most: how many rows there are at most.
+    """
+    try:
+        with open(path, "rb", buffering=0) as file:
+            whole = os.fstat(file.fileno()).st_size // ROW_BYTES
+            count = min(whole, most)
+            packed = os.pread(file.fileno(), count * ROW_BYTES, (whole - count) * ROW_BYTES)
+    except FileNotFoundError:
+        return b""
+    return packed[: len(packed) // ROW_BYTES * ROW_BYTES]
+
+
+class AttemptReader:
     """A reader of the rows of all ranks of one attempt.
 
     Args:
-        folder: of the attempt.
-        num_ranks: how many there are.
+        folder: the folder of the attempt.
+        num_ranks: the number of ranks.
 
     Attributes:
-        tails: one for each rank.
+        tails: the reader of each rank's rows.
     """
 
     def __init__(self, folder: Path, num_ranks: int) -> None:
-        self.tails = tuple(Tail(RankFiles(folder, rank)) for rank in range(num_ranks))
+        self.tails = tuple(RowReader(RankFiles(folder, rank)) for rank in range(num_ranks))
 
     def read(self, most: int = ROWS_AT_ONCE) -> list[Row]:
-        """New rows, in each rank's order; `most` of each rank at once."""
+        """Returns new rows, in each rank's order; `most` of each rank at once."""
         return [row for tail in self.tails for row in tail.read(most)]
 
 
 def _stamp(path: str) -> tuple[int, int, int] | None:
-    """A file's inode, bytes and time: the inode of one that was thinned may be given again."""
+    """Returns a file's inode, bytes and time: the inode of a thinned one may be used again."""
     try:
         status = os.stat(path)
     except FileNotFoundError:
         return None
     return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def thin(files: RankFiles, num_older: int) -> None:
+    """Thins the oldest files of those that were put aside; to be called whenever there is one more.
+
+    Args:
+        files: the files of a rank.
+        num_older: how many of its files are thinned, the last one for the first time.
+
+    Raises:
+        OSError: the disk is full; every file is as it was, or thinned.
+    """
+    stride = _stride(num_older)
+    first = num_older - 1 if stride == _stride(num_older - 1) else 0
+    for number in range(first, num_older):
+        _thin(files.aside(number), stride)
+
+
+def step_of(row: bytes) -> int:
+    """Returns the step of a packed row."""
+    return int(_STEP.unpack_from(row)[0])
+
+
+def _stride(num_older: int) -> int:
+    return 1 << max(num_older - 1, 0).bit_length()
+
+
+def _thin(path: Path, stride: int) -> None:
+    packed = path.read_bytes()
+    rows = (packed[start : start + ROW_BYTES] for start in range(0, len(packed), ROW_BYTES))
+    write_whole(path, b"".join(row for row in rows if step_of(row) % stride == 0))

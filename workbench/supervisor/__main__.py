@@ -10,10 +10,10 @@ import signal
 import sys
 from pathlib import Path
 
-from workbench.store.cluster_spec import Spec
+from workbench.store.cluster_spec import ClusterSpec
 from workbench.store.errors import ClusterError
+from workbench.store.process import SUPERVISOR, FolderLock
 from workbench.store.store import Store
-from workbench.supervisor.hold import Hold
 from workbench.supervisor.starting import BEGUN, STORE
 
 
@@ -23,8 +23,8 @@ def main(folder: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(format="%(asctime)s %(message)s")
     try:
-        with Hold(folder):
-            spec, store = Spec.load(folder), Store(folder / STORE)
+        with FolderLock(folder / SUPERVISOR, "supervisor"):
+            spec, store = ClusterSpec.load(folder), Store(folder / STORE)
             _say_so()
             from workbench.supervisor.supervisor import Supervisor  # it takes a while to import
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.hosts.processes import MARK, ending
-from workbench.store.cluster_spec import Spec, identity
-from workbench.supervisor.launch import command, guarded
+from workbench.store.cluster_spec import ClusterSpec, identity
+from workbench.supervisor.fleet import command, guarded
 from workbench.supervisor.starting import LOG
 
 
@@ -18,10 +18,11 @@ class RestartPolicy:
     """A rule.
 
     Attributes:
-        lasting_s: one that lived so long had started well: the next one starts at once.
+        lasting_s: seconds after which a start counts as good: after that the next one begins at
+            once.
         first_s: the wait after the second one in a row that did not; it doubles each time.
         longest_s: the longest wait.
-        most: so many in a row are tried; None: any number.
+        most: how many in a row are tried; None: any number.
     """
 
     lasting_s: float
@@ -63,7 +64,7 @@ class Backoff:
         """It has ended; when to start it again, by the same clock. None: no more.
 
         Args:
-            now: seconds of that clock.
+            now: seconds of the same clock.
             had_started: whether it is known to have started well, however soon it ended.
         """
         began_at = now if self._began_at is None else self._began_at
@@ -80,17 +81,17 @@ class ServerProcess:
     """Runs `python -m <spec.server> FOLDER`; runs are not disturbed while there is none.
 
     Args:
-        folder: the cluster's.
-        spec: what it is.
+        folder: the cluster's folder.
+        spec: what the cluster is.
     """
 
-    def __init__(self, folder: Path, spec: Spec) -> None:
+    def __init__(self, folder: Path, spec: ClusterSpec) -> None:
         self._folder, self._spec = folder, spec
         self._series = Backoff(PATIENCE)
         self._process: subprocess.Popen[bytes] | None = None
         self._due_at: float | None = 0.0
 
-    def look(self, now: float) -> str:
+    def poll(self, now: float) -> str:
         """Starts it where it is time to; says how it ended, where it has since the last look.
 
         Args:

@@ -3,31 +3,32 @@
 import os
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from workbench.store.backup import mend
-from workbench.store.cluster_spec import Spec
+from workbench.store.cluster_spec import ClusterSpec
 from workbench.store.errors import ClusterError
-from workbench.store.owner import Owner
+from workbench.store.process import SUPERVISOR, ProcessIdentity, holder
 from workbench.store.store import Store
 
 MODULE = "workbench.supervisor"
 # A child of nobody: whoever starts a supervisor has no process to wait for, and none to take along.
 GO_BETWEEN = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True)"
 BEGUN = b"begun\n"  # what a supervisor says when it has the folder, and before it starts anything
-STORE, PID, LOG = "server.sqlite", "supervisor.pid", "supervisor.log"
+STORE, LOG = "server.sqlite", "supervisor.log"
 LONGEST_TEXT = 2000
 
 
-def start(folder: Path, spec: Spec | None = None) -> None:
+def start(folder: Path, spec: ClusterSpec | None = None) -> None:
     """Starts a supervisor; returns when it has the folder, before its engines are ready.
 
     This process is attached to the cluster then (`Store.attach`).
 
     Args:
-        folder: the cluster's; made here, and open to nobody else.
-        spec: what to keep; None: what the folder says, where a supervisor ended before its work.
+        folder: the cluster's folder; made here, and open to nobody else.
+        spec: the cluster to keep; None: the one that the folder describes, where a supervisor
+            ended before its work.
 
     Raises:
         ClusterError: another supervisor has the folder, or none could start; the text says why.
@@ -36,14 +37,15 @@ def start(folder: Path, spec: Spec | None = None) -> None:
     folder = folder.absolute()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if spec is None:
-        spec = Spec.load(folder)
+        spec = ClusterSpec.load(folder)
     else:
         spec.save(folder)
     mended = "" if supervisor_of(folder) else mend(folder / STORE)
-    store = Store(folder / STORE, create=True)
-    store.attach(Owner.here())
-    if mended:
-        store.event(mended, kind="restored", level="warning")
+    # Closed here: an interrupt while the interpreter closes it would be lost.
+    with closing(Store(folder / STORE, create=True)) as store:
+        store.attach(ProcessIdentity.here())
+        if mended:
+            store.event(mended, kind="restored", level="warning")
     supervisor = [sys.executable, "-P", "-m", MODULE, str(folder)]
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     with (folder / LOG).open("ab") as log:
@@ -60,13 +62,9 @@ def start(folder: Path, spec: Spec | None = None) -> None:
         raise ClusterError(f"no supervisor for {folder}: {done.stdout.decode() or said(folder)}")
 
 
-def supervisor_of(folder: Path) -> Owner | None:
+def supervisor_of(folder: Path) -> ProcessIdentity | None:
     """The process that keeps a cluster; None where none does."""
-    with suppress(OSError, ValueError):
-        pid, started, host = (folder / PID).read_text().split()
-        owner = Owner(int(pid), int(started), host)
-        return owner if owner.is_alive else None
-    return None
+    return holder(folder / SUPERVISOR)
 
 
 def said(folder: Path) -> str:

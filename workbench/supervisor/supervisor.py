@@ -3,6 +3,8 @@
 Which process is which engine is written in the store, by process id: the job server may turn one
 engine into another (`engine.calls.assume_identity`) and exchange their ids there. So of an engine
 that ended, the store says its place, and the next process is started for that.
+
+Where ranks meet: one store for all jobs, which none of them takes along when it ends.
 """
 
 import asyncio
@@ -11,38 +13,69 @@ import math
 import os
 import shutil
 import signal
+import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 from workbench.hosts.processes import reap
-from workbench.hosts.remote.gathering import Gathering
-from workbench.hosts.remote.limit import Limit
-from workbench.store.cluster_spec import FILE, Spec, identity
+from workbench.hosts.remote.gathering import AllocationLimit, Gathering
+from workbench.store.cluster_spec import FILE, ClusterSpec, identity
 from workbench.store.errors import ClusterError, StoreError
 from workbench.store.profile import Launch
-from workbench.store.record import EngineRecord, State
+from workbench.store.record import EngineRecord, JobState
 from workbench.store.store import Store
 from workbench.supervisor.fleet import Ended, Fleet
-from workbench.supervisor.rendezvous import Rendezvous
 from workbench.supervisor.server_process import Backoff, RestartPolicy, ServerProcess
 
+
+class Rendezvous:
+    """torch's store, on one interface.
+
+    Args:
+        address: the address of the interface.
+        timeout_s: how long it waits for a value.
+        port: the port; 0: any that is free.
+
+    Attributes:
+        place: "address:port".
+    """
+
+    def __init__(self, address: str, timeout_s: float, port: int = 0) -> None:
+        import torch.distributed as dist  # here: it takes seconds, in which engines start
+
+        # The port is bound here and handed over open, so nobody can take it in between; and
+        # left to itself the store would listen on all interfaces.
+        listener = socket.create_server((address, port))
+        port = listener.getsockname()[1]
+        self.place = f"{address}:{port}"
+        self._store = dist.TCPStore(  # type: ignore[attr-defined]  # torch's stubs lack it
+            address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+            timeout=timedelta(seconds=timeout_s),
+        )
+
+
 # A job that is paused waits for people, however long; it goes on when somebody attaches again.
-UNFINISHED: tuple[State, ...] = ("queued", "starting", "running", "stopping")
+UNFINISHED: tuple[JobState, ...] = ("queued", "starting", "running", "stopping")
 
 
 class Lifetime:
     """A cluster stays while somebody is attached to it or a job is unfinished, and a while more.
 
     Args:
-        spec: of the cluster.
-        store: its state.
+        spec: what the cluster is.
+        store: the cluster's store.
         now: seconds of a monotonic clock.
     """
 
-    def __init__(self, spec: Spec, store: Store, now: float) -> None:
+    def __init__(self, spec: ClusterSpec, store: Store, now: float) -> None:
         self._spec, self._store, self._needed_at = spec, store, now
 
     def is_over(self, now: float) -> str:
@@ -67,7 +100,7 @@ class Lifetime:
 
 
 AGAIN_S = 1.0
-LOOK_EVERY_S = 0.25  # at the store; of a child's end the kernel tells at once
+POLL_EVERY_S = 0.25  # at the store; of a child's end the kernel tells at once
 ASSISTANT_AFTER_S = 15.0  # at the latest
 PATIENCE = RestartPolicy(lasting_s=10.0, first_s=0.5, longest_s=30.0, most=6)
 MEETING = "meeting"  # the note that says where ranks meet
@@ -79,12 +112,12 @@ class Supervisor:
     """Keeps a cluster until it is asked to end it, or nobody needs it any more.
 
     Args:
-        folder: the cluster's.
-        spec: what it is.
-        store: its state.
+        folder: the cluster's folder.
+        spec: what the cluster is.
+        store: the cluster's store.
     """
 
-    def __init__(self, folder: Path, spec: Spec, store: Store) -> None:
+    def __init__(self, folder: Path, spec: ClusterSpec, store: Store) -> None:
         self._folder, self._spec, self._store = folder, spec, store
         self._news = asyncio.Event()
         self._ended: list[Ended] = []  # engines whose end nobody was told of
@@ -112,12 +145,12 @@ class Supervisor:
         finally:
             self._clear()
 
-    def _equip(self, spec: Spec, ports: Sequence[int] = ()) -> None:
+    def _equip(self, spec: ClusterSpec, ports: Sequence[int] = ()) -> None:
         """Makes what depends on which engines there are, and where.
 
         Args:
             spec: the cluster, as far as it is known.
-            ports: for the store where ranks meet, and the controller; none: any.
+            ports: ports for the store where ranks meet, and for the controller; none: any.
         """
         self._spec, self._meeting_port = spec, ports[0] if ports else 0
         told = (self._engine_ended, self._controller_ended)
@@ -125,7 +158,7 @@ class Supervisor:
         self._server = ServerProcess(self._folder, spec)
         self._series = [Backoff(PATIENCE) for _ in spec.devices]
         notice_s = 0.0 if spec.launch is None else spec.launch.notice_s
-        self._limit = Limit(self._store, spec.ends_at, notice_s)
+        self._limit = AllocationLimit(self._store, spec.ends_at, notice_s)
 
     async def _gather(self, launch: Launch) -> None:
         """Has hosts come; returns when all are there, or when the cluster is to end."""
@@ -134,7 +167,7 @@ class Supervisor:
             self._gathering = Gathering(self._folder, launch)
             gathered = asyncio.create_task(self._gathering.gather(self._spec))
             while not gathered.done():
-                await asyncio.wait((gathered,), timeout=LOOK_EVERY_S)
+                await asyncio.wait((gathered,), timeout=POLL_EVERY_S)
                 self._obey()
                 self._end(self._lifetime.is_over(time.monotonic()))
                 if self._ends:
@@ -167,7 +200,7 @@ class Supervisor:
         meeting = asyncio.create_task(self._meet())
         while not self._ends:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), LOOK_EVERY_S)
+                await asyncio.wait_for(self._news.wait(), POLL_EVERY_S)
             self._news.clear()
             await self._keep(time.monotonic())
             if meeting.done():
@@ -183,7 +216,7 @@ class Supervisor:
     async def _keep(self, now: float) -> None:
         """One look at everything."""
         try:
-            if said := self._server.look(now):
+            if said := self._server.poll(now):
                 self._tell(said, "server_died")
             while self._controllers_ended:
                 self._note_controller(self._controllers_ended[0], now)

@@ -29,8 +29,8 @@ import torch.distributed as dist
 from pydantic import TypeAdapter
 
 from workbench.comm.groups.world import World
-from workbench.plan.experiment import Experiment
-from workbench.plan.seat import Seat
+from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.placement.mesh import RankConfig
 from workbench.train.loop.state import RankState, group_specs_of
 
 MOST_SHOWN = 1 << 20  # bytes of what one rank printed: its end
@@ -44,8 +44,9 @@ class Cell:
 
     Attributes:
         source: Python; the value of a last expression is told.
-        ranks: that run it; the others do nothing.
-        anew: makes world, groups and model again before: the ranks parted in the cell before.
+        ranks: the ranks that run it; the others do nothing.
+        anew: whether world, groups and model are made again before: the ranks parted in the cell
+            before.
     """
 
     source: str
@@ -59,10 +60,10 @@ class Ending:
 
     Attributes:
         state: what happened.
-        value: of the last expression, as text; None where there is none.
+        value: the value of the last expression, as text; None where there is none.
         error: "KeyError: 'x'", or "".
-        traceback: from the cell on, or "".
-        seconds: that it took.
+        traceback: the traceback from the cell on, or "".
+        seconds: the seconds that it took.
     """
 
     state: State
@@ -80,7 +81,7 @@ class CellFiles:
     """The files of all cells of one set of ranks.
 
     Attributes:
-        folder: of them; there while the ranks serve.
+        folder: the folder of the cells; it is there while the ranks serve.
     """
 
     folder: Path
@@ -144,25 +145,25 @@ LOOK_EVERY_S = 0.01
 _MOST_CHARACTERS = 20_000  # characters of a value, and of a traceback
 
 
-def serve(seat: Seat, experiment: Experiment, *, weights: Path, folder: Path) -> None:
+def serve(config: RankConfig, experiment: Experiment, *, weights: Path, folder: Path) -> None:
     """Runs one cell after another, until this rank is interrupted while none runs.
 
     A cell finds what the cells before it made, and
     `wb`, `comm`, `torch`, `dist`; `rank`, `world_size`, `world`, `device`;
     `group` (all ranks), `groups` (by purpose and ranks); `experiment`, `plan`;
     `model`: this rank's part;
-    `state`: `state.stepper.run(step)` leaves gradients, `state.strategy.update(step)` applies them.
+    `state`: `state.stepper.run(step)` leaves gradients, `state.stepper.update()` applies them.
 
     Args:
-        seat: where this rank sits.
-        experiment: under whose plan the model is cut.
+        config: the place of this rank.
+        experiment: the experiment under whose plan the model is cut.
         weights: the initial weights; only slices are read.
-        folder: where cells and endings are.
+        folder: the folder of cells and endings.
     """
-    room = _Room(seat, experiment, weights, CellFiles(folder))
+    room = _Room(config, experiment, weights, CellFiles(folder))
     number, cell = room.next(1)
     while True:
-        with World.open(room.seat(number)) as world:
+        with World.open(room.config(number)) as world:
             room.enter(world)
             while True:
                 room.perform(number, cell)
@@ -174,14 +175,16 @@ def serve(seat: Seat, experiment: Experiment, *, weights: Path, folder: Path) ->
 class _Room:
     """What one rank has while it runs cells."""
 
-    def __init__(self, seat: Seat, experiment: Experiment, weights: Path, files: CellFiles) -> None:
-        self._seat, self._experiment, self._weights = seat, experiment, weights
+    def __init__(
+        self, config: RankConfig, experiment: Experiment, weights: Path, files: CellFiles
+    ) -> None:
+        self._config, self._experiment, self._weights = config, experiment, weights
         self._files = files
         self._names: dict[str, Any] = {"__name__": "__ranks__", "__builtins__": builtins}
 
-    def seat(self, number: int) -> Seat:
+    def config(self, number: int) -> RankConfig:
         """In a world that begins with this cell."""
-        return replace(self._seat, prefix=f"{self._seat.prefix}-{number}")
+        return replace(self._config, prefix=f"{self._config.prefix}-{number}")
 
     def enter(self, world: World) -> None:
         """Puts into reach what belongs to a world; the model keeps the values that it has."""
@@ -223,7 +226,7 @@ class _Room:
 
     def perform(self, number: int, cell: Cell) -> None:
         """Runs a cell and says how it ended; raises only what is to end this rank."""
-        rank = self._seat.rank
+        rank = self._config.rank
         ending = Ending("skipped")
         if rank in cell.ranks:
             started = time.perf_counter()
@@ -256,7 +259,7 @@ class _Room:
 
     @contextmanager
     def _printing(self, number: int) -> Iterator[None]:
-        path = self._files.printed_to(number, self._seat.rank)
+        path = self._files.printed_to(number, self._config.rank)
         with path.open("w", buffering=1) as out, redirect_stdout(out), redirect_stderr(out):
             yield
 

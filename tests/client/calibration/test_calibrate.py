@@ -9,22 +9,34 @@ from tests.client.interrupts import interrupt_inside
 from tests.plan.graphs import vgg
 from tests.train.small import net
 from workbench.client.calibration import cache
-from workbench.client.calibration.calibrate import Calibration, CalibrationSpec, plans_of, rows_of
-from workbench.client.calibration.devices import classes, devices_of, extended, missing
-from workbench.client.calibration.links import links_of, slowdown_of
-from workbench.client.calibration.spread import behind, stretches_of, unequal
-from workbench.model.trace import trace
-from workbench.plan.link import INTO_NEW
-from workbench.plan.machine import Machine
+from workbench.client.calibration.calibrate import (
+    Calibration,
+    CalibrationSpec,
+    links_of,
+    plans_of,
+    rows_of,
+    slowdown_of,
+)
+from workbench.client.calibration.devices import (
+    behind,
+    classes,
+    devices_of,
+    extended,
+    missing,
+    stretches_of,
+    unequal,
+)
+from workbench.model.tracing.trace import trace
+from workbench.plan.machine.link import INTO_NEW
+from workbench.plan.machine.machine import Machine
 from workbench.plan.plan import Plan
-from workbench.store.device import Device as Place
+from workbench.store.cluster_spec import EngineDevice as Place
 from workbench.train.measure.device import DeviceMeasured
 from workbench.train.measure.layers import LayersMeasured, works_on
-from workbench.train.measure.links import LinksMeasured, Timed, families
-from workbench.train.measure.overlap import Beside
+from workbench.train.measure.links import Beside, LinksMeasured, Timed, families
 
 GRAPH = vgg()
-WISH = CalibrationSpec((4,), "fp32", None, None, 1.0)
+SPEC = CalibrationSpec((4,), "fp32", None, None, 1.0)
 
 
 def places(*hosts: str, threads: int = 1) -> list[Place]:
@@ -182,7 +194,7 @@ def test_what_was_measured_is_known_and_stays(factor):
     """Also where devices differ only by what their layers take."""
     devices = devices_of(attained(1e11, 1e11), places("a", "a"))
     plan = Plan.data_parallel(GRAPH, 2)
-    experiment = WISH.experiment(plan)
+    experiment = SPEC.experiment(plan)
     assert missing(devices, experiment, (4, 8)) == [4, 8]
     found = [[layers(plan, rank, 4, 1e-3 * factor**rank)] for rank in (0, 1)]
     known = extended(devices, experiment, found)
@@ -210,19 +222,19 @@ def test_ranks_with_equal_devices_share_what_they_found():
     plan, cut = Plan.data_parallel(GRAPH, 2), Plan.filters(GRAPH, 2, (3, 1))
     apart = devices_of(attained(1e11, 5e10), places("a", "a"))
     alike = [[layers(plan, rank, 4, 1e-3 * 1.02**rank)] for rank in (0, 1)]
-    (one,) = extended(apart, WISH.experiment(plan), alike)
+    (one,) = extended(apart, SPEC.experiment(plan), alike)
     assert one.flops["fp32"] == pytest.approx(7.5e10)
     assert [s.forward_s for s in one.samples] == pytest.approx([1.01e-3] * len(one.samples))
     pieces = [[layers(cut, rank, 4, 1e-3)] for rank in (0, 1)]  # nothing that both have done
-    more = extended((one,), WISH.experiment(cut), pieces)
+    more = extended((one,), SPEC.experiment(cut), pieces)
     assert len(more) == 1
-    assert missing(more, WISH.experiment(cut), (4,)) == []
+    assert missing(more, SPEC.experiment(cut), (4,)) == []
 
 
 def test_a_step_s_layers_take_what_its_other_parts_do_not():
     """Tracing takes as long for every layer; small ones keep half of their time at least."""
     plan = Plan.data_parallel(GRAPH, 2)
-    experiment = WISH.experiment(plan)
+    experiment = SPEC.experiment(plan)
     seen = layers(plan, 0, 4, 1e-3)
     count = sum(map(len, works_on(plan, 0, 4, "fp32").values()))
     for besides, forward, step_s in (
@@ -254,13 +266,13 @@ def test_ranks_that_are_slow_by_turns_are_uneven():
     assert unequal(machine, []) == machine
     plan, cut = Plan.data_parallel(GRAPH, 2), Plan.filters(GRAPH, 2, (3, 1))
     seen = [[layers(plan, rank, 4, 1e-3 * (1 + rank))] for rank in (0, 1)]
-    apart = stretches_of(WISH.experiment(plan), seen, own_devices=False)
+    apart = stretches_of(SPEC.experiment(plan), seen, own_devices=False)
     assert unequal(machine, apart).unevenness > 0.3
     assert (
-        max(one.squared for one in stretches_of(WISH.experiment(plan), seen, own_devices=True))
+        max(one.squared for one in stretches_of(SPEC.experiment(plan), seen, own_devices=True))
         < 1e-12
     )
-    assert stretches_of(WISH.experiment(cut), seen, own_devices=False) == []
+    assert stretches_of(SPEC.experiment(cut), seen, own_devices=False) == []
 
 
 def test_a_damaged_file_is_measured_again(tmp_path, monkeypatch):
@@ -286,8 +298,8 @@ def test_the_fingerprint_is_the_hardware_s():
 
 def test_hosts_have_equally_many_ranks():
     with pytest.raises(ValueError, match="hosts have 1 and 2 ranks"):
-        Calibration((0, 1, 2), places("a", "a", "b"), None, None, None)
-    assert Calibration((0, 1), places("a", "b"), None, None, None).ranks_per_host == 1
+        Calibration(None, places("a", "a", "b"), None, None)
+    assert Calibration(None, places("a", "b"), None, None).ranks_per_host == 1
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from torch import nn
 import workbench as wb
 from tests.plan.graphs import Builder
 from workbench.client.calibration.rebalancer import Rebalancer
-from workbench.train.reshard.requests import CarriedOut
+from workbench.train.loop.requests import CarriedOut
 
 LONG_S = 240.0
 PAIR = wb.Plan.data_parallel(Builder((8, 4, 4)).conv("a", 8).graph(), 2)
@@ -61,7 +61,7 @@ class FakeRun:
 
     @property
     def samples(self):
-        """Of this step: every fifth batch is short, if it is so wished."""
+        """Of this step: every fifth batch is short, if it is so requested."""
         batch_size = self.experiment.batch_size
         return batch_size // 8 if self.is_ragged and self.step % 5 == 4 else batch_size
 

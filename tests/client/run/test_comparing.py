@@ -13,9 +13,9 @@ from workbench.client.calibration.recalibrating import recalibrated
 from workbench.client.run import comparing
 from workbench.client.run.comparing import timeline_of
 from workbench.plan.errors import MachineError
-from workbench.plan.span import Span
-from workbench.plan.work import work_of
-from workbench.predict.time.schedule import PARTS
+from workbench.plan.experiment.measured import Span
+from workbench.plan.machine.work import work_of
+from workbench.predict.time.simulation import PARTS
 from workbench.store.errors import ClusterError
 from workbench.train.trace.rank_trace import Called, RankTrace, Stretch
 from workbench.train.trace.traces import Sample, write

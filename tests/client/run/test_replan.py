@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 import workbench as wb
-from workbench.plan.recut import Recut
+from workbench.plan.reshard import Recut
 from workbench.store.errors import ClusterError, RunError
 
 LONG_S = 120.0

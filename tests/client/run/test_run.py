@@ -9,10 +9,10 @@ import pytest
 from tests.client.fake_job import LONG_S, Job
 from tests.client.interrupts import interrupt_inside
 from tests.plan.graphs import mlp
-from tests.store.test_message import experiment
+from tests.store.test_messages import experiment
 from workbench.client.run.run import Run
 from workbench.plan import Plan
-from workbench.plan.metrics import COLUMNS
+from workbench.plan.experiment.measured import COLUMNS
 from workbench.store.errors import Diverged, RunError
 
 
@@ -258,7 +258,7 @@ def test_metrics_that_cannot_be_written_are_not_lost(start, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("workbench.store.run_folder.write", full)
+    monkeypatch.setattr("workbench.store.run_folder.write_whole", full)
     job = Job()
     job.may_end.set()
     run = start(job).wait(LONG_S)

@@ -11,10 +11,10 @@ from torch import nn
 
 import workbench as wb
 from tests.client.interrupts import interrupt_inside
-from workbench.client.run.remote import RemoteJob
+from workbench.client.run.job import Job
 from workbench.model.errors import ModelError
 from workbench.store.errors import ClusterError
-from workbench.train.data.data import open_data
+from workbench.train.datasets import open_data
 
 LONG_S = 300.0
 
@@ -131,9 +131,14 @@ def test_a_rank_that_vanishes_in_an_all_reduce_loses_no_step(cluster, experiment
     assert run.metrics[columns].equals(straight.metrics[columns])
 
 
-def test_a_user_s_own_module_has_to_be_given(cluster, experiment):
-    with pytest.raises(ModelError, match=r"the values of Sequential are in your module"):
-        cluster.train(experiment)
+def test_a_user_s_own_module_is_known_where_it_was_traced(cluster, experiment):
+    short = experiment.replace(steps=2)
+    given = cluster.train(short, module=NET).wait(LONG_S)
+    assert cluster.train(short).wait(LONG_S).metrics["loss"].equals(given.metrics["loss"])
+    elsewhere = short.replace(plan=wb.Plan.from_toml(short.plan.to_toml()))
+    assert elsewhere == short
+    with pytest.raises(ModelError, match="Sequential was not traced in this process"):
+        cluster.train(elsewhere)
     assert cluster.occupied == {}
 
 
@@ -142,14 +147,14 @@ def test_a_split_is_proved_exact(cluster, plan, capsys):
     found = cluster.verify(plan, steps=1)
     assert found.of("output").error < found.tolerance("output")
     assert {difference.what for difference in found.differences} >= {"gradient", "weight"}
-    said = "verifying mobilenet_v3_small: initial weights, unsplit model, 2 ranks"
+    said = "verifying mobilenet_v3_small: unsplit model, 2 ranks"
     assert said in capsys.readouterr().out
     assert not list(cluster.folder.glob("reference-*"))
 
 
 @pytest.mark.slow
 def test_an_interrupted_verification_leaves_the_cluster_usable(cluster, plan):
-    interrupt_inside(RemoteJob.watch)
+    interrupt_inside(Job.watch)
     with pytest.raises(KeyboardInterrupt):
         cluster.verify(plan, steps=100_000)
     assert cluster.occupied == {}

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.comm.lockstep import run
-from workbench.comm.algorithms.course import FLAT
+from workbench.comm.algorithms.flat import FLAT
 from workbench.comm.algorithms.hierarchical import across
 from workbench.comm.pieces import cut, even
 from workbench.predict.traffic import collective_costs

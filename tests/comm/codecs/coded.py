@@ -2,21 +2,21 @@
 
 import torch
 
-from workbench.comm.codecs.coding import Coding, coder_of
-from workbench.plan.codec import Codec
+from workbench.comm.codecs.coding import PieceCoding, coder_of
+from workbench.plan.experiment.codec import Codec
 
 CPU = torch.device("cpu")
 NAMES = ("fp16", "bf16", "bf16_truncated", "int8", "int4", "top_k")
 
 
-def coding(codec: Codec, residual=None) -> Coding:
-    return Coding(coder_of(codec, CPU), residual)
+def coding(codec: Codec, residual=None) -> PieceCoding:
+    return PieceCoding(coder_of(codec, CPU), residual)
 
 
 def encoded(x, codec: Codec):
     """The bytes of x."""
     made = coding(codec)
-    (wire,) = made.rooms([len(x)])
+    (wire,) = made.buffers([len(x)])
     made.encode(x, wire)
     return wire
 

@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from tests.ranks import all_ranks
-from workbench.comm.collectives import all_gather, all_reduce, start_all_reduce
+from workbench.comm.all_reduce import all_reduce, start_all_reduce
+from workbench.comm.collectives import all_gather
 from workbench.comm.groups.errors import CodecError, CommError
 from workbench.comm.pieces import even
-from workbench.plan.codec import Codec
-from workbench.plan.placement import Shard
+from workbench.plan.experiment.codec import Codec
+from workbench.plan.placement.placement import Shard
 
 CASES = [
     (0, torch.float32, Codec(name="int8")),
@@ -174,11 +175,11 @@ def test_an_overflow_of_the_sum_names_layer_rank_and_magnitude(on_ranks):
         )
 
 
-def one_has_nan(seat):
+def one_has_nan(config):
     from workbench.comm.groups.world import World
 
     try:
-        with World.open(seat) as world:
+        with World.open(config) as world:
             x = torch.ones(99)
             x[50] = torch.nan if world.rank == 1 else 1.0
             all_reduce(x, all_ranks(world), codec=Codec(name="int8"), layer="fc")
@@ -226,7 +227,9 @@ def test_what_cannot_be_coded_is_refused_before_anybody_communicates(on_ranks):
             f"algorithm 'halving_doubling' cannot take codec 'int8'; {valid}",
             "codec 'int8' with error_feedback=True needs a residual",
             "codec 'int8' with error_feedback=False has no use for a residual",
-            "a residual is for a codec with error feedback, and none was given",
-            "the residual must be ((4,), torch.float32, 'cpu'), got ((4,), torch.float64, 'cpu')",
+            "a residual is for a codec with error feedback, and group world(0,1) was given no "
+            "codec",
+            "the residual of codec 'int8' in group world(0,1) has (shape, dtype, device) "
+            "((4,), torch.float32, 'cpu'), got ((4,), torch.float64, 'cpu')",
         ]
         assert total == [2.0] * 4

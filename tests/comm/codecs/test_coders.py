@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.comm.codecs.coded import NAMES, coding, encoded, laplace, round_trip
 from workbench.comm.groups.errors import CodecError
-from workbench.plan.codec import Codec
+from workbench.plan.experiment.codec import Codec
 
 PROFILE = settings(max_examples=40, derandomize=True, deadline=None, database=None)
 DTYPES = (torch.float32, torch.float64)
@@ -155,7 +155,7 @@ def test_a_residual_is_what_was_left_out(name, sizes):
     residual, sent = torch.zeros(length, dtype=dtype), torch.zeros(length, dtype=dtype)
     given_so_far = torch.zeros(length, dtype=torch.float64)
     made = coding(codec, residual)
-    (wire,) = made.rooms([length])
+    (wire,) = made.buffers([length])
     for step in range(4):
         x = samples(length, dtype, seed=step)
         before = x.clone()

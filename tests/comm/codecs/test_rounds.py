@@ -10,7 +10,7 @@ from tests.comm.lockstep import run
 from workbench.comm.algorithms.hierarchical import across
 from workbench.comm.codecs import rounds
 from workbench.comm.pieces import cut, even
-from workbench.plan.codec import Codec
+from workbench.plan.experiment.codec import Codec
 
 PROFILE = settings(max_examples=40, derandomize=True, deadline=None, database=None)
 FLAT = {"ring": rounds.ring, "direct": rounds.direct}

@@ -9,18 +9,18 @@ import torch
 import torch.distributed as dist
 
 from tests.ranks import all_ranks
-from workbench.comm.collectives import all_reduce, start_all_reduce
+from workbench.comm.all_reduce import all_reduce, start_all_reduce
 from workbench.comm.groups.errors import PeerLost
-from workbench.comm.groups.world import Seat, World
+from workbench.comm.groups.world import RankConfig, World
 
 RANKS, VICTIM = 3, 1
 
 
 def one_is_killed(rank, port, in_buffer, said):
     torch.set_num_threads(1)
-    seat = Seat(rank, RANKS, "127.0.0.1", port, "a world", timeout_s=60.0)
+    config = RankConfig(rank, RANKS, "127.0.0.1", port, "a world", timeout_s=60.0)
     try:
-        with World.open(seat) as world:
+        with World.open(config) as world:
             group = all_ranks(world)
             assert group.transport == "shared memory"
             flat = group.buffer(4, torch.ones(1))

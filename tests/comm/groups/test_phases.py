@@ -1,16 +1,17 @@
 """The phases of an all-reduce: nothing in between, the bytes of the record, and only if asked."""
 
 import time
+from collections import Counter
 from statistics import median
 
 import pytest
 import torch
 
 from tests.ranks import all_ranks
-from workbench.comm.collectives import all_gather, all_reduce, start_all_reduce
-from workbench.comm.groups.phases import PhaseLog
-from workbench.comm.groups.record import Recorder
-from workbench.plan.placement import Shard
+from workbench.comm.all_reduce import all_reduce, start_all_reduce
+from workbench.comm.collectives import all_gather
+from workbench.comm.groups.record import PhaseLog, Recorder
+from workbench.plan.placement.placement import Shard
 
 RUNS = [
     ("ring", None),
@@ -52,7 +53,7 @@ def traced(world):
 
 @pytest.mark.parametrize("hosts", ["aaa", "aab", "abc"])
 def test_phases_fill_an_all_reduce_and_say_what_travels(on_ranks, hosts):
-    around = []
+    around, sent, came = [], Counter(), Counter()
     for rank, (found, rows) in enumerate(on_ranks(3, traced, hosts=hosts)):
         for name, codec, kind, traces, seconds in found:
             (trace,) = traces
@@ -73,6 +74,9 @@ def test_phases_fill_an_all_reduce_and_say_what_travels(on_ranks, hosts):
                 nbytes, rounds = rows[trace.layer]
                 assert sum(p.bytes for p in trace.phases if p.name == "wait") == nbytes
                 assert max(p.round for p in trace.phases) == rounds
+                came[trace.layer] += nbytes
+                sent[trace.layer] += sum(p.bytes for p in trace.phases if p.name == "send")
+    assert sent == came
     # A few calls, which a busy machine may interrupt, though not most of the time.
     assert median(around) < 0.05
 

@@ -4,17 +4,11 @@ import pytest
 import torch
 
 from tests.ranks import all_ranks
-from workbench.comm.collectives import (
-    all_gather,
-    all_reduce,
-    all_to_all,
-    broadcast,
-    reduce_scatter,
-    start_all_reduce,
-)
-from workbench.comm.groups.record import Key, Record, Recorder
+from workbench.comm.all_reduce import all_reduce, start_all_reduce
+from workbench.comm.collectives import all_gather, all_to_all, broadcast, reduce_scatter
+from workbench.comm.groups.record import Record, Recorder, RecordKey
 from workbench.comm.regions import copy_to, gather_from
-from workbench.plan.placement import Shard, apportion
+from workbench.plan.placement.placement import Shard, apportion
 
 ROWS = 3
 
@@ -85,7 +79,7 @@ def test_crossings_say_their_layer_and_phase(on_either):
 
 def test_rows_add_up():
     recorder = Recorder()
-    key = Key("g", "all_gather", "fc", "forward")
+    key = RecordKey("g", "all_gather", "fc", "forward")
     recorder.add(key, calls=1, messages=2, bytes=30, rounds=2)
     recorder.add(key._replace(phase="backward"), calls=1)
     recorder.add(key, calls=1, messages=1, bytes=10, seconds=0.5, rounds=3, additions=5)

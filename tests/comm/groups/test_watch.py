@@ -9,11 +9,12 @@ import torch
 import torch.distributed as dist
 
 from tests.ranks import all_ranks
-from workbench.comm.collectives import all_gather, all_reduce, broadcast, start_all_reduce
+from workbench.comm.all_reduce import all_reduce, start_all_reduce
+from workbench.comm.collectives import all_gather, broadcast
 from workbench.comm.groups.errors import CommTimeout, PeerLost
-from workbench.comm.groups.watch import Watch
-from workbench.comm.groups.world import Seat, World
-from workbench.plan.placement import Shard
+from workbench.comm.groups.watch import PeerWatch
+from workbench.comm.groups.world import RankConfig, World
+from workbench.plan.placement.placement import Shard
 
 ABSENT = 1
 
@@ -166,7 +167,7 @@ class Never:
 
 def test_waiting_ends_when_another_rank_gives_up():
     store = dist.HashStore()
-    lost, waiting, meeting = (Watch(store, rank, 3, timeout_s=20.0) for rank in range(3))
+    lost, waiting, meeting = (PeerWatch(store, rank, 3, timeout_s=20.0) for rank in range(3))
     lost.give_up(ArithmeticError("enough"))
     meeting.give_up(ArithmeticError("enough of that"))  # the first one counts
     said = "rank 0 gave up after ArithmeticError: enough"
@@ -182,7 +183,7 @@ def test_whoever_leaves_a_world_with_an_error_says_so():
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     threads = torch.get_num_threads()
     with pytest.raises(ArithmeticError):
-        with World.open(Seat(0, 1, "127.0.0.1", store.port, "a world", threads=threads)):
+        with World.open(RankConfig(0, 1, "127.0.0.1", store.port, "a world", threads=threads)):
             raise ArithmeticError("enough")
     notes = dist.PrefixStore("a world", store)
     assert notes.check(["given up"])

@@ -10,17 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ranks import all_ranks
-from workbench.comm.collectives import (
-    all_gather,
-    all_reduce,
-    all_to_all,
-    broadcast,
-    reduce_scatter,
-)
+from workbench.comm.all_reduce import all_reduce
+from workbench.comm.collectives import all_gather, all_to_all, broadcast, reduce_scatter
+from workbench.comm.groups import host
 from workbench.comm.groups.errors import CommError
 from workbench.comm.shared_memory import segment
 from workbench.comm.shared_memory.staging import SLOT_BYTES, TURN
-from workbench.plan.placement import Shard
+from workbench.plan.placement.placement import Shard
+
+
+def test_where_it_is_not_known_on_which_cores_all_are_taken(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert host._cores() == (0, 1, 2)
 
 
 def transport(world):

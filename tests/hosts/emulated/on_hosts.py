@@ -5,14 +5,16 @@ from pathlib import Path
 
 import torch
 
-from workbench.comm.collectives import all_reduce
-from workbench.comm.groups.world import Seat, World
+from workbench.comm.all_reduce import all_reduce
+from workbench.comm.groups.world import RankConfig, World
 
 
-def look(seat: Seat, *, experiment: object, weights: Path, groups: list[tuple[int, ...]]) -> dict:
+def look(
+    config: RankConfig, *, experiment: object, weights: Path, groups: list[tuple[int, ...]]
+) -> dict:
     """This rank's network, and how it communicates, and that it does, in each of its groups."""
     specs = [("look", ranks) for ranks in groups]
-    with World.open(seat) as world:
+    with World.open(config) as world:
         found = world.groups(specs)
         one = torch.ones(1, dtype=torch.float64)
         return {

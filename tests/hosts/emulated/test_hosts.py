@@ -12,9 +12,9 @@ import pytest
 import workbench as wb
 from tests.hosts.emulated.needs import needs_hosts, traces
 from tests.hosts.test_devices import FOUR
-from workbench.hosts.emulated import network, tags
-from workbench.hosts.emulated.link import Link
-from workbench.hosts.emulated.quota import Controller
+from workbench.hosts.emulated import network
+from workbench.hosts.emulated.network import ShapedLink
+from workbench.hosts.emulated.quota import CpuController
 from workbench.store.errors import HostsError
 
 RATE, BURST = 20e6, 16 << 10
@@ -88,7 +88,7 @@ def said(process: "subprocess.Popen[str]", *, told: str = "", status: int = 0) -
         (2, {"speeds": (1, 0)}, r"from 0.01 to 1, got \(1.0, 0.0\)"),
         (2, {"speeds": (1, 1.5)}, r"from 0.01 to 1, got \(1.0, 1.5\)"),
         (2, {"burst": 100}, "at least 2048 bytes"),
-        (2, {"latency": 0}, "a positive number of seconds"),
+        (2, {"queue_limit_s": 0}, "a positive number of seconds"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_made(count, options, match):
@@ -161,7 +161,7 @@ def test_hosts_see_each_other_and_this_one_on_a_network_of_their_own(hosts):
 
 @needs_hosts
 def test_hosts_that_share_a_core_say_so(monkeypatch):
-    monkeypatch.setattr("workbench.hosts.emulated.emulation.probe", lambda: FOUR)
+    monkeypatch.setattr("workbench.hosts.emulated.hosts.probe", lambda: FOUR)
     with wb.Hosts(5) as hosts:
         assert [device.cores for device in hosts.devices(5)] == [(0,), (1,), (2,), (3,), (0,)]
         assert [device.sharers for device in hosts.devices(5)] == [2, 1, 1, 1, 2]
@@ -248,7 +248,7 @@ def test_hosts_that_nobody_refers_to_are_removed():
     hosts.start()
     tag = hosts._there().network.tag
     del hosts
-    assert not any(tags.belongs(name, tag) for name in traces(os.getpid()))
+    assert not any(network.belongs(name, tag) for name in traces(os.getpid()))
 
 
 @needs_hosts
@@ -276,8 +276,8 @@ def test_several_at_once_have_their_own_names_and_addresses(hosts):
 def test_what_a_dead_process_left_is_removed_but_no_process_of_its_own_is_killed():
     ended = subprocess.Popen(["true"])
     ended.wait()
-    tag, controller = f"wb{ended.pid}-0", Controller.find()
-    network.make(tag, 2, Link.of("1gbit", None, 0.05))
+    tag, controller = f"wb{ended.pid}-0", CpuController.find()
+    network.make(tag, 2, ShapedLink.of("1gbit", None, 0.05))
     joins = [controller.make(tag, index, None) for index in (0, 1)]
     with subprocess.Popen(["sleep", "60"]) as stranger:
         joins[1].write_text(str(stranger.pid))

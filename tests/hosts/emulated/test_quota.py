@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.hosts.test_host import lay_out
-from workbench.hosts.emulated.quota import Controller
+from workbench.hosts.emulated.quota import CpuController
 from workbench.store.errors import HostsError
 
 
@@ -35,16 +35,16 @@ def newer(tmp_path: Path) -> Path:
 
 
 def test_version_1_is_found_where_it_is_seen(older):
-    assert Controller.find(older) == Controller(older / "sys/fs/cgroup/cpu", 1)
+    assert CpuController.find(older) == CpuController(older / "sys/fs/cgroup/cpu", 1)
 
 
 def test_version_2_has_groups_at_the_top(newer):
-    assert Controller.find(newer) == Controller(newer / "sys/fs/cgroup", 2)
+    assert CpuController.find(newer) == CpuController(newer / "sys/fs/cgroup", 2)
 
 
 def test_without_the_controller_there_are_no_emulated_hosts(tmp_path):
     with pytest.raises(HostsError, match="need control groups with the cpu controller"):
-        Controller.find(tmp_path)
+        CpuController.find(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_without_the_controller_there_are_no_emulated_hosts(tmp_path):
     [(0.25, "5000", "20000"), (2.0, "40000", "20000"), (0.01, "1000", "100000")],
 )
 def test_a_quota_is_a_part_of_each_period(older, cpus, quota, period):
-    controller = Controller.find(older)
+    controller = CpuController.find(older)
     join = controller.make("wb7-0", 1, cpus)
     assert join == controller.folder / "workbench-wb7-0-host1" / "cgroup.procs"
     assert (join.parent / "cpu.cfs_quota_us").read_text() == quota
@@ -60,7 +60,7 @@ def test_a_quota_is_a_part_of_each_period(older, cpus, quota, period):
 
 
 def test_version_2_is_asked_for_the_controller_first(newer):
-    controller = Controller.find(newer)
+    controller = CpuController.find(newer)
     join = controller.make("wb7-0", 0, 0.5)
     assert (join.parent / "cpu.max").read_text() == "10000 20000"
     assert (controller.folder / "cgroup.subtree_control").read_text() == "+cpu"
@@ -68,12 +68,12 @@ def test_version_2_is_asked_for_the_controller_first(newer):
 
 @pytest.mark.parametrize("kind", ["older", "newer"])
 def test_full_speed_is_no_quota(kind, request):
-    join = Controller.find(request.getfixturevalue(kind)).make("wb7-0", 0, None)
+    join = CpuController.find(request.getfixturevalue(kind)).make("wb7-0", 0, None)
     assert list(join.parent.iterdir()) == []
 
 
 def test_what_the_kernel_refuses_is_told(older):
-    controller = Controller.find(older)
+    controller = CpuController.find(older)
     controller.make("wb7-0", 0, None)
     with pytest.raises(HostsError, match=r"no control group could limit host 0: .*exists"):
         controller.make("wb7-0", 0, None)

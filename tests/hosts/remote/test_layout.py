@@ -26,7 +26,7 @@ def test_engines_of_a_host_are_neighbours_however_a_launcher_deals_its_processes
 def test_without_numbers_hosts_come_by_name_and_one_too_many_is_left_out():
     there = [hello("b", port=1), hello("a", port=2), hello("a", port=1), hello("c", port=1)]
     assert places(choose(there, 3)) == [("a", 1), ("a", 2), ("b", 1)]
-    with pytest.raises(ClusterError, match="4 agents for 5 engines"):
+    with pytest.raises(ClusterError, match="5 engines need as many agents, and 4 have registered"):
         choose(there, 5)
 
 

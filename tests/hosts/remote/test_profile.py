@@ -8,9 +8,8 @@ from traitlets.config import Config
 from tests.hosts.remote.agents import hello
 from workbench.client.cluster import Cluster
 from workbench.hosts.emulated.hosts import Hosts
-from workbench.hosts.remote.gathering import devices_of, free_ports, log_in_once
-from workbench.hosts.remote.limit import Limit
-from workbench.store.cluster_spec import Spec
+from workbench.hosts.remote.gathering import AllocationLimit, devices_of, free_ports, log_in_once
+from workbench.store.cluster_spec import ClusterSpec
 from workbench.store.errors import ClusterError
 from workbench.store.profile import Profile
 from workbench.store.record import Request
@@ -41,14 +40,14 @@ def test_a_spec_is_read_as_it_was_written_before_and_after_its_hosts_have_come(
     tmp_path, profile, monkeypatch
 ):
     monkeypatch.setenv("HF_HOME", "/models")
-    wished = Profile("slurm", interface="ib0", ports=(40000, 40100), environment=("HF_HOME",))
-    spec = Spec(launch=wished.launch(1))
+    slurm = Profile("slurm", interface="ib0", ports=(40000, 40100), environment=("HF_HOME",))
+    spec = ClusterSpec(launch=slurm.launch(1))
     assert spec.launch.environment == {"HF_HOME": "/models"}
     spec.save(tmp_path)
-    assert Spec.load(tmp_path) == spec
+    assert ClusterSpec.load(tmp_path) == spec
     assert spec.num_engines == 1
     with pytest.raises(ValueError, match="a device and a site for each"):
-        Spec(launch=spec.launch, devices=devices_of([hello("a")]))
+        ClusterSpec(launch=spec.launch, devices=devices_of([hello("a")]))
 
 
 @pytest.mark.parametrize(
@@ -83,14 +82,14 @@ def test_ports_that_others_have_are_left_alone(profile):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         first = min(port, 65535 - 40)
-        wished = Profile("slurm", address="127.0.0.1", ports=(first, first + 40)).launch(2)
-        assert port not in free_ports(wished)
+        slurm = Profile("slurm", address="127.0.0.1", ports=(first, first + 40)).launch(2)
+        assert port not in free_ports(slurm)
     assert free_ports(Profile("slurm").launch(2)) is None
 
 
 def test_before_the_hosts_are_taken_away_what_trains_is_paused_once(tmp_path):
     store = Store(tmp_path / "server.sqlite", create=True)
-    limit = Limit(store, ends_at=1000.0, notice_s=60.0)
+    limit = AllocationLimit(store, ends_at=1000.0, notice_s=60.0)
     limit.announce()
     job = store.submit(TRAINS)
     limit.look(939.0)
@@ -102,7 +101,7 @@ def test_before_the_hosts_are_taken_away_what_trains_is_paused_once(tmp_path):
     early, late = [event.text for event in store.events() if event.kind == "limit"]
     assert "runs are paused 60 s before that" in early
     assert "cluster.restart() asks for hosts again" in late
-    Limit(store, ends_at=None, notice_s=60.0).look(1e12)  # there is none
+    AllocationLimit(store, ends_at=None, notice_s=60.0).look(1e12)  # there is none
     assert len(store.commands()) == 1
 
 
@@ -116,7 +115,7 @@ def test_a_host_is_logged_into_once_for_all_its_engines():
     }
     few = Config()
     few.SSHEngineSetLauncher.engines = {"a": 2, "b": 1}
-    with pytest.raises(ClusterError, match="its hosts have 3 engines in all, not 4"):
+    with pytest.raises(ClusterError, match="have 3 engines in all, not 4"):
         log_in_once(few, 4)
     other = Config()  # of another launcher
     log_in_once(other, 4)

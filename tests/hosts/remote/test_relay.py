@@ -13,7 +13,7 @@ import pytest
 from workbench.hosts.remote import agent as agent_module
 from workbench.hosts.remote import wire
 from workbench.hosts.remote.reception import Reception
-from workbench.store.rank_files import LOST, UNREACHED, stat_file
+from workbench.store.process import LOST, UNREACHED, stat_file
 
 SOON_S = 60.0
 STANDS = """

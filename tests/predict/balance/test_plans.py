@@ -6,13 +6,13 @@ import pytest
 from torch import nn
 
 from tests.plan.graphs import Builder
-from workbench.model.trace import trace
+from workbench.model.tracing.trace import trace
 from workbench.plan.errors import MachineError, PlanError
-from workbench.plan.experiment import SGD, Experiment
-from workbench.plan.machine import Device, Link, Machine
+from workbench.plan.experiment.experiment import SGD, Experiment
+from workbench.plan.machine.experience import Sample
+from workbench.plan.machine.machine import Device, Link, Machine
+from workbench.plan.machine.work import work_of
 from workbench.plan.plan import Plan
-from workbench.plan.sample import Sample
-from workbench.plan.work import work_of
 from workbench.predict.balance import balanced
 from workbench.predict.prediction import predict
 

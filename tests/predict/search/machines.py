@@ -2,9 +2,9 @@
 
 from hypothesis import strategies as st
 
-from workbench.plan.device import Device
-from workbench.plan.link import Link
-from workbench.plan.machine import Machine
+from workbench.plan.machine.device import Device
+from workbench.plan.machine.link import Link
+from workbench.plan.machine.machine import Machine
 
 
 def device(speed=1.0, kind="cuda"):

@@ -11,14 +11,13 @@ from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
 from workbench.layers.cut_model import CutModel, group_specs
 from workbench.model.errors import CheckpointError
-from workbench.model.snapshot import Snapshot
-from workbench.model.trace import trace
-from workbench.plan.experiment import SGD, Experiment, Optimizer
-from workbench.plan.placement import Shard
+from workbench.model.tracing.trace import trace
+from workbench.model.weights.snapshot import Snapshot
+from workbench.plan.experiment.experiment import SGD, Experiment, Optimizer
+from workbench.plan.placement.placement import Shard
 from workbench.plan.plan import Plan
 from workbench.train.checkpoint import checkpoint
-from workbench.train.checkpoint.parts import parts
-from workbench.train.checkpoint.saver import Saver
+from workbench.train.checkpoint.saver import Saver, parts
 from workbench.train.strategies.optimizer import Updater
 
 DEVICE = torch.device("cpu")

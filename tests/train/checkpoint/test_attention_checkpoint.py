@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from tests.train.checkpoint import saving
-from workbench.model.slices import PieceSet
-from workbench.model.trace import trace
-from workbench.plan.experiment import Adam
-from workbench.plan.placement import Shard
+from workbench.model.tracing.trace import trace
+from workbench.model.weights.slices import PieceSet
+from workbench.plan.experiment.experiment import Adam
+from workbench.plan.placement.placement import Shard
 from workbench.plan.plan import Plan
 from workbench.train.checkpoint.checkpoint import latest
 

@@ -7,13 +7,13 @@ from safetensors import safe_open
 from torch.testing import assert_close
 
 from tests.train.checkpoint import saving
-from workbench.model.slices import PieceSet
-from workbench.plan.experiment import Adam, AdamW, Experiment
-from workbench.plan.placement import Shard
+from workbench.model.weights.slices import PieceSet
+from workbench.plan.experiment.experiment import Adam, AdamW, Experiment
+from workbench.plan.placement.placement import Shard
 from workbench.plan.plan import Plan
 from workbench.train.checkpoint import checkpoint
 from workbench.train.checkpoint.checkpoint import CheckpointError, latest, load
-from workbench.train.checkpoint.owners import Holding, assign
+from workbench.train.checkpoint.saver import Holding, assign
 
 GRAPH = saving.graph()
 ONE = Plan.data_parallel(GRAPH, world_size=1)

@@ -3,7 +3,7 @@ import os
 import pytest
 
 from tests.train.checkpoint import saving
-from workbench.plan.experiment import AdamW
+from workbench.plan.experiment.experiment import AdamW
 from workbench.train.checkpoint.checkpoint import CheckpointError, load
 
 GRAPH = saving.graph()

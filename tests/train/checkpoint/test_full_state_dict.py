@@ -5,13 +5,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from workbench.model.trace import trace
-from workbench.model.weights import initialize
-from workbench.plan.experiment import SGD, Experiment, Synthetic
+from workbench.model.tracing.trace import trace
+from workbench.model.weights.initial import initialize
+from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.plan import Plan
-from workbench.store.outcome import Control
-from workbench.train.checkpoint.full_state_dict import state_dict
-from workbench.train.loop.session import train
+from workbench.store.messages import StopRequest
+from workbench.train.checkpoint.checkpoint import state_dict
+from workbench.train.loop.loop import train
 
 
 class Net(nn.Module):
@@ -30,14 +30,14 @@ class Net(nn.Module):
         return self.second(torch.relu(self.first(self.norm(x) * self.scale))) + self.shift
 
 
-def run(seat, experiment, weights, directory):
+def run(config, experiment, weights, directory):
     return train(
-        seat,
+        config,
         experiment,
         weights=weights,
         directory=directory,
         resume=None,
-        control=Control(),
+        control=StopRequest(),
         emit=ignore,
     ).checkpoint
 

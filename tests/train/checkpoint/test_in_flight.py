@@ -13,8 +13,8 @@ from tests.train.runs import same
 from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
 from workbench.layers.cut_model import group_specs
-from workbench.model.weights import initialize
-from workbench.plan.experiment import (
+from workbench.model.weights.initial import initialize
+from workbench.plan.experiment.experiment import (
     SGD,
     AdamW,
     Experiment,
@@ -24,10 +24,16 @@ from workbench.plan.experiment import (
     Synthetic,
 )
 from workbench.plan.plan import Plan
+from workbench.program.step import program_of
 from workbench.train.checkpoint import checkpoint
-from workbench.train.checkpoint.in_flight import InFlight
-from workbench.train.checkpoint.residuals import residual_entry, restore_residuals
-from workbench.train.reshard.requests import CarriedOut, LearningRate, RunRequests
+from workbench.train.checkpoint.in_flight import (
+    InFlight,
+    ages,
+    kind,
+    residual_entry,
+    restore_residuals,
+)
+from workbench.train.loop.requests import CarriedOut, LearningRate, RunRequests
 from workbench.train.strategies.strategy import strategy_of, updater_of
 
 HYBRID = Plan.hybrid(GRAPH, 4, 2).with_batch_norm("synchronized")
@@ -42,6 +48,11 @@ FIELDS = dict(
 )
 
 
+def test_the_oldest_come_first():
+    names = [f"{kind(age, 'gradient')}fc.weight" for age in (0, 2, 1)]
+    assert ages([*names, f"{kind(3, 'weight')}fc.weight"]) == [2, 1, 0]
+
+
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
     return initialize(GRAPH, 0, tmp_path_factory.mktemp("weights"), module=small.net())
@@ -51,14 +62,14 @@ def weights(tmp_path_factory):
 def run(on_ranks, weights, tmp_path):
     """Runs whole sessions; -> everything in the last checkpoint, the folder, and rank 0's end."""
 
-    def run(resume: Path | None = None, stop_after: int | None = None, wished=(), **fields):
+    def run(resume: Path | None = None, stop_after: int | None = None, requested=(), **fields):
         experiment = Experiment(**{**FIELDS, **fields})
         directory = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
         directory.mkdir()
-        wishes = RunRequests(directory)
-        for step, rate in wished:
+        requests = RunRequests(directory)
+        for step, rate in requested:
             done = CarriedOut(step, before=experiment.optimizer.lr)
-            wishes.carry_out(wishes.wish(LearningRate(rate)), done)
+            requests.carry_out(requests.submit(LearningRate(rate)), done)
         args = (experiment, weights, directory, resume, stop_after)
         answers = on_ranks.seated(experiment.plan.world_size, session, *args)
         saved = checkpoint.load(checkpoint.latest(directory), GRAPH)
@@ -164,10 +175,10 @@ def test_what_has_no_place_is_used_at_the_rate_of_the_run_and_not_of_the_experim
     _, stopped, _ = run(sync=Pipelined(width=3), stop_after=4, **fields)
     end = checkpoint.latest(stopped)
     for after in (Synchronous(algorithm="direct"), ParameterServer(server=1)):
-        set_since, _, _ = run(sync=after, resume=end, wished=[(5, 0.005)], **fields)
+        set_since, _, _ = run(sync=after, resume=end, requested=[(5, 0.005)], **fields)
         slower = dict(optimizer=SGD(lr=0.005, momentum=0.9))
         same(set_since, run(sync=after, resume=end, **slower)[0])
-    later, _, _ = run(sync=after, resume=end, wished=[(7, 0.005)], **fields)
+    later, _, _ = run(sync=after, resume=end, requested=[(7, 0.005)], **fields)
     assert not torch.equal(later["5.weight"], set_since["5.weight"])
 
 
@@ -202,7 +213,8 @@ def test_what_comes_from_a_file_or_a_re_cut_goes_where_its_parameter_is(sync):
     assert {parameter.device for parameter in parameters.values()} == {meta}
     came = {name: torch.ones(parameter.shape) for name, parameter in parameters.items()}
     left = [InFlight(step, came, came) for step in (3, 4)]
-    strategy = strategy_of(run, model, updater_of(run, model), 5, left)
+    program = program_of(run).of(0)
+    strategy = strategy_of(program, model, updater_of(program, model), 5, left)
     for flight in strategy.in_flight:
         for piece in (*flight.gradients.values(), *flight.weights.values()):
             assert (piece.device, piece.dtype) == (meta, torch.float64)

@@ -6,12 +6,13 @@ import torch
 from tests.train import small
 from tests.train.loop.test_session import GRAPH, session
 from tests.train.runs import same
-from workbench.model.weights import initialize
-from workbench.plan.codec import Codec
-from workbench.plan.experiment import SGD, Experiment, Pipelined, Synchronous, Synthetic
+from workbench.model.weights.initial import initialize
+from workbench.plan.experiment.codec import Codec
+from workbench.plan.experiment.experiment import SGD, Experiment, Pipelined, Synchronous, Synthetic
 from workbench.plan.plan import Plan
 from workbench.train.checkpoint import checkpoint
-from workbench.train.checkpoint.residuals import named, residual_holdings
+from workbench.train.checkpoint.in_flight import named
+from workbench.train.checkpoint.saver import residual_holdings
 from workbench.train.loop.state import RankState, group_specs_of
 
 HYBRID = Plan.hybrid(GRAPH, 4, 2).with_batch_norm("synchronized")

@@ -9,15 +9,13 @@ import torch
 
 from tests.train.checkpoint import saving
 from workbench.model.errors import CheckpointError
-from workbench.model.slices import PieceSet
-from workbench.model.snapshot import Snapshot
-from workbench.store.outcome import Control
+from workbench.model.weights.slices import PieceSet
+from workbench.model.weights.snapshot import Snapshot
+from workbench.store.messages import StopRequest
 from workbench.train.checkpoint.checkpoint import latest
-from workbench.train.checkpoint.parts import parts
-from workbench.train.checkpoint.saver import Saver, _Writing
-from workbench.train.loop.learning_rates import LearningRates
+from workbench.train.checkpoint.saver import Saver, _Writing, parts
 from workbench.train.loop.loop import Loop
-from workbench.train.reshard.requests import RunRequests, SaveNow
+from workbench.train.loop.requests import LearningRates, RunRequests, SaveNow
 
 
 @pytest.fixture
@@ -141,16 +139,16 @@ def test_what_went_wrong_is_told_where_ranks_meet_next(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_a_wished_checkpoint_is_whole_when_it_is_noted_as_carried_out(tmp_path, gate, monkeypatch):
+def test_a_requested_checkpoint_is_whole_when_it_is_noted_as_done(tmp_path, gate, monkeypatch):
     wait, carry_out, there = _Writing.wait_for_part, RunRequests.carry_out, []
 
     def opening(writing):
         gate.set()  # nothing is written before somebody waits for it
         wait(writing)
 
-    def noted(wishes, number, found):
+    def noted(requests, number, found):
         there.append((number, found.step, latest(tmp_path)))
-        carry_out(wishes, number, found)
+        carry_out(requests, number, found)
 
     monkeypatch.setattr(_Writing, "wait_for_part", opening)
     monkeypatch.setattr(RunRequests, "carry_out", noted)
@@ -164,7 +162,7 @@ def test_a_wished_checkpoint_is_whole_when_it_is_noted_as_carried_out(tmp_path, 
         updater=part.updater,
         strategy=SimpleNamespace(settle=lambda: None, is_settled=True, in_flight=[], residuals=[]),
     )
-    loop = Loop(state, LearningRates(0.1), None, tmp_path, Control(), None)
-    number = RunRequests(tmp_path).wish(SaveNow())
+    loop = Loop(state, LearningRates(0.1), None, tmp_path, StopRequest(), None)
+    number = RunRequests(tmp_path).submit(SaveNow())
     loop._hear(number, part.done)
     assert there == [(number, 3, tmp_path / "step-000003")]

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from workbench.model.trace import trace
-from workbench.model.weights import initialize
-from workbench.plan.experiment import SGD, Experiment, Synthetic
-from workbench.plan.placement import Shard
+from workbench.model.tracing.trace import trace
+from workbench.model.weights.initial import initialize
+from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
+from workbench.plan.placement.placement import Shard
 from workbench.plan.plan import Plan
-from workbench.train.checkpoint.statistics import average_statistics
-from workbench.train.data.data import open_data, rows_of_step
+from workbench.train.datasets import open_data, rows_of_step
+from workbench.train.loop.objective import average_statistics
 from workbench.train.loop.state import RankState, group_specs_of
 
 # The convolution stays what it is, so that what the norm reads is known in every step.
@@ -61,7 +61,7 @@ def trained(state, every):
     run = state.experiment
     for step in range(run.steps):
         state.stepper.run(step)
-        state.strategy.update(step)
+        state.stepper.update()
         if (step + 1) % every == 0 or step + 1 == run.steps:
             average_statistics(state.model)
     pieces = state.model.pieces()

@@ -8,14 +8,20 @@ import torch
 from tests.train import small
 from tests.train.loop.test_session import GRAPH
 from workbench.comm.groups.world import World
-from workbench.model.weights import initialize
-from workbench.plan.experiment import SGD, Experiment, LocalSGD, ParameterServer, Synthetic
+from workbench.model.weights.initial import initialize
+from workbench.plan.experiment.experiment import (
+    SGD,
+    Experiment,
+    LocalSGD,
+    ParameterServer,
+    Synthetic,
+)
 from workbench.plan.plan import Plan
+from workbench.store.messages import StopRequest
 from workbench.train.loop.equality import ReplicasDiffer, check_equal, digests
-from workbench.train.loop.learning_rates import LearningRates
 from workbench.train.loop.loop import Loop
 from workbench.train.loop.memory import PeakMeter
-from workbench.train.loop.session import Control
+from workbench.train.loop.requests import LearningRates
 from workbench.train.loop.state import RankState, group_specs_of
 
 PAIRS = Plan.hybrid(GRAPH, 4, 2).with_layer("10", scheme="duplicate", group_size=2)
@@ -68,7 +74,7 @@ def tampered(world, run, weights, changes):
     state = RankState.start(run, world, world.groups(group_specs_of(run.plan)), weights, None)
     for step in range(3):
         state.stepper.run(step)
-        state.strategy.update(step)
+        state.stepper.update()
     check_equal(state.model, state.everyone, 3)
     told = []
     for name, ranks in changes:
@@ -101,10 +107,10 @@ def test_a_rank_that_differs_by_one_bit_is_named_with_the_layer(on_ranks, weight
     assert "number of threads" in text
 
 
-def session(seat, run, weights, directory, changed_after):
+def session(config, run, weights, directory, changed_after):
     """A run in which rank 2 changes a weight of its own; the steps before it was found."""
     rows = []
-    with PeakMeter(torch.device("cpu")) as meter, World.open(seat) as world:
+    with PeakMeter(torch.device("cpu")) as meter, World.open(config) as world:
         groups = world.groups(group_specs_of(run.plan))
         state = RankState.start(run, world, groups, weights, None)
 
@@ -114,7 +120,7 @@ def session(seat, run, weights, directory, changed_after):
                 with torch.no_grad():
                     state.model.trainable()["0.weight"][0, 0, 0, 0] += 1e-3
 
-        loop = Loop(state, LearningRates(run.optimizer.lr), meter, directory, Control(), emit)
+        loop = Loop(state, LearningRates(run.optimizer.lr), meter, directory, StopRequest(), emit)
         try:
             return rows, loop.run().reason, (), 0
         except ReplicasDiffer as error:

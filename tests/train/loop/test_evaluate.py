@@ -13,7 +13,7 @@ from workbench.comm.groups.world import World
 from workbench.layers.cut_model import group_specs
 from workbench.model import trace
 from workbench.plan.plan import Plan
-from workbench.train.loop.evaluate import evaluate
+from workbench.train.loop.objective import evaluate
 
 
 class Branching(nn.Module):

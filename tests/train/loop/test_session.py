@@ -11,11 +11,11 @@ from torch import nn
 from torch.testing import assert_close
 
 from tests.train.small import net
-from workbench.comm.groups.world import Seat
-from workbench.model.trace import trace
-from workbench.model.weights import initialize
+from workbench.comm.groups.world import RankConfig, World
+from workbench.model.tracing.trace import trace
+from workbench.model.weights.initial import initialize
 from workbench.plan.errors import ExperimentError
-from workbench.plan.experiment import (
+from workbench.plan.experiment.experiment import (
     SGD,
     AdamW,
     Experiment,
@@ -24,10 +24,12 @@ from workbench.plan.experiment import (
     Synthetic,
 )
 from workbench.plan.plan import Plan
+from workbench.store.messages import StopRequest
 from workbench.train.checkpoint import checkpoint
 from workbench.train.checkpoint.checkpoint import latest
-from workbench.train.loop.session import Control, train
-from workbench.train.reshard.requests import CarriedOut, LearningRate, RunRequests, SaveNow
+from workbench.train.loop.loop import first_bad_layer, train
+from workbench.train.loop.requests import CarriedOut, LearningRate, RunRequests, SaveNow
+from workbench.train.loop.state import RankState, group_specs_of
 
 GRAPH = trace(net(), input_shape=(3, 8, 8))
 ALONE = Plan.data_parallel(GRAPH, 1).with_batch_norm("synchronized")
@@ -46,7 +48,7 @@ def weights(tmp_path_factory):
 
 
 def session(
-    seat: Seat,
+    config: RankConfig,
     experiment: Experiment,
     weights: Path,
     directory: Path,
@@ -54,15 +56,15 @@ def session(
     stop_after: int | None,
 ):
     """`train`, its rows kept; rank 1 (or the only one) asks to stop during a step."""
-    rows, control = [], Control()
+    rows, control = [], StopRequest()
 
     def emit(row):
         rows.append(row)
-        if seat.rank == seat.world_size // 2 and row["step"] + 1 == stop_after:
+        if config.rank == config.world_size // 2 and row["step"] + 1 == stop_after:
             control.stop_requested = True
 
     outcome = train(
-        seat,
+        config,
         experiment,
         weights=weights,
         directory=directory,
@@ -80,8 +82,8 @@ def run(on_ranks, weights, tmp_path):
         directory = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
         directory.mkdir()
         for other in replanned:
-            wishes = RunRequests(directory)
-            wishes.carry_out(wishes.wish(other), CarriedOut(2, 0.1, (0,)))
+            requests = RunRequests(directory)
+            requests.carry_out(requests.submit(other), CarriedOut(2, 0.1, (0,)))
         args = (experiment, weights, directory, resume, stop_after)
         answers = on_ranks.seated(plan.world_size, session, *args)
         return [rows for rows, _ in answers], [outcome for _, outcome in answers]
@@ -156,7 +158,7 @@ def test_a_run_that_was_re_cut_goes_on_under_its_last_plan_whoever_starts_it(run
         assert saved.plan == expected
 
 
-def test_a_wish_of_any_rank_stops_all_after_the_same_step(run, tmp_path):
+def test_a_request_of_any_rank_stops_all_after_the_same_step(run, tmp_path):
     rows, outcomes = run(HYBRID, stop_after=2)
     assert {len(r) for r in rows} == {3}  # asked after step 2's row, so during the third step
     assert checkpoint.load(Path(outcomes[0].checkpoint), GRAPH).step == 3
@@ -204,22 +206,22 @@ def test_memory_and_time_are_told(run):
         assert mine[-1]["tensor_bytes"] == pytest.approx(4 * 8 * numel, rel=0.35)
 
 
-def wishing(seat, experiment, weights, directory, resume, wishes):
-    """`train`; rank 0 makes wishes during steps: {step: wish}. Losses, and where it ended."""
+def requesting(config, experiment, weights, directory, resume, requests):
+    """`train`; rank 0 makes requests during steps: {step: request}. Losses, and where it ended."""
     found = []
 
     def emit(row):
         found.append(row["loss"])
-        if seat.rank == 0 and (wish := wishes.get(row["step"])) is not None:
-            RunRequests(directory).wish(wish)
+        if config.rank == 0 and (request := requests.get(row["step"])) is not None:
+            RunRequests(directory).submit(request)
 
     train(
-        seat,
+        config,
         experiment,
         weights=weights,
         directory=directory,
         resume=resume,
-        control=Control(),
+        control=StopRequest(),
         emit=emit,
     )
     return found
@@ -235,16 +237,16 @@ def wishing(seat, experiment, weights, directory, resume, wishes):
     ids=["adamw", "sharded", "in-flight"],
 )
 def test_another_learning_rate_is_that_of_another_run(on_ranks, weights, tmp_path, fields):
-    """The steps after the wish are those of a run that goes on at that rate from a checkpoint."""
+    """Steps after the request are those of a run that goes on at that rate from a checkpoint."""
     experiment = Experiment(plan=UNEQUAL, **{**FIELDS, **fields, "checkpoint_every": 2})
     changed, apart = tmp_path / "changed", tmp_path / "apart"
     for folder in (changed, apart):
         folder.mkdir()
-    wishes = {1: LearningRate(0.003), 2: SaveNow()}  # after step 1: heard in step 2
+    requests = {1: LearningRate(0.003), 2: SaveNow()}  # after step 1: heard in step 2
 
-    def losses_of(experiment, directory, resume, wishes=wishes):
-        given = (experiment, weights, directory, resume, wishes)
-        return on_ranks.seated(3, wishing, *given)[0]
+    def losses_of(experiment, directory, resume, requests=requests):
+        given = (experiment, weights, directory, resume, requests)
+        return on_ranks.seated(3, requesting, *given)[0]
 
     found = losses_of(experiment, changed, None)
     (carried_out,) = RunRequests(changed).rates()
@@ -259,16 +261,16 @@ def test_another_learning_rate_is_that_of_another_run(on_ranks, weights, tmp_pat
     again = tmp_path / "again"
     again.mkdir()
     given = losses_of(experiment.replace(steps=2), again, None, {})
-    shutil.copytree(changed / "wishes", again / "wishes")
+    shutil.copytree(changed / "requests", again / "requests")
     rest = losses_of(experiment, again, latest(again), {})
     assert given + rest == pytest.approx(found, rel=1e-12)
     kept = Experiment.load(saved["step-000004"] / "experiment.toml")
     assert kept == experiment.replace(optimizer=rate)
 
 
-def test_a_checkpoint_is_written_when_it_is_wished_for(on_ranks, weights, tmp_path):
+def test_a_checkpoint_is_written_when_it_is_requested(on_ranks, weights, tmp_path):
     experiment = Experiment(plan=HYBRID, **FIELDS)
-    on_ranks.seated(4, wishing, experiment, weights, tmp_path, None, {0: SaveNow()})
+    on_ranks.seated(4, requesting, experiment, weights, tmp_path, None, {0: SaveNow()})
     assert [done.step for _, done in RunRequests(tmp_path).saved()] == [2]
     assert checkpoint.load(tmp_path / "step-000002", GRAPH).step == 2
 
@@ -279,10 +281,10 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
 
 
-def first_refusal(seat, experiment, weights, directory):
+def first_refusal(config, experiment, weights, directory):
     """What every rank is told before the first step."""
     with pytest.raises(ExperimentError) as caught:
-        session(seat, experiment, weights, directory, None, None)
+        session(config, experiment, weights, directory, None, None)
     return str(caught.value)
 
 
@@ -319,3 +321,21 @@ def test_ranks_without_rows_idle_beside_those_with_two(run, tmp_path):
     idle, _ = run(Plan.data_parallel(graph, 2, (1, 0)), **fields)
     alone, _ = run(Plan.data_parallel(graph, 1), **fields)
     assert [row["loss"] for row in idle[0]] == pytest.approx([row["loss"] for row in alone[0]])
+
+
+def blamed(config, experiment, weights, value):
+    """Which layer first gives no number, of images of this value."""
+    with World.open(config) as world:
+        groups = world.groups(group_specs_of(experiment.plan))
+        state = RankState.start(experiment, world, groups, weights, None)
+        images = torch.full((20 // world.size, 3, 8, 8), value, dtype=torch.float64)
+        state.model.context.set((20 // world.size,) * world.size, step=0)
+        return first_bad_layer(state.model, images, state.everyone)
+
+
+def test_it_is_the_loss_where_every_layer_gives_numbers(on_ranks, weights):
+    experiment = Experiment(plan=Plan.hybrid(GRAPH, 2), **FIELDS)
+    assert on_ranks.seated(2, blamed, experiment, weights, 1.0) == ["the loss"] * 2
+    assert on_ranks.seated(2, blamed, experiment, weights, math.nan) == ["the data"] * 2
+    (too_large,) = set(on_ranks.seated(2, blamed, experiment, weights, 1e308))
+    assert too_large in [f"layer {layer.name!r}" for layer in GRAPH.layers]

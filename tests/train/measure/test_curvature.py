@@ -6,16 +6,16 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 
-from workbench.model.trace import trace
-from workbench.model.weights import initialize
-from workbench.plan.experiment import SGD, Experiment, Synthetic
+from workbench.model.tracing.trace import trace
+from workbench.model.weights.initial import initialize
+from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.plan import Plan
-from workbench.train.data.data import open_data, rows_of_step
+from workbench.train.datasets import open_data, rows_of_step
 from workbench.train.measure.curvature import measure_curvature
 
 
-def net() -> nn.Module:
-    torch.manual_seed(3)
+def net(seed: int = 3) -> nn.Module:
+    torch.manual_seed(seed)
     return nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.Tanh(), nn.Linear(6, 4))
 
 
@@ -24,14 +24,14 @@ DATA = Synthetic(samples=24, classes=4)
 FIELDS = dict(data=DATA, batch_size=12, optimizer=SGD(lr=0.1), steps=4, precision="fp64")
 
 
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    return initialize(GRAPH, 0, tmp_path_factory.mktemp("weights"), module=net())
+@pytest.fixture
+def weights(tmp_path):
+    return lambda seed: initialize(GRAPH, 0, tmp_path, module=net(seed))
 
 
-def eigenvalues(batches):
+def eigenvalues(seed, batches):
     """Of the whole model's Hessian, by double backward."""
-    model = net().double()
+    model = net(seed).double()
     data = open_data(DATA, (1, 4, 4), 4, "train")
     names = [name for name, _ in model.named_parameters()]
     shapes = [p.shape for p in model.parameters()]
@@ -54,11 +54,19 @@ def eigenvalues(batches):
 @pytest.mark.parametrize("plan", [Plan.data_parallel(GRAPH, 3), Plan.hybrid(GRAPH, 4, 2)])
 def test_it_is_the_hessian_s_largest_eigenvalue(on_ranks, weights, plan):
     run = Experiment(plan=plan, **FIELDS)
-    found = on_ranks.seated(plan.world_size, measured, run, weights)
+    found = on_ranks.seated(plan.world_size, measured, run, weights(3))
     assert len(set(found)) == 1
-    assert found[0].value == pytest.approx(eigenvalues(2)[-1].item(), rel=0.01)
+    assert found[0].value == pytest.approx(eigenvalues(3, 2)[-1].item(), rel=0.01)
     assert (found[0].step, found[0].batches) == (0, 2)
 
 
-def measured(seat, experiment, weights):
-    return measure_curvature(seat, experiment, weights=weights, tolerance=1e-3, iterations=60)
+def test_a_negative_one_of_larger_magnitude_is_not_it(on_ranks, weights):
+    least, *_, largest = eigenvalues(2, 2).tolist()
+    assert -least > largest > 0
+    run = Experiment(plan=Plan.data_parallel(GRAPH, 1), **FIELDS)
+    found = on_ranks.seated(1, measured, run, weights(2))
+    assert found[0].value == pytest.approx(largest, rel=0.01)
+
+
+def measured(config, experiment, weights):
+    return measure_curvature(config, experiment, weights=weights, tolerance=1e-3, iterations=60)

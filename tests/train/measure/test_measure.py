@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tests.train.small import net
-from workbench.model.trace import trace
-from workbench.model.weights import initialize
-from workbench.plan.experiment import SGD, Experiment, Synthetic
-from workbench.plan.link import BY_BACKEND, EXCHANGE, INTO_NEW
+from workbench.model.tracing.trace import trace
+from workbench.model.weights.initial import initialize
+from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
+from workbench.plan.machine.link import BY_BACKEND, EXCHANGE, INTO_NEW
 from workbench.plan.plan import Plan
 from workbench.train.measure.device import device
 from workbench.train.measure.layers import layers, works_on
@@ -34,8 +34,8 @@ def weights(tmp_path_factory):
     return initialize(GRAPH, 0, tmp_path_factory.mktemp("weights"), module=net())
 
 
-def measured(seat, weights, plan):
-    return layers(seat, experiment(plan), weights=weights, rows=[4, 2], within_s=0.5)
+def measured(config, weights, plan):
+    return layers(config, experiment(plan), weights=weights, rows=[4, 2], within_s=0.5)
 
 
 @pytest.mark.parametrize("plan", [PLAN, Plan.data_parallel(GRAPH, 2)])
@@ -63,8 +63,8 @@ def test_equal_layers_are_one_work():
     assert sorted(named) == sorted(layer.name for layer in GRAPH.layers)
 
 
-def linked(seat):
-    return links(seat, experiment(Plan.data_parallel(GRAPH, seat.world_size)), within_s=0.3)
+def linked(config):
+    return links(config, experiment(Plan.data_parallel(GRAPH, config.world_size)), within_s=0.3)
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
@@ -83,9 +83,9 @@ def test_collectives_are_timed_in_every_group(on_ranks, size):
             assert timed.rounds >= 1
 
 
-def alone(seat):
+def alone(config):
     plan = Plan.data_parallel(GRAPH, 1)
-    return links(seat, experiment(plan), within_s=0.1)
+    return links(config, experiment(plan), within_s=0.1)
 
 
 def test_one_rank_has_nobody_to_talk_to(on_ranks):
@@ -101,8 +101,8 @@ def test_families_are_neighbours_and_replicas():
     assert families(1) == []
 
 
-def attained(seat):
-    return device(seat, experiment(), within_s=0.2)
+def attained(config):
+    return device(config, experiment(), within_s=0.2)
 
 
 @pytest.mark.slow

@@ -9,10 +9,11 @@ from tests.train.runs import trained
 from workbench.comm.groups.errors import CodecError, CommError
 from workbench.comm.groups.world import World
 from workbench.comm.pieces import even
-from workbench.model.weights import initialize
-from workbench.plan.codec import Codec
-from workbench.plan.experiment import SGD, Experiment, Pipelined, Synchronous, Synthetic
+from workbench.model.weights.initial import initialize
+from workbench.plan.experiment.codec import Codec
+from workbench.plan.experiment.experiment import SGD, Experiment, Pipelined, Synchronous, Synthetic
 from workbench.plan.plan import Plan
+from workbench.program.step import program_of
 from workbench.train.loop.state import RankState, group_specs_of
 from workbench.train.strategies.gradients import GradientSum
 
@@ -83,19 +84,21 @@ def test_residuals_are_in_the_account_of_memory(on_ranks, weights):
     assert [a - b for a, b in zip(with_it, without, strict=True)] == [4 * numel] * 4
 
 
-def overflowing(seat, run, weights):
+def overflowing(config, run, weights):
     """The gradient of one weight is too large for fp16 on rank 2."""
     try:
-        with World.open(seat) as world:
+        with World.open(config) as world:
             groups = world.groups(group_specs_of(run.plan))
             state = RankState.start(run, world, groups, weights, None)
-            sums = GradientSum(state.model, 10**9, codec=Codec(name="fp16"))
-            sums.begin()
+            coded = run.replace(sync=Synchronous(bucket_bytes=10**9, codec="fp16"))
+            sums = GradientSum(program_of(coded).of(world.rank), state.model)
+            sums.zeroing(list(state.model.trainable()))()
             for name, parameter in state.model.trainable().items():
                 large = world.rank == 2 and name == "8.weight"
                 sums.views[name].fill_(1e5 if large else 1.0)
                 parameter.grad = sums.views[name]
-            sums.finish()
+            sums.start()
+            sums.wait()
     except CommError as error:
         return type(error), str(error), getattr(error, "layer", "")
 

@@ -6,35 +6,48 @@ import weakref
 import pytest
 
 from tests.layers import nets
+from tests.train.runs import stepper_of
 from workbench.comm.groups.world import World
-from workbench.model.trace import trace
-from workbench.plan.all_reduce import Algorithm
-from workbench.plan.placement import Shard
+from workbench.model.tracing.trace import trace
+from workbench.plan.experiment.experiment import SGD, Experiment, Synchronous, Synthetic
+from workbench.plan.experiment.sync import Algorithm
+from workbench.plan.placement.placement import Shard
 from workbench.plan.plan import Plan
-from workbench.train.loop.objective import step_loss
-from workbench.train.strategies.gradients import GradientSum
+from workbench.train.loop.passes import MicroBatch
+from workbench.train.strategies.gradients import GradientSum, OutOfOrder
 
 GRAPH = trace(nets.Images(), input_shape=nets.Images.shape)
 
 
-def summed(world: World, plan: Plan, bucket_bytes: int, algorithm: Algorithm = "auto"):
-    """Gradients of one step, how many buckets, and whether the model is gone afterwards."""
+def stepping(world: World, plan: Plan, sync: Synchronous):
+    """What executes steps, and this rank's rows of one."""
     rows = (2, 1, 3)[: world.size]
     model = nets.cut_net(world, plan, nets.Images, rows)
-    gradients = GradientSum(model, bucket_bytes, algorithm=algorithm)
+    run = Experiment(
+        plan=plan,
+        optimizer=SGD(lr=0.1),
+        steps=1,
+        batch_size=64,
+        data=Synthetic(samples=64, classes=5),
+        sync=sync,
+        precision="fp64",
+    )
     images, labels = nets.batch(nets.Images, sum(rows))
     span = Shard(0, rows).span(world.rank)
-    for _ in range(2):  # a second step starts from nothing
-        gradients.begin()
-        outputs = model(images.narrow(0, *span))
-        loss, _ = step_loss(model, outputs, labels.narrow(0, *span), sum(rows))
-        gradients.last()
-        loss.backward()
-        gradients.finish()
-    found = {name: p.grad.clone() for name, p in model.trainable().items()}
+    batch = MicroBatch(rows, 0, images.narrow(0, *span), labels.narrow(0, *span))
+    return stepper_of(world, model, run), batch
+
+
+def summed(world: World, plan: Plan, bucket_bytes: int, algorithm: Algorithm = "auto"):
+    """Gradients of one step, how many buckets, and whether the model is gone afterwards."""
+    sync = Synchronous(bucket_bytes=bucket_bytes, algorithm=algorithm)
+    steps, batch = stepping(world, plan, sync)
+    for step in range(2):  # a second step starts from nothing
+        steps.run(step, (batch,))
+    found = {name: p.grad.clone() for name, p in steps.model.trainable().items()}
     rounds = {row.rounds for row in world.recorder.rows() if row.layer == "gradients"}
-    buckets, gone = len(gradients.buffers), weakref.ref(model.traced)
-    del model, gradients, outputs, loss
+    buckets, gone = len(steps.strategy.buffers), weakref.ref(steps.model.traced)
+    del steps
     gc.collect()
     return found, buckets, rounds, gone() is None
 
@@ -73,3 +86,34 @@ def test_algorithms_sum_alike(on_ranks, algorithm, rounds):
 
 def test_nothing_is_kept_when_a_run_is_over(on_ranks):
     assert all(gone for *_, gone in on_ranks(2, summed, Plan.data_parallel(GRAPH, 2), 100))
+
+
+def surprised(world: World, plan: Plan):
+    """What is said of a backward pass that no instruction lists, while sums are under way."""
+    steps, batch = stepping(world, plan, Synchronous())
+    steps.run(0, (batch,))
+    sums = GradientSum(steps.strategy.program(0), steps.model)
+    sums.zeroing(list(steps.model.trainable()))()
+    sums.start()
+    try:
+        sum(p.sum() for p in steps.model.trainable().values()).backward()
+    except OutOfOrder as error:
+        return str(error)
+    finally:
+        sums.wait()
+
+
+def test_a_gradient_that_comes_too_late_is_no_part_of_a_sum(on_ranks):
+    for said in on_ranks(2, surprised, Plan.data_parallel(GRAPH, 2)):
+        assert said.startswith("a backward pass left a gradient of '")
+        assert "when the sum of '" in said
+
+
+def not_run(world: World, plan: Plan):
+    steps, _ = stepping(world, plan, Synchronous())
+    with pytest.raises(RuntimeError, match="no step has been run"):
+        steps.update()
+
+
+def test_what_has_not_been_run_is_not_updated(on_ranks):
+    on_ranks(2, not_run, Plan.data_parallel(GRAPH, 2))

@@ -9,14 +9,21 @@ from torch import nn
 from torch.testing import assert_close
 
 from tests.train.loop.test_session import session
-from workbench.model.trace import trace
-from workbench.model.weights import initialize
-from workbench.plan.experiment import SGD, AdamW, Experiment, LocalSGD, Synchronous, Synthetic
-from workbench.plan.mesh import shard_group
-from workbench.plan.placement import apportion
+from workbench.model.tracing.trace import trace
+from workbench.model.weights.initial import initialize
+from workbench.plan.experiment.experiment import (
+    SGD,
+    AdamW,
+    Experiment,
+    LocalSGD,
+    Synchronous,
+    Synthetic,
+)
+from workbench.plan.placement.mesh import shard_group
+from workbench.plan.placement.placement import apportion
 from workbench.plan.plan import Plan
 from workbench.train.checkpoint import checkpoint
-from workbench.train.data.data import open_data, rows_of_step
+from workbench.train.datasets import open_data, rows_of_step
 
 SHAPE = (3, 6, 6)
 MOMENTUM = SGD(lr=0.05, momentum=0.9)

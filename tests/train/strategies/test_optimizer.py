@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from workbench.plan.experiment import SGD, Adam, AdamW
+from workbench.plan.experiment.experiment import SGD, Adam, AdamW
 from workbench.train.strategies.optimizer import (
     build_optimizer,
     entry,

@@ -6,8 +6,8 @@ from tests.train import small
 from tests.train.loop.test_session import GRAPH, session
 from tests.train.recurrence import started, stepwise
 from tests.train.runs import same, trained
-from workbench.model.weights import initialize
-from workbench.plan.experiment import (
+from workbench.model.weights.initial import initialize
+from workbench.plan.experiment.experiment import (
     SGD,
     AdamW,
     Experiment,
@@ -77,7 +77,7 @@ def held(world, experiment, weights):
     """For how many elements this rank has state."""
     state = started(world, experiment, weights)
     state.stepper.run(0)
-    state.strategy.update(0)
+    state.stepper.update()
     return sum(tensor.numel() for tensor in state.updater.tensors())
 
 

@@ -9,14 +9,20 @@ from torch.testing import assert_close
 
 from tests.train.loop.test_session import session
 from tests.train.strategies.test_local_sgd import GRAPH, MOMENTUM, SHAPE, net, plan, saved
-from workbench.model.weights import initialize
+from workbench.model.weights.initial import initialize
 from workbench.plan.errors import ExperimentError
-from workbench.plan.experiment import SGD, AdamW, Experiment, LocalSGD, Synchronous, Synthetic
-from workbench.plan.placement import apportion
-from workbench.plan.tail import round_rows
-from workbench.train.data.data import open_data, rows_of_step
-from workbench.train.verify.draws import VerifyError
-from workbench.train.verify.reference import write_reference
+from workbench.plan.experiment.experiment import (
+    SGD,
+    AdamW,
+    Experiment,
+    LocalSGD,
+    Synchronous,
+    Synthetic,
+)
+from workbench.plan.placement.placement import apportion
+from workbench.plan.placement.tail import round_rows
+from workbench.train.datasets import open_data, rows_of_step
+from workbench.train.verify.reference import VerifyError, write_reference
 
 SAMPLES, BATCH, STEPS = 26, 10, 4
 PER_ROUND = Synchronous(per_round=True)

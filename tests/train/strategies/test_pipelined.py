@@ -7,8 +7,15 @@ from tests.train import small
 from tests.train.loop.test_session import GRAPH
 from tests.train.recurrence import both, stepwise
 from tests.train.runs import same
-from workbench.model.weights import initialize
-from workbench.plan.experiment import SGD, AdamW, Experiment, Pipelined, Synchronous, Synthetic
+from workbench.model.weights.initial import initialize
+from workbench.plan.experiment.experiment import (
+    SGD,
+    AdamW,
+    Experiment,
+    Pipelined,
+    Synchronous,
+    Synthetic,
+)
 from workbench.plan.plan import Plan
 
 MOMENTUM = SGD(lr=0.02, momentum=0.9, weight_decay=0.01)

@@ -10,9 +10,9 @@ from tests.train.runs import same, trained
 from tests.train.strategies.test_local_sgd import GRAPH as TAILED
 from tests.train.strategies.test_local_sgd import net as tailed
 from tests.train.strategies.test_local_sgd import plan as tailed_plan
-from workbench.model.weights import initialize
+from workbench.model.weights.initial import initialize
 from workbench.plan.errors import ExperimentError
-from workbench.plan.experiment import (
+from workbench.plan.experiment.experiment import (
     SGD,
     Adam,
     AdamW,

@@ -5,14 +5,16 @@ import torch
 from torch import nn
 
 from tests.train.checkpoint.saving import Alone, Memory, experiment
+from tests.train.runs import stepper_of
+from workbench.comm.groups.record import Recorder
 from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
 from workbench.layers.cut_model import group_specs
-from workbench.model.trace import trace
-from workbench.plan.experiment import SGD, Pipelined
+from workbench.model.tracing.trace import trace
+from workbench.plan.experiment.experiment import SGD, Pipelined
+from workbench.plan.experiment.stability import limit
 from workbench.plan.plan import Plan
-from workbench.plan.stability import limit
-from workbench.train.strategies.strategy import strategy_of, updater_of
+from workbench.train.loop.passes import MicroBatch
 
 # Without momentum 2 sin(pi / (4d + 2)); with it 2 (1 + m), 1 - m, and then by simulation.
 KNOWN = {0.0: (2.0, 1.0, 0.618, 0.445), 0.9: (3.8, 0.1, 0.05125, 0.03478)}
@@ -27,14 +29,18 @@ def amplitudes(lr, width, momentum, steps=600, every=100):
     start = Memory({"1.weight": torch.ones(2, 1).double(), "1.bias": torch.ones(2).double()})
     context = BatchContext(0, (0,), seed=0)
     model = cut(run.plan, context, groups, start, device=torch.device("cpu"), dtype=torch.float64)
-    strategy = strategy_of(run, model, updater_of(run, model))
+    world = Alone()
+    world.recorder, world.device = Recorder(), torch.device("cpu")
+
+    def squares(model, *_):
+        return sum((p * p).sum() / 2 for p in model.trainable().values()), 0.0
+
+    stepper = stepper_of(world, model, run, loss=squares)
+    batch = MicroBatch((1,), 0, torch.zeros(1, 1, 1, 1).double(), torch.zeros(1).long())
     places = []
     for step in range(steps):
-        strategy.begin()
-        strategy.last()
-        sum((p * p).sum() / 2 for p in model.trainable().values()).backward()
-        strategy.finish((1,))
-        strategy.update(step)
+        stepper.run(step, (batch,))
+        stepper.update()
         places.append(model.trainable()["1.weight"].abs().max().item())
     return [max(places[begin : begin + every]) for begin in range(0, steps, every)]
 

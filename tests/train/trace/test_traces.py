@@ -7,8 +7,8 @@ import pytest
 from tests.predict.running import peak_of_a_step
 from tests.train import small
 from tests.train.loop.test_session import GRAPH, session
-from workbench.model.weights import initialize
-from workbench.plan.experiment import SGD, Experiment
+from workbench.model.weights.initial import initialize
+from workbench.plan.experiment.experiment import SGD, Experiment
 from workbench.plan.plan import Plan
 from workbench.train.trace import traces
 from workbench.train.trace.rank_trace import Called, RankTrace, Stretch

@@ -10,8 +10,8 @@ from tests.train.strategies.test_local_sgd import GRAPH as TAILED
 from tests.train.strategies.test_local_sgd import net as tailed
 from tests.train.strategies.test_local_sgd import plan as tailed_plan
 from tests.train.trace.traced import Seen, step
-from workbench.model.weights import initialize
-from workbench.plan.experiment import (
+from workbench.model.weights.initial import initialize
+from workbench.plan.experiment.experiment import (
     SGD,
     AdamW,
     Experiment,

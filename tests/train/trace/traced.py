@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from workbench.comm.groups.world import World
-from workbench.plan.experiment import Experiment
+from workbench.plan.experiment.experiment import Experiment
 from workbench.train.loop.loop import agree
 from workbench.train.loop.memory import PeakMeter
 from workbench.train.loop.state import RankState, group_specs_of
@@ -46,7 +46,7 @@ def step(world: World, experiment: Experiment, weights: Path, traced: bool) -> S
             _step(state, index)
         world.recorder.reset()
         trace = None
-        parts = state.stepper.passing.parts
+        parts = state.stepper.passes.parts
         if traced:
             tracer = Tracer(
                 state.model, parts, world.recorder, world.device, state.updater.optimizer
@@ -76,4 +76,4 @@ def replaced(module: torch.nn.Module) -> bool:
 def _step(state: RankState, index: int) -> None:
     result = state.stepper.run(index)
     agree(state.everyone, result.loss, False, result.blocked_s)
-    state.strategy.update(index)
+    state.stepper.update()

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from workbench.client.verifying import experiment_for, merge
-from workbench.model.trace import trace
+from workbench.model.tracing.trace import trace
 from workbench.model.vision import torchvision
-from workbench.model.weights import initialize
+from workbench.model.weights.initial import initialize
 from workbench.plan.plan import Plan
 from workbench.train.verify.reference import write_reference
 from workbench.train.verify.verify import compare
@@ -36,8 +36,8 @@ def swin(version):
 MODELS = {"vit": vit, "swin": lambda: swin(1), "swin_v2": lambda: swin(2)}
 
 
-def compared(seat, experiment, start, reference):
-    return compare(seat, experiment, weights=start, reference=reference)
+def compared(config, experiment, start, reference):
+    return compare(config, experiment, weights=start, reference=reference)
 
 
 def verified(on_ranks, tmp_path, plan, module):

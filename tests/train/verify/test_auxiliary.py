@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from tests.train.verify.test_attention import verified
-from workbench.model.trace import trace
+from workbench.model.tracing.trace import trace
 from workbench.plan.plan import Plan
 from workbench.train.verify.reference import trained_on
 

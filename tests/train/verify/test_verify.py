@@ -13,8 +13,8 @@ from torch import nn
 from workbench.client.verifying import experiment_for, merge
 from workbench.comm.pending import Pending
 from workbench.comm.regions import reduce_scatter_to
-from workbench.model.trace import trace
-from workbench.model.weights import initialize
+from workbench.model.tracing.trace import trace
+from workbench.model.weights.initial import initialize
 from workbench.plan.plan import Plan
 from workbench.train.loop.objective import row_losses
 from workbench.train.verify.reference import write_reference
@@ -99,7 +99,7 @@ MISTAKES = {
     "evaluation": {"workbench.layers.cut_model.CutModel.eval": in_training},
     "optimizer": {"workbench.train.strategies.optimizer.build_optimizer": less_momentum},
     "buffer": {"workbench.train.verify.verify.average_statistics": as_they_are},
-    "equal weights": {"workbench.layers.running_share.RunningShare.factor": momentum_alone},
+    "equal weights": {"workbench.layers.norms.RunningShare.factor": momentum_alone},
     "repeat": {"torch.nn.Linear.forward": a_little_at_random},
     "gradients that are not summed": {
         "workbench.train.strategies.gradients.start_all_reduce": Nothing
@@ -109,11 +109,11 @@ MISTAKES = {
 }
 
 
-def compare_with(seat, mistake, experiment, start, reference, given):
+def compare_with(config, mistake, experiment, start, reference, given):
     with ExitStack() as stack:
         for target, wrong in MISTAKES[mistake].items():
             stack.enter_context(patch(target, wrong))
-        return compare(seat, experiment, weights=start, reference=reference, **given)
+        return compare(config, experiment, weights=start, reference=reference, **given)
 
 
 def verified(
@@ -266,3 +266,10 @@ def test_no_rounding_excuses_a_wrong_factor():
     assert of(0.2, 0.13).exact
     assert not of(0.25, 0.13).exact  # of what one of four ranks leaves out
     assert not of(1.0, 10.0).exact  # of what is counted twice
+
+
+def test_the_worst_is_measured_by_its_tolerance():
+    """A weight's may be large, where rounding alone moves weights as far."""
+    tight = Difference("output", "y", 0, 1.1e-4, 0.0)
+    wide = Difference("weight", "w", 0, 5e-2, 1e-2)
+    assert Verification("net", "fp32", 1, (wide, tight)).worst == tight

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from workbench.plan.span import Span
+from workbench.plan.experiment.measured import Span
 from workbench.predict.measured import Timeline
 from workbench.store.errors import ClusterError
-from workbench.store.record import EngineRecord, Event
-from workbench.train.reshard.requests import CarriedOut
+from workbench.store.record import EngineRecord, EventRecord
+from workbench.train.loop.requests import CarriedOut
 
 MIB = 2**20
 
@@ -63,7 +63,7 @@ class FakeRun:
         self.notes: list[str] = []
         self.stops = 0
         self.asked: list[tuple[Any, ...]] = []
-        self.happened: list[Event] = []
+        self.happened: list[EventRecord] = []
         self.cluster = FakeCluster(world_size + 1)
         self.engines = tuple(range(1, world_size + 1))
         self.traced: Timeline | None = None
@@ -77,7 +77,7 @@ class FakeRun:
         self.callbacks.append(callback)
         return lambda: self.callbacks.remove(callback)
 
-    def events(self, after: int = 0) -> list[Event]:
+    def events(self, after: int = 0) -> list[EventRecord]:
         return [event for event in self.happened if event.id > after]
 
     def timeline(self, step: int | None = None) -> Timeline:
@@ -110,7 +110,7 @@ class FakeRun:
     def happen(self, text: str, level: Any = "info") -> None:
         """The job server notes something."""
         number = len(self.happened) + 1
-        self.happened.append(Event(id=number, time=1000.0, level=level, kind="x", text=text))
+        self.happened.append(EventRecord(id=number, time=1000.0, level=level, kind="x", text=text))
         self.push([])
 
     def feed(self, first: int, last: int, **values: float) -> None:

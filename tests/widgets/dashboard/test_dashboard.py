@@ -7,9 +7,9 @@ from ipywidgets import Widget
 
 from tests.widgets.dashboard.fake import FakeRun, row
 from tests.widgets.dashboard.views import PATIENCE_S, unpacked
-from workbench.widgets import assets
+from workbench.widgets.base.widget import asset
 from workbench.widgets.dashboard import Dashboard
-from workbench.widgets.dashboard.ranks import FIELDS
+from workbench.widgets.dashboard.series import FIELDS
 
 
 def test_new_steps_reach_the_views(show, views):
@@ -95,7 +95,7 @@ def test_what_a_notebook_keeps_is_the_end(show, views, monkeypatch):
         def update(self, data, **_options):
             kept.put(data["text/plain"])
 
-    monkeypatch.setattr("workbench.widgets.widget.display", lambda *_, **__: Handle())
+    monkeypatch.setattr("workbench.widgets.base.widget.display", lambda *_, **__: Handle())
     run = FakeRun()
     dashboard = show(run)
     dashboard._ipython_display_()
@@ -147,7 +147,7 @@ def test_the_thread_that_notifies_never_reads(show, views):
     """A run may hold its own lock while it notifies; reading there could wait for ever."""
     readers = set()
 
-    class Watched(FakeRun):
+    class WatchedRun(FakeRun):
         @property
         def rows(self):
             readers.add(threading.current_thread().name)
@@ -157,7 +157,7 @@ def test_the_thread_that_notifies_never_reads(show, views):
         def rows(self, value):
             pass
 
-    run = Watched()
+    run = WatchedRun()
     show(run)
     kept = run.rows
     readers.clear()
@@ -225,6 +225,6 @@ def test_closing_at_the_moment_of_the_end_is_safe(views):
 
 
 def test_a_missing_bundle_says_how_to_make_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(assets, "BUNDLE", tmp_path)
+    monkeypatch.setattr("workbench.widgets.base.widget.BUNDLE", tmp_path)
     with pytest.raises(FileNotFoundError, match=r"run `python env/bundle\.py`"):
-        assets.asset("nothing.js")
+        asset("nothing.js")

@@ -1,9 +1,8 @@
 import pytest
 
 from tests.widgets.dashboard.fake import FakeRun, row
+from workbench.widgets.dashboard.run import Status
 from workbench.widgets.dashboard.series import Series
-from workbench.widgets.dashboard.status import Status
-from workbench.widgets.units import digits, duration, milliseconds, size
 
 
 def status(num_steps, state="running", error=None):
@@ -51,25 +50,3 @@ def test_a_run_that_waits_says_for_what():
 
 def test_others_need_no_advice():
     assert status(80, "finished").advice == ""
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        (size(812), "812 B"),
-        (size(1536), "1.50 KiB"),
-        (size(133 * 2**20), "133 MiB"),
-        (size(1000 * 2**20), "0.977 GiB"),
-        (size(float("nan")), "–"),
-        (milliseconds(0.00825), "8.25 ms"),
-        (milliseconds(1.2), "1.20 s"),
-        (duration(7.4), "0:07"),
-        (duration(11109), "3:05:09"),
-        (digits(0), "0"),
-        (digits(1234567), "1,234,567"),
-        (digits(-0.051), "-0.0510"),
-        (digits(3.2e-7), "3.20e-07"),
-    ],
-)
-def test_numbers_as_people_read_them(text, value):
-    assert text == value

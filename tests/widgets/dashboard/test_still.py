@@ -10,12 +10,12 @@ import pytest
 from tests.widgets.dashboard.fake import MIB, FakeRun, traced
 from workbench.widgets.dashboard import still
 from workbench.widgets.dashboard.forecast import Forecast
-from workbench.widgets.dashboard.lanes import lanes_of
-from workbench.widgets.dashboard.watched import Watched
+from workbench.widgets.dashboard.timeline import timeline_of
+from workbench.widgets.dashboard.watched import WatchedRun
 
 
 def seen(run):
-    watched = Watched(run, RLock())
+    watched = WatchedRun(run, RLock())
     watched.read()
     return watched
 
@@ -33,7 +33,7 @@ FORECAST = Forecast(None, np.array([[8, 4, 4, 2, 1, 9]] * 2) * float(MIB), 600.0
 @pytest.mark.parametrize("num_steps", [0, 1, 50])
 @pytest.mark.parametrize("forecast", [Forecast.none(), FORECAST], ids=["alone", "predicted"])
 def test_every_picture_is_well_formed(num_steps, forecast):
-    lanes = (lanes_of(traced(2)), lanes_of(traced(2), step=9))
+    lanes = (timeline_of(traced(2)), timeline_of(traced(2), step=9))
     made = still.picture({"a": seen(fed(num_steps))}, "a", forecast, lanes)
     assert ElementTree.fromstring(made).tag == "{http://www.w3.org/2000/svg}svg"
     assert "nan" not in made.lower()

@@ -9,12 +9,13 @@ import traitlets
 import workbench as wb
 from tests.plan.graphs import mlp
 from tests.widgets.dashboard.fake import MIB, FakeRun, row, traced
-from workbench.plan.span import Span
+from workbench.plan.experiment.measured import Span
 from workbench.predict.measured import Timeline
-from workbench.widgets.dashboard import Dashboard, lanes
-from workbench.widgets.dashboard.events import KEPT
+from workbench.widgets.dashboard import Dashboard
+from workbench.widgets.dashboard import timeline as lanes
 from workbench.widgets.dashboard.forecast import forecast_of
-from workbench.widgets.dashboard.ranks import CATEGORIES, Ranks
+from workbench.widgets.dashboard.run import KEPT
+from workbench.widgets.dashboard.series import CATEGORIES, Ranks
 
 PLAN = wb.Plan.hybrid(mlp(16, 16, 8), 2)
 EXPERIMENT = wb.Experiment(
@@ -139,7 +140,7 @@ def test_a_traced_step_is_read_once_it_is_there(show, views):
 def test_of_too_many_spans_the_longest_stay(monkeypatch):
     monkeypatch.setattr(lanes, "MOST_SPANS", 3)
     spans = tuple(Span(0, "compute", "forward", f"l{i}", float(i), 1.0 + i) for i in range(5))
-    found = lanes.lanes_of(Timeline(4, (spans,), (20.0,)))
+    found = lanes.timeline_of(Timeline(4, (spans,), (20.0,)))
     assert found.spans[:, 5].tolist() == [3.0, 4.0, 5.0]
     assert found.left_out == 2
 

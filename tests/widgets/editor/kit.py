@@ -1,11 +1,13 @@
 """Editors whose messages are kept, graphs, engines and runs to edit plans for."""
 
+from collections.abc import Mapping
 from types import SimpleNamespace
+from typing import Any
 
 import workbench as wb
 from tests.plan.graphs import Builder
 from workbench.plan.graph import Graph
-from workbench.widgets.editor.state import State, patched
+from workbench.widgets.editor.state import Snapshot
 from workbench.widgets.editor.target import usual
 
 MACHINE = wb.Machine.preset("h100-nvlink")
@@ -23,18 +25,29 @@ def residual(blocks: int, *, channels: int = 8) -> Graph:
     return builder.linear("head", 10).graph()
 
 
+def patched(old: Snapshot, patch: Mapping[str, Any]) -> Snapshot:
+    """What a view makes of a patch, as `store.js` does."""
+    columns = {name: list(column) for name, column in old.columns.items()}
+    for name, (at, values) in patch.get("columns", {}).items():
+        column = columns.setdefault(name, [])
+        column.extend([None] * (max(at, default=-1) + 1 - len(column)))
+        for index, value in zip(at, values, strict=True):
+            column[index] = value
+    return Snapshot(columns, {**old.values, **patch.get("values", {})})
+
+
 class Seen:
     """What a view has been told, put together as the view does."""
 
     def __init__(self, editor: wb.PlanEditor) -> None:
         self.messages: list[dict] = []
-        self.state: State | None = None
+        self.state: Snapshot | None = None
         editor.send = self.take
         editor._handle_custom_msg({"type": "hello"}, [])
         self.messages.clear()
 
     def begin(self, state: dict) -> None:
-        self.state, self.version = State(state["columns"], state["values"]), state["version"]
+        self.state, self.version = Snapshot(state["columns"], state["values"]), state["version"]
 
     def take(self, content: dict, buffers: object = ()) -> None:
         if content["type"] == "heard":

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.browser import chromium
-from workbench.bench.front_end import FrontEnd
+from workbench.bench.widgets.front_end import FrontEnd
 
 BROWSER = [
     pytest.mark.slow,

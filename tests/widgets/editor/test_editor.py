@@ -8,7 +8,7 @@ import traitlets
 import workbench as wb
 from tests.plan import graphs
 from tests.widgets.editor.kit import MACHINE, Seen, residual
-from workbench.widgets.editor.state import State
+from workbench.widgets.editor.state import Snapshot
 
 VGG = graphs.vgg()
 HYBRID = wb.Plan.hybrid(VGG, 4)
@@ -74,7 +74,7 @@ def test_views_are_sent_a_state_once_and_then_what_changed(edit):
     assert choices["columns"]["scheme"] == [[head], ["shard_out"]]
     assert all(len(at) < 12 for m in seen.messages for name, (at, _) in m["columns"].items())
     whole = editor._model.state()
-    assert seen.state == State(whole["columns"], whole["values"])
+    assert seen.state == Snapshot(whole["columns"], whole["values"])
 
 
 def test_an_edit_that_cannot_be_marks_its_cell_and_keeps_the_plan(edit):

@@ -53,7 +53,7 @@ def test_of_several_layers_those_that_can_are_changed():
         (["fc0"], "shares", "a b", "shares are numbers such as '3 1', got 'a b'"),
         (["fc0"], "shares", "0 0 0 0", "all shares are zero"),
         (["fc9"], "scheme", "shard_out", "no layer 'fc9'"),
-        (["fc0"], "colour", "red", "no field 'colour'"),
+        (["fc0"], "color", "red", "no field 'color'"),
         (["relu", "pool"], "scheme", "shard_out", "none of these 2 layers can have scheme"),
         (["conv", "relu"], "shares", "1 2", "choose a scheme that splits them first"),
     ],

@@ -6,7 +6,8 @@ import workbench as wb
 from tests.plan import graphs
 from tests.plan.graphs import Builder
 from tests.widgets.editor.kit import MACHINE
-from workbench.widgets.editor.picture import runs, svg
+from workbench.widgets.editor.rows import runs
+from workbench.widgets.editor.still import devices_svg
 
 HYBRID = wb.Plan.hybrid(graphs.vgg(), 4)
 
@@ -48,7 +49,7 @@ def test_displays_are_brought_up_to_date_when_no_edit_follows(edit, monkeypatch)
         def update(self, data, **_):
             updates.append(data["text/html"])
 
-    monkeypatch.setattr("workbench.widgets.widget.display", lambda *_, **__: Handle())
+    monkeypatch.setattr("workbench.widgets.base.widget.display", lambda *_, **__: Handle())
     editor = edit(HYBRID, MACHINE)
     editor._ipython_display_()
     editor.preset("data parallel")
@@ -62,5 +63,5 @@ def test_pieces_are_to_scale():
     found = {run.first: run for run in runs(plan)}
     assert found["fc0"].held == (3 * 785 * 16, 785 * 16, 0, 0)
     assert sum(run.parameters for run in found.values()) == plan.graph.parameters
-    assert "rank 3" in svg(plan)
-    assert "and 12 more ranks" in svg(plan.with_world_size(28))
+    assert "rank 3" in devices_svg(plan)
+    assert "and 12 more ranks" in devices_svg(plan.with_world_size(28))

@@ -1,10 +1,10 @@
-"""The editor in Chromium: edits of cells and of the plan, errands, and what it tells."""
+"""The editor in Chromium: edits of cells and of the plan, tasks, and what it tells."""
 
 import workbench as wb
 from tests.plan import graphs
 from tests.widgets.editor.kit import MACHINE, FakeCluster, FakeRun, residual, searched
 from tests.widgets.editor.shown import BROWSER
-from workbench.widgets.editor import services
+from workbench.widgets.editor import target
 
 pytestmark = BROWSER
 
@@ -126,7 +126,7 @@ def test_over_budget_is_red_and_said(show, page):
 
 
 def test_suggest(show, page, monkeypatch):
-    monkeypatch.setattr(services, "search", searched)  # which takes its time: see test_services
+    monkeypatch.setattr(target, "search", searched)  # which takes its time: see test_services
     shown = show(wb.Plan.filters(VGG, 4), MACHINE)
     page.get_by_role("button", name="Suggest plans").click()
     shown.settle()

@@ -7,12 +7,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.comm.lockstep import run
-from workbench.comm.codecs import Coding, coder_of, rounds
-from workbench.plan.codec import Codec
-from workbench.plan.stability import limit
-from workbench.widgets.explorers.coded import Sum, coded
-from workbench.widgets.explorers.descent import Descent, losses, recognised, steps_to
-from workbench.widgets.explorers.problems import WORKERS, Digits, Quadratic
+from workbench.comm.codecs import PieceCoding, coder_of, rounds
+from workbench.plan.experiment.codec import Codec
+from workbench.plan.experiment.stability import limit
+from workbench.widgets.explorers.descent import (
+    WORKERS,
+    Descent,
+    Digits,
+    Quadratic,
+    Sum,
+    coded,
+    losses,
+    recognised,
+    steps_to,
+)
 
 CODECS = [
     Codec(name="fp16"), Codec(name="bf16"), Codec(name="bf16_truncated"),
@@ -40,7 +48,7 @@ def test_sums_are_those_of_runs(feedback):
     for _ in range(3):
         gradients = generator.standard_normal((workers, length)).astype(np.float32)
         flats = [torch.from_numpy(row.copy()) for row in gradients]
-        codings = [Coding(coder_of(codec, CPU), r if feedback else None) for r in kept]
+        codings = [PieceCoding(coder_of(codec, CPU), r if feedback else None) for r in kept]
         run([
             rounds.direct(flat, range(workers), me, coding)
             for me, (flat, coding) in enumerate(zip(flats, codings, strict=True))

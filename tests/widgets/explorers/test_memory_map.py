@@ -8,7 +8,7 @@ import traitlets
 import workbench as wb
 from tests.plan.graphs import Builder
 from tests.widgets.explorers.conftest import MACHINE, predicted
-from workbench.widgets.explorers.memory_picture import MOST_TILES, grouped, tiles_svg
+from workbench.widgets.explorers.memory_map import MOST_TILES, grouped, tiles_svg
 
 TILE = re.compile(
     r'<rect x="[\d.]+" y="[\d.]+" width="([\d.]+)" height="([\d.]+)" style="fill:var\(--wb-\w+, '
@@ -36,17 +36,17 @@ def test_areas_in_a_group_are_to_scale(prediction):
 
 def test_groups_are_looked_into_and_left(explore, prediction):
     explorer = explore(wb.MemoryMap, prediction)
-    whole = explorer._shown["panels"][0]
-    explorer._receive(explorer, {"type": "pick", "name": "weights"}, [])
+    whole = explorer.drawing.shown["panels"][0]
+    explorer.drawing._receive(explorer.drawing, {"type": "pick", "name": "weights"}, [])
     assert explorer.inside == "weights"
-    assert explorer._shown["panels"][0]["note"] != whole["note"]
-    assert explorer._shown["panels"][0]["svg"].count("data-pick") == 1
-    explorer._receive(explorer, {"type": "press", "name": "whole"}, [])
-    assert explorer._shown["panels"][0] == whole
-    explorer._receive(explorer, {"type": "pick", "name": "rank 2"}, [])
+    assert explorer.drawing.shown["panels"][0]["note"] != whole["note"]
+    assert explorer.drawing.shown["panels"][0]["svg"].count("data-pick") == 1
+    explorer.controls["whole"].click()
+    assert explorer.drawing.shown["panels"][0] == whole
+    explorer.drawing._receive(explorer.drawing, {"type": "pick", "name": "rank 2"}, [])
     assert explorer.rank == 2
-    explorer._receive(explorer, {"type": "pick", "name": "rank 9"}, [])
-    assert "rank must be 0 to 3, got 9" in explorer._shown["error"]
+    explorer.drawing._receive(explorer.drawing, {"type": "pick", "name": "rank 9"}, [])
+    assert "rank must be 0 to 3, got 9" in explorer.drawing.shown["error"]
     assert explorer.rank == 2
 
 

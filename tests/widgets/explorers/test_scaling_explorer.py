@@ -6,8 +6,7 @@ import traitlets
 import workbench as wb
 from tests.plan import graphs
 from tests.widgets.explorers.conftest import MACHINE, predicted
-from workbench.widgets.explorers.scaling import sizes_of
-from workbench.widgets.explorers.scaling_picture import dominates_at
+from workbench.widgets.explorers.scaling import dominates_at, sizes_of
 
 
 def settled(explorer):
@@ -26,8 +25,8 @@ def test_curves_are_the_prediction_s_up_to_65_536_ranks(explore, prediction):
     ):
         found = {point.world_size: point for point in explorer.curves[kind]}
         assert [found[size] for size in some] == list(curve.points)
-    assert explorer._shown["busy"] == ""
-    said = " ".join(explorer._shown["said"])
+    assert explorer.drawing.shown["busy"] == ""
+    said = " ".join(explorer.drawing.shown["said"])
     assert "on 1,024 ranks a step of 64 samples" in said
     at = dominates_at(explorer.curves["strong"])
     assert f"Strong: communication and waiting take more than work from {at:,} ranks on" in said
@@ -41,7 +40,7 @@ def test_other_links_and_devices(explore, prediction):
     slower = explorer.curves["strong"]
     assert slower[8].step_time > before[8].step_time
     assert slower[8] == prediction.at(link="cpu-1gbe").strong_scaling([explorer.sizes[8]]).points[0]
-    explorer._receive(explorer, {"type": "set", "name": "device", "value": "t4-pcie"}, [])
+    explorer.controls["device"].value = "t4-pcie"
     settled(explorer)
     assert explorer.curves["strong"][0].work_s > slower[0].work_s
 
@@ -59,7 +58,7 @@ def test_without_a_machine_it_says_how_to_get_one(explore, prediction):
     explorer.prediction = prediction
     settled(explorer)
     assert explorer.errors == {}
-    assert explorer._shown["panels"]
+    assert explorer.drawing.shown["panels"]
 
 
 def test_a_measured_machine_has_its_first_device_everywhere(explore, prediction):
@@ -69,7 +68,7 @@ def test_a_measured_machine_has_its_first_device_everywhere(explore, prediction)
         explore(wb.ScalingExplorer, wb.predict(plan, measured, prediction.experiment))
     )
     assert explorer.curves["strong"][3].world_size == 32
-    assert "All ranks are taken to be as rank 0" in " ".join(explorer._shown["said"])
+    assert "All ranks are taken to be as rank 0" in " ".join(explorer.drawing.shown["said"])
 
 
 @pytest.mark.parametrize(

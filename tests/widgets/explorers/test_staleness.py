@@ -4,11 +4,10 @@ import pytest
 import traitlets
 
 import workbench as wb
-from workbench.plan.stability import limit
-from workbench.predict.timing import Compute, Network
-from workbench.widgets.explorers.descent import losses, steps_to
-from workbench.widgets.explorers.problems import GOALS
-from workbench.widgets.explorers.staleness_picture import step_s
+from workbench.plan.experiment.stability import limit
+from workbench.predict.closed_form import Compute, Network
+from workbench.widgets.explorers.descent import GOALS, losses, steps_to
+from workbench.widgets.explorers.staleness import step_s
 
 
 def test_figures_are_those_of_the_recurrence_and_of_the_timing_model(explore):
@@ -33,7 +32,7 @@ def test_r_is_communication_over_compute(explore):
     assert other.r == pytest.approx(slow.r())
     other.r = 0.01
     assert "all but the transfer takes" in other.errors[""]
-    assert other._shown["panels"]  # the last one stays
+    assert other.drawing.shown["panels"]  # the last one stays
     other.r = 100.0
     assert other.errors == {}
 
@@ -70,8 +69,11 @@ def test_digits_on_a_machine(explore, prediction):
     explorer = explore(wb.StalenessExplorer, machine, experiment, loss="digits")
     assert explorer.r == pytest.approx(explorer.model.r())
     assert explorer.model.workers == experiment.plan.world_size
-    shown = explorer._shown
-    assert "condition" not in [control["name"] for control in shown["controls"]]
+    shown = explorer.drawing.shown
+    assert explorer.children[0].children == tuple(explorer.controls.values())
+    assert "condition" not in explorer.controls
+    explorer.loss = "quadratic"
+    assert explorer.controls["condition"] in explorer.children[0].children
     assert shown["said"][0].startswith("On a quadratic loss, a guide here:")
     assert "Digits that are recognised at the end, synchronous: 9" in shown["said"][2]
     assert shown["table"]["caption"] == "To a fifth of the loss"

@@ -9,12 +9,8 @@ from ipywidgets import Widget
 import workbench as wb
 from tests.plan import graphs
 from tests.widgets.explorers.conftest import MACHINE
-from workbench.predict.timing import fastest
-from workbench.widgets.explorers.timing_picture import strategies
-
-
-def set_(explorer, name, value):
-    explorer._receive(explorer, {"type": "set", "name": name, "value": value}, [])
+from workbench.predict.closed_form import fastest
+from workbench.widgets.explorers.timing import strategies
 
 
 def test_the_fastest_is_the_model_s(explore):
@@ -29,23 +25,27 @@ def test_the_fastest_is_the_model_s(explore):
 
 def test_a_view_finds_a_picture_when_the_way_to_it_opens(explore, monkeypatch):
     opened = []
-    monkeypatch.setattr(Widget, "open", lambda self: opened.append(self.get_state("_view")))
+
+    def opens(widget):
+        if widget.has_trait("_view"):
+            opened.append(widget.get_state("_view"))
+
+    monkeypatch.setattr(Widget, "open", opens)
     explorer = explore(wb.TimingExplorer)
-    assert opened == [{"_view": explorer._shown}]
-    assert explorer._shown
+    assert opened == [{"_view": explorer.drawing.shown}]
+    assert explorer.drawing.shown
 
 
 def test_every_control_is_an_attribute_that_is_shown(explore):
     explorer = explore(wb.TimingExplorer)
-    for control in explorer.controls()[:6]:
-        before = explorer._shown
-        set_(explorer, control.name, 5)
-        value = getattr(explorer, control.name)
-        assert value == control.values[5]
-        shown = {each["name"]: each for each in explorer._shown["controls"]}
-        assert shown[control.name]["at"] == 5
-        assert explorer._shown != before
-    set_(explorer, "codec", "none")
+    for control in explorer.moves()[:6]:
+        before = explorer.drawing.shown
+        widget = explorer.controls[control.name]
+        assert control.value(widget) == getattr(explorer, control.name)
+        widget.value = control.values[5]
+        assert getattr(explorer, control.name) == control.values[5]
+        assert explorer.drawing.shown != before
+    explorer.controls["codec"].value = "none"
     assert explorer.codec is None
     assert not any("int8" in row[0] for row in explorer.picture().table.rows)
 
@@ -55,8 +55,9 @@ def test_what_is_assigned_is_shown_and_observed(explore):
     heard = []
     explorer.observe(lambda change: heard.append(change["new"]), "bandwidth")
     sent = []
-    explorer.send = lambda content, buffers=(): sent.append(content)
+    explorer.drawing.send = lambda content, buffers=(): sent.append(content)
     explorer.bandwidth = 3.3e9  # between two places of the slider
+    assert explorer.controls["bandwidth"].label == "26.4 Gbit/s"
     assert heard == [3.3e9]
     assert "26.4 Gbit/s" in sent[-1]["view"]["title"]
     explorer.bandwidth = 3.3e9
@@ -75,7 +76,7 @@ def test_links_of_the_machine_are_marked_and_can_be_taken(explore):
     assert "h100-infiniband, between hosts" in said
     assert "h100-infiniband, within a host" in said
     explorer.bandwidth = 1e7
-    explorer._receive(explorer, {"type": "press", "name": "machine"}, [])
+    explorer.controls["machine"].click()
     assert explorer.bandwidth == MACHINE.across.bandwidth
     alone = MACHINE.replace(across=None, ranks_per_host=None)
     explorer.machine = alone
@@ -84,9 +85,10 @@ def test_links_of_the_machine_are_marked_and_can_be_taken(explore):
 
 def test_without_a_machine_the_button_says_what_is_missing(explore):
     explorer = explore(wb.TimingExplorer)
-    assert "explorer.machine = machine" in explorer._shown["controls"][-1]["why_not"]
-    explorer._receive(explorer, {"type": "press", "name": "machine"}, [])
-    assert "no machine" in explorer.errors["machine"]
+    assert explorer.controls["machine"].disabled
+    assert "explorer.machine = machine" in explorer.controls["machine"].tooltip
+    explorer.controls["machine"].click()
+    assert "no machine" in explorer.errors["moved"]
 
 
 def test_an_experiment_gives_gradient_workers_and_compute(explore):
@@ -108,21 +110,25 @@ def test_an_experiment_gives_gradient_workers_and_compute(explore):
 )  # fmt: skip
 def test_values_that_cannot_be_are_refused_and_nothing_changes(explore, name, value):
     explorer = explore(wb.TimingExplorer)
-    before, shown = getattr(explorer, name), explorer._shown
+    before, shown = getattr(explorer, name), explorer.drawing.shown
     with pytest.raises(traitlets.TraitError, match=re.escape(name)):
         setattr(explorer, name, value)
     assert getattr(explorer, name) == before
-    assert explorer._shown is shown
+    assert explorer.drawing.shown is shown
 
 
-def test_what_a_view_sends_in_vain_is_said_beside_its_control(explore):
+def test_what_is_moved_in_vain_is_said_above_the_pictures(explore):
     explorer = explore(wb.TimingExplorer)
-    set_(explorer, "width", 99)
-    assert explorer.errors == {"width": "pipeline width has places 0 to 7, got 99"}
-    set_(explorer, "width", 3)
+    width = explorer.controls["width"]
+    width.min = 0
+    width.value = 0
+    assert "width must be a positive integer, got 0" in explorer.errors["moved"]
+    assert "positive integer" in explorer.drawing.shown["error"]
+    assert (explorer.width, width.value) == (2, 2)
+    width.value = 3
     assert explorer.errors == {}
-    set_(explorer, "colour", 3)
-    assert "no control 'colour'" in " ".join(explorer.errors.values())
+    explorer.drawing._receive(explorer.drawing, {"type": "paint"}, [])
+    assert "no 'paint' to do" in explorer.errors["moved"]
 
 
 def test_only_machines_and_experiments(explore):

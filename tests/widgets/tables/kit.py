@@ -56,7 +56,7 @@ class FakeJobs:
     def resume(self, number: int) -> None:
         self._become(number, "queued")
 
-    def prioritise(self, number: int, priority: int) -> None:
+    def set_priority(self, number: int, priority: int) -> None:
         self._check()
         self._store.update(number, priority=priority)
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.scheduler.values import job, running
 from workbench.store.record import AttemptRecord, ErrorRecord
-from workbench.widgets.tables.job_rows import ACTIONS, foreseen, page_of, row, why_not
+from workbench.widgets.tables.job_table import ACTIONS, foreseen, page_of, row, why_not
 
 
 def ids(jobs, words="", number=1, size=10):

@@ -9,7 +9,7 @@ import traitlets
 from tests.scheduler.values import job
 from tests.widgets.tables.kit import FakeCluster
 from workbench.widgets.tables import ClusterView, JobTable
-from workbench.widgets.tables.ledger import Ledger
+from workbench.widgets.tables.job_table import JobCache
 
 
 def rows(table):
@@ -61,7 +61,7 @@ def test_nothing_is_read_without_news(cluster, board):
 def test_jobs_that_have_ended_are_read_once(cluster):
     ended, other = cluster.submit(), cluster.submit()
     cluster.link.store.release(ended, "cancelled")
-    ledger = Ledger(cluster.link.store)
+    ledger = JobCache(cluster.link.store)
     assert [each.state for each in ledger.read()] == ["cancelled", "queued"]
     asked = []
     jobs = cluster.link.store.jobs

@@ -9,16 +9,16 @@ import platformdirs
 import torch
 
 from workbench.plan.errors import MachineError
-from workbench.plan.machine import Machine
-from workbench.store.device import Device
+from workbench.plan.machine.machine import Machine
+from workbench.store.cluster_spec import EngineDevice
 
 
-def fingerprint(devices: Iterable[Device], hosts: object) -> str:
+def fingerprint(devices: Iterable[EngineDevice], hosts: object) -> str:
     """Twelve hexadecimal digits of the hardware that some ranks run on, and of what drives it.
 
     Args:
-        devices: of the ranks: cores, threads, GPUs and who shares them.
-        hosts: emulated ones, whose text says bandwidth and speeds; None: this one.
+        devices: the devices of the ranks: cores, threads, GPUs and who shares them.
+        hosts: emulated hosts, whose text says bandwidth and speeds; None: this host.
     """
     content = [processor(), torch.__version__, *map(repr, devices), repr(hosts)]
     return hashlib.sha256("\n".join(content).encode()).hexdigest()[:12]

@@ -1,26 +1,36 @@
-"""What `Cluster.calibrate` measures, and how it becomes a machine."""
+"""What `Cluster.calibrate` measures, and how it becomes a machine: devices, links, layers."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Literal
 
+import numpy as np
 from torch import nn
 
-from workbench.client.assistant import Assistant
 from workbench.client.calibration import cache
-from workbench.client.calibration.devices import devices_of, extended, missing
-from workbench.client.calibration.links import links_of, slowdown_of
-from workbench.client.calibration.spread import Behind, stretches_of, unequal
-from workbench.client.leases import Dispatch
-from workbench.plan.experiment import SGD, Adam, AdamW, Experiment, Synthetic
+from workbench.client.calibration.devices import (
+    Behind,
+    devices_of,
+    extended,
+    missing,
+    stretches_of,
+    unequal,
+)
+from workbench.client.leases import Lease
+from workbench.client.run.submitting import module_values
+from workbench.plan.experiment.experiment import SGD, Adam, AdamW, Experiment, Synthetic
 from workbench.plan.graph import Graph, Layer, Source, Weight
-from workbench.plan.machine import Machine
-from workbench.plan.mesh import group_sizes
+from workbench.plan.machine.experience import costs
+from workbench.plan.machine.link import Curve, Link
+from workbench.plan.machine.machine import Machine
+from workbench.plan.placement.mesh import group_sizes
 from workbench.plan.plan import Plan
-from workbench.store import message
-from workbench.store.device import Device
+from workbench.store.cluster_spec import EngineDevice
+from workbench.train.measure.links import LinksMeasured, Timed
 
 # Updates shall take as long as others do, and move nothing.
 STILL = SGD(lr=1e-9, momentum=0.9)
@@ -84,11 +94,15 @@ class CalibrationSpec:
     """What to measure besides the plans' layers.
 
     Attributes:
-        rows: of each rank, ascending.
-        precision: of the layers.
-        optimizer: whose updates are measured; None: SGD with momentum.
-        data: that is loaded; None: synthetic.
-        within_s: about how long all of it may take.
+        rows: the numbers of rows of each rank, ascending.
+        precision: the precision of the layers.
+        optimizer: the optimizer whose updates are measured; None: SGD with momentum.
+        data: the data that is loaded; None: synthetic.
+        within_s: about how long all of it may take, in seconds.
+        module: a module with other values than the one that was traced; see `Cluster.train`.
+
+    Raises:
+        ValueError: there is no time.
     """
 
     rows: tuple[int, ...]
@@ -96,6 +110,13 @@ class CalibrationSpec:
     optimizer: SGD | Adam | AdamW | None
     data: Any
     within_s: float
+    module: nn.Module | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.within_s < float("inf"):
+            raise ValueError(
+                f"within_s must be a positive number of seconds, got {self.within_s!r}"
+            )
 
     def experiment(self, plan: Plan) -> Experiment:
         """What the ranks are given."""
@@ -116,69 +137,57 @@ class Calibration:
     """One calibration: what is known already is kept, what is missing is measured.
 
     Args:
-        places: the engine of each rank, taken for this.
-        devices: of each rank.
-        hosts: emulated ones, or None.
-        assistant: makes the initial weights.
-        dispatch: starts the ranks.
+        lease: the engine of each rank.
+        devices: the device of each rank.
+        hosts: emulated hosts, or None.
+        spec: what to measure besides the plans' layers.
 
     Raises:
-        ValueError: hosts with different numbers of ranks.
+        ValueError: Hosts have different numbers of ranks.
     """
 
     def __init__(
-        self,
-        places: Sequence[int],
-        devices: Sequence[Device],
-        hosts: object,
-        assistant: Assistant,
-        dispatch: Dispatch,
+        self, lease: Lease, devices: Sequence[EngineDevice], hosts: object, spec: CalibrationSpec
     ) -> None:
-        self.places, self.devices = places, devices
-        self.assistant, self.dispatch = assistant, dispatch
+        self.lease, self.devices, self.spec = lease, devices, spec
         self.hosts = [device.host for device in devices]
         self.ranks_per_host = _per_host(self.hosts)
         self.name = cache.fingerprint(devices, hosts)
         self._stretches: list[Behind] = []
 
-    def carry_out(
+    def machine(
         self,
         plans: Sequence[Plan],
-        wish: CalibrationSpec,
-        module: nn.Module | None,
         *,
-        fresh: bool,
+        fresh: bool = False,
         machine: Machine | None = None,
         keep: bool = True,
     ) -> Machine:
         """Measures what is missing; each finding is kept on disk at once.
 
         Args:
-            plans: whose layers are measured.
-            wish: what else.
-            module: whose layers they are.
-            fresh: forget what is kept.
-            machine: to complete, instead of what is kept.
+            plans: the plans whose layers are measured.
+            fresh: whether to forget what is kept.
+            machine: the machine to complete, instead of what is kept.
             keep: whether to look for what is kept, and to keep what is found.
 
         Raises:
-            ModelError: `module` is missing, or is another one than was traced.
+            ModelError: the module is missing, or is another one than was traced.
             RunError: a rank failed.
         """
-        end = time.perf_counter() + wish.within_s
-        self._stretches = []
+        end = time.perf_counter() + self.spec.within_s
         if machine is None and keep and not fresh:
             machine = cache.kept(self.name)
-        print(f"calibrating {len(self.places)} engines:", end="", flush=True)
+        print(f"calibrating {len(self.devices)} engines:", end="", flush=True)
         try:
             if machine is None:
-                machine = self._bare(wish.experiment(plans[0]), wish.within_s)
+                machine = self._bare(self.spec.experiment(plans[0]))
                 if keep:
                     cache.keep(self.name, machine)
             open_ = [plan for plan in plans if plan.graph is not _NOTHING]
             for index, plan in enumerate(open_):
                 left = max(0.0, end - time.perf_counter()) / (len(open_) - index)
-                more = self._with(machine, plan, wish, module, left * _MEASURED)
+                more = self._with(machine, plan, left * _MEASURED)
                 if keep and more is not machine:
                     cache.keep(self.name, more)
                 machine = more
@@ -186,18 +195,16 @@ class Calibration:
             print(flush=True)
         return machine
 
-    def _bare(self, experiment: Experiment, within_s: float) -> Machine:
+    def _bare(self, experiment: Experiment) -> Machine:
         """The devices' own figures, and the links."""
-        packed = message.pack(experiment)
+        within_s = self.spec.within_s
         with _told("devices"):
-            own_s = _OF_DEVICES * within_s
-            figures = self._on_ranks("device:device", packed, within_s=own_s)
+            figures = self._measure("device:device", experiment, within_s=_OF_DEVICES * within_s)
         with _told("links"):
-            own_s = _OF_LINKS * within_s
-            found = self._on_ranks("links:links", packed, within_s=own_s)
+            found = self._measure("links:links", experiment, within_s=_OF_LINKS * within_s)
         within, across = links_of(found, self.hosts)
         return Machine(
-            name=f"{len(self.places)} engines on {', '.join(dict.fromkeys(self.hosts))}",
+            name=f"{len(self.devices)} engines on {', '.join(dict.fromkeys(self.hosts))}",
             devices=devices_of(figures, self.devices),
             within=within,
             across=across,
@@ -205,32 +212,24 @@ class Calibration:
             slowdown=slowdown_of(found),
         )
 
-    def _with(
-        self,
-        machine: Machine,
-        plan: Plan,
-        wish: CalibrationSpec,
-        module: nn.Module | None,
-        within_s: float,
-    ) -> Machine:
+    def _with(self, machine: Machine, plan: Plan, within_s: float) -> Machine:
         """The machine with a plan's layers, measured unless it has them."""
-        experiment = wish.experiment(plan)
-        rows = missing(machine.devices, experiment, wish.rows)
+        experiment = self.spec.experiment(plan)
+        rows = missing(machine.devices, experiment, self.spec.rows)
         if not rows:
             return machine
-        packed = message.pack(experiment)
         with _told(f"{_named(plan)} x {'/'.join(map(str, rows))} rows"):
-            weights = self.assistant.values_of(experiment, module) or self.assistant.weights(packed)
-            found = self._on_ranks(
-                "layers:layers", packed, weights=weights, rows=rows, within_s=within_s
+            weights = module_values(experiment, self.spec.module, self.lease.link.folder)
+            found = self._measure(
+                "layers:layers", experiment, weights=weights, rows=rows, within_s=within_s
             )
         devices = extended(machine.devices, experiment, found)
         own_devices = len(devices) > 1
         self._stretches += stretches_of(experiment, found, own_devices=own_devices)
         return unequal(machine, self._stretches).replace(devices=devices)
 
-    def _on_ranks(self, task: str, packed: bytes, **shared: Any) -> list[Any]:
-        return self.dispatch.called(f"workbench.train.measure.{task}", packed, self.places, shared)
+    def _measure(self, task: str, experiment: Experiment, **shared: Any) -> list[Any]:
+        return self.lease.call(f"workbench.train.measure.{task}", experiment, shared)
 
 
 def _per_host(hosts: Sequence[str]) -> int:
@@ -261,3 +260,79 @@ def _named(plan: Plan) -> str:
     cut = {choice.group_size for choice in plan.layers.values() if choice.group_size > 1}
     how = f"cut over {'/'.join(map(str, sorted(cut)))}" if cut else "data parallel"
     return f"{plan.graph.source.name} {how}"
+
+
+_SLOWEST = 1e-15  # seconds for each byte, where none could be seen
+# What ranks usually communicate by; getting new memory is no matter of the link.
+_OF_THE_LINK = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
+
+def links_of(found: Sequence[LinksMeasured], hosts: Sequence[str]) -> tuple[Link, Link | None]:
+    """(within a host, across hosts) from what each rank found; None: there is one host.
+
+    Args:
+        found: what each rank measured.
+        hosts: the name of each rank's host.
+    """
+    whole = Link(name="one rank", latency_s=0.0, bandwidth=1 / _SLOWEST)
+    inside = _link("within a host", found, hosts, spans=False)
+    if len(set(hosts)) == 1:
+        return inside or whole, None
+    across = _link("across hosts", found, hosts, spans=True)
+    assert across is not None
+    return inside or whole, across
+
+
+def slowdown_of(found: Sequence[LinksMeasured]) -> float:
+    """How much slower ranks compute beside a collective: the mean over ranks and groups."""
+    every = [cost.slowdown for rank in found for cost in rank.beside.values()]
+    return fmean(every) if every else 1.0
+
+
+def _link(
+    name: str, found: Sequence[LinksMeasured], hosts: Sequence[str], *, spans: bool
+) -> Link | None:
+    def chosen(ranks: tuple[int, ...]) -> bool:
+        return (len({hosts[rank] for rank in ranks}) > 1) == spans
+
+    timed = [t for rank in found for t in rank.collectives if chosen(t.ranks)]
+    if not timed:
+        return None
+    plain = [t for t in timed if t.op in _OF_THE_LINK]
+    terms = np.array([(t.rounds, t.received, t.added) for t in plain], dtype=float)
+    latency, per_byte, added = costs(terms, np.array([t.seconds for t in plain])).tolist()
+    busy = [cost.busy for rank in found for ranks, cost in rank.beside.items() if chosen(ranks)]
+    return Link(
+        name=name,
+        latency_s=latency,
+        bandwidth=1 / max(per_byte, _SLOWEST),
+        reduction_s_per_byte=added,
+        busy=fmean(busy),
+        curves=_curves(found, chosen),
+        source="measured, all groups of a size at once",
+    )
+
+
+def _curves(
+    found: Sequence[LinksMeasured], chosen: Callable[[tuple[int, ...]], bool]
+) -> tuple[Curve, ...]:
+    """For each collective and number of ranks, the mean over ranks at each size.
+
+    Where a tensor cannot be cut equally, ranks receive different numbers of bytes at one size.
+    """
+    sizes: dict[tuple[str, int], dict[int, list[Timed]]] = {}
+    for rank in found:
+        seen: Counter[tuple[str, tuple[int, ...]]] = Counter()
+        for timed in rank.collectives:
+            if chosen(timed.ranks):
+                at = sizes.setdefault((timed.op, len(timed.ranks)), {})
+                at.setdefault(seen[timed.op, timed.ranks], []).append(timed)
+                seen[timed.op, timed.ranks] += 1
+    return tuple(
+        Curve(op=op, ranks=ranks, points=tuple(sorted(dict(map(_point, at.values())).items())))
+        for (op, ranks), at in sizes.items()
+    )
+
+
+def _point(timed: Sequence[Timed]) -> tuple[float, float]:
+    return fmean(each.received for each in timed), fmean(each.seconds for each in timed)

@@ -7,9 +7,18 @@ for all pairs of ranks together. Two devices are apart if even its near end is m
 borne, or its middle so much that being equal would have to be proved; and that in every table: one
 goes over steps in time, so that a moment in which a rank's processor was busy with something else
 counts as chance, one over shapes of layers, so that one odd shape does.
+
+How unequally fast ranks are that have the same to do: from parts of steps to two figures.
+
+Steps are cut into 1, 2, 4, ... stretches. In each, the last rank is behind the mean of all by so
+many seconds, as many as ranks would wait there if they met. `predict/time/streams.py` says how that
+depends on the stretch's length:
+
+    behind = largest(k) sqrt((unevenness t)^2 + jitter t)
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
 import numpy as np
@@ -17,11 +26,13 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from workbench.client.calibration.cache import processor
-from workbench.plan.device import Device
-from workbench.plan.experiment import Experiment
-from workbench.plan.sample import Sample
-from workbench.plan.work import Work
-from workbench.store.device import Device as Place
+from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.machine.device import Device
+from workbench.plan.machine.experience import Sample, costs
+from workbench.plan.machine.machine import Machine
+from workbench.plan.machine.work import Work
+from workbench.predict.time.streams import largest
+from workbench.store.cluster_spec import EngineDevice as Place
 from workbench.train.measure.device import DeviceMeasured
 from workbench.train.measure.layers import LayersMeasured, works_on
 from workbench.train.measure.repeating import CONFIDENCE
@@ -64,7 +75,7 @@ def tables_of(found: Sequence[Sequence[LayersMeasured]]) -> list[Seconds]:
     """What ranks with the same to do took: one table over steps, one over parts of a step.
 
     Args:
-        found: of each rank, at each number of rows.
+        found: what each rank measured, at each number of rows.
     """
     steps, shapes = [], []
     for column in zip(*found, strict=True):
@@ -80,8 +91,8 @@ def same_work(experiment: Experiment, column: Sequence[LayersMeasured]) -> bool:
     """Whether all ranks had the same to do.
 
     Args:
-        experiment: that was measured.
-        column: of each rank, at one number of rows.
+        experiment: the experiment that was measured.
+        column: what each rank measured, at one number of rows.
     """
     rows, precision = column[0].rows, experiment.precision
     works = (works_on(experiment.plan, rank, rows, precision) for rank in range(len(column)))
@@ -92,8 +103,8 @@ def as_much_work(experiment: Experiment, column: Sequence[LayersMeasured]) -> bo
     """Whether ranks had as much to do, nearly: a layer's pieces may differ by an element or so.
 
     Args:
-        experiment: that was measured.
-        column: of each rank, at one number of rows.
+        experiment: the experiment that was measured.
+        column: what each rank measured, at one number of rows.
     """
     totals = []
     for rank, own in enumerate(column):
@@ -214,8 +225,8 @@ def extended(
 
     Args:
         devices: one for all ranks, or one for each.
-        experiment: that was measured.
-        found: of each rank, at each number of rows.
+        experiment: the experiment that was measured.
+        found: what each rank measured, at each number of rows.
     """
     every = [devices[rank % len(devices)] for rank in range(len(found))]
     of = _classes(every, experiment, found)
@@ -299,3 +310,71 @@ def _samples(device: Device) -> Samples:
 
 def _place(sample: Sample) -> tuple[str, str, int]:
     return sample.key, sample.precision, sample.rows
+
+
+_NOTHING = 1e-18  # seconds squared
+
+
+@dataclass(frozen=True)
+class Behind:
+    """Stretches of one length.
+
+    Attributes:
+        seconds: what the mean rank takes for a stretch, in seconds.
+        squared: seconds by which the last of two or more ranks is behind the mean, over the
+            expected largest of so many normal values, squared.
+    """
+
+    seconds: float
+    squared: float
+
+
+def stretches_of(
+    experiment: Experiment, found: Sequence[Sequence[LayersMeasured]], *, own_devices: bool
+) -> list[Behind]:
+    """What all ranks measured of a plan; nothing where some had more to do.
+
+    Args:
+        experiment: the experiment that was measured.
+        found: what each rank measured, at each number of rows.
+        own_devices: whether each rank has a device of its own, whose mean speed is known.
+    """
+    stretches: list[Behind] = []
+    for column in zip(*found, strict=True):
+        if len(column) < 2 or not as_much_work(experiment, column):
+            continue
+        parts = np.stack([own.parts for own in column]).astype(np.float64)
+        if own_devices:
+            parts *= parts.mean() / parts.mean(axis=(1, 2), keepdims=True)
+        stretches += behind(parts)
+    return stretches
+
+
+def behind(parts: NDArray[np.floating]) -> list[Behind]:
+    """Of one plan at one number of rows.
+
+    Args:
+        parts: [ranks, steps, a power of two]: seconds, the same steps on all ranks.
+    """
+    ranks, steps, count = parts.shape
+    found = []
+    often = 1
+    while often <= count:
+        stretches = parts.reshape(ranks, steps, often, -1).sum(axis=3)
+        late = stretches.max(axis=0) - stretches.mean(axis=0)
+        usual = float(np.median(late.mean(axis=1)))
+        late_s = usual / float(largest(np.array(float(ranks))))
+        found.append(Behind(float(stretches.mean()), late_s**2))
+        often *= 2
+    return found
+
+
+def unequal(machine: Machine, found: Sequence[Behind]) -> Machine:
+    """The machine with what fits best to all stretches; as it is where there are none."""
+    lasting = [one for one in found if one.seconds > 0]
+    if not lasting:
+        return machine
+    terms = np.array([(one.seconds**2, one.seconds) for one in lasting])
+    squared = np.array([max(one.squared, _NOTHING) for one in lasting])
+    uneven, jitter = costs(terms, squared).tolist()
+    return machine.replace(unevenness=uneven**0.5, jitter_s=jitter)

@@ -27,14 +27,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from workbench.client.run.changing import Replan
+from workbench.client.run.requests import Replan
 from workbench.client.run.run import Run
 from workbench.plan.errors import ExperimentError
-from workbench.plan.metrics import Row
+from workbench.plan.experiment.measured import Row
 from workbench.plan.plan import Plan
 from workbench.predict.balance import UNITS, Balancer, Split
 from workbench.predict.balance.evidence import Evidence
-from workbench.predict.balance.trust import TRUSTED
+from workbench.predict.balance.plans import TRUSTED
 from workbench.store.errors import ClusterError
 
 LOOKS = (1, 2, 4, 8)  # times the patience: steps that are looked at
@@ -46,7 +46,7 @@ class Rebalanced:
 
     Attributes:
         seen_at: the step whose times brought it about.
-        sizes: rows of each rank, or 64ths of the filters, from then on.
+        sizes: Rows of each rank, or 64ths of the filters, from then on.
         replan: what became of it.
     """
 
@@ -59,18 +59,19 @@ class Rebalancer:
     """Watches a run's metrics and changes its plan; ends with the run, or by `stop`.
 
     Args:
-        run: under way.
+        run: the run, under way.
         split: what is shared out: the rows of a batch under the run's plan, or every layer's
             filters under `Plan.filters` over all ranks.
         threshold: imbalance that is borne: (slowest - fastest) / slowest.
-        patience: steps that are looked at, and up to eight times as many where their times
-            scatter; two at least.
-        grain: of filters.
+        patience: steps that are looked at, and up to eight times as many where their times scatter;
+            two at least.
+        grain: filters that are given in one piece.
 
     Attributes:
-        changes: of shares so far.
-        imbalance: of the last steps, between the ranks that compute; None: not known yet.
-        notes: on ranks whose times did not converge, for people; the run has them too.
+        changes: the changes of shares so far.
+        imbalance: the imbalance in the last steps between the ranks that compute; None: not known
+            yet.
+        notes: notes on ranks whose times did not converge, for people; the run has them too.
 
     Raises:
         ClusterError: the run has ended.

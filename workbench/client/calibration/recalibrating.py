@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from workbench.plan.device import Device
-from workbench.plan.experiment import Experiment
+from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.graph import Layer
-from workbench.plan.machine import Machine
+from workbench.plan.machine.device import Device
+from workbench.plan.machine.experience import Sample
+from workbench.plan.machine.machine import Machine
+from workbench.plan.machine.work import Work, work_of
+from workbench.plan.placement.tail import round_rows
 from workbench.plan.plan import Plan
-from workbench.plan.sample import Sample
-from workbench.plan.tail import round_rows
-from workbench.plan.work import Work, work_of
 from workbench.predict.prediction import predict
 from workbench.store.errors import ClusterError
 from workbench.train.measure.repeating import estimate
@@ -30,11 +30,11 @@ class _Step:
     """One traced step of one rank: all of its seconds but those that it waited and communicated.
 
     Attributes:
-        layers: of one pass each.
+        layers: seconds of each layer in one pass.
         often: how many passes of each work there are, forward and backward.
-        load_s: loading the images.
-        update_s: the optimizer's.
-        besides_s: what the step took besides.
+        load_s: seconds of loading the images.
+        update_s: seconds of the optimizer's update.
+        besides_s: seconds that the step took besides.
     """
 
     layers: Pairs
@@ -62,8 +62,8 @@ def recalibrated(
 
     Args:
         machine: one device for all ranks, or one for each.
-        experiment: that ran.
-        steps: of all ranks, each traced.
+        experiment: the experiment that ran.
+        steps: the traced steps, each of all ranks.
 
     Raises:
         ClusterError: the machine has devices for another number of ranks.

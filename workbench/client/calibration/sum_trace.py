@@ -2,20 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
 import pandas as pd
 
-from workbench.plan.all_reduce import Algorithm
-from workbench.plan.codec import Codec, as_codec
-from workbench.plan.experiment import SGD, Experiment, Synchronous, Synthetic
+from workbench.plan import svg
+from workbench.plan.experiment.codec import Codec, as_codec
+from workbench.plan.experiment.experiment import SGD, Experiment, Synchronous, Synthetic
+from workbench.plan.experiment.measured import PHASES, CollectiveTrace
+from workbench.plan.experiment.sync import Algorithm
 from workbench.plan.graph import Graph, Layer, Source, Weight
-from workbench.plan.phases import PHASES, CollectiveTrace
 from workbench.plan.plan import Plan
+from workbench.plan.units import size
 
-# Okabe and Ito's palette: told apart by every kind of colour vision.
-COLOURS = dict(
+# Okabe and Ito's palette: told apart by every kind of color vision.
+COLORS = dict(
     zip(
         PHASES,
         ("#cccccc", "#e69f00", "#0072b2", "#f0f0f0", "#009e73", "#cc79a7"),
@@ -71,34 +72,23 @@ class SumTrace:
         """The timeline: a lane for each rank, a bar for each phase."""
         height = _TOP + len(self.ranks) * (_LANE + _GAP) + 44
         scale = (_WIDTH - _LEFT - 8) / self.seconds
-        parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
-            'font-family="sans-serif" font-size="12">',
-            f'<text x="0" y="14">{escape(self.what)}</text>',
-        ]
+        parts = [svg.text(0, 14, self.what)]
         for lane, trace in enumerate(self.ranks):
             y = _TOP + lane * (_LANE + _GAP)
-            parts.append(f'<text x="0" y="{y + 15}">rank {trace.rank}</text>')
+            parts.append(svg.text(0, y + 15, f"rank {trace.rank}"))
             for phase in trace.phases:
                 told = f"{phase.name}, round {phase.round}: {1e3 * phase.seconds:.3f} ms"
                 told += f", {phase.bytes:,} bytes" if phase.bytes else ""
-                parts.append(
-                    f'<rect x="{_LEFT + scale * phase.start_s:.2f}" y="{y}" '
-                    f'width="{scale * phase.seconds:.2f}" height="{_LANE}" '
-                    f'fill="{COLOURS[phase.name]}"><title>{told}</title></rect>'
-                )
+                x, width = _LEFT + scale * phase.start_s, scale * phase.seconds
+                parts.append(svg.rect(x, y, width, _LANE, told, fill=COLORS[phase.name]))
         y = _TOP + len(self.ranks) * (_LANE + _GAP)
-        parts.append(
-            f'<text x="{_LEFT}" y="{y + 12}">0</text><text x="{_WIDTH - 8}" y="{y + 12}" '
-            f'text-anchor="end">{1e3 * self.seconds:.2f} ms</text>'
-        )
+        parts.append(svg.text(_LEFT, y + 12, "0"))
+        parts.append(svg.text(_WIDTH - 8, y + 12, f"{1e3 * self.seconds:.2f} ms", "end"))
         for place, name in enumerate(PHASES):
             x = _LEFT + 110 * place
-            parts.append(
-                f'<rect x="{x}" y="{y + 22}" width="12" height="12" stroke="#999999" '
-                f'fill="{COLOURS[name]}"/><text x="{x + 18}" y="{y + 32}">{name}</text>'
-            )
-        return "".join([*parts, "</svg>"])
+            parts.append(svg.rect(x, y + 22, 12, 12, stroke="#999999", fill=COLORS[name]))
+            parts.append(svg.text(x + 18, y + 32, name))
+        return svg.document(parts, _WIDTH, height, font_family="sans-serif", font_size=12)
 
     def _repr_html_(self) -> str:
         ms = 1e3 * self.table.set_index("rank")
@@ -134,6 +124,5 @@ def described(experiment: Experiment, nbytes: int, ranks: Sequence[CollectiveTra
     sync = experiment.sync
     assert isinstance(sync, Synchronous)
     coded = f" as {sync.codec.inexact}" if sync.codec is not None else ""
-    size = f"{nbytes / 2**20:.3g} MiB"
-    what = f"all-reduce ({sync.algorithm}) of {size}{coded}, {len(ranks)} ranks"
+    what = f"all-reduce ({sync.algorithm}) of {size(nbytes)}{coded}, {len(ranks)} ranks"
     return SumTrace(what, tuple(ranks))

@@ -16,9 +16,8 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from workbench.plan.experiment import Experiment, LocalSGD
-from workbench.plan.metrics import Row
-from workbench.plan.span import Lane, Span
+from workbench.plan.experiment.experiment import Experiment, LocalSGD
+from workbench.plan.experiment.measured import Lane, Row, Span
 from workbench.predict.compare import Measurement
 from workbench.predict.measured import Timeline
 from workbench.store.errors import ClusterError
@@ -32,7 +31,7 @@ def timeline_of(samples: Sequence[Sample]) -> Timeline:
     """The timeline of a step.
 
     Args:
-        samples: of all ranks, in their order.
+        samples: what all ranks saw of the step, in their order.
     """
     first = min(sample.since_s for sample in samples)
     offsets = [sample.since_s - first for sample in samples]

@@ -1,96 +1,43 @@
 """A training run, seen from a notebook while it goes on and after it ended."""
 
+import asyncio
+import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from functools import partial
+import time
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from workbench.client import report
 from workbench.client.calibration.recalibrating import recalibrated
-from workbench.client.run import comparing
-from workbench.client.run.changing import Changing
-from workbench.client.run.comparing import timeline_of
-from workbench.client.run.following import Job, Waits
-from workbench.client.run.waiting import Waiting
-from workbench.plan.experiment import Experiment
-from workbench.plan.machine import Machine
-from workbench.plan.metrics import COLUMNS, Row
+from workbench.client.engines import Engines
+from workbench.client.run import comparing, view
+from workbench.client.run.job import Job, Waits
+from workbench.client.run.requests import Replan, RequestHandle, cost_of
+from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.experiment.measured import Row
+from workbench.plan.machine.machine import Machine
+from workbench.plan.plan import Plan
 from workbench.predict.compare import Comparison, compare
 from workbench.predict.measured import Timeline
 from workbench.predict.prediction import Prediction
-from workbench.store import run_folder as files
+from workbench.store import run_folder
 from workbench.store.errors import ClusterError, Diverged
-from workbench.store.outcome import Outcome
-from workbench.store.record import Event
-from workbench.train.checkpoint.checkpoint import latest
-from workbench.train.checkpoint.full_state_dict import StateDict, state_dict
-from workbench.train.reshard.requests import RunRequests
+from workbench.store.messages import TrainingOutcome
+from workbench.store.record import EventRecord
+from workbench.train.checkpoint.checkpoint import StateDict, latest, state_dict
+from workbench.train.loop.requests import LearningRate, RunRequests, SaveNow
 
 if TYPE_CHECKING:
     import pandas
 
-    from workbench.client.cluster import Cluster
-
-
-class Frame:
-    """A table that is made anew only where there are more rows; any thread may ask for it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._frame: pandas.DataFrame | None = None
-        self._num_rows = 0
-
-    def of(self, rows: Sequence[Row]) -> "pandas.DataFrame":
-        """One line for each step and rank, sorted; of a step that was run again, the last."""
-        import pandas  # only here: engines import this package too, and have no use for it
-
-        with self._lock:
-            if self._frame is None or self._num_rows != len(rows):
-                frame = pandas.DataFrame(rows, columns=list(COLUMNS))
-                frame = frame.drop_duplicates(["step", "rank"], keep="last")
-                self._frame = frame.sort_values(["step", "rank"], ignore_index=True)
-                self._num_rows = len(rows)
-            return self._frame.copy()
-
-
-Callback = Callable[[list[Row]], None]
-
-
-class Subscribers:
-    """Functions that are called with new rows; from any thread they may come and go."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._callbacks: list[Callback] = []
-
-    def add(self, callback: Callback) -> Callable[[], None]:
-        """Takes a function; gives one that lets go of it."""
-        with self._lock:
-            self._callbacks.append(callback)
-        return partial(self._remove, callback)
-
-    def tell(self, rows: list[Row]) -> Iterator[str]:
-        """Calls all of them; says of which it let go, since they raised."""
-        with self._lock:
-            callbacks = list(self._callbacks)
-        for callback in callbacks:
-            try:
-                callback(rows)
-            except Exception as error:  # a broken view is no reason to lose a run
-                self._remove(callback)
-                yield f"a subscriber failed and was dropped: {error!r}"
-
-    def _remove(self, callback: Callback) -> None:
-        with self._lock, suppress(ValueError):
-            self._callbacks.remove(callback)
-
-
+# Short, because neither a thread nor a kernel's event loop notices an interrupt before its
+# current sleep ends.
+TICK_S = 0.1
+INTERRUPTED = "interrupted; the engines stop after their current step and leave a checkpoint"
 State = Literal["queued", "starting", "running", "paused", "finished", "stopped", "failed"]
 
 
-class Run(Waiting, Changing):
+class Run:
     """One experiment on engines: goes on by itself, and can be watched, awaited and stopped.
 
     `await run`, or `run.wait()` outside a notebook, returns when it ended, and raises if it
@@ -99,19 +46,19 @@ class Run(Waiting, Changing):
 
     Args:
         experiment: what runs.
-        directory: the run's own; `experiment.toml`, `metrics.csv` and checkpoints are there.
-        job: that runs it.
+        directory: the run's folder; `experiment.toml`, `metrics.csv` and checkpoints are there.
+        job: the job that runs it.
         again: has it go on once it has ended; gives the job to follow then.
 
     Attributes:
         experiment: what runs, under the plan that it has now.
-        directory: where its files are.
+        directory: the folder of its files.
         state: "queued" while there are too few free engines, "starting", then "running" from the
             first step on, "paused" (on request, or for a more important one), then "finished",
             "stopped" (on request) or "failed"; once more "starting" when it is resumed.
         reason: why it waits, for people; "" while it does not.
-        rows: one for each step and rank, in the order of arrival; grows. Steps that are run again
-            after a fault come again.
+        rows: metrics, one row for each step and rank, in the order of arrival; grows. Steps that
+            are run again after a fault come again.
         outcomes: what each rank reported at its end.
         error: why it failed, or None.
         notes: what else should be known, for people.
@@ -124,16 +71,20 @@ class Run(Waiting, Changing):
         job: Job,
         again: Callable[["Run"], Job],
     ) -> None:
-        Waiting.__init__(self)
-        Changing.__init__(self, directory)
-        self.experiment, self._again = experiment, again
+        self.experiment, self.directory, self._again = experiment, directory, again
         self.state: State = "starting"
         self.reason = ""
         self.rows: list[Row] = []
-        self.outcomes: tuple[Outcome, ...] = ()
+        self.outcomes: tuple[TrainingOutcome, ...] = ()
         self.notes: list[str] = []
-        self._subscribers = Subscribers()
-        self._frame = Frame()
+        self.error: BaseException | None = None
+        self._done = threading.Event()
+        self._lock = threading.RLock()
+        self._replans: list[Replan] = []
+        self._requests = RunRequests(directory)
+        self._noticed_at, self._noticed = 0, set[int]()
+        self._subscribers = view.Subscribers()
+        self._frame = view.Frame()
         self._stopping = threading.Event()
         self._follow(job)
 
@@ -148,8 +99,8 @@ class Run(Waiting, Changing):
         return self._job.id
 
     @property
-    def cluster(self) -> "Cluster | None":
-        """Whose engines it runs on; None: nobody has it any more."""
+    def cluster(self) -> Engines | None:
+        """The cluster that it runs on; None: nobody has it any more."""
         return self._job.cluster
 
     @property
@@ -161,7 +112,7 @@ class Run(Waiting, Changing):
         """
         return self._job.engines
 
-    def events(self, after: int = 0) -> Sequence[Event]:
+    def events(self, after: int = 0) -> Sequence[EventRecord]:
         """What the job server noted of it, oldest first: events with greater numbers than `after`.
 
         Raises:
@@ -171,7 +122,7 @@ class Run(Waiting, Changing):
 
     @property
     def metrics(self) -> "pandas.DataFrame":
-        """One line for each step and rank, sorted; columns as in `plan.metrics.COLUMNS`."""
+        """One line for each step and rank, sorted; see `workbench.plan.experiment.measured`."""
         return self._frame.of(self.rows[:])
 
     @property
@@ -204,13 +155,13 @@ class Run(Waiting, Changing):
         """What every rank did when, in a step that was traced (`Experiment.trace_every`).
 
         Args:
-            step: index of the step, of which the last few are kept; None: the last one.
+            step: the index of the step, of which the last few are kept; None: the last one.
 
         Raises:
             ClusterError: that step was not traced, or none was yet; it says how to have some.
             ValueError: a trace is damaged.
         """
-        return timeline_of(comparing.samples_of(self.directory, self.experiment, step))
+        return comparing.timeline_of(comparing.samples_of(self.directory, self.experiment, step))
 
     def compare(self, prediction: Prediction) -> Comparison:
         """Sets `predict(plan, machine, experiment)` beside what every rank and layer took.
@@ -231,6 +182,54 @@ class Run(Waiting, Changing):
         """
         steps = comparing.whole_samples(self.directory, self.experiment)
         return recalibrated(machine, self.experiment, steps)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended, in whatever way, and its files are written."""
+        return self._done.is_set()
+
+    def wait(self, timeout: float | None = None) -> Self:
+        """Returns when the run has ended.
+
+        An interrupt (of the kernel, or Ctrl-C) stops the run after its current step.
+
+        Raises:
+            TimeoutError: it did not end in time; it goes on.
+            RunError: it failed.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            while not self._done.wait(TICK_S):
+                if deadline is not None and time.monotonic() > deadline:
+                    raise TimeoutError(f"{self!r} goes on after {timeout:g} s")
+        except KeyboardInterrupt:
+            self.stop()
+            raise KeyboardInterrupt(INTERRUPTED) from None
+        return self._ended()
+
+    def join(self, timeout: float) -> bool:
+        """Waits for the run to end, at most so many seconds; whether it did. Raises nothing."""
+        return self._done.wait(timeout)
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        """As `wait`, while the event loop, and so the widgets of a notebook, go on."""
+        return self._wait().__await__()
+
+    async def _wait(self) -> Self:
+        try:
+            while not self._done.is_set():
+                await asyncio.sleep(TICK_S)
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            self.stop()
+            if _is_cell():
+                raise KeyboardInterrupt(INTERRUPTED) from None
+            raise
+        return self._ended()
+
+    def _ended(self) -> Self:
+        if self.error is not None:
+            raise self.error
+        return self
 
     @property
     def is_stopping(self) -> bool:
@@ -257,8 +256,8 @@ class Run(Waiting, Changing):
         Steps after that checkpoint are run again; of each, `metrics` has what came last.
 
         Raises:
-            ClusterError: the run is neither paused nor over, or has nothing left to do; it left
-                no checkpoint; its cluster is gone.
+            ClusterError: the run is neither paused nor over, or has nothing left to do; it left no
+                checkpoint; its cluster is gone.
             CheckpointError: the checkpoint is damaged.
         """
         with self._lock:
@@ -280,7 +279,61 @@ class Run(Waiting, Changing):
             self._follow(job)
         return self
 
-    def subscribe(self, callback: Callback) -> Callable[[], None]:
+    def replan(self, plan: Plan, machine: Machine | None = None) -> Replan:
+        """Has the run go on under another plan after its current step; returns at once.
+
+        Weights and optimizer state move straight from rank to rank, and only what changes hands.
+        `experiment` has the new plan from then on.
+
+        Args:
+            plan: the plan to go on under, for the same model and number of ranks.
+            machine: the machine by which to predict how long it takes.
+
+        Raises:
+            PlanError: the plan is of another model or number of ranks.
+            ExperimentError: the experiment cannot run under it.
+            ClusterError: the run has ended.
+        """
+        with self._lock:
+            self._require()
+            last = self._replans[-1].plan if self._replans else self.experiment.plan
+            self.experiment.replace(plan=plan)  # raises where it cannot be
+            cost = cost_of(self.experiment.replace(plan=last), plan, machine)
+            replan = Replan(RunRequests(self.directory), plan, cost, lambda: self.is_done)
+            self._replans.append(replan)
+        return replan
+
+    def set_lr(self, value: float) -> RequestHandle:
+        """Has all ranks go on at another learning rate after their current step; returns at once.
+
+        What the optimizer remembers stays. Checkpoints keep the rate; steps that are run again
+        after a fault have the rate that they had.
+
+        Raises:
+            ValueError: the rate is no positive number.
+            ClusterError: the run has ended.
+        """
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 < value < math.inf
+        ):
+            raise ValueError(f"a learning rate is a positive number, got {value!r}")
+        self._require()
+        return RequestHandle(
+            RunRequests(self.directory), LearningRate(float(value)), lambda: self.is_done
+        )
+
+    def checkpoint_now(self) -> RequestHandle:
+        """Has all ranks write a checkpoint after their current step and go on; returns at once.
+
+        Raises:
+            ClusterError: the run has ended.
+        """
+        self._require()
+        return RequestHandle(RunRequests(self.directory), SaveNow(), lambda: self.is_done)
+
+    def subscribe(self, callback: view.Callback) -> Callable[[], None]:
         """Has a function called with new rows, and with [] when the state changes.
 
         It is called on the run's thread and should be quick. One that raises is not called again.
@@ -295,14 +348,14 @@ class Run(Waiting, Changing):
         state: State = "failed"
         try:
             self.outcomes = tuple(job.watch(self))
-            state = self._judge()
+            state = self._ended_as()
         except BaseException as error:
             self.error = error
         finally:
             self._notice_changes()
             self._conclude(state, job)
 
-    def _judge(self) -> State:
+    def _ended_as(self) -> State:
         if not self.outcomes:
             return "stopped"
         outcome = self.outcomes[0]
@@ -315,7 +368,7 @@ class Run(Waiting, Changing):
         if job.has_lost_rows:
             self.notes.append("some rows of metrics were lost on their way")
         try:
-            files.write_metrics(self.directory, self.metrics)
+            run_folder.write_metrics(self.directory, self.metrics)
         except OSError as error:
             self.notes.append(f"metrics.csv could not be written: {error}")
         self.state, self.reason = state, ""
@@ -350,8 +403,84 @@ class Run(Waiting, Changing):
     def _tell(self, rows: list[Row]) -> None:
         self.notes.extend(self._subscribers.tell(rows))
 
+    def _require(self) -> None:
+        if self.is_done:
+            raise ClusterError(
+                f"{self!r} has ended; run.resume() or train(..., resume=run) goes on"
+            )
+
+    def _notice_changes(self) -> None:
+        """Says what was carried out meanwhile, whoever requested it."""
+        with self._lock:
+            self._notice_replans()
+            changed_at = self._requests.changed_at
+            if changed_at == self._noticed_at:
+                return
+            self._noticed_at = changed_at
+            for number, value, done in self._requests.rates():
+                optimizer = self.experiment.optimizer.model_copy(update={"lr": value})
+                self.experiment = self.experiment.replace(optimizer=optimizer)
+                self._note_once(number, f"learning rate {value:g} since step {done.step}")
+            for number, done in self._requests.saved():
+                text = f"checkpoint after step {done.step}, as requested, in {done.seconds:.3g} s"
+                self._note_once(number, text)
+
+    def _note_once(self, number: int, text: str) -> None:
+        if number not in self._noticed:
+            self._noticed.add(number)
+            self.notes.append(text)
+
+    def _notice_replans(self) -> None:
+        """The run's plan is the last one that it goes on under."""
+        carried_out = [(replan, done) for replan in self._replans if (done := replan.carried_out)]
+        for replan, done in carried_out:
+            self.experiment = self.experiment.replace(plan=replan.plan)
+            self.notes.append(
+                f"under another plan since step {done.step}: {done.seconds:.3g} s, "
+                f"{sum(done.received_bytes):,} bytes moved"
+            )
+        if carried_out:  # those before the last one are over, too
+            self._job.goes_on_as(self.experiment)
+            last = self._replans.index(carried_out[-1][0])
+            del self._replans[: last + 1]
+
+    def _standing(self) -> list[str]:
+        """Where it stands: state, step, loss, speed, accuracy, error."""
+        told: list[str] = [self.state]
+        if self.is_stopping and not self.is_done:
+            told[0] += " (stopping)"
+        if self.reason:
+            told[0] += f": {self.reason}"
+        if rows := view.latest(self.rows, self.experiment.plan.world_size):
+            done = int(min(row["step"] for row in rows)) + 1
+            told.append(f"step {done} of {self.experiment.steps}")
+            told.append(f"loss {rows[0]['loss']:.4g}")
+            told.append(f"{rows[0]['samples_per_s']:.4g} samples/s")
+        accuracy = self.evaluation.get("accuracy", math.nan)
+        if not math.isnan(accuracy):
+            told.append(f"test accuracy {accuracy:.1%}")
+        if self.error is not None:
+            told.append(str(self.error).partition("\n")[0])
+        return told
+
     def __repr__(self) -> str:
-        return report.run_line(self)
+        return f"<Run {self.directory.name}: {', '.join(self._standing())}>"
 
     def _repr_html_(self) -> str:
-        return report.run_html(self)
+        plan, peaks = self.experiment.plan, dict[float, float]()
+        for row in self.rows[:]:
+            peaks[row["rank"]] = max(row["peak_bytes"], peaks.get(row["rank"], 0))
+        rows = view.latest(self.rows, plan.world_size)
+        lines = [", ".join(self._standing()), str(self.directory), *self.notes]
+        ranks = [{**row, "peak_bytes": peaks[row["rank"]]} for row in rows]
+        return view.html(plan.graph.source.name, lines, self.error, ranks)
+
+
+def _is_cell() -> bool:
+    """Whether the caller was cancelled as a notebook's cell.
+
+    ipykernel turns the interrupt of a cell that awaits into a cancellation. Elsewhere a
+    cancellation is just that, and KeyboardInterrupt would end the whole event loop.
+    """
+    task = asyncio.current_task()
+    return task is not None and getattr(task.get_coro(), "__name__", "") == "run_cell_async"

@@ -1,135 +1,146 @@
-"""From an experiment to a job: what the server has to know of it before it starts."""
+"""From an experiment to one job specification: what the server has to know before it starts."""
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import nn
 
-from workbench.client.assistant import Assistant
-from workbench.client.calibration import cache as calibrate_cache
+from workbench.client.calibration import cache
+from workbench.client.engines import Engines
+from workbench.client.run.run import Run
+from workbench.model.errors import ModelError
+from workbench.model.weights.initial import initialize
 from workbench.plan.errors import ExperimentError, MachineError, PlanError
-from workbench.plan.experiment import Experiment
-from workbench.plan.machine import Machine
+from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.graph import Graph
 from workbench.predict.prediction import predict
-from workbench.store import message
-from workbench.store import run_folder as files
-from workbench.store.device import Device
+from workbench.store import messages, run_folder
 from workbench.store.errors import ClusterError
 from workbench.store.record import Request
+from workbench.store.run_folder import damaged_files
+from workbench.train.checkpoint.checkpoint import CheckpointError, latest, load
 
 
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """On which an experiment is run.
+def request(
+    engines: Engines,
+    experiment: Experiment,
+    *,
+    task: str,
+    priority: int = 0,
+    min_engines: int | None = None,
+    max_engines: int | None = None,
+    tag: str = "",
+    name: str = "",
+    module: nn.Module | None = None,
+    resume: str | Path | Run | None = None,
+    directory: Path | None = None,
+) -> Request:
+    """What is submitted; makes the run's folder.
 
-    Attributes:
+    Args:
+        engines: the engines of the cluster.
+        experiment: what to run.
         task: "module:function" that each rank calls.
         priority: higher goes first.
         min_engines: fewest ranks that it goes on with; None: as many as its plan has.
-        max_engines: most ranks that it grows to; None: likewise.
-        tag: of the sweep that it is part of.
-        name: of the job; "": its model's.
+        max_engines: most ranks that it grows to; None: as many as its plan has.
+        tag: the sweep that it is part of.
+        name: the job's name; "": its model's.
+        module: a module with other values than the one that was traced; see `Cluster.train`.
+        resume: a checkpoint, or a run that left one, to go on from.
+        directory: the folder of a run that goes on; None: a new one.
+
+    Raises:
+        ClusterError: the plan needs more engines than are here, the numbers of engines cannot be,
+            or the run left no checkpoint.
+        CheckpointError: the checkpoint is damaged, missing or of another model.
+        ModelError: `module` is needed and missing, or is another model than was traced.
+        ControlMessageTooLarge: the model's own code is too large for a control message.
     """
-
-    task: str
-    priority: int = 0
-    min_engines: int | None = None
-    max_engines: int | None = None
-    tag: str = ""
-    name: str = ""
-
-
-@dataclass(frozen=True)
-class Submitter:
-    """Makes requests for one cluster.
-
-    Attributes:
-        devices: of its engines.
-        hosts: emulated ones, or None.
-        directory: where runs keep their files.
-        assistant: of the cluster.
-    """
-
-    devices: tuple[Device, ...]
-    hosts: object
-    directory: Path
-    assistant: Assistant = field(repr=False)
-
-    def request(
-        self,
-        experiment: Experiment,
-        terms: Terms,
-        *,
-        module: nn.Module | None = None,
-        checkpoint: Path | None = None,
-        directory: Path | None = None,
-    ) -> Request:
-        """What is submitted; makes the run's folder.
-
-        Args:
-            experiment: what to run.
-            terms: on which.
-            module: the user's own, where the model was traced from one.
-            checkpoint: to go on from.
-            directory: of a run that goes on; None: a new one.
-
-        Raises:
-            ClusterError: numbers of engines that cannot be.
-            ModelError: `module` is missing, or is another one than was traced.
-            ControlMessageTooLarge: the model's own code is too large for a control message.
-        """
-        packed = message.pack(experiment)
-        variants = {
-            size: message.pack(other) for size, other in self._variants(experiment, terms).items()
-        }
-        values = checkpoint or self.assistant.values_of(experiment, module)
-        if directory is None:
-            directory = files.new_directory(self.directory, experiment)
-        return Request(
-            kind="train",
-            name=terms.name or experiment.plan.graph.source.name,
-            task=terms.task,
-            packed=packed,
-            # No weights: the server has the assistant make them.
-            keywords=message.pack_keywords(
-                {"weights": values, "directory": directory, "resume": checkpoint}
-            ),
-            engines=experiment.plan.world_size,
-            directory=str(directory),
-            priority=terms.priority,
-            seconds=self._seconds(experiment),
-            memory_bytes=predict(experiment.plan, None, experiment).memory.peak_bytes,
-            min_engines=terms.min_engines,
-            max_engines=terms.max_engines,
-            variants=variants,
-            steps=experiment.steps,
-            tag=terms.tag,
+    engines.require(experiment.plan)
+    checkpoint = None if resume is None else checkpoint_of(resume, experiment.plan.graph)
+    packed = messages.pack(experiment)
+    own, available = experiment.plan.world_size, len(engines.devices)
+    fewest = own if min_engines is None else min_engines
+    most = own if max_engines is None else max_engines
+    if not 1 <= fewest <= own <= most <= available:
+        raise ClusterError(
+            f"an elastic job has 1 <= min_engines <= {own} ranks of its plan <= max_engines "
+            f"<= {available} engines, got {fewest} and {most}"
         )
+    # For each other number of ranks that it may have; some have no plan.
+    others = {size: on_ranks(experiment, size) for size in range(fewest, most + 1) if size != own}
+    variants = {size: messages.pack(other) for size, other in others.items() if other is not None}
+    weights = checkpoint or module_values(experiment, module, engines.folder)
+    if directory is None:
+        directory = run_folder.new_directory(engines.directory, experiment)
+    keywords = {"weights": weights, "directory": directory, "resume": checkpoint}
+    return Request(
+        kind="train",
+        name=name or experiment.plan.graph.source.name,
+        task=task,
+        packed=packed,
+        keywords=messages.pack_keywords(keywords),
+        engines=own,
+        directory=str(directory),
+        priority=priority,
+        seconds=_seconds(engines, experiment),
+        memory_bytes=predict(experiment.plan, None, experiment).memory.peak_bytes,
+        min_engines=min_engines,
+        max_engines=max_engines,
+        variants=variants,
+        steps=experiment.steps,
+        tag=tag,
+        needs_weights=weights is None,
+    )
 
-    def _variants(self, experiment: Experiment, terms: Terms) -> dict[int, Experiment]:
-        """The experiment for each other number of ranks that it may have; some have no plan."""
-        own = experiment.plan.world_size
-        fewest = own if terms.min_engines is None else terms.min_engines
-        most = own if terms.max_engines is None else terms.max_engines
-        if not 1 <= fewest <= own <= most <= len(self.devices):
-            raise ClusterError(
-                f"an elastic job has 1 <= min_engines <= {own} ranks of its plan <= max_engines "
-                f"<= {len(self.devices)} engines, got {fewest} and {most}"
-            )
-        found = {}
-        for size in range(fewest, most + 1):
-            if size != own and (plan := plan_for(experiment, size)) is not None:
-                found[size] = plan
-        return found
 
-    def _seconds(self, experiment: Experiment) -> float | None:
-        """Predicted duration; None where these engines were never calibrated for that."""
-        devices = self.devices[: experiment.plan.world_size]
-        machine = calibrate_cache.kept(calibrate_cache.fingerprint(devices, self.hosts))
-        return None if machine is None else seconds_on(machine, experiment)
+def module_values(experiment: Experiment, module: nn.Module | None, folder: Path) -> Path | None:
+    """Writes the values of a user's own module, here and now; None for a model by name.
+
+    Args:
+        experiment: what is to run.
+        module: a module with other values than the one that was traced here; None: that one.
+        folder: the cluster's folder.
+
+    Raises:
+        ModelError: the module was traced elsewhere, and none is given; or it is another one than
+            was traced.
+    """
+    graph = experiment.plan.graph
+    if graph.source.kind != "module":
+        return None
+    values = graph.source.module if module is None else module
+    if values is None:
+        name = graph.source.name
+        raise ModelError(
+            f"{name} was not traced in this process, so its values are not here: trace it again, "
+            f"or give it, module={name}(...)"
+        )
+    return initialize(graph, experiment.seed, folder / "weights", module=values)
 
 
-def plan_for(experiment: Experiment, world_size: int) -> Experiment | None:
+def checkpoint_of(resume: str | Path | Run, graph: Graph) -> Path:
+    """The checkpoint to go on from, after a look that it is whole, and of this model.
+
+    Raises:
+        ClusterError: the run left no checkpoint.
+        CheckpointError: the checkpoint is damaged, missing or of another model.
+    """
+    if isinstance(resume, Run):
+        path = resume.checkpoint
+    else:
+        path = latest(Path(resume).resolve()) or Path(resume).resolve()
+    if path is None:
+        raise ClusterError(f"{resume!r} left no checkpoint to go on from")
+    found = load(path, graph).path
+    if damaged := damaged_files(found):
+        raise CheckpointError(
+            f"{found} is damaged: the bytes of {', '.join(damaged)} are not those that were written"
+        )
+    return found
+
+
+def on_ranks(experiment: Experiment, world_size: int) -> Experiment | None:
     """The experiment on another number of ranks, in the same batches; None where it cannot be."""
     try:
         return experiment.replace(plan=experiment.plan.with_world_size(world_size))
@@ -137,8 +148,12 @@ def plan_for(experiment: Experiment, world_size: int) -> Experiment | None:
         return None
 
 
-def seconds_on(machine: Machine, experiment: Experiment) -> float | None:
-    """Predicted duration on a machine; None where it has no times of these layers."""
+def _seconds(engines: Engines, experiment: Experiment) -> float | None:
+    """Predicted duration; None where these engines were never calibrated for its layers."""
+    devices = engines.devices[: experiment.plan.world_size]
+    machine = cache.kept(cache.fingerprint(devices, engines.hosts))
+    if machine is None:
+        return None
     try:
         return predict(experiment.plan, machine, experiment).step_time * experiment.steps
     except (MachineError, ExperimentError):

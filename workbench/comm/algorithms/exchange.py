@@ -11,32 +11,52 @@ from typing import Protocol
 
 from torch import Tensor
 
-Piece = tuple[int, Tensor]  # the other rank's index in the group, and what travels
+Message = tuple[int, Tensor]
+"""(index of the other rank in the group, the flat tensor that travels)."""
+
+HostGroups = tuple[tuple[int, ...], ...]
+"""The ranks of each host, as indices in their group."""
 
 
 @dataclass(frozen=True)
-class Exchange:
+class MessageRound:
     """One round of one rank: all of its messages are under way at the same time.
 
     Attributes:
-        sends: flat tensors, to whom; empty ones do not travel.
-        receives: flat tensors to be filled, from whom. What one rank sends another arrives in
-            the order in which it was sent.
-        additions: elements that this rank adds to others once they have come.
+        sends: the flat tensors that this rank sends, and to whom; empty ones do not travel.
+        receives: the flat tensors to be filled, and from whom. What one rank sends another
+            arrives in the order in which it was sent.
+        additions: the number of elements that this rank adds to others once they have come.
     """
 
-    sends: tuple[Piece, ...] = ()
-    receives: tuple[Piece, ...] = ()
+    sends: tuple[Message, ...] = ()
+    receives: tuple[Message, ...] = ()
     additions: int = 0
 
 
-Rounds = Iterator[Exchange]
+MessageRounds = Iterator[MessageRound]
 
 
-class Algorithm(Protocol):
+class FlatAlgorithm(Protocol):
     """Sums `flat` in place over `members`, of which this rank is number `me`.
 
-    Afterwards all of them have the same bits. Called by all members with equal lengths.
+    Afterwards all of them have the same bits. All members call it with equal lengths.
     """
 
-    def __call__(self, flat: Tensor, members: Sequence[int], me: int) -> Rounds: ...
+    def __call__(self, flat: Tensor, members: Sequence[int], me: int) -> MessageRounds: ...
+
+
+class AsyncOperation(Protocol):
+    """Something under way, which goes on beside other work whenever somebody advances it."""
+
+    def advance(self) -> bool:
+        """Does what has become possible without waiting; returns whether all is done."""
+        ...
+
+    def wait(self) -> None:
+        """Returns when all is done.
+
+        Raises:
+            CommError: other ranks did not come, as for a collective that blocks.
+        """
+        ...

@@ -22,39 +22,43 @@ from itertools import accumulate
 
 from torch import Tensor
 
-from workbench.comm.algorithms.direct import direct
-from workbench.comm.algorithms.exchange import Algorithm, Exchange, Rounds
-from workbench.comm.algorithms.sums import blocks
+from workbench.comm.algorithms.exchange import (
+    FlatAlgorithm,
+    HostGroups,
+    MessageRound,
+    MessageRounds,
+)
+from workbench.comm.algorithms.executor import MOST_AT_ONCE, RoundExecutor
+from workbench.comm.algorithms.flat import direct
 from workbench.comm.codecs import rounds as coded
-from workbench.comm.codecs.coding import Coding
-from workbench.comm.pieces import cut, even
-
-Hosts = tuple[tuple[int, ...], ...]
-"""The ranks of each host, as indices in their group."""
+from workbench.comm.codecs.coding import PieceCoding
+from workbench.comm.groups.group import GroupCall, GroupLink
+from workbench.comm.pieces import blocks, cut, even
+from workbench.comm.shared_memory import collectives as shared
+from workbench.plan.placement.placement import Shard
 
 
 def across(
-    part: Tensor, length: int, hosts: Hosts, rank: int, coding: Coding | None = None
-) -> Rounds:
-    """Sums `part`, this rank's segment of its host's sum of `length` elements, over all hosts.
-
-    In place, with the same bits on all who own an element.
+    part: Tensor, length: int, hosts: HostGroups, rank: int, coding: PieceCoding | None = None
+) -> MessageRounds:
+    """Sums `part` in place over all hosts, with the same bits on all who own an element.
 
     Args:
-        part: flat; where it lies is what `even` says for the host's ranks.
-        length: elements of the whole.
-        hosts: two or more.
+        part: this rank's segment [elements] of its host's sum; where it lies in that is what
+            `even` says for the host's ranks.
+        length: the elements of the host's sum.
+        hosts: the ranks of each host; two hosts or more.
         rank: this rank's index in the group.
-        coding: of `part` while it travels; None: it stays as it is.
+        coding: what encodes `part` while it travels; None: it stays as it is.
     """
     here = next(index for index, members in enumerate(hosts) if rank in members)
     owners = list(_stripes(len(part), length, hosts, rank, here))
     sizes = [size for size, _ in owners]
     two = len(hosts) == 2
-    algorithms: list[Algorithm] = [_of_two if two else direct] * len(sizes)
+    algorithms: list[FlatAlgorithm] = [_of_two if two else direct] * len(sizes)
     if coding is not None:
         by = coded.swap if two else coded.direct
-        algorithms = [partial(by, coding=of) for of in coding.cut(sizes)]
+        algorithms = [partial(by, coding=own) for own in coding.cut(sizes)]
     stripes = [
         algorithm(stripe, members, here)
         for algorithm, stripe, (_, members) in zip(
@@ -62,30 +66,74 @@ def across(
         )
     ]
     for together in zip(*stripes, strict=True):
-        yield Exchange(
+        yield MessageRound(
             tuple(piece for exchange in together for piece in exchange.sends),
             tuple(piece for exchange in together for piece in exchange.receives),
             sum(exchange.additions for exchange in together),
         )
 
 
-def _of_two(flat: Tensor, members: Sequence[int], me: int) -> Rounds:
-    """Both send all they have and both add it up: a + b and b + a have the same bits."""
+def _of_two(flat: Tensor, members: Sequence[int], me: int) -> MessageRounds:
+    """Sums between two: both send all they have and add; a + b and b + a have the same bits."""
     other, arrived = members[1 - me], flat.new_empty(len(flat))
-    yield Exchange(((other, flat),), ((other, arrived),), len(flat))
+    yield MessageRound(((other, flat),), ((other, arrived),), len(flat))
     for block in blocks(flat):
         flat[block] += arrived[block]
 
 
 def _stripes(
-    owned: int, length: int, hosts: Hosts, rank: int, here: int
+    owned: int, length: int, hosts: HostGroups, rank: int, here: int
 ) -> Iterator[tuple[int, list[int]]]:
-    """Of each stripe in this rank's `owned` elements: how many it has, and who owns it by host."""
+    """Yields (elements, its owner on each host) of each stripe in this rank's `owned` elements."""
     ends = [list(accumulate(even(length, len(members)))) for members in hosts]
     last = ends[here][hosts[here].index(rank)]
     start = last - owned
     while start < last:
-        places = [next(i for i, end in enumerate(of) if end > start) for of in ends]
-        stop = min(of[i] for of, i in zip(ends, places, strict=True))
+        places = [next(i for i, end in enumerate(own) if end > start) for own in ends]
+        stop = min(own[i] for own, i in zip(ends, places, strict=True))
         yield stop - start, [members[i] for members, i in zip(hosts, places, strict=True)]
         start = stop
+
+
+def sum_over_hosts(
+    flat: Tensor,
+    link: GroupLink,
+    call: GroupCall,
+    portion_bytes: int,
+    coding: PieceCoding | None = None,
+) -> None:
+    """Sums `flat`, in this rank's own memory, in place over all ranks of a group.
+
+    While a portion is on its way to other hosts, the next ones are summed within this one.
+
+    Args:
+        flat: the summand [elements], contiguous.
+        link: the group's connection.
+        call: the call that this is part of.
+        portion_bytes: the approximate size of a portion, the same on all ranks. Ranks that sum a
+            shared buffer sum one portion, so with them it is the size of `flat`.
+        coding: what encodes what goes from host to host; None: it stays as it is.
+
+    Raises:
+        CommError: other ranks did not come, or came for something else.
+    """
+    local = link.local
+    length = max(1, portion_bytes // flat.itemsize, -(-len(flat) // MOST_AT_ONCE))
+    begun = []
+    portions = flat.split(length)
+    codings = [None] * len(portions) if coding is None else coding.cut([*map(len, portions)])
+    for index, (portion, own) in enumerate(zip(portions, codings, strict=True)):
+        part, shard = portion, Shard(0, (len(portion),))
+        if local is not None:
+            shard = Shard(0, even(len(portion), local.size))
+            call.count_two_rounds(len(portion), flat.itemsize, link.beside(call.group.rank))
+            part = shared.reduce_scatter(portion, shard, local, call, call.mark)
+            own = None if own is None else own.cut(shard.sizes)[local.rank]
+        rounds = across(part, len(portion), link.hosts, call.group.rank, own)
+        executor = RoundExecutor(rounds, call, index)
+        link.watch.also(executor.advance)  # while this rank waits for another portion
+        begun.append((portion, part, shard, executor))
+    for portion, part, shard, executor in begun:
+        executor.wait()
+        if local is not None:
+            portion.copy_(shared.all_gather(part, shard, local, call, call.mark))

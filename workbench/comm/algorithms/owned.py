@@ -1,8 +1,8 @@
 """Buffers of which each rank owns a segment: the direct all-reduce, open between its two rounds.
 
-All ranks fill their buffers. The first round leaves each with the sum of its own segment. It makes
-of it what it likes, say new weights, and the second hands that out. Of n elements on k ranks, of
-which this one owns s, it receives
+All ranks fill their buffers. The first round leaves each with the sum of its own segment. It
+computes what it likes from that, say new weights, and the second round sends the result to all. Of
+n elements on k ranks, of which this one owns s, it receives
 
     to the owners       (k-1) s     and adds up as many; one synchronisation
     from the owners     n - s       one synchronisation
@@ -20,27 +20,31 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from workbench.comm.algorithms.course import RoundExecutor
-from workbench.comm.algorithms.direct import from_owners, to_owners
-from workbench.comm.algorithms.exchange import Rounds
-from workbench.comm.groups.group import Call, Group, Link
-from workbench.comm.pending import Pending, Turn
+from workbench.comm.algorithms.exchange import MessageRounds
+from workbench.comm.algorithms.executor import RoundExecutor
+from workbench.comm.algorithms.flat import from_owners, to_owners
+from workbench.comm.groups.group import Group, GroupCall, GroupLink
+from workbench.comm.pending import Pending
 from workbench.comm.pieces import cut
 
 
 class Owned:
     """A flat buffer and its segments; all ranks of the group make it, in one order and alike.
 
-    A turn is: fill `flat`, `start_sum`, wait, fill `outgoing`, `start_hand_out`, wait, and read
+    One use is: fill `flat`, `start_sum`, wait, fill `outgoing`, `start_hand_out`, wait, and read
     `pieces`, before `flat` is filled again. Where ranks share memory, nothing else is needed.
 
     Args:
-        sizes: elements of each rank's segment, zero included; they lie one after another.
-        group: who sums.
-        like: has the buffer's dtype and device.
+        sizes: the elements of each rank's segment, zero included; they lie one after another.
+        group: the ranks that sum.
+        like: a tensor with the buffer's dtype and device.
+
+    Attributes:
+        flat: the buffer [sum(sizes)].
+        is_summed: whether this rank's segment is summed, and not handed out yet.
 
     Raises:
-        ValueError: not one size for each rank, or a negative one.
+        ValueError: there is not one size for each rank, or a negative one.
         CommError: not all ranks came.
     """
 
@@ -57,22 +61,25 @@ class Owned:
 
     @property
     def mine(self) -> Tensor:
-        """This rank's segment of the buffer: once summed, of the sum."""
+        """This rank's segment [sizes[rank]] of the buffer: its summand, and once summed the sum."""
         return cut(self.flat, self.sizes)[self._group.rank]
 
     @property
     def outgoing(self) -> Tensor:
-        """Where to put what this rank hands out, once its segment is summed."""
+        """The memory [sizes[rank]] for what this rank hands out, once its segment is summed."""
         return self.pieces[self._group.rank]
 
     @property
     def pieces(self) -> Sequence[Tensor]:
-        """What each rank has handed out."""
+        """What each rank has handed out [its size], in rank order."""
         return cut(self.flat, self.sizes) if self._buffer is None else self._buffer.sums
 
     @torch.no_grad()
     def start_sum(self, *, layer: str = "") -> Pending:
         """Starts to sum this rank's segment over all ranks; recorded as a reduce-scatter.
+
+        Args:
+            layer: the layer under which this is recorded.
 
         Raises:
             RuntimeError: the last sum has not been handed out.
@@ -84,12 +91,15 @@ class Owned:
         if buffer is None:
             return self._start(to_owners, call)
         call.count([len(self.outgoing)] * self._group.size, self.flat.itemsize, adds=True)
-        buffer.start(mark=call.mark, holds=True)
-        return self._looked_after(Pending(call, Turn(buffer, call)))
+        buffer.start(call, mark=call.mark, holds=True)
+        return self._advanced(Pending(call, buffer))
 
     @torch.no_grad()
     def start_hand_out(self, *, layer: str = "") -> Pending:
         """Starts to hand out what is in `outgoing`; recorded as an all-gather.
+
+        Args:
+            layer: the layer under which this is recorded.
 
         Raises:
             RuntimeError: nothing was summed before.
@@ -101,21 +111,24 @@ class Owned:
         if buffer is None:
             return self._start(from_owners, call)
         call.count(self.sizes, self.flat.itemsize)
-        buffer.hand_out()
-        return self._looked_after(Pending(call, Turn(buffer, call)))
+        buffer.hand_out(call)
+        return self._advanced(Pending(call, buffer))
 
-    def _start(self, rounds: Callable[..., Rounds], call: Call) -> Pending:
-        """One round of messages."""
+    def _start(self, rounds: Callable[..., MessageRounds], call: GroupCall) -> Pending:
+        """Starts one round of messages, where ranks share no memory."""
         link, group = self._group.link, self._group
         if link is None:
             return Pending(call, None)
         travelling = self.flat.to(link.device)
-        course = RoundExecutor(rounds(travelling, self.sizes, range(group.size), group.rank), call)
-        returned = None if travelling is self.flat else (self.flat, travelling)
-        return self._looked_after(Pending(call, course, returned))
+        executor = RoundExecutor(
+            rounds(travelling, self.sizes, range(group.size), group.rank), call
+        )
+        copied_back = None if travelling is self.flat else (self.flat, travelling)
+        return self._advanced(Pending(call, executor, copied_back))
 
-    def _looked_after(self, pending: Pending) -> Pending:
-        link: Link | None = self._group.link
+    def _advanced(self, pending: Pending) -> Pending:
+        """Has `pending` advanced while this rank waits for anything."""
+        link: GroupLink | None = self._group.link
         if link is not None:
             link.watch.also(pending.poll)
         return pending

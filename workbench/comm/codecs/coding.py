@@ -1,33 +1,20 @@
-"""Coding in one all-reduce: what may go wrong is said, and what is lost may be kept."""
+"""A codec in one all-reduce: values that it cannot hold are refused, and losses may be kept."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from workbench.comm.codecs.casts import Cast, Chop
-from workbench.comm.codecs.coder import Coder
-from workbench.comm.codecs.scaled import Int4, Int8
-from workbench.comm.codecs.top_k import TopK
+from workbench.comm.codecs.coders import Coder, coder_of
 from workbench.comm.groups.errors import CodecError
-from workbench.comm.groups.phases import Mark, unheard
-from workbench.comm.pieces import cut
-from workbench.plan.codec import Codec, CodecName
+from workbench.comm.groups.group import Group, GroupCall
+from workbench.comm.groups.record import PhaseMark, unheard
+from workbench.comm.pieces import accumulator, cut
+from workbench.plan.experiment.codec import Codec, CodecName, as_codec
 
-_CODERS: Mapping[CodecName, Callable[[Codec, torch.device], Coder]] = MappingProxyType(
-    {
-        "fp16": partial(Cast, dtype=torch.float16),
-        "bf16": partial(Cast, dtype=torch.bfloat16),
-        "bf16_truncated": Chop,
-        "int8": Int8,
-        "int4": Int4,
-        "top_k": TopK,
-    }
-)
 _HOLDS: Mapping[CodecName, float] = MappingProxyType(
     {"fp16": torch.finfo(torch.float16).max, "bf16": torch.finfo(torch.bfloat16).max}
 )
@@ -35,51 +22,50 @@ _HOLDS: Mapping[CodecName, float] = MappingProxyType(
 _ALIGNED = 16
 
 
-def coder_of(codec: Codec, device: torch.device) -> Coder:
-    """What does on tensors what a codec says."""
-    return _CODERS[codec.name](codec, device)
-
-
 @dataclass(frozen=True)
-class Coding:
+class PieceCoding:
     """Encodes the pieces of one all-reduce on one rank.
 
     Attributes:
-        coder: does it.
-        residual: what earlier encodings left out of the elements that are coded, flat; None:
+        coder: what encodes and decodes.
+        residual: what earlier encodings left out of the elements that are coded [elements]; None:
             nobody keeps it.
-        what: this rank and the collective, for errors.
-        mark: hears what begins: "encode", "decode", or "reduce", which decodes and adds.
+        what: the collective and the rank, for errors.
+        mark: a function that hears what begins: "encode", "decode", or "reduce", which decodes
+            and adds.
     """
 
     coder: Coder
     residual: Tensor | None = None
     what: str = ""
-    mark: Mark = unheard
+    mark: PhaseMark = unheard
 
     def size(self, length: int) -> int:
-        """Bytes of `length` values that are encoded together."""
+        """Returns the bytes of `length` values that are encoded together."""
         return self.coder.codec.encoded_bytes(length)
 
-    def cut(self, sizes: Sequence[int]) -> "list[Coding]":
-        """The coding of each of the consecutive pieces of what this one is for."""
+    def cut(self, sizes: Sequence[int]) -> "list[PieceCoding]":
+        """Returns the coding of each of consecutive pieces, of these sizes [elements]."""
         if self.residual is None:
             return [self] * len(sizes)
         return [replace(self, residual=piece) for piece in cut(self.residual, sizes)]
 
-    def rooms(self, lengths: Sequence[int]) -> list[Tensor]:
-        """Memory for the bytes of pieces of so many values."""
+    def buffers(self, lengths: Sequence[int]) -> list[Tensor]:
+        """Returns memory, uint8 [size(length)], for each piece of `length` values."""
         sizes = [self.size(length) for length in lengths]
         padded = [-(-size // _ALIGNED) * _ALIGNED for size in sizes]
         whole = torch.empty(sum(padded), dtype=torch.uint8, device=self.coder.device)
-        rooms = cut(whole, padded)
-        return [room[:size] for room, size in zip(rooms, sizes, strict=True)]
+        return [piece[:size] for piece, size in zip(cut(whole, padded), sizes, strict=True)]
 
     def encode(self, x: Tensor, wire: Tensor) -> None:
-        """Fills `wire` from x and the residual, of which the new one is what is left out.
+        """Encodes x plus the residual; what that leaves out is the new residual.
+
+        Args:
+            x: the values [length].
+            wire: the bytes [size(length)] that are filled.
 
         Raises:
-            CodecError: a value is no number, or too large for the codec.
+            CodecError: a value is NaN or infinite, or too large for the codec.
         """
         if len(x) == 0:
             return
@@ -93,13 +79,13 @@ class Coding:
             self.coder.add(wire, self.residual, sign=-1)
 
     def add(self, wire: Tensor, out: Tensor) -> None:
-        """Adds what `wire` holds to `out`."""
+        """Adds what `wire` [size(length)] holds to `out` [length]."""
         if len(out):
             self.mark("reduce")
             self.coder.add(wire, out)
 
     def decode(self, wire: Tensor, out: Tensor) -> None:
-        """Fills `out` with what `wire` holds."""
+        """Fills `out` [length] with what `wire` [size(length)] holds."""
         if len(out):
             self.mark("decode")
             self.coder.decode(wire, out)
@@ -115,3 +101,56 @@ class Coding:
             said = f"holds magnitudes up to {most:.5g}, and got {worst:.5g}"
             said += "; bf16 and int8 hold larger ones" if name == "fp16" else ""
         return CodecError(f"codec {name!r} in {self.what}: {said}")
+
+
+def checked(
+    codec: Codec | str | None, x: Tensor, group: Group, residual: Tensor | None
+) -> Codec | None:
+    """Returns the codec that is meant; refuses what cannot be coded before anybody communicates.
+
+    Args:
+        codec: the codec, its name, or None.
+        x: the tensor that is to travel.
+        group: the group in which it is to travel.
+        residual: what earlier encodings left out [x.numel()]; None: nothing is kept.
+
+    Raises:
+        ValueError: there is no such codec, or x is of a type that codecs do not know, or `residual`
+            is not what the codec wants for it.
+    """
+    codec = as_codec(codec)
+    if codec is None:
+        if residual is not None:
+            raise ValueError(
+                f"a residual is for a codec with error feedback, and group {group.name} was given "
+                "no codec"
+            )
+        return None
+    if not isinstance(codec, Codec):
+        raise ValueError(f"codec must be a Codec, a name or None, got {type(codec).__name__}")
+    if not x.is_floating_point():
+        raise ValueError(f"codec {codec.name!r} is for floating-point tensors, got {x.dtype}")
+    if codec.error_feedback != (residual is not None):
+        does = "needs" if codec.error_feedback else "has no use for"
+        raise ValueError(
+            f"codec {codec.name!r} with error_feedback={codec.error_feedback} {does} a residual"
+        )
+    if residual is not None:
+        device = x.device if group.link is None else group.link.device
+        wanted = ((x.numel(),), accumulator(x.dtype), device.type)
+        given = (tuple(residual.shape), residual.dtype, residual.device.type)
+        if given != wanted:
+            raise ValueError(
+                f"the residual of codec {codec.name!r} in group {group.name} has (shape, dtype, "
+                f"device) {wanted}, got {given}"
+            )
+    return codec
+
+
+def coding_of(codec: Codec | None, call: GroupCall, residual: Tensor | None) -> PieceCoding | None:
+    """Returns what encodes in a call; None where there is no codec, or nothing travels."""
+    group = call.group
+    if codec is None or group.link is None:
+        return None
+    what = f"{call}, rank {group.ranks[group.rank]}"
+    return PieceCoding(coder_of(codec, group.link.device), residual, what, call.mark)

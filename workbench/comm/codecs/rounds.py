@@ -4,7 +4,7 @@ Ring and direct code equally much. A rank of k encodes each of the k segments on
 many values as it receives, 2 (k-1)/k of them all. They differ in how often a value is rounded. A
 residual, which keeps what this rank's encodings leave out, has a place for every element in both.
 
-`flat` is summed in place over `members`, of which this rank is number `me`.
+`flat` [elements] is summed in place over `members`, of which this rank is number `me`.
 
 Source: Pipe-SGD (Li et al. 2018, arXiv:1811.03619; that data stay compressed on every hop of a ring
 is recalled from it). The rest is ours.
@@ -14,12 +14,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from workbench.comm.algorithms.exchange import Exchange, Rounds
-from workbench.comm.codecs.coding import Coding
+from workbench.comm.algorithms.exchange import MessageRound, MessageRounds
+from workbench.comm.codecs.coding import PieceCoding
 from workbench.comm.pieces import accumulator, cut, even
 
 
-def ring(flat: Tensor, members: Sequence[int], me: int, coding: Coding) -> Rounds:
+def ring(flat: Tensor, members: Sequence[int], me: int, coding: PieceCoding) -> MessageRounds:
     """Decodes a sum, adds to it and encodes it again at every hop, so that it is rounded k times.
 
     When it is complete, its bytes go round as they are. Its owner decodes them too, so that all
@@ -31,28 +31,28 @@ def ring(flat: Tensor, members: Sequence[int], me: int, coding: Coding) -> Round
     sizes = even(len(flat), k)
     segments, codings = cut(flat, sizes), coding.cut(sizes)
     before, after = members[me - 1], members[(me + 1) % k]
-    sent, arrived = coding.rooms([sizes[0]] * 2)  # the first is the longest
+    sent, arrived = coding.buffers([sizes[0]] * 2)  # the first is the longest
 
-    def of(index: int, room: Tensor) -> Tensor:
-        """As much of a room as a segment takes."""
-        return room[: coding.size(sizes[index])]
+    def of(index: int, buffer: Tensor) -> Tensor:
+        """Returns as much of a buffer as a segment takes."""
+        return buffer[: coding.size(sizes[index])]
 
     for step in range(1, k):
         mine, theirs = (me - step) % k, (me - step - 1) % k
         codings[mine].encode(segments[mine], of(mine, sent))
         wires = ((after, of(mine, sent)),), ((before, of(theirs, arrived)),)
-        yield Exchange(*wires, sizes[theirs])
+        yield MessageRound(*wires, sizes[theirs])
         coding.add(of(theirs, arrived), segments[theirs])
     codings[me].encode(segments[me], of(me, sent))
     coding.decode(of(me, sent), segments[me])
     for step in range(k - 1):
         mine, theirs = (me - step) % k, (me - step - 1) % k
-        yield Exchange(((after, of(mine, sent)),), ((before, of(theirs, arrived)),))
+        yield MessageRound(((after, of(mine, sent)),), ((before, of(theirs, arrived)),))
         coding.decode(of(theirs, arrived), segments[theirs])
         sent, arrived = arrived, sent
 
 
-def direct(flat: Tensor, members: Sequence[int], me: int, coding: Coding) -> Rounds:
+def direct(flat: Tensor, members: Sequence[int], me: int, coding: PieceCoding) -> MessageRounds:
     """Rounds a value twice, whatever the number of ranks, in two rounds of messages.
 
     Every rank encodes its part of each segment for the segment's owner, who adds them up in rank
@@ -64,11 +64,11 @@ def direct(flat: Tensor, members: Sequence[int], me: int, coding: Coding) -> Rou
     sizes = even(len(flat), k)
     segments, codings = cut(flat, sizes), coding.cut(sizes)
     mine, others = segments[me], [i for i in range(k) if i != me]
-    wires = coding.rooms(sizes)
-    arrived = coding.rooms([0 if i == me else sizes[me] for i in range(k)])
+    wires = coding.buffers(sizes)
+    arrived = coding.buffers([0 if i == me else sizes[me] for i in range(k)])
     for i in others:
         codings[i].encode(segments[i], wires[i])
-    yield Exchange(
+    yield MessageRound(
         tuple((members[i], wires[i]) for i in others),
         tuple((members[i], arrived[i]) for i in others),
         len(others) * sizes[me],
@@ -81,7 +81,7 @@ def direct(flat: Tensor, members: Sequence[int], me: int, coding: Coding) -> Rou
             coding.add(arrived[i], total)
     codings[me].encode(total, wires[me])
     coding.decode(wires[me], mine)
-    yield Exchange(
+    yield MessageRound(
         tuple((members[i], wires[me]) for i in others),
         tuple((members[i], wires[i]) for i in others),
     )
@@ -89,10 +89,10 @@ def direct(flat: Tensor, members: Sequence[int], me: int, coding: Coding) -> Rou
         coding.decode(wires[i], segments[i])
 
 
-def swap(flat: Tensor, members: Sequence[int], me: int, coding: Coding) -> Rounds:
-    """Between two, in one round: both add up what both have encoded, rounded once."""
-    mine, theirs = coding.rooms([len(flat)] * 2)
+def swap(flat: Tensor, members: Sequence[int], me: int, coding: PieceCoding) -> MessageRounds:
+    """Sums between two in one round: both add up what both have encoded, rounded once."""
+    mine, theirs = coding.buffers([len(flat)] * 2)
     coding.encode(flat, mine)
-    yield Exchange(((members[1 - me], mine),), ((members[1 - me], theirs),), len(flat))
+    yield MessageRound(((members[1 - me], mine),), ((members[1 - me], theirs),), len(flat))
     coding.decode(mine, flat)
     coding.add(theirs, flat)  # a + b and b + a have the same bits

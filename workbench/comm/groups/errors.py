@@ -23,11 +23,11 @@ class PeerLost(CommError):
 
 
 class CodecError(CommError):
-    """A codec cannot hold a value: it is too large, infinite, or no number.
+    """A codec cannot hold a value: it is too large, infinite, or NaN.
 
     Args:
-        message: which codec, where, and what was given.
-        layer: whose value it probably is; empty: not known.
+        message: the codec, the collective and the rank, and what was given.
+        layer: the layer to which the value probably belongs; "": it is not known.
     """
 
     def __init__(self, message: str, layer: str = "") -> None:

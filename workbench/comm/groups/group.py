@@ -10,42 +10,48 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from workbench.comm.algorithms.exchange import Piece
-from workbench.comm.algorithms.hierarchical import Hosts
-from workbench.comm.groups.phases import Mark, PhaseLog, unheard
-from workbench.comm.groups.record import Doing, Key, Listener, Phase, Recorder
-from workbench.comm.groups.watch import Watch, Work
+from workbench.comm.algorithms.exchange import HostGroups, Message
+from workbench.comm.groups.record import (
+    Doing,
+    PhaseLog,
+    PhaseMark,
+    Recorder,
+    RecordKey,
+    RecordListener,
+    StepPhase,
+    unheard,
+)
+from workbench.comm.groups.watch import AsyncWork, PeerWatch, Waiters
 from workbench.comm.pieces import even
 from workbench.comm.shared_memory.buffer import SharedBuffer, allocate
 from workbench.comm.shared_memory.staging import Staging
-from workbench.comm.transit import Waiters
-from workbench.plan.all_reduce import Algorithm, chosen
-from workbench.plan.codec import Codec
-from workbench.plan.phases import CollectiveTrace
+from workbench.plan.experiment.codec import Codec
+from workbench.plan.experiment.measured import CollectiveTrace
+from workbench.plan.experiment.sync import Algorithm, chosen
 
 _SILENT = nullcontext()
 
 
 @dataclass(frozen=True)
-class Link:
+class GroupLink:
     """What a group of two or more ranks communicates through.
 
     Attributes:
         process_group: torch's communicator.
-        device: where tensors must lie to travel: the GPU under nccl, the host under gloo.
-        watch: waits for works.
-        waiters: wait for messages.
+        device: the device on which tensors lie to travel: the GPU under nccl, the host under gloo.
+        watch: what waits for works, and names who does not come.
+        waiters: the threads that wait for messages.
         hosts: the group's ranks, as indices, by the memory that they share; a rank that shares
             none is a host of its own.
         local: the memory that this rank shares with the others of its host, if there are any.
-        buffers: those that `Group.buffer` made, by the address of their memory.
+        buffers: the buffers that `Group.buffer` made, by the address of their memory.
     """
 
     process_group: dist.ProcessGroup
     device: torch.device
-    watch: Watch
+    watch: PeerWatch
     waiters: Waiters
-    hosts: Hosts
+    hosts: HostGroups
     local: Staging | None = None
     buffers: WeakValueDictionary[int, SharedBuffer] = field(default_factory=WeakValueDictionary)
 
@@ -54,14 +60,22 @@ class Link:
         """The memory that all ranks share, where they do; it goes before the communicator."""
         return self.local if len(self.hosts) == 1 else None
 
-    def begin(self, work: Work) -> Work:
-        """Takes note of `work`, which is under way from now on."""
+    def begin(self, work: AsyncWork) -> AsyncWork:
+        """Takes note of `work`, which is under way from now on, and returns it."""
         if self.device.type == "cpu":
             self.watch.begin(work)
         return work
 
-    def send_and_receive(self, sends: Sequence[Piece], receives: Sequence[Piece], tag: int) -> Work:
-        """Starts messages, one or more; they are one work."""
+    def send_and_receive(
+        self, sends: Sequence[Message], receives: Sequence[Message], tag: int
+    ) -> AsyncWork:
+        """Starts one message or more; returns one work that is done when all of them are.
+
+        Args:
+            sends: the flat tensors that are sent, and to whom.
+            receives: the flat tensors that are filled, and from whom.
+            tag: the number by which the receiver tells these messages from others.
+        """
         group = self.process_group
         if self.device.type != "cpu":  # nccl makes one work of them, and knows no tags
             messages = [dist.P2POp(dist.irecv, x, None, group, tag, rank) for rank, x in receives]
@@ -72,15 +86,20 @@ class Link:
         return self.begin(self.waiters.begin(works))
 
     def beside(self, rank: int) -> Sequence[int]:
-        """The ranks that share memory with this one, itself included; indices in the group."""
+        """Returns the ranks that share memory with `rank`, itself included; as group indices."""
         return next(members for members in self.hosts if rank in members)
 
-    def is_done(self, work: Work) -> bool:
-        """Whether to wait for `work` holds up nobody."""
+    def is_done(self, work: AsyncWork) -> bool:
+        """Returns whether to wait for `work` holds up nobody."""
         return self.device.type != "cpu" or work.is_completed()
 
-    def wait(self, works: Sequence[Work], call: "Call") -> None:
-        """Returns when `works`, parts of `call`, are done."""
+    def wait(self, works: Sequence[AsyncWork], call: "GroupCall") -> None:
+        """Returns when `works`, parts of `call`, are done.
+
+        Raises:
+            CommTimeout: other ranks did not come; it names them.
+            PeerLost: a connection broke, or a rank has given up.
+        """
         if self.device.type == "cpu":
             self.watch.wait(works, call.group.ranks, str(call))
         else:
@@ -94,11 +113,17 @@ class Group:
     A group of one rank has no communicator: nothing travels, every collective is a copy.
 
     Args:
-        purpose: what the group is for ("shard", "replica", ...).
+        purpose: the purpose of the group ("shard", "replica", ...).
         ranks: the global ranks, in the order of their pieces.
         rank: this rank's index in `ranks`.
-        recorder: counts what is communicated.
-        link: the communicator; None if and only if the group has one rank.
+        recorder: what counts what is communicated.
+        link: the connection of the ranks; None if and only if the group has one rank.
+
+    Attributes:
+        name: the purpose and the global ranks, "shard(0,1)".
+
+    Raises:
+        ValueError: a group of one rank has a link, or one of several has none.
     """
 
     def __init__(
@@ -107,10 +132,13 @@ class Group:
         ranks: tuple[int, ...],
         rank: int,
         recorder: Recorder,
-        link: Link | None = None,
+        link: GroupLink | None = None,
     ) -> None:
         if (link is None) != (len(ranks) == 1):
-            raise ValueError(f"{len(ranks)} ranks {'without' if link is None else 'with'} a link")
+            raise ValueError(
+                f"a group has a link if it has two ranks or more, got ranks {ranks} of {purpose!r} "
+                f"{'without' if link is None else 'with'} one"
+            )
         self.name = f"{purpose}({','.join(map(str, ranks))})"
         self.ranks, self.rank = ranks, rank
         self.recorder, self.link = recorder, link
@@ -129,7 +157,17 @@ class Group:
     def chosen(
         self, algorithm: Algorithm, nbytes: int, *, beside: bool, codec: Codec | None = None
     ) -> Algorithm:
-        """What this group does for `algorithm`; see `workbench.plan.all_reduce.chosen`."""
+        """Returns the algorithm that stands for `algorithm` in this group.
+
+        Args:
+            algorithm: the algorithm that was asked for, perhaps "auto".
+            nbytes: the size of what is summed on each rank, in bytes.
+            beside: whether it lies in a rank's own memory, and is summed while the rank computes.
+            codec: the codec that it goes through; None: there is none.
+
+        Raises:
+            ValueError: there is no such algorithm, or it cannot take the codec.
+        """
         hosts = [1] if self.link is None else [len(members) for members in self.link.hosts]
         gloo = self.link is None or self.link.device.type == "cpu"
         backend, named = "gloo" if gloo else "nccl", "" if codec is None else codec.name
@@ -154,10 +192,14 @@ class Group:
         allocator does not see shared memory; of a group of k it is the buffer and a k-th more.
 
         Args:
-            numel: its elements.
-            like: has its dtype and device.
-            segments: elements that each rank of the group adds up; it is then shared by all of
-                them or an ordinary tensor. None: near-equal ones of the ranks of each host.
+            numel: the number of elements.
+            like: a tensor with the buffer's dtype and device.
+            segments: the elements that each rank of the group adds up; the buffer is then shared
+                by all of them or an ordinary tensor. None: near-equal segments for the ranks of
+                each host.
+
+        Returns:
+            The buffer [numel].
 
         Raises:
             CommError: not all ranks came.
@@ -175,32 +217,43 @@ class Group:
         return like.new_zeros(numel)
 
     def shared(self, flat: Tensor) -> SharedBuffer | None:
-        """What is behind a tensor that `buffer` made; None behind any other."""
+        """Returns the shared buffer behind a tensor that `buffer` made; None behind any other."""
         buffer = None if self.link is None else self.link.buffers.get(flat.data_ptr())
         return buffer if buffer is not None and buffer.nbytes == flat.nbytes else None
 
     def __repr__(self) -> str:
         return f"<Group {self.name}, rank {self.rank} of {self.size}>"
 
-    def call(self, op: str, layer: str, phase: Phase) -> "Call":
-        """Takes the next place in the group's order of collectives."""
+    def call(self, op: str, layer: str, phase: StepPhase) -> "GroupCall":
+        """Takes the next place in the group's order of collectives.
+
+        Args:
+            op: the collective's name in the record, "all_gather".
+            layer: the layer under which it is recorded.
+            phase: the phase of the step under which it is recorded.
+        """
         self._calls += 1
-        return Call(self, self._calls, Key(self.name, op, layer, phase))
+        return GroupCall(self, self._calls, RecordKey(self.name, op, layer, phase))
 
 
-class Call:
+class GroupCall:
     """One collective of a group: its name in the record and in errors.
 
+    Args:
+        group: the ranks that take part.
+        number: its place in the group's order of collectives, from 1 on.
+        key: its row of the record.
+
     Attributes:
-        mark: hears of the phases, if they are traced.
+        mark: a function that hears of the phases, if they are traced.
     """
 
-    def __init__(self, group: Group, number: int, key: Key) -> None:
+    def __init__(self, group: Group, number: int, key: RecordKey) -> None:
         self.group, self.key, self.number = group, key, number
         group.recorder.add(key, calls=1)
         self._traces = group.recorder.traces if key.op == "all_reduce" else None
         self._log = None if self._traces is None else PhaseLog()
-        self.mark: Mark = unheard if self._log is None else self._log.mark
+        self.mark: PhaseMark = unheard if self._log is None else self._log.mark
         if group.recorder.listener is not None:
             group.recorder.listener.begun(self)
 
@@ -209,7 +262,7 @@ class Call:
         return f"{self.key.op}{label} (call {self.number} of group {self.key.group})"
 
     def conclude(self) -> None:
-        """Says that all is done; with this a trace of it ends."""
+        """Ends the trace of this call, if there is one: all is done."""
         if self._log is not None and self._traces is not None:
             rank, key = self.group.ranks[self.group.rank], self.key
             named = (rank, key.group, key.op, key.layer, self.number)
@@ -232,7 +285,7 @@ class Call:
         return _SILENT if listener is None else self._telling(listener, doing)
 
     @contextmanager
-    def _telling(self, listener: Listener, doing: Doing) -> Iterator[None]:
+    def _telling(self, listener: RecordListener, doing: Doing) -> Iterator[None]:
         listener.entered(self, doing)
         try:
             yield
@@ -240,11 +293,11 @@ class Call:
             listener.left(self, doing)
 
     def count(self, sizes: Sequence[int], itemsize: int, *, adds: bool = False) -> None:
-        """Records one exchange in which rank r of the group sends `sizes[r]` elements here.
+        """Records one exchange in which this rank receives from all others.
 
         Args:
-            sizes: of all ranks.
-            itemsize: of an element, in bytes.
+            sizes: the number of elements that each rank of the group sends here.
+            itemsize: the size of an element, in bytes.
             adds: whether this rank adds up what comes.
         """
         others = [(r, n) for r, n in enumerate(sizes) if r != self.group.rank]
@@ -254,9 +307,10 @@ class Call:
         """Records a reduce-scatter and an all-gather of near-equal segments.
 
         Args:
-            length: of all segments together, in elements.
-            itemsize: of an element, in bytes.
-            members: who takes part, as indices in the group, in the order of their segments.
+            length: the elements of all segments together.
+            itemsize: the size of an element, in bytes.
+            members: the ranks that take part, as indices in the group, in the order of their
+                segments.
         """
         own = self.group.rank
         sizes = dict(zip(members, even(length, len(members)), strict=True))
@@ -268,14 +322,14 @@ class Call:
         """Records one exchange in which this rank receives pieces from others.
 
         Args:
-            pieces: whose each is, as an index in the group, and its bytes.
-            additions: elements of what comes that are then added up.
+            pieces: (index of the sender in the group, bytes) of each piece.
+            additions: the number of elements of what comes that are then added up.
         """
         recorder, ranks = self.group.recorder, self.group.ranks
-        received = [(ranks[giver], size) for giver, size in pieces if size > 0]
+        received = [(ranks[sender], size) for sender, size in pieces if size > 0]
         whole = sum(size for _, size in received)
         recorder.add(self.key, rounds=1, messages=len(received), bytes=whole, additions=additions)
-        if recorder.givers is not None:
-            recorder.givers.add(self.key, received)
+        if recorder.by_sender is not None:
+            recorder.by_sender.add(self.key, received)
         if recorder.listener is not None:
             recorder.listener.received(self, whole)

@@ -6,12 +6,11 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from workbench.comm.algorithms.hierarchical import Hosts
-from workbench.comm.groups.peers import Peers
-from workbench.comm.groups.watch import Watch
+from workbench.comm.algorithms.exchange import HostGroups
+from workbench.comm.groups.watch import PeerWatch
 from workbench.comm.shared_memory.futex import Futex
 from workbench.comm.shared_memory.segment import Offer, attach, create, this_host
-from workbench.comm.shared_memory.staging import SEGMENT_BYTES, Staging
+from workbench.comm.shared_memory.staging import SEGMENT_BYTES, Peers, Staging
 
 
 @dataclass(frozen=True)
@@ -19,10 +18,11 @@ class _Note:
     """What a rank tells the others before groups are connected.
 
     Attributes:
-        host: as `this_host` says; empty if the rank shares nothing.
-        pid: its process.
-        cores: on which it may run.
-        offers: of a segment, for each group; None where it is no member, or had no memory.
+        host: the host's name, from `this_host`; "" if the rank shares nothing.
+        pid: the id of its process.
+        cores: the logical cores on which it may run.
+        offers: the segment that it offers to each group; None where it is no member, or had no
+            memory.
     """
 
     host: str
@@ -38,29 +38,29 @@ class _Note:
 
 
 @dataclass(frozen=True)
-class Shared:
-    """Who shares memory in a group.
+class SharingGroup:
+    """Which ranks of a group share memory.
 
     Attributes:
-        hosts: its ranks, as indices, by the memory that they share; a rank that shares none is a
-            host of its own.
-        staging: this rank's host, unless it is alone there.
+        hosts: the group's ranks, as indices, by the memory that they share; a rank that shares
+            none is a host of its own.
+        staging: the memory of this rank's host, unless the rank is alone there.
     """
 
-    hosts: Hosts
+    hosts: HostGroups
     staging: Staging | None
 
 
-class Host:
-    """What a rank shares with the other ranks of its host, in one world.
+class HostMemory:
+    """The memory that a rank shares with the other ranks of its host, in one world.
 
     Args:
-        watch: meets and waits.
+        watch: what meets the other ranks, and waits for them.
         wanted: whether to share memory at all.
-        name: tells apart hosts that are emulated on one.
+        name: the name that tells apart hosts that are emulated on one.
     """
 
-    def __init__(self, watch: Watch, wanted: bool, name: str) -> None:
+    def __init__(self, watch: PeerWatch, wanted: bool, name: str) -> None:
         self._watch = watch
         self._name, self._futex = "", Futex()
         self._stagings: list[Staging] = []
@@ -71,16 +71,16 @@ class Host:
             except OSError:  # not Linux: there gloo is the way
                 self._name = ""
 
-    def share(self, occasion: str, groups: Sequence[tuple[int, ...]]) -> dict[int, Shared]:
+    def share(self, occasion: str, groups: Sequence[tuple[int, ...]]) -> dict[int, SharingGroup]:
         """Connects the ranks of each group that are on one host; all ranks call it.
 
         Args:
             occasion: what the ranks meet for, new for each call.
-            groups: global ranks, this one's groups or not.
+            groups: the global ranks of each group, whether this rank is a member or not.
 
         Returns:
-            Who shares memory in this rank's groups of two or more, by their index. Where it
-            should have been possible and was not, a warning says why.
+            Which ranks share memory in this rank's groups of two or more, by the group's index.
+            Where it should have been possible and was not, a warning says why.
 
         Raises:
             CommError: not all ranks came.
@@ -104,10 +104,14 @@ class Host:
                 able = {rank for rank in ranks if index in agreed[rank]}
                 hosts = _by_host(ranks, [note.host for note in notes], able)
                 alone = (ranks.index(self._watch.rank),) in hosts
-                shared[index] = Shared(hosts, None if alone else opened[index])
-        self._stagings += [of.staging for of in shared.values() if of.staging is not None]
+                shared[index] = SharingGroup(hosts, None if alone else opened[index])
+        self._stagings += [own.staging for own in shared.values() if own.staging is not None]
         if trouble:
-            warnings.warn(f"slower, through gloo: {'; '.join(trouble)}", stacklevel=3)
+            warnings.warn(
+                f"rank {self._watch.rank} communicates through gloo, which is slower: "
+                f"{'; '.join(trouble)}",
+                stacklevel=3,
+            )
         return shared
 
     def leave(self) -> None:
@@ -170,10 +174,14 @@ class Host:
         return opened
 
 
-def _by_host(ranks: tuple[int, ...], names: Sequence[str], able: set[int]) -> Hosts:
-    """Indices into `ranks` by host, in the order of each host's first.
+def _by_host(ranks: tuple[int, ...], names: Sequence[str], able: set[int]) -> HostGroups:
+    """Returns the group's ranks, as indices, by host, in the order of each host's first.
 
-    The ranks of a host stay together if all of them are `able` to.
+    Args:
+        ranks: the global ranks of the group.
+        names: the host's name of each global rank.
+        able: the global ranks that could open all segments; those of a host stay together only if
+            all of them could.
     """
     together: dict[str, list[int]] = {}
     for index, rank in enumerate(ranks):
@@ -188,7 +196,7 @@ def _by_host(ranks: tuple[int, ...], names: Sequence[str], able: set[int]) -> Ho
 
 
 def _cores() -> tuple[int, ...]:
-    """On which this process may run."""
+    """Returns the logical cores on which this process may run."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))

@@ -1,11 +1,14 @@
 """Waiting for other ranks: it can be interrupted, and it knows at the end who did not come."""
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from queue import SimpleQueue
 from typing import Protocol
 
+import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from workbench.comm.groups.errors import CommTimeout, PeerLost
@@ -20,44 +23,44 @@ LOOK_EVERY_S = 1.0
 GIVEN_UP = "given up"
 
 
-class Work(Protocol):
-    """What is under way: a collective of torch's, or messages."""
+class AsyncWork(Protocol):
+    """Something under way, as torch's `Work` is: a collective of torch's, or messages."""
 
     def is_completed(self) -> bool:
-        """Whether it is over, for good or ill."""
+        """Returns whether it is over, for good or ill."""
         ...
 
     def wait(self, timeout: timedelta = ...) -> bool:
         """Returns when it is done.
 
         Raises:
-            RuntimeError: not within `timeout`, or a connection broke.
+            RuntimeError: it is not done within `timeout`, or a connection broke.
         """
         ...
 
 
-class Watch:
+class PeerWatch:
     """Waits on behalf of one rank, and posts in a store, which all can read, when it is long.
 
     Args:
-        store: shared by the ranks of the world.
+        store: the store that the ranks of the world share.
         rank: the global rank.
         size: the number of ranks of the world.
-        timeout_s: how long to wait for the other ranks at any one place.
+        timeout_s: the seconds to wait for the other ranks at any one place.
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout_s: float) -> None:
         self.rank, self.size, self.timeout_s = rank, size, timeout_s
         self._store = store
-        self._begun: dict[Work, float] = {}  # when, for works not yet waited for
+        self._begun: dict[AsyncWork, float] = {}  # when, for works not yet waited for
         self._tended: list[Callable[[], bool]] = []
 
     @property
-    def unfinished(self) -> bool:
-        """Whether a work is still under way."""
-        return any(not work.is_completed() for work in list(self._begun))
+    def unfinished(self) -> list[AsyncWork]:
+        """Returns the works that are still under way."""
+        return [work for work in list(self._begun) if not work.is_completed()]
 
-    def begin(self, work: Work) -> None:
+    def begin(self, work: AsyncWork) -> None:
         """Takes note of a work that somebody is going to wait for."""
         self._begun[work] = time.monotonic()
 
@@ -70,11 +73,15 @@ class Watch:
     def meet(self, occasion: str, note: str) -> list[str]:
         """Waits until all ranks of the world have come to `occasion`, which happens once.
 
+        Args:
+            occasion: what the ranks meet for, in the same words on all of them.
+            note: what this rank tells the others.
+
         Returns:
-            What each rank noted, in rank order.
+            The note of each rank, in rank order.
 
         Raises:
-            CommTimeout: not all ranks came; it names them.
+            CommTimeout: not all ranks came; it names those that did not.
             PeerLost: a rank has given up.
         """
         keys = [f"{occasion}/{rank}" for rank in range(self.size)]
@@ -89,11 +96,11 @@ class Watch:
             pause = min(2 * pause, 0.05)
         return [self._store.get(key).decode() for key in keys]
 
-    def wait(self, works: Sequence[Work], ranks: tuple[int, ...], collective: str) -> None:
+    def wait(self, works: Sequence[AsyncWork], ranks: tuple[int, ...], collective: str) -> None:
         """Returns when all `works` are done.
 
         Args:
-            works: parts of one collective.
+            works: the parts of one collective.
             ranks: the global ranks that take part.
             collective: what is waited for, in the same words on every rank.
 
@@ -102,7 +109,7 @@ class Watch:
             PeerLost: a connection broke, or a rank has given up.
         """
 
-        def waiting() -> list[Work]:
+        def waiting() -> list[AsyncWork]:
             return [work for work in works if not self._is_done(work, ranks, collective)]
 
         def pause() -> None:
@@ -120,11 +127,12 @@ class Watch:
         ranks: tuple[int, ...],
         collective: str,
     ) -> None:
-        """Returns when `done` says so; `pause` waits for it, about a tick long.
+        """Returns when `done` says so.
 
         Args:
-            done: whether the wait is over; may raise what went wrong.
-            pause: lets Python handle signals when it returns.
+            done: a function that returns whether the wait is over; it may raise what went wrong.
+            pause: a function that waits for that, about a tick long; when it returns, Python
+                handles signals.
             ranks: the global ranks that take part.
             collective: what is waited for, in the same words on every rank.
 
@@ -146,7 +154,7 @@ class Watch:
             self._store.set(_place(self.rank), "")
 
     def tend(self) -> bool:
-        """Advances what needs this rank to go on; whether any of it is still under way."""
+        """Advances what needs this rank to go on; returns whether any of it is still under way."""
         self._tended = [task for task in self._tended if not task()]
         return bool(self._tended)
 
@@ -154,18 +162,21 @@ class Watch:
         """Has `task` called while this rank waits for anything, until it returns True.
 
         Another rank may wait for what this one has begun, before it comes to where this one is.
+
+        Args:
+            task: a function that does what has become possible; returns whether all is done.
         """
         self.tend()  # so that what is over is forgotten
         self._tended.append(task)
 
     def said(self) -> str:
-        """Why a rank has given up; empty if none has."""
+        """Returns why a rank has given up; "" if none has."""
         with suppress(RuntimeError):
             if self._store.check([GIVEN_UP]):
                 return self._store.get(GIVEN_UP).decode()
         return ""
 
-    def _is_done(self, work: Work, ranks: tuple[int, ...], collective: str) -> bool:
+    def _is_done(self, work: AsyncWork, ranks: tuple[int, ...], collective: str) -> bool:
         if not work.is_completed():
             return False
         if work in self._begun:
@@ -184,14 +195,15 @@ class Watch:
 
         Args:
             place: what this rank waits for.
-            unless: whether the wait is over: then the other rank came before it gave up.
+            unless: a function that returns whether the wait is over: then the other rank came
+                before it gave up.
         """
         if self._store.check([GIVEN_UP]) and not unless():
             said = self._store.get(GIVEN_UP).decode()
             raise PeerLost(f"rank {self.rank} waited for {place}; {said}")
 
     def _absence(self, ranks: tuple[int, ...], collective: str) -> CommTimeout:
-        """The error that names the ranks that do not wait in `collective` as this one does."""
+        """Returns the error that names the ranks that do not wait in `collective` as this one."""
         waits = {rank: self._place_of(rank) for rank in ranks if rank != self.rank}
         return self._timeout(collective, {r: at for r, at in waits.items() if at != collective})
 
@@ -204,7 +216,7 @@ class Watch:
         return CommTimeout(f"{what}; {who}", tuple(absent))
 
     def _place_of(self, rank: int) -> str:
-        """The collective in which another rank says it has been waiting; empty if none."""
+        """Returns the collective in which another rank says it has been waiting; "" if none."""
         with suppress(RuntimeError):  # whoever hosts the store may be gone as well
             if self._store.check([_place(rank)]):
                 return self._store.get(_place(rank)).decode()
@@ -213,3 +225,89 @@ class Watch:
 
 def _place(rank: int) -> str:
     return f"waits/{rank}"
+
+
+NO_LIMIT = timedelta(seconds=-1)
+
+
+class MessageWork:
+    """Point-to-point works that are waited for together, as if they were one.
+
+    Torch's own for gloo know that they are done only once somebody has waited for them, without
+    a limit: one that runs out breaks the connections. So a thread waits.
+
+    Args:
+        works: the messages.
+    """
+
+    def __init__(self, works: Sequence[dist.Work]) -> None:
+        self._works = list(works)
+        self._done = threading.Event()
+        self._error: RuntimeError | None = None
+
+    def is_completed(self) -> bool:
+        """Returns whether all of it is over, for good or ill."""
+        return self._done.is_set()
+
+    def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
+        """Returns when all has been sent and received; it can be interrupted.
+
+        Raises:
+            RuntimeError: it is not done within `timeout`, or a connection broke.
+        """
+        if not self._done.wait(None if timeout < timedelta(0) else timeout.total_seconds()):
+            raise RuntimeError("still under way")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def see_through(self) -> None:
+        """Waits for the works; on a thread that has nothing else to do."""
+        try:
+            for work in self._works:
+                work.wait()
+        except RuntimeError as error:
+            self._error = error
+        self._works.clear()
+
+    def conclude(self) -> None:
+        """Tells whoever asks or waits."""
+        self._done.set()
+
+
+class Waiters:
+    """Threads that wait for messages: one for each `MessageWork` that is under way at one time.
+
+    Fewer would not do: behind a message that comes late others would wait in vain, and with them
+    the ranks whose turn is next.
+    """
+
+    def __init__(self) -> None:
+        self._idle: list[SimpleQueue[MessageWork | None]] = []
+        self._closed = False
+
+    def begin(self, works: Sequence[dist.Work]) -> MessageWork:
+        """Takes over messages that have just been started; returns them as one work."""
+        work = MessageWork(works)
+        try:  # and not a look first: several threads may begin
+            queue = self._idle.pop()
+        except IndexError:
+            queue = SimpleQueue()
+            threading.Thread(target=self._serve, args=(queue,), daemon=True).start()
+        queue.put(work)
+        return work
+
+    def close(self) -> None:
+        """Ends the threads: at once, or when what they wait for is over."""
+        self._closed = True
+        for queue in self._idle:
+            queue.put(None)
+
+    def _serve(self, queue: "SimpleQueue[MessageWork | None]") -> None:
+        while (work := queue.get()) is not None:
+            work.see_through()
+            self._idle.append(queue)
+            work.conclude()
+            if self._closed:
+                return
+            del work  # an idle thread keeps nothing alive

@@ -1,12 +1,14 @@
-"""The world of one rank: from its seat to its groups, and out again whatever happened."""
+"""The world of one rank: from its configuration to its groups, and out again whatever happened."""
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Literal
 
@@ -14,34 +16,40 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from workbench.comm.groups.descriptors import raise_limit
-from workbench.comm.groups.group import Group, Link
-from workbench.comm.groups.host import Host
+from workbench.comm.groups.group import Group, GroupLink
+from workbench.comm.groups.host import HostMemory
 from workbench.comm.groups.record import Recorder
-from workbench.comm.groups.watch import Watch
+from workbench.comm.groups.watch import AsyncWork, PeerWatch, Waiters
 from workbench.comm.shared_memory.buffer import SharedBuffer
 from workbench.comm.shared_memory.staging import SEGMENT_BYTES
-from workbench.comm.transit import Waiters
-from workbench.plan.seat import Seat as Seat
+from workbench.plan.placement.mesh import RankConfig as RankConfig
+
+# Open files, where the system states no limit: it has one all the same.
+_MANY_FILES = 2**16
+_LOOK_EVERY_S = 1.0
 
 
 class World:
     """All ranks, seen from one of them.
 
+    Args:
+        config: what this rank has to know to find the others.
+        store: the store in which the ranks of this world meet.
+
     Attributes:
         rank: the global rank.
         size: the number of ranks.
-        device: where this rank computes.
-        recorder: what this rank's groups communicate.
-        store: small notes that all ranks of this world can read.
+        device: the device on which this rank computes.
+        recorder: what counts what this rank's groups communicate.
+        store: a store of small notes that all ranks of this world can read.
     """
 
-    def __init__(self, seat: Seat, store: Store) -> None:
-        self.rank, self.size = seat.rank, seat.world_size
-        self.device = torch.device(seat.device)
+    def __init__(self, config: RankConfig, store: Store) -> None:
+        self.rank, self.size = config.rank, config.world_size
+        self.device = torch.device(config.device)
         self.recorder, self.store = Recorder(), store
-        self._patience = _patience(seat)
-        self._watch = Watch(store, seat.rank, seat.world_size, seat.timeout_s)
+        self._patience = _patience(config)
+        self._watch = PeerWatch(store, config.rank, config.world_size, config.timeout_s)
         self._times_grouped = self._times_closed = 0
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -61,31 +69,35 @@ class World:
             dist.distributed_c10d._world.group_count = 0
             raise
         self._process_groups = [dist.group.WORLD]
-        self._links: list[Link] = []
-        shares = seat.shared_memory and self.device.type == "cpu"
-        self._host, self._waiters = Host(self._watch, shares, seat.host), Waiters()
+        self._links: list[GroupLink] = []
+        shares = config.shared_memory and self.device.type == "cpu"
+        self._host, self._waiters = HostMemory(self._watch, shares, config.host), Waiters()
 
     @classmethod
     @contextmanager
-    def open(cls, seat: Seat) -> Iterator["World"]:
+    def open(cls, config: RankConfig) -> Iterator["World"]:
         """Joins the other ranks; on leaving, closes at once, even after a failure.
 
+        Args:
+            config: what this rank has to know to find the others.
+
         Raises:
-            CommTimeout: not all ranks came; it names them.
+            CommTimeout: not all ranks came; it names those that did not.
             PeerLost: another rank has given up.
         """
-        torch.set_num_threads(seat.threads)
-        raise_limit()
+        torch.set_num_threads(config.threads)
+        _raise_file_limit()
         if dist.is_initialized():
-            _forget(dist.distributed_c10d._world.pg_map)
-        if seat.address in ("localhost", "127.0.0.1"):
+            _keep(dist.distributed_c10d._world.pg_map)  # an interrupt kept it from being closed
+            dist.destroy_process_group()
+        if config.address in ("localhost", "127.0.0.1"):
             # gloo would look up the host's own name, which need not resolve to anything.
             loopback = "lo0" if sys.platform == "darwin" else "lo"
             os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
         meeting_place = dist.TCPStore(  # type: ignore[attr-defined]  # public, though not listed
-            seat.address, seat.port, timeout=_patience(seat)
+            config.address, config.port, timeout=_patience(config)
         )
-        world = cls(seat, PrefixStore(seat.prefix, meeting_place))
+        world = cls(config, PrefixStore(config.prefix, meeting_place))
         try:
             # Whoever left while others were still connecting would make their connecting fail.
             world._watch.meet("all to be connected", "")
@@ -103,16 +115,16 @@ class World:
         """Creates groups; every rank calls this with the same specs, in the same order.
 
         Args:
-            specs: for each group its purpose and its global ranks. The same ranks under two
-                purposes are two communicators, whose collectives may overlap.
+            specs: (purpose, global ranks) of each group. The same ranks under two purposes are two
+                communicators, whose collectives may overlap.
 
         Returns:
-            The groups that this rank belongs to.
+            The groups that this rank belongs to, by their specs.
 
         Raises:
-            ValueError: two equal specs; ranks that are empty, repeated or not of this world; or
-                another rank wants other groups.
-            CommTimeout: not all ranks came; it names them.
+            ValueError: two specs are equal; ranks are empty, repeated or not of this world; or
+                another rank asks for other groups.
+            CommTimeout: not all ranks came; it names those that did not.
             PeerLost: another rank has given up.
         """
         if len(set(specs)) < len(specs):
@@ -124,16 +136,16 @@ class World:
                     f"0..{self.size - 1}, got {ranks}"
                 )
         self._times_grouped += 1
-        wish = repr(list(specs))
-        wishes = self._watch.meet(f"groups to be made (call {self._times_grouped})", wish)
-        for other, another in enumerate(wishes):
-            if another != wish:
-                raise ValueError(f"rank {self.rank} wants {wish}, rank {other} {another}")
+        own = repr(list(specs))
+        asked = self._watch.meet(f"groups to be made (call {self._times_grouped})", own)
+        for other, theirs in enumerate(asked):
+            if theirs != own:
+                raise ValueError(f"rank {self.rank} wants {own}, rank {other} {theirs}")
         process_groups = {spec: self._connect(spec[1]) for spec in specs if len(spec[1]) > 1}
         occasion = f"groups to be connected (call {self._times_grouped})"
         shared = self._host.share(occasion, [ranks for _, ranks in specs])
         links = {
-            spec: Link(
+            spec: GroupLink(
                 process_groups[spec],
                 self._travel_device,
                 self._watch,
@@ -159,10 +171,10 @@ class World:
         Memory that they share goes with the last buffer in it.
 
         Args:
-            groups: of this world, which nobody uses any more.
+            groups: the groups of this world that nobody uses any more.
 
         Raises:
-            CommTimeout: not all ranks came; it names them.
+            CommTimeout: not all ranks came; it names those that did not.
             PeerLost: another rank has given up.
         """
         gone = [group.link for group in groups if group.link is not None]
@@ -178,12 +190,12 @@ class World:
 
     @property
     def shared_bytes(self) -> int:
-        """Of this rank's part of shared memory, which torch's allocator does not see."""
+        """Bytes of this rank's part of shared memory, which torch's allocator does not see."""
         return self.staged_bytes + sum(buffer.nbytes for buffer in self._buffers())
 
     @property
     def staged_bytes(self) -> int:
-        """The same without the buffers that are tensors of this rank: slots, and sums of them."""
+        """Bytes of it without the buffers that are tensors of this rank: slots, and their sums."""
         slots = sum(SEGMENT_BYTES for link in self._links if link.local is not None)
         return slots + sum(buffer.held_bytes - buffer.nbytes for buffer in self._buffers())
 
@@ -201,37 +213,56 @@ class World:
     def _close(self) -> None:
         self._host.leave()
         self._waiters.close()
-        _forget(self._process_groups if self._watch.unfinished else ())
+        unfinished = self._watch.unfinished
+        if unfinished:
+            _keep_until_done(list(self._process_groups), unfinished)
+        dist.destroy_process_group()
 
 
 def backend_of(devices: Sequence[str]) -> Literal["gloo", "nccl"]:
-    """What a world talks through, the same on all of its ranks.
+    """Returns what a world communicates through, the same on all of its ranks.
 
     That is nccl where every rank has a GPU to itself; nccl refuses two ranks on one GPU, and knows
-    no other devices. Elsewhere all talk through the host, those on GPUs as well.
+    no other devices. Elsewhere all tensors go through the host, those of GPUs as well.
 
     Args:
-        devices: of each rank: "cpu", or the GPU that it computes on.
+        devices: the device of each rank: "cpu", or the GPU that it computes on.
     """
     return "gloo" if "cpu" in devices or len(set(devices)) < len(devices) else "nccl"
 
 
-def _forget(lasting: Iterable[dist.ProcessGroup | None]) -> None:
-    """Ends torch's world; also one that an interrupt kept from being closed.
+def _keep(process_groups: Iterable[dist.ProcessGroup | None]) -> None:
+    """Keeps groups that may still wait for a lost rank, to the end of the process.
 
-    Args:
-        lasting: groups that may still wait for a lost rank. The destructor of a gloo group joins
-            its threads, and those wait until their timeout; `abort` does not end them. So these
-            are never destroyed, but left to the end of the process: one more reference to each.
+    The destructor of a gloo group joins its threads, and those wait until their timeout; `abort`
+    does not end them.
     """
-    for process_group in lasting:
+    for process_group in process_groups:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(process_group))
-    dist.destroy_process_group()
+
+
+def _keep_until_done(
+    process_groups: list[dist.ProcessGroup | None], works: Sequence[AsyncWork]
+) -> None:
+    """Keeps groups while `works` wait for a lost rank, and lets them go then.
+
+    Each has three threads, which wake a hundred times a second. A process that ends earlier ends
+    without their destructors.
+    """
+    _keep(process_groups)
+
+    def let_go() -> None:
+        while not all(work.is_completed() for work in works):
+            time.sleep(_LOOK_EVERY_S)
+        while process_groups:
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(process_groups.pop()))
+
+    threading.Thread(target=let_go, name="lost-groups", daemon=True).start()
 
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Whoever interrupts a rank does so again if it takes long; once is enough to end it."""
+    """Ignores SIGINT: whoever interrupts a rank does so again if it takes long; once is enough."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -242,11 +273,24 @@ def _uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _patience(seat: Seat) -> timedelta:
-    """How long torch waits: longer than we do, who can name who is missing."""
-    return timedelta(seconds=seat.timeout_s + 10.0)
+def _patience(config: RankConfig) -> timedelta:
+    """Returns how long torch waits: longer than we do, who can name who is missing."""
+    return timedelta(seconds=config.timeout_s + 10.0)
 
 
 def _device_name(device: torch.device) -> str:
-    """Of a GPU, the same for two ranks if and only if they compute on it; of the host, "cpu"."""
+    """Returns a GPU's name, the same for two ranks only if they compute on it; else "cpu"."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else "cpu"
+
+
+def _raise_file_limit() -> None:
+    """Lets this process have as many files open as it may; where that is refused, as before.
+
+    A rank of n is connected to up to n - 1 others in each of its groups, and shells mostly begin
+    with a limit of 1024.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MANY_FILES if hard == resource.RLIM_INFINITY else hard
+    if soft not in (resource.RLIM_INFINITY, hard) and soft < wanted:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -7,8 +7,8 @@ buffers are read by others only between (1) and (2), and sums from (2) until the
 its buffer again; they are written again only after all have. Where the group has ranks on other
 hosts too, each rank sums its segment with theirs before it says (2).
 
-A turn may also stop between the two: a rank then has the sum of its own segment, and says (2) when
-it has put in the sum's place what it has made of it.
+A sum may also stop between the two: a rank then has the sum of its own segment, and says (2) when
+it has put in the sum's place what it has computed from it.
 
 Source: Chen et al. 2018, arXiv:1802.02326 (GDRAA; their body was not available to us, the two
 synchronisations are from the abstract). Shared memory needs no messages for it.
@@ -23,11 +23,11 @@ from enum import Enum, auto
 import torch
 from torch import Tensor
 
-from workbench.comm.algorithms.progress import Progress
-from workbench.comm.algorithms.sums import added, blocks
-from workbench.comm.groups.phases import Mark, unheard
-from workbench.comm.shared_memory.futex import MASK, Count
-from workbench.comm.shared_memory.segment import PAGE, Memory, Offer, attach, create, mapped
+from workbench.comm.algorithms.exchange import AsyncOperation
+from workbench.comm.groups.record import PhaseMark, unheard
+from workbench.comm.pieces import added, blocks
+from workbench.comm.shared_memory.futex import MASK, SharedCount
+from workbench.comm.shared_memory.segment import PAGE, MappedMemory, Offer, attach, create, mapped
 from workbench.comm.shared_memory.staging import Staging
 
 _SUMMED_AT = 64
@@ -42,24 +42,24 @@ class _Stage(Enum):
 
 
 class SharedBuffer:
-    """One rank's view of its host's buffers.
+    """One rank's view of its host's buffers, and the one sum of them that is under way.
 
     Args:
-        staging: the ranks of the host.
-        maps: all ranks' memory.
-        segments: elements of each buffer that each rank adds up, one after another.
-        dtype: of them.
+        staging: the shared memory in which the ranks of the host meet.
+        maps: the mapped memory of each rank.
+        segments: the elements of each buffer that each rank adds up, one after another.
+        dtype: the type of the elements.
 
     Attributes:
-        nbytes: of this rank's buffer.
-        held_bytes: of that and of the sums that this rank takes, a k-th more.
-        sums: of each segment, in the memory of the rank that adds it up.
+        nbytes: the size of this rank's buffer, in bytes.
+        held_bytes: the size of that and of the sums that this rank takes, a k-th more, in bytes.
+        sums: the sum of each segment [its elements], in the memory of the rank that adds it up.
     """
 
     def __init__(
         self,
         staging: Staging,
-        maps: Sequence[Memory],
+        maps: Sequence[MappedMemory],
         segments: Sequence[int],
         dtype: torch.dtype,
     ) -> None:
@@ -73,50 +73,62 @@ class SharedBuffer:
             self._flats.append(torch.split_with_sizes(flat.view(dtype), list(segments)))
             self.sums.append(whole[start : start + segment * dtype.itemsize].view(dtype))
         self.held_bytes = self.nbytes + self.sums[staging.rank].nbytes
-        self._filled = [Count(memory, 0, staging.futex) for memory in maps]
-        self._summed = [Count(memory, _SUMMED_AT, staging.futex) for memory in maps]
+        self._filled = [SharedCount(memory, 0, staging.futex) for memory in maps]
+        self._summed = [SharedCount(memory, _SUMMED_AT, staging.futex) for memory in maps]
         self._turn, self._stage, self._holds = 0, _Stage.DONE, False
-        self._cross: Callable[[Tensor], Progress] | None = None
-        self._crossing: Progress | None = None
-        self._mark: Mark = unheard
+        self._what: object = ""
+        self._cross: Callable[[Tensor], AsyncOperation] | None = None
+        self._crossing: AsyncOperation | None = None
+        self._mark: PhaseMark = unheard
 
     def start(
         self,
-        cross: Callable[[Tensor], Progress] | None = None,
-        mark: Mark = unheard,
+        what: object,
+        cross: Callable[[Tensor], AsyncOperation] | None = None,
+        mark: PhaseMark = unheard,
         *,
         holds: bool = False,
     ) -> None:
         """Says that this rank's buffer is filled.
 
         Args:
-            cross: sums a segment, in place, over the hosts of the group; None: there is but one.
-            mark: hears of the phases.
-            holds: end with the sum of this rank's own segment, there in its buffer; `hand_out` is
-                to follow.
+            what: the collective that sums; its `str` goes into errors.
+            cross: a function that starts to sum a segment [elements] in place over the hosts of
+                the group; None: there is but one host.
+            mark: a function that hears of the phases.
+            holds: whether to end with the sum of this rank's own segment, there in its buffer;
+                `hand_out` is to follow.
 
         Raises:
-            RuntimeError: its last sum is still under way, or held.
+            RuntimeError: the buffer's last sum is still under way, or held.
         """
         if self._stage is not _Stage.DONE:
-            raise RuntimeError("a buffer's sum must be waited for before the next one starts")
+            raise RuntimeError(
+                f"{what}: a buffer's sum must be waited for before the next one starts, and "
+                f"{self._what} is not over"
+            )
+        self._what = what
         self._turn, self._stage = (self._turn + 1) & MASK, _Stage.FILLING
         self._cross, self._crossing, self._mark, self._holds = cross, None, mark, holds
         mark("send")
         self._filled[self.staging.rank].post(self._turn)
         mark("wait")
 
-    def hand_out(self) -> None:
+    def hand_out(self, what: object) -> None:
         """Says that this rank's place among the `sums` has what all are to have; once it is held.
 
         It ends when all of them do, and leaves them there until this rank fills its buffer again.
+
+        Args:
+            what: the collective that hands out; its `str` goes into errors.
         """
         assert self._stage is _Stage.HELD, "what is handed out was summed before"
+        self._what = what
         self._summed[self.staging.rank].post(self._turn)
         self._stage = _Stage.SUMMING
 
     def advance(self) -> bool:
-        """Does what has become possible, and waits for nothing; whether the sum is there."""
+        """Does what has become possible without waiting; returns whether the sum is there."""
         if self._stage is _Stage.FILLING and self._missing() is None:
             self.staging.futex.fence()
             self._mark("reduce")
@@ -138,11 +150,11 @@ class SharedBuffer:
             self._stage = _Stage.DONE
         return self._stage in (_Stage.DONE, _Stage.HELD)
 
-    def wait(self, what: object) -> None:
+    def wait(self) -> None:
         """Returns when the sum is there.
 
         Raises:
-            CommError: as for `Staging.meet`.
+            CommError: other ranks did not come, as for `Staging.meet`.
         """
         while not self.advance():
             if self._stage is _Stage.CROSSING and self._crossing is not None:
@@ -150,10 +162,10 @@ class SharedBuffer:
                 continue
             missing = self._missing()
             if missing is not None:
-                self.staging.wait(*missing, what)
+                self.staging.wait(*missing, self._what)
 
-    def _missing(self) -> tuple[int, Count, int] | None:
-        """The first rank that has not come as far as this one: index, count, and its value."""
+    def _missing(self) -> tuple[int, SharedCount, int] | None:
+        """Returns (index, count, its value) of the first rank that is behind this one, if any."""
         counts = self._filled if self._stage is _Stage.FILLING else self._summed
         stale = (self._turn - 1) & MASK
         for index, count in enumerate(counts):
@@ -176,14 +188,14 @@ def allocate(
     """Makes this rank's buffer, of zeros; all ranks of the group call it, with the same sizes.
 
     Args:
-        staging: the ranks of the host.
-        segments: elements that each of them adds up; the buffer holds all.
-        dtype: of them.
-        what: the buffer, for errors.
+        staging: the shared memory in which the ranks of the host meet.
+        segments: the elements that each of them adds up; the buffer holds all.
+        dtype: the type of the elements.
+        what: the buffer, in words for errors.
 
     Returns:
-        The tensor, and the buffer behind it, which lives as long as the tensor's memory; None, on
-        all ranks, if one of them has no memory to share.
+        The tensor [sum(segments)], and the buffer behind it, which lives as long as the tensor's
+        memory; None, on all ranks, if one of them has no memory to share.
 
     Raises:
         CommError: not all ranks came.
@@ -195,7 +207,7 @@ def allocate(
     try:
         mine = astuple(offer) if offer is not None else (0, 0, 0, 0, 0)
         offers = [Offer(*words) for words in staging.exchange(mine, what)]
-        maps: list[Memory] = []
+        maps: list[MappedMemory] = []
         if all(offer.size for offer in offers):
             with suppress(OSError):
                 maps = [attach(offer) for offer in offers]
@@ -213,5 +225,5 @@ def allocate(
 
 
 def _sums_at(numel: int, dtype: torch.dtype) -> int:
-    """Where in a rank's memory its sums begin."""
+    """Returns at which byte of a rank's memory its sums begin."""
     return PAGE + -(-numel * dtype.itemsize // 64) * 64

@@ -5,21 +5,21 @@ portions, of which one is read while the next is staged. Results are the caller'
 and of the same bits on all ranks, for sums are taken in rank order wherever they are taken.
 
 All ranks of the group call the same function with arguments that agree; `what` goes into errors,
-and `mark` hears of the phases of what an all-reduce is made of.
+and `mark` hears of the phases of what an all-reduce is made of. What each does to its arguments is
+said in `collectives.py` and `all_reduce.py` of the folder above.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
 import torch
 from torch import Tensor
 
-from workbench.comm.algorithms.sums import added
-from workbench.comm.groups.phases import Mark, unheard
-from workbench.comm.pieces import cut, pack, resized, shaped, unpack
-from workbench.comm.shared_memory.portions import portions_of
+from workbench.comm.groups.record import PhaseMark, unheard
+from workbench.comm.pieces import added, cut, pack, resized, shaped, unpack
 from workbench.comm.shared_memory.staging import SLOT_BYTES, Staging
-from workbench.plan.placement import Shard
+from workbench.plan.placement.placement import Shard
 
 # Up to here every rank sums everything, after one meeting; beyond, each sums its segment, and a
 # second meeting follows. On four busy cores a meeting takes longer than reading this much.
@@ -27,9 +27,9 @@ ONE_MEETING_BYTES = 2**16
 
 
 def all_gather(
-    x: Tensor, shard: Shard, staging: Staging, what: object, mark: Mark = unheard
+    x: Tensor, shard: Shard, staging: Staging, what: object, mark: PhaseMark = unheard
 ) -> Tensor:
-    """The tensor of which x is this rank's piece."""
+    """Returns the tensor of which x is this rank's piece."""
     dim, shape = shard.dim, resized(x.shape, shard.dim, shard.extent)
     rows = prod(shape[:dim])
     widths = [size * prod(shape[dim + 1 :]) for size in shard.sizes]
@@ -50,7 +50,7 @@ def all_gather(
         )
     result = x.new_empty(shape)
     mine, places = x.reshape(rows, -1), cut(result.view(rows, -1), widths, 1)
-    portions = portions_of(rows, max(widths), SLOT_BYTES // x.itemsize)
+    portions = _portions(rows, max(widths), SLOT_BYTES // x.itemsize)
 
     def put(index: int) -> None:
         mark("send")
@@ -71,9 +71,9 @@ def all_gather(
 
 
 def reduce_scatter(
-    x: Tensor, shard: Shard, staging: Staging, what: object, mark: Mark = unheard
+    x: Tensor, shard: Shard, staging: Staging, what: object, mark: PhaseMark = unheard
 ) -> Tensor:
-    """This rank's piece of the sum of all ranks' x."""
+    """Returns this rank's piece of the sum of all ranks' x."""
     dim, shape = shard.dim, resized(x.shape, shard.dim, shard.sizes[staging.rank])
     if x.numel() == 0:
         return x.new_empty(shape)
@@ -91,7 +91,7 @@ def reduce_scatter(
     pieces = cut(x.reshape(rows, -1), [n * size for n in shard.sizes], 1)
     place = result.view(rows, shard.sizes[staging.rank] * size)
     # One element more for each piece: portions of pieces are rounded.
-    portions = portions_of(rows, shard.extent * size, SLOT_BYTES // x.itemsize - staging.size)
+    portions = _portions(rows, shard.extent * size, SLOT_BYTES // x.itemsize - staging.size)
 
     def blocks(index: int, ago: int) -> list[tuple[Tensor, ...]]:
         own = tuple(portions[index].of(piece) for piece in pieces)
@@ -126,28 +126,39 @@ def all_to_all(x: Tensor, source: Shard, target: Shard, staging: Staging, what: 
         staging.meet(what)
         parts = [
             staging.staged(x.dtype, shape, 1)[rank].narrow(
-                target.dim, *_given(source, target, rank, staging.rank)
+                target.dim, *_sent(source, target, rank, staging.rank)
             )
             for rank, shape in enumerate(shapes)
         ]
         return torch.cat(parts, source.dim)
     ranks = range(staging.size)
-    given = [[_given(source, target, a, b)[1] for b in ranks] for a in ranks]
+    sent = [[_sent(source, target, a, b)[1] for b in ranks] for a in ranks]
     lengths = [
         [prod(resized(shape, target.dim, n)) for n in row]
-        for shape, row in zip(shapes, given, strict=True)
+        for shape, row in zip(shapes, sent, strict=True)
     ]
-    flat = pack(x, target.dim, given[staging.rank])
-    taken: Sequence[int] = source.sizes
+    flat = pack(x, target.dim, sent[staging.rank])
+    received: Sequence[int] = source.sizes
     if source.dim == target.dim:
-        taken = [row[staging.rank] for row in given]
+        received = [row[staging.rank] for row in sent]
     shape = resized(x.shape, target.dim, target.sizes[staging.rank])
-    shape = resized(shape, source.dim, sum(taken))
-    return unpack(_swap(flat, lengths, staging, what), shape, source.dim, taken)
+    shape = resized(shape, source.dim, sum(received))
+    return unpack(_swap(flat, lengths, staging, what), shape, source.dim, received)
 
 
-def all_reduce(x: Tensor, staging: Staging, what: object, mark: Mark = unheard) -> Tensor:
-    """The sum of all ranks' x."""
+def all_to_all_v(
+    flat: Tensor, lengths: Sequence[Sequence[int]], staging: Staging, what: object
+) -> Tensor:
+    """Returns what came for this rank, in rank order, where `lengths[a][b]` go from a to b."""
+    if max(map(sum, lengths)) == 0:
+        return flat.new_empty(0)
+    # Their sum alone would not tell apart two ranks with different lengths.
+    staging.begin(what, hash(tuple(map(tuple, lengths))) % 2**31 * flat.itemsize)
+    return _swap(flat, lengths, staging, what)
+
+
+def all_reduce(x: Tensor, staging: Staging, what: object, mark: PhaseMark = unheard) -> Tensor:
+    """Returns the sum of all ranks' x."""
     if x.numel() == 0:
         return x.new_empty(x.shape)
     staging.begin(what, x.nbytes)
@@ -186,7 +197,7 @@ def all_reduce(x: Tensor, staging: Staging, what: object, mark: Mark = unheard) 
 
 
 def broadcast(x: Tensor, root: int, staging: Staging, what: object) -> Tensor:
-    """What the rank at index `root` has as x."""
+    """Returns what the rank at index `root` has as x."""
     if x.numel() == 0:
         return x.new_empty(x.shape)
     staging.begin(what, x.nbytes)
@@ -207,20 +218,24 @@ def broadcast(x: Tensor, root: int, staging: Staging, what: object) -> Tensor:
     return shaped(result, x.shape)
 
 
-def _given(source: Shard, target: Shard, giver: int, taker: int) -> tuple[int, int]:
-    """(start, length) along `target.dim`, in the giver's piece, of what the taker gets of it."""
-    start, length = target.span(taker)
+def _sent(source: Shard, target: Shard, sender: int, receiver: int) -> tuple[int, int]:
+    """Returns (start, length) along `target.dim` of the receiver's part of the sender's piece."""
+    start, length = target.span(receiver)
     if source.dim != target.dim:
         return start, length
-    own, size = source.span(giver)
+    own, size = source.span(sender)
     begin, end = max(start, own), min(start + length, own + size)
     return (begin - own, end - begin) if begin < end else (0, 0)
 
 
-def _swap(flat: Tensor, lengths: list[list[int]], staging: Staging, what: object) -> Tensor:
-    """What came for this rank, in rank order; `lengths[a][b]` elements go from a to b.
+def _swap(flat: Tensor, lengths: Sequence[Sequence[int]], staging: Staging, what: object) -> Tensor:
+    """Returns what came for this rank, in rank order; some rank sends something.
 
-    `flat` holds what this rank sends, in rank order.
+    Args:
+        flat: what this rank sends [sum(lengths[rank])], in rank order.
+        lengths: the number of elements that go from rank a to rank b, as `lengths[a][b]`.
+        staging: the shared memory.
+        what: the collective, for errors.
     """
     me, size = staging.rank, staging.size
     result = flat.new_empty((sum(row[me] for row in lengths),))
@@ -246,3 +261,27 @@ def _swap(flat: Tensor, lengths: list[list[int]], staging: Staging, what: object
 
     staging.stream(parts, put, take, what)
     return result
+
+
+@dataclass(frozen=True)
+class _Portion:
+    """Some rows of a matrix, and of its columns the part from `part / parts` on."""
+
+    rows: slice
+    part: int
+    parts: int
+
+    def of(self, matrix: Tensor) -> Tensor:
+        """Returns a view of this portion of `matrix`, whatever its width."""
+        width = matrix.shape[1]
+        begin, end = width * self.part // self.parts, width * (self.part + 1) // self.parts
+        return matrix[self.rows, begin:end]
+
+
+def _portions(rows: int, width: int, limit: int) -> list[_Portion]:
+    """Cuts a matrix into portions of at most `limit` elements, whole rows where they fit."""
+    if width <= limit:
+        step = limit // width
+        return [_Portion(slice(i, min(i + step, rows)), 0, 1) for i in range(0, rows, step)]
+    parts = -(-width // limit)
+    return [_Portion(slice(i, i + 1), p, parts) for i in range(rows) for p in range(parts)]

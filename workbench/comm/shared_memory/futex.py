@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from workbench.comm.shared_memory.segment import Memory
+from workbench.comm.shared_memory.segment import MappedMemory
 
 # The system call's number, by the names that `platform.machine` gives.
 _NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
@@ -64,7 +64,7 @@ class Futex:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     def wake(self, address: int) -> int:
-        """Wakes all who sleep on the word; negative if that is not possible here."""
+        """Wakes all who sleep on the word; returns a negative number if that is impossible here."""
         if self._call is None:
             return 0
         return self._call(self._number, address, _WAKE, _EVERYBODY, None)
@@ -75,14 +75,14 @@ class Futex:
             self.wake(ctypes.addressof(self._own))
 
 
-class Count:
+class SharedCount:
     """A count in shared memory; it goes round at 2**32, so compare it for equality only.
 
     Args:
-        memory: where it lies.
-        offset: in bytes, a multiple of 4; counts that change often lie 64 bytes apart, so that
-            each has a cache line of its own.
-        futex: wakes and sleeps.
+        memory: the mapped memory in which it lies.
+        offset: its place in that memory [bytes], a multiple of 4; counts that change often lie 64
+            bytes apart, so that each has a cache line of its own.
+        futex: what wakes and sleeps.
 
     Attributes:
         cell: the word itself; `cell.value` is the quick way to read it.
@@ -90,7 +90,7 @@ class Count:
 
     __slots__ = ("_address", "_futex", "cell")
 
-    def __init__(self, memory: Memory, offset: int, futex: Futex) -> None:
+    def __init__(self, memory: MappedMemory, offset: int, futex: Futex) -> None:
         self.cell = ctypes.c_uint32.from_buffer(memory, offset)  # keeps the memory alive
         self._address, self._futex = ctypes.addressof(self.cell), futex
 

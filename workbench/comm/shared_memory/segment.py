@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 PAGE = mmap.PAGESIZE
 
-Memory = ctypes.Array[ctypes.c_ubyte]
+MappedMemory = ctypes.Array[ctypes.c_ubyte]
 """A mapped segment. It stays mapped while this object is there, or anything that was made of its
 buffer."""
 
@@ -26,11 +26,11 @@ class Offer:
     """Where other processes of the host find a segment.
 
     Attributes:
-        pid: the process that made it.
-        fd: its descriptor there.
-        device: of the file, as stat says.
-        inode: of the file; with `device` it tells this file from any other.
-        size: in bytes.
+        pid: the id of the process that made it.
+        fd: the number of its descriptor there.
+        device: the device of the file, as stat gives it.
+        inode: the inode of the file; with `device` it tells this file from any other.
+        size: the size of the segment, in bytes.
     """
 
     pid: int
@@ -44,9 +44,9 @@ def create(size: int, *, reserved: bool) -> Offer:
     """Makes a segment of `size` bytes, all zero; whoever calls closes the `fd`.
 
     Args:
-        size: in bytes.
-        reserved: takes all of its memory now; otherwise pages come when they are touched, as they
-            do for any tensor.
+        size: the size of the segment, in bytes.
+        reserved: whether to take all of its memory now; otherwise pages come when they are
+            touched, as they do for any tensor.
 
     Raises:
         OSError: this system has no anonymous files, or not enough memory.
@@ -66,7 +66,7 @@ def create(size: int, *, reserved: bool) -> Offer:
     return Offer(os.getpid(), fd, found.st_dev, found.st_ino, size)
 
 
-def attach(offer: Offer) -> Memory:
+def attach(offer: Offer) -> MappedMemory:
     """Maps a segment, this process's own or another's.
 
     Raises:
@@ -86,14 +86,14 @@ def attach(offer: Offer) -> Memory:
             os.close(fd)
 
 
-def mapped(fd: int, size: int) -> Memory:
+def mapped(fd: int, size: int) -> MappedMemory:
     """Maps a file of which no descriptor is kept.
 
     (Python's own `mmap` keeps one of its own until 3.13, and a model may have hundreds of buffers,
     each of them in the memory of all ranks.)
 
     Raises:
-        OSError: no memory, or no such file.
+        OSError: there is no memory, or no such file.
     """
     library = ctypes.CDLL(None, use_errno=True)
     of_map, of_unmap = library.mmap, library.munmap
@@ -116,7 +116,7 @@ def _compare(found: os.stat_result, offer: Offer, path: str) -> None:
 
 
 def this_host() -> str:
-    """The same for two processes if they may share memory and know each other's process ids.
+    """Returns a name, the same for two processes if they can share memory by their process ids.
 
     Emulated hosts are network namespaces: traffic between them shall take their shaped links.
 

@@ -4,25 +4,27 @@ Each rank has a segment with a count of the rounds that it has come to and three
 round t a rank writes into its slot t mod 3, comes to the meeting, and then reads the others'
 slots. It may also read those of round t-1: a slot is written again in round t+3, which nobody
 reaches before all have come to t+2, and so have done what they do between the rounds before it.
-One meeting a round is thus all that is needed, also from one collective to the next.
+One meeting a round is thus all that is needed, also from one collective to the next. A rank whose
+process has ended is noticed at once, whoever started it.
 """
 
 import ctypes
 import os
+import select
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 from workbench.comm.groups.errors import CommError, PeerLost
-from workbench.comm.groups.peers import Peers
-from workbench.comm.groups.phases import Mark, unheard
-from workbench.comm.groups.watch import TICK, Watch
+from workbench.comm.groups.record import PhaseMark, unheard
+from workbench.comm.groups.watch import TICK, PeerWatch
 from workbench.comm.pieces import cut, even
-from workbench.comm.shared_memory.futex import Count, Futex
-from workbench.comm.shared_memory.segment import PAGE, Memory
+from workbench.comm.shared_memory.futex import Futex, SharedCount
+from workbench.comm.shared_memory.segment import PAGE, MappedMemory
 
 SLOTS = 3
 # The slots in use at one time, of four ranks, fit into the last-level cache of a server's core
@@ -45,10 +47,10 @@ class Staging:
     Args:
         ranks: the global ranks.
         rank: this rank's index in `ranks`.
-        segments: everybody's, each of SEGMENT_BYTES.
-        peers: knows whose process has ended.
-        watch: waits where it takes long.
-        futex: wakes and sleeps.
+        segments: the mapped segment of each rank, of SEGMENT_BYTES.
+        peers: the processes of the ranks, which may end.
+        watch: what waits where it takes long.
+        futex: what wakes and sleeps.
         spins: whether waiting may take a core for a moment: there is one for each rank.
     """
 
@@ -56,9 +58,9 @@ class Staging:
         self,
         ranks: tuple[int, ...],
         rank: int,
-        segments: Sequence[Memory],
-        peers: Peers,
-        watch: Watch,
+        segments: Sequence[MappedMemory],
+        peers: "Peers",
+        watch: PeerWatch,
         futex: Futex,
         spins: bool,
     ) -> None:
@@ -66,8 +68,8 @@ class Staging:
         self.futex = futex
         self._peers, self._watch = peers, watch
         self._spin_s = SPIN_S if spins else 0.0
-        self._came = [Count(segment, 0, futex) for segment in segments]
-        self._left = [Count(segment, _LEFT_AT, futex) for segment in segments]
+        self._came = [SharedCount(segment, 0, futex) for segment in segments]
+        self._left = [SharedCount(segment, _LEFT_AT, futex) for segment in segments]
         self._others = [(i, came, came.cell) for i, came in enumerate(self._came) if i != rank]
         self._signs = [
             [ctypes.c_uint32.from_buffer(memory, _SIGN_AT + 4 * slot) for memory in segments]
@@ -84,9 +86,13 @@ class Staging:
         self._cuts: dict[tuple[torch.dtype, int], list[list[tuple[Tensor, ...]]]] = {}
 
     def staged(self, dtype: torch.dtype, shape: tuple[int, ...], ago: int = 0) -> list[Tensor]:
-        """Each rank's slot as a tensor: of the coming round, or of the one `ago` before it.
+        """Returns each rank's slot as a tensor, in rank order.
 
-        The last round in which the ranks met is 1 ago.
+        Args:
+            dtype: the type of the tensors.
+            shape: the shape of the tensors, of SLOT_BYTES at most.
+            ago: which round's slot: 0 the coming one's, 1 that of the last one in which the ranks
+                met, 2 that of the one before.
         """
         views = self._views.get((dtype, shape))
         if views is None:
@@ -101,7 +107,13 @@ class Staging:
         return views[(self._round + 1 - ago) % SLOTS]
 
     def segments(self, dtype: torch.dtype, length: int, ago: int) -> list[tuple[Tensor, ...]]:
-        """The same for flat tensors, each cut into the near-equal segments that the ranks sum."""
+        """Returns each rank's slot as a flat tensor, cut into the segments that the ranks sum.
+
+        Args:
+            dtype: the type of the tensors.
+            length: the elements of a tensor; it is cut into near-equal segments.
+            ago: which round's slot, as for `staged`.
+        """
         cuts = self._cuts.get((dtype, length))
         if cuts is None:
             if len(self._cuts) > 50:
@@ -116,21 +128,23 @@ class Staging:
         return cuts[(self._round + 1 - ago) % SLOTS]
 
     def begin(self, what: object, size: int) -> None:
-        """The next rounds are for `what`, whose words and size are the same on all ranks.
+        """Says what the next rounds are for; ranks that come for something else are told apart.
 
-        Ranks that come with different ones would read each other's bytes as something else.
+        Args:
+            what: the collective; its `str` is the same on all ranks.
+            size: a number that is the same on all ranks, such as the bytes of the result.
         """
         self._sign = zlib.crc32(f"{what} {size}".encode())
 
-    def meet(self, what: object, mark: Mark = unheard) -> None:
+    def meet(self, what: object, mark: PhaseMark = unheard) -> None:
         """Returns when all ranks have come to this round.
 
         Args:
             what: the collective; its `str` goes into errors.
-            mark: hears that it waits.
+            mark: a function that hears that this rank waits.
 
         Raises:
-            CommTimeout: not all came; it names them.
+            CommTimeout: not all ranks came; it names those that did not.
             PeerLost: a rank's process has ended, or it has left the world or given up.
             CommError: a rank came for something else.
         """
@@ -153,7 +167,15 @@ class Staging:
                 )
 
     def exchange(self, words: Sequence[int], what: object) -> list[list[int]]:
-        """What each rank says, in rank order: as many whole numbers on every rank."""
+        """Returns the numbers that each rank brings, in rank order.
+
+        Args:
+            words: the whole numbers of this rank, as many on every rank.
+            what: what is exchanged, in words for errors.
+
+        Raises:
+            CommError: other ranks did not come, or came for something else.
+        """
         self.begin(what, len(words))
         self.staged(torch.int64, (len(words),))[self.rank].copy_(torch.tensor(words))
         self.meet(what)
@@ -165,11 +187,19 @@ class Staging:
         put: Callable[[int], None],
         take: Callable[[int], None],
         what: object,
-        mark: Mark = unheard,
+        mark: PhaseMark = unheard,
     ) -> None:
-        """Passes `count` portions on: `put` stages one in the coming round, `take` reads it after.
+        """Passes portions on, of which one is read while the next is staged.
 
-        One portion is read while the next is staged; `take` finds it 1 round ago.
+        Args:
+            count: the number of portions, the same on all ranks; one at least.
+            put: a function that stages the portion of an index in the coming round.
+            take: a function that reads the portion of an index, from the slots of 1 round ago.
+            what: the collective; its `str` goes into errors.
+            mark: a function that hears that this rank waits.
+
+        Raises:
+            CommError: other ranks did not come, or came for something else.
         """
         for step in range(count):
             put(step)
@@ -178,11 +208,11 @@ class Staging:
             self.meet(what, mark)
         take(count - 1)
 
-    def wait(self, index: int, count: Count, stale: int, what: object) -> None:
+    def wait(self, index: int, count: SharedCount, stale: int, what: object) -> None:
         """Returns when `count`, which the rank at `index` raises, is no longer `stale`.
 
         Raises:
-            CommError: as for `meet`.
+            CommError: other ranks did not come, as for `meet`.
         """
         cell = count.cell
         if self._spin_s:
@@ -203,7 +233,7 @@ class Staging:
         self._left[self.rank].post(1)
         self._came[self.rank].nudge()
 
-    def _sleep(self, index: int, count: Count, stale: int, what: str) -> None:
+    def _sleep(self, index: int, count: SharedCount, stale: int, what: str) -> None:
         restless = self._watch.tend()
         count.sleep(stale, RESTLESS_S if restless else TICK.total_seconds())
         if count.cell.value != stale:
@@ -218,3 +248,43 @@ class Staging:
         why = self._watch.said() if gone else ""
         why = why or f"rank {self.ranks[index]} has {'left' if gone else 'died'}"
         raise PeerLost(f"rank {self._watch.rank} lost a peer in {what}: {why}")
+
+
+class Peers:
+    """The processes of the other ranks of this host: whether they still run."""
+
+    def __init__(self) -> None:
+        self._pids: dict[int, int] = {}
+        self._open: dict[int, int] = {}
+
+    def meet(self, pids: Mapping[int, int]) -> None:
+        """Watches further processes; those of ranks that it knows already stay as they are.
+
+        Args:
+            pids: the process id of each global rank that is on this host.
+        """
+        for rank, pid in pids.items():
+            if rank in self._pids:
+                continue
+            self._pids[rank] = pid
+            # Where it cannot be had, as on an old kernel, `has_ended` asks for the process id.
+            with suppress(OSError, AttributeError):
+                self._open[rank] = os.pidfd_open(pid)
+
+    def has_ended(self, rank: int) -> bool:
+        """Returns whether the process of a global rank has ended; a zombie has."""
+        if rank in self._open:
+            poll = select.poll()
+            poll.register(self._open[rank], select.POLLIN)
+            return bool(poll.poll(0))
+        try:
+            os.kill(self._pids[rank], 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    def close(self) -> None:
+        """Forgets the processes."""
+        for fd in self._open.values():
+            os.close(fd)
+        self._open.clear()

@@ -26,7 +26,7 @@ def begin(*told: object) -> str:
 
 
 def compute(seconds: float) -> float:
-    """The share of a processor that a loop without end gets."""
+    """Returns the share of a processor that a loop without end gets."""
     begin()
     began, used = time.perf_counter(), time.process_time()
     while (passed := time.perf_counter() - began) < seconds:

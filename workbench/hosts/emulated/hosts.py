@@ -9,15 +9,14 @@ from html import escape
 from pathlib import Path
 from typing import Protocol, Self
 
-from workbench.hosts.devices import assign
-from workbench.hosts.emulated import login, network, tools
-from workbench.hosts.emulated.emulation import Emulation
-from workbench.hosts.emulated.link import Link
-from workbench.hosts.emulated.measuring import Measured, measure
+from workbench.hosts.emulated import login, network
+from workbench.hosts.emulated.measuring import HostMeasurement, measure
+from workbench.hosts.emulated.network import ShapedLink
+from workbench.hosts.emulated.quota import CpuController
+from workbench.hosts.host import Host, assign, divide, probe
 from workbench.plan.html import table
-from workbench.plan.placement import apportion
-from workbench.store.cluster_spec import Site, of_interface
-from workbench.store.device import Device
+from workbench.plan.placement.placement import apportion
+from workbench.store.cluster_spec import EngineDevice, Site, of_interface
 from workbench.store.errors import HostsError
 
 LEAST_SPEED = 0.01
@@ -44,19 +43,21 @@ class Hosts:
     between ranks of one emulated host does not pass its link, and may use shared memory.
 
     Args:
-        count: number of hosts.
-        bandwidth: of each host's link, each way: "1gbit", "100mbit", or bits per second.
-        speeds: of each host, the part of its cores' time that it gets, from 0.01 to 1; None: 1.
-        burst: bytes that pass a link at once after a pause; None: one millisecond's.
-        latency: seconds that a packet waits for its turn on a link before it is dropped.
+        count: the number of hosts.
+        bandwidth: the bandwidth of each host's link, each way: "1gbit", "100mbit", or bits per
+            second.
+        speeds: the part of its cores' time that each host gets, from 0.01 to 1; None: 1.
+        burst: the bytes that pass a link at once after a pause; None: one millisecond's.
+        queue_limit_s: the seconds that a packet waits for its turn on a link, at most; one that
+            would wait longer is dropped, as in a switch whose buffer is full.
 
     Attributes:
-        link: the links' rate, burst and latency.
-        speeds: as given.
-        names: of the hosts.
+        link: the links' rate, burst and queue limit.
+        speeds: the part of its cores' time that each host gets.
+        names: the names of the hosts.
 
     Raises:
-        ValueError: an argument that cannot be.
+        ValueError: an argument has no possible value.
     """
 
     def __init__(
@@ -66,16 +67,19 @@ class Hosts:
         bandwidth: str | float = "1gbit",
         speeds: Sequence[float] | None = None,
         burst: int | None = None,
-        latency: float = 0.05,
+        queue_limit_s: float = 0.05,
     ) -> None:
         if isinstance(count, bool) or not isinstance(count, int):
             raise ValueError(f"the number of hosts is an integer, got {count!r}")
         if not 1 <= count <= network.MOST_HOSTS:
             raise ValueError(f"there are from 1 to {network.MOST_HOSTS} hosts, got {count}")
-        self.link = Link.of(bandwidth, burst, latency)
+        self.link = ShapedLink.of(bandwidth, burst, queue_limit_s)
         self.speeds = (1.0,) * count if speeds is None else tuple(map(float, speeds))
         if len(self.speeds) != count:
-            raise ValueError(f"{len(self.speeds)} speeds for {count} hosts")
+            raise ValueError(
+                f"speeds holds one number for each host, got {len(self.speeds)} speeds for "
+                f"{count} hosts"
+            )
         if not all(LEAST_SPEED <= speed <= 1 for speed in self.speeds):
             raise ValueError(
                 f"speeds are relative to this host's own, from {LEAST_SPEED} to 1, got "
@@ -90,11 +94,12 @@ class Hosts:
         """Makes the hosts.
 
         Raises:
-            HostsError: this process may not, or the system cannot; or they are there already.
+            HostsError: this process may not make hosts, or the system cannot; or they are there
+                already.
         """
         if self._up is not None:
             raise HostsError(f"{self} are there already")
-        tools.require()
+        network.require()
         self._up = Emulation(self.names, self.speeds, self.link)
 
     def stop(self) -> None:
@@ -103,7 +108,7 @@ class Hosts:
         May be called again.
 
         Raises:
-            HostsError: something of them could not be removed.
+            HostsError: something of the hosts could not be removed.
         """
         up, self._up = self._up, None
         if up is not None:
@@ -144,14 +149,14 @@ class Hosts:
         return tuple(device.cores for device in self._there().devices)
 
     def command(self, index: int, argv: Sequence[str]) -> list[str]:
-        """A command line that runs another one on a host: on its network, cores and quota.
+        """Returns a command line that runs another one on a host: on its network, cores and quota.
 
         It is for `subprocess` and the like. gloo and nccl are told the host's interface; a
         program that gives them addresses by itself takes them from `addresses`. A host has no
         way to the outside of its switch.
 
         Args:
-            index: of the host.
+            index: the index of the host.
             argv: the program and its arguments.
 
         Raises:
@@ -171,8 +176,8 @@ class Hosts:
         engines brought to these hosts, `Cluster(2, profile=folder)`.
 
         Args:
-            folder: for all of these files; made here.
-            engines: on each host.
+            folder: the folder for all of these files, which is made.
+            engines: the number of engines on each host.
 
         Returns:
             The folder.
@@ -186,7 +191,7 @@ class Hosts:
         return path
 
     def site(self, index: int) -> Site:
-        """What an engine needs to run on a host."""
+        """Returns what an engine needs to run on a host."""
         up = self._there()
         # It joins when it is ready to work: a slow host's imports would take long.
         joins = {"WORKBENCH_GROUP": str(up.groups[index])}
@@ -194,10 +199,10 @@ class Hosts:
         return Site(("nsenter", f"--net={namespace}", "--"), {**INTERFACE, **joins})
 
     def seating(self, num_engines: int) -> tuple[int, ...]:
-        """The host of each engine: the first ones on the first host, and so on.
+        """Returns the host of each engine: the first ones on the first host, and so on.
 
         Raises:
-            ValueError: fewer engines than hosts.
+            ValueError: there are fewer engines than hosts.
         """
         count = len(self.names)
         if num_engines < count:
@@ -205,8 +210,8 @@ class Hosts:
         shares = apportion(num_engines, (1,) * count)
         return tuple(index for index, share in enumerate(shares) for _ in range(share))
 
-    def devices(self, num_engines: int) -> tuple[Device, ...]:
-        """What each engine computes on."""
+    def devices(self, num_engines: int) -> tuple[EngineDevice, ...]:
+        """Returns the device of each engine."""
         seating = self.seating(num_engines)
         devices = [
             device
@@ -222,14 +227,14 @@ class Hosts:
         """Has `user` stopped before the hosts are removed; it is not kept alive."""
         self._users.add(user)
 
-    def measure(self, seconds: float = 0.5) -> Measured:
+    def measure(self, seconds: float = 0.5) -> HostMeasurement:
         """Keeps all cores busy, then all links, and says what each host got.
 
         Args:
-            seconds: for each of both.
+            seconds: the seconds for the processors, and again for the links.
 
         Raises:
-            ValueError: no positive time.
+            ValueError: the time is not positive.
             HostsError: the hosts are not there, or one did not answer.
         """
         if not 0 < seconds < float("inf"):
@@ -248,7 +253,7 @@ class Hosts:
     def _repr_html_(self) -> str:
         return _html(self)
 
-    def _there(self) -> Emulation:
+    def _there(self) -> "Emulation":
         if self._up is None:
             raise HostsError(
                 f"{self} are not there: use them in `with wb.Hosts(...) as hosts:`, or between "
@@ -258,7 +263,7 @@ class Hosts:
 
 
 def _html(hosts: Hosts) -> str:
-    """One line for each emulated host."""
+    """Returns a table with one line for each emulated host."""
     line = f"<p>{escape(repr(hosts))}</p>"
     if not hosts.is_up:
         return f"<div>{line}</div>"
@@ -269,3 +274,50 @@ def _html(hosts: Hosts) -> str:
         )
     ]
     return f"<div>{line}{table(('host', 'address', 'cores', 'speed', 'link'), rows)}</div>"
+
+
+class Emulation:
+    """The hosts' network and control groups; what processes that died left of theirs is removed.
+
+    Args:
+        names: the names of the hosts.
+        speeds: the part of its cores' time that each host gets.
+        link: the link of each host to the switch.
+
+    Attributes:
+        parts: the cores of each host.
+        devices: the device that one engine would have if it had a host for itself, for each host.
+        network: the hosts' addresses and namespaces.
+        groups: the file of each host that takes a process into its control group.
+        end: a function that removes all of it and ends what runs in it. It is called also when the
+            last reference goes, and before the interpreter does.
+
+    Raises:
+        HostsError: the system refused; nothing is left.
+    """
+
+    def __init__(self, names: Sequence[str], speeds: Sequence[float], link: ShapedLink) -> None:
+        self.parts: tuple[Host, ...] = divide(probe(), names)
+        self.devices: tuple[EngineDevice, ...] = tuple(assign(1, part)[0] for part in self.parts)
+        controller = CpuController.find()
+        with network.alone():
+            network.recover()
+            controller.recover()
+            tag = network.new_tag([*network.names(), *controller.names()])
+            self.end = weakref.finalize(self, _remove, tag, controller)
+            try:
+                self.network = network.make(tag, len(names), link)
+                self.groups: tuple[Path, ...] = tuple(
+                    # A thread keeps a core busy, so there are as many cores' worth of time.
+                    controller.make(tag, index, None if speed == 1 else speed * device.threads)
+                    for index, (speed, device) in enumerate(zip(speeds, self.devices, strict=True))
+                )
+            except BaseException:
+                self.end()
+                raise
+
+
+def _remove(tag: str, controller: CpuController) -> None:
+    with ExitStack() as stack:  # also where something runs on and its group cannot be removed
+        stack.callback(network.remove, tag)
+        controller.remove(tag)

@@ -4,9 +4,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from workbench.hosts.emulated.measuring import CommandLine
 from workbench.hosts.processes import until
 from workbench.store.errors import HostsError
 from workbench.store.profile import CONFIG
@@ -57,20 +58,18 @@ c.SSHEngineSetLauncher.ssh_args = c.SSHEngineSetLauncher.scp_args = ["-F", {conf
 c.SSHEngineSetLauncher.remote_python = {python!r}
 """
 
-Run = Callable[[int, Sequence[str]], list[str]]
-
 
 def serve(
-    run: Run, names: Sequence[str], addresses: Sequence[str], folder: Path, engines: int
+    run: CommandLine, names: Sequence[str], addresses: Sequence[str], folder: Path, engines: int
 ) -> "list[subprocess.Popen[bytes]]":
     """Starts an sshd on each host and writes a profile; see `Hosts.ssh`.
 
     Args:
-        run: makes a command line run on a host.
-        names: of the hosts.
-        addresses: of the hosts.
-        folder: of the profile, the keys and the configuration.
-        engines: on each host.
+        run: a function that makes a command line run on the host of an index.
+        names: the names of the hosts.
+        addresses: the addresses of the hosts.
+        folder: the folder of the profile, the keys and the configuration.
+        engines: the number of engines on each host.
 
     Returns:
         The processes, which end with their hosts.
@@ -113,7 +112,7 @@ def serve(
 
 
 def entry(name: str, address: str, folder: Path) -> str:
-    """What an ssh_config says of a host; a connection is shared if its socket can have a name."""
+    """Returns a host's entry in an ssh_config; connections are shared if a socket fits."""
     shared = len(os.fsencode(folder / address)) <= LONGEST
     return (SSH + SHARED * shared).format(name=name, address=address, folder=folder)
 
@@ -135,5 +134,5 @@ def _wait(name: str, config: Path, log: Path) -> None:
 
 
 def _found(tool: str) -> str | None:
-    """Where a tool is; that of sshd is on few people's paths."""
+    """Returns where a tool is; that of sshd is on few people's paths."""
     return shutil.which(tool, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")

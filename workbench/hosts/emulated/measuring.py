@@ -11,17 +11,18 @@ from workbench.store.errors import HostsError
 
 GAUGE = Path(__file__).with_name("gauge.py")
 
-Command = Callable[[int, Sequence[str]], list[str]]
+CommandLine = Callable[[int, Sequence[str]], list[str]]
+"""Makes a command line run on the host of an index."""
 
 
 @dataclass(frozen=True)
-class Measured:
+class HostMeasurement:
     """What was measured of emulated hosts.
 
     Attributes:
-        bandwidths: bits per second of payload from each host to the next one, from the last to
+        bandwidths: the payload [bits per second] from each host to the next one, from the last to
             the first; all at once, as in a ring. Empty for a single host.
-        speeds: of each host, the share of its cores' time that it gets while all hosts compute.
+        speeds: the share of its cores' time that each host gets while all hosts compute.
     """
 
     bandwidths: tuple[float, ...]
@@ -29,15 +30,15 @@ class Measured:
 
 
 def measure(
-    command: Command, addresses: Sequence[str], threads: Sequence[int], s: float
-) -> Measured:
+    command: CommandLine, addresses: Sequence[str], threads: Sequence[int], s: float
+) -> HostMeasurement:
     """Keeps every core, then every link, busy for some seconds.
 
     Args:
-        command: makes a command line run on a host.
-        addresses: of each host.
-        threads: that keep a host's cores busy.
-        s: seconds.
+        command: a function that makes a command line run on the host of an index.
+        addresses: the address of each host.
+        threads: the number of threads that keep each host's cores busy.
+        s: the seconds for the processors, and again for the links.
 
     Raises:
         HostsError: a host did not measure anything.
@@ -48,7 +49,7 @@ def measure(
         found = [(host, _result(process)) for host, process, _ in gauges]
     shares = [sum(share for host, share in found if host == i) / threads[i] for i in hosts]
     if len(hosts) == 1:
-        return Measured((), tuple(shares))
+        return HostMeasurement((), tuple(shares))
     receivers = [(i + 1) % len(hosts) for i in hosts]
     with (
         _gauges(command, "receive", receivers, s) as receiving,
@@ -57,7 +58,9 @@ def measure(
         _start(receiving)
         for (_, process, _), (receiver, _, port) in zip(sending, receiving, strict=True):
             _tell(process, f"{addresses[receiver]} {port}")
-        return Measured(tuple(_result(process) for _, process, _ in receiving), tuple(shares))
+        return HostMeasurement(
+            tuple(_result(process) for _, process, _ in receiving), tuple(shares)
+        )
 
 
 Gauge = tuple[int, "subprocess.Popen[str]", str]  # host, process, what it told when it was ready
@@ -65,9 +68,9 @@ Gauge = tuple[int, "subprocess.Popen[str]", str]  # host, process, what it told 
 
 @contextmanager
 def _gauges(
-    command: Command, mode: str, hosts: Sequence[int], seconds: float
+    command: CommandLine, mode: str, hosts: Sequence[int], seconds: float
 ) -> Iterator[list[Gauge]]:
-    """One measuring process on each of these hosts, ready; none is left."""
+    """Starts one measuring process on each of these hosts and waits for it; ends them at last."""
     processes: list[subprocess.Popen[str]] = []
     argv = [sys.executable, "-IS", str(GAUGE), mode, str(seconds)]
     try:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.hosts.emulated.tags import abandoned, belongs
+from workbench.hosts.emulated.network import abandoned, belongs
 from workbench.hosts.host import control_groups
 from workbench.store.errors import HostsError
 
@@ -25,11 +25,11 @@ PREFIX = "workbench-"
 
 
 @dataclass(frozen=True)
-class Controller:
+class CpuController:
     """The cpu controller of the control groups.
 
     Attributes:
-        folder: in which groups are made.
+        folder: the folder in which groups are made.
         version: 1 or 2.
     """
 
@@ -37,14 +37,14 @@ class Controller:
     version: int
 
     @classmethod
-    def find(cls, root: Path = Path("/")) -> "Controller":
-        """In this process' own group with version 1, in the uppermost one with version 2.
+    def find(cls, root: Path = Path("/")) -> "CpuController":
+        """Finds it in this process' own group with version 1, in the uppermost one with version 2.
 
         Version 2 wants no processes in a group that hands its controllers down; this process' own
         has some. The uppermost one is exempt.
 
         Raises:
-            HostsError: there is none.
+            HostsError: there is no such controller.
         """
         for folder in control_groups(root, "cpu"):
             if (folder / "cpu.cfs_quota_us").exists():
@@ -61,9 +61,9 @@ class Controller:
         """Makes the group of a host and returns the file that takes a process into it.
 
         Args:
-            tag: of the network.
-            index: of the host.
-            cpus: processors' worth of time that it gets; None: as much as there is.
+            tag: the tag of the network.
+            index: the index of the host.
+            cpus: the processors' worth of time that the host gets; None: as much as there is.
 
         Raises:
             HostsError: the kernel refused.
@@ -103,7 +103,7 @@ class Controller:
                 _removed(self._group(name))
 
     def names(self) -> list[str]:
-        """Of all emulated hosts that have a group."""
+        """Returns the names of all emulated hosts that have a group."""
         return [group.name.removeprefix(PREFIX) for group in self.folder.glob(f"{PREFIX}*")]
 
     def _group(self, name: str) -> Path:

@@ -70,7 +70,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _dial(places: Sequence[str]) -> Wire:
-    """The way to the supervisor, at whichever of its addresses it can be reached."""
+    """Connects to the supervisor, at whichever of its addresses it can be reached."""
     tried = []
     for place in places:
         address, _, port = place.rpartition(":")
@@ -163,7 +163,7 @@ def _tell_end(process: "subprocess.Popen[bytes]", relay: Wire, log: Path) -> Non
 
 
 def _stat(pid: int) -> str:
-    """What the kernel says of a process; "" where it has ended."""
+    """Returns what the kernel says of a process; "" where it has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text()
     except OSError:

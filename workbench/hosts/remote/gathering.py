@@ -1,7 +1,7 @@
 """From a profile's launcher to a cluster's devices and sites: waits until all hosts are there.
 
 What agents say of their hosts alone decides which engine is which agent's, and which cores or GPU
-of that host it gets.
+of that host it gets. Before a batch system's allocation ends, runs leave a checkpoint.
 """
 
 import asyncio
@@ -21,111 +21,36 @@ import ipyparallel
 import psutil
 from ipyparallel.cluster.launcher import BatchSystemLauncher
 
-from workbench.hosts.devices import assign, whole_host
-from workbench.hosts.host import probe
+from workbench.hosts.host import assign, probe, whole_host
 from workbench.hosts.remote.reception import Hello, Reception, versions
 from workbench.hosts.remote.wire import ANY, new_key
-from workbench.store.cluster_spec import HERE, Site, Spec, identity, of_interface
-from workbench.store.device import Device
+from workbench.store.cluster_spec import (
+    HERE,
+    ClusterSpec,
+    EngineDevice,
+    Site,
+    identity,
+    of_interface,
+)
 from workbench.store.errors import ClusterError
 from workbench.store.profile import Launch
+from workbench.store.record import JobState, Level
+from workbench.store.store import Store
 
 RELAY = "workbench.hosts.remote.relay"
-
-
-def choose(there: Sequence[Hello], engines: int) -> list[Hello]:
-    """As many agents as there are engines, in the engines' order: host by host.
-
-    Hosts come in the order of their launcher's processes; where it does not number those, in the
-    order of their names.
-
-    Raises:
-        ClusterError: there are too few.
-    """
-    if len(there) < engines:
-        raise ClusterError(f"{len(there)} agents for {engines} engines")
-    last = max((hello.slot or 0 for hello in there), default=0) + 1
-
-    def place(hello: Hello) -> tuple[int, str, int]:
-        return (last if hello.slot is None else hello.slot, hello.host.name, hello.port)
-
-    chosen = sorted(there, key=place)[:engines]
-    names = list(dict.fromkeys(hello.host.name for hello in chosen))
-    return sorted(chosen, key=lambda hello: (names.index(hello.host.name), place(hello)))
-
-
-def devices_of(chosen: Sequence[Hello]) -> tuple[Device, ...]:
-    """What each engine computes on.
-
-    Agents that may use the same cores and GPUs of a host divide them. Those that a launcher has
-    bound to cores or GPUs of their own (Slurm's `--cpu-bind`, `--gpus-per-task`, mpirun's
-    `--bind-to`) keep them.
-    """
-    found: list[Device | None] = [None] * len(chosen)
-    for host in {(hello.host.name, hello.host.cores, hello.host.gpus) for hello in chosen}:
-        alike = [
-            index
-            for index, hello in enumerate(chosen)
-            if (hello.host.name, hello.host.cores, hello.host.gpus) == host
-        ]
-        devices = assign(len(alike), chosen[alike[0]].host)
-        for index, device in zip(alike, devices, strict=True):
-            found[index] = device
-    devices = tuple(device for device in found if device is not None)
-    return tuple(replace(own, sharers=_sharers(own, devices)) for own in devices)
-
-
-def sites_of(
-    chosen: Sequence[Hello], folder: Path, environment: Mapping[str, str]
-) -> tuple[Site, ...]:
-    """How each engine's place is reached.
-
-    Args:
-        chosen: its agents.
-        folder: of the cluster.
-        environment: what all engines are told.
-    """
-    relay = (sys.executable, "-P", "-m", RELAY)
-    return tuple(
-        Site(
-            (*relay, hello.address, str(hello.port), str(folder)),
-            {**environment, **of_interface(hello.interface)},
-        )
-        for hello in chosen
-    )
-
-
-def require_same(chosen: Sequence[Hello], here: Mapping[str, str]) -> None:
-    """Raises ClusterError unless all hosts have the versions that this one has."""
-    for hello in chosen:
-        for name, version in here.items():
-            if (there := hello.versions.get(name)) != version:
-                raise ClusterError(
-                    f"{hello.host.name} has {name} {there}, and this host {version}: engines "
-                    "need the same Python environment on all hosts"
-                )
-
-
-def _sharers(own: Device, devices: Sequence[Device]) -> int:
-    """How many engines have a device's GPU, or its cores."""
-    if own.kind == "cuda":
-        return sum((other.host, other.gpu) == (own.host, own.gpu) for other in devices)
-    cores = set(own.cores)
-    return sum(other.host == own.host and not cores.isdisjoint(other.cores) for other in devices)
-
-
 AGENT = "workbench.hosts.remote.agent"
 PACKAGE_IS_IN = Path(__file__).resolve().parents[3]
 LOOK_EVERY_S = 0.1
 LEAST_FREE = 24  # ports; the controller takes some twenty
 LAST_WORDS = 1500  # characters
+WORKING: tuple[JobState, ...] = ("queued", "starting", "running")
 
 
 class Gathering:
     """Other hosts, for as long as they are needed.
 
     Args:
-        folder: of the cluster.
+        folder: the cluster's folder.
         launch: how hosts are started and found.
 
     Raises:
@@ -134,7 +59,10 @@ class Gathering:
 
     def __init__(self, folder: Path, launch: Launch) -> None:
         if not hasattr(signal, "sigtimedwait"):
-            raise ClusterError("engines on other hosts can be kept by a host with Linux only")
+            raise ClusterError(
+                "a cluster whose engines are on other hosts is started on Linux, and this host has "
+                f"{sys.platform}"
+            )
         self._folder, self._launch = folder, launch
         self._ports = free_ports(launch)
         self._reception = Reception(
@@ -155,7 +83,7 @@ class Gathering:
         """Whether all agents have gone that this cluster had."""
         return bool(self._chosen) and not self._reception.there
 
-    async def gather(self, spec: Spec) -> Spec:
+    async def gather(self, spec: ClusterSpec) -> ClusterSpec:
         """Starts agents and waits for them; the cluster, as it is then.
 
         Raises:
@@ -248,8 +176,91 @@ class Gathering:
         )
 
 
+def choose(there: Sequence[Hello], engines: int) -> list[Hello]:
+    """Returns as many agents as there are engines, in the engines' order: host by host.
+
+    Hosts come in the order of their launcher's processes; where it does not number those, in the
+    order of their names.
+
+    Raises:
+        ClusterError: there are too few agents.
+    """
+    if len(there) < engines:
+        raise ClusterError(
+            f"{engines} engines need as many agents, and {len(there)} have registered"
+        )
+    last = max((hello.slot or 0 for hello in there), default=0) + 1
+
+    def place(hello: Hello) -> tuple[int, str, int]:
+        return (last if hello.slot is None else hello.slot, hello.host.name, hello.port)
+
+    chosen = sorted(there, key=place)[:engines]
+    names = list(dict.fromkeys(hello.host.name for hello in chosen))
+    return sorted(chosen, key=lambda hello: (names.index(hello.host.name), place(hello)))
+
+
+def devices_of(chosen: Sequence[Hello]) -> tuple[EngineDevice, ...]:
+    """Returns the device of each engine.
+
+    Agents that may use the same cores and GPUs of a host divide them. Those that a launcher has
+    bound to cores or GPUs of their own (Slurm's `--cpu-bind`, `--gpus-per-task`, mpirun's
+    `--bind-to`) keep them.
+    """
+    found: list[EngineDevice | None] = [None] * len(chosen)
+    for host in {(hello.host.name, hello.host.cores, hello.host.gpus) for hello in chosen}:
+        alike = [
+            index
+            for index, hello in enumerate(chosen)
+            if (hello.host.name, hello.host.cores, hello.host.gpus) == host
+        ]
+        devices = assign(len(alike), chosen[alike[0]].host)
+        for index, device in zip(alike, devices, strict=True):
+            found[index] = device
+    devices = tuple(device for device in found if device is not None)
+    return tuple(replace(own, sharers=_sharers(own, devices)) for own in devices)
+
+
+def sites_of(
+    chosen: Sequence[Hello], folder: Path, environment: Mapping[str, str]
+) -> tuple[Site, ...]:
+    """Returns how each engine's place is reached.
+
+    Args:
+        chosen: the agents of the engines, in the engines' order.
+        folder: the cluster's folder.
+        environment: the variables that all engines have.
+    """
+    relay = (sys.executable, "-P", "-m", RELAY)
+    return tuple(
+        Site(
+            (*relay, hello.address, str(hello.port), str(folder)),
+            {**environment, **of_interface(hello.interface)},
+        )
+        for hello in chosen
+    )
+
+
+def require_same(chosen: Sequence[Hello], here: Mapping[str, str]) -> None:
+    """Raises ClusterError unless all hosts have the versions that this one has."""
+    for hello in chosen:
+        for name, version in here.items():
+            if (there := hello.versions.get(name)) != version:
+                raise ClusterError(
+                    f"{hello.host.name} has {name} {there}, and this host {version}: engines "
+                    "need the same Python environment on all hosts"
+                )
+
+
+def _sharers(own: EngineDevice, devices: Sequence[EngineDevice]) -> int:
+    """Returns how many engines have a device's GPU, or its cores."""
+    if own.kind == "cuda":
+        return sum((other.host, other.gpu) == (own.host, own.gpu) for other in devices)
+    cores = set(own.cores)
+    return sum(other.host == own.host and not cores.isdisjoint(other.cores) for other in devices)
+
+
 def free_ports(launch: Launch) -> tuple[int, ...] | None:
-    """Those of the wished ports that are free; None: any will do."""
+    """Returns those of the wanted ports that are free; None: any will do."""
     if launch.ports is None:
         return None
     found = []
@@ -257,7 +268,10 @@ def free_ports(launch: Launch) -> tuple[int, ...] | None:
         with suppress(OSError), socket.create_server((launch.address, port)):
             found.append(port)
     if len(found) < LEAST_FREE:
-        raise ClusterError(f"of ports {launch.ports[0]} to {launch.ports[1]}, too few are free")
+        raise ClusterError(
+            f"of ports {launch.ports[0]} to {launch.ports[1]}, too few are free: {len(found)}, and "
+            f"{LEAST_FREE} at least are needed; Profile(ports=...) says which ones to take"
+        )
     return tuple(found)
 
 
@@ -268,27 +282,86 @@ def log_in_once(config: Any, engines: int) -> None:
     agents find in the cluster's folder.
 
     Args:
-        config: of a profile; is changed.
-        engines: how many there shall be.
+        config: the configuration of a profile, which is changed.
+        engines: the number of engines that there shall be.
 
     Raises:
-        ClusterError: the profile has too few.
+        ClusterError: the profile has too few engines.
     """
     config.SSHEngineLauncher.to_send = []
     known = config.SSHEngineSetLauncher.get("engines", {})
     once, left = {}, engines
-    for host, wished in known.items():
-        settings = dict(wished) if isinstance(wished, dict) else {"n": wished}
+    for host, asked in known.items():
+        settings = dict(asked) if isinstance(asked, dict) else {"n": asked}
         count = min(settings.pop("n", 1), left)
         left -= count
         if count:
             once[host] = {**settings, "n": 1, "engine_args": [str(count)]}
     if once:
         if left:
-            raise ClusterError(f"its hosts have {engines - left} engines in all, not {engines}")
+            raise ClusterError(
+                f"the hosts of the profile's SSHEngineSetLauncher.engines have {engines - left} "
+                f"engines in all, not {engines}"
+            )
         config.SSHEngineSetLauncher.engines = once
 
 
 def _output_of(error: Exception) -> str:
     output = getattr(error, "stderr", None) or getattr(error, "output", None) or b""
     return f"\n{output.decode(errors='replace')}" if isinstance(output, bytes) and output else ""
+
+
+class AllocationLimit:
+    """Pauses what trains, some time before the hosts are taken away.
+
+    Args:
+        store: the cluster's store.
+        ends_at: when the hosts are taken away, in seconds since the epoch; None: never, as far as
+            is known.
+        notice_s: the seconds before that in which runs are paused.
+    """
+
+    def __init__(self, store: Store, ends_at: float | None, notice_s: float) -> None:
+        self._store, self._ends_at, self._notice_s = store, ends_at, notice_s
+        self._asked: set[tuple[int, int]] = set()  # jobs, and which attempt was to end
+        self._is_told = False
+
+    def announce(self) -> None:
+        """Tells people when the hosts are taken away."""
+        if self._ends_at is not None:
+            self._tell(
+                f"the hosts are there until {_clock(self._ends_at)}; runs are paused "
+                f"{self._notice_s:g} s before that",
+                "info",
+            )
+
+    def look(self, now: float) -> None:
+        """Does what is due.
+
+        Args:
+            now: the time, in seconds since the epoch.
+        """
+        if self._ends_at is None or now < self._ends_at - self._notice_s:
+            return
+        if not self._is_told:
+            self._is_told = True
+            self._tell(
+                f"the hosts are taken away at {_clock(self._ends_at)}: runs are paused, each with "
+                "a checkpoint; cluster.restart() asks for hosts again, and run.resume() goes on",
+                "warning",
+            )
+        for job in self._store.jobs(states=WORKING):
+            if (
+                job.kind == "train"
+                and not job.requested
+                and (job.id, job.attempt) not in self._asked
+            ):
+                self._asked.add((job.id, job.attempt))
+                self._store.command("pause", job.id)
+
+    def _tell(self, text: str, level: Level) -> None:
+        self._store.event(text, kind="limit", level=level)
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -34,12 +34,12 @@ class Hello:
 
     Attributes:
         host: what its host offers to it.
-        slot: which of its launcher's processes it is; None: that says nothing.
-        address: on which it listens.
-        port: likewise.
-        interface: which has that address.
-        versions: of Python and of what has to be the same everywhere.
-        ends_at: when its allocation ends, in seconds since the epoch; None: not that it knew.
+        slot: the index of its process among its launcher's; None: the launcher does not say.
+        address: the address on which it listens.
+        port: the port on which it listens.
+        interface: the interface that has that address.
+        versions: the versions of Python and of what has to be the same everywhere.
+        ends_at: when its allocation ends, in seconds since the epoch; None: it does not know.
     """
 
     host: Host
@@ -52,7 +52,7 @@ class Hello:
 
     @classmethod
     def here(cls, address: str, port: int, interface: str) -> Self:
-        """What this process would say."""
+        """Returns what this process says of itself and its host."""
         host = probe()
         slots = (os.environ[name] for name in SLOTS if os.environ.get(name, "").isdecimal())
         return cls(
@@ -67,15 +67,15 @@ class Hello:
         )
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Returns the fields as JSON has them."""
         return asdict(self)
 
     @classmethod
     def read(cls, plain: Mapping[str, Any]) -> Self:
-        """The opposite of `plain`.
+        """Returns the agent whose fields these are; the inverse of `plain`.
 
         Raises:
-            KeyError, TypeError, ValueError: it is no such thing.
+            KeyError, TypeError, ValueError: the fields are not those of an agent.
         """
         host = dict(plain["host"])
         host["cores"] = tuple(tuple(map(int, core)) for core in host["cores"])
@@ -84,12 +84,12 @@ class Hello:
 
 
 def versions() -> dict[str, str]:
-    """Of what has to be the same on all hosts."""
+    """Returns the versions of what has to be the same on all hosts."""
     return {"Python": platform.python_version(), **{name: version(name) for name in SAME}}
 
 
 def ends_at(environment: Mapping[str, str]) -> float | None:
-    """When the allocation ends that this process is in, in seconds since the epoch.
+    """Returns when this process's allocation ends, in seconds since the epoch; None: unknown.
 
     Slurm says it, by a variable or when it is asked; in a script for another batch system,
     `WORKBENCH_ENDS_AT` does.
@@ -112,10 +112,10 @@ def ends_at(environment: Mapping[str, str]) -> float | None:
 
 
 def address_of(interface: str) -> str:
-    """The IPv4 address of an interface.
+    """Returns the IPv4 address of an interface.
 
     Raises:
-        ValueError: it has none; the text says which ones there are.
+        ValueError: the interface has no such address; the text says which ones there are.
     """
     there = addresses()
     for address, name in there.items():
@@ -126,7 +126,7 @@ def address_of(interface: str) -> str:
 
 
 def addresses() -> dict[str, str]:
-    """The interface of each IPv4 address of this host; loopback is the last."""
+    """Returns the interface of each IPv4 address of this host; loopback is the last."""
     found = {
         entry.address: name
         for name, entries in psutil.net_if_addrs().items()
@@ -140,12 +140,12 @@ class Reception:
     """Listens for agents, and knows which of them are still there.
 
     Args:
-        key: of the cluster.
-        address: to listen at; "": at all.
-        ports: to choose from; None: any.
+        key: the cluster's key.
+        address: the address to listen at; "": all of this host's.
+        ports: the ports to choose from; None: any.
 
     Attributes:
-        nonce: what this cluster's agents say first.
+        nonce: the word that this cluster's agents say first.
         complaint: why one of them cannot work; "" as long as none has said so.
 
     Raises:

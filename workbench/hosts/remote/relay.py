@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from workbench.hosts.remote.wire import KEY, Wire
-from workbench.store.rank_files import CARRIED, LOST, OWN_PID, UNREACHED, stat_file
+from workbench.store.process import CARRIED, LOST, OWN_PID, UNREACHED, stat_file
 
 DIAL_S = 5.0
 SAY_EVERY_S = 0.25
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 
 def _environment() -> dict[str, str]:
-    """What makes the engine itself, and by which process it is known here."""
+    """Returns what makes the engine itself, and by which process it is known here."""
     carried = os.environ[CARRIED].split(",")
     return {**{name: os.environ[name] for name in carried}, OWN_PID: str(os.getpid())}
 

@@ -34,7 +34,7 @@ class Wire:
     """One connection; any thread may say something, one may hear.
 
     Args:
-        link: connected.
+        link: the socket, connected.
     """
 
     def __init__(self, link: socket.socket) -> None:
@@ -52,7 +52,7 @@ class Wire:
 
     @classmethod
     def to(cls, address: str, port: int, within_s: float) -> Self:
-        """Connects.
+        """Connects to an address.
 
         Raises:
             OSError: nobody answers there.
@@ -63,7 +63,7 @@ class Wire:
         """Has both ends prove that they know the key; one of them is the first to answer.
 
         Raises:
-            OSError: the other end does not know it, or does not answer.
+            OSError: the other end does not know the key, or does not answer.
         """
         try:
             if first:
@@ -79,16 +79,16 @@ class Wire:
         """Sends a message.
 
         Raises:
-            OSError: there is nobody any more.
+            OSError: nobody is there any more.
         """
         with self._saying:
             self._connection.send_bytes(json.dumps(fields).encode())
 
     def hear(self, within_s: float | None = None) -> dict[str, Any] | None:
-        """The next message; None where none came in time.
+        """Returns the next message; None where none came in time.
 
         Raises:
-            OSError: there is nobody any more, or what came is no message.
+            OSError: nobody is there any more, or what came is no message.
         """
         if not self._connection.poll(within_s):
             return None

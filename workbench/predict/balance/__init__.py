@@ -4,8 +4,7 @@ from workbench.predict.balance.online import Balancer
 from workbench.predict.balance.partition import Partition, partition
 from workbench.predict.balance.plans import Balanced, balanced
 from workbench.predict.balance.sharing import Split
-from workbench.predict.balance.time_model import Point, TimeModel
-from workbench.predict.balance.time_tables import Kind
+from workbench.predict.balance.time_model import Kind, Point, TimeModel
 from workbench.predict.balance.times import UNITS
 
 __all__ = [

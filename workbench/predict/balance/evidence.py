@@ -1,6 +1,6 @@
-"""What the times of some steps say of how fast ranks are, and how sure that is.
+"""How fast ranks are, judged from the times of some steps, and how certain that is.
 
-Times are compared as logarithms: what disturbs a rank makes it some times slower, and a step that
+Times are compared as logarithms: disturbances make a rank several times slower, and a step that
 took ten times as long shall not outweigh nine others.
 
     how long a rank takes         the mean of its logarithms without the smallest and the largest
@@ -8,10 +8,10 @@ took ten times as long shall not outweigh nine others.
     whether it takes longer than  the same of two ranks' differences, step by step, so that what
     another                       disturbs both says nothing; the near end of the interval counts
 
-Of few steps nothing is left out, and the interval is as wide as so few make it: a small or a
-scattered difference is sure after more steps, or never. A large one is plain at once, by how much
-steps have scattered for longer, before a device changed too: from each step to the next, where one
-that changed counts once.
+With few steps nothing is trimmed, and the interval is as wide as so few make it: a small or
+scattered difference is significant after more steps, or never. A large one is significant at once,
+judged by the scatter of the steps before, also before a device changed: it is taken between
+successive steps, where a change counts once.
 
 Sources: von Neumann 1941 for the scatter of what drifts; Tukey and McLaughlin 1963 for the trimmed
 mean's interval; Yuen and Dixon 1973 for that of two samples; repetition until that is small,
@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtri, stdtrit
 
 CONFIDENCE = 0.95  # of how long a rank takes, both ends
-# Of what one rank takes more than another, one end. There are some looks at every step, and it is
-# the slowest and the fastest rank that are compared. Simulated, three equal ranks whose steps
+# For how much longer one rank takes than another, one-sided. There are tests at every step, and it
+# is the slowest and the fastest rank that are compared. Simulated, three equal ranks whose steps
 # scatter by 3 % are taken for unequal in 0.5 % of all runs of 100 steps, by 10 % in 15 %.
 SURE = 0.999
 PLAIN = 0.2  # so much more, of the slow one's time, is a large difference
@@ -42,28 +42,28 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Evidence:
-    """What ranks took in the same steps.
+    """The times of all ranks in the same steps.
 
     Attributes:
-        steps: of each step, the seconds of each rank; two steps or more.
+        steps: the seconds of each rank in each step, two steps or more [steps, ranks].
     """
 
     steps: Sequence[Sequence[float]]
 
     @property
     def seconds(self) -> tuple[float, ...]:
-        """What each rank typically takes."""
+        """The typical seconds of a step on each rank [ranks]."""
         return tuple(np.exp(_mean(self._logs)).tolist())
 
     def spread(self, rank: int, others: Sequence[int]) -> float:
-        """The half width of the interval in which a rank's time lies, relative to it.
+        """The half width of a rank's confidence interval, relative to its time.
 
-        By itself or against others' mean, whichever is known better: what disturbs all of them
-        alike changes no shares, and one that scatters leaves another as it is.
+        By itself or against the mean of others, whichever is narrower: a disturbance common to all
+        changes no shares, and one rank's scatter does not affect another.
 
         Args:
-            rank: whose time it is.
-            others: ranks that it is compared with.
+            rank: the rank's number.
+            others: the ranks that it is compared with.
         """
         own = self._logs[:, rank]
         quantile = (1 + CONFIDENCE) / 2
@@ -73,12 +73,12 @@ class Evidence:
         return math.expm1(half)
 
     def is_longer(self, slow: int, fast: int, threshold: float) -> bool:
-        """Whether one rank surely takes longer than another, by more than is borne.
+        """Whether one rank takes significantly longer than another, by more than a threshold.
 
         Args:
-            slow: that rank.
-            fast: the other one.
-            threshold: what is borne, of the slow one's time.
+            slow: the number of the slower rank.
+            fast: the number of the faster rank.
+            threshold: the tolerated difference, relative to the slower rank's time.
         """
         longer = self._logs[:, slow] - self._logs[:, fast]
         return bool(_mean(longer) - _half(longer, SURE) > -math.log1p(-threshold))
@@ -87,9 +87,9 @@ class Evidence:
         """Whether one rank takes longer than another by a large difference, beyond their scatter.
 
         Args:
-            slow: that rank.
-            fast: the other one.
-            before: the steps until now, of whatever shares, these included.
+            slow: the number of the slower rank.
+            fast: the number of the faster rank.
+            before: the steps so far, with any shares, these included [steps, ranks].
         """
         if len(before) < KNOWN:
             return False
@@ -113,7 +113,7 @@ def _mean(values: Floats) -> Floats:
 
 
 def _half(values: Floats, quantile: float) -> float:
-    """The half width of the trimmed mean's interval."""
+    """The half width of the trimmed mean's confidence interval."""
     ordered, cut = _ordered(values)
     n = len(ordered)
     pushed = np.clip(ordered, ordered[cut], ordered[n - 1 - cut])
@@ -122,5 +122,5 @@ def _half(values: Floats, quantile: float) -> float:
 
 
 def _ordered(values: Floats) -> tuple[Floats, int]:
-    """(ascending over the first dimension, how many to leave out at each end)."""
+    """(values ascending over the first dimension, how many are trimmed at each end)."""
     return np.sort(values, axis=0), int(_TRIMMED * len(values))

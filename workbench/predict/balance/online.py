@@ -1,9 +1,9 @@
-"""Balancing while work goes on: every step's times are points of the models.
+"""Balancing during a run: every step's times are points of the time models.
 
     start       equal sizes, or given ones
     each time   measured (size, seconds) join the models; while the devices differ by more than a
                 threshold for some steps in a row, sizes are chosen anew from all points so far
-    the end     what is left is less than a unit, or than what is worth a change
+    the end     the rest is less than a unit, or not worth a change
 
 Source: Lastovetsky and Reddy 2009, the distributed functional partitioning algorithm (DFPA);
 waiting for several steps in a row, and the worth of a change, are ours.
@@ -13,25 +13,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from workbench.predict.balance.partition import Partition, partition
-from workbench.predict.balance.time_model import Point, TimeModel
-from workbench.predict.balance.time_tables import Kind
+from workbench.predict.balance.time_model import Kind, Point, TimeModel
 
 _WORTH = 0.25
-"""Of the imbalance that is borne: an end that is earlier by less than this changes nothing."""
+"""The part of the tolerated imbalance by which a new division must end earlier."""
 
 
 @dataclass(frozen=True)
 class Balancer:
-    """What is known of the devices, and how their work is divided. A value.
+    """The time models of the devices, and how their work is divided; an immutable value.
 
     Attributes:
-        sizes: units of each device now.
-        models: of each device; None: it was never measured.
-        threshold: imbalance that is borne.
-        patience: measurements in a row that must exceed it.
-        grain: units that are handed out together.
-        kind: of the models.
-        exceeded: measurements in a row that did.
+        sizes: the units of each device now [devices].
+        models: the time model of each device; None: it was never measured [devices].
+        threshold: the imbalance that is tolerated, relative to the slowest device.
+        patience: the number of successive measurements that must exceed it.
+        grain: the units that stay together.
+        kind: the kind of the time models.
+        exceeded: the number of successive measurements that have exceeded the threshold.
     """
 
     sizes: tuple[int, ...]
@@ -47,10 +46,10 @@ class Balancer:
             object.__setattr__(self, "models", (None,) * len(self.sizes))
 
     def measured(self, seconds: Sequence[float]) -> "Balancer":
-        """What is known after a step, in which each device took so many seconds.
+        """The balancer after a step, in which each device took so many seconds.
 
-        Its sizes are others once the devices have differed for long enough, and dividing them
-        anew promises an earlier end.
+        Its sizes change once the devices have differed for long enough, and a new division promises
+        an earlier end.
         """
         now = Partition(self.sizes, tuple(seconds))
         if now.imbalance <= self.threshold:
@@ -69,14 +68,14 @@ class Balancer:
         )
 
     def expected(self, device: int) -> float | None:
-        """Seconds that a device takes for its units, as last known; None: it was not measured."""
+        """Seconds that a device takes for its units, as last known; None: it was never measured."""
         model, size = self.models[device], self.sizes[device]
         return None if model is None else float(model.seconds(size)[size])
 
     def _learnt(self, model: TimeModel | None, size: int, seconds: float) -> TimeModel | None:
-        """A model with one more point; of a device without work nothing is learnt.
+        """The time model with one more point; a device without work gives none.
 
-        Points that the new one contradicts are forgotten: the device has changed its speed.
+        Points that the new one contradicts are dropped: the device has changed its speed.
         """
         if size == 0:
             return model

@@ -1,12 +1,13 @@
-"""Who gets how many of D units, so that the last device is done as early as can be.
+"""The division of D units over devices with the earliest end.
 
-All devices that are used end at the same time, were units real numbers: the sizes lie on one line
+If units were real numbers, all devices in use would end at the same time: the sizes lie on one line
 of constant time through their models, whose height is found by bisection. In whole units the
 earliest end is one of the times in the models' tables: bisection goes from one of them to another,
-and ends at the very one. Where only some devices may be used, those count that do most until then.
+and ends at the exact one. Where only some devices may be used, those count that complete most until
+then.
 
-Source: Lastovetsky and Reddy 2007 (doi:10.1177/1094342006074864), the geometric algorithm; that
-the end is exact in whole units, upper bounds and devices left out are ours.
+Source: Lastovetsky and Reddy 2007 (doi:10.1177/1094342006074864), the geometric algorithm;
+exactness in whole units, upper bounds and devices left out are ours.
 """
 
 from collections.abc import Sequence
@@ -19,17 +20,17 @@ from numpy.typing import NDArray
 from workbench.predict.balance.time_model import TimeModel, seconds_of
 
 Units = NDArray[np.int64]
-"""Of each device."""
+"""The units of each device [devices]."""
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Units of each device.
+    """The units of each device.
 
     Attributes:
-        sizes: units.
-        seconds: that each device takes for them, as its model says.
-        overhead_s: of communication among the devices that are used.
+        sizes: the units of each device [devices].
+        seconds: the seconds that each device takes for its units, by its time model [devices].
+        overhead_s: the seconds of communication among the devices that are used.
     """
 
     sizes: tuple[int, ...]
@@ -38,12 +39,12 @@ class Partition:
 
     @property
     def end_s(self) -> float:
-        """When all are done."""
+        """The seconds until all devices are done, communication included."""
         return max(self.seconds) + self.overhead_s
 
     @property
     def imbalance(self) -> float:
-        """(slowest - fastest) / slowest, of the devices that are used; 0: all end at once."""
+        """(slowest - fastest) / slowest, over the devices that are used; 0: all end at once."""
         used = [s for size, s in zip(self.sizes, self.seconds, strict=True) if size]
         return (max(used) - min(used)) / max(used) if used and max(used) > 0 else 0.0
 
@@ -58,22 +59,22 @@ def partition(
     overheads_s: Sequence[float] | None = None,
     besides_s: Sequence[float] | None = None,
 ) -> Partition:
-    """The sizes with the earliest end.
+    """Divides units over devices, with the earliest end.
 
     Args:
-        total: units to hand out.
-        models: of each device.
-        least: units of every device; 0: a device may be left out.
-        most: units that each device's memory allows; None: any number.
-        grain: units that are handed out together; one device gets a rest as well.
-        overheads_s: seconds of communication where 1, 2, ... devices are used, not falling;
-            devices that cost more than they help are left out. None: it is the same for any
-            number.
-        besides_s: seconds of each device for what it does whatever its size, 0 included.
+        total: the units to divide.
+        models: the time model of each device [devices].
+        least: the least units of every device; 0: a device may be left out.
+        most: the most units that each device's memory allows [devices]; None: any number.
+        grain: the units that stay together; one device also gets the remainder.
+        overheads_s: the seconds of communication where 1, 2, ... devices are used, not falling
+            [devices]; devices that cost more than they help are left out. None: it is the same for
+            any number.
+        besides_s: the seconds of each device for work that does not depend on its size [devices].
 
     Raises:
-        ValueError: no device, bounds that leave no way to hand out `total` units, or overheads
-            that fall.
+        ValueError: no device, bounds that allow no division of `total` units, or overheads that
+            fall.
     """
     limits = [total] * len(models) if most is None else [_limit(m, total) for m in most]
     _check(total, len(models), least, limits, grain)
@@ -108,14 +109,15 @@ def partition(
 
 
 class _Work:
-    """What is to be handed out, and how long each device takes for any part of it.
+    """The work to divide, and how long each device takes for any part of it.
 
     Args:
-        total: units.
-        tables: seconds [devices, total + 1], not falling.
-        least: units of every device.
-        limits: units that each may have.
-        grain: units that are handed out together.
+        total: the units to divide.
+        tables: the seconds of each device for each number of units, not falling [devices, total +
+            1].
+        least: the least units of every device.
+        limits: the most units of each device [devices].
+        grain: the units that stay together.
     """
 
     def __init__(
@@ -131,11 +133,11 @@ class _Work:
         self.devices = np.arange(len(limits))
 
     def fits(self, count: int, end: float) -> bool:
-        """Whether `count` devices can be done until then, but for a rest of less than a grain."""
+        """Whether `count` devices can complete the work by `end`, but for less than a grain."""
         return end >= 0 and self._enough(count, self._done(end, 0 * self.limits, self.limits))
 
     def divided(self, count: int) -> tuple[int, ...] | None:
-        """Sizes of at most `count` devices whose largest time is the least; None: no room."""
+        """The sizes of at most `count` devices with the earliest end; None: no room."""
         if np.sort(self.limits)[-count:].sum() < self.total:
             return None
         fewest, most = 0 * self.limits, self.limits  # what each does until `low` and `high`
@@ -151,7 +153,7 @@ class _Work:
         return self._exactly(self._held(most).tolist(), count)
 
     def _done(self, end: float, fewest: Units, most: Units) -> Units:
-        """What each device does until then, at most; it is known to lie between two bounds."""
+        """The most units that each device completes by `end`, between two bounds [devices]."""
         while (fewest < most).any():
             middle = (fewest + most + 1) // 2
             is_done = self._seconds(middle) <= end
@@ -160,7 +162,7 @@ class _Work:
         return fewest
 
     def _held(self, done: Units) -> Units:
-        """The same in whole grains, and never less than it must."""
+        """The units in whole grains, and never less than `least` [devices]."""
         held: Units = np.maximum(self.least, done // self.grain * self.grain)
         return held
 
@@ -173,12 +175,12 @@ class _Work:
         return found
 
     def _first_after(self, done: Units) -> float:
-        """The first time in a table at which some device is done with more."""
+        """The first time in a table at which some device completes more."""
         more = self._seconds(np.minimum(done + 1, self.limits))
         return float(more[done < self.limits].min())
 
     def _exactly(self, held: list[int], count: int) -> tuple[int, ...]:
-        """Those that do most, less what is too much, and with the rest of less than a grain."""
+        """The sizes of the `count` largest, less the surplus, plus a remainder below one grain."""
         used = sorted(range(len(held)), key=lambda i: -held[i])[:count]
         sizes = [size if i in used else 0 for i, size in enumerate(held)]
         surplus = sum(sizes) - (self.total - self.total % self.grain)
@@ -204,7 +206,7 @@ class _Work:
 
 
 def _from_nothing(tables: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The same without what devices do besides where they get nothing: no sizes change that."""
+    """The tables without fixed costs where a device gets nothing: no division changes those."""
     return np.concatenate([np.zeros((len(tables), 1)), tables[:, 1:]], axis=1)
 
 

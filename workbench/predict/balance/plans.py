@@ -1,49 +1,53 @@
-"""Plans whose shares are those that a machine's devices end together with.
+"""Plans whose shares let all devices of a machine finish together.
 
-    rows        a device's rows by its time for what is done row by row
+    rows        a device's rows by its time for the layers computed row by row
     filters     one share for all layers, by its time for all of them
-    per layer   a share for each cut, by its time for the layers of this very shape: ranks meet
+    per layer   a share for each block, by its time for the layers of its shapes: ranks synchronise
                 after each, and a device that is fast at large convolutions may be slow at others
 
-Speed and memory are apart: times choose shares, memory bounds them (`memory_bounds.py`).
+Speed and memory are separate: times choose the shares, memory bounds them (`sharing.py`).
 
-A rank without a share still takes part in every collective, and does what all do alike. So where
-devices differ, plans over the first 1, 2, ... of them are looked at as well, and that counts whose
-step is predicted to be the shortest, communication included.
+A rank without a share still takes part in every collective, and computes the replicated layers. So
+where devices differ, plans over the first 1, 2, ... of them are considered as well, and the one
+with the shortest predicted step is chosen, communication included.
+
+Only a plan over fewer ranks leaves a device out, and it has the first ones: so slow devices are
+left out where they come last. Equal neighbours are left out together or not at all.
+
+Source: ours; that a device which costs more than it helps gets nothing is FuPerMod's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from workbench.plan.errors import PlanError
-from workbench.plan.experiment import Experiment
-from workbench.plan.machine import Machine
+from workbench.plan.errors import ExperimentError, MachineError, PlanError
+from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.machine.device import Device
+from workbench.plan.machine.machine import Machine
 from workbench.plan.plan import Plan
-from workbench.predict.balance.leaving_out import quickest
-from workbench.predict.balance.memory_bounds import Limit, limits_of
 from workbench.predict.balance.partition import Partition
-from workbench.predict.balance.sharing import SPLITS, Sharing, Split
-from workbench.predict.balance.time_tables import Kind
+from workbench.predict.balance.sharing import SPLITS, Limit, Shared, Sharing, Split, limits_of
+from workbench.predict.balance.time_model import Kind
 from workbench.predict.balance.times import Times
-from workbench.predict.balance.trust import trusted
+from workbench.predict.prediction import predict
 
 
 @dataclass(frozen=True)
 class Balanced:
-    """A plan in which unequal devices end their computing together, as a machine says.
+    """A plan in which unequal devices finish their computation together, by a machine's times.
 
     Attributes:
-        plan: with shares of rows, of filters, or of both; over fewer ranks, the first ones, where
-            a step is faster without the others.
-        split: what was shared out.
-        partition: units of each device, and its seconds of computing in a step: rows, or 64ths
-            of the filters where one share is for all layers.
-        by_layer: for each layer whose shares others follow, filters of each member of a group,
-            and its seconds for all of these layers; nothing where one share is for all.
-        besides_s: seconds of computing that these shares do not divide.
-        equal_s: of the slowest device, with equal shares.
-        alone_s: of each device, with all of the work.
-        notes: what should be known of the measurements, and of devices that were left out.
+        plan: the plan, with shares of rows, of filters, or of both; over the first few ranks only,
+            where a step is faster without the others.
+        split: the work that is divided: "rows" or "filters".
+        partition: the units of each device, and its seconds of computation in a step: rows, or
+            64ths of the filters where one share holds for all layers.
+        by_layer: the filters of each member of a group, for each layer whose shares others follow,
+            and its seconds for all of these layers; empty where one share holds for all.
+        besides_s: the seconds of computation that these shares do not divide.
+        equal_s: the seconds of the slowest device with equal shares.
+        alone_s: the seconds of each device for all of the work [devices].
+        notes: remarks on the measurements, and on devices that were left out.
     """
 
     plan: Plan
@@ -57,7 +61,7 @@ class Balanced:
 
     @property
     def end_s(self) -> float:
-        """Seconds of computing in a step, each cut ended by the device that is last."""
+        """Seconds of computation in a step, each sharded block ended by its slowest device."""
         shared_out = sum(part.end_s for part in self.by_layer.values())
         if self.split == "rows" or not self.by_layer:
             shared_out += self.partition.end_s
@@ -65,12 +69,12 @@ class Balanced:
 
     @property
     def gain_over_equal(self) -> float:
-        """How many times faster than with equal shares, computing alone."""
+        """The speed-up over equal shares, for computation alone."""
         return self.equal_s / self.end_s
 
     @property
     def gain_over_fastest_alone(self) -> float:
-        """How many times faster than the fastest device by itself, computing alone."""
+        """The speed-up over the fastest device by itself, for computation alone."""
         return min(self.alone_s) / self.end_s
 
     def __repr__(self) -> str:
@@ -98,33 +102,34 @@ def balanced(
     grain: int = 8,
     last_good: Machine | None = None,
 ) -> Balanced:
-    """Shares for the devices of a machine, from the times of the model's layers on each.
+    """Divides work over the devices of a machine, by the times of the model's layers on each.
 
     Args:
-        experiment: whose plan's model is trained, with this batch; of "rows" the plan is kept,
-            and gets other rows; of "filters" it is made anew over all ranks.
-        machine: with a device for each rank.
-        split: what is shared out: the rows of a batch, or every layer's filters.
-        per_layer: whether each cut of the plan gets shares of its own, by the times of its
-            layers' shapes; of "rows" those of the plan's sharded layers, besides the rows.
-        kind: what is believed between measured sizes.
-        least: units of every device (rows, 64ths of the filters, or of each cut's own filters);
-            0: it may get nothing, and the last, slowest ones may be left out of the plan, which
-            then is over fewer ranks.
-        most: units that each device may have (rows, or 64ths of the filters); None: any number.
-        memory_limit: bytes of a rank, or of each, as numbers or text such as "2GiB"; None: memory
-            is not looked at.
-        overheads_s: seconds of communication where 1, 2, ... devices are used, instead of what the
-            machine's links say: devices that cost more than they help get nothing. Not with
-            `per_layer`.
-        grain: of filters.
-        last_good: a machine as it was measured before, whose times count for devices whose timing
+        experiment: the experiment whose plan's model is trained, with its batch; with "rows" the
+            plan is kept, and gets other rows; with "filters" it is made anew over all ranks.
+        machine: the machine, with one device for each rank.
+        split: the work that is divided: "rows" of a batch, or the "filters" of every layer.
+        per_layer: whether each sharded block of the plan gets shares of its own, by the times of
+            its layers' shapes; with "rows" those of the plan's sharded layers, besides the rows.
+        kind: the interpolation between measured sizes, the kind of the time models.
+        least: the least units of every device (rows, 64ths of the filters, or of each block's own
+            filters); 0: it may get nothing, and the last, slowest ones may be left out of the plan,
+            which then is over fewer ranks.
+        most: the most units of each device (rows, or 64ths of the filters) [devices]; None: any
+            number.
+        memory_limit: the bytes of a rank, or of each, as numbers or text such as "2GiB"; None:
+            memory is ignored.
+        overheads_s: the seconds of communication where 1, 2, ... devices are used, instead of what
+            the machine's links say [devices]: devices that cost more than they help get nothing.
+            Not with `per_layer`.
+        grain: the filters that stay together.
+        last_good: an earlier measurement of the machine, whose times count for devices whose timing
             does not converge in `machine`.
 
     Raises:
         MachineError: a machine has no device for some rank.
-        PlanError: no such split, bounds that leave no way to share out, or too few filters in a
-            layer for `least`; the text names the layer.
+        PlanError: an unknown split, bounds that allow no division, or too few filters in a layer
+            for `least`; the text names the layer.
 
     Source: Moreno-Alvarez et al. 2020 and 2021, with functional performance models.
     """
@@ -137,7 +142,7 @@ def balanced(
     bounds = None if memory_limit is None else limits_of(memory_limit, world)
 
     def sharing(ranks: int) -> Sharing:
-        """Over the first ranks."""
+        """The division over the first ranks."""
         plan = experiment.plan
         if ranks < world:
             plan = plan.with_rows(None).with_world_size(ranks)
@@ -163,4 +168,115 @@ def balanced(
         found.by_layer,
         found.besides_s,
         (*notes, *said, *found.without()),
+    )
+
+
+def quickest(
+    whole: Sharing, fewer: Callable[[int], Sharing], machine: Machine
+) -> tuple[Shared, tuple[str, ...]]:
+    """(the division over the ranks with the shortest step, notes on the ranks left out).
+
+    Args:
+        whole: the division that is asked for, over all ranks.
+        fewer: a function that gives the same division over so many of the first ranks.
+        machine: the machine, with its links.
+
+    Raises:
+        PlanError: the work cannot be divided over all ranks.
+    """
+    devices, best = whole.times.devices, whole.found()
+    world = len(devices)
+    if not (counts := _counts(whole)):
+        return best, ()
+    least_s = everybody_s = _step_s(whole, best, machine)
+    for count in counts:
+        try:
+            sharing = fewer(count)
+            found = sharing.found()
+            step_s = _step_s(sharing, found, machine)
+        except (PlanError, ExperimentError, MachineError):
+            continue  # it has no room there, or cannot run so
+        if step_s < least_s:
+            best, least_s = found, step_s
+    if (used := best.plan.world_size) == world:
+        return best, ()
+    named = f"rank {used} is" if used == world - 1 else f"ranks {used} to {world - 1} are"
+    return best, (
+        f"{named} left out: a step is predicted to take {least_s:.3g} s without, and "
+        f"{everybody_s:.3g} s with",
+    )
+
+
+def _counts(whole: Sharing) -> list[int]:
+    """Numbers of first ranks that a slower device follows, where a plan over fewer is possible."""
+    plan, devices = whole.times.plan, whole.times.devices
+    if whole.split == "rows" and any(own.group_size > 1 for own in plan.layers.values()):
+        return []
+    alone = whole.times.alone()
+    return [
+        n
+        for n in range(1, len(devices))
+        if devices[n] != devices[n - 1] and alone[n] > alone[n - 1]
+    ]
+
+
+def _step_s(sharing: Sharing, found: Shared, machine: Machine) -> float:
+    """Seconds of a step, communication and waiting included."""
+    devices: Sequence[Device] = sharing.times.devices
+    own = machine.replace(devices=tuple(devices))
+    return predict(found.plan, own, sharing.times.experiment).step_time
+
+
+TRUSTED = 0.25
+"""Relative half width of the 95 % band of a device's times up to which they are believed."""
+
+
+def spread(device: Device, precision: str) -> float:
+    """The relative half width of a device's error bands, weighted by its samples' seconds.
+
+    0 for a device on which no layer was measured.
+    """
+    samples = [sample for sample in device.samples if sample.precision == precision]
+    seconds = [sample.forward_s + sample.backward_s for sample in samples]
+    errors = [sample.error * own for sample, own in zip(samples, seconds, strict=True)]
+    return sum(errors) / sum(seconds) if sum(seconds) > 0 else 0.0
+
+
+def trusted(
+    machine: Machine, last_good: Machine | None, ranks: int, precision: str
+) -> tuple[list[Device], tuple[str, ...]]:
+    """(the device of each rank, notes on devices whose timing did not converge).
+
+    Args:
+        machine: the machine as measured now.
+        last_good: the machine as measured before, for devices that did not converge now.
+        ranks: the number of ranks.
+        precision: the precision of the computation.
+
+    Raises:
+        MachineError: a machine has devices for another number of ranks.
+    """
+    for each in (machine, *((last_good,) if last_good is not None else ())):
+        if len(each.devices) not in (1, ranks):
+            raise MachineError(
+                f"machine {each.name!r} has {len(each.devices)} devices, the plan {ranks} ranks"
+            )
+    devices, notes = list[Device](), list[str]()
+    for rank in range(ranks):
+        device = machine.device(rank)
+        now = spread(device, precision)
+        if now > TRUSTED:
+            before = None if last_good is None else last_good.device(rank)
+            kept = before is not None and spread(before, precision) <= TRUSTED
+            notes.append(_said(rank, device, now, kept))
+            device = before if kept and before is not None else device
+        devices.append(device)
+    return devices, tuple(notes)
+
+
+def _said(rank: int, device: Device, now: float, kept: bool) -> str:
+    used = "its last good times are used" if kept else "its times are used as they are"
+    return (
+        f"the timing of rank {rank} ({device.name}) did not converge: +- {now:.0%}, "
+        f"{TRUSTED:.0%} is believed; {used}"
     )

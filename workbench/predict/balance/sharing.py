@@ -1,18 +1,108 @@
-"""One way to share out a step's work: rows, one share of all filters, or a share for each cut."""
+"""One way to divide a step's work: rows, one share of all filters, or a share for each block.
 
-from collections.abc import Mapping, Sequence
+Memory bounds the shares. Rows come first: a fast device with little memory computes as many rows as
+fit, and stores fewer filters.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 from workbench.plan.errors import PlanError
-from workbench.plan.placement import apportion
+from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.placement.placement import apportion
 from workbench.plan.plan import Plan
-from workbench.predict.balance.cuts import Sizes
-from workbench.predict.balance.memory_bounds import most_parts, most_rows
+from workbench.plan.units import size
 from workbench.predict.balance.partition import Partition, partition
 from workbench.predict.balance.time_model import TimeModel
-from workbench.predict.balance.times import UNITS, Times
+from workbench.predict.balance.times import UNITS, Sizes, Times
+from workbench.predict.prediction import predict
+from workbench.predict.search.limit import bytes_of
+
+Limit = float | str | Sequence[float | str]
+
+
+def limits_of(limit: Limit, ranks: int) -> tuple[int, ...]:
+    """The memory limit of each rank, in bytes.
+
+    Args:
+        limit: the limit of all ranks, or one for each; numbers, or text such as "2GiB".
+        ranks: the number of ranks.
+
+    Raises:
+        PlanError: an invalid number of bytes, or not one for each rank.
+    """
+    if isinstance(limit, str | int | float):
+        return (bytes_of(limit),) * ranks
+    if len(limit) != ranks:
+        raise PlanError(f"memory_limit has {len(limit)} entries for {ranks} ranks: {limit!r}")
+    return tuple(map(bytes_of, limit))
+
+
+def most_rows(experiment: Experiment, limits: Sequence[int], times: Times) -> list[int]:
+    """The rows that fit on each rank, at most the batch, if it holds no sharded filters."""
+    batch, world, k = experiment.batch_size, len(limits), times.group_size
+
+    def needed(rank: int, rows: int) -> int:
+        plan = times.plan if k == 1 else _with_parts(times, rank % k, 0)
+        shared_out = plan.with_rows(_one_has(rank, rows, batch, world))
+        return predict(shared_out, None, experiment).memory[rank].peak_bytes
+
+    return [_most(batch, limit, partial(needed, rank)) for rank, limit in enumerate(limits)]
+
+
+def most_parts(
+    experiment: Experiment, limits: Sequence[int], times: Times, rows: Sequence[int]
+) -> list[int]:
+    """The 64ths of the sharded filters that fit on each member of a group, with these rows.
+
+    Raises:
+        PlanError: a rank has no room for its rows alone.
+    """
+    k = times.group_size
+
+    def needed(rank: int, units: int) -> int:
+        plan = _with_parts(times, rank % k, units).with_rows(rows)
+        return predict(plan, None, experiment).memory[rank].peak_bytes
+
+    for rank, limit in enumerate(limits):
+        if (least := needed(rank, 0)) > limit:
+            raise PlanError(
+                f"rank {rank} needs {size(least)} for its {rows[rank]} rows, without any part of "
+                f"what is cut, and has {size(limit)}"
+            )
+    found = [_most(UNITS, limit, partial(needed, rank)) for rank, limit in enumerate(limits)]
+    return [min(found[member::k]) for member in range(k)]
+
+
+def _most(upper: int, limit: int, needed: Callable[[int], int]) -> int:
+    """The largest number up to `upper` that needs no more than the limit; 0: none does."""
+    low, high = 0, upper
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if needed(middle) <= limit else (low, middle - 1)
+    return low
+
+
+def _one_has(index: int, count: int, total: int, receivers: int) -> tuple[float, ...]:
+    """Shares that give one receiver so much of a total, and the others equal parts of the rest."""
+    rest = (total - count) / max(1, receivers - 1)
+    return tuple(float(count) if i == index else rest for i in range(receivers))
+
+
+def _with_parts(times: Times, member: int, units: int) -> Plan:
+    """The plan in which one member of every group has so many 64ths of the sharded filters.
+
+    Raises:
+        PlanError: the groups have several sizes.
+    """
+    if len({times.plan.layers[name].group_size for name in times.cuts.units}) > 1:
+        raise PlanError("memory is shared out over groups of one size, and the plan has several")
+    shares = _one_has(member, units, UNITS, times.group_size)
+    sizes = {name: apportion(n, shares) for name, n in times.cuts.units.items()}
+    return times.cuts.with_sizes(sizes, times.plan.world_size)
+
 
 Split = Literal["rows", "filters"]
 SPLITS: tuple[Split, ...] = ("rows", "filters")
@@ -22,13 +112,14 @@ Most = Sequence[int | None]
 
 @dataclass(frozen=True)
 class Shared:
-    """What was found.
+    """The result of a division.
 
     Attributes:
-        plan: with the shares.
-        partition: of rows, or of 64ths of all filters.
-        by_layer: of each cut; nothing where one share is for all.
-        besides_s: seconds that are not divided by them.
+        plan: the plan with the shares.
+        partition: the division of rows, or of 64ths of all filters.
+        by_layer: the division of each sharded block, by its leader; empty where one share holds for
+            all.
+        besides_s: the seconds that the shares do not divide.
     """
 
     plan: Plan
@@ -37,10 +128,10 @@ class Shared:
     besides_s: float
 
     def without(self) -> list[str]:
-        """What is to be said of ranks that were given nothing."""
+        """Notes on ranks that were given nothing."""
         notes = []
-        for rank, size in enumerate(self.partition.sizes):
-            if size == 0 and not self.by_layer:
+        for rank, units in enumerate(self.partition.sizes):
+            if units == 0 and not self.by_layer:
                 notes.append(f"rank {rank} is left out")
         for rank in range(len(self.partition.sizes) if self.by_layer else 0):
             none = [
@@ -56,7 +147,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Sharing:
-    """What is wanted; the fields are the arguments of `balanced`, and the times of its layers."""
+    """The division to find; the fields are the arguments of `balanced`, and its layers' times."""
 
     times: Times
     split: Split
@@ -68,10 +159,10 @@ class Sharing:
     grain: int
 
     def found(self) -> Shared:
-        """The shares.
+        """Finds the shares.
 
         Raises:
-            PlanError: there is no such way.
+            PlanError: the bounds allow no division.
         """
         times, world = self.times, self.times.plan.world_size
         batch = times.experiment.batch_size
@@ -99,7 +190,7 @@ class Sharing:
         return Shared(plan, parts, each, self._besides_s(plan.rows_of(batch)))
 
     def equal_s(self) -> float:
-        """Seconds with equal shares."""
+        """Seconds of computation with equal shares."""
         times = self.times
         batch, world = times.experiment.batch_size, times.plan.world_size
         rows = Plan.data_parallel(times.plan.graph, world).rows_of(batch)
@@ -114,7 +205,7 @@ class Sharing:
         return total
 
     def _each(self, rows: tuple[int, ...]) -> dict[str, Partition]:
-        """Of every cut, if it gets shares of its own."""
+        """The division of every sharded block, if each gets shares of its own."""
         if not self.per_layer:
             return {}
         times, bounds = self.times, self._most_parts(rows)
@@ -176,7 +267,7 @@ class Sharing:
         return total
 
     def _cuts_s(self, rows: tuple[int, ...], plan: Plan | None) -> float:
-        """Of all cuts, with a plan's shares or equal ones."""
+        """Seconds of all sharded blocks, with a plan's shares or equal ones."""
         times, total = self.times, 0.0
         for name, units in times.cuts.units.items():
             choice = times.plan.layers[name]
@@ -187,10 +278,10 @@ class Sharing:
         return total
 
     def _require_filters(self) -> None:
-        """Refuses to give filters to every rank where there are fewer of them.
+        """Checks that every rank can get filters of every layer.
 
         Raises:
-            PlanError: naming the layer, its filters and what is valid.
+            PlanError: a layer has too few; the text names it, its filters and what is valid.
         """
         k = self.times.group_size
         for name, units in self.times.cuts.units.items():

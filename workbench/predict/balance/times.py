@@ -1,33 +1,126 @@
-"""How long each device takes for its rows, and for its part of every cut, at several sizes."""
+"""The time that each device takes for its rows and its part of every sharded block, by size.
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+A sharded block is a set of layers that are sharded alike, since the shares of one decide those of
+the others.
+
+    leader      shards its own filters, neurons or heads
+    followers   read sharded features and keep the sharding (ReLU, batch norm, pools, depthwise
+                convolutions), or reduce them (`shard_in`)
+
+Where two sharded tensors are added or multiplied, both leaders are one. Between a leader's first
+layer and its last one ranks do not synchronise, so they should need the same time for all of them.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from workbench.plan.device import Device
-from workbench.plan.experiment import Experiment
+from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.filters import grain_of
 from workbench.plan.graph import Layer
-from workbench.plan.layout import ROWS
-from workbench.plan.placement import apportion
+from workbench.plan.machine.device import Device
+from workbench.plan.machine.work import work_of
+from workbench.plan.placement.choice import LayerPlan
+from workbench.plan.placement.layout import ROWS, Layout
+from workbench.plan.placement.placement import Shard, apportion
+from workbench.plan.placement.rules import feature_dim
 from workbench.plan.plan import Plan
-from workbench.plan.work import work_of
-from workbench.predict.balance.cuts import Cuts
-from workbench.predict.balance.time_model import Point, TimeModel
-from workbench.predict.balance.time_tables import Kind
+from workbench.predict.balance.time_model import Kind, Point, TimeModel
+
+Sizes = Mapping[str, tuple[int, ...]]
+"""The filters (neurons, groups, heads) of each rank of a group, for each leader."""
 
 UNITS = 64  # into which a group's work is divided, where it is not divided by rows
-_PARTS = (16, 8, 4, 2, 1)
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """The sharded blocks of one plan.
+
+    Attributes:
+        plan: the plan.
+    """
+
+    plan: Plan
+
+    @cached_property
+    def leader_of(self) -> dict[str, str]:
+        """The leader of each layer that works on sharded features, whose shares decide its own."""
+        graph, flow = self.plan.graph, self.plan.flow
+        given: dict[str, str] = {}
+        found: dict[str, str] = {}
+        joined: dict[str, str] = {}
+
+        def root(name: str) -> str:
+            while name in joined:
+                name = joined[name]
+            return name
+
+        for layer in graph.layers:
+            read, gives = flow.inputs[layer.name], _is_cut(flow.outputs[layer.name])
+            choice = self.plan.layers.get(layer.name, LayerPlan())
+            cut_alike = [
+                given[name] for name in layer.inputs if name in given and flow.outputs[name] == read
+            ]
+            if choice.scheme in ("shard_out", "shard_in", "shard_heads"):
+                follows = choice.scheme == "shard_in" or layer.groups > 1
+                found[layer.name] = cut_alike[0] if follows and cut_alike else layer.name
+            elif cut_alike and (gives or _is_cut(read)):
+                found[layer.name] = root(cut_alike[0])
+                for other in map(root, cut_alike):
+                    if other != root(found[layer.name]):
+                        joined[other] = root(found[layer.name])
+            if gives and layer.name in found:
+                given[layer.name] = found[layer.name]
+        return {name: root(leader) for name, leader in found.items()}
+
+    @cached_property
+    def units(self) -> dict[str, int]:
+        """The number of filters (neurons, groups, heads) to divide, for each leader."""
+        graph, layers = self.plan.graph, self.plan.layers
+        leaders = dict.fromkeys(self.leader_of.values())
+        return {name: _units(graph[name], layers[name]) for name in leaders}
+
+    def grain(self, leader: str, grain: int) -> int:
+        """The filters of a leader that stay together: whole groups of followers."""
+        graph, k = self.plan.graph, self.plan.layers[leader].group_size
+        factor = graph[leader].output_shape[0] // self.units[leader]
+        apart = grain_of(self.units[leader], k, grain)
+        for name, of in self.leader_of.items():
+            if of == leader and graph[name].groups > 1 and name in self.plan.layers:
+                each = graph[name].input_shape[0] // graph[name].groups
+                apart = math.lcm(apart, each // math.gcd(each, factor))
+        return apart
+
+    def with_sizes(self, sizes: Sizes, world_size: int, group_size: int | None = None) -> Plan:
+        """The plan with these sizes, and those that follow from them.
+
+        Args:
+            sizes: the filters of each rank of a group, for every leader.
+            world_size: the number of ranks of the new plan.
+            group_size: the size of all groups of the new plan; None: as they are.
+        """
+        graph, layers = self.plan.graph, dict[str, LayerPlan]()
+        for name, choice in self.plan.layers.items():
+            leader = self.leader_of.get(name)
+            units = _units(graph[name], choice)
+            shares = None if leader is None else _scaled(sizes[leader], units)
+            k = choice.group_size if group_size is None or choice.group_size == 1 else group_size
+            layers[name] = replace(choice, group_size=k, shares=shares)
+        return Plan(graph, world_size, layers, self.plan.batch_norm, self.plan.rounds)
 
 
 @dataclass(frozen=True)
 class Times:
-    """What the layers of a plan take on some devices.
+    """The times of a plan's layers on some devices.
 
     Attributes:
-        experiment: its batch and precision.
-        plan: of which layers are row by row, cut over groups, or the same on a whole group.
-        devices: of each rank.
-        kind: of the models.
+        experiment: the experiment, whose batch and precision count.
+        plan: the plan, which says which layers are computed row by row, sharded over groups, or
+            replicated on a group.
+        devices: the device of each rank [ranks].
+        kind: the kind of the time models.
     """
 
     experiment: Experiment
@@ -37,12 +130,12 @@ class Times:
 
     @cached_property
     def cuts(self) -> Cuts:
-        """Of the plan."""
+        """The sharded blocks of the plan."""
         return Cuts(self.plan)
 
     @cached_property
     def group_size(self) -> int:
-        """Of the largest groups over which layers lie."""
+        """The size of the largest shard groups of the plan."""
         return max((c.group_size for c in self.plan.layers.values()), default=1)
 
     @cached_property
@@ -56,7 +149,7 @@ class Times:
 
     @cached_property
     def _alike(self) -> dict[str | None, list[Layer]]:
-        """What every rank of a group does for all of the group's rows, by the cut that follows."""
+        """Layers that every rank of a group computes on all rows, by the block that follows."""
         by_rows = {layer.name for layer in self._by_rows}
         found: dict[str | None, list[Layer]] = {}
         waiting: list[Layer] = []
@@ -69,7 +162,7 @@ class Times:
         return {**found, None: waiting}
 
     def rows(self) -> list[TimeModel]:
-        """Of each rank, for rows of what is done row by row."""
+        """The time model of each rank, in rows of the layers computed row by row [ranks]."""
         batch = self.experiment.batch_size
         sizes = sorted({max(1, batch // part) for part in _PARTS})
         return [
@@ -81,20 +174,21 @@ class Times:
         ]
 
     def besides_rows(self) -> list[float]:
-        """Of each rank, whatever its rows: what a step costs besides, and updating its weights."""
+        """Seconds of each rank whatever its rows: fixed costs and weight updates [ranks]."""
         kind = self.experiment.optimizer.kind
         each = 8 if self.experiment.precision == "fp64" else 4
         stored = each * sum(layer.parameters for layer in self._by_rows)
         return [own.step_s + stored * own.update_s_per_byte.get(kind, 0.0) for own in self.devices]
 
     def besides_parts(self, rows: Sequence[int], leaders: Collection[str | None]) -> list[float]:
-        """Of each member of a group, for what all of them do alike before these cuts.
+        """Seconds of each member of a group for replicated layers before these blocks [members].
 
-        Ranks meet at the end of a cut, and not between what follows and the next cut.
+        Ranks synchronise at the end of a block, and not between replicated layers and the next
+        block.
 
         Args:
-            rows: of each rank.
-            leaders: of the cuts; None: what comes after the last one.
+            rows: the rows of each rank [ranks].
+            leaders: the leaders of the blocks; None: the layers after the last block.
         """
         layers, found = self.plan.layers, [0.0] * len(rows)
         sizes = [layers[name].group_size for name in leaders if name is not None]
@@ -107,22 +201,22 @@ class Times:
         return [max(found[member::k]) for member in range(k)]
 
     def alone(self) -> tuple[float, ...]:
-        """Of each device, for the whole model and the whole batch."""
+        """Seconds of each device for the whole model and the whole batch [devices]."""
         layers, batch = self.plan.graph.layers, self.experiment.batch_size
         return tuple(self._seconds(layers, own, self._one, batch) for own in self.devices)
 
     def parts(self, rows: Sequence[int]) -> list[TimeModel]:
-        """Of each member of a group, for 64ths of all that is cut; of several groups the slowest.
+        """A TimeModel per group member, unit 1/64 of the sharded filters; slowest group.
 
         Args:
-            rows: of each rank.
+            rows: the rows of each rank [ranks].
         """
         layers = [layer for layer in self.plan.graph.layers if layer.name in self.cuts.leader_of]
         sizes = [(units, units) for units in self._pieces]
         return self._members(layers, rows, sizes, self.group_size)
 
     def of_leader(self, leader: str, rows: Sequence[int]) -> list[TimeModel]:
-        """The same for a leader's own filters, and the layers that are cut as it is."""
+        """A TimeModel per group member, in filters of a leader, for all layers of its block."""
         graph, of = self.plan.graph, self.cuts.leader_of
         layers = [layer for layer in graph.layers if of.get(layer.name) == leader]
         sizes = {sizes[leader][0]: units for units, (_, sizes) in self._pieces.items()}
@@ -136,7 +230,7 @@ class Times:
         sizes: Sequence[tuple[int, int]],
         k: int,
     ) -> list[TimeModel]:
-        """Models with a point for each (64ths, units), of each member of groups of k."""
+        """Models of each member of groups of k, with a point for each (64ths, units)."""
         every = _group_rows(rows, k)
         return [
             TimeModel(
@@ -157,7 +251,7 @@ class Times:
 
     @property
     def _whole(self) -> Plan:
-        """A plan of which the first rank has all of every cut."""
+        """A plan in which the first rank has all of every block."""
         return self._pieces[UNITS][0]
 
     @cached_property
@@ -166,7 +260,7 @@ class Times:
 
     @cached_property
     def _pieces(self) -> dict[int, tuple[Plan, dict[str, tuple[int, ...]]]]:
-        """By 64ths: a plan over two ranks of which the first has so much, and its sizes."""
+        """A plan over two ranks in which the first has so many 64ths, and its sizes, by 64ths."""
         found = {}
         for part in _PARTS:
             shares = (UNITS // part, UNITS - UNITS // part)
@@ -175,7 +269,7 @@ class Times:
         return found
 
     def _seconds(self, layers: Sequence[Layer], device: Device, plan: Plan, rows: int) -> float:
-        """Of the first rank of a plan, forward and backward."""
+        """Seconds of the first rank of a plan, forward and backward."""
         every = (rows, *(0 for _ in range(plan.world_size - 1)))
         total = 0.0
         for layer in layers:
@@ -187,5 +281,28 @@ class Times:
 
 
 def _group_rows(rows: Sequence[int], k: int) -> list[int]:
-    """Of each rank, the rows of its group of k."""
+    """The rows of each rank's group of k ranks [ranks]."""
     return [sum(rows[rank - rank % k : rank - rank % k + k]) for rank in range(len(rows))]
+
+
+def _is_cut(layout: Layout) -> bool:
+    return layout.group_size > 1 and isinstance(layout.placement, Shard)
+
+
+def _units(layer: Layer, choice: LayerPlan) -> int:
+    """The units of a layer's shares: heads, groups, or channels (input ones for `shard_in`)."""
+    if choice.scheme == "shard_heads":
+        return layer.heads
+    if choice.scheme == "shard_in":
+        return layer.input_shape[feature_dim(layer.input_shape, layer.kind) - 1]
+    if layer.groups > 1:
+        return layer.groups
+    return layer.output_shape[feature_dim(layer.output_shape, layer.kind) - 1]
+
+
+def _scaled(sizes: tuple[int, ...], units: int) -> tuple[int, ...]:
+    """The same division of another number of units."""
+    return tuple(size * units // sum(sizes) for size in sizes)
+
+
+_PARTS = (16, 8, 4, 2, 1)

@@ -1,4 +1,4 @@
-"""What one operation makes, keeps and hands back, on all ranks: the steps of a pass."""
+"""The memory that one operation takes, saves for backward and frees, on all ranks."""
 
 from collections.abc import Hashable, Mapping
 from typing import NamedTuple
@@ -7,38 +7,38 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.plan.graph import Layer
-from workbench.plan.layout import Conversion, Layout
-from workbench.plan.placement import Partial, Replicate
-from workbench.plan.weights import heads_of
+from workbench.plan.placement.layout import Conversion, Layout
+from workbench.plan.placement.placement import Partial, Replicate
+from workbench.plan.placement.weights import heads_of
 from workbench.predict.memory import kernels
 from workbench.predict.memory.gradients import Gradients
-from workbench.predict.memory.kept import Kept, kept_by
+from workbench.predict.memory.kept import SavedTensors, Windows, saved_by
 from workbench.predict.memory.timeline import Timeline
-from workbench.predict.memory.windows import Windows
 from workbench.program.operations import HALF, Operation, Value
 from workbench.program.rows import Counts, Rows, tiled
 from workbench.program.step import Program
 
-_CONVERSION = Kept()
-_SAME = Kept(view=True)
+_CONVERSION = SavedTensors()
+_SAME = SavedTensors(view=True)
 _NO_WORKSPACE = kernels.Workspace()
 
 
 class _Work(NamedTuple):
-    """What all operations of one look need.
+    """The memory needs of all operations with equal layer, layout and shape.
 
     Attributes:
-        size: bytes of what they give.
-        keeps: what autograd keeps of them.
-        space: that their kernels need.
-        beside: bytes of the new tensors that they keep: masks, places, statistics, casts.
-        casts: of these, weights that autocast has cast.
-        casts_input: whether autocast casts what they read, too.
-        passes_on: whether the gradient of what they gave is that of what they read.
+        size: bytes of their output on each rank [ranks].
+        keeps: the tensors that autograd saves for them.
+        space: the workspace of their kernels.
+        beside: bytes of the new tensors that they save: masks, indices, statistics, casts [ranks]
+            each.
+        casts: bytes of those among them that are weights cast by autocast [ranks] each.
+        casts_input: whether autocast casts their input too.
+        passes_on: whether the gradient of their output is that of their input, in the same memory.
     """
 
     size: Counts
-    keeps: Kept
+    keeps: SavedTensors
     space: kernels.Workspace
     beside: tuple[Counts, ...]
     casts: tuple[Counts, ...]
@@ -47,13 +47,13 @@ class _Work(NamedTuple):
 
 
 class Execution:
-    """Runs operations, forward and back.
+    """Writes the tensors of operations, forward and backward.
 
     Args:
-        program: all of them.
-        timeline: to write on.
-        gradients: takes the weights' gradients.
-        rows: of the pass.
+        program: the program that the operations are part of.
+        timeline: the timeline that tensors are written to.
+        gradients: the gradients of weights, which take what the backward pass makes.
+        rows: the rows of each rank in the pass.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Execution:
         self._of_values: dict[Value, Counts] = {}
 
     def size(self, value: Value, itemsize: int | None = None) -> Counts:
-        """Bytes of a value on each rank."""
+        """Bytes of a value on each rank [ranks]."""
         known = self._of_values.get(value) if itemsize is None else None
         if known is not None:
             return known
@@ -88,7 +88,7 @@ class Execution:
         return known
 
     def run(self, operation: Operation, alive: Mapping[Value, int]) -> tuple[int, list[int]]:
-        """(the tensor that it gives, the tensors that it keeps)."""
+        """Runs an operation: (the tensor that it gives, the tensors that it saves)."""
         timeline, label, needed = self.timeline, operation.label, operation.needs_gradient
         work = self._works.get(operation.look) or self._work(operation)
         space, keeps = work.space, work.keeps
@@ -116,7 +116,7 @@ class Execution:
         return tensor, held
 
     def _factors(self, operation: Operation, alive: Mapping[Value, int]) -> list[int]:
-        """Of what it reads, what its backward pass needs."""
+        """The tensors that it reads and its backward pass needs."""
         reads = operation.reads
         if len(reads) == 1:
             return [alive[reads[0]]] if reads[0] in alive else []
@@ -129,15 +129,19 @@ class Execution:
         return [alive[value] for value in dict.fromkeys(reads)]
 
     def casts(self, operation: Operation) -> tuple[Counts, ...]:
-        """The weights that autocast has cast for it."""
+        """Bytes of the weights that autocast has cast for an operation [ranks] each."""
         return self._work(operation).casts
 
     def copies_weight(self, operation: Operation) -> bool:
-        """Whether its weight's gradient is copied before autograd takes it."""
+        """Whether an operation's weight gradient is copied before autograd takes it."""
         return self._work(operation).space.copies_weight
 
     def run_back(self, operation: Operation, given: int, grads: dict[Value, int]) -> dict[str, int]:
-        """The gradients of what it read, from that of what it gave; gives those of its weights."""
+        """Runs an operation backward.
+
+        It adds the gradients of what the operation read to `grads`, and returns those of its
+        weights, by name. `given` is the gradient of its output.
+        """
         timeline, label, wanted = self.timeline, operation.label, operation.wanted
         work = self._works.get(operation.look) or self._work(operation)
         if not self._parameters.isdisjoint(wanted):
@@ -166,7 +170,7 @@ class Execution:
         return of_weights
 
     def _of_activations(self, wanted: tuple[Value, ...]) -> tuple[Value, ...]:
-        """Of these values, those that are no parameters; of these, the gradients are made."""
+        """The activations among these values; the gradients of parameters are made here."""
         for value in wanted:
             layer = self.program.operations.by_value[value].layer
             if value in self._parameters and layer is not None:
@@ -174,7 +178,7 @@ class Execution:
         return tuple([value for value in wanted if value not in self._parameters])
 
     def _add(self, grads: dict[Value, int], value: Value, tensor: int) -> None:
-        """Adds a gradient to what has come back for a value so far."""
+        """Adds a gradient to the sum that has come back for a value so far."""
         before = grads.get(value)
         if before is None:
             grads[value] = tensor
@@ -199,7 +203,7 @@ class Execution:
             keeps = _SAME if step.name == "copy_to" else _CONVERSION
             on = _returns_as_it_is(step)
             return _Work(size, keeps, _NO_WORKSPACE, (), (), False, on)
-        keeps, casts = kept_by(self.program.plan, layer), self._casts(layer)
+        keeps, casts = saved_by(self.program.plan, layer), self._casts(layer)
         casts_input = self._casts_input(operation)
         beside = [*self._kept_beside(operation, layer, keeps), *casts]
         if casts_input and keeps.input:
@@ -207,8 +211,8 @@ class Execution:
         space = self._workspace_of(operation, layer)
         return _Work(size, keeps, space, tuple(beside), casts, casts_input, keeps.passes)
 
-    def _kept_beside(self, operation: Operation, layer: Layer, keeps: Kept) -> list[Counts]:
-        """Masks, places, statistics."""
+    def _kept_beside(self, operation: Operation, layer: Layer, keeps: SavedTensors) -> list[Counts]:
+        """Bytes of masks, indices and statistics that an operation saves [ranks] each."""
         found: list[Counts] = []
         elements = self.rows.elements(operation.layout, operation.shape, operation.rows)
         heads = self._heads(layer)
@@ -224,7 +228,7 @@ class Execution:
             found.append(self.program.pieces.sizes[layer.weights[0].name] * keeps.statistics)
         half = self.gradients.half and layer.kind in ("conv2d", "linear")
         if half and layer.keeps_weight and operation.wanted:
-            # Autocast does not remember what it has cast of it, but the backward pass needs it.
+            # Autocast does not cache its cast, but the backward pass needs it.
             found.append(self.program.pieces.sizes[layer.weights[0].name] // 4 * HALF)
         return found
 
@@ -262,7 +266,7 @@ class Execution:
         return kernels.convolution(layer, x, held, y, rows, width)
 
     def _heads(self, layer: Layer) -> npt.NDArray[np.float64] | None:
-        """The share of an attention layer's heads that each rank has; None: it is not cut."""
+        """The fraction of an attention layer's heads on each rank [ranks]; None: not sharded."""
         plan = self.program.plan
         choice = plan.layers.get(layer.name)
         if choice is None or choice.scheme != "shard_heads":

@@ -1,8 +1,6 @@
-"""What autograd keeps of each kind of layer, from its forward pass to its backward pass.
+"""The tensors that autograd saves for each kind of layer, from forward to backward pass.
 
-    kind, operation                     keeps
-    conv2d, linear, pool                input; max pools the place of each maximum too (int64)
-    batch_norm                          input, mean and deviation of each channel
+    kind, operation                     saves
       synchronized                      the centred and the normalized input
       in eval mode                      input
     linear, weight frozen               nothing
@@ -12,32 +10,54 @@
     GELU, SiLU, hard-swish ...          input (in place: a copy of it)
     mul                                 both factors
     add, flatten, cat, views            nothing
-    attention in windows                see `windows.py`
-    multi-head attention                input, query, key, value and their product, transposed
-    anything else                       input and output
+    attention in windows                see below
 
 Source: torch's derivatives.yaml; attention as its events show.
+
+Attention in shifted windows (Swin, versions 1 and 2): the tensors it saves, and its workspace.
+
+For an activation of n elements, of which a rank has the fraction s of the heads; images are padded
+to whole windows of T tokens, which makes them p times as large, and scores are T heads / features
+of that. Saved from the forward pass to the backward pass:
+
+    the image in windows                                              p n
+    query, key, value, and the attended values, each separate     4 p s n
+    softmax of the scores                                             scores s n
+    version 2: query, key and value as they were, for their norms     3 p s n
+               cosines, for the gradient of their scale               scores s n
+               hidden layer of the table of positions                 offsets times hidden
+
+No graph says whether windows are shifted; they are taken to be, as in every other layer, which
+costs one more copy of the scores in the forward pass and saves nothing more.
+
+Source: `torch.autograd`, on the operations of `torchvision.models.swin_transformer` as
+`workbench/layers/attention.py` has them.
 """
 
+import math
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from workbench.plan.graph import Layer
 from workbench.plan.plan import Plan
-from workbench.predict.memory.windows import Windows
+from workbench.predict.memory.kernels import Workspace
+from workbench.program.rows import Counts
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What one operation keeps.
+class SavedTensors:
+    """The tensors that one operation saves for its backward pass.
 
     Attributes:
-        input: its inputs.
-        output: its output.
-        view: its output is no memory of its own, but its input's, and so with the gradients.
-        passes: the gradient of its input is that of its output, the same memory.
+        input: whether its inputs are saved.
+        output: whether its output is saved.
+        view: whether its output is a view of its input, and the gradients likewise.
+        passes: whether the gradient of its input is that of its output, in the same memory.
         words: elements of the activation's type for each element of the output.
-        of_heads: as `words`, of what is cut with an attention layer's heads.
-        bytes: for each element of the output, whatever the activation's type.
+        of_heads: elements like `words`, of what is sharded with an attention layer's heads.
+        bytes: bytes for each element of the output, whatever the activation's type.
         statistics: fp32 numbers for each channel.
         constant: elements of the activation's type, however many rows there are.
     """
@@ -53,17 +73,87 @@ class Kept:
     constant: int = 0
 
 
-_NOTHING = Kept()
-_INPUT = Kept(input=True)
-_OUTPUT = Kept(output=True)
-_BOTH = Kept(input=True, output=True)
-_VIEW = Kept(view=True, passes=True)
-_PASSED_ON = Kept(passes=True)
-_MAX_POOL = Kept(input=True, bytes=8.0)
-_BATCH_NORM = Kept(input=True, statistics=2)
-_SYNCHRONIZED = Kept(words=2.0)
+_NAMES = ("shiftedwindowattention", "shiftedwindowattentionv2")
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Sizes of an attention layer in windows, relative to one element of the activation.
+
+    Attributes:
+        padded: elements of the padded image.
+        many: whether there are several windows; a single one is never shifted.
+        scores: elements of all heads' scores.
+        second: whether it is version 2.
+        table: elements of version 2's hidden layer of offsets, however many rows there are.
+    """
+
+    padded: float
+    many: bool
+    scores: float
+    second: bool
+    table: int
+
+    @classmethod
+    def of(cls, layer: Layer) -> "Windows | None":
+        """The sizes of an attention layer; None: it has no windows."""
+        if layer.target.rpartition(".")[2].lower() not in _NAMES:
+            return None
+        shapes = {
+            weight.name.removeprefix(f"{layer.name}."): weight.shape for weight in layer.weights
+        }
+        tokens = math.isqrt(math.prod(shapes["relative_position_index"]))
+        side = math.isqrt(tokens)
+        *image, features = layer.input_shape
+        count = math.prod(-(-length // side) for length in image)
+        padded = count * tokens / math.prod(image)
+        hidden = shapes.get("cpb_mlp.0.bias", (0,))[0]
+        offsets = (2 * side - 1) ** 2
+        scores = padded * tokens * layer.heads / features
+        return cls(padded, count > 1, scores, hidden > 0, offsets * hidden)
+
+    @property
+    def of_heads(self) -> float:
+        """Saved elements that are sharded with the heads, relative to one of the activation."""
+        return 7 * self.padded + 2 * self.scores if self.second else 4 * self.padded + self.scores
+
+    def workspace(self, size: Counts, share: npt.NDArray[np.float64] | float) -> Workspace:
+        """The workspace beside the saved tensors.
+
+        Args:
+            size: bytes of the output on each rank [ranks].
+            share: the fraction of the heads that each rank has, 0 to 1 [ranks].
+        """
+        copies = 2 if self.many else 1
+        mixed = 1 if self.second else 4  # version 2 saves query, key and value anyway
+        at_end = copies * self.padded + share * (mixed * self.padded + copies * self.scores)
+        gradients = share * (2 * self.scores - self.padded) - 1.0
+        return Workspace(
+            beside_output=(size * at_end).astype(np.int64),
+            backward=(size * np.maximum(gradients, 0.0)).astype(np.int64),
+        )
+
+
+_NOTHING = SavedTensors()
+
+_INPUT = SavedTensors(input=True)
+
+_OUTPUT = SavedTensors(output=True)
+
+_BOTH = SavedTensors(input=True, output=True)
+
+_VIEW = SavedTensors(view=True, passes=True)
+
+_PASSED_ON = SavedTensors(passes=True)
+
+_MAX_POOL = SavedTensors(input=True, bytes=8.0)
+
+_BATCH_NORM = SavedTensors(input=True, statistics=2)
+
+_SYNCHRONIZED = SavedTensors(words=2.0)
+
 # Of each head and position, attention also keeps one number in fp32: about one for 64 features.
-_ATTENTION = Kept(words=1.0, of_heads=4.0 + 1 / 64)
+_ATTENTION = SavedTensors(words=1.0, of_heads=4.0 + 1 / 64)
 
 _ELEMENTWISE = {
     # Dropout and stochastic depth are element-wise where they drop nothing.
@@ -79,11 +169,13 @@ _ELEMENTWISE = {
     ),
     "tanhshrink": _BOTH,
 }
+
 _VIEWS = {
     "getitem", "view", "reshape", "permute", "transpose", "expand", "unsqueeze", "squeeze",
     "chunk", "split", "unbind", "narrow", "select", "flatten", "unflatten", "getattr",
     "swapaxes",
 }  # fmt: skip
+
 _OPERATIONS = {
     **dict.fromkeys(_VIEWS, _VIEW),
     **dict.fromkeys(("cat", "concat", "concatenate", "stack", "roll", "mean", "sum"), _NOTHING),
@@ -94,8 +186,8 @@ _OPERATIONS = {
 }
 
 
-def kept_by(plan: Plan, layer: Layer) -> Kept:
-    """What a layer keeps under a plan."""
+def saved_by(plan: Plan, layer: Layer) -> SavedTensors:
+    """The tensors that a layer saves under a plan."""
     name = _name(layer)
     match layer.kind:
         case "linear":
@@ -110,7 +202,7 @@ def kept_by(plan: Plan, layer: Layer) -> Kept:
         case "layer_norm":
             return _layer_norm(layer)
         case "dropout":
-            return Kept(words=1.0)
+            return SavedTensors(words=1.0)
         case "add":
             return _PASSED_ON
         case "flatten":
@@ -125,7 +217,9 @@ def kept_by(plan: Plan, layer: Layer) -> Kept:
             windows = Windows.of(layer)
             if windows is None:
                 return _ATTENTION
-            return Kept(words=windows.padded, of_heads=windows.of_heads, constant=windows.table)
+            return SavedTensors(
+                words=windows.padded, of_heads=windows.of_heads, constant=windows.table
+            )
         case "op" if name == "layer_norm":
             return _layer_norm(layer)
         case _:
@@ -133,20 +227,20 @@ def kept_by(plan: Plan, layer: Layer) -> Kept:
 
 
 def is_guessed(layer: Layer) -> bool:
-    """Whether nothing is known of what an operation keeps."""
+    """Whether it is unknown what an operation saves."""
     return layer.kind == "op" and _name(layer) not in (*_OPERATIONS, "layer_norm")
 
 
 def _name(layer: Layer) -> str:
-    """The bare name of what is called, in place or not."""
+    """The bare name of an operation's function, in place or not."""
     return layer.target.rpartition(".")[2].lower().strip("_")
 
 
-def _layer_norm(layer: Layer) -> Kept:
-    return Kept(input=True, bytes=8.0 / max(layer.output_shape[-1], 1))
+def _layer_norm(layer: Layer) -> SavedTensors:
+    return SavedTensors(input=True, bytes=8.0 / max(layer.output_shape[-1], 1))
 
 
-def _pool(layer: Layer, name: str) -> Kept:
+def _pool(layer: Layer, name: str) -> SavedTensors:
     if "max" in name:
         return _MAX_POOL
     means = "adaptive" in name and layer.output_shape[-2:] == (1, 1)

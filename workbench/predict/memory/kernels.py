@@ -1,7 +1,7 @@
-"""Memory that kernels take while they run, as torch's own allocator sees it on CPUs.
+"""The workspace of kernels while they run, as torch's own allocator sees it on CPUs.
 
 oneDNN, which computes convolutions in fp32, lays images and weights out in blocks of channels
-first. With x, w, y the sizes of input, weight and output, d their gradients:
+first. With x, w, y the sizes of input, weight and output, and dx, dw their gradients:
 
     forward          x + w + y in blocks; then y in blocks beside y
     backward         y + w + x in blocks; then dx in blocks beside dx, twice where strided
@@ -36,14 +36,14 @@ _MASK_BYTES = 24
 
 @dataclass(frozen=True)
 class Workspace:
-    """Bytes on each rank at the moments of one layer; None: nothing.
+    """Bytes of workspace on each rank [ranks], at moments of one layer; None: nothing.
 
     Attributes:
-        forward: before its output is there.
-        beside_output: once it is.
-        backward: before the gradient of its input is there.
-        beside_gradient: once it is.
-        of_weight: while its weight's gradient is computed, that gradient included.
+        forward: bytes before its output is made.
+        beside_output: bytes once its output is made.
+        backward: bytes before the gradient of its input is made.
+        beside_gradient: bytes once the gradient of its input is made.
+        of_weight: bytes while its weight's gradient is computed, that gradient included.
         copies_weight: whether that gradient is then copied before autograd takes it.
     """
 
@@ -58,15 +58,15 @@ class Workspace:
 def convolution(
     layer: Layer, x: Counts, w: Counts, y: Counts, rows: Counts, itemsize: int
 ) -> Workspace:
-    """Of a convolution whose local input, weight and output have these bytes.
+    """The workspace of a convolution.
 
     Args:
-        layer: a conv2d.
-        x: of the input.
-        w: of the weight.
-        y: of the output.
-        rows: that each rank gives it.
-        itemsize: of an element.
+        layer: the convolution, of kind "conv2d".
+        x: bytes of the local input [ranks].
+        w: bytes of the local weight [ranks].
+        y: bytes of the local output [ranks].
+        rows: the rows that each rank passes to it [ranks].
+        itemsize: the bytes of an element.
     """
     kernel = layer.weights[0].shape[2:] if layer.weights else (1, 1)
     image, given = layer.input_shape[-2:], layer.output_shape[-2:]
@@ -93,16 +93,16 @@ def convolution(
 
 
 def mask(elements: Counts) -> Workspace:
-    """Of drawing a mask for so many elements."""
+    """The workspace of drawing a mask for so many elements [ranks]."""
     return Workspace(forward=elements * _MASK_BYTES)
 
 
 def attention(size: Counts, heads: npt.NDArray[np.float64] | None) -> Workspace:
-    """Of multi-head attention: whole, as torch's module, which transposes what it reads and gives.
+    """The workspace of multi-head attention, which as a whole transposes its input and output.
 
     Args:
-        size: bytes of the output.
-        heads: the share of all heads that each rank has; None: attention is not cut.
+        size: bytes of the output on each rank [ranks].
+        heads: the fraction of all heads that each rank has [ranks]; None: attention is not sharded.
     """
     if heads is None:
         return Workspace(forward=3 * size, backward=5 * size)

@@ -1,4 +1,4 @@
-"""The memory that a step needs on every rank: how much, of what, of which layer, and when."""
+"""The memory that a step needs on every rank: how much, of what, for which layer, and when."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,13 +13,13 @@ from workbench.program.step import Program
 
 @dataclass(frozen=True)
 class RankMemory:
-    """The highest point of one rank's tensors in a step.
+    """The peak of one rank's tensors in a step.
 
     Attributes:
-        rank: of the world.
-        peak_bytes: of all tensors that are alive then, shared memory included.
-        moment: when: the phase of the step, and the layer at work.
-        held: bytes alive then, for each category and layer; they add up to `peak_bytes`.
+        rank: the rank's number in the world.
+        peak_bytes: bytes of all tensors that are alive at the peak, shared memory included.
+        moment: the moment of the peak: the phase of the step, and the layer at work.
+        held: bytes alive at the peak, for each category and layer; they add up to `peak_bytes`.
     """
 
     rank: int
@@ -49,11 +49,12 @@ class RankMemory:
 
 @dataclass(frozen=True)
 class Ranks(Sequence[RankMemory]):
-    """All ranks of a world, of which a few stand for the others.
+    """The peaks of all ranks of a world, a few of which represent the others.
 
     Attributes:
-        kept: those.
-        column: for each rank of the world, which of them; None: they are all.
+        kept: the peaks of the representatives.
+        column: the index in `kept` of each rank's representative [ranks]; None: `kept`
+            has all ranks.
     """
 
     kept: tuple[RankMemory, ...]
@@ -81,9 +82,9 @@ class Memory:
     """The memory of all ranks.
 
     Attributes:
-        ranks: in their order.
-        guessed: layers whose operation is not known: they are taken to keep their input and
-            output for the backward pass, which may be too little.
+        ranks: the peak of each rank, in the order of ranks.
+        guessed: the names of layers with an unknown operation: they are taken to save their input
+            and output for the backward pass, which may be too little.
     """
 
     ranks: "Ranks"
@@ -91,7 +92,7 @@ class Memory:
 
     @property
     def peak_bytes(self) -> int:
-        """Of the rank that needs most."""
+        """The peak of the rank that needs most, in bytes."""
         return max(rank.peak_bytes for rank in self.ranks.kept)
 
     def __getitem__(self, rank: int) -> RankMemory:
@@ -101,11 +102,11 @@ class Memory:
 def memory_of(program: Program) -> Memory:
     """The memory of a step in the middle of an experiment's run.
 
-    It is that of torch's allocator on CPUs, and of what ranks of one host share: all ranks are
-    taken to be on one. `workbench.train.loop.memory.PeakMeter` measures the same.
+    It counts torch's allocator on CPUs, and the memory that ranks share: all ranks are taken to be
+    on one host. `workbench.train.loop.memory.PeakMeter` measures the same.
     """
     guessed = tuple(layer.name for layer in program.plan.graph.layers if is_guessed(layer))
-    held: dict[int, Mapping[tuple[Category, str], int]] = {}  # ranks that are alike share it
+    held: dict[int, Mapping[tuple[Category, str], int]] = {}  # equal ranks share it
     ranks, timeline = [], timeline_of(program)
     for peak in timeline.peaks():
         same = held.setdefault(id(peak.held), MappingProxyType(peak.held))

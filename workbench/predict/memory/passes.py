@@ -1,13 +1,12 @@
 """The tensors of a forward and a backward pass, operation by operation.
 
-A value lives from the operation that gives it to the last one that reads it, and beyond that
-while autograd keeps it. The backward pass goes through the operations in reverse: each makes
-the gradients of what it read beside that of what it gave, then lets go of what was kept. Where
-several readers hand a gradient back, they are added in the first one's memory, unless somebody
-else holds that.
+A value lives from the operation that gives it to the last one that reads it, and beyond that while
+autograd saves it. The backward pass goes through the operations in reverse: each makes the
+gradients of its inputs beside that of its output, then frees what it saved. Gradients from several
+readers are added in the first one's memory, unless something else holds that.
 
-Of a segment that is recomputed only the inputs are kept. Once the gradients of its outputs are
-there, it runs forward again, and then back; its inputs are there to the end of that.
+Of a recomputed segment only the inputs are saved. Once the gradients of its outputs are there, it
+runs forward again, and then backward; its inputs stay until that is done.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from workbench.program.step import Program
 
 @dataclass
 class Segment:
-    """Operations that run again in the backward pass, and what they are given then."""
+    """Operations that run again in the backward pass, and their saved inputs."""
 
     operations: tuple[Operation, ...]
     inputs: dict[Value, int]
@@ -34,12 +33,12 @@ class Segment:
 
 @dataclass
 class Tape:
-    """What a forward pass has left for its backward pass.
+    """The state that a forward pass leaves for its backward pass.
 
     Attributes:
-        kept: for each operation, the tensors that it keeps; segments stand where they run.
-        results: the values that were asked for.
-        again: the segment that has run once more, and what that has left.
+        kept: the tensors that each operation saves, in order; segments stand where they run.
+        results: the tensors of the values that were asked for.
+        again: the segment that has been recomputed, and the tape of that; None: there is none.
     """
 
     kept: list[tuple[Operation, list[int]] | Segment] = field(default_factory=list)
@@ -48,13 +47,13 @@ class Tape:
 
 
 class PassMemory:
-    """A pass over some of a program's operations.
+    """The memory of a pass over some of a program's operations.
 
     Args:
-        program: all of them.
-        timeline: to write on.
-        gradients: takes the weights' gradients.
-        rows: of this pass.
+        program: the program that the operations are part of.
+        timeline: the timeline that tensors are written to.
+        gradients: the gradients of weights, which take what the backward pass makes.
+        rows: the rows of each rank in this pass.
     """
 
     def __init__(
@@ -74,10 +73,10 @@ class PassMemory:
         """Runs operations forward.
 
         Args:
-            operations: in order.
-            given: values that exist; their memory is the caller's.
-            wanted: values to keep until the tape is dropped.
-            phase: when.
+            operations: the operations, in order.
+            given: the tensors of values that exist already; their memory is the caller's.
+            wanted: the values to keep until the tape is dropped.
+            phase: the phase that the operations run in.
         """
         chosen = [operation for operation in operations if _has_memory(operation)]
         readers: dict[Value, int] = {}
@@ -115,9 +114,11 @@ class PassMemory:
         """Runs the last operation of a tape backward.
 
         Args:
-            tape: of `forward`; what the operation kept is let go.
-            operation: which; of parameters, gradients are there when all readers have given theirs.
-            grads: the gradients of values, by which those of what it read replace its own.
+            tape: the tape of `forward`; what the operation saved is freed.
+            operation: the operation; the gradients of a parameter are there when all its readers
+                have given theirs.
+            grads: the gradients of values; those of the operation's inputs replace that of its
+                output.
         """
         if not _has_memory(operation):
             return
@@ -141,7 +142,7 @@ class PassMemory:
             tape.again = None
 
     def size(self, value: Value, itemsize: int | None = None) -> Counts:
-        """Bytes of a value on each rank."""
+        """Bytes of a value on each rank [ranks]."""
         return self._execution.size(value, itemsize)
 
     def recompute(self, tape: Tape) -> None:
@@ -158,7 +159,7 @@ class PassMemory:
         tape.again = segment, again
 
     def _buffers(self, operations: Iterable[Operation]) -> Counts:
-        """Copies of running statistics, which count a batch once."""
+        """Bytes of copies of running statistics [ranks], so that a batch counts once."""
         pieces, total = self.program.pieces, np.zeros_like(self.rows.own)
         for operation in operations:
             for weight in operation.layer.weights if operation.layer is not None else ():
@@ -167,7 +168,7 @@ class PassMemory:
         return total
 
     def _forget(self, operation: Operation, kept: list[int]) -> list[int]:
-        """Lets go of what an operation of a segment keeps; autocast remembers what it has cast."""
+        """Frees what an operation of a segment saves; autocast still caches the weights it cast."""
         for tensor in kept:
             self.timeline.drop(tensor)
         cast = self._execution.casts(operation)
@@ -176,7 +177,7 @@ class PassMemory:
     def _pass_on(
         self, operation: Operation, alive: dict[Value, int], readers: dict[Value, int]
     ) -> None:
-        """Drops what nobody reads any more."""
+        """Drops the tensors of values that have no reader left."""
         for value in _each(operation.reads):
             readers[value] -= 1
             if readers[value] == 0 and value in alive:
@@ -191,7 +192,7 @@ def _each(reads: tuple[Value, ...]) -> Iterable[Value]:
 
 
 def _has_memory(operation: Operation) -> bool:
-    """Sizes are no tensors, and parameters are there all the time."""
+    """Whether an operation gives a new tensor: no size, and no parameter."""
     return operation.itemsize > 0 and not is_parameter(operation)
 
 
@@ -205,14 +206,14 @@ def _runs(operations: Iterable[Operation]) -> Iterator[list[Operation]]:
 
 
 def _read_inside(run: Sequence[Operation]) -> list[Value]:
-    """What these operations read and do not give."""
+    """The values that these operations read and do not give."""
     given = {operation.gives for operation in run}
     reads = dict.fromkeys(value for operation in run for value in operation.reads)
     return [value for value in reads if value not in given]
 
 
 def _read_outside(program: Program, run: Sequence[Operation]) -> list[Value]:
-    """What these operations give and others read."""
+    """The values that these operations give and others read."""
     given = {operation.gives for operation in run}
     others = (operation for operation in program.operations if operation.gives not in given)
     read = {value for operation in others for value in operation.reads} | set(

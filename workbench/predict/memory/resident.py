@@ -1,13 +1,13 @@
-"""What stays in memory from step to step, in bytes, for each layer and rank.
+"""The memory that stays from step to step, in bytes, for each layer and rank.
 
     weights     parameters and buffers, as the plan places them
-    optimizer   SGD nothing, with momentum one copy of what a rank moves, Adam two and step counts
-    staging     through which ranks of one host hand each other what they convert and sum
+    optimizer   SGD nothing, with momentum one copy of updated parameters, Adam two and steps
+    staging     memory for conversions and reductions between ranks of one host
     sums        of gradient buckets, which ranks of one host share
     in flight   gradients of earlier steps, which will be used in later ones, and their sums
     codec       what error feedback remembers of every gradient that is encoded
 
-A rank's staging is three slots of 2 MiB, and a page, for each group in which it has mates on its
+A rank's staging is three slots of 2 MiB, and a page, for each group in which other ranks are on its
 host. A bucket's sum is an n-th of it, where n ranks share it. (Buckets themselves hold the
 gradients.)
 
@@ -16,13 +16,10 @@ Source: Rajbhandari et al. 2020 (arXiv:1910.02054, sec. 3) for the copies of opt
 
 import numpy as np
 
-from workbench.plan.experiment import SGD, ParameterServer, Pipelined, Synchronous
-from workbench.plan.mesh import replica_groups, shard_groups
-from workbench.program.buckets import Buckets, late
-from workbench.program.hosts import Groups
-from workbench.program.parameters import Pieces, copies
-from workbench.program.rows import Counts
-from workbench.program.sharding import moved_by, updated
+from workbench.plan.experiment.experiment import SGD, ParameterServer, Pipelined, Synchronous
+from workbench.plan.placement.mesh import replica_groups, shard_groups
+from workbench.program.buckets import Buckets, Pieces, copies, late, moved_by, updated
+from workbench.program.rows import Counts, Groups
 from workbench.program.step import Program
 
 PAGE_BYTES = 4096
@@ -33,16 +30,16 @@ _STEP_COUNT_BYTES = 4
 
 
 def weight_bytes(pieces: Pieces) -> dict[str, Counts]:
-    """Parameters and buffers of each layer that has some."""
+    """Bytes of parameters and buffers [ranks], for each layer that has some."""
     return pieces.by_layer(pieces.sizes)
 
 
 def optimizer_bytes(program: Program, buckets: Buckets) -> dict[str, Counts]:
-    """The optimizer's memory of each layer's parameters.
+    """Bytes of the optimizer's state [ranks], for each layer that has parameters.
 
     Args:
-        program: whose experiment has an optimizer.
-        buckets: in which weights are handed out that others have moved.
+        program: the program whose experiment has an optimizer.
+        buckets: the buckets in which updated weights are all-gathered.
     """
     experiment = program.experiment
     times = copies(experiment.optimizer)
@@ -63,7 +60,7 @@ def optimizer_bytes(program: Program, buckets: Buckets) -> dict[str, Counts]:
 
 
 def staging_bytes(program: Program) -> Counts:
-    """Of all groups in which a rank has mates on its host."""
+    """Bytes of staging on each rank [ranks], for all its groups with other ranks on its host."""
     found = np.zeros(program.plan.world_size, dtype=np.int64)
     for groups in _groups(program):
         found += (program.hosts.mates(groups) > 1) * STAGING_BYTES
@@ -71,9 +68,10 @@ def staging_bytes(program: Program) -> Counts:
 
 
 def sums_bytes(program: Program, buckets: Buckets) -> Counts:
-    """This rank's part of the sums of its buckets, where it has mates on its host.
+    """Bytes of each rank's part of its buckets' sums [ranks], where it shares memory.
 
-    If its update is fused, that is what it moves, and only where all its mates are on its host.
+    If its update is fused, that is the part that it updates, and only where its whole group is on
+    its host.
     """
     world, found = program.plan.world_size, np.zeros(program.plan.world_size, dtype=np.int64)
     experiment = program.experiment
@@ -93,7 +91,7 @@ def sums_bytes(program: Program, buckets: Buckets) -> Counts:
 
 
 def flying_bytes(program: Program) -> dict[str, Counts]:
-    """Gradients of steps before, and the weights that they were computed at where those matter."""
+    """Bytes of earlier steps' gradients, and of their weights if compensated [ranks], by layer."""
     sync, count = program.experiment.sync, late(program.experiment)
     if count == 0:
         return {}
@@ -103,7 +101,7 @@ def flying_bytes(program: Program) -> dict[str, Counts]:
 
 
 def residual_bytes(program: Program) -> dict[str, Counts]:
-    """What error feedback keeps of each gradient that travels."""
+    """Bytes of error feedback for the gradients that are encoded, for each layer [ranks]."""
     sync, plan = program.experiment.sync, program.plan
     codec = sync.codec if isinstance(sync, Synchronous | Pipelined) else None
     if codec is None or not codec.error_feedback:
@@ -115,7 +113,7 @@ def residual_bytes(program: Program) -> dict[str, Counts]:
 
 
 def _served(program: Program, server: int) -> dict[str, Counts]:
-    """Bytes of each parameter that each rank serves."""
+    """Bytes of each parameter that each rank updates as a server [ranks]."""
     placed, ranks = program.plan.flow.weights, np.arange(program.plan.world_size)
     found = {}
     for name in program.pieces.names:
@@ -125,13 +123,13 @@ def _served(program: Program, server: int) -> dict[str, Counts]:
 
 
 def averaging_bytes(buckets: Buckets) -> Counts:
-    """The room of the largest bucket that local SGD averages."""
+    """Bytes of the largest bucket that local SGD averages [ranks]."""
     largest = [max((bucket.bytes for bucket in own), default=0) for own in buckets.of_place]
     return np.array(largest, dtype=np.int64)[buckets.place]
 
 
 def _groups(program: Program) -> list[Groups]:
-    """That ranks are in, by what they are for: activations, gradients, norms, control."""
+    """The groups that ranks are in: for activations, gradients, norms and control."""
     plan, flow = program.plan, program.plan.flow
     crossings = [step for steps in (*flow.edges.values(), *flow.returns.values()) for step in steps]
     shard = {step.group_size for step in crossings}

@@ -10,10 +10,9 @@ from typing import Literal
 
 import numpy as np
 
-from workbench.plan.placement import Shard
-from workbench.predict.memory.gradients import Gradients
+from workbench.plan.placement.placement import Shard
+from workbench.predict.memory.gradients import Gradients, ReductionBuffers
 from workbench.predict.memory.passes import PassMemory, Tape
-from workbench.predict.memory.reduction_buffers import ReductionBuffers
 from workbench.predict.memory.resident import (
     averaging_bytes,
     flying_bytes,
@@ -24,7 +23,7 @@ from workbench.predict.memory.resident import (
     weight_bytes,
 )
 from workbench.predict.memory.timeline import Timeline
-from workbench.program.buckets import Column
+from workbench.program.buckets import Column, moved_by
 from workbench.program.instructions import (
     Agree,
     Average,
@@ -46,9 +45,7 @@ from workbench.program.instructions import (
     ZeroGrad,
 )
 from workbench.program.operations import Value
-from workbench.program.representatives import Representatives
-from workbench.program.rows import Counts, Rows
-from workbench.program.sharding import moved_by
+from workbench.program.rows import Counts, Representatives, Rows
 from workbench.program.step import MANY_RANKS, Program, reduced
 
 _INT64 = 8
@@ -63,7 +60,7 @@ def timeline_of(program: Program) -> Timeline:
 
 
 class _Step:
-    """Of a large world, passes are those of the ranks that stand for it."""
+    """The step, of a large world on the ranks that represent it."""
 
     def __init__(self, program: Program) -> None:
         self.whole, world = program, program.plan.world_size
@@ -78,10 +75,10 @@ class _Step:
         self._passes: dict[Rows, PassMemory] = {}
         self._tapes: dict[Pass, Tape] = {}
         self._grads: dict[Pass, dict[Value, int]] = {}
-        self._boundaries: dict[Value, int] = {}  # what rounds read of the micro-batch under way
+        self._boundaries: dict[Value, int] = {}  # inputs of the current micro-batch's rounds
         self._left: dict[Value, int] = {}  # by what runs once in it
         self._results: list[int] = []  # of the micro-batch before
-        self._given: list[int] = []  # of the one under way
+        self._given: list[int] = []  # of the current one
         self._under_way = 0
 
     def written(self) -> Timeline:
@@ -100,7 +97,7 @@ class _Step:
         return self.timeline
 
     def _reside(self) -> None:
-        """What stays from step to step."""
+        """Writes the memory that stays from step to step."""
         timeline, whole = self.timeline, self.whole
         timeline.reside("weights", weight_bytes(self.pieces))
         timeline.reside("optimizer", self._of_optimizer())
@@ -112,7 +109,7 @@ class _Step:
         self.gradients.left_by_last_step()
 
     def _of_optimizer(self) -> Mapping[str, Counts]:
-        """Where its state is in parts, these depend on how many ranks the world has."""
+        """The optimizer's state; where sharded, it depends on how many ranks the world has."""
         whole = self.whole if self.whole.experiment.shard_optimizer else self.program
         return optimizer_bytes(whole, whole.handed)
 
@@ -149,15 +146,15 @@ class _Step:
                 self._hand_out(instruction)
 
     def _compensate(self, names: Sequence[str]) -> None:
-        """How far a parameter has moved, and the correction of its gradient, one by one."""
+        """Writes how far each parameter has moved and its gradient's correction, one by one."""
         for name in names:
             room = 3 * self.pieces.sizes[name]
             self.timeline.pass_by(room, "workspace", self.pieces.owners[name])
 
     def _hand_out(self, hand_out: HandOut) -> None:
-        """Weights that others have moved: the bucket, and beside it this rank's part in one piece.
+        """Writes the all-gather of updated weights: the bucket, and beside it this rank's part.
 
-        A fused update hands them out in its buckets, and a server in those of the gradients.
+        A fused update gathers in its own buckets, and a server sends in those of the gradients.
         """
         if hand_out.fused or hand_out.source == "server":
             return
@@ -173,7 +170,7 @@ class _Step:
         return replace(column, place=self.whole.buckets.place)
 
     def _pass(self, way: _Way, on: Pass, run: Sequence[Instruction]) -> None:
-        """Instructions of a pass that go the same way."""
+        """Writes instructions of a pass that go in one direction."""
         match way:
             case "forward":
                 self._forward(on, run)
@@ -190,7 +187,7 @@ class _Step:
             self._left = self._tapes[on].results
 
     def _boundary(self, value: Value, on: Pass) -> int:
-        """What all rounds of a micro-batch read, and room for its gradient."""
+        """The tensor that all rounds of a micro-batch read, with room for its gradient."""
         if value not in self._boundaries:
             images = self.timeline.make(np.zeros_like(on.rows.own), "data", "input")
             self._boundaries[value] = self._left.get(value, images)
@@ -202,7 +199,7 @@ class _Step:
         return self._boundaries[value]
 
     def _loss(self, on: Pass) -> None:
-        """The loss, and the gradients of what the model returns."""
+        """Writes the loss, and the gradients of the model's outputs."""
         timeline, running, held = self.timeline, self._running(on), []
         operations, grads = self.program.operations, dict[Value, int]()
         timeline.at("loss")
@@ -226,7 +223,7 @@ class _Step:
         self._grads[on] = grads
 
     def _backward(self, on: Pass, run: Sequence[Instruction]) -> None:
-        """Backward through a pass; what it was given comes back in one piece from all rounds."""
+        """Writes a backward pass; the gradients of its inputs are gathered from all rounds."""
         tape, running, timeline = self._tapes.pop(on), self._running(on), self.timeline
         grads = self._grads.pop(on)
         gathered = [] if on.from_loss else [timeline.hold(tensor) for tensor in grads.values()]
@@ -244,7 +241,7 @@ class _Step:
             self._given += tape.results.values()
 
     def _end_micro_batch(self) -> None:
-        """Lets go of what its rounds read, and of the results of the one before."""
+        """Frees what the micro-batch's rounds read, and the results of the one before."""
         for tensor in (*self._boundaries.values(), *self._results):
             self.timeline.drop(tensor)
         self._results, self._given = self._given, []
@@ -259,10 +256,10 @@ class _Step:
 def _runs(
     instructions: Sequence[Instruction],
 ) -> Iterator[tuple[_Way, Pass | None, list[Instruction]]]:
-    """Instructions of one pass that go the same way, together; others one by one.
+    """Instructions of one pass and direction, together; others one by one.
 
-    Reductions that begin between backward instructions are among these; what may be gathered ahead
-    takes no memory of its own.
+    Reductions that begin between backward instructions are among these; a prefetched gather takes
+    no memory of its own.
     """
     way: _Way = "step"
     on: Pass | None = None

@@ -1,8 +1,8 @@
-"""Tensors as they come and go over a step, on all ranks at once.
+"""Tensors as they are made and freed over a step, on all ranks at once.
 
-All ranks make and drop tensors in one order, and only their sizes differ: the order is written
-once, and the levels of all ranks are one cumulative sum. Of a large world a few ranks stand for
-all; the others may hold an element less of a bucket's sum, which all ranks take parts of.
+All ranks make and free tensors in one order, and only their sizes differ: the order is written
+once, and the bytes alive on all ranks are one cumulative sum. Of a large world a few ranks
+represent all; the others may hold an element less of a bucket's sum, which is split over all ranks.
 """
 
 from bisect import bisect_right
@@ -12,8 +12,7 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
-from workbench.program.representatives import Representatives
-from workbench.program.rows import Counts
+from workbench.program.rows import Counts, Representatives
 
 Phase = Literal["load", "forward", "loss", "backward", "recompute", "step"]
 Category = Literal[
@@ -33,7 +32,7 @@ CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 
 class Moment(NamedTuple):
-    """When something is the case: a phase, and the layer that is at work."""
+    """A moment of a step: a phase, and the layer that is at work."""
 
     phase: Phase
     layer: str = ""
@@ -43,18 +42,18 @@ class Moment(NamedTuple):
 
 
 Owner = tuple[Category, str]
-"""What a tensor is, and the layer whose it is."""
+"""The category of a tensor, and the layer that it belongs to."""
 
 
 class Timeline:
-    """Written from the first moment of a step to its last; then read.
+    """The tensors of a step, written from its first moment to its last, and then read.
 
-    A tensor is a number. It is alive from `make` until everyone who holds it has dropped it.
+    A tensor is a number. It is alive from `make` until every holder has dropped it.
 
     Args:
-        world_size: number of ranks.
-        alike: of a large world, the ranks that stand for the others, of which sizes may also be
-            said alone; None: each is looked at.
+        world_size: the number of ranks.
+        alike: the ranks that represent the others in a large world; sizes may be given for these
+            alone. None: every rank is looked at.
     """
 
     def __init__(self, world_size: int, alike: Representatives | None = None) -> None:
@@ -66,11 +65,11 @@ class Timeline:
         self._moments: list[tuple[int, Phase, str]] = [(0, "load", "")]  # each from its event on
 
     def at(self, phase: Phase, layer: str = "") -> None:
-        """What follows happens now."""
+        """Sets the moment of the events that follow."""
         self._moments.append((len(self._events), phase, layer))
 
     def make(self, size: Counts, category: Category, layer: str = "") -> int:
-        """A new tensor of so many bytes on each rank, held once."""
+        """Makes a tensor of so many bytes on each rank [ranks], held once."""
         tensor = len(self._sizes)  # as `_new`, which a deep model would call some thousand times
         self._sizes.append(size)
         self.owners.append((category, layer))
@@ -79,7 +78,7 @@ class Timeline:
         return tensor
 
     def reside(self, category: Category, sizes: Mapping[str, Counts]) -> None:
-        """Tensors that stay to the end, of these layers."""
+        """Makes tensors that stay to the end, for these layers."""
         for layer, size in sizes.items():
             self._events.append(self._new(size, category, layer))
 
@@ -89,18 +88,18 @@ class Timeline:
         return tensor
 
     def drop(self, tensor: int) -> None:
-        """Holds it once less; it is freed when nobody does."""
+        """Drops one hold of a tensor, which is freed with the last one."""
         left = self._holders[tensor] = self._holders[tensor] - 1
         assert left >= 0, self.owners[tensor]
         if left == 0:
             self._events.append(~tensor)
 
     def alone(self, tensor: int) -> bool:
-        """Whether one holder has it for itself."""
+        """Whether a tensor has a single holder."""
         return self._holders[tensor] == 1
 
     def pass_by(self, size: Counts | None, category: Category, layer: str = "") -> None:
-        """A tensor that is there only for this moment; None: there is none."""
+        """A tensor that is alive only for this moment; None: there is none."""
         if size is not None:
             tensor = self._new(size, category, layer)
             self._events += (tensor, ~tensor)
@@ -112,7 +111,7 @@ class Timeline:
         return len(self._sizes) - 1
 
     def peaks(self) -> "tuple[Peak, ...]":
-        """The highest point of each rank; of a large world, of those that stand for the others."""
+        """The peak of each rank; in a large world, of each representative."""
         events = np.array(self._events)
         signs = np.where(events < 0, -1, 1)
         which = np.where(events < 0, ~events, events)
@@ -135,7 +134,7 @@ class Timeline:
         return tuple(peaks)
 
     def _kept(self, size: Counts) -> Counts:
-        """Of the ranks that stand for all."""
+        """The sizes of the ranks that represent the world."""
         whole = self.alike is not None and len(size) == self.world_size
         return size[self.alike.ranks] if self.alike is not None and whole else size
 
@@ -155,12 +154,12 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Peak:
-    """The highest point of one rank.
+    """The peak of one rank.
 
     Attributes:
-        rank: of those that were looked at.
-        total: bytes alive.
-        moment: when.
+        rank: the rank's number among those that were looked at.
+        total: the bytes alive.
+        moment: the moment of the peak.
         held: bytes of each category and layer that are alive then; they add up to `total`.
     """
 

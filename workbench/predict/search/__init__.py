@@ -1,4 +1,4 @@
-"""The best plan, found by its predicted step time."""
+"""The search for the plan with the least predicted step time."""
 
 from workbench.predict.search.limit.memory_limit import MemoryLimitError
 from workbench.predict.search.result import SearchResult

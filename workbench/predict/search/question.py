@@ -1,4 +1,4 @@
-"""What a search is asked, checked: which plans count, in which experiment, on which machine."""
+"""The checked arguments of a search: which plans count, in which experiment, on which machine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from workbench.plan.choice import LayerPlan, check
 from workbench.plan.errors import ExperimentError, MachineError, PlanError
-from workbench.plan.experiment import SGD, Experiment, Optimizer
+from workbench.plan.experiment.experiment import SGD, Experiment, Optimizer
 from workbench.plan.graph import Graph, Layer
-from workbench.plan.machine import Machine
+from workbench.plan.machine.machine import Machine
+from workbench.plan.placement.choice import LayerPlan, check
 from workbench.plan.plan import Plan
 from workbench.predict.search.space.choices import Pin, Shares, checked_sizes, options_of, pinned
 from workbench.predict.search.space.trellis import Floats
@@ -22,19 +22,19 @@ _DIFFERENT = 0.02  # devices whose speeds differ by less are taken to be equal
 
 @dataclass(frozen=True)
 class Question:
-    """A search, as asked.
+    """The checked arguments of a search.
 
     Attributes:
-        experiment: the run for which plans are compared; its own plan is data-parallel.
+        experiment: the experiment for which plans are compared; its own plan is data-parallel.
         machine: the machine that it runs on.
-        limit: bytes of a rank.
+        limit: the memory limit of a rank, in bytes.
         sizes: the group sizes to consider.
-        options: for each layer that can be split, its choices.
-        weights: relative speed of each rank, its weight in the mean of times [ranks].
-        pinned: layers that the user has decided on, and whether they are computed again.
-        rounds: whether tails may run in rounds.
-        recompute: whether layers may be computed again.
-        seconds: after which a search among many plans gives what it has.
+        options: the choices of each layer that can be split.
+        weights: the weight of each rank in the mean of times, its relative speed [ranks].
+        pinned: the choices that the user has fixed, by the layer's name, recomputation included.
+        rounds: whether a sharded tail may run in rounds.
+        recompute: whether layers may be recomputed in the backward pass.
+        seconds: the seconds after which a search among many plans returns what it has.
     """
 
     experiment: Experiment
@@ -61,21 +61,21 @@ class Question:
 
     @property
     def plans(self) -> int:
-        """How many ways there are to choose schemes, group sizes and shares."""
+        """The number of combinations of schemes, group sizes and shares."""
         count = 1
         for options in self.options.values():
             count *= len(options)
         return count
 
     def plan(self, choices: Mapping[str, LayerPlan], again: Sequence[str] = ()) -> Plan:
-        """The plan of these choices, with these layers computed again."""
+        """The plan of these choices, with these layers recomputed."""
         layers = dict(choices)
         for name in again:
             layers[name] = replace(layers.get(name, LayerPlan()), recompute=True)
         return replace(self.experiment.plan, layers=layers)
 
     def may_recompute(self, layer: Layer) -> bool:
-        """Whether a layer may be computed again."""
+        """Whether a layer may be recomputed in the backward pass."""
         pin = self.pinned.get(layer.name)
         pinned = isinstance(pin, LayerPlan) and pin.recompute
         if not (self.recompute or pinned) or layer.rows == 0:
@@ -104,12 +104,12 @@ def question_of(
     recompute: bool,
     seconds: float,
 ) -> Question:
-    """Checks what `search` was given.
+    """Checks the arguments of `search`.
 
     Raises:
         MachineError: no machine, or one of another world size.
-        PlanError: no graph, a pin, group size or shares that cannot be.
-        ExperimentError: an experiment that cannot be, or one for another kind of plan.
+        PlanError: no graph, or an invalid pin, group size or shares.
+        ExperimentError: an invalid experiment, or one for another kind of plan.
     """
     if not isinstance(graph, Graph):
         raise PlanError(f"search needs a Graph, as trace() gives one, got {graph!r}")
@@ -157,7 +157,7 @@ def _experiment(
 
 
 def _speeds(experiment: Experiment, machine: Machine) -> Floats:
-    """Of each rank, relative: from its time for equal shares of the whole model."""
+    """The relative speed of each rank, from its time for equal shares of the model [ranks]."""
     plan: Plan = experiment.plan
     if len(machine.devices) == 1:
         return np.ones(plan.world_size)
@@ -177,7 +177,7 @@ def _speeds(experiment: Experiment, machine: Machine) -> Floats:
 def _shares(
     speeds: Floats, sizes: Sequence[int], shares: Sequence[Shares] | bool
 ) -> dict[int, list[tuple[float, ...]]]:
-    """For each group size, the unequal shares to consider."""
+    """The unequal shares to consider, for each group size."""
     found: dict[int, list[tuple[float, ...]]] = {}
     if shares is False:
         return found

@@ -1,4 +1,4 @@
-"""What a search has found, and why."""
+"""The result of a search, with the reasons for each layer's choice."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from workbench.plan.choice import LayerPlan
+from workbench.plan.html import table
+from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.plan import Plan
+from workbench.plan.units import size
 from workbench.predict.prediction import Prediction
 from workbench.predict.search.bounds.relaxation import Priced
 from workbench.predict.search.evaluation import EvaluatedPlan
-from workbench.predict.search.limit.memory_limit import shown
 from workbench.predict.search.question import Question
 from workbench.predict.search.space.trellis import Trellis
 
@@ -28,8 +29,8 @@ class Option:
 
     Attributes:
         choice: the scheme, group size and shares.
-        more_s: seconds by which the lower bound of the best plan with this choice is above that
-            of the best plan at all.
+        more_s: the seconds by which the lower bound of the best plan with this choice exceeds that
+            of the best plan of all.
     """
 
     choice: LayerPlan
@@ -41,10 +42,10 @@ class Reason:
     """Why a layer got its scheme.
 
     Attributes:
-        layer: its name.
-        chosen: what it got.
-        pinned: whether the user had decided.
-        options: what it could have had, the cheapest first.
+        layer: the layer's name.
+        chosen: the choice that it got.
+        pinned: whether the user had fixed it.
+        options: the choices that it had, the cheapest first.
     """
 
     layer: str
@@ -68,12 +69,13 @@ class SearchResult:
 
     Attributes:
         plan: the best plan found.
-        prediction: for it.
-        bound: seconds: no plan that was asked for and fits is predicted to take less.
-        seconds: how long the search took.
-        memory_limit: bytes of a rank.
-        judged: how many plans were predicted in full.
-        plans: how many ways there were to choose schemes, group sizes and shares.
+        prediction: the prediction of this plan.
+        bound: a lower bound in seconds: no plan that was asked for and fits is predicted to take
+            less.
+        seconds: the seconds that the search took.
+        memory_limit: the memory limit of a rank, in bytes.
+        judged: the number of plans that were predicted in full.
+        plans: the number of combinations of schemes, group sizes and shares.
     """
 
     plan: Plan
@@ -93,17 +95,17 @@ class SearchResult:
 
     @property
     def gap(self) -> float:
-        """By how much, relative to its step time, a better plan could be faster; 0: none is."""
+        """How much faster a better plan could be at most, relative to the step time; 0: none is."""
         return max(0.0, 1 - self.bound / self.step_time)
 
     @cached_property
     def why(self) -> Mapping[str, Reason]:
-        """For each layer that can be split: its options, and what the others would cost."""
+        """The options of each layer that can be split, and what the others would cost."""
         return self._why()
 
     @cached_property
     def pareto(self) -> tuple[EvaluatedPlan, ...]:
-        """Plans that no other one judged beats in both time and memory, the fastest first."""
+        """The evaluated plans that none beats in both time and memory, the fastest first."""
         return self._pareto()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -119,7 +121,7 @@ class SearchResult:
         return (
             f"<SearchResult {self.plan.graph.source.name} on {self.plan.world_size} ranks: "
             f"{self.step_time * 1e3:,.4g} ms a step, {proven}; "
-            f"{shown(self.prediction.memory.peak_bytes)} of {shown(self.memory_limit)}; "
+            f"{size(self.prediction.memory.peak_bytes)} of {size(self.memory_limit)}; "
             f"{self.judged} of {self.plans:.3g} plans predicted in {self.seconds:.2f} s>"
         )
 
@@ -130,31 +132,27 @@ class SearchResult:
 
     def _front_lines(self) -> list[str]:
         return [
-            f"{one.step_time * 1e3:10,.4g} ms  {shown(one.peak_bytes):>12}  {summary(one.plan)}"
+            f"{one.step_time * 1e3:10,.4g} ms  {size(one.peak_bytes):>12}  {summary(one.plan)}"
             for one in self.pareto
         ]
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{escape(reason.layer)}</td><td>{escape(named(reason.chosen))}</td>"
-            f"<td>{escape(str(reason).partition(': ')[2])}</td></tr>"
+        reasons = [
+            (reason.layer, named(reason.chosen), str(reason).partition(": ")[2])
             for reason in self.why.values()
-        )
-        front = "".join(
-            f"<tr><td>{one.step_time * 1e3:,.4g} ms</td><td>{shown(one.peak_bytes)}</td>"
-            f"<td>{escape(summary(one.plan))}</td></tr>"
+        ]
+        front = [
+            (f"{one.step_time * 1e3:,.4g} ms", size(one.peak_bytes), summary(one.plan))
             for one in self.pareto
-        )
+        ]
         return (
-            f"<p>{escape(repr(self)[1:-1])}</p>"
-            f"<table><tr><th>step</th><th>peak</th><th>plan</th></tr>{front}</table>"
-            f"<details><summary>why</summary><table>"
-            f"<tr><th>layer</th><th>scheme</th><th>why</th></tr>{rows}</table></details>"
+            f"<p>{escape(repr(self)[1:-1])}</p>{table(('step', 'peak', 'plan'), front)}"
+            f"<details><summary>why</summary>{table(('layer', 'scheme', 'why'), reasons)}</details>"
         )
 
 
 def named(choice: LayerPlan) -> str:
-    """A choice in a word: "shard_out/4"."""
+    """The name of a choice, such as "shard_out/4"."""
     if choice.scheme == "replicate":
         return "replicate"
     shares = f" by {'/'.join(map('{:g}'.format, choice.shares))}" if choice.shares else ""
@@ -162,7 +160,7 @@ def named(choice: LayerPlan) -> str:
 
 
 def summary(plan: Plan) -> str:
-    """A plan in a line: how many layers have which scheme."""
+    """A plan in one line: how many layers have which scheme."""
     counts: dict[str, int] = {}
     for choice in plan.layers.values():
         if choice.scheme != "replicate":
@@ -179,19 +177,19 @@ def _alike(one: LayerPlan, other: LayerPlan) -> bool:
 
 
 def _difference(seconds: float) -> str:
-    """As "+2.1 ms"; what rounding alone makes is none."""
+    """A difference such as "+2.1 ms"; rounding errors are shown as 0."""
     return "+0 ms" if abs(seconds) < _ROUNDING_S else f"{seconds * 1e3:+.3g} ms"
 
 
 def reasons_of(
     question: Question, trellis: Trellis, priced: Priced, plan: Plan
 ) -> Mapping[str, Reason]:
-    """For each layer that can be split, its options by the cheapest plan through each.
+    """Each layer's options, by the cheapest plan through each.
 
     Args:
-        question: what was asked.
-        trellis: all plans.
-        priced: at what price they are compared.
+        question: the arguments of the search.
+        trellis: the trellis of all plans.
+        priced: the prices at which plans are compared.
         plan: the plan that was found.
     """
     through = priced.paths.through()

@@ -1,4 +1,4 @@
-"""The plan with the least predicted step time that fits, and how far any other could be below it.
+"""The search for the plan with the least predicted step time that fits, with a lower bound.
 
     1  All plans are the paths of a trellis (`space/`), with costs whose sum is a lower bound of the
        predicted step time (`bounds/`) and memory (`limit/`).
@@ -9,12 +9,12 @@
     4  Further plans follow in the order of their bound. When the next bound is no less than the
        best prediction, that one is proven to be the best of all.
 
-Small models are searched until the proof is there; of large ones the best found so far is given
-when it is near enough or the time is over, with the bound reached: the gap is certified, against
-predicted step time.
+Small models are searched until the best plan is proven; for large ones the best plan so far is
+returned once it is near enough or the time is over, with the lower bound: the gap is certified,
+against predicted step time.
 
-Computing layers again only costs time, and is done only where the limit asks for it. Rounds save
-memory too, and hide a gather behind what they compute.
+Recomputing layers only costs time, and is done only where the limit requires it. Rounds save memory
+too, and overlap a gather with computation.
 """
 
 import time
@@ -24,34 +24,30 @@ from functools import cached_property
 
 import numpy as np
 
-from workbench.plan.experiment import Experiment, Optimizer, Synchronous
+from workbench.plan.experiment.experiment import Experiment, Optimizer, Synchronous
 from workbench.plan.graph import Graph
-from workbench.plan.machine import Machine
+from workbench.plan.machine.machine import Machine
+from workbench.plan.placement.tail import Rounds, RoundsError
 from workbench.plan.plan import Plan
-from workbench.plan.tail import Rounds, RoundsError
 from workbench.predict.memory.resident import STAGING_BYTES
 from workbench.predict.search.bounds.costs import StepCosts
 from workbench.predict.search.bounds.relaxation import Relaxation, Terms
-from workbench.predict.search.evaluation import EvaluatedPlan, Evaluator
+from workbench.predict.search.evaluation import EvaluatedPlan, Evaluator, uncollected
 from workbench.predict.search.limit.limited_search import MemoryLimitedSearch
 from workbench.predict.search.limit.memory_costs import MemoryCosts
 from workbench.predict.search.limit.memory_limit import MemoryLimitError, bytes_of, refusal
 from workbench.predict.search.question import Question, question_of
 from workbench.predict.search.result import SearchResult, reasons_of
-from workbench.predict.search.space.choices import Pin, Shares
+from workbench.predict.search.space.choices import LocalPlacement, Pin, Shares
 from workbench.predict.search.space.construction import trellis_of
-from workbench.predict.search.space.k_best import cheapest_sums
-from workbench.predict.search.space.local_placement import LocalPlacement
-from workbench.predict.search.space.trellis import Trellis
+from workbench.predict.search.space.trellis import Trellis, cheapest_sums
 from workbench.predict.time.duration import load_seconds
-from workbench.predict.uncollected import uncollected
-from workbench.program.hosts import Hosts
-from workbench.program.rows import micro_batches
+from workbench.program.rows import Hosts, micro_batches
 
-# As many plans are searched to the end, however long it takes.
+# So many plans are searched completely, however long it takes.
 ENUMERABLE = 4096
-# Of a search among more plans: as near as this the best found so far is given, at once, or when
-# as many seconds are over.
+# Among more plans, the best one so far is returned within the first gap at once, and within the
+# second gap after so many seconds.
 _SURE, _NEAR, PATIENCE = 0.002, 0.01, 0.6
 _LEAST_SECONDS = 0.6  # to find what memory every plan needs
 _IN_ROUNDS: tuple[Rounds, ...] = ("B/K", "B")
@@ -59,11 +55,11 @@ _FRONT = 6
 
 
 class PlanSearch:
-    """One search, as far as it has come.
+    """One search, with its state.
 
     Args:
-        question: what is asked.
-        began: when, by `time.perf_counter`.
+        question: the arguments of the search.
+        began: the time of its start, by `time.perf_counter`.
     """
 
     def __init__(self, question: Question, began: float) -> None:
@@ -78,7 +74,7 @@ class PlanSearch:
         self.all = Relaxation(self.trellis, self._terms())
 
     def result(self) -> SearchResult:
-        """Searches.
+        """Runs the search.
 
         Raises:
             MemoryLimitError: no plan fits.
@@ -106,10 +102,10 @@ class PlanSearch:
         )
 
     def _bound_under_limit(self) -> float:
-        """A bound on the plans that fit, of which it looks for the best.
+        """Searches the plans that fit, and returns a lower bound on them.
 
         Raises:
-            MemoryLimitError: none is found.
+            MemoryLimitError: no plan that fits was found.
         """
         limited, until = self.limited(self.question.limit, self.evaluator), self._until
         self._lean()
@@ -123,7 +119,7 @@ class PlanSearch:
         return limited.bound
 
     def limited(self, limit: float, evaluator: Evaluator) -> MemoryLimitedSearch:
-        """The same search under another limit."""
+        """The same search under another memory limit."""
         return MemoryLimitedSearch(
             replace(self.question, limit=int(limit)),
             self._memory_costs,
@@ -135,11 +131,11 @@ class PlanSearch:
 
     @cached_property
     def _memory_costs(self) -> Trellis:
-        """The trellis with what memory and rounds cost too."""
+        """The trellis with the costs of memory and rounds."""
         return self.trellis.priced(MemoryCosts(self.costs))
 
     def _terms(self) -> Terms:
-        """Of the bounds."""
+        """The terms that the bounds have in common."""
         question = self.question
         machine, sync = question.machine, question.experiment.sync
         links = [machine.within] if machine.across is None else [machine.within, machine.across]
@@ -155,7 +151,7 @@ class PlanSearch:
         )
 
     def _resident(self) -> float:
-        """Bytes that every rank holds besides weights: its rows, and what it stages."""
+        """Bytes that every rank holds besides weights: its rows, and its staging."""
         experiment, world = self.question.experiment, self.question.world_size
         rows = np.sum(micro_batches(experiment), axis=0)
         sample = float(np.prod(self.question.graph.input_shape)) * self.costs.itemsizes["input"]
@@ -165,26 +161,26 @@ class PlanSearch:
         return float((rows * sample + groups * STAGING_BYTES * mates).mean())
 
     def _fixed(self) -> float:
-        """Seconds of loading, of agreeing, and of what every step costs besides."""
+        """Seconds of loading, of the status all-reduce, and of the fixed cost of every step."""
         experiment, speeds = self.question.experiment, self.costs.speeds
         rows = np.sum(micro_batches(experiment), axis=0)
         sample = int(np.prod(self.question.graph.input_shape)) * self.costs.itemsizes["input"]
         seconds = load_seconds(rows * sample, speeds) + speeds.each("step_s")
         world = self.question.world_size
-        status = speeds.meeting(range(world)).all_reduce((3 + world) * 8, "auto", beside=False)
+        status = speeds.topology(range(world)).all_reduce((3 + world) * 8, "auto", beside=False)
         return float(self.question.weights @ seconds) + status.seconds
 
     def _hides(self) -> bool:
-        """Whether a gather can run beside a tail in rounds: not in memory that all share."""
+        """Whether a gather can run beside a tail in rounds: not in memory that all ranks share."""
         sizes = (k for k in self.question.sizes if k > 1)
-        meetings = [self.costs.speeds.meeting(range(k)) for k in sizes]
-        return any(not meeting.memory or len(meeting.hosts) > 1 for meeting in meetings)
+        topologies = [self.costs.speeds.topology(range(k)) for k in sizes]
+        return any(not topology.memory or len(topology.hosts) > 1 for topology in topologies)
 
     def _first_plans(self, bound: float) -> None:
-        """Judges presets and the cheapest plans, as far as their bounds are below the best.
+        """Evaluates presets and the cheapest plans, as far as their bounds are below the best.
 
         Args:
-            bound: seconds that every plan takes at least.
+            bound: the seconds that every plan takes at least.
         """
         found = list(self.all.seen())
         for preset in self._presets():
@@ -198,7 +194,7 @@ class PlanSearch:
             self._judge_rounds(self.evaluator.best.plan)
 
     def _judge_rounds(self, plan: Plan) -> list[EvaluatedPlan]:
-        """Judges a plan in the rounds that it can run in."""
+        """Evaluates a plan in the rounds that it can run in."""
         if not self.question.rounds:
             return []
         try:
@@ -216,7 +212,7 @@ class PlanSearch:
                 yield Plan.hybrid(graph, world, k)
 
     def _lean(self) -> None:
-        """Judges presets with layers computed again, until something fits."""
+        """Evaluates presets with recomputed layers, until one fits."""
         if not self.question.recompute or self.evaluator.best is not None:
             return
         recomputable = [layer.name for layer in self.question.graph.layers if self._may(layer.name)]
@@ -239,24 +235,24 @@ class PlanSearch:
 
     @property
     def _enumerable(self) -> bool:
-        """Whether all plans can be tried."""
+        """Whether all plans can be evaluated."""
         ways = 2 ** sum(self.recomputable) if self.evaluator.tight else 1
         return self.question.plans * ways <= ENUMERABLE
 
     @property
     def _until(self) -> float:
-        """When the time is over, by `time.thread_time`."""
+        """The end of the search, by `time.thread_time`."""
         return self.worked + self.question.seconds
 
     def _enough(self, bound: float) -> bool:
-        """Whether no further plan is predicted, once none can take less than so many seconds."""
+        """Whether the search may end, given that no plan can take less than `bound` seconds."""
         if self._enumerable or self.evaluator.best is None:
             return False
         now, gap = time.thread_time(), 1 - bound / self.evaluator.seconds
         return gap <= _SURE or now > self._until or (gap <= _NEAR and now > self.worked + PATIENCE)
 
     def _prove(self, mix: float) -> float:
-        """Judges plans in the order of their bounds; gives the bound of all that are left."""
+        """Evaluates plans in the order of their bounds; returns the bound of the others."""
         priced = self.all.at(mix)
         for cost, path in priced.paths.in_order():
             bound = cost + self.all.terms.fixed
@@ -270,7 +266,7 @@ class PlanSearch:
         return self.evaluator.seconds
 
     def _settle(self, path: list[int], bound: float) -> None:
-        """Finds the best that can be made of one choice of schemes."""
+        """Finds the best plan with one choice of schemes."""
         base = self.all.found(path)
         if base.least_seconds >= self.evaluator.seconds:
             return
@@ -286,7 +282,7 @@ class PlanSearch:
             self._judge_rounds(plan)
 
     def _front(self) -> tuple[EvaluatedPlan, ...]:
-        """The judged plans, and some for smaller limits."""
+        """The evaluated plans on the Pareto front, and some for smaller limits."""
         best = self.evaluator.best
         assert best is not None
         limited = self.limited(best.peak_bytes, self.evaluator)
@@ -320,25 +316,27 @@ def search(
 
     Args:
         graph: the model.
-        machine: the machine that it is to run on: measured, or a preset.
-        world_size: number of ranks.
-        memory_limit: bytes of a rank, or text such as "2GiB"; None: what the devices have.
-        experiment: how it is run; its plan is put aside, but for its mode of batch norm.
-        batch_size: samples of the whole world, instead of the experiment's.
-        optimizer: instead of the experiment's.
-        precision: instead of the experiment's.
-        pin: what is decided already: a scheme or a LayerPlan by the name of a layer, or by a
-            pattern such as "features.*", which means the layers that fit and can be split.
-        group_sizes: group sizes to consider besides 1; None: all that divide the world.
-        shares: unequal shares to consider beside equal ones. True: by the speed of the machine's
-            devices, where they differ. False: none.
+        machine: the machine that it will run on: measured, or a preset.
+        world_size: the number of ranks.
+        memory_limit: the bytes of a rank, or text such as "2GiB"; None: the devices' memory.
+        experiment: the experiment that runs it; its plan is ignored, except for its mode of batch
+            norm.
+        batch_size: the samples of a step over all ranks, instead of the experiment's.
+        optimizer: the optimizer, instead of the experiment's.
+        precision: the precision, instead of the experiment's.
+        pin: the choices that are fixed: a scheme or a LayerPlan by the name of a layer, or by a
+            pattern such as "features.*", which means the matching layers that can be split.
+        group_sizes: the group sizes to consider besides 1; None: all that divide the world.
+        shares: the unequal shares to consider beside equal ones. True: by the speed of the
+            machine's devices, where they differ. False: none.
         rounds: whether a sharded tail may run in rounds.
-        recompute: whether layers may be computed again in backward.
-        time_limit: seconds of work after which a search gives what it has; among many plans it
-            ends before that once no plan can be faster by more than 1 %.
+        recompute: whether layers may be recomputed in the backward pass.
+        time_limit: the seconds of work after which a search returns what it has; among many plans
+            it ends before that once no plan can be faster by more than 1 %.
 
     Raises:
-        MemoryLimitError: no plan fits; it says the least that one needs, and holds that plan.
+        MemoryLimitError: no plan fits; it says how much memory one needs at least, and holds the
+            leanest plan found.
         PlanError: a pin, a group size or a limit that cannot be.
         MachineError: a machine of another world size.
         ExperimentError: an experiment that cannot be predicted.

@@ -1,1 +1,1 @@
-"""A step in time: seconds of its instructions, what overlaps, and who waits for whom."""
+"""The simulated timeline of a step: operation times, overlap, and waiting between ranks."""

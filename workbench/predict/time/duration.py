@@ -1,4 +1,4 @@
-"""How long one rank takes for one layer, conversion, loss, load or update: all ranks at once.
+"""Seconds of one layer, conversion, loss, load or update, for all ranks at once.
 
 Layers are timed by the machine's devices, collectives by its links. The simulation of a step and
 the search for a plan use these functions, so that they agree.
@@ -11,20 +11,17 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.plan.device import Device
-from workbench.plan.experience import Estimate
 from workbench.plan.graph import Graph, Layer
-from workbench.plan.layout import Conversion
-from workbench.plan.machine import Machine
-from workbench.plan.placement import Shard
-from workbench.plan.work import PlacedLayers, work_of
-from workbench.predict.time.meeting import Meeting, meeting_of
-from workbench.predict.traffic.call_received import received_of
-from workbench.predict.traffic.summing import Summing
-from workbench.program.collective_call import CollectiveCall
-from workbench.program.crossing import crossing_of
-from workbench.program.hosts import Hosts
-from workbench.program.rows import Counts, Rows
+from workbench.plan.machine.device import Device
+from workbench.plan.machine.experience import Estimate
+from workbench.plan.machine.machine import Machine
+from workbench.plan.machine.work import PlacedLayers, work_of
+from workbench.plan.placement.layout import Conversion
+from workbench.plan.placement.placement import Shard
+from workbench.predict.time.group_topology import GroupTopology, topology_of
+from workbench.predict.traffic.received import Summing, received_of
+from workbench.program.collectives import CollectiveCall, crossing_of
+from workbench.program.rows import Counts, Hosts, Rows
 
 Seconds = NDArray[np.float64]
 
@@ -34,11 +31,11 @@ _LOSS_CALLS = 3
 
 
 class Speeds:
-    """What some ranks of a world compute on, and what connects them.
+    """The devices of some ranks, and the links between them.
 
     Args:
-        machine: of all of them.
-        ranks: of the world, in whole shard groups.
+        machine: the machine that the ranks are on.
+        ranks: the ranks' numbers in the world, in whole shard groups.
 
     Raises:
         MachineError: the machine has measured devices, and not one for each of these ranks.
@@ -51,41 +48,41 @@ class Speeds:
         self.kind = [kinds.index(id(device)) for device in self.devices]
         self.summing = Summing(Hosts.of(len(self.ranks)))
         self._figures: dict[str, Seconds] = {}
-        self._meetings: dict[tuple[int, int, int], Meeting] = {}
+        self._topologies: dict[tuple[int, int, int], GroupTopology] = {}
 
     def each(self, attribute: str) -> Seconds:
-        """A figure of every rank's device."""
+        """A figure of every rank's device, by the name of its attribute [ranks]."""
         if attribute not in self._figures:
             found = [getattr(device, attribute) for device in self.devices]
             self._figures[attribute] = np.array(found, dtype=np.float64)
         return self._figures[attribute]
 
     def streaming(self, sizes: Counts, calls: int = 1) -> Seconds:
-        """Seconds to pass so many bytes through memory, in operations that the host starts."""
+        """Seconds to pass so many bytes through memory, in `calls` kernel launches [ranks]."""
         some = np.asarray(sizes) / self.each("bandwidth") + calls * self.each("call_s")
         return np.where(np.asarray(sizes) > 0, some, 0.0)
 
-    def meeting(self, members: range) -> Meeting:
-        """The meeting of these ranks of the world."""
+    def topology(self, members: range) -> GroupTopology:
+        """The topology of these ranks of the world."""
         key = (members.start, members.stop, members.step)
-        if key not in self._meetings:
-            self._meetings[key] = meeting_of(self.machine, members)
-        return self._meetings[key]
+        if key not in self._topologies:
+            self._topologies[key] = topology_of(self.machine, members)
+        return self._topologies[key]
 
-    def shard_group(self, column: int, group_size: int) -> Meeting:
-        """That of the shard group of one of the ranks."""
+    def shard_group(self, column: int, group_size: int) -> GroupTopology:
+        """The topology of the shard group of one of the ranks."""
         first = int(self.ranks[column]) // group_size * group_size
-        return self.meeting(range(first, first + group_size))
+        return self.topology(range(first, first + group_size))
 
 
 @dataclass(frozen=True)
 class LayerSeconds:
-    """Of one layer, on each rank.
+    """The time of one layer on each rank.
 
     Attributes:
-        forward: seconds.
-        backward: seconds.
-        error: relative half width of the band around both.
+        forward: seconds of the forward pass [ranks].
+        backward: seconds of the backward pass [ranks].
+        error: relative half width of the error band around both [ranks].
         estimated: whether some rank's shape has not been measured.
     """
 
@@ -96,23 +93,23 @@ class LayerSeconds:
 
     @cached_property
     def total(self) -> float:
-        """Forward and backward, over all ranks."""
+        """Seconds of the forward and backward pass, summed over all ranks."""
         return float((self.forward + self.backward).sum())
 
     @cached_property
     def weighed(self) -> float:
-        """The same, times the error."""
+        """Seconds of the forward and backward pass, each times its error, summed over all ranks."""
         return float(((self.forward + self.backward) * self.error).sum())
 
 
 @dataclass(frozen=True)
 class Leg:
-    """A collective of every shard group.
+    """A collective within every shard group.
 
     Attributes:
-        op: as the recorder names it.
-        seconds: on each rank, which are those of its group's slowest.
-        bytes: that each rank receives.
+        op: the collective's name in the recorder, such as "all_gather".
+        seconds: seconds on each rank, equal within a group: those of its slowest rank [ranks].
+        bytes: bytes that each rank receives [ranks].
     """
 
     op: str
@@ -122,13 +119,13 @@ class Leg:
 
 @dataclass(frozen=True)
 class Crossed:
-    """A conversion, on each rank: a collective, or a copy, or nothing.
+    """The time of one conversion on each rank: a collective, a copy, or nothing.
 
     Attributes:
-        forward: collective of the forward pass.
-        backward: of the backward pass.
-        forward_s: seconds of the copy in the forward pass.
-        backward_s: in the backward pass.
+        forward: the collective of the forward pass, if there is one.
+        backward: the collective of the backward pass, if there is one.
+        forward_s: seconds of the copy in the forward pass [ranks].
+        backward_s: seconds of the copy in the backward pass [ranks].
     """
 
     forward: Leg | None
@@ -140,14 +137,14 @@ class Crossed:
 def layer_seconds(
     plan: PlacedLayers, layer: Layer, rows: Rows, precision: str, speeds: Speeds
 ) -> LayerSeconds:
-    """Forward and backward pass of one layer.
+    """The seconds of one layer's forward and backward pass on each rank.
 
     Args:
-        plan: that places the layer.
-        layer: of the plan's graph.
-        rows: of each rank in the pass.
-        precision: of the experiment.
-        speeds: of the same ranks.
+        plan: the plan that places the layer.
+        layer: the layer, of the plan's graph.
+        rows: the rows of each rank in the pass.
+        precision: the precision of the experiment.
+        speeds: the devices and links of the same ranks.
     """
     read, given = plan.flow.inputs[layer.name], plan.flow.outputs[layer.name]
     k = max(read.group_size, given.group_size)
@@ -161,7 +158,7 @@ def layer_seconds(
         work = work_of(plan, layer, column, own, precision)
         found.append(speeds.devices[column].seconds(work))
     estimated = any(one.source == "estimated" for one in found)
-    if len(found) == 1:  # all ranks are alike
+    if len(found) == 1:  # all ranks are equal
         (one,) = found
         once = np.ones(len(own))
         return LayerSeconds(
@@ -173,25 +170,25 @@ def layer_seconds(
 
 
 def half_goes_back(graph: Graph, layer: Layer, wanted: bool) -> bool:
-    """Whether a backward pass is that to the weights alone, or to the input alone.
+    """Whether a backward pass computes the gradient of the weights alone, or of the input alone.
 
     Args:
-        graph: of the layer.
-        layer: that a gradient reaches.
-        wanted: whether a gradient flows on to what it reads.
+        graph: the graph that the layer is in.
+        layer: a layer that a gradient reaches.
+        wanted: whether the gradient of the layer's input is needed.
     """
     owner = graph[layer.shared] if layer.shared else layer
     return not wanted or (layer.kind in ("conv2d", "linear") and owner.keeps_weight)
 
 
 def conversion_seconds(step: Conversion, rows: Rows, itemsize: int, speeds: Speeds) -> Crossed:
-    """Forward and backward pass of one conversion.
+    """The seconds of one conversion's forward and backward pass on each rank.
 
     Args:
         step: the conversion.
-        rows: of each rank in the pass.
+        rows: the rows of each rank in the pass.
         itemsize: bytes of an element.
-        speeds: of the same ranks.
+        speeds: the devices and links of the same ranks.
     """
     crossing = crossing_of(step, rows, itemsize)
     forward_s = backward_s = np.zeros(rows.world_size)
@@ -210,51 +207,51 @@ def conversion_seconds(step: Conversion, rows: Rows, itemsize: int, speeds: Spee
 
 
 def leg_seconds(op: str, received: Counts, group_size: int, speeds: Speeds) -> Leg:
-    """One collective of every shard group.
+    """The time of one collective within every shard group.
 
     Args:
-        op: as the recorder names it.
-        received: bytes, on each rank.
-        group_size: of the shard groups.
-        speeds: of the same ranks.
+        op: the collective's name in the recorder, such as "all_gather".
+        received: bytes that each rank receives [ranks].
+        group_size: the number of ranks in a shard group.
+        speeds: the devices and links of the same ranks.
     """
     most = received.reshape(-1, group_size).max(axis=1).tolist()
     known: dict[tuple[int, int], float] = {}
     seconds = []
     for group, size in enumerate(most):
-        meeting = speeds.shard_group(group * group_size, group_size)
-        key = (id(meeting), size)
+        topology = speeds.shard_group(group * group_size, group_size)
+        key = (id(topology), size)
         if key not in known:
-            known[key] = _of_shards(meeting, op, size)
+            known[key] = _of_shards(topology, op, size)
         seconds.append(known[key])
     return Leg(op, np.repeat(seconds, group_size), received)
 
 
 def loss_seconds(logits: Counts, speeds: Speeds) -> Seconds:
-    """The loss of so many bytes of logits, one way; backward takes as long.
+    """Seconds of the loss for so many bytes of logits, forward; backward takes as long [ranks].
 
-    Where steps have been measured, it is among what every step costs besides its layers.
+    Zero where whole steps have been measured: there `step_s` contains it.
     """
     known = speeds.each("step_s") > 0
     return np.where(known, 0.0, speeds.streaming(_LOSS_PASSES * logits, _LOSS_CALLS))
 
 
 def load_seconds(images: Counts, speeds: Speeds) -> Seconds:
-    """Loading so many bytes of images."""
+    """Seconds to load so many bytes of images [ranks]."""
     return images * speeds.each("load_s_per_byte")
 
 
 def update_seconds(kind: str, parameters: Seconds, copies: int, speeds: Speeds) -> Seconds:
-    """An optimizer's update of so many bytes of parameters.
+    """Seconds of an optimizer's update of so many bytes of parameters [ranks].
 
     On a device that has not been timed with this optimizer it reads parameters, gradients and
     the optimizer's copies, and writes all but the gradients.
 
     Args:
-        kind: of the optimizer.
-        parameters: bytes that each rank updates.
-        copies: that the optimizer keeps.
-        speeds: of the same ranks.
+        kind: the kind of the optimizer, such as "sgd".
+        parameters: bytes of parameters that each rank updates [ranks].
+        copies: how many tensors of state the optimizer keeps for each parameter.
+        speeds: the devices and links of the same ranks.
     """
     passes = 3 + 2 * copies
 
@@ -265,7 +262,7 @@ def update_seconds(kind: str, parameters: Seconds, copies: int, speeds: Speeds) 
 
 
 def _pieces(plan: PlacedLayers, layer: Layer, group_size: int) -> tuple[object, ...]:
-    """For each member of a group, what tells its piece of a layer from the others'."""
+    """For each member of a group, a key that differs for different pieces of a layer."""
     if group_size == 1:
         return ((),)
     flow = plan.flow
@@ -282,8 +279,8 @@ def _leg(call: CollectiveCall | None, group_size: int, speeds: Speeds) -> Leg | 
     return leg_seconds(call.op, received_of(call, speeds.summing).bytes, group_size, speeds)
 
 
-def _of_shards(meeting: Meeting, op: str, received: int) -> float:
+def _of_shards(topology: GroupTopology, op: str, received: int) -> float:
     if op == "all_reduce":
-        size = received * meeting.ranks / (2 * (meeting.ranks - 1))
-        return meeting.all_reduce(size, "auto", beside=False, into_new=True).seconds
-    return meeting.seconds(op, received, received if op == "reduce_scatter" else 0)
+        size = received * topology.ranks / (2 * (topology.ranks - 1))
+        return topology.all_reduce(size, "auto", beside=False, into_new=True).seconds
+    return topology.seconds(op, received, received if op == "reduce_scatter" else 0)

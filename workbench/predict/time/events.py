@@ -1,8 +1,7 @@
-"""What the ranks of a step do one after another, on all of them at once.
+"""The events of a step, on all ranks at once.
 
-All ranks run one program, so that a step is one list of events: work on the compute lane,
-collectives that the compute lane takes part in, collectives that are started beside it, and
-places where it waits for these.
+All ranks run one program, so a step is one list of events: work on the compute lane, blocking
+collectives, collectives started on the communication lane, and waits for these.
 """
 
 from collections.abc import Sequence
@@ -13,22 +12,22 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.plan.span import What
+from workbench.plan.experiment.measured import What
 from workbench.predict.time.duration import Seconds
 from workbench.program.rows import Counts
 
 
 class Grouping:
-    """Which of the ranks at hand communicate with each other.
+    """The groups in which the simulated ranks communicate.
 
     Args:
-        number: for each rank, that of its group.
-        count: ranks of the world in each group; None: those at hand are all.
+        number: the number of each rank's group [ranks].
+        count: how many ranks of the world are in each group; None: only the simulated ones.
 
     Attributes:
-        count: ranks of the world in the largest group.
-        is_one: whether all ranks at hand are in one.
-        key: equal for equal groups.
+        count: how many ranks of the world are in the largest group.
+        is_one: whether all simulated ranks are in one group.
+        key: a key that is equal for equal groupings.
     """
 
     def __init__(self, number: Sequence[int] | Counts, count: int | None = None) -> None:
@@ -41,13 +40,13 @@ class Grouping:
         self._starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
 
     def latest(self, times: Seconds) -> Seconds:
-        """For each rank, the greatest of its group's values."""
+        """The greatest value in each rank's group [ranks]."""
         if self.is_one:
             return np.full_like(times, times.max())
         return np.maximum.reduceat(times[self._order], self._starts)[self._of]
 
     def share(self, which: NDArray[np.bool_]) -> Seconds:
-        """For each rank, of how much of its group this is so."""
+        """The fraction of each rank's group for which `which` is true [ranks]."""
         found: Seconds = (np.bincount(self._of, which) / self._sizes)[self._of]
         return found
 
@@ -58,7 +57,7 @@ class Task(NamedTuple):
     Attributes:
         what: the kind of its spans.
         label: the layer, or what else it belongs to.
-        seconds: on each rank.
+        seconds: seconds of the work on each rank [ranks].
     """
 
     what: What
@@ -67,8 +66,8 @@ class Task(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """Tasks that follow each other."""
+class Computation:
+    """Tasks that follow each other on the compute lane."""
 
     tasks: tuple[Task, ...]
 
@@ -80,13 +79,13 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """The near-equal segments that replicas sum, one each; the first ones may be longer.
+    """The near-equal segments that replicas reduce, one each; the first ones may be longer.
 
     Attributes:
-        numel: elements that each rank at hand sums.
+        numel: the elements that each simulated rank reduces [ranks].
         itemsize: bytes of an element.
-        group_size: of the shard groups; replicas are so far apart.
-        count: replicas.
+        group_size: the number of ranks in a shard group, which is the distance between replicas.
+        count: the number of replicas.
     """
 
     numel: Counts
@@ -95,7 +94,7 @@ class Segments:
     count: int
 
     def received(self, ranks: Counts) -> Counts:
-        """Bytes that ranks of the world receive: `numel` is theirs, or their like's."""
+        """Bytes that ranks of the world receive; `numel[i]` is rank i's or its representative's."""
         own = self.numel // self.count + (ranks // self.group_size < self.numel % self.count)
         return (own * (self.count - 2) + self.numel) * self.itemsize
 
@@ -105,15 +104,16 @@ class Call:
     """A collective, on all ranks at once.
 
     Attributes:
-        op: as the recorder names it.
+        op: the collective's name in the recorder, such as "all_reduce".
         label: the layer, or "gradients", "parameters", "status", "labels".
         phase: "forward", "backward" or "step".
-        groups: who takes part together.
-        seconds: on each rank, from when its group is there.
-        bytes: that each rank receives.
-        busy: share of that time in which a rank computes nothing else.
-        takes: the ranks that take part; None: all.
-        segments: of an all-reduce of replicas.
+        groups: the groups whose ranks take part together.
+        seconds: seconds on each rank, once all of its group have arrived [ranks].
+        bytes: bytes that each rank receives [ranks].
+        busy: the share of that time in which the device works for the collective and computes
+            nothing else.
+        takes: a mask of the ranks that take part [ranks]; None: all.
+        segments: the segments that ranks reduce in an all-reduce over replicas; None: another one.
     """
 
     op: str
@@ -127,26 +127,26 @@ class Call:
     segments: Segments | None = None
 
     def received(self, column: int, rank: int) -> int:
-        """Bytes of one rank of the world, for which one of the ranks at hand stands."""
+        """Bytes that one rank of the world receives, which a simulated rank represents."""
         if self.segments is None:
             return int(self.bytes[column])
         return int(self.segments.received(np.full_like(self.bytes, rank))[column])
 
 
 @dataclass(frozen=True, slots=True)
-class Meet:
-    """A collective that the compute lane takes part in."""
+class BlockingCollective:
+    """A collective that blocks the compute lane."""
 
     call: Call
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """A collective on the communication lane, behind those before it.
+class StartedCollective:
+    """A collective on the communication lane, queued behind those started before it.
 
     Attributes:
         call: the collective.
-        handle: its number.
+        handle: the number under which it is waited for.
     """
 
     call: Call
@@ -154,13 +154,13 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class AwaitCollective:
     """The compute lane waits for a collective that was started.
 
     Attributes:
-        handle: its number.
-        label: what is waited for.
-        late: how many steps ago it was started.
+        handle: the number under which the collective was started.
+        label: the name of what is waited for.
+        late: how many steps ago the collective was started.
     """
 
     handle: int
@@ -168,34 +168,34 @@ class Join:
     late: int = 0
 
 
-Event = Stretch | Meet | Start | Join
+Event = Computation | BlockingCollective | StartedCollective | AwaitCollective
 
 
 class Script:
-    """Events of one step, as they are written."""
+    """The events of one step, while they are written."""
 
     def __init__(self) -> None:
         self._events: list[Event] = []
         self._tasks: list[Task] = []
 
     def work(self, what: What, label: str, seconds: Seconds) -> None:
-        """Something to compute."""
+        """Adds computation on the compute lane."""
         self._tasks.append(Task(what, label, seconds))
 
     def meet(self, call: Call) -> None:
-        """A collective in which the compute lane takes part."""
-        self._add(Meet(call))
+        """Adds a collective that blocks the compute lane."""
+        self._add(BlockingCollective(call))
 
     def start(self, call: Call, handle: int) -> None:
-        """A collective beside it, which is waited for under this number."""
-        self._add(Start(call, handle))
+        """Adds a collective on the communication lane, which is waited for under this handle."""
+        self._add(StartedCollective(call, handle))
 
     def join(self, handle: int, label: str, late: int = 0) -> None:
-        """Waits for it."""
-        self._add(Join(handle, label, late))
+        """Adds a wait for a started collective."""
+        self._add(AwaitCollective(handle, label, late))
 
     def events(self) -> tuple[Event, ...]:
-        """All of them, in order."""
+        """All events written so far, in order."""
         self._close()
         return tuple(self._events)
 
@@ -205,5 +205,5 @@ class Script:
 
     def _close(self) -> None:
         if self._tasks:
-            self._events.append(Stretch(tuple(self._tasks)))
+            self._events.append(Computation(tuple(self._tasks)))
             self._tasks = []

@@ -1,45 +1,130 @@
-"""The events of forward and backward passes over some of a program's operations."""
+"""The events of forward and backward passes over some of a program's operations.
 
+Each further gradient of a layer in a step is made in new memory and added to the first: three
+passes over it. The first one was copied into its bucket instead, in two passes, which the layer's
+time contains; but a large linear layer writes it there directly, and some parameters are in no
+bucket.
+
+Source: `torch.autograd`'s AccumulateGrad; the workbench's GradientSum and Linear.
+
+Equal layers are timed once, since deep models repeat their blocks.
+"""
+
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from workbench.plan.graph import Layer
-from workbench.predict.time.adding import Additions
+from workbench.plan.plan import Plan
 from workbench.predict.time.duration import (
     Crossed,
     LayerSeconds,
     Leg,
     Seconds,
+    Speeds,
     conversion_seconds,
     half_goes_back,
+    layer_seconds,
     leg_seconds,
     loss_seconds,
 )
 from workbench.predict.time.events import Call, Grouping, Script
-from workbench.predict.time.layer_times import LayerTimes
 from workbench.predict.time.replicas import Replicas
-from workbench.predict.traffic.call_received import received_of
-from workbench.program.collective_call import CollectiveCall
+from workbench.predict.traffic.received import received_of
+from workbench.program.buckets import KEEPS_GRADIENT_BYTES
+from workbench.program.collectives import CollectiveCall
 from workbench.program.instructions import Direction
 from workbench.program.operations import Operation, Value
 from workbench.program.rows import Counts, Rows
 from workbench.program.step import Program
 
-# What synchronized statistics cost beside a fused kernel, in passes over the activation.
-_NORM_FORWARD, _NORM_BACKWARD = 9, 13
-ADDED = 3  # two gradients of one value are read, and their sum is written
+
+class Additions:
+    """Times the accumulation of weight gradients.
+
+    Args:
+        program: the program of the simulated ranks.
+        speeds: the devices and links of these ranks.
+    """
+
+    def __init__(self, program: Program, speeds: Speeds) -> None:
+        self.program, self.speeds = program, speeds
+
+    def seconds(self, layer: Layer) -> Seconds:
+        """Seconds to accumulate the gradients of one layer's weights, on each rank [ranks]."""
+        found = np.zeros(self.program.plan.world_size)
+        for place, weight in enumerate(layer.weights):
+            if weight.trainable:
+                size = self.program.pieces.sizes[weight.name]
+                in_bucket = weight.name in self.program.buckets.names
+                found = found + addition(layer, place, size, in_bucket, self.speeds)
+        return found
+
+
+class LayerTimes:
+    """The times of a plan's layers, and how certain they are.
+
+    Args:
+        plan: the plan that places the layers.
+        precision: the precision of the experiment.
+        speeds: the devices and links of the ranks.
+
+    Attributes:
+        estimated: the names of layers whose shapes the machine has not measured.
+    """
+
+    def __init__(self, plan: Plan, precision: str, speeds: Speeds) -> None:
+        self.plan, self.precision, self.speeds = plan, precision, speeds
+        self.estimated: dict[str, None] = {}
+        self._known: dict[tuple[int, Rows], _Times] = {}
+
+    def of(self, operation: Operation, layer: Layer, rows: Rows) -> LayerSeconds:
+        """The time of one layer's forward and backward pass; to be called once for each pass.
+
+        Args:
+            operation: the operation that runs the layer.
+            layer: the layer, of the plan's graph.
+            rows: the rows of the pass, one object for each pass.
+        """
+        key = operation.look, rows
+        known = self._known.get(key)
+        if known is None:
+            found = layer_seconds(self.plan, layer, rows, self.precision, self.speeds)
+            known = self._known[key] = _Times(found)
+        known.often += 1
+        if known.seconds.estimated:
+            self.estimated.setdefault(layer.name)
+        return known.seconds
+
+    @property
+    def error(self) -> float:
+        """Relative half width of the error band around the sum of all layers' times.
+
+        Errors of measurements are independent of each other; estimates may all err in one
+        direction.
+        """
+        seconds = squared = guessed = 0.0
+        for known in self._known.values():
+            found = known.seconds
+            seconds += known.often * found.total
+            if found.estimated:
+                guessed += known.often * found.weighed
+            else:
+                squared += known.often * found.weighed**2
+        return (math.sqrt(squared) + guessed) / seconds if seconds else 0.0
 
 
 class PassEvents:
-    """Writes a pass of so many rows.
+    """Writes the events of a pass of so many rows.
 
     Args:
-        program: of the kept ranks.
-        replicas: their groups.
-        script: to write on.
-        rows: of the pass.
-        times: of layers.
+        program: the program of the simulated ranks.
+        replicas: the replica groups of these ranks.
+        script: the script that events are written to.
+        rows: the rows of each rank in the pass.
+        times: the times of the plan's layers.
     """
 
     def __init__(
@@ -55,14 +140,14 @@ class PassEvents:
         self.collectives = program.collectives
 
     def forward(self, operation: Operation) -> None:
-        """Runs a layer."""
+        """Writes the forward pass of a layer."""
         layer = operation.layer
         assert layer is not None
         self.script.work("forward", layer.name, self._seconds(operation, layer).forward)
         self._communicate(operation, layer, "forward", _NORM_FORWARD)
 
     def convert(self, operation: Operation, begun: int | None = None) -> None:
-        """Runs a conversion, or waits for it.
+        """Writes a conversion, or the wait for one that was started.
 
         Args:
             operation: the conversion.
@@ -76,25 +161,25 @@ class PassEvents:
             self._meet(crossed.forward, operation, "forward")
 
     def start_gather(self, operation: Operation, handle: int) -> bool:
-        """Starts a gather of rows, if ranks of no host share memory; gives whether it has.
+        """Starts a gather of rows, unless all ranks share memory; whether it was started.
 
-        Within a host a gather takes no longer than what would start it.
+        Within a host a gather takes no longer than starting it would.
         """
         assert operation.step is not None
-        meeting = self.speeds.shard_group(0, operation.step.group_size)
+        topology = self.speeds.shard_group(0, operation.step.group_size)
         leg = self._conversion(operation).forward
-        if leg is None or (meeting.memory and len(meeting.hosts) == 1):
+        if leg is None or (topology.memory and len(topology.hosts) == 1):
             return False
         call = self._call(leg, operation.label, "forward", operation.step.group_size)
         self.script.start(call, handle)
         return True
 
     def backward(self, operation: Operation, gradients: int, *, adds: bool) -> None:
-        """Runs a layer backward.
+        """Writes the backward pass of a layer.
 
         Args:
             operation: the layer.
-            gradients: that come back for what it gave.
+            gradients: the number of gradients that come back for the layer's output.
             adds: whether its weights have gradients from earlier passes.
         """
         layer = operation.layer
@@ -111,11 +196,11 @@ class PassEvents:
             self.script.work("backward", layer.name, self._additions.seconds(layer))
 
     def convert_back(self, operation: Operation, gradients: int) -> None:
-        """Runs a conversion backward.
+        """Writes the backward pass of a conversion.
 
         Args:
             operation: the conversion.
-            gradients: that come back for what it gave.
+            gradients: the number of gradients that come back for the conversion's output.
         """
         self._sum(operation, gradients)
         crossed = self._conversion(operation)
@@ -124,7 +209,7 @@ class PassEvents:
         self.script.work("backward", operation.label, crossed.backward_s)
 
     def again(self, operations: Sequence[Operation]) -> None:
-        """A segment runs once more, which costs something for each layer besides."""
+        """Writes the recomputation of a segment, which has a cost for each layer besides."""
         count = 0
         for operation in operations:
             if operation.step is not None:
@@ -136,7 +221,7 @@ class PassEvents:
         self.script.work("forward", operations[0].label, count * each)
 
     def loss(self) -> None:
-        """The loss of what the program returns, and its gradient."""
+        """Writes the loss of the program's outputs, and its gradient."""
         for value in self.program.operations.results:
             for call in self.collectives.of_loss(value, self.rows):
                 self._of_shards(call)
@@ -145,14 +230,14 @@ class PassEvents:
             self.script.work("backward", "loss", seconds)
 
     def _is_estimated(self, operation: Operation) -> bool:
-        """Whether gradients that are added up are not part of what was measured."""
+        """Whether adding output gradients is missing from the layer's measured time."""
         layer = operation.layer
         return (
             layer is None or layer.kind == "parameter" or self._seconds(operation, layer).estimated
         )
 
     def _sum(self, operation: Operation, gradients: int) -> None:
-        """Adds the further gradients of what an operation gives to the first one."""
+        """Adds the further gradients of an operation's output to the first one."""
         more = gradients - 1
         if more <= 0 or not self._is_estimated(operation):
             return
@@ -165,7 +250,7 @@ class PassEvents:
     def _communicate(
         self, operation: Operation, layer: Layer, phase: Direction, passes: int
     ) -> None:
-        """What a layer communicates; a batch norm passes over the activation besides."""
+        """Writes a layer's collectives, and the passes of a batch norm over the activation."""
         for index, call in enumerate(self.collectives.of_operation(operation, self.rows, phase)):
             if call.purpose == "shard":
                 self._of_shards(call)
@@ -217,3 +302,35 @@ class PassEvents:
     def _size(self, value: Value) -> Counts:
         layout, shape, per_sample, width = self.program.operations.layout_of(value)
         return self.rows.elements(layout, shape, per_sample) * width
+
+
+_ADDED, _COPIED = 3, 2
+
+
+def addition(layer: Layer, place: int, size: Counts, in_bucket: bool, speeds: Speeds) -> Seconds:
+    """Seconds to add a further gradient of one weight to the first one, on each rank [ranks].
+
+    Args:
+        layer: the layer that the weight belongs to.
+        place: the index of the weight among the layer's weights.
+        size: bytes of the weight on each rank [ranks].
+        in_bucket: whether the weight's gradient is in a bucket.
+        speeds: the devices and links of the ranks.
+    """
+    keeps = layer.kind == "linear" and place == 0
+    copied = in_bucket & ~(keeps & (size >= KEEPS_GRADIENT_BYTES))
+    return speeds.streaming(size * (_ADDED - _COPIED * copied))
+
+
+@dataclass
+class _Times:
+    """The time of equal layers, and how many of them there are."""
+
+    seconds: LayerSeconds
+    often: int = 0
+
+
+# What synchronised statistics cost besides a fused kernel, in passes over the activation.
+_NORM_FORWARD, _NORM_BACKWARD = 9, 13
+
+ADDED = 3  # two gradients of one value are read, and their sum is written

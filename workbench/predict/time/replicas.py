@@ -1,4 +1,4 @@
-"""Collectives over the ranks that hold the same piece, of a world of which few ranks are kept."""
+"""Collectives over replica groups: the ranks that hold the same piece of the model."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -6,25 +6,24 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.plan.all_reduce import Algorithm
-from workbench.plan.codec import Codec
-from workbench.plan.device import Device
+from workbench.plan.experiment.codec import Codec
+from workbench.plan.experiment.sync import Algorithm
+from workbench.plan.machine.device import Device
 from workbench.predict.time.duration import Speeds
 from workbench.predict.time.events import Call, Grouping, Segments
-from workbench.predict.time.meeting import Meeting
-from workbench.program.representatives import Representatives
-from workbench.program.rows import Counts
+from workbench.predict.time.group_topology import GroupTopology
+from workbench.program.rows import Counts, Representatives
 
-# Where codecs were not timed: reading and writing a gradient in so many passes in all.
+# Where codecs were not timed, they read and write a gradient in so many passes in all.
 _CODING = 8
 
 
 class Replicas:
-    """Replica groups of any size.
+    """The replica groups of the simulated ranks, for shard groups of any size.
 
     Args:
-        ranks: that are kept.
-        speeds: of them.
+        ranks: the ranks that are simulated, each of which may represent others of the world.
+        speeds: the devices and links of these ranks.
     """
 
     def __init__(self, ranks: Representatives, speeds: Speeds) -> None:
@@ -33,11 +32,11 @@ class Replicas:
         self._groupings: dict[int, Grouping] = {}
 
     def count(self, group_size: int) -> int:
-        """Ranks that hold the same piece of what lies over groups of this size."""
+        """How many ranks hold the same piece of what is sharded over groups of this size."""
         return self.ranks.world_size // group_size
 
     def grouping(self, group_size: int) -> Grouping:
-        """Which of the kept ranks hold the same piece."""
+        """The simulated ranks, grouped by the piece that they hold."""
         if group_size not in self._groupings:
             self._groupings[group_size] = Grouping(
                 self.ranks.ranks % group_size, self.count(group_size)
@@ -58,26 +57,27 @@ class Replicas:
         codec: Codec | None = None,
         takes: NDArray[np.bool_] | None = None,
     ) -> Call:
-        """Sums over the replica groups.
+        """An all-reduce over the replica groups.
 
         Args:
-            sizes: bytes of each rank.
-            itemsize: of an element.
-            group_size: of the shard groups that the pieces lie over.
-            label: what is summed.
-            phase: of the step.
-            algorithm: as asked for.
-            beside: whether ranks may compute on meanwhile.
-            shared: whether what is summed lies in memory that ranks of a host share, if they do.
-            codec: through which it travels.
-            takes: who takes part; None: all.
+            sizes: bytes of each rank [ranks].
+            itemsize: the bytes of an element.
+            group_size: the size of the shard groups that the pieces are sharded over.
+            label: the name of what is reduced, such as "gradients".
+            phase: the phase of the step: "forward", "backward" or "step".
+            algorithm: the algorithm that is asked for.
+            beside: whether ranks may compute meanwhile.
+            shared: whether the buffers are in memory that the ranks of a host share, where they
+                share any.
+            codec: the codec that compresses what is sent, if any.
+            takes: a mask of the ranks that take part [ranks]; None: all.
         """
         count, names = self.count(group_size), self.algorithms.setdefault(label, {})
 
-        def seconds(meeting: Meeting, nbytes: int) -> float:
-            there = shared and meeting.memory and max(meeting.hosts) > 1
+        def seconds(topology: GroupTopology, nbytes: int) -> float:
+            there = shared and topology.memory and max(topology.hosts) > 1
             coded = "" if codec is None else codec.name
-            done = meeting.all_reduce(
+            done = topology.all_reduce(
                 nbytes,
                 algorithm,
                 beside=beside and not there,
@@ -102,10 +102,10 @@ class Replicas:
         group_size: int,
         label: str,
         phase: str,
-        seconds: Callable[[Meeting, int], float],
+        seconds: Callable[[GroupTopology, int], float],
         takes: NDArray[np.bool_] | None,
     ) -> Call:
-        """What travels is encoded in segments, and decoded and encoded again by who adds it up.
+        """An all-reduce whose segments are encoded, decoded, added, and encoded again.
 
         Of k segments a rank encodes all and one sum, and decodes two of each other rank, those
         that it adds up and those sums: (k + 1) / k times the whole, and 2 (k - 1) / k times.
@@ -125,21 +125,21 @@ class Replicas:
         return replace(call, seconds=call.seconds + coding, bytes=2 * (travels - travels // count))
 
     def to_server(self, sizes: Counts, group_size: int, serves: NDArray[np.bool_]) -> Call:
-        """Gradients of so many bytes go to those who serve, and are added up there."""
+        """A reduce of gradients of so many bytes [ranks] to the parameter servers."""
         others = self.count(group_size) - 1
 
-        def seconds(meeting: Meeting, nbytes: int) -> float:
-            return meeting.rooted(others * nbytes, others * nbytes)
+        def seconds(topology: GroupTopology, nbytes: int) -> float:
+            return topology.rooted(others * nbytes, others * nbytes)
 
         call = self._call("reduce", "gradients", "step", group_size, sizes, seconds, some(sizes))
         return replace(call, bytes=others * sizes * serves)
 
     def from_server(self, sizes: Counts, group_size: int, serves: NDArray[np.bool_]) -> Call:
-        """Weights of so many bytes come back from them."""
+        """A broadcast of weights of so many bytes [ranks] from the parameter servers."""
         others = self.count(group_size) - 1
 
-        def seconds(meeting: Meeting, nbytes: int) -> float:
-            return meeting.rooted(others * nbytes, 0)
+        def seconds(topology: GroupTopology, nbytes: int) -> float:
+            return topology.rooted(others * nbytes, 0)
 
         call = self._call(
             "broadcast", "parameters", "step", group_size, sizes, seconds, some(sizes)
@@ -147,33 +147,33 @@ class Replicas:
         return replace(call, bytes=sizes * ~serves)
 
     def serves(self, server: int, group_size: int) -> NDArray[np.bool_]:
-        """Which of the kept ranks serve what lies over groups of this size.
+        """A mask of the simulated ranks that act as parameter servers [ranks].
 
         Args:
-            server: its number among the kept ranks.
-            group_size: of the shard groups.
+            server: the server's index among the simulated ranks.
+            group_size: the size of the shard groups that the parameters are sharded over.
         """
         group = self.ranks.ranks // group_size
         found: NDArray[np.bool_] = group == group[server]
         return found
 
     def part(self, group_size: int, shares: Sequence[float]) -> NDArray[np.float64]:
-        """What part of what all ranks of its replica group hold each rank moves.
+        """The fraction of its replica group's piece that each rank updates [ranks].
 
         Args:
-            group_size: of the shard groups that the parameters lie over.
-            shares: relative ones, of the kept ranks.
+            group_size: the size of the shard groups that the parameters are sharded over.
+            shares: the relative share of each simulated rank [ranks].
         """
         each = np.array(shares, dtype=np.float64)
         return each / self._all_of(each, group_size, np.sum)
 
     def to_owners(self, sizes: Counts, group_size: int, shares: Sequence[float]) -> Call:
-        """The first round of a direct all-reduce of gradients, for segments like these shares.
+        """The reduce-scatter of a direct all-reduce of gradients, in segments of these shares.
 
         Args:
-            sizes: bytes of each rank.
-            group_size: of the shard groups that the pieces lie over.
-            shares: relative ones, of the kept ranks.
+            sizes: bytes of each rank [ranks].
+            group_size: the size of the shard groups that the pieces are sharded over.
+            shares: the relative share of each simulated rank [ranks].
         """
         moved = sizes * self.part(group_size, shares) * (self.count(group_size) - 1)
         return self._owned("reduce_scatter", "gradients", sizes, moved, group_size, shares, True)
@@ -181,13 +181,13 @@ class Replicas:
     def from_owners(
         self, sizes: Counts, group_size: int, shares: Sequence[float], *, fused: bool
     ) -> Call:
-        """Hands out the weights that each rank has moved, over the replica groups.
+        """The all-gather of updated weights over the replica groups.
 
         Args:
-            sizes: bytes of all pieces together.
-            group_size: of the shard groups that the parameters lie over.
-            shares: relative ones, of the kept ranks.
-            fused: whether that is the second round of a direct all-reduce.
+            sizes: bytes of the whole piece on each rank [ranks].
+            group_size: the size of the shard groups that the parameters are sharded over.
+            shares: the relative share of each simulated rank [ranks].
+            fused: whether it is the second round of a direct all-reduce.
         """
         moved = sizes * (1 - self.part(group_size, shares))
         return self._owned("all_gather", "parameters", sizes, moved, group_size, shares, fused)
@@ -202,13 +202,13 @@ class Replicas:
         shares: Sequence[float],
         fused: bool,
     ) -> Call:
-        """It takes as long as it takes the owner of the largest segment."""
+        """A collective on unequal segments, which takes as long as the largest one."""
         count = self.count(group_size)
 
-        def seconds(meeting: Meeting, nbytes: int) -> float:
+        def seconds(topology: GroupTopology, nbytes: int) -> float:
             if fused:
-                return meeting.all_reduce(nbytes, "direct", beside=False).seconds / 2
-            return meeting.seconds("all_gather", nbytes - nbytes // count)
+                return topology.all_reduce(nbytes, "direct", beside=False).seconds / 2
+            return topology.seconds("all_gather", nbytes - nbytes // count)
 
         call = self._call(op, label, "step", group_size, sizes, seconds, some(sizes))
         each = np.array(shares, dtype=np.float64)
@@ -222,7 +222,7 @@ class Replicas:
         group_size: int,
         join: Callable[[NDArray[np.float64]], np.float64],
     ) -> NDArray[np.float64]:
-        """Of each kept rank, what `join` makes of all ranks of its replica group in the world."""
+        """For each simulated rank, `join` over its replica group in the world [ranks]."""
         world = each[self.ranks.column]
         groups = np.array([join(world[member::group_size]) for member in range(group_size)])
         joined: NDArray[np.float64] = groups[self.ranks.ranks % group_size]
@@ -235,7 +235,7 @@ class Replicas:
         phase: str,
         group_size: int,
         sizes: Counts,
-        seconds: Callable[[Meeting, int], float],
+        seconds: Callable[[GroupTopology, int], float],
         takes: NDArray[np.bool_] | None = None,
     ) -> Call:
         found: list[float] = []
@@ -244,14 +244,14 @@ class Replicas:
         for rank, size in zip(self.ranks.ranks.tolist(), sizes.tolist(), strict=True):
             place = rank % group_size
             if (place, size) not in known:
-                meeting = self.speeds.meeting(range(place, world, group_size))
-                known[place, size] = seconds(meeting, size)
-                busy = max(busy, meeting.link.busy)
+                topology = self.speeds.topology(range(place, world, group_size))
+                known[place, size] = seconds(topology, size)
+                busy = max(busy, topology.link.busy)
             found.append(known[place, size])
         groups, times = self.grouping(group_size), np.array(found)
         return Call(op, label, phase, groups, times, sizes, busy=busy, takes=takes)
 
 
 def some(sizes: Counts) -> NDArray[np.bool_] | None:
-    """The ranks that have something; None: all."""
+    """A mask of the ranks whose size is not zero [ranks]; None: all."""
     return None if sizes.all() else sizes > 0

@@ -1,33 +1,188 @@
-"""From an experiment and a machine to a step in time."""
+"""The simulation of an experiment's step on a machine: spans of every rank, and a breakdown."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
+
+import numpy as np
 
 from workbench.plan.errors import MachineError
-from workbench.plan.experiment import Experiment, LocalSGD
-from workbench.plan.machine import Machine
-from workbench.predict.time.duration import Speeds
-from workbench.predict.time.lagging import Lagging
-from workbench.predict.time.lanes import Lanes
-from workbench.predict.time.schedule import Schedule
+from workbench.plan.experiment.experiment import Experiment, LocalSGD
+from workbench.plan.experiment.measured import Lane, Span
+from workbench.plan.machine.machine import Machine
+from workbench.predict.time.duration import Seconds, Speeds
+from workbench.predict.time.events import (
+    AwaitCollective,
+    BlockingCollective,
+    Computation,
+    StartedCollective,
+)
 from workbench.predict.time.step_events import Written, written
-from workbench.program.representatives import Representatives
+from workbench.predict.time.streams import Step, StragglerModel, Streams, TimedEvent, advanced
+from workbench.program.rows import Representatives
 from workbench.program.step import Program, reduced
 
-# Relative errors: of a step whose parts were measured, and of what ranks wait and communicate.
+# The parts of the compute lane's time, which add up to the step.
+PARTS = ("load", "forward", "loss", "backward", "communication", "wait", "update", "step")
+
+WORK = ("load", "forward", "loss", "backward", "update", "step")
+
+# Relative errors: of a step whose parts were measured, and of waiting and communication.
 _WHOLE, _EXPOSED = 0.08, 0.25
 
 
 @dataclass(frozen=True)
-class Simulation:
-    """A step of an experiment on a machine.
+class Schedule:
+    """One step, on all ranks of a world.
 
     Attributes:
-        schedule: it, in time.
-        layer_error: relative half width of the band around its layers' seconds.
-        estimated: layers of shapes that the machine has not measured.
-        algorithms: of the all-reduces, by what they sum.
+        alike: the simulated ranks, and which rank of the world each of them represents.
+        step: the step whose spans are shown.
+        mean: pairs of (weight, step), whose weighted mean is the mean step.
+    """
+
+    alike: Representatives
+    step: Step
+    mean: tuple[tuple[float, Step], ...]
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.alike.world_size
+
+    @cached_property
+    def seconds(self) -> float:
+        """Seconds of the mean step, on the slowest rank."""
+        return float(np.sum([share * step.seconds for share, step in self.mean], axis=0).max())
+
+    @cached_property
+    def work(self) -> Seconds:
+        """Seconds that each rank computes in the mean step [world size]."""
+        total = np.zeros(len(self.alike.ranks))
+        for share, step in self.mean:
+            for happened in step.happened:
+                if isinstance(happened.event, Computation):
+                    total = total + share * happened.event.ends[-1]
+        return total[self.alike.column]
+
+    @cached_property
+    def efficiency(self) -> float:
+        """The share of the mean step in which ranks compute, the mean over ranks, 0 to 1."""
+        return float(self.work.mean() / self.seconds) if self.seconds else 1.0
+
+    @cached_property
+    def beside(self) -> Seconds:
+        """Seconds of the mean step in which a collective runs beside computation [world size]."""
+        total = np.zeros(len(self.alike.ranks))
+        for share, step in self.mean:
+            for happened in step.happened:
+                if isinstance(happened.event, StartedCollective):
+                    total = total + share * (happened.end - happened.begin)
+        return total[self.alike.column]
+
+    @cached_property
+    def parts(self) -> dict[str, Seconds]:
+        """Seconds of the mean step for each of PARTS [simulated ranks]; they add up to it."""
+        found = {part: [np.zeros((1, len(self.alike.ranks)))] for part in PARTS}
+        for share, step in self.mean:
+            for happened in step.happened:
+                match happened.event:
+                    case Computation(tasks):
+                        lengths = np.diff(_ends(happened), axis=0, prepend=happened.arrive[None])
+                        whats = [task.what for task in tasks]
+                        for what in dict.fromkeys(whats):
+                            own = [index for index, one in enumerate(whats) if one == what]
+                            found[what].append(share * lengths[own])
+                    case BlockingCollective():
+                        found["wait"].append(share * (happened.begin - happened.arrive)[None])
+                        sent = share * (happened.end - happened.begin)
+                        found["communication"].append(sent[None])
+                    case AwaitCollective():
+                        found["wait"].append(share * (happened.end - happened.arrive)[None])
+        return {part: np.cumsum(np.concatenate(own), axis=0)[-1] for part, own in found.items()}
+
+    @cached_property
+    def breakdowns(self) -> tuple[Mapping[str, float], ...]:
+        """The breakdown of every rank; ranks with one representative share it."""
+        found = [
+            MappingProxyType({part: float(times[column]) for part, times in self.parts.items()})
+            for column in range(len(self.alike.ranks))
+        ]
+        return tuple(found[column] for column in self.alike.column.tolist())
+
+    def breakdown(self, rank: int) -> Mapping[str, float]:
+        """Seconds of one rank's mean step for each of PARTS.
+
+        A rank that the world does not have is an `IndexError`.
+        """
+        self._column(rank)
+        return self.breakdowns[rank]
+
+    def spans(self, rank: int) -> tuple[Span, ...]:
+        """The spans of one rank in the step that is shown, by when they begin."""
+        return tuple(sorted(self._spans(rank, self._column(rank)), key=lambda s: s.start_s))
+
+    def _column(self, rank: int) -> int:
+        if not 0 <= rank < self.world_size:
+            raise IndexError(f"no rank {rank}: there are 0 to {self.world_size - 1}")
+        return int(self.alike.column[rank])
+
+    def _spans(self, rank: int, column: int) -> Iterator[Span]:
+        origin, sent = self.step.began.min(), -np.inf
+        for happened in self.step.happened:
+            arrive, begin, end = (
+                float(times[column] - origin)
+                for times in (happened.arrive, happened.begin, happened.end)
+            )
+            match happened.event:
+                case Computation(tasks):
+                    ends = _ends(happened)[:, column] - origin
+                    for task, until in zip(tasks, ends.tolist(), strict=True):
+                        if until > arrive:
+                            yield Span(
+                                rank, "compute", task.what, task.label, arrive, until - arrive
+                            )
+                        arrive = until
+                case BlockingCollective(call) | StartedCollective(call):
+                    if call.takes is not None and not call.takes[column]:
+                        continue
+                    beside = isinstance(happened.event, StartedCollective)
+                    lane: Lane = "communication" if beside else "compute"
+                    came = max(arrive, sent) if beside else arrive
+                    sent = end if beside else sent
+                    if begin > came:
+                        yield Span(rank, lane, "wait", call.label, came, begin - came)
+                    yield Span(
+                        rank,
+                        lane,
+                        "collective",
+                        call.label,
+                        begin,
+                        end - begin,
+                        op=call.op,
+                        phase=call.phase,
+                        bytes=call.received(column, rank),
+                    )
+                case AwaitCollective(_, label) if end > arrive:
+                    yield Span(rank, "compute", "wait", label, arrive, end - arrive)
+
+
+def _ends(happened: TimedEvent) -> Seconds:
+    """When each task of a computation was done [tasks, ranks]."""
+    assert isinstance(happened.event, Computation)
+    return advanced(happened.arrive, happened.event.ends, happened.beside)
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A simulated step of an experiment on a machine.
+
+    Attributes:
+        schedule: the timeline of the step.
+        layer_error: relative half width of the error band around the layers' seconds.
+        estimated: the names of layers whose shapes the machine has not measured.
+        algorithms: the algorithms of the all-reduces, by the name of what they reduce.
     """
 
     schedule: Schedule
@@ -37,10 +192,10 @@ class Simulation:
 
     @cached_property
     def error(self) -> float:
-        """Relative half width of the band around the step, in which 95 % are expected.
+        """Relative half width of the error band around the step, a 95 % interval.
 
-        What a step takes besides its layers is known less well: exchanges and waiting depend on
-        what else goes on. Nor is a step that consists of what was measured just the sum of it.
+        Collectives and waiting are known less well than layers, since they depend on what else goes
+        on. And a step whose layers were all measured is still not just their sum.
         """
         seconds = self.schedule.seconds
         if seconds == 0:
@@ -54,13 +209,13 @@ class Simulation:
 def simulated(
     experiment: Experiment, machine: Machine, program: Program | None = None
 ) -> Simulation:
-    """One step in the middle of a run.
+    """Simulates one step in the middle of a run.
 
     Args:
-        experiment: whose.
-        machine: what it runs on.
-        program: of the experiment, all of whose ranks are then simulated; None: of ranks that
-            are alike, one stands for all.
+        experiment: the experiment that is simulated.
+        machine: the machine that it runs on.
+        program: the experiment's program, all of whose ranks are then simulated; None: one rank is
+            simulated for each set of equal ones.
 
     Raises:
         MachineError: the machine has devices for another number of ranks.
@@ -70,7 +225,7 @@ def simulated(
     ranks = own.ranks
     speeds = Speeds(machine, ranks.ranks.tolist())
     count = len(ranks.ranks)
-    lanes = Lanes(count, machine.slowdown, Lagging.on(machine, count))
+    lanes = Streams(count, machine.slowdown, StragglerModel.on(machine, count))
     plain = written(own, speeds)
     step = lanes.steady(plain.events)
     if not isinstance(experiment.sync, LocalSGD):
@@ -90,7 +245,11 @@ def _simulation(schedule: Schedule, of: Written) -> Simulation:
 
 
 def check_ranks(machine: Machine, world_size: int) -> None:
-    """Refuses a machine of another number of ranks."""
+    """Checks that a machine has one device, or one for each rank.
+
+    Raises:
+        MachineError: the machine has devices for another number of ranks.
+    """
     count = len(machine.devices)
     if count not in (1, world_size):
         raise MachineError(

@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from workbench.predict.time.duration import Speeds, load_seconds
-from workbench.predict.time.events import Event, Script
-from workbench.predict.time.layer_times import LayerTimes
-from workbench.predict.time.pass_events import PassEvents
-from workbench.predict.time.replicas import Replicas
-from workbench.predict.time.update_events import Updates
+from workbench.plan.experiment.experiment import ParameterServer
+from workbench.predict.time.duration import Seconds, Speeds, load_seconds, update_seconds
+from workbench.predict.time.events import Call, Event, Script
+from workbench.predict.time.pass_events import LayerTimes, PassEvents
+from workbench.predict.time.replicas import Replicas, some
+from workbench.program.buckets import copies
+from workbench.program.collectives import takes_part
 from workbench.program.instructions import (
     Agree,
     Average,
@@ -25,21 +27,22 @@ from workbench.program.instructions import (
     Recompute,
     Reduce,
     Update,
+    Updater,
     Wait,
 )
-from workbench.program.rows import Rows
+from workbench.program.rows import Counts, Rows
 from workbench.program.step import Program
 
 
 @dataclass(frozen=True)
 class Written:
-    """The events of a step, and how well their times are known.
+    """The events of a step, and how certain their times are.
 
     Attributes:
-        events: of a step.
-        error: relative half width of the band around the layers' seconds.
-        estimated: layers of shapes that the machine has not measured.
-        algorithms: of the all-reduces, by what they sum.
+        events: the events of the step, in order.
+        error: relative half width of the error band around the layers' seconds.
+        estimated: the names of layers whose shapes the machine has not measured.
+        algorithms: the algorithms of the all-reduces, by the name of what they reduce.
     """
 
     events: tuple[Event, ...]
@@ -49,12 +52,12 @@ class Written:
 
 
 def written(program: Program, speeds: Speeds, *, averaging: bool = False) -> Written:
-    """The events of a step on the ranks that stand for a world.
+    """Writes the events of a step on the simulated ranks.
 
     Args:
-        program: of these ranks.
-        speeds: of them.
-        averaging: whether local SGD averages in this step.
+        program: the program of these ranks.
+        speeds: the devices and links of these ranks.
+        averaging: whether local SGD averages the parameters in this step.
     """
     return _Step(program, speeds, averaging).written()
 
@@ -120,3 +123,142 @@ class _Step:
             known = PassEvents(self.program, self.replicas, self.script, rows, self.times)
             self._passes[rows] = known
         return known
+
+
+_FP64 = 8
+
+_COPIED = 4  # an average is read and written once into its bucket, and once back
+
+_HANDED_OUT = 4
+
+
+class Updates:
+    """Writes the events that concern gradients and parameters.
+
+    Args:
+        program: the program whose gradients and parameters these are.
+        replicas: the replica groups of the simulated ranks.
+        script: the script that events are written to.
+    """
+
+    def __init__(self, program: Program, replicas: Replicas, script: Script) -> None:
+        self.program, self.replicas, self.script = program, replicas, script
+        self.experiment, self.speeds = program.experiment, replicas.speeds
+        self.ones = np.ones(program.plan.world_size, dtype=np.int64)
+        self._begun: set[int] = set()
+
+    def reduce(self, index: int) -> None:
+        """Starts the reduction of a bucket, unless it has begun or has no replicas.
+
+        Args:
+            index: the index of the instruction, under which the reduction is waited for.
+        """
+        reduce = self.program.instructions[index]
+        assert isinstance(reduce, Reduce)
+        if self.replicas.count(reduce.column.group_size) > 1 and index not in self._begun:
+            self._begun.add(index)
+            sizes = np.where(takes_part(reduce) > 0, reduce.column.bytes, 0)
+            self.script.start(self._sum(reduce, sizes), index)
+
+    def wait(self, wait: Wait) -> None:
+        """Waits for reductions of this step, or of an earlier one.
+
+        A reduction of this step that a later step waits for is taken to begin here, with its
+        gradients: the status collective that precedes it is too small to delay it.
+        """
+        for index in wait.reduces if wait.late else ():
+            self.reduce(index)
+        for index in wait.reduces:
+            if index in self._begun:
+                self.script.join(index, "gradients", wait.late)
+
+    def agree(self) -> None:
+        """Writes the small status all-reduce that ends every step, before any rank updates."""
+        world = self.replicas.ranks.world_size
+        if world > 1:
+            sizes = self.ones * (3 + world) * _FP64
+            self.script.meet(self.replicas.all_reduce(sizes, _FP64, 1, "status"))
+
+    def update(self, update: Update) -> None:
+        """Writes the update of parameters."""
+        pieces, label = self.program.pieces, self.experiment.optimizer.kind
+        known: dict[tuple[int, int], Seconds] = {}  # of the same pieces, as equal layers have them
+        total = np.zeros(len(self.ones))
+        for name in update.parameters:
+            size = pieces.sizes[name]
+            k = self.program.plan.flow.weights[name].group_size
+            if (id(size), k) not in known:
+                known[id(size), k] = self._own(size, k, update.by)
+            total = total + known[id(size), k]
+        seconds = update_seconds(label, total, copies(self.experiment.optimizer), self.speeds)
+        self.script.work("update", label, seconds)
+
+    def hand_out(self, hand_out: HandOut) -> None:
+        """Writes the all-gather of updated parameters, bucket by bucket.
+
+        From a server, all buckets are sent at once.
+        """
+        if hand_out.source == "server":
+            self._send_back(hand_out)
+            return
+        fused, shares = hand_out.fused, self.experiment.optimizer_shares
+        passes = _HANDED_OUT // 2 if fused else _HANDED_OUT
+        for column in hand_out.buckets.columns():
+            held = column.bytes
+            self.script.work("update", "hand-out", self.speeds.streaming(passes * held))
+            call = self.replicas.from_owners(held, column.group_size, shares, fused=fused)
+            self.script.meet(call)
+
+    def average(self, average: Average) -> None:
+        """Writes local SGD's averaging of parameters."""
+        for column in average.buckets.columns():
+            sizes, k = column.bytes, column.group_size
+            self.script.work("update", "averaging", self.speeds.streaming(_COPIED * sizes))
+            call = self.replicas.all_reduce(
+                sizes, self.program.itemsize, k, "parameters", beside=True, takes=some(sizes)
+            )
+            self.script.meet(call)
+
+    def rest(self) -> None:
+        """Writes the fixed cost of every step."""
+        self.script.work("step", "step", self.speeds.each("step_s"))
+
+    def _sum(self, reduce: Reduce, sizes: Counts) -> Call:
+        replicas, k = self.replicas, reduce.column.group_size
+        if reduce.to == "server":
+            return replicas.to_server(sizes, k, self._serves(k))
+        if reduce.to == "owners":
+            return replicas.to_owners(sizes, k, self.experiment.optimizer_shares)
+        return replicas.all_reduce(
+            sizes,
+            self.program.itemsize,
+            k,
+            "gradients",
+            algorithm=reduce.algorithm,
+            beside=True,
+            shared=True,
+            codec=reduce.codec,
+            takes=some(sizes),
+        )
+
+    def _own(self, size: Counts, k: int, by: Updater) -> Seconds:
+        """Bytes of a parameter, sharded over groups of k ranks, that each rank updates [ranks]."""
+        if by == "server" and self.replicas.count(k) > 1:
+            return np.where(self._serves(k), size, 0.0)
+        if by == "owners" and self.replicas.count(k) > 1:
+            return size * self.replicas.part(k, self.experiment.optimizer_shares)
+        return size.astype(np.float64)
+
+    def _send_back(self, hand_out: HandOut) -> None:
+        totals: dict[int, Counts] = {}
+        for column in hand_out.buckets.columns():
+            k = column.group_size
+            totals[k] = totals.get(k, 0 * column.bytes) + column.bytes
+        for k, held in totals.items():
+            self.script.meet(self.replicas.from_server(held, k, self._serves(k)))
+
+    def _serves(self, group_size: int) -> NDArray[np.bool_]:
+        """A mask of the ranks that update parameters which others hold too [ranks]."""
+        sync = self.experiment.sync
+        assert isinstance(sync, ParameterServer)
+        return self.replicas.serves(sync.server, group_size)

@@ -1,1 +1,1 @@
-"""What every collective of a step brings to each rank: calls, messages, bytes; exact."""
+"""What each rank receives in every collective of a step: calls, messages and bytes; exact."""

@@ -1,4 +1,4 @@
-"""What each all-reduce algorithm moves: messages, bytes and rounds of every rank, by formula.
+"""The traffic of each all-reduce algorithm, by formula, for every rank and every pair of ranks.
 
 With b bytes, k ranks, m hosts of n ranks each, and everything divisible, a rank receives
 
@@ -10,34 +10,52 @@ With b bytes, k ranks, m hosts of n ranks each, and everything divisible, a rank
 
 and the functions here say what it is where nothing divides: of `length` elements in k segments
 the first `length mod k` are longer by one. They are derived from the algorithms' descriptions, not
-from their code, which is held against them.
+from their code, which is tested against them.
 
 Sources: direct, halving-doubling: Thakur, Rabenseifner and Gropp 2005,
 doi:10.1177/1094342005051521, on pairwise exchange and on Rabenseifner's algorithm; ring:
 Patarasuk and Yuan 2009, doi:10.1016/j.jpdc.2008.09.002, whose lower bound 2 b (k-1)/k is; two
 levels: Goyal et al. 2017, arXiv:1706.02677, sec. 4.1.
+
+For each pair of ranks, a `Sender` adds to a table [receiver, sender] of the world what one call
+brings, scaled by `times` for each receiver:
+
+    all_gather       from each of the others its piece
+    reduce_scatter   from each of the others as much as the own piece
+    all_to_all       from each of the others its part of the own new piece
+    direct           from each of the others a part of the own segment, and then theirs whole
+    ring             everything from the rank before
+    halving-doubling from the rank at each distance the kept half, and later the other half
+    hierarchical     direct within each host, and of each stripe from its owners on other hosts
+    reduce, broadcast    from all to the server, and from it to all
+
+Each row of such a table adds up to what the formula says that the rank receives.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from workbench.plan.codec import Codec
-from workbench.program.rows import Counts
+from workbench.plan.experiment.codec import Codec
+from workbench.plan.experiment.sync import Algorithm
+from workbench.plan.placement.placement import Shard
+from workbench.program.rows import Counts, Groups
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one rank has to do with one all-reduce.
+    """The cost of one all-reduce on one rank.
 
     Attributes:
-        messages: non-empty ones that it receives.
-        bytes: of those.
-        rounds: exchanges that follow each other, in which it takes part. The all-reduce takes as
-            many as the rank with most.
+        messages: the non-empty messages that the rank receives.
+        bytes: the bytes of these messages.
+        rounds: successive exchanges in which the rank takes part. The all-reduce takes as many as
+            the rank with most.
     """
 
     messages: int = 0
@@ -52,7 +70,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Costs:
-    """The same of all ranks, of which there may be very many: a number for each rank."""
+    """The cost of one all-reduce on all ranks [ranks each]."""
 
     messages: Counts
     bytes: Counts
@@ -60,7 +78,7 @@ class Costs:
 
     @classmethod
     def none(cls, ranks: int) -> "Costs":
-        """Of ranks that have nothing to do."""
+        """The cost of doing nothing, on so many ranks."""
         return cls(*(np.zeros(ranks, dtype=np.int64) for _ in range(3)))
 
     def __add__(self, other: "Costs") -> "Costs":
@@ -69,7 +87,7 @@ class Costs:
         )
 
     def times(self, count: int) -> "Costs":
-        """Of so many all-reduces."""
+        """The cost of so many all-reduces."""
         return Costs(self.messages * count, self.bytes * count, self.rounds * count)
 
     def __len__(self) -> int:
@@ -84,11 +102,11 @@ class Costs:
 
 @dataclass(frozen=True)
 class TwoLevelCosts:
-    """What each rank has to do with a hierarchical all-reduce.
+    """The cost of a hierarchical all-reduce on each rank.
 
     Attributes:
-        within: through its host's memory.
-        across: over the wire.
+        within: the cost within each host, through its memory.
+        across: the cost between hosts, over the network.
     """
 
     within: Costs
@@ -96,12 +114,12 @@ class TwoLevelCosts:
 
     @property
     def both(self) -> Costs:
-        """Their sum."""
+        """The sum of both levels."""
         return self.within + self.across
 
 
 def direct(length: int, itemsize: int, ranks: int, codec: Codec | None = None) -> Costs:
-    """Everybody sends everybody a segment, twice; of coded ones its encoding."""
+    """Every rank sends every other a segment, twice; with a codec, its encoding."""
     if ranks == 1:
         return Costs.none(1)
     own = segments(length, ranks)
@@ -111,10 +129,10 @@ def direct(length: int, itemsize: int, ranks: int, codec: Codec | None = None) -
 
 
 def ring(length: int, itemsize: int, ranks: int, codec: Codec | None = None) -> Costs:
-    """In each of the two turns a rank receives all segments but one.
+    """A ring: in each of its two phases a rank receives all segments but one.
 
-    In the first that is the one that it passes on first, of the rank before it; in the second
-    the one that it has added up, its own.
+    In the reduce-scatter the missing segment is the one that it sends first, its predecessor's; in
+    the all-gather it is the one that it has reduced, its own.
     """
     if ranks == 1:
         return Costs.none(1)
@@ -127,10 +145,10 @@ def ring(length: int, itemsize: int, ranks: int, codec: Codec | None = None) -> 
 
 
 def halving_doubling(length: int, itemsize: int, ranks: int) -> Costs:
-    """At each of log2(p) distances a rank receives what it keeps, and later what it gave away.
+    """The cost of halving-doubling: at log2(p) distances a rank receives its half, twice.
 
     Of the blocks of `distance` segments that is its own one, then its neighbour's. Each of the
-    ranks beyond p, the largest power of two, brings its tensor to one of the p, and fetches the
+    ranks beyond p, the largest power of two, sends its tensor to one of the p, and receives the
     sum.
     """
     power = 2 ** (ranks.bit_length() - 1)
@@ -152,16 +170,16 @@ def halving_doubling(length: int, itemsize: int, ranks: int) -> Costs:
 def hierarchical(
     length: int, itemsize: int, hosts: Sequence[int], codec: Codec | None = None
 ) -> TwoLevelCosts:
-    """Direct within each host; then, of each stripe, among those who own it on their hosts.
+    """The cost of an all-reduce that is direct within each host, and per stripe across hosts.
 
     Args:
-        length: in elements.
-        itemsize: in bytes.
-        hosts: how many ranks each has.
-        codec: of what goes from host to host.
+        length: the number of elements.
+        itemsize: the bytes of an element.
+        hosts: how many ranks each host has.
+        codec: the codec that compresses what hosts send each other, if any.
 
     Returns:
-        Of all ranks of the first host, then of the second, and so on.
+        The costs of all ranks of the first host, then of the second, and so on.
     """
     within, across = Costs.none(sum(hosts)), Costs.none(sum(hosts))
     ends = {end for ranks in set(hosts) for end in _ends(length, ranks)}
@@ -190,7 +208,7 @@ FLAT: Mapping[str, Callable[[int, int, int], Costs]] = MappingProxyType(
 
 
 def encoded(lengths: Counts, itemsize: int, codec: Codec | None) -> Counts:
-    """Bytes of pieces of so many elements, each encoded by itself; None: as they are."""
+    """Bytes of pieces of so many elements, each encoded by itself; None: not encoded."""
     if codec is None:
         return lengths * itemsize
     found, place = np.unique(lengths, return_inverse=True)
@@ -206,19 +224,180 @@ def _across(length: int, itemsize: int, hosts: int, codec: Codec | None) -> Cost
 
 
 def segments(length: int, count: int) -> Counts:
-    """Elements of each of `count` near-equal segments."""
+    """The elements of each of `count` near-equal segments [count]."""
     return length // count + (np.arange(count) < length % count)
 
 
 def _starts(length: int, count: int, index: Counts) -> Counts:
-    """Where the segments of these indices begin."""
+    """The first element of the segments of these indices."""
     return index * (length // count) + np.minimum(index, length % count)
 
 
 def _ends(length: int, count: int) -> tuple[int, ...]:
-    """Where each segment ends."""
+    """The end of each segment, excluded."""
     return tuple(np.cumsum(segments(length, count)).tolist())
 
 
 def _sums(costs: Costs) -> tuple[Counts, Counts, Counts]:
     return costs.messages, costs.bytes, costs.rounds
+
+
+Table = NDArray[np.int64]
+Sender = Callable[[Table, Counts], None]
+
+
+class Part(NamedTuple):
+    """Equal all-reduces.
+
+    Attributes:
+        name: the name of the algorithm.
+        length: the number of elements.
+        itemsize: the bytes of an element.
+        codec: the codec that they are compressed with, if any.
+        times: how many of these all-reduces there are.
+    """
+
+    name: Algorithm
+    length: int
+    itemsize: int
+    codec: Codec | None
+    times: int
+
+
+def add_gathered(pieces: Counts, groups: Groups, table: Table, times: Counts) -> None:
+    """Adds an all-gather of pieces of so many bytes on each rank [ranks]."""
+    for members in map(list, groups):
+        _add(np.tile(pieces[members], (len(members), 1)), members, table, times)
+
+
+def add_scattered(pieces: Counts, groups: Groups, table: Table, times: Counts) -> None:
+    """Adds a reduce-scatter into pieces of so many bytes on each rank [ranks]."""
+    for members in map(list, groups):
+        _add(np.tile(pieces[members][:, None], (1, len(members))), members, table, times)
+
+
+def add_exchanged(
+    slabs: Counts, source: Shard, target: Shard, groups: Groups, table: Table, times: Counts
+) -> None:
+    """Adds an all-to-all; see `received.all_to_all`."""
+    for members in map(list, groups):
+        size = range(len(members))
+        common = np.array(
+            [[taken(source, target, sender, receiver) for sender in size] for receiver in size]
+        )
+        _add(common * slabs[members][:, None], members, table, times)
+
+
+def add_served(
+    serves: NDArray[np.bool_],
+    bytes_: Counts,
+    groups: Groups,
+    table: Table,
+    times: Counts,
+    *,
+    up: bool,
+) -> None:
+    """Adds gradients of so many bytes [ranks] to the servers, or weights back from them."""
+    for members in map(list, groups):
+        here = serves[members]
+        takes = here[:, None] & ~here if up else ~here[:, None] & here
+        _add(takes * bytes_[members][:, None], members, table, times)
+
+
+def add_summed(
+    parts: Sequence[Part], hosts: tuple[int, ...], members: Table, table: Table, times: Counts
+) -> None:
+    """Adds all-reduces on groups [groups, ranks] that are all on hosts in this way."""
+    block = sum((summed(part, hosts) * part.times for part in parts), np.zeros((1, 1), np.int64))
+    for own in members.tolist():
+        _add(block, own, table, times)
+
+
+def summed(part: Part, hosts: Sequence[int]) -> Table:
+    """Bytes of one all-reduce for each pair of a group's ranks [receiver, sender].
+
+    Args:
+        part: the all-reduce.
+        hosts: how many of the group's ranks each host has [hosts].
+    """
+    ranks = sum(hosts)
+    match part.name:
+        case "ring":
+            return _ring(part, ranks)
+        case "halving_doubling":
+            return _halving_doubling(part, ranks)
+        case "hierarchical":
+            return _hierarchical(part, hosts)
+        case _:
+            return _direct(part.length, part.itemsize, ranks, part.codec)
+
+
+def taken(source: Shard, target: Shard, sender: int, receiver: int) -> int:
+    """How many indices of the sharded dimensions two pieces, before and after, have in common."""
+    if source.dim != target.dim:
+        return source.sizes[sender] * target.sizes[receiver]
+    (begin, length), (other, size) = source.span(sender), target.span(receiver)
+    return max(0, min(begin + length, other + size) - max(begin, other))
+
+
+def _add(block: Table, members: list[int], table: Table, times: Counts) -> None:
+    """Adds the bytes of a group's members, none of them from a rank to itself."""
+    found = block * times[members][:, None]
+    np.fill_diagonal(found, 0)
+    table[np.ix_(members, members)] += found
+
+
+def _direct(length: int, itemsize: int, ranks: int, codec: Codec | None) -> Table:
+    own = encoded(segments(length, ranks), itemsize, codec)
+    found: Table = own[:, None] + own[None, :]
+    np.fill_diagonal(found, 0)
+    return found
+
+
+def _ring(part: Part, ranks: int) -> Table:
+    found = np.zeros((ranks, ranks), dtype=np.int64)
+    if ranks > 1:
+        sizes = encoded(segments(part.length, ranks), part.itemsize, part.codec)
+        before = (np.arange(ranks) - 1) % ranks
+        found[np.arange(ranks), before] = 2 * sizes.sum() - sizes - sizes[before]
+    return found
+
+
+def _halving_doubling(part: Part, ranks: int) -> Table:
+    found = np.zeros((ranks, ranks), dtype=np.int64)
+    power = 2 ** (ranks.bit_length() - 1)
+    ends = np.concatenate([[0], np.cumsum(segments(part.length, power))]) * part.itemsize
+    rank = np.arange(power)
+    for distance in (2**level for level in range(power.bit_length() - 1)):
+        for number in (rank // distance, rank // distance ^ 1):
+            sizes = ends[(number + 1) * distance] - ends[number * distance]
+            found[rank, rank ^ distance] += sizes
+    folded = np.arange(power, ranks)
+    found[folded, folded - power] = found[folded - power, folded] = part.length * part.itemsize
+    return found
+
+
+def _hierarchical(part: Part, hosts: Sequence[int]) -> Table:
+    found = np.zeros((sum(hosts), sum(hosts)), dtype=np.int64)
+    first = np.cumsum([0, *hosts[:-1]])
+    ends = [np.cumsum(segments(part.length, ranks)) for ranks in hosts]
+    for start, ranks in zip(first, hosts, strict=True):
+        here = slice(start, start + ranks)
+        found[here, here] = _direct(part.length, part.itemsize, ranks, None)
+    cuts = sorted({0, *(int(end) for own in ends for end in own)})
+    for begin, end in pairwise(cuts):
+        owners = [
+            int(start + np.searchsorted(own, begin, side="right"))
+            for start, own in zip(first, ends, strict=True)
+        ]
+        moved = _senders_across(end - begin, part.itemsize, len(hosts), part.codec)
+        found[np.ix_(owners, owners)] += moved
+    return found
+
+
+def _senders_across(length: int, itemsize: int, hosts: int, codec: Codec | None) -> Table:
+    """Bytes for each pair of hosts: two hosts swap everything at once; more do it directly."""
+    if hosts == 2:
+        (size,) = encoded(np.array([length]), itemsize, codec)
+        return np.array([[0, size], [size, 0]], dtype=np.int64)
+    return _direct(length, itemsize, hosts, codec)

@@ -1,11 +1,19 @@
-"""What every collective of a step brings to each rank: calls, messages, bytes; exact.
+"""What each rank receives in every collective of a step: calls, messages and bytes; exact.
 
-The rows are those of the workbench's recorder, which counts what a rank receives.
+The rows are those of the workbench's recorder, which counts what a rank receives. They are computed
+instruction by instruction of the step's program, for each rank or each pair.
 """
 
 from dataclasses import dataclass
 
-from workbench.program.collective_call import Phase, Purpose
+import numpy as np
+
+from workbench.plan.errors import ExperimentError
+from workbench.predict.traffic.collective_costs import Table
+from workbench.predict.traffic.received import Received, Summing, received_of
+from workbench.program.collectives import CollectiveCall, Phase, Purpose
+from workbench.program.rows import Counts
+from workbench.program.step import Program
 
 
 @dataclass(frozen=True)
@@ -14,14 +22,14 @@ class Collective:
 
     Attributes:
         op: "all_gather", "reduce_scatter", "all_to_all", "all_reduce", "reduce" or "broadcast".
-        layer: for which it is.
-        phase: of the step.
-        purpose: of its groups.
-        groups: the ranks that take part together.
-        calls: on each rank of the world.
-        messages: non-empty pieces that each rank receives.
-        bytes: their size.
-        every: steps from one to the next; 1: it is in every step.
+        layer: the name of the layer that it is for.
+        phase: the phase of the step.
+        purpose: the purpose of its groups, such as "shard".
+        groups: the groups of ranks that take part together.
+        calls: the number of calls on each rank of the world [ranks].
+        messages: the non-empty messages that each rank receives [ranks].
+        bytes: the bytes of these messages [ranks].
+        every: the number of steps from one call to the next; 1: it is in every step.
     """
 
     op: str
@@ -40,18 +48,18 @@ class Traffic:
     """The collectives of one step.
 
     Attributes:
-        collectives: in the order of the step.
+        collectives: the collectives, in the order of the step.
     """
 
     collectives: tuple[Collective, ...]
 
     def received_bytes(self, rank: int) -> float:
-        """Of one rank, in a step; what comes every few steps counts its part."""
+        """Bytes that one rank receives in a step; what comes every n steps counts an n-th."""
         return sum(c.bytes[rank] / c.every for c in self.collectives)
 
     @property
     def most_received_bytes(self) -> float:
-        """Of the rank that receives most."""
+        """Bytes that the rank receives that receives most."""
         return max(self.received_bytes(rank) for rank in range(self.world_size))
 
     @property
@@ -65,9 +73,9 @@ class Traffic:
         """(group, op, layer, phase, calls, messages, bytes) of one rank, as a recorder has them.
 
         Args:
-            rank: which.
-            step: of which step, since local SGD's averaging is not in every one; None: of one
-                that has all of them.
+            rank: the rank's number in the world.
+            step: the number of the step, since local SGD's averaging is not in every one; None: a
+                step that has all collectives.
         """
         found: list[tuple[str, str, str, str, int, int, int]] = []
         for one in self.collectives:
@@ -78,3 +86,119 @@ class Traffic:
             if one.calls[rank] and due:
                 found.append((name, one.op, one.layer, one.phase, *counts))
         return tuple(found)
+
+
+def traffic_of(program: Program) -> Traffic:
+    """The collectives of one step of an experiment."""
+    return Counting(program).found()
+
+
+Key = tuple[str, str, Phase, Purpose, tuple[tuple[int, ...], ...], int]
+
+
+class Counting:
+    """Adds up what every collective of a step brings.
+
+    Args:
+        program: the program of the step.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.world = program, program.plan.world_size
+        self.everywhere = np.ones(self.world, dtype=np.int64)
+        self.summing = Summing(program.hosts)
+        self._sums: dict[Key, tuple[Counts, Counts, Counts]] = {}
+
+    def found(self) -> Traffic:
+        """The collectives, in the order in which they first occur."""
+        collectives = self.program.collectives
+        for instruction in self.program.instructions:
+            for call in collectives.of(instruction):
+                self._add(call)
+        found = []
+        for (op, layer, phase, purpose, groups, every), sums in self._sums.items():
+            calls, messages, sizes = map(_listed, sums)
+            found.append(
+                Collective(op, layer, phase, purpose, groups, calls, messages, sizes, every)
+            )
+        return Traffic(tuple(found))
+
+    def _add(self, call: CollectiveCall) -> None:
+        got, calls = received_of(call, self.summing), call.takes
+        if calls is None:
+            calls = self.everywhere
+        groups = tuple(map(tuple, call.groups(self.world)))
+        key = (call.op, call.label, call.phase, call.purpose, groups, call.every)
+        sums = self._sums.setdefault(key, self._nothing())
+        for total, more in zip(sums, (calls, got.messages * calls, got.bytes * calls), strict=True):
+            total += more
+        self.count(key, got, calls)
+
+    def count(self, key: Key, got: Received, calls: Counts) -> None:
+        """Notes a collective and each rank's calls; does nothing here, for subclasses."""
+
+    def _nothing(self) -> tuple[Counts, Counts, Counts]:
+        none = np.zeros_like(self.everywhere)
+        return none, none.copy(), none.copy()
+
+
+def _listed(counts: Counts) -> tuple[int, ...]:
+    return tuple(counts.tolist())
+
+
+MOST_RANKS = 512
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """All calls of one collective in a step, for each pair of ranks.
+
+    Attributes:
+        op: the collective's name in the recorder, such as "all_gather".
+        layer: the name of the layer that it is for.
+        phase: the phase of the step.
+        purpose: the purpose of its groups, such as "shard".
+        every: the number of steps from one call to the next; 1: it is in every step.
+        bytes: bytes that a rank receives of another one [receiver, sender].
+    """
+
+    op: str
+    layer: str
+    phase: Phase
+    purpose: Purpose
+    every: int
+    bytes: Table
+
+
+def pairs_of(program: Program) -> tuple[Pairs, ...]:
+    """The collectives of one step, for each pair of ranks; rows add up to those of `traffic_of`.
+
+    Raises:
+        ExperimentError: more than 512 ranks, of which there are too many pairs.
+    """
+    world = program.plan.world_size
+    if world > MOST_RANKS:
+        raise ExperimentError(
+            f"pairs of ranks are counted for up to {MOST_RANKS} ranks, got {world:,}; "
+            "prediction.at(world_size=...) has the same plan on fewer"
+        )
+    return _Pairing(program).pairs()
+
+
+class _Pairing(Counting):
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        self._tables: dict[Key, Table] = {}
+
+    def pairs(self) -> tuple[Pairs, ...]:
+        self.found()
+        return tuple(
+            Pairs(op, layer, phase, purpose, every, table)
+            for (op, layer, phase, purpose, _, every), table in self._tables.items()
+        )
+
+    def count(self, key: Key, got: Received, calls: Counts) -> None:
+        if key not in self._tables:
+            self._tables[key] = np.zeros((self.world, self.world), dtype=np.int64)
+        for give in got.senders:
+            give(self._tables[key], calls)

@@ -6,10 +6,10 @@
         index.toml                 which file holds which span of which logical tensor
         rank-00000.safetensors     each piece once, whichever of its holders wrote it
 
-Logical tensors are the entries of the whole model's `state_dict`, and the optimizer's state
-as `train/optimizer.py` names it, what is in flight, as `train/in_flight.py` does, and what codecs
-have left out, as `train/residuals.py` does. Where the data stands needs no entry of its own: the
-rows of a step follow from the seed and the step.
+Logical tensors are the entries of the whole model's `state_dict`, and the optimizer's state as
+`strategies/optimizer.py` names it, what is in flight and what codecs have left out, as
+`in_flight.py` does. Where the data stands needs no entry of its own: the rows of a step follow
+from the seed and the step. Trained weights can be had whole again (`state_dict`).
 
 A checkpoint is written as `step-000050.tmp` (`Saver`) and takes its name when all of it is there;
 older ones are removed only after that.
@@ -22,13 +22,13 @@ from torch import Tensor
 
 from workbench.layers.cut_model import CutModel
 from workbench.model.errors import CheckpointError
-from workbench.model.slices import PieceSet, expect
-from workbench.plan.experiment import Experiment
+from workbench.model.weights.slices import PieceSet, expect
+from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.graph import Graph
-from workbench.plan.placement import Shard
+from workbench.plan.placement.placement import Shard
+from workbench.store.run_folder import complete_checkpoints
 from workbench.train.checkpoint import folder
-from workbench.train.checkpoint.in_flight import IN_FLIGHT, InFlight, ages, kind
-from workbench.train.checkpoint.residuals import RESIDUAL
+from workbench.train.checkpoint.in_flight import IN_FLIGHT, RESIDUAL, InFlight, ages, kind
 from workbench.train.strategies.optimizer import Updater, entry, state_names
 
 __all__ = ["Checkpoint", "CheckpointError", "in_flight", "latest", "load", "restore"]
@@ -55,7 +55,7 @@ class Checkpoint:
 
 def latest(directory: Path) -> Path | None:
     """The newest complete checkpoint in a run's directory, or None."""
-    complete = folder.complete(directory)
+    complete = complete_checkpoints(directory)
     return complete[max(complete)] if complete else None
 
 
@@ -87,7 +87,7 @@ def restore(saved: Checkpoint, model: CutModel, updater: Updater) -> None:
     """Reads this rank's pieces of the optimizer's state.
 
     Args:
-        saved: under any plan.
+        saved: the checkpoint, under any plan.
         model: this rank's part.
         updater: a new one of its trainable pieces.
 
@@ -119,7 +119,7 @@ def in_flight(saved: Checkpoint, model: CutModel) -> list[InFlight]:
     """Reads this rank's pieces of what was computed and not yet used, the oldest first.
 
     Args:
-        saved: under any plan and strategy.
+        saved: the checkpoint, under any plan and strategy.
         model: this rank's part.
     """
     return [
@@ -147,3 +147,29 @@ def _read(reader: PieceSet, stored: str, model: CutModel, name: str) -> Tensor:
     placed = model.placements[name]
     shard = placed.placement if isinstance(placed.placement, Shard) else None
     return reader.read(stored, shard, model.context.rank % placed.group_size)
+
+
+StateDict = dict[str, Tensor]
+
+
+def state_dict(checkpoint: Path, graph: Graph) -> StateDict:
+    """What `module.load_state_dict` takes, from the pieces of a checkpoint under any plan.
+
+    Args:
+        checkpoint: its folder.
+        graph: the graph of the model.
+
+    Returns:
+        What the module's own `state_dict` has: every parameter and persistent buffer, under all
+        its names, in memory of its own; tensors that have several names are one.
+
+    Raises:
+        CheckpointError: it is missing, damaged, or of another model.
+    """
+    reader = load(checkpoint, graph).reader
+    found: StateDict = {}
+    weights = (weight for layer in graph.layers for weight in layer.weights)
+    for weight in (weight for weight in weights if weight.persistent):
+        tensor = reader.read(weight.name)
+        found |= dict.fromkeys((weight.name, *weight.aliases), tensor)
+    return found

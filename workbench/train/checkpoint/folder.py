@@ -8,12 +8,10 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from workbench.model.errors import CheckpointError
-from workbench.model.files import replacing
-from workbench.plan.experiment import Experiment
-from workbench.plan.text import dump
-from workbench.store.checkpoints import META
-from workbench.store.checkpoints import complete as complete
-from workbench.store.checkpoints import place as place
+from workbench.model.weights.files import replacing
+from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.value import dump
+from workbench.store.run_folder import META, checkpoint_path, complete_checkpoints
 
 EXPERIMENT = "experiment.toml"
 
@@ -41,7 +39,7 @@ def begin(directory: Path, step: int) -> Path:
 
 def partial(directory: Path, step: int) -> Path:
     """Where the checkpoint of this step is written."""
-    return place(directory, step).with_suffix(".tmp")
+    return checkpoint_path(directory, step).with_suffix(".tmp")
 
 
 def describe(part: Path, step: int, experiment: Experiment) -> None:
@@ -61,7 +59,7 @@ def describe(part: Path, step: int, experiment: Experiment) -> None:
 
 def publish(directory: Path, step: int) -> None:
     """Gives a complete checkpoint its name; one of the same step is replaced."""
-    final = place(directory, step)
+    final = checkpoint_path(directory, step)
     old = final.with_suffix(".old")
     if final.exists():
         final.rename(old)
@@ -74,7 +72,7 @@ def prune(directory: Path, step: int, keep: int) -> None:
 
     Later ones, of a run that was taken back, are not ours to remove.
     """
-    there = complete(directory)
+    there = complete_checkpoints(directory)
     for other in sorted(number for number in there if number <= step)[:-keep]:
         shutil.rmtree(there[other], ignore_errors=True)
 
@@ -89,7 +87,7 @@ def read_meta(path: Path) -> Meta:
         text = (path / META).read_text()
         return Meta.model_validate(tomllib.loads(text).get("checkpoint"))
     except OSError:
-        there = [str(other) for other in complete(path.parent).values()]
+        there = [str(other) for other in complete_checkpoints(path.parent).values()]
         known = f"; there are {', '.join(there)}" if there else ""
         raise CheckpointError(f"{path} is no complete checkpoint{known}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValidationError) as error:

@@ -1,4 +1,4 @@
-"""Writes checkpoints beside the steps that follow.
+"""Writes checkpoints beside the steps that follow: each piece once, by one rank that holds it.
 
     rank 0     step 49 | copy | step 50 | step 51 | step 52 ...        (and so every rank)
     a thread                    write my part, with checksums
@@ -9,20 +9,209 @@ given once every rank's part is there; until then, and if anything fails, older 
 Threads issue no collectives: what went wrong in one is told to all ranks when they next meet here.
 """
 
+import math
 import shutil
 import threading
 import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
+from workbench.comm.all_reduce import all_reduce
+from workbench.comm.collectives import all_gather
 from workbench.comm.groups.group import Group
+from workbench.layers.cut_model import CutModel
 from workbench.model.errors import CheckpointError
-from workbench.model.pieces import index_pieces
-from workbench.model.snapshot import Snapshot
-from workbench.plan.experiment import Experiment
+from workbench.model.weights.pieces import Piece, index_pieces
+from workbench.model.weights.snapshot import Snapshot
+from workbench.plan.experiment.experiment import Experiment, Optimizer
+from workbench.plan.placement.placement import Shard
+from workbench.plan.placement.weights import WeightPlacement
+from workbench.store.run_folder import checkpoint_path
 from workbench.train.checkpoint import folder
 from workbench.train.checkpoint.checkpoint import latest
-from workbench.train.checkpoint.parts import Part
-from workbench.train.loop.agreement import on_all_ranks
+from workbench.train.checkpoint.in_flight import InFlight, Residuals, named, residual_entry
+from workbench.train.strategies.optimizer import Updater, entry, state_names
+
+
+@dataclass(frozen=True)
+class Holding:
+    """One piece of a logical tensor, and the ranks that hold it.
+
+    Attributes:
+        name: the name of the logical tensor.
+        shard: how it is cut; None: the piece is the whole.
+        index: which piece of `shard`.
+        elements: its size.
+        holders: the holders in order.
+    """
+
+    name: str
+    shard: Shard | None
+    index: int
+    elements: int
+    holders: tuple[int, ...]
+
+
+def holdings(name: str, placed: WeightPlacement, world_size: int) -> list[Holding]:
+    """The pieces of a logical tensor that lies like this, but for empty ones."""
+    if not isinstance(placed.placement, Shard):
+        return [Holding(name, None, 0, math.prod(placed.shape), tuple(range(world_size)))]
+    k = placed.group_size
+    return [
+        Holding(name, placed.placement, p, placed.piece_numel(p), tuple(range(p, world_size, k)))
+        for p, size in enumerate(placed.placement.sizes)
+        if size > 0
+    ]
+
+
+def assign(pieces: Iterable[Holding], world_size: int) -> tuple[tuple[Holding, ...], ...]:
+    """For each rank, the pieces that it writes: of what it holds, and about as much as others.
+
+    The largest piece goes first (of equal ones, that with the fewest holders), always to the
+    holder that writes least so far. Every rank computes the same answer from the plan, without
+    communication.
+
+    Source: the longest-processing-time rule (Graham 1969).
+    """
+    written = [0] * world_size
+    chosen: list[list[Holding]] = [[] for _ in range(world_size)]
+    for piece in sorted(pieces, key=_urgency):
+        rank = min(piece.holders, key=lambda rank: (written[rank], rank))
+        written[rank] += piece.elements
+        chosen[rank].append(piece)
+    return tuple(map(tuple, chosen))
+
+
+def _urgency(piece: Holding) -> tuple[int, int, str, int]:
+    return -piece.elements, len(piece.holders), piece.name, piece.index
+
+
+Part = dict[str, Piece]
+"""What one rank writes, by the name of the logical tensor that it is a piece of."""
+
+
+def parts(
+    step: int,
+    model: CutModel,
+    updater: Updater,
+    *,
+    in_flight: Sequence[InFlight] = (),
+    residuals: Residuals = (),
+) -> tuple[Part, tuple[str, ...]]:
+    """This rank's part of a checkpoint, and the files that all ranks will write.
+
+    Args:
+        step: optimizer updates made so far.
+        model: this rank's part; buffers that differ by rank (the statistics of a local batch norm)
+            are to be made equal before.
+        updater: the updater of its pieces.
+        in_flight: what is computed and not yet used, of the same steps on all ranks.
+        residuals: what was computed and not yet sent; for as many sums on all ranks.
+
+    Returns:
+        Pieces that show live tensors; by rank, the name of its file, "" where it writes none.
+    """
+    world, rank = model.plan.world_size, model.context.rank
+    waiting = {what: pieces for each in in_flight for what, pieces in each.by_age(step).items()}
+    every = _all_holdings(model, updater.value) + _waiting_holdings(model, waiting)
+    every += residual_holdings(model, len(residuals))
+    written = assign(every, world)
+    files = tuple(f"rank-{rank:05d}.safetensors" if own else "" for rank, own in enumerate(written))
+    tensors = model.pieces() | updater.state({held.name for held in written[rank]})
+    tensors |= named(model, residuals)
+    for what, pieces in waiting.items():
+        tensors |= {what + name: piece for name, piece in pieces.items()}
+    return {held.name: _piece(held, tensors[held.name]) for held in written[rank]}, files
+
+
+def _all_holdings(model: CutModel, value: Optimizer) -> list[Holding]:
+    """Every piece of every logical tensor, the same list on all ranks."""
+    size, found = model.plan.world_size, []
+    for name, placed in model.placements.items():
+        found += holdings(name, placed, size)
+    for name in model.trainable():
+        pieces = holdings(name, model.placements[name], size)
+        for state in state_names(value):
+            if state == "step":  # one number, known to whoever holds a part of the parameter
+                found.append(Holding(entry(state, name), None, 0, 1, pieces[0].holders))
+            else:
+                found += holdings(entry(state, name), model.placements[name], size)
+    return found
+
+
+def residual_holdings(model: CutModel, uses: int) -> list[Holding]:
+    """Every piece, the same list on all ranks."""
+    size, found = model.plan.world_size, []
+    for name in model.trainable():
+        k = model.placements[name].group_size
+        replicas = size // k
+        for piece in holdings(name, model.placements[name], size) if replicas > 1 else ():
+            for use in range(uses):
+                for replica in range(replicas):
+                    holders = tuple(rank for rank in piece.holders if rank // k == replica)
+                    entry = residual_entry(use, replica, name)
+                    found.append(Holding(entry, piece.shard, piece.index, piece.elements, holders))
+    return found
+
+
+def _waiting_holdings(model: CutModel, kinds: Iterable[str]) -> list[Holding]:
+    """The same of what is in flight, which lies as the parameters do."""
+    size, placements = model.plan.world_size, model.placements
+    return [
+        holding
+        for kind in kinds
+        for name in model.trainable()
+        for holding in holdings(kind + name, placements[name], size)
+    ]
+
+
+def _piece(held: Holding, tensor: Tensor) -> Piece:
+    whole = list(tensor.shape)
+    if held.shard is None:
+        return Piece(tensor, tuple(whole))
+    whole[held.shard.dim] = held.shard.extent
+    start, _ = held.shard.span(held.index)
+    return Piece(tensor, tuple(whole), held.shard.dim, start, held.shard.blocks)
+
+
+def on_all_ranks(group: Group, action: Callable[[], object] | None) -> None:
+    """Runs this rank's action, and returns once every rank's is done.
+
+    One small all-reduce; the texts travel only where something failed.
+
+    Args:
+        group: all ranks that take part.
+        action: what writes something; None for a rank that only waits.
+
+    Raises:
+        CheckpointError: an action failed on some rank; raised on all, with each failed rank's
+            own text.
+    """
+    problem = ""
+    try:
+        if action is not None:
+            action()
+    except (CheckpointError, OSError) as error:
+        problem = str(error)
+    text = torch.tensor(list(problem.encode()), dtype=torch.int64)
+    lengths = torch.zeros(group.size, dtype=torch.int64)
+    lengths[group.rank] = len(text)
+    lengths = all_reduce(lengths, group, layer="checkpoint")
+    if not lengths.any():
+        return
+    texts = all_gather(text, Shard(0, tuple(lengths.tolist())), group, layer="checkpoint")
+    raise CheckpointError(
+        "; ".join(
+            f"rank {rank}: {bytes(part.tolist()).decode()}"
+            for rank, part in zip(group.ranks, texts.split(lengths.tolist()), strict=True)
+            if len(part)
+        )
+    )
+
 
 LOOK_EVERY_S = 0.005
 
@@ -31,9 +220,9 @@ class Saver:
     """One rank's; every rank calls the same methods in the same order.
 
     Args:
-        directory: of the run, the same folder for all ranks.
+        directory: the directory of the run, the same folder for all ranks.
         everyone: all ranks.
-        keep: complete checkpoints to keep.
+        keep: how many complete checkpoints to keep.
 
     Attributes:
         newest: the last checkpoint that is known to be complete; None: there was none yet.
@@ -51,7 +240,7 @@ class Saver:
         Args:
             step: optimizer updates made so far.
             part: this rank's pieces, and
-            files: those of all ranks, as `parts` gives them.
+            files: the files of all ranks, as `parts` gives them.
             experiment: what is run.
 
         Raises:
@@ -95,7 +284,7 @@ class Saver:
             if first:
                 shutil.rmtree(folder.partial(self._directory, writing.step), ignore_errors=True)
             raise self._failed(writing.step, error) from error
-        self._writing, self.newest = None, folder.place(self._directory, writing.step)
+        self._writing, self.newest = None, checkpoint_path(self._directory, writing.step)
 
     def close(self) -> None:
         """Ends without the others: what is not there of a checkpoint under way is given up."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from workbench.comm.collectives import all_gather
 from workbench.comm.groups.group import Group
 from workbench.layers.cut_model import CutModel
-from workbench.plan.placement import Shard
+from workbench.plan.placement.placement import Shard
 
 _WORD = 8  # bytes
 _CHUNK = 2**17  # words: a chunk and its factors stay in a core's cache
@@ -34,8 +34,8 @@ class ReplicasDiffer(RuntimeError):
 
     Args:
         message: which weights and ranks, and what to look at.
-        layer: the first one in which it was seen.
-        ranks: those that differ from the most.
+        layer: the first layer in which it was seen.
+        ranks: the ranks that differ from the most.
     """
 
     def __init__(self, message: str, layer: str, ranks: tuple[int, ...]) -> None:
@@ -114,7 +114,7 @@ def _apart(held: Sequence[tuple[int, int]]) -> tuple[int, ...]:
     """The ranks that hold something else than most holders of their piece; of as many, the later.
 
     Args:
-        held: of each rank, which piece it has, and its digest.
+        held: the piece that each rank has, and its digest.
     """
     apart = []
     for piece in {piece for piece, _ in held}:

@@ -1,34 +1,78 @@
-"""Step after step on one rank: agree, update, report, save."""
+"""Runs an experiment on one rank, from the first slice of the weights to the last checkpoint.
+
+Step after step ranks compute, agree, update, report and save. Where the loss is no number, they
+look for the layer that first gave one.
+"""
 
 import math
 import time
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.fx
+from torch import Tensor
 
-from workbench.comm.collectives import all_reduce
+from workbench.comm.all_reduce import all_reduce
+from workbench.comm.collectives import all_gather
 from workbench.comm.groups.group import Group
-from workbench.comm.groups.record import Givers
-from workbench.plan.experiment import Experiment
-from workbench.plan.metrics import Row
+from workbench.comm.groups.record import BytesBySender
+from workbench.comm.groups.world import RankConfig, World
+from workbench.layers.cut_model import CutModel
+from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.experiment.measured import Row
+from workbench.plan.placement.placement import Shard
 from workbench.plan.plan import Plan
-from workbench.store.outcome import Control, Outcome, Reason
-from workbench.train.checkpoint.parts import parts
-from workbench.train.checkpoint.saver import Saver
-from workbench.train.checkpoint.statistics import average_statistics
-from workbench.train.loop.blame import first_bad_layer
+from workbench.store.messages import EndReason, StopRequest, TrainingOutcome
+from workbench.train.checkpoint.saver import Saver, parts
 from workbench.train.loop.equality import check_equal
-from workbench.train.loop.evaluate import evaluate
-from workbench.train.loop.learning_rates import LearningRates, set_rate
-from workbench.train.loop.memory import PeakMeter
-from workbench.train.loop.metrics import step_row
-from workbench.train.loop.state import RankState
+from workbench.train.loop.memory import PeakMeter, step_row
+from workbench.train.loop.objective import average_statistics, evaluate
+from workbench.train.loop.requests import (
+    CarriedOut,
+    LearningRate,
+    LearningRates,
+    RunRequests,
+    SaveNow,
+)
+from workbench.train.loop.state import RankState, group_specs_of
 from workbench.train.loop.step import StepResult
-from workbench.train.reshard.replanning import recut_bytes, under
-from workbench.train.reshard.requests import CarriedOut, LearningRate, RunRequests, SaveNow
+from workbench.train.resharding import recut_bytes, under
+from workbench.train.strategies.optimizer import set_rate
 from workbench.train.trace.traces import Traces
+
+
+def first_bad_layer(model: CutModel, images: Tensor, world: Group) -> str:
+    """Runs the forward pass once more and names the first layer with a NaN or infinity.
+
+    It is "the data" where the images have one, and "the loss" where every layer gives numbers.
+    Every rank takes part, since the forward pass communicates; all get the same answer.
+    """
+    nodes = list(model.traced.graph.nodes)
+    watch = _Watch(model.traced)
+    with torch.no_grad():
+        watch.run(images)
+    mine = len(nodes) if watch.first is None else nodes.index(watch.first)
+    every = all_gather(torch.tensor([mine]), Shard(0, (1,) * world.size), world, layer="blame")
+    first = int(every.min())
+    if first == len(nodes):
+        return "the loss"
+    if nodes[first].op == "placeholder":
+        return "the data"
+    by_node, name = {layer.node: layer.name for layer in model.plan.graph.layers}, nodes[first].name
+    return f"layer {by_node.get(name, name)!r}"
+
+
+class _Watch(torch.fx.Interpreter):
+    first: torch.fx.Node | None = None
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        value = super().run_node(n)
+        if self.first is None and isinstance(value, Tensor) and not torch.isfinite(value).all():
+            self.first = n
+        return value
 
 
 @dataclass(frozen=True)
@@ -36,15 +80,15 @@ class Agreed:
     """What all ranks know of a step before anybody updates.
 
     Attributes:
-        loss: mean over the batch.
+        loss: the mean loss over the batch.
         stop: whether to stop after it.
-        wish: number of the last wish.
+        request: the number of the last request.
         blocked_s: seconds that each rank was blocked in collectives.
     """
 
     loss: float
     stop: bool
-    wish: int
+    request: int
     blocked_s: tuple[float, ...]
 
 
@@ -64,11 +108,11 @@ class Loop:
 
     Args:
         state: this rank's part.
-        rates: of the run so far.
-        meter: of its tensors.
-        directory: where checkpoints go.
-        control: wishes of the outside.
-        emit: receives one row a step.
+        rates: the rates of the run so far.
+        meter: the meter of its tensors.
+        directory: the folder to which checkpoints go.
+        control: what the outside asks for.
+        emit: what receives one row a step.
     """
 
     def __init__(
@@ -77,29 +121,29 @@ class Loop:
         rates: LearningRates,
         meter: PeakMeter,
         directory: Path,
-        control: Control,
+        control: StopRequest,
         emit: Callable[[Row], None],
     ) -> None:
         self.state, self.meter, self.directory = state, meter, directory
         self.control, self.emit = control, emit
         self.saver = Saver(directory, state.everyone)
         self.evaluation: dict[str, float] = {}
-        self._givers, self._num_counted = Givers(), 0
+        self._by_sender, self._num_counted = BytesBySender(), 0
         self._compared = -1  # the steps after which ranks were last compared
-        self.wishes = RunRequests(directory)
-        self._heard = self.wishes.last_carried_out()  # by an earlier session
+        self.requests = RunRequests(directory)
+        self._heard = self.requests.last_carried_out()  # by an earlier session
         self._rates = rates
         every = state.experiment.trace_every
         self.traces = Traces(directory, state.world.rank, every, state.tracer)
 
-    def run(self) -> Outcome:
+    def run(self) -> TrainingOutcome:
         """Trains; every rank returns after the same step, for the same reason."""
         try:
             return self._run()
         finally:
             self.saver.close()
 
-    def _run(self) -> Outcome:
+    def _run(self) -> TrainingOutcome:
         experiment = self.state.experiment
         for step in range(self.state.first_step, experiment.steps):
             taken = self._step(step)
@@ -133,8 +177,8 @@ class Loop:
                 self._save(done)
             if stop and not last:
                 return self._outcome("stopped", done)
-            if taken.agreed.wish > self._heard and not last:
-                self._hear(taken.agreed.wish, done)
+            if taken.agreed.request > self._heard and not last:
+                self._hear(taken.agreed.request, done)
         return self._outcome("finished", max(experiment.steps, self.state.first_step))
 
     def _step(self, step: int) -> "_Taken":
@@ -142,7 +186,7 @@ class Loop:
         state, recorder = self.state, self.state.world.recorder
         before = recorder.received_bytes
         set_rate(state.updater.optimizer, self._rates.at(step))
-        recorder.givers = self._givers
+        recorder.by_sender = self._by_sender
         with self.traces.around(step):
             began = time.perf_counter()
             result = state.stepper.run(step)
@@ -151,27 +195,27 @@ class Loop:
                 result.loss,
                 self.control.stop_requested,
                 result.blocked_s,
-                self.wishes.newest() if state.world.rank == 0 else 0,
+                self.requests.newest() if state.world.rank == 0 else 0,
             )
             self.traces.agreed(tuple(batch.rows for batch in result.batches))
             bad = None if math.isfinite(agreed.loss) else result
             if bad is None:
-                state.strategy.update(step)
+                state.stepper.update()
             seconds = time.perf_counter() - began
-        recorder.givers = None
+        recorder.by_sender = None
         self._num_counted += 1
         received = recorder.received_bytes - before
         return _Taken(agreed, result.samples, seconds, received, bad)
 
     def _hear(self, newest: int, done: int) -> None:
-        """Carries out what was wished for meanwhile; of plans, the last."""
+        """Carries out what was requested meanwhile; of plans, the last."""
         graph = self.state.experiment.plan.graph
         numbers = range(self._heard + 1, newest + 1)
-        waiting = {number: self.wishes.read(number, graph) for number in numbers}
-        plans = [number for number, wish in waiting.items() if isinstance(wish, Plan)]
+        waiting = {number: self.requests.read(number, graph) for number in numbers}
+        plans = [number for number, request in waiting.items() if isinstance(request, Plan)]
         self._heard = newest
-        for number, wish in waiting.items():
-            match wish:
+        for number, request in waiting.items():
+            match request:
                 case LearningRate(value):
                     self._rates, found = self._rates.then(done, value)
                     self._carried_out(number, found)
@@ -181,11 +225,11 @@ class Loop:
                     self.saver.finish()
                     self._carried_out(number, CarriedOut(done, time.perf_counter() - began))
                 case Plan() if number == plans[-1]:
-                    self._replan(number, wish, done)
+                    self._replan(number, request, done)
 
     def _carried_out(self, number: int, found: CarriedOut) -> None:
         if self.state.everyone.rank == 0:
-            self.wishes.carry_out(number, found)
+            self.requests.carry_out(number, found)
 
     def _replan(self, number: int, plan: Plan, done: int) -> None:
         """Goes on under another plan."""
@@ -203,7 +247,7 @@ class Loop:
         moved = tuple(int(size) for size in every[:, 0].tolist())
         self._carried_out(number, CarriedOut(done, every[:, 1].max().item(), moved))
 
-    def _diverged(self, step: int, result: StepResult) -> Outcome:
+    def _diverged(self, step: int, result: StepResult) -> TrainingOutcome:
         """Leaves the weights as they were before the step, and says where the NaN arose."""
         batch = result.batches[-1]
         state = self.state
@@ -252,9 +296,9 @@ class Loop:
         rated = experiment.optimizer.model_copy(update={"lr": self._rates.at(done)})
         return experiment.replace(optimizer=rated)
 
-    def _outcome(self, reason: Reason, step: int, message: str = "") -> Outcome:
+    def _outcome(self, reason: EndReason, step: int, message: str = "") -> TrainingOutcome:
         self.saver.finish()
-        return Outcome(
+        return TrainingOutcome(
             reason,
             step,
             None if self.saver.newest is None else str(self.saver.newest),
@@ -262,24 +306,29 @@ class Loop:
             message,
             tuple(astuple(row) for row in self.state.world.recorder.rows()),
             tuple(self.state.notes),
-            self._givers.rows(),
+            self._by_sender.rows(),
             self._num_counted,
         )
 
 
-def agree(everyone: Group, loss: float, stop: bool, blocked_s: float, wish: int = 0) -> Agreed:
+def agree(everyone: Group, loss: float, stop: bool, blocked_s: float, request: int = 0) -> Agreed:
     """What all ranks must know before anybody updates; one small all-reduce.
 
     Args:
         everyone: all ranks.
         loss: this rank's part of the mean loss.
-        stop: whether this rank was asked to stop; a wish of any rank stops all of them after
-            the same step.
+        stop: whether this rank was asked to stop; a request of any rank stops all of them after the
+            same step.
         blocked_s: seconds that this rank was blocked in collectives.
-        wish: number of the last wish; 0 on all ranks but one.
+        request: the number of the last request; 0 on all ranks but one.
     """
     status = torch.zeros(3 + everyone.size, dtype=torch.float64)
-    status[0], status[1], status[2], status[3 + everyone.rank] = loss, float(stop), wish, blocked_s
+    status[0], status[1], status[2], status[3 + everyone.rank] = (
+        loss,
+        float(stop),
+        request,
+        blocked_s,
+    )
     status = all_reduce(status, everyone, layer="status")
     loss, stopping, number, *every = status.tolist()
     return Agreed(loss, bool(stopping), int(number), tuple(every))
@@ -287,3 +336,41 @@ def agree(everyone: Group, loss: float, stop: bool, blocked_s: float, wish: int 
 
 def _due(done: int, every: int | None) -> bool:
     return every is not None and done % every == 0
+
+
+def train(
+    config: RankConfig,
+    experiment: Experiment,
+    *,
+    weights: Path,
+    directory: Path,
+    resume: Path | None = None,
+    control: StopRequest,
+    emit: Callable[[Row], None],
+) -> TrainingOutcome:
+    """Trains on one rank until the last step, a request to stop, or a loss that is no number.
+
+    Every rank ends at the same step and, unless it diverged, leaves a checkpoint.
+
+    Args:
+        config: the place of this rank; its world size is the plan's.
+        experiment: what to run, unless the run in `directory` went on under another plan since.
+        weights: the initial weights (`model.weights.initial.initialize`); only slices are read.
+        directory: the directory of the run; checkpoints go there.
+        resume: a checkpoint, under any plan of this model, to go on from.
+        control: what the outside asks for, read once a step.
+        emit: what receives one row of metrics a step.
+
+    Raises:
+        CommError: a rank did not arrive, or died.
+        CheckpointError: weights or checkpoint are damaged or of another model.
+        ReplicasDiffer: ranks that hold the same weights do not have the same bits of them any more.
+    """
+    requests = RunRequests(directory)
+    experiment = requests.in_force(experiment)
+    rates = LearningRates.of(experiment.optimizer.lr, requests)
+    with PeakMeter(torch.device(config.device)) as meter, World.open(config) as world:
+        groups = world.groups(group_specs_of(experiment.plan))
+        state = RankState.start(experiment, world, groups, weights, resume, rates)
+        meter.add(world.shared_bytes)
+        return Loop(state, rates, meter, directory, control, emit).run()

@@ -1,5 +1,6 @@
-"""Memory truth: what tensors take on this rank, now and at the highest point."""
+"""What tensors take on this rank, now and at the highest point, and one row of metrics a step."""
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -21,6 +22,8 @@ from torch._C._profiler import (
     _ExperimentalConfig,
 )
 
+from workbench.plan.experiment.measured import Row
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -40,8 +43,9 @@ class Held:
     """What stays alive on a rank from step to step.
 
     Attributes:
-        weights: with the model's buffers.
-        gradients: with the buckets that they travel in; those of earlier steps too, if any wait.
+        weights: the weights, with the model's buffers.
+        gradients: the gradients, with the buckets that they travel in; those of earlier steps too,
+            if any wait.
         optimizer: its state.
     """
 
@@ -81,7 +85,7 @@ class PeakMeter:
     Start, lap and stop it on the same thread; one meter a thread at a time.
 
     Args:
-        device: where the tensors are.
+        device: the device that holds the tensors.
         baseline_bytes: what is alive at `start`, as `tensor_bytes` counts it.
     """
 
@@ -141,9 +145,9 @@ class PeakMeter:
         """Closes the window and opens the next.
 
         Args:
-            live_bytes: what is alive now, where the caller knows (`tensor_bytes`); it replaces
-                what the events add up to, so that releases by other threads, which no event
-                tells of, cannot add up over many windows.
+            live_bytes: what is alive now, where the caller knows (`tensor_bytes`); it replaces what
+                the events add up to, so that releases by other threads, which no event tells of,
+                cannot add up over many windows.
         """
         reading = self.stop()
         if live_bytes is not None and self.device.type != "cuda":
@@ -184,3 +188,58 @@ def tensor_bytes(tensors: Iterable[Tensor]) -> int:
 def rss_bytes() -> int:
     """Resident memory of this process, as the operating system counts it."""
     return int(psutil.Process().memory_info().rss)
+
+
+def step_row(
+    *,
+    step: int,
+    rank: int,
+    loss: float,
+    samples: int,
+    seconds: float,
+    blocked_s: tuple[float, ...],
+    meter: PeakMeter,
+    received_bytes: int,
+    held: Held,
+    beside_bytes: int,
+    device: torch.device,
+) -> Row:
+    """The row of one step.
+
+    Args:
+        step: index of the step.
+        rank: this rank.
+        loss: Mean loss.
+        samples: the samples of the global batch.
+        seconds: the seconds of the whole step.
+        blocked_s: seconds that each rank of the world was blocked in collectives.
+        meter: the meter of this rank's tensors; one lap is taken.
+        received_bytes: the bytes received in collectives of the step.
+        held: what stays alive from step to step; nothing else of the step is.
+        beside_bytes: the bytes of memory that stays too and is no tensor's (staging, sums on their
+            way).
+        device: the device of this rank.
+    """
+    held_bytes = tensor_bytes(held)
+    memory = meter.lap(live_bytes=held_bytes + beside_bytes)
+    blocked, least = blocked_s[rank], min(blocked_s)
+    on_gpu = device.type == "cuda"
+    return {
+        "step": step,
+        "rank": rank,
+        "time": time.time(),
+        "loss": loss,
+        "samples_per_s": samples / seconds,
+        "compute_s": max(seconds - blocked, 0.0),
+        "communication_s": least,
+        "wait_s": blocked - least,
+        "received_bytes": received_bytes,
+        "tensor_bytes": held_bytes,
+        "weight_bytes": tensor_bytes(held.weights),
+        "optimizer_bytes": tensor_bytes(held.optimizer),
+        "staging_bytes": beside_bytes,
+        "peak_bytes": memory.peak_bytes,
+        "rss_bytes": rss_bytes(),
+        "gpu_bytes": torch.cuda.memory_allocated(device) if on_gpu else 0,
+        "accuracy": float("nan"),
+    }

@@ -1,21 +1,27 @@
-"""Forward and backward of one micro-batch: whole, or with the tail in rounds."""
+"""What a rank computes in a step, as its program lists it: forward passes, losses, backward passes.
 
-from collections.abc import Callable
+Autograd runs a backward pass as a whole, and a part of the model runs forward in one call: those
+instructions of a pass that follow each other are one action. With rounds (schemes b and c) the
+head runs once in a micro-batch and the tail once in each round. Weight gradients of the tail add
+up over the rounds, since every round's loss is divided by the step's samples; at any time one
+round's activations of the tail are alive.
+"""
+
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
 
 import torch
 import torch.fx
 from torch import Tensor
 
 from workbench.layers.cut_model import CutModel
-from workbench.layers.rounds import PartedModel, Round, joined, rounds_of
-from workbench.plan.mesh import shard_group
+from workbench.layers.rounds import PartedModel, TailRound, joined, rounds_of
+from workbench.plan.placement.mesh import shard_group
+from workbench.program.instructions import Instruction, Load, Loss, Pass
 from workbench.train.loop.objective import StepLoss, step_loss
 
 Precision = Callable[[], AbstractContextManager[object]]
-AfterRound = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -23,8 +29,8 @@ class MicroBatch:
     """This rank's rows of one micro-batch.
 
     Attributes:
-        rows: rows of every rank.
-        first_row: index of rank 0's first row in the step's global batch.
+        rows: the rows of every rank.
+        first_row: the index of rank 0's first row in the step's global batch.
         images: [own rows, *input_shape].
         labels: [own rows].
     """
@@ -35,163 +41,267 @@ class MicroBatch:
     labels: Tensor
 
 
-class Pass(Protocol):
-    """Adds the gradients of one micro-batch."""
+@dataclass
+class Execution:
+    """One step under way on one rank.
 
-    @property
-    def parts(self) -> tuple[torch.fx.GraphModule, ...]:
-        """Of the model, in the order in which they are executed; the last gives its outputs."""
-        ...
+    Attributes:
+        step: the step's index.
+        rows: the rows of the step on each rank.
+        samples: the rows of the step over all ranks.
+        batches: what it runs on.
+        loss: this rank's part of the mean loss, of the micro-batches that are done.
+        outputs: the outputs of the last of these, as the plan's flow lays them.
+        reported: the part of the loss of the micro-batch under way.
+        objective: what the next backward pass begins with.
+        returned: what the last forward pass returned.
+        boundary: what the head returned, where there are rounds.
+        gradient: the gradient of the boundary, as far as rounds have left it.
+        parts: for each round, this rank's rows of the boundary.
+        rounds: the outputs of each round that is done.
+    """
 
-    def run(
-        self, batch: MicroBatch, step: int, samples: int, before_last: Callable[[], None]
-    ) -> tuple[tuple[Tensor, ...], float]:
-        """Computes one micro-batch, forward and backward.
+    step: int
+    rows: tuple[int, ...]
+    samples: int
+    batches: tuple[MicroBatch, ...] = ()
+    loss: float = 0.0
+    outputs: tuple[Tensor, ...] = ()
+    reported: float = 0.0
+    objective: Tensor | None = None
+    returned: tuple[Tensor, ...] = ()
+    boundary: Tensor | None = None
+    gradient: Tensor | None = None
+    parts: list[Tensor] = field(default_factory=list)
+    rounds: list[tuple[Tensor, ...]] = field(default_factory=list)
 
-        Args:
-            batch: this rank's rows.
-            step: the optimizer step that it belongs to.
-            samples: of the step over all ranks and micro-batches.
-            before_last: called before the backward pass after which no parameter, but for
-                those that it reaches, gets another gradient.
-
-        Returns:
-            The outputs as the plan's flow lays them, and this rank's part of the mean loss.
-        """
-        ...
+    def take(self) -> tuple[Tensor, ...]:
+        """What the last forward pass returned, apart from its graph; nothing of that is kept."""
+        found = tuple(output.detach() for output in self.returned)
+        self.returned, self.objective = (), None
+        return found
 
 
-def pass_of(
-    model: CutModel, precision: Precision, after_round: AfterRound, loss: StepLoss = step_loss
-) -> Pass:
-    """The pass that the model's plan asks for.
+Action = Callable[[Execution], None]
+
+
+class Passes:
+    """The parts of a model that passes run through.
 
     Args:
         model: this rank's part.
-        precision: of forward passes.
-        after_round: called after each round's backward pass, where there are rounds, with its
-            rows and the step's, both over all ranks.
-        loss: of a step.
+        precision: makes the context in which forward passes run.
+        loss: the loss of a step.
     """
-    plan = model.plan
-    if plan.rounds == "BK" or plan.tail is None:
-        return WholePass(model, precision, loss)
-    return RoundsPass(PartedModel(model, plan.tail), precision, after_round, loss)
 
-
-class WholePass:
-    """All rows of a group at once: scheme (a)."""
-
-    def __init__(self, model: CutModel, precision: Precision, loss: StepLoss) -> None:
+    def __init__(self, model: CutModel, precision: Precision, loss: StepLoss = step_loss) -> None:
         self.model, self.precision, self.loss = model, precision, loss
+        plan = model.plan
+        parted = plan.rounds != "BK" and plan.tail is not None
+        self.parted = PartedModel(model, plan.tail) if parted and plan.tail else None
 
     @property
     def parts(self) -> tuple[torch.fx.GraphModule, ...]:
-        return (self.model.compute,)
+        """The parts in the order in which they are executed; the last gives the model's outputs."""
+        if self.parted is None:
+            return (self.model.compute,)
+        return self.parted.compute_head, self.parted.compute_tail
 
-    def run(
-        self, batch: MicroBatch, step: int, samples: int, before_last: Callable[[], None]
-    ) -> tuple[tuple[Tensor, ...], float]:
-        self.model.context.set(batch.rows, first_row=batch.first_row, step=step)
-        with self.precision():
-            outputs = self.model(batch.images)
-        loss, reported = self.loss(self.model, outputs, batch.labels, samples)
-        before_last()
-        loss.backward()
-        return tuple(output.detach() for output in outputs), reported
+    def listed(self, instructions: Sequence[Instruction]) -> "WholePass | RoundsPass":
+        """The actions of a program's passes."""
+        (load,) = [one for one in instructions if isinstance(one, Load)]
+        batches = [tuple(rows.own.tolist()) for rows in load.micro_batches]
+        if self.parted is None:
+            return WholePass(self)
+        losses = [one.on for one in instructions if isinstance(one, Loss)]
+        rank, firsts = self.model.context.rank, first_rows(batches)
+        rounds = []
+        for index, first_row in enumerate(firsts):
+            every = [tuple(on.rows.own.tolist()) for on in losses if on.micro_batch == index]
+            rounds.append(list(rounds_of(every, first_row, rank)))
+        return RoundsPass(self, self.parted, rounds)
+
+
+def first_rows(batches: Sequence[tuple[int, ...]]) -> list[int]:
+    """For each micro-batch, the index of rank 0's first row in the step's global batch."""
+    return [sum(map(sum, batches[:index])) for index in range(len(batches))]
+
+
+class WholePass:
+    """All rows of a group at once: scheme (a).
+
+    Args:
+        passes: the parts of the model.
+    """
+
+    def __init__(self, passes: Passes) -> None:
+        self._passes, self._model = passes, passes.model
+
+    def begin(self, micro_batch: int) -> Action | None:
+        """What comes before the instructions of a micro-batch."""
+        return None
+
+    def prefetch(self, on: Pass) -> Action | None:
+        """Begins to gather the rows of a round to come."""
+        return None
+
+    def forward(self, on: Pass) -> Action | None:
+        """A forward pass."""
+        index, model, precision = on.micro_batch, self._model, self._passes.precision
+
+        def forward(run: Execution) -> None:
+            batch = run.batches[index]
+            model.context.set(batch.rows, first_row=batch.first_row, step=run.step)
+            with precision():
+                run.returned = model(batch.images)
+
+        return forward
+
+    def loss(self, on: Pass) -> Action:
+        """The loss of what the model has returned."""
+        index, model, loss_of = on.micro_batch, self._model, self._passes.loss
+
+        def loss(run: Execution) -> None:
+            labels = run.batches[index].labels
+            run.objective, run.reported = loss_of(model, run.returned, labels, run.samples)
+
+        return loss
+
+    def backward(self, on: Pass) -> Action:
+        """A backward pass."""
+
+        def backward(run: Execution) -> None:
+            assert run.objective is not None
+            run.objective.backward()
+
+        return backward
+
+    def end(self, micro_batch: int) -> Action:
+        """What comes behind the instructions of a micro-batch."""
+
+        def end(run: Execution) -> None:
+            run.outputs = run.take()
+            run.loss, run.reported = run.loss + run.reported, 0.0
+
+        return end
 
 
 class RoundsPass:
     """The head once, the tail in rounds: schemes (b) and (c).
 
-    Weight gradients of the tail add up over the rounds, since every round's loss is divided by
-    the step's samples. At any time one round's activations of the tail are alive.
-
     Args:
-        parted: the model.
-        precision: of forward passes.
-        after_round: called after each round's backward pass.
-        loss: of a step.
+        passes: the parts of the model.
+        parted: the head and the tail.
+        rounds: for each micro-batch, its rounds.
     """
 
     def __init__(
-        self,
-        parted: PartedModel,
-        precision: Precision,
-        after_round: AfterRound,
-        loss: StepLoss = step_loss,
+        self, passes: Passes, parted: PartedModel, rounds: Sequence[Sequence[TailRound]]
     ) -> None:
-        self.parted, self.model, self.precision = parted, parted.model, precision
-        self.after_round, self.loss = after_round, loss
+        self._passes, self._model = passes, passes.model
+        self._parted, self._rounds = parted, rounds
 
-    @property
-    def parts(self) -> tuple[torch.fx.GraphModule, ...]:
-        return self.parted.compute_head, self.parted.compute_tail
+    def begin(self, micro_batch: int) -> Action | None:
+        """The head: it gives the boundary also where it has no instructions."""
+        parted, rounds = self._parted, self._rounds[micro_batch]
+        context, precision = self._model.context, self._passes.precision
 
-    def run(
-        self, batch: MicroBatch, step: int, samples: int, before_last: Callable[[], None]
-    ) -> tuple[tuple[Tensor, ...], float]:
-        context, plan = self.model.context, self.model.plan
-        context.set(batch.rows, first_row=batch.first_row, step=step)
-        with self.precision():
-            boundary = self.parted.compute_head(batch.images)
-        gradient = torch.empty_like(boundary) if self.parted.learns else None
-        every = list(
-            rounds_of(
-                plan.rounds, batch.rows, batch.first_row, self.parted.tail.group_size, context.rank
-            )
-        )
-        parts = [self.parted.part(boundary, brought, context) for brought in every]
-        self.parted.start(parts[0], every[0])
-        given: list[tuple[Tensor, ...]] = []
-        total = 0.0
-        for index, brought in enumerate(every):
-            if not brought.last:
-                self.parted.start(parts[index + 1], every[index + 1])
-            context.set(brought.rows, step=step, starts=brought.starts)
-            outputs, reported = self._round(
-                parts[index], gradient, brought, batch.labels, samples, before_last
-            )
-            given.append(outputs)
-            total += reported
-            self.after_round(sum(brought.rows), samples)
-        context.set(batch.rows, first_row=batch.first_row, step=step)
-        if gradient is not None:
-            boundary.backward(gradient)
-        return self._joined(given, every), total
+        def begin(run: Execution) -> None:
+            batch = run.batches[micro_batch]
+            context.set(batch.rows, first_row=batch.first_row, step=run.step)
+            with precision():
+                boundary = run.boundary = parted.compute_head(batch.images)
+            run.gradient = torch.empty_like(boundary) if parted.learns else None
+            run.parts = [parted.part(boundary, brought, context) for brought in rounds]
+            run.rounds = []
 
-    def _round(
-        self,
-        own: Tensor,
-        gradient: Tensor | None,
-        brought: Round,
-        labels: Tensor,
-        samples: int,
-        before_last: Callable[[], None],
-    ) -> tuple[tuple[Tensor, ...], float]:
-        """One round; what it keeps for its backward is gone when it returns."""
-        with self.precision():
-            outputs = self.parted.compute_tail(own)
-        rows = brought.rows[self.model.context.rank]
-        loss, reported = self.loss(
-            self.model, outputs, labels.narrow(0, brought.begin, rows), samples
-        )
-        if brought.last:
-            before_last()
-        loss.backward()
-        if gradient is not None:
-            assert own.grad is not None
-            c = self.parted.per_sample
-            gradient.narrow(0, brought.begin * c, rows * c).copy_(own.grad)
-            own.grad = None
-        return tuple(output.detach() for output in outputs), reported
+        return begin
 
-    def _joined(self, given: list[tuple[Tensor, ...]], every: list[Round]) -> tuple[Tensor, ...]:
+    def prefetch(self, on: Pass) -> Action | None:
+        parted, (number, brought) = self._parted, self._round(on)
+        return lambda run: parted.start(run.parts[number], brought)
+
+    def forward(self, on: Pass) -> Action | None:
+        if on.round is None:
+            return None  # it has begun the micro-batch
+        parted, (number, brought) = self._parted, self._round(on)
+        context, precision = self._model.context, self._passes.precision
+
+        def forward(run: Execution) -> None:
+            context.set(brought.rows, step=run.step, starts=brought.starts)
+            with precision():
+                run.returned = parted.compute_tail(run.parts[number])
+
+        return forward
+
+    def loss(self, on: Pass) -> Action:
+        index, (_, brought) = on.micro_batch, self._round(on)
+        model, loss_of = self._model, self._passes.loss
+        rows = brought.rows[model.context.rank]
+
+        def loss(run: Execution) -> None:
+            labels = run.batches[index].labels.narrow(0, brought.begin, rows)
+            run.objective, reported = loss_of(model, run.returned, labels, run.samples)
+            run.reported += reported
+
+        return loss
+
+    def backward(self, on: Pass) -> Action:
+        if on.round is None:
+            return self._backward_of_head(on.micro_batch)
+        number, brought = self._round(on)
+        each = self._parted.per_sample
+        begin, rows = brought.begin * each, brought.rows[self._model.context.rank] * each
+
+        def backward(run: Execution) -> None:
+            assert run.objective is not None
+            run.objective.backward()
+            own = run.parts[number]
+            if run.gradient is not None:
+                assert own.grad is not None
+                run.gradient.narrow(0, begin, rows).copy_(own.grad)
+                own.grad = None
+            run.rounds.append(run.take())
+
+        return backward
+
+    def end(self, micro_batch: int) -> Action:
+        rounds, context = self._rounds[micro_batch], self._model.context
+
+        def end(run: Execution) -> None:
+            batch = run.batches[micro_batch]
+            context.set(batch.rows, first_row=batch.first_row, step=run.step)
+            run.outputs = self._joined(run.rounds, rounds)
+            run.boundary = run.gradient = None
+            run.parts, run.rounds = [], []
+            run.loss, run.reported = run.loss + run.reported, 0.0
+
+        return end
+
+    def _backward_of_head(self, micro_batch: int) -> Action:
+        context = self._model.context
+
+        def backward(run: Execution) -> None:
+            assert run.boundary is not None
+            batch = run.batches[micro_batch]
+            context.set(batch.rows, first_row=batch.first_row, step=run.step)
+            run.boundary.backward(run.gradient)
+
+        return backward
+
+    def _round(self, on: Pass) -> tuple[int, TailRound]:
+        number = on.round or 0
+        return number, self._rounds[on.micro_batch][number]
+
+    def _joined(
+        self, given: Sequence[tuple[Tensor, ...]], every: Sequence[TailRound]
+    ) -> tuple[Tensor, ...]:
         """The outputs as one pass would have given them."""
-        graph, flow = self.model.plan.graph, self.model.plan.flow
+        graph, flow = self._model.plan.graph, self._model.plan.flow
         found = []
         for index, name in enumerate(graph.outputs):
-            ranks = shard_group(self.model.context.rank, flow.returned(name).group_size)
+            ranks = shard_group(self._model.context.rank, flow.returned(name).group_size)
             parts = [outputs[index] for outputs in given]
-            found.append(joined(parts, every, range(ranks[0], ranks[-1] + 1), graph[name].rows))
+            group = range(ranks[0], ranks[-1] + 1)
+            found.append(joined(parts, list(every), group, graph[name].rows))
         return tuple(found)

@@ -12,19 +12,20 @@ from workbench.comm.groups.group import Group
 from workbench.comm.groups.world import World
 from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
-from workbench.layers.cut_model import CutModel, Groups, group_specs
-from workbench.model.slices import Reader, WeightsFile
-from workbench.model.trace import skeleton
-from workbench.plan.experiment import Experiment
+from workbench.layers.cut_model import CutModel, RankGroups, group_specs
+from workbench.model.tracing.trace import skeleton
+from workbench.model.weights.slices import Reader, WeightsFile
+from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.plan import Plan
+from workbench.program.step import program_of
 from workbench.train.checkpoint.checkpoint import in_flight, load, restore
-from workbench.train.checkpoint.residuals import restore_residuals
-from workbench.train.data.data import Dataset, open_data
-from workbench.train.loop.learning_rates import LearningRates, set_rate
+from workbench.train.checkpoint.in_flight import restore_residuals
+from workbench.train.datasets import Dataset, open_data
 from workbench.train.loop.memory import Held
 from workbench.train.loop.objective import StepLoss, step_loss
+from workbench.train.loop.requests import LearningRates
 from workbench.train.loop.step import Stepper
-from workbench.train.strategies.optimizer import Updater
+from workbench.train.strategies.optimizer import Updater, set_rate
 from workbench.train.strategies.strategy import Strategy, strategy_of, updater_of
 from workbench.train.trace.tracing import Tracer
 
@@ -38,15 +39,15 @@ def group_specs_of(plan: Plan) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def groups_for(
-    plan: Plan, before: Plan, world: World, known: Groups, asked: Collection[Spec]
-) -> tuple[Groups, frozenset[Spec]]:
+    plan: Plan, before: Plan, world: World, known: RankGroups, asked: Collection[Spec]
+) -> tuple[RankGroups, frozenset[Spec]]:
     """This rank's groups under another plan, and all groups that there are then.
 
     Those of the plan before stay, as runs mostly go back and forth and to connect takes long;
     others are closed.
 
     Args:
-        plan: to go on under.
+        plan: the plan to go on under.
         before: the plan so far, under which nothing is communicated any more.
         world: all ranks, which call this together.
         known: this rank's groups so far.
@@ -61,7 +62,7 @@ def groups_for(
     return found, kept
 
 
-def everyone(groups: Groups, plan: Plan) -> Group:
+def everyone(groups: RankGroups, plan: Plan) -> Group:
     """The group of all ranks, for status, evaluation and checkpoints."""
     return groups[CONTROL, tuple(range(plan.world_size))]
 
@@ -75,15 +76,15 @@ class RankState:
         world: this rank's place.
         everyone: the group of all ranks.
         model: this rank's part of the model.
-        updater: of this rank's pieces.
-        strategy: moves the weights.
-        stepper: computes gradients.
+        updater: the updater of this rank's pieces.
+        strategy: the strategy that moves the weights.
+        stepper: what executes the steps.
         test_data: the split to evaluate on.
         traced: the model's structure, whole and without values: a re-cut rewrites a copy of it.
         groups: this rank's.
         asked: all groups that there are, this rank's or not.
         first_step: steps made before this session.
-        notes: on steps that were unlike others, for people.
+        notes: the notes on steps that were unlike others, for people.
     """
 
     experiment: Experiment
@@ -95,7 +96,7 @@ class RankState:
     stepper: Stepper
     test_data: Dataset
     traced: torch.fx.GraphModule
-    groups: Groups
+    groups: RankGroups
     asked: frozenset[Spec]
     first_step: int
     notes: list[str]
@@ -105,7 +106,7 @@ class RankState:
         cls,
         experiment: Experiment,
         world: World,
-        groups: Groups,
+        groups: RankGroups,
         weights: Path,
         resume: Path | None,
         rates: LearningRates | None = None,
@@ -119,9 +120,9 @@ class RankState:
             groups: this rank's, of the experiment's plan.
             weights: the initial weights.
             resume: a checkpoint to go on from.
-            rates: of the run that goes on; None: every step has the experiment's. What was in
-                flight and has no place in this experiment's pipeline moves the weights here.
-            loss: of a step.
+            rates: the rates of the run that goes on; None: every step has the experiment's. What
+                was in flight and has no place in this experiment's pipeline moves the weights here.
+            loss: the loss of a step.
 
         Raises:
             ExperimentError: the data has so many samples that a layer gets too few rows of some
@@ -140,7 +141,8 @@ class RankState:
         model = cut(
             plan, context, groups, reader, device=device, dtype=dtype, traced=deepcopy(traced)
         )
-        updater = updater_of(experiment, model)
+        program = program_of(experiment).of(world.rank)
+        updater = updater_of(program, model)
         if saved is not None:
             restore(saved, model, updater)
         first_step = 0 if saved is None else saved.step
@@ -148,7 +150,7 @@ class RankState:
         if rates is not None:
             set_rate(updater.optimizer, rates.at(first_step))
         notes: list[str] = []
-        strategy = strategy_of(experiment, model, updater, first_step, left, notes)
+        strategy = strategy_of(program, model, updater, first_step, left, notes)
         if saved is not None:
             restore_residuals(saved.reader, model, strategy.residuals)
         return cls(
@@ -169,7 +171,7 @@ class RankState:
 
     def tracer(self) -> Tracer:
         """Measures what this rank does from its beginning to its end."""
-        parts, optimizer = self.stepper.passing.parts, self.updater.optimizer
+        parts, optimizer = self.stepper.passes.parts, self.updater.optimizer
         return Tracer(self.model, parts, self.world.recorder, self.world.device, optimizer)
 
     def held(self) -> Held:

@@ -1,11 +1,16 @@
-"""The largest curvature of the loss, measured: power iteration on products with the Hessian.
+"""The largest curvature of the loss, measured: Lanczos' method on products with the Hessian.
 
 H v is taken from gradients at two places, (g(w + e v) - g(w - e v)) / 2e, and those from the same
-cut model that trains: whatever plan can train can be measured, in the memory of three more copies
+cut model that trains: whatever plan can train can be measured, in the memory of four more copies
 of the weights. The gradient is the mean over some batches, with the same dropout at both places.
 
-Source: power iteration on Hessian-vector products, LeCun, Simard and Pearlmutter 1993 (Automatic
-learning rate maximization by on-line estimation of the Hessian's eigenvectors).
+The largest eigenvalue is asked for, not that of largest magnitude: a network's Hessian at random
+weights has negative ones too.
+
+Source: Lanczos 1950 (An iteration method for the solution of the eigenvalue problem), without
+orthogonalizing again, which the largest eigenvalue does not need; products from two gradients:
+LeCun, Simard and Pearlmutter 1993 (Automatic learning rate maximization by on-line estimation of
+the Hessian's eigenvectors).
 """
 
 import math
@@ -14,11 +19,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from workbench.comm.collectives import all_reduce
-from workbench.comm.groups.world import Seat, World
-from workbench.plan.experiment import Experiment, Synchronous
-from workbench.plan.placement import Shard
-from workbench.plan.stability import Curvature
+from workbench.comm.all_reduce import all_reduce
+from workbench.comm.groups.world import RankConfig, World
+from workbench.plan.experiment.experiment import Experiment, Synchronous
+from workbench.plan.experiment.stability import Curvature
+from workbench.plan.placement.placement import Shard
 from workbench.train.loop.state import RankState, group_specs_of
 
 Pieces = dict[str, Tensor]
@@ -29,7 +34,7 @@ _APART = {torch.float32: 1e-3, torch.float64: 1e-5}
 
 
 def measure_curvature(
-    seat: Seat,
+    config: RankConfig,
     experiment: Experiment,
     *,
     weights: Path,
@@ -41,17 +46,18 @@ def measure_curvature(
     """Measures on one rank; all ranks of the plan call it, and return the same.
 
     Args:
-        seat: where this rank sits.
-        experiment: whose loss; its strategy does not matter, and bf16 is measured in fp32.
+        config: the place of this rank.
+        experiment: the experiment, for its loss; its strategy does not matter, and bf16 is measured
+            in fp32.
         weights: the initial weights.
         resume: a checkpoint, whose weights it is measured at.
-        batches: over which the loss is a mean: the first ones that would be trained on.
-        iterations: at most.
-        tolerance: it ends when an iteration changes the value by less, relatively.
+        batches: how many batches the loss is a mean over: the first ones that would be trained on.
+        iterations: the most iterations.
+        tolerance: the relative change of the value by an iteration at which it ends.
     """
     precision = "fp64" if experiment.precision == "fp64" else "fp32"
     plain = experiment.replace(sync=Synchronous(), shard_optimizer=False, precision=precision)
-    with World.open(seat) as world:
+    with World.open(config) as world:
         groups = world.groups(group_specs_of(experiment.plan))
         state = RankState.start(plain, world, groups, weights, resume)
         value, change = _Hessian(state, batches).largest(iterations, tolerance)
@@ -77,34 +83,35 @@ class _Hessian:
 
     def largest(self, iterations: int, tolerance: float) -> tuple[float, float]:
         """The largest eigenvalue, and its last relative change."""
-        value, change = self._dominant(0.0, iterations, tolerance)
-        if value >= 0:
-            return value, change
-        # The largest magnitude is that of a negative one: all are raised by it.
-        raised, change = self._dominant(-value, iterations, tolerance)
-        return raised + value, change
-
-    def _dominant(self, shift: float, iterations: int, tolerance: float) -> tuple[float, float]:
-        """The eigenvalue of H + shift of largest magnitude, and its last relative change."""
         direction = self.gradient(0.0, self.origin)
-        value, change = 0.0, math.inf
-        for _ in range(iterations):
-            length = self.norm(direction)
-            if length == 0:  # a stationary point, or no curvature along what was left
-                return 0.0, 0.0
+        before = {name: torch.zeros_like(piece) for name, piece in direction.items()}
+        length = self.norm(direction)
+        value, change = 0.0, 0.0
+        diagonal: list[float] = []
+        beside: list[float] = []
+        while length > 0 and len(diagonal) < iterations:  # 0: nothing of H is left to see
             direction = {name: piece / length for name, piece in direction.items()}
-            ahead = self.gradient(self.apart, direction)
-            behind = self.gradient(-self.apart, direction)
-            turned = {
-                name: (ahead[name] - behind[name]) / (2 * self.apart) + shift * piece
-                for name, piece in direction.items()
-            }
-            now = self.inner(direction, turned)
+            turned = self.product(direction)
+            diagonal.append(self.inner(direction, turned))
+            now = _largest_eigenvalue(diagonal, beside)
             change = abs(now - value) / abs(now) if now else 0.0
-            value, direction = now, turned
+            value = now
             if change < tolerance:
                 break
+            rest = {
+                name: piece - diagonal[-1] * direction[name] - (beside or [0.0])[-1] * before[name]
+                for name, piece in turned.items()
+            }
+            before, direction = direction, rest
+            length = self.norm(rest)
+            beside.append(length)
         return value, change
+
+    def product(self, direction: Pieces) -> Pieces:
+        """H times a vector of length 1."""
+        ahead = self.gradient(self.apart, direction)
+        behind = self.gradient(-self.apart, direction)
+        return {name: (ahead[name] - behind[name]) / (2 * self.apart) for name in direction}
 
     def gradient(self, distance: float, direction: Pieces) -> Pieces:
         """The mean gradient at `distance` along `direction`: this rank's pieces of it."""
@@ -132,3 +139,11 @@ class _Hessian:
     def norm(self, vector: Pieces) -> float:
         """Its length."""
         return math.sqrt(self.inner(vector, vector))
+
+
+def _largest_eigenvalue(diagonal: list[float], beside: list[float]) -> float:
+    """That of the symmetric matrix with these numbers on its diagonal, and beside it."""
+    matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
+    lower = torch.tensor(beside, dtype=torch.float64)
+    matrix += torch.diag(lower, -1) + torch.diag(lower, 1)
+    return torch.linalg.eigvalsh(matrix)[-1].item()

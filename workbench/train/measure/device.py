@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from workbench.comm.codecs import Coding, coder_of
+from workbench.comm.codecs import PieceCoding, coder_of
 from workbench.comm.groups.group import Group
-from workbench.comm.groups.world import Seat, World
-from workbench.plan.codec import Codec, CodecName
-from workbench.plan.experiment import SGD, Adam, AdamW, Experiment, Optimizer
+from workbench.comm.groups.world import RankConfig, World
+from workbench.plan.experiment.codec import Codec, CodecName
+from workbench.plan.experiment.experiment import SGD, Adam, AdamW, Experiment, Optimizer
 from workbench.train.measure.repeating import Repetition, Until, estimate, finish, slowest
 from workbench.train.strategies.optimizer import build_optimizer
 
@@ -42,9 +42,11 @@ class DeviceMeasured:
         bandwidth: bytes read and written per second by a copy.
         flops: floating-point operations per second of products of square matrices, by precision.
         call_s: seconds of an operation that has next to nothing to do.
-        recomputed_s: of a small layer that is computed again, what that costs besides.
-        update_s_per_byte: of an update, for each byte of parameters, by the optimizer's kind.
-        coding_s_per_byte: of encoding and decoding, for each byte of a tensor, by the codec's name.
+        recomputed_s: the seconds that it costs besides to compute a small layer again.
+        update_s_per_byte: the seconds of an update for each byte of parameters, by the optimizer's
+            kind.
+        coding_s_per_byte: the seconds of encoding and decoding for each byte of a tensor, by the
+            codec's name.
     """
 
     bandwidth: float
@@ -55,15 +57,15 @@ class DeviceMeasured:
     coding_s_per_byte: dict[str, float]
 
 
-def device(seat: Seat, experiment: Experiment, *, within_s: float) -> DeviceMeasured:
+def device(config: RankConfig, experiment: Experiment, *, within_s: float) -> DeviceMeasured:
     """Measures the devices of the ranks of an experiment's plan.
 
     Args:
-        seat: where this rank sits.
-        experiment: says how many ranks there are.
+        config: the place of this rank.
+        experiment: the experiment, which says how many ranks there are.
         within_s: seconds for all figures; each is repeated a few times at least.
     """
-    with World.open(seat) as world:
+    with World.open(config) as world:
         spec = ("calibration", tuple(range(world.size)))
         group = world.groups([spec])[spec]
         each = within_s / (5 + len(_DTYPES) + len(_OPTIMIZERS) + len(_CODECS))
@@ -126,8 +128,8 @@ def _update(value: Optimizer, device: torch.device) -> Callable[[], object]:
 def _coding(codec: Codec, device: torch.device) -> Callable[[], object]:
     """Encodes and decodes, as a rank does with what it sends and receives."""
     x = torch.randn(_CODED_BYTES // 4, device=device)
-    coding = Coding(coder_of(codec, device))
-    (wire,) = coding.rooms([len(x)])
+    coding = PieceCoding(coder_of(codec, device))
+    (wire,) = coding.buffers([len(x)])
 
     def there_and_back() -> None:
         coding.encode(x, wire)

@@ -19,13 +19,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from workbench.comm.groups.world import Seat, World
-from workbench.plan.experiment import Experiment
+from workbench.comm.groups.world import RankConfig, World
+from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.machine.work import Work, work_of
 from workbench.plan.plan import Plan
-from workbench.plan.work import Work, work_of
 from workbench.train.loop.passes import MicroBatch
 from workbench.train.loop.state import RankState, group_specs_of
+from workbench.train.loop.step import Stepper
 from workbench.train.measure.repeating import Repetition, Until, estimate, finish, together, typical
+from workbench.train.strategies.strategy import OwnGradients
 from workbench.train.trace.rank_trace import RankTrace
 from workbench.train.trace.tracing import Tracer
 
@@ -39,15 +41,15 @@ class LayersMeasured:
     """What one rank found at one number of rows.
 
     Attributes:
-        rows: of each rank.
+        rows: the rows of each rank.
         layers: [distinct works, 3], in the order of `works_on`: seconds forward, seconds backward
             and the relative half width of the 95 % interval of their sum.
-        load_s: loading the images of a step.
-        update_s: the optimizer's.
+        load_s: the seconds of loading the images of a step.
+        update_s: the seconds of the optimizer.
         besides_s: what a step takes besides; less than nothing where tracing took longer than that.
-        image_bytes: that were loaded.
-        parameter_bytes: that were updated.
-        steps: that were measured.
+        image_bytes: the bytes of images that were loaded.
+        parameter_bytes: the bytes of parameters that were updated.
+        steps: the steps that were measured.
         parts: [steps, PARTS]: seconds of runs of as many layers each, of the last few steps.
     """
 
@@ -74,18 +76,24 @@ def works_on(plan: Plan, rank: int, rows: int, precision: str) -> dict[Work, lis
 
 
 def layers(
-    seat: Seat, experiment: Experiment, *, weights: Path, rows: Sequence[int], within_s: float
+    config: RankConfig,
+    experiment: Experiment,
+    *,
+    weights: Path,
+    rows: Sequence[int],
+    within_s: float,
 ) -> list[LayersMeasured]:
     """Measures an experiment's layers at several numbers of rows.
 
     Args:
-        seat: where this rank sits.
-        experiment: whose plan, precision, optimizer and data are taken; its batch is not.
+        config: the place of this rank.
+        experiment: the experiment whose plan, precision, optimizer and data are taken; its batch is
+            not.
         weights: the initial weights.
-        rows: numbers of rows that each rank is given.
+        rows: the numbers of rows that each rank is given.
         within_s: seconds for all of them together; each gets a few steps at least.
     """
-    with World.open(seat) as world:
+    with World.open(config) as world:
         groups = world.groups(group_specs_of(experiment.plan))
         state = RankState.start(experiment, world, groups, weights, None)
         end = time.perf_counter() + within_s
@@ -110,6 +118,14 @@ class _Measuring:
         self.state, self.rows = state, rows
         world, experiment = state.world, state.experiment
         self.works = works_on(experiment.plan, world.rank, rows, experiment.precision)
+        self.stepper = Stepper(
+            experiment,
+            state.model,
+            OwnGradients(state.strategy),
+            state.stepper.data,
+            world,
+            state.stepper.dtype,
+        )
         self.seen, self.step = _Seen(), 0
 
     def measured(self, within_s: float) -> LayersMeasured:
@@ -133,14 +149,13 @@ class _Measuring:
         load_s = time.perf_counter() - began
         tracer = Tracer(
             state.model,
-            state.stepper.passing.parts,
+            self.stepper.passes.parts,
             state.world.recorder,
             state.world.device,
             state.updater.optimizer,
         )
         with tracer if traced else nullcontext():
-            state.strategy.begin()
-            state.stepper.passing.run(batch, self.step, sum(batch.rows), _no_sums)
+            self.stepper.run(self.step, (batch,))
             state.updater.step()
         if traced:
             self._note(tracer.trace, load_s)
@@ -204,7 +219,3 @@ class _Measuring:
             len(seen.layers),
             np.stack(seen.parts[-_KEPT:]).astype(np.float32),
         )
-
-
-def _no_sums() -> None:
-    """Gradients stay this rank's own."""

@@ -8,8 +8,12 @@
                                               averaged, what other algorithms consist of, and as
                                               a server sends weights
 
-Beside them, what a sum of gradients costs the computation that goes on meanwhile
-(`measure_beside.py`).
+Beside them, what a sum of gradients costs the computation that goes on meanwhile,
+
+    alone       | products |            | sum |
+    together    | start | product | poll | product | poll | ... | wait |
+
+and where one all-reduce spends its time on each rank (`trace_sums`).
 """
 
 import time
@@ -19,25 +23,98 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from workbench.comm.algorithms.course import RoundExecutor
-from workbench.comm.algorithms.exchange import Exchange, Rounds
-from workbench.comm.collectives import (
-    all_gather,
-    all_reduce,
-    all_to_all,
-    reduce_scatter,
-    start_all_reduce,
-)
+from workbench.comm.algorithms.exchange import MessageRound, MessageRounds
+from workbench.comm.algorithms.executor import RoundExecutor
+from workbench.comm.all_reduce import all_reduce, start_all_reduce
+from workbench.comm.collectives import all_gather, all_to_all, reduce_scatter
 from workbench.comm.groups.group import Group
-from workbench.comm.groups.world import Seat, World
-from workbench.comm.rooted import start_broadcast
-from workbench.plan.experiment import Experiment
-from workbench.plan.link import BY_BACKEND, EXCHANGE, INTO_NEW
-from workbench.plan.mesh import group_sizes, replica_groups, shard_groups
-from workbench.plan.placement import Shard, apportion
-from workbench.train.measure.overlap import Beside, beside
+from workbench.comm.groups.world import RankConfig, World
+from workbench.comm.nonblocking import start_broadcast
+from workbench.comm.pending import Pending
+from workbench.comm.pieces import accumulator
+from workbench.plan.experiment.experiment import Experiment, Synchronous
+from workbench.plan.experiment.measured import CollectiveTrace
+from workbench.plan.machine.link import BY_BACKEND, EXCHANGE, INTO_NEW
+from workbench.plan.placement.mesh import group_sizes, replica_groups, shard_groups
+from workbench.plan.placement.placement import Shard, apportion
 from workbench.train.measure.repeating import Repetition, Until, estimate, finish, slowest
+
+_UNTIL = Until(relative=0.05, least=5, most=40)
+_BYTES = 2**23
+_SIDE = 192  # of the matrices that are multiplied
+_PARTS = 12  # after each of which the sum is polled, as after a layer's gradient
+_LONGER = 2.0  # products take so many times as long as the sum
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a sum costs.
+
+    Attributes:
+        busy: the share of its time that this rank's thread spends on it.
+        slowdown: how many times as long products take while it goes on.
+    """
+
+    busy: float
+    slowdown: float
+
+
+def beside(group: Group, whole: Group, device: torch.device, within_s: float) -> Beside:
+    """Measures a sum of gradients beside products, and both alone.
+
+    Args:
+        group: the group that sums.
+        whole: all ranks, which do the same at the same time.
+        device: the device of this rank.
+        within_s: the seconds that this may take.
+    """
+    a = torch.ones(_SIDE, _SIDE, device=device)
+    flat = group.buffer(_BYTES // 4, a)
+
+    def products(times: int, pending: Pending | None = None) -> tuple[float, float]:
+        """Seconds of the products, and of the polls between them."""
+        computing = polling = 0.0
+        for _ in range(_PARTS):
+            began = time.perf_counter()
+            for _ in range(times):
+                a @ a
+            finish(device)
+            computed = time.perf_counter()
+            if pending is not None:
+                pending.poll()
+            computing += computed - began
+            polling += time.perf_counter() - computed
+        return computing, polling
+
+    one = slowest(min(products(1)[0] for _ in range(3)), whole) / _PARTS
+    alone_s = slowest(_alone(group, flat, device), whole)
+    times = max(1, round(_LONGER * alone_s / _PARTS / one))
+    repetition = Repetition(whole, _UNTIL, within_s)
+    seconds: list[NDArray[np.float64]] = []
+    while repetition.goes_on(seconds):
+        alone, _ = products(times)
+        began = time.perf_counter()
+        pending = start_all_reduce(flat, group)
+        started = time.perf_counter() - began
+        together, polled = products(times, pending)
+        began = time.perf_counter()
+        pending.wait()
+        finish(device)
+        waited = time.perf_counter() - began
+        again = _alone(group, flat, device)
+        seconds.append(np.array([alone, together, started + polled + waited, again]))
+    alone, together, spent, summing = estimate(np.stack(seconds))[0].tolist()
+    return Beside(min(1.0, spent / summing), max(1.0, together / alone))
+
+
+def _alone(group: Group, flat: Tensor, device: torch.device) -> float:
+    began = time.perf_counter()
+    start_all_reduce(flat, group).wait()
+    finish(device)
+    return time.perf_counter() - began
+
 
 Seconds = NDArray[np.float64]
 
@@ -56,7 +133,6 @@ _OPS = (
 )
 _NAMES = {INTO_NEW: "all_reduce", BY_BACKEND: "all_reduce"}  # in the record
 _ADDING = ("all_reduce", INTO_NEW, BY_BACKEND, "reduce_scatter")
-_UNTIL = Until(relative=0.05, least=5, most=40)
 _TOGETHER, _ROW_S = 2**18, 0.02  # small ones are timed in a row of so many bytes, or seconds
 _PATIENCE = 4.0  # a size may take so many times its share of the time, repeated so often:
 _REPEATED = 3
@@ -69,11 +145,11 @@ class Timed:
     """One collective on this rank.
 
     Attributes:
-        op: as `plan.link.Curve` names it.
-        ranks: of this rank's group.
-        seconds: of one call.
+        op: the collective, as `plan.machine.link.Curve` names it.
+        ranks: the size of this rank's group.
+        seconds: the seconds of one call.
         received: bytes that came to this rank; a root gets none.
-        rounds: exchanges that followed each other.
+        rounds: the exchanges that followed each other.
         added: bytes that this rank added up.
     """
 
@@ -90,8 +166,8 @@ class LinksMeasured:
     """What one rank found.
 
     Attributes:
-        collectives: each op, group and size.
-        beside: for each group, what a sum costs the computation beside it.
+        collectives: the times of each op, group and size.
+        beside: what a sum costs the computation beside it, in each group.
     """
 
     collectives: tuple[Timed, ...]
@@ -108,15 +184,15 @@ def families(world_size: int) -> list[tuple[tuple[int, ...], ...]]:
     return found
 
 
-def links(seat: Seat, experiment: Experiment, *, within_s: float) -> LinksMeasured:
+def links(config: RankConfig, experiment: Experiment, *, within_s: float) -> LinksMeasured:
     """Measures collectives between the ranks of an experiment's plan.
 
     Args:
-        seat: where this rank sits.
-        experiment: says how many ranks there are.
+        config: the place of this rank.
+        experiment: the experiment, which says how many ranks there are.
         within_s: seconds for all of it; each collective is repeated a few times at least.
     """
-    with World.open(seat) as world:
+    with World.open(config) as world:
         parted = families(world.size)
         everyone = (_EVERYONE, tuple(range(world.size)))
         specs = [(f"family {i}", ranks) for i, family in enumerate(parted) for ranks in family]
@@ -138,7 +214,7 @@ class _Budget:
     Args:
         whole: all ranks.
         within_s: seconds in all.
-        slots: shares.
+        slots: the shares.
     """
 
     def __init__(self, whole: Group, within_s: float, slots: int) -> None:
@@ -238,8 +314,54 @@ def _exchange(own: torch.Tensor, group: Group) -> None:
     """Every rank sends its piece to the next one, and takes that of the one before."""
     arrived = torch.empty_like(own)
 
-    def rounds() -> Rounds:
+    def rounds() -> MessageRounds:
         behind, before = (group.rank + 1) % group.size, (group.rank - 1) % group.size
-        yield Exchange(((behind, own),), ((before, arrived),))
+        yield MessageRound(((behind, own),), ((before, arrived),))
 
     RoundExecutor(rounds(), group.call(EXCHANGE, "calibration", "step")).wait()
+
+
+def trace_sums(
+    config: RankConfig, experiment: Experiment, *, weights: object, numel: int, times: int
+) -> CollectiveTrace:
+    """Sums as the experiment's gradients are, out of place, and traces it.
+
+    All ranks leave a meeting together before each sum. Of several the trace is of the one whose
+    slowest rank took the median time; one more has warmed up.
+
+    Args:
+        config: the place of this rank.
+        experiment: its algorithm and codec are used, and its precision.
+        weights: the initial weights; they are not read.
+        numel: elements on each rank; normally distributed, seeded.
+        times: how many sums, odd.
+
+    Returns:
+        Of the same sum on every rank.
+    """
+    sync = experiment.sync
+    assert isinstance(sync, Synchronous)
+    dtype = torch.float64 if experiment.precision == "fp64" else torch.float32
+    with World.open(config) as world:
+        spec = ("trace", tuple(range(world.size)))
+        group = world.groups([spec])[spec]
+        generator = torch.Generator().manual_seed(world.rank)
+        x = torch.randn(numel, generator=generator, dtype=dtype).to(world.device)
+        keeps = sync.codec is not None and sync.codec.error_feedback
+        residual = torch.zeros_like(x, dtype=accumulator(dtype)) if keeps else None
+        each, found = Shard(0, (1,) * world.size), []
+        for _ in range(1 + times):
+            all_gather(torch.zeros(1, device=x.device), each, group)
+            with world.recorder.tracing() as traces:
+                all_reduce(
+                    x,
+                    group,
+                    algorithm=sync.algorithm,
+                    codec=sync.codec,
+                    residual=residual,
+                    layer="gradients",
+                )
+            found += traces
+        mine = torch.tensor([[trace.seconds for trace in found[1:]]], device=x.device)
+        slowest = all_gather(mine, each, group).amax(0)
+        return found[1 + int(slowest.argsort()[times // 2])]

@@ -19,7 +19,7 @@ from scipy.special import stdtrit
 
 from workbench.comm.collectives import all_gather
 from workbench.comm.groups.group import Group
-from workbench.plan.placement import Shard
+from workbench.plan.placement.placement import Shard
 
 CONFIDENCE = 0.95
 _TRIMMED = 0.2
@@ -32,8 +32,8 @@ class Until:
 
     Attributes:
         relative: half width of the confidence interval, relative to the mean, that is enough.
-        least: repetitions before anybody is sure.
-        most: repetitions that are never exceeded.
+        least: the fewest repetitions, before anybody is sure.
+        most: the most repetitions.
     """
 
     relative: float = 0.04
@@ -87,7 +87,7 @@ class Repetition:
         """Whether to repeat once more.
 
         Args:
-            values: so far: seconds of the things that are measured together. What takes less
+            values: the seconds so far of the things that are measured together. What takes less
                 than a hundredth of all need not be known as well as the rest.
         """
         n = len(values)

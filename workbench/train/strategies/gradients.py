@@ -1,30 +1,46 @@
-"""Sums gradients over replica groups, in buckets, while backward goes on."""
+"""Sums gradients over replica groups, in buckets, while backward goes on.
+
+Which buckets there are, how each is summed and behind which instruction it may begin says the
+program of a step. A bucket begins when autograd has left the last of its gradients.
+"""
 
 import math
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from workbench.comm.algorithms.owned import Owned
-from workbench.comm.collectives import Pending, start_all_reduce
+from workbench.comm.all_reduce import start_all_reduce
 from workbench.comm.groups.errors import CodecError
 from workbench.comm.groups.group import Group
+from workbench.comm.nonblocking import start_broadcast, start_reduce
+from workbench.comm.pending import Pending
 from workbench.layers.cut_model import CutModel
-from workbench.layers.linear import Linear, Spare
-from workbench.plan.all_reduce import Algorithm
-from workbench.plan.codec import Codec
+from workbench.layers.faster import Linear, Spare
+from workbench.plan.experiment.experiment import ParameterServer
+from workbench.program.buckets import Bucket
+from workbench.program.instructions import Reduce
+from workbench.program.step import RankProgram
+from workbench.train.strategies.optimizer import is_root, root_of
+
+
+class OutOfOrder(RuntimeError):
+    """What a rank did is not what its program lists."""
 
 
 @dataclass
-class Bucket:
+class GradientBucket:
     """Gradients that travel together: views of one flat buffer."""
 
     group: Group
+    reduce: Reduce
+    """How the program says that it is summed."""
     flat: Tensor
     views: dict[str, Tensor]
     residual: Tensor | None
@@ -44,6 +60,7 @@ class Bucket:
         with self.blamed():
             if self.pending is not None:
                 self.pending.wait()
+                self.pending = None
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
@@ -58,6 +75,10 @@ class Bucket:
             said = f"{error}; the largest is in the gradient of {worst!r}"
             raise CodecError(said, worst.rpartition(".")[0]) from error
 
+    def __str__(self) -> str:
+        first, *others = self.views
+        return f"the sum of {first!r}" + (f" and {len(others)} more" if others else "")
+
 
 def _peak(x: Tensor) -> float:
     """The largest magnitude; of what is no number, infinity."""
@@ -68,90 +89,130 @@ class GradientSum:
     """Makes every gradient the sum over the ranks that hold the same piece.
 
     A rank's loss is a part of the global mean, so that the sum is the gradient: nothing is
-    divided. Buckets are filled in the order in which backward reaches them, and sent strictly
-    in that order, the same on all ranks; parameters without replicas are left alone. Of several
-    sums of one model, that which has begun last takes what backward leaves.
+    divided. Buckets are sent strictly in the order of the program, the same on all ranks;
+    parameters without a bucket are left alone. Of several sums of one model, that which has begun
+    last takes what backward leaves.
 
     Args:
+        program: what this rank executes: its buckets, and how each is summed.
         model: the cut model.
-        bucket_bytes: a bucket is closed once it holds this much.
-        names: the parameters to look after; None: all.
-        algorithm: of the sums.
-        codec: what gradients become while they travel; None: they stay as they are.
         owned: the buckets of which each rank sums its own segment only, by their names.
-        alone: look after parameters without replicas as well; else these keep their gradients
-            themselves.
+
+    Attributes:
+        takes_gradients: whether backward passes leave their gradients here.
     """
 
     def __init__(
         self,
+        program: RankProgram,
         model: CutModel,
-        bucket_bytes: int,
-        names: Collection[str] | None = None,
-        *,
-        algorithm: Algorithm = "auto",
-        codec: Codec | None = None,
         owned: Mapping[tuple[str, ...], Owned] = MappingProxyType({}),
-        alone: bool = False,
     ) -> None:
-        every = model.trainable()
-        self.parameters = {n: p for n, p in every.items() if names is None or n in names}
-        self._buckets: list[Bucket] = []
-        self._home: dict[str, Bucket] = {}
+        self.parameters = model.trainable()
+        self.takes_gradients = False
+        self._sync = program.program.experiment.sync
         self._spares = _spares(model)
-        self._algorithm: Algorithm = algorithm
-        self._codec = codec
-        self.keeps_residuals = codec is not None and codec.error_feedback
-        self._filling, self._sending = False, False
-        self._next = 0
-        self._under_way: list[Bucket] = []
-        for together, group in bucketed(model, self.parameters, bucket_bytes, alone):
-            self._add(together, group, owned.get(tuple(together)))
+        reduces = [one for one in program.program.instructions if isinstance(one, Reduce)]
+        self.keeps_residuals = any(r.codec is not None and r.codec.error_feedback for r in reduces)
+        parts = [(program.part_of(one), one) for one in reduces]
+        by_names = {part[0].names: one for part, one in parts if part is not None}
+        self._buckets: dict[tuple[str, ...], GradientBucket] = {}
+        self._home: dict[str, GradientBucket] = {}
+        for bucket in program.buckets:
+            group = model.replica_group(bucket.group_size)
+            self._add(bucket.names, group, by_names[bucket.names], owned.get(bucket.names))
+        self._queue: deque[GradientBucket] = deque()  # that may begin, in order
+        self._final: Collection[str] = ()  # whose last gradient the next backward pass leaves
+        self._under_way: list[GradientBucket] = []
         self._hooks = [
             self.parameters[name].register_post_accumulate_grad_hook(self._hook(name, bucket))
             for name, bucket in self._home.items()
         ]
 
-    def begin(self) -> None:
-        """Forgets the last step's gradients; their memory is for this step's."""
-        self._filling, self._sending, self._next, self._under_way = True, False, 0, []
-        for name, parameter in self.parameters.items():
-            home = self._home.get(name)
-            memory = parameter.grad if home is None else home.views[name]
-            if parameter in self._spares and memory is not None:
-                self._spares[parameter].give(memory)
-            parameter.grad = None
-        for bucket in self._buckets:
-            bucket.waiting = set(bucket.views)
-            bucket.pending = None
+    def zeroing(self, names: Sequence[str]) -> Callable[[], None]:
+        """What forgets the gradients of these parameters; their memory is for the next ones."""
+        parameters = [(name, self.parameters[name]) for name in names]
+        buckets = [bucket for bucket in self._buckets.values() if bucket.views.keys() & set(names)]
 
-    def last(self) -> None:
-        """The next backward pass is the step's last: gradients may be sent as they come."""
-        self._sending = True
+        def zero_grad() -> None:
+            self.takes_gradients = True
+            self._final = ()
+            self._queue.clear()
+            self._under_way = []
+            for name, parameter in parameters:
+                home = self._home.get(name)
+                memory = parameter.grad if home is None else home.views[name]
+                if parameter in self._spares and memory is not None:
+                    self._spares[parameter].give(memory)
+                parameter.grad = None
+            for bucket in buckets:
+                bucket.waiting = set(bucket.views)
+                bucket.pending = None
 
-    def start(self) -> list[Pending]:
-        """Sends what is not on its way yet; returns the sums that are under way.
+        return zero_grad
 
-        Until the next `begin`, gradients that backward leaves are no longer taken.
+    def expecting(self, names: Collection[str], buckets: Sequence[Bucket]) -> Callable[[], None]:
+        """What says of the next backward pass which sums may begin in it.
+
+        Args:
+            names: the parameters that get no more gradients after it, before they are summed.
+            buckets: the buckets that are full then, in their order.
         """
-        for bucket in self._buckets:
+        final, own = frozenset(names), [self._buckets[bucket.names] for bucket in buckets]
+
+        def expect() -> None:
+            self._final = final
+            self._queue.extend(own)
+
+        return expect
+
+    def start(self, buckets: Sequence[Bucket] | None = None) -> list[Pending]:
+        """Begins what should have begun, and these buckets; returns what is under way.
+
+        What backward has not reached is zero.
+
+        Args:
+            buckets: the buckets; None: all.
+        """
+        own = (
+            self._buckets.values() if buckets is None else [self._buckets[b.names] for b in buckets]
+        )
+        for bucket in (*self._queue, *own):
             for name in bucket.waiting:
                 if self.parameters[name].grad is None:
                     self.parameters[name].grad = bucket.views[name].zero_()
             bucket.waiting = set()
-        self._send_ready()
-        self._filling = False
-        return [bucket.pending for bucket in self._buckets if bucket.pending is not None]
+            self._send(bucket)
+        self._queue.clear()
+        every = self._buckets.values()
+        return [bucket.pending for bucket in every if bucket.pending is not None]
 
     def wait(self) -> None:
-        """Returns when all sums are there."""
-        for bucket in self._buckets:
+        """Returns when all sums are there that have begun, or should have."""
+        if self._queue:
+            self.start(())
+        for bucket in self._buckets.values():
             bucket.wait()
 
-    def finish(self) -> None:
-        """Sends what backward did not reach, and waits for all sums."""
-        self.start()
-        self.wait()
+    @torch.no_grad()
+    def hand_out(self) -> None:
+        """Copies every parameter from its server to the ranks that hold it as well.
+
+        Weights travel in the memory of their gradients.
+        """
+        assert isinstance(self._sync, ParameterServer)
+        server, under_way = self._sync.server, []
+        for bucket in self._buckets.values():
+            root = root_of(bucket.group, server)
+            if is_root(bucket.group, server):
+                for name, view in bucket.views.items():
+                    view.copy_(self.parameters[name])
+            under_way.append(start_broadcast(bucket.flat, root, bucket.group, layer="parameters"))
+        for bucket, pending in zip(self._buckets.values(), under_way, strict=True):
+            pending.wait()
+            if not is_root(bucket.group, server):
+                for name, view in bucket.views.items():
+                    self.parameters[name].copy_(view)
 
     def close(self) -> None:
         """Lets go of the parameters: their next gradients are not looked after."""
@@ -161,13 +222,14 @@ class GradientSum:
     @property
     def views(self) -> dict[str, Tensor]:
         """Where the gradients, and then their sums, lie: those that travel, by name."""
-        return {name: view for bucket in self._buckets for name, view in bucket.views.items()}
+        every = self._buckets.values()
+        return {name: view for bucket in every for name, view in bucket.views.items()}
 
     @property
     def residuals(self) -> dict[str, Tensor]:
         """The same for what encodings have left out, of parameters with replicas."""
         found = {}
-        for bucket in self._buckets:
+        for bucket in self._buckets.values():
             if bucket.residual is not None:
                 pieces = bucket.residual.split([view.numel() for view in bucket.views.values()])
                 for (name, view), piece in zip(bucket.views.items(), pieces, strict=True):
@@ -177,12 +239,14 @@ class GradientSum:
     @property
     def buffers(self) -> list[Tensor]:
         """The flat buffers and residuals, for the account of memory."""
-        residuals = [bucket.residual for bucket in self._buckets]
-        return [bucket.flat for bucket in self._buckets] + [r for r in residuals if r is not None]
+        every = self._buckets.values()
+        residuals = [bucket.residual for bucket in every]
+        return [bucket.flat for bucket in every] + [r for r in residuals if r is not None]
 
-    def _add(self, names: list[str], group: Group, owned: Owned | None) -> None:
+    def _add(
+        self, names: tuple[str, ...], group: Group, reduce: Reduce, owned: Owned | None
+    ) -> None:
         first = self.parameters[names[0]]
-        # The same order on all ranks of a group: that in which backward reaches first names.
         numel = sum(self.parameters[name].numel() for name in names)
         flat = group.buffer(numel, first) if owned is None else owned.flat
         views, start = {}, 0
@@ -193,11 +257,11 @@ class GradientSum:
         residual = None
         if self.keeps_residuals and group.link is not None:
             residual = torch.zeros_like(flat, device=group.link.device)
-        bucket = Bucket(group, flat.detach(), views, residual, owned)
-        self._buckets.append(bucket)
+        bucket = GradientBucket(group, reduce, flat.detach(), views, residual, owned)
+        self._buckets[names] = bucket
         self._home.update(dict.fromkeys(names, bucket))
 
-    def _hook(self, name: str, bucket: Bucket) -> Callable[[Tensor], None]:
+    def _hook(self, name: str, bucket: GradientBucket) -> Callable[[Tensor], None]:
         view = bucket.views[name]
         # A strong reference would make a cycle through torch's hooks, which is never collected:
         # the whole model would stay alive after its run.
@@ -205,68 +269,59 @@ class GradientSum:
 
         def gather(parameter: Tensor) -> None:
             gradients = owner()
-            if gradients is None or not gradients._filling:
+            if gradients is None or not gradients.takes_gradients:
                 return
             assert parameter.grad is not None
+            if bucket.pending is not None:
+                raise OutOfOrder(
+                    f"a backward pass left a gradient of {name!r} when {bucket} was under way, "
+                    "which the program of the step lists behind the last one"
+                )
             if parameter.grad.data_ptr() != view.data_ptr():
                 view.copy_(parameter.grad)
             parameter.grad = view  # further micro-batches add in place
-            if gradients._sending:
+            if name in gradients._final:
                 bucket.waiting.discard(name)
                 gradients._send_ready()
-                gradients._advance()
+            gradients._advance()
 
         return gather
 
     def _send_ready(self) -> None:
-        while self._next < len(self._buckets) and not self._buckets[self._next].waiting:
-            bucket = self._buckets[self._next]
-            with bucket.blamed():
-                bucket.pending = self._summed(bucket)
-            if not bucket.pending.by_itself:
-                self._under_way.append(bucket)
-            self._next += 1
+        while self._queue and not self._queue[0].waiting:
+            self._send(self._queue.popleft())
 
-    def _summed(self, bucket: Bucket) -> Pending:
-        if bucket.owned is not None:
-            return bucket.owned.start_sum(layer="gradients")
-        return start_all_reduce(
-            bucket.flat,
-            bucket.group,
-            algorithm=self._algorithm,
-            codec=self._codec if bucket.group.size > 1 else None,
-            residual=bucket.residual,
-            layer="gradients",
-        )
+    def _send(self, bucket: GradientBucket) -> None:
+        with bucket.blamed():
+            bucket.pending = self._summed(bucket)
+        if not bucket.pending.by_itself:
+            self._under_way.append(bucket)
+
+    def _summed(self, bucket: GradientBucket) -> Pending:
+        match bucket.reduce:
+            case Reduce(to="server"):
+                assert isinstance(self._sync, ParameterServer)
+                root = root_of(bucket.group, self._sync.server)
+                return start_reduce(bucket.flat, root, bucket.group, layer="gradients")
+            case Reduce(to="owners"):
+                assert bucket.owned is not None
+                return bucket.owned.start_sum(layer="gradients")
+            case Reduce(algorithm=algorithm, codec=codec):
+                return start_all_reduce(
+                    bucket.flat,
+                    bucket.group,
+                    algorithm=algorithm,
+                    codec=codec if bucket.group.size > 1 else None,
+                    residual=bucket.residual,
+                    layer="gradients",
+                )
 
     def _advance(self) -> None:
         """Adds up what has arrived, which no thread does meanwhile."""
-        self._under_way = [bucket for bucket in self._under_way if not bucket.poll()]
+        if self._under_way:
+            self._under_way = [bucket for bucket in self._under_way if not bucket.poll()]
 
 
 def _spares(model: CutModel) -> dict[Tensor, Spare]:
     """Where large weights take the memory of their next gradient."""
     return {m.weight: m.spare for m in model.modules() if isinstance(m, Linear)}
-
-
-def bucketed(
-    model: CutModel, parameters: dict[str, nn.Parameter], bucket_bytes: int, alone: bool = False
-) -> list[tuple[list[str], Group]]:
-    """Names in the order of backward, closed into buckets by replica group and dtype.
-
-    Those that no other rank holds are left out, but for `alone`.
-    """
-    buckets: list[tuple[list[str], Group]] = []
-    opened: dict[tuple[int, torch.dtype], tuple[list[str], int]] = {}
-    for name, parameter in reversed(parameters.items()):
-        k = model.placements[name].group_size
-        group = model.replica_group(k)
-        if (group.size == 1 and not alone) or parameter.numel() == 0:
-            continue
-        names, held = opened.get((k, parameter.dtype), ([], 0))
-        if not names:
-            buckets.append((names, group))
-        names.append(name)
-        held += parameter.nbytes
-        opened[k, parameter.dtype] = ([], 0) if held >= bucket_bytes else (names, held)
-    return buckets

@@ -12,15 +12,21 @@ equal parts these are the factors of SplitBrain's table (a sum over k rounds div
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from workbench.comm.collectives import start_all_reduce
+from workbench.comm.all_reduce import start_all_reduce
 from workbench.comm.groups.group import Group
 from workbench.layers.cut_model import CutModel
-from workbench.plan.experiment import LocalSGD, Optimizer
-from workbench.plan.mesh import shard_group
+from workbench.plan.experiment.experiment import LocalSGD
+from workbench.plan.placement.mesh import shard_group
+from workbench.program.buckets import Bucket
+from workbench.program.instructions import Average, Instruction, Rescale, Update, ZeroGrad
+from workbench.program.step import RankProgram
+from workbench.train.loop.passes import Action, Execution
+from workbench.train.strategies.gradients import OutOfOrder
 from workbench.train.strategies.optimizer import state_names
 from workbench.train.strategies.synchronous import ImmediateStrategy
 
@@ -30,7 +36,8 @@ class Mean:
     """What one group averages.
 
     Attributes:
-        tensors: of any shapes and floating dtypes, the same on all ranks; changed in place.
+        tensors: the tensors, of any shapes and floating dtypes, the same on all ranks; changed in
+            place.
         part: this rank's weight; those of the group add up to 1.
         group: who averages.
     """
@@ -48,7 +55,7 @@ def average(means: Sequence[Mean], bucket_bytes: int) -> None:
     the largest bucket of all groups, in which all of a dtype take turns.
 
     Args:
-        means: in the same order on all ranks.
+        means: the means, in the same order on all ranks.
         bucket_bytes: a bucket is closed once it holds this much.
     """
     buckets = [
@@ -101,36 +108,44 @@ class LocalUpdates(ImmediateStrategy):
     """Each rank (or shard group) by itself, until the next averaging.
 
     Args:
-        sync: the value.
-        value: the experiment's optimizer.
+        program: what this rank executes in every step.
         model: this rank's part.
-        optimizer: of its pieces.
+        optimizer: the optimizer of its pieces.
     """
 
     def __init__(
-        self,
-        sync: LocalSGD,
-        value: Optimizer,
-        model: CutModel,
-        optimizer: torch.optim.Optimizer,
+        self, program: RankProgram, model: CutModel, optimizer: torch.optim.Optimizer
     ) -> None:
-        self.sync, self.value, self.model, self.optimizer = sync, value, model, optimizer
+        super().__init__(program)
+        experiment = program.program.experiment
+        assert isinstance(experiment.sync, LocalSGD)
+        self.sync, self.value, self.model = experiment.sync, experiment.optimizer, model
+        self.optimizer = optimizer
         self._parameters = model.trainable()
         nobody = (0,) * model.plan.world_size
         self._since = nobody  # rows of each rank since the last averaging
         self._before = nobody  # and in the interval before, until all is settled
 
-    def begin(self) -> None:
+    def bound(self, instruction: Instruction) -> Action:
+        match instruction:
+            case ZeroGrad():
+                return lambda _: self._zero_grad()
+            case Rescale():
+                return lambda run: self._rescale(run.rows)
+            case Update():
+                return lambda _: self.optimizer.step()
+            case Average(_, every):
+                return partial(self._average_if_due, every)
+        raise OutOfOrder(f"local steps do nothing at {instruction.word!r}")
+
+    def reducing(self, buckets: Sequence[Bucket]) -> Action:
+        raise OutOfOrder("local SGD sums no gradients")
+
+    def _zero_grad(self) -> None:
         for parameter in self._parameters.values():
             parameter.grad = None
 
-    def last(self) -> None:
-        """Nothing travels."""
-
-    def after_round(self, rows: int, samples: int) -> None:
-        """Gradients of all rounds add up."""
-
-    def finish(self, rows: tuple[int, ...]) -> None:
+    def _rescale(self, rows: tuple[int, ...]) -> None:
         for name, parameter in self._parameters.items():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -139,9 +154,8 @@ class LocalUpdates(ImmediateStrategy):
                 parameter.grad.mul_(sum(rows) / seen)
         self._since = tuple(a + b for a, b in zip(self._since, rows, strict=True))
 
-    def update(self, step: int) -> None:
-        self.optimizer.step()
-        if (step + 1) % self.sync.every == 0:
+    def _average_if_due(self, every: int, run: Execution) -> None:
+        if (run.step + 1) % every == 0:
             self._average(self.sync.momentum == "average")
 
     def settle(self) -> None:

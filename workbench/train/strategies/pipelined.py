@@ -18,24 +18,32 @@ Source: Pipe-SGD (arXiv:1811.03619); steps skipped while the pipeline fills: SAP
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from workbench.comm.algorithms.attendant import ProgressThread
+from workbench.comm.pending import ProgressThread
 from workbench.layers.cut_model import CutModel
-from workbench.plan.experiment import Pipelined, Sync, Synchronous
-from workbench.train.checkpoint.in_flight import InFlight
-from workbench.train.checkpoint.residuals import Residuals
-from workbench.train.strategies.gradients import GradientSum
+from workbench.plan.experiment.experiment import Pipelined, Sync
+from workbench.program.buckets import Bucket
+from workbench.program.instructions import (
+    Compensate,
+    HandOut,
+    Instruction,
+    KeepWeights,
+    Update,
+    Wait,
+    ZeroGrad,
+)
+from workbench.program.step import RankProgram
+from workbench.train.checkpoint.in_flight import InFlight, Residuals
+from workbench.train.loop.passes import Action
+from workbench.train.strategies.gradients import GradientSum, OutOfOrder
 from workbench.train.strategies.optimizer import Updater
 from workbench.train.strategies.synchronous import SynchronousUpdates
-
-# One sum of the whole gradient, whose latency is hidden: there is nothing to gain from parts.
-WHOLE = 2**62
 
 
 @dataclass(frozen=True)
@@ -53,74 +61,87 @@ class PipelinedUpdates:
     Parameters without replicas wait as long as the others, so that all are equally late.
 
     Args:
-        sync: the value; its width is at least 2.
+        program: what this rank executes in a step in the middle of a run, of width 2 or more.
         model: this rank's part.
-        updater: of its pieces.
-        first_step: that this session begins with.
-        left: in flight from the session before, the oldest first; fewer than `width`.
+        updater: the updater of its pieces.
+        first_step: the step that this session begins with.
+        left: the gradients in flight from the session before, the oldest first; fewer than the
+            width.
         notes: takes what people should know of steps that were unlike others.
     """
 
     def __init__(
         self,
-        sync: Pipelined,
+        program: RankProgram,
         model: CutModel,
         updater: Updater,
         first_step: int,
         left: Sequence[InFlight],
         notes: list[str],
     ) -> None:
+        sync = program.program.experiment.sync
+        assert isinstance(sync, Pipelined)
         self.sync, self.model, self.updater, self._notes = sync, model, updater, notes
-        self._step = first_step
-        self._attendant = ProgressThread()
+        self._program = program
+        self._progress = ProgressThread()
         self._flying: deque[_Flight] = deque()  # the oldest first
         self._idle: list[GradientSum] = []
         self._filling: GradientSum | None = None
         self._then: dict[str, Tensor] = {}
         self._warm: SynchronousUpdates | None = None
         if first_step < sync.warmup:
-            self._warm = SynchronousUpdates(as_synchronous(sync), model, updater)
+            self._warm = SynchronousUpdates(_as_synchronous(program), model, updater)
         for each in left:
             self._flying.append(_Flight(each.step, self._holding(each), each.weights))
 
-    def begin(self) -> None:
-        if self._warm is not None and self._step >= self.sync.warmup:
+    def program(self, step: int) -> RankProgram:
+        if self._warm is not None and step >= self.sync.warmup:
             self._cool()
+        return self._program if self._warm is None else self._warm.program(step)
+
+    def bound(self, instruction: Instruction) -> Action:
         if self._warm is not None:
-            self._warm.begin()
-            return
+            return self._warm.bound(instruction)
+        match instruction:
+            case ZeroGrad(names):
+                return lambda _: self._zero_grad(names)
+            case KeepWeights():
+                return lambda _: self._keep_weights()
+            case Wait():
+                return lambda _: self._wait()
+            case Compensate(names):
+                return lambda _: self._compensate(names)
+            case Update():
+                return lambda run: self._move(run.step)
+            case HandOut():
+                return lambda _: self.updater.hand_out()
+        raise OutOfOrder(f"pipelined steps do nothing at {instruction.word!r}")
+
+    def reducing(self, buckets: Sequence[Bucket]) -> Action:
+        if self._warm is not None:
+            return self._warm.reducing(buckets)
+        return lambda run: self._start(run.step)
+
+    def expecting(self, names: Collection[str], buckets: Sequence[Bucket]) -> Action | None:
+        return None if self._warm is None else self._warm.expecting(names, buckets)
+
+    def _zero_grad(self, names: Sequence[str]) -> None:
         self._filling = self._idle.pop() if self._idle else self._new()
-        if self.sync.compensation is not None:
-            self._then = {n: p.detach().clone() for n, p in self.model.trainable().items()}
-        self._filling.begin()
+        self._filling.zeroing(names)()
 
-    def last(self) -> None:
-        if self._warm is not None:
-            self._warm.last()
+    def _keep_weights(self) -> None:
+        self._then = {n: p.detach().clone() for n, p in self.model.trainable().items()}
 
-    def after_round(self, rows: int, samples: int) -> None:
-        """Gradients of all rounds add up."""
-
-    def finish(self, rows: tuple[int, ...]) -> None:
-        if self._warm is not None:
-            self._warm.finish(rows)
-            return
+    def _wait(self) -> None:
         if len(self._flying) == self.sync.width - 1:
             self._flying[0].sums.wait()
 
-    def update(self, step: int) -> None:
-        self._step = step + 1
-        if self._warm is not None:
-            self._warm.update(step)
-            return
+    def _start(self, step: int) -> None:
         assert self._filling is not None
-        self._attendant.attend(self._filling.start())
+        self._progress.attend(self._filling.start())
+        self._filling.takes_gradients = False
         self._flying.append(_Flight(step, self._filling, self._then))
         self._filling, self._then = None, {}
-        if len(self._flying) < self.sync.width:
-            self._notes.append(f"step {step} moved no weights: it filled the pipeline")
-        else:
-            self._move(step)
 
     def settle(self) -> None:
         """Waits for the sums in flight, which stay there; replicas are always equal."""
@@ -172,10 +193,7 @@ class PipelinedUpdates:
 
     def _new(self) -> GradientSum:
         """Memory for one more gradient; all ranks come here before the same step."""
-        sync = self.sync
-        return GradientSum(
-            self.model, WHOLE, algorithm=sync.algorithm, codec=sync.codec, alone=True
-        )
+        return GradientSum(self._program, self.model)
 
     def _holding(self, left: InFlight) -> GradientSum:
         sums = self._new()
@@ -184,24 +202,36 @@ class PipelinedUpdates:
         return sums
 
     @torch.no_grad()
+    def _compensate(self, names: Sequence[str]) -> None:
+        if len(self._flying) < self.sync.width:
+            return
+        flight, parameters = self._flying[0], self.model.trainable()
+        views, strength = flight.sums.views, self.sync.compensation_lambda
+        for name in names:
+            if name in views and name in flight.weights:
+                moved = parameters[name] - flight.weights[name]
+                views[name].add_(strength * views[name] * views[name] * moved)
+
     def _move(self, step: int) -> None:
+        if len(self._flying) < self.sync.width:
+            self._notes.append(f"step {step} moved no weights: it filled the pipeline")
+            return
         flight = self._flying.popleft()
         assert flight.step == step - (self.sync.width - 1), "gradients are equally late"
         views = flight.sums.views
         for name, parameter in self.model.trainable().items():
             if name in views:
                 parameter.grad = views[name]
-                if name in flight.weights:
-                    moved = parameter - flight.weights[name]
-                    strength = self.sync.compensation_lambda
-                    parameter.grad.add_(strength * views[name] * views[name] * moved)
         self.updater.step()
         self._idle.append(flight.sums)
 
 
-def as_synchronous(sync: Pipelined) -> Synchronous:
-    """What pipelined steps are that are not late."""
-    return Synchronous(bucket_bytes=sync.bucket_bytes, algorithm=sync.algorithm, codec=sync.codec)
+def _as_synchronous(program: RankProgram) -> RankProgram:
+    """What a rank executes while its steps are not late."""
+    whole = program.program
+    sync = whole.experiment.sync.replace(width=1, compensation=None)
+    experiment = whole.experiment.replace(sync=sync)
+    return replace(whole, experiment=experiment).of(program.rank)
 
 
 def stays_in_flight(sync: Sync, first_step: int) -> int:
@@ -219,8 +249,8 @@ def drain(
     Args:
         oldest_first: this rank's pieces of the sums.
         model: this rank's part.
-        move: moves the weights by their gradients.
-        notes: takes what was done.
+        move: what moves the weights by their gradients.
+        notes: the notes, which take what was done.
     """
     for left in oldest_first:
         for name, parameter in model.trainable().items():

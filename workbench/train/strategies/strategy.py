@@ -1,71 +1,48 @@
 """When ranks exchange gradients or parameters, and when their optimizers move."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
 from workbench.layers.cut_model import CutModel
-from workbench.plan.experiment import (
-    Experiment,
-    LocalSGD,
-    ParameterServer,
-    Pipelined,
-    Synchronous,
-)
-from workbench.train.checkpoint.in_flight import InFlight
-from workbench.train.checkpoint.residuals import Residuals
+from workbench.plan.experiment.experiment import LocalSGD, ParameterServer, Pipelined
+from workbench.program.buckets import Bucket
+from workbench.program.instructions import Instruction, ZeroGrad
+from workbench.program.step import RankProgram
+from workbench.train.checkpoint.in_flight import InFlight, Residuals
+from workbench.train.loop.passes import Action
 from workbench.train.strategies.local_sgd import LocalUpdates
-from workbench.train.strategies.optimizer import Updater
-from workbench.train.strategies.parameter_server import ServedUpdates, ServingUpdater
-from workbench.train.strategies.per_round import PerRoundUpdates, weights_behind
-from workbench.train.strategies.pipelined import (
-    PipelinedUpdates,
-    as_synchronous,
-    drain,
-    stays_in_flight,
-)
-from workbench.train.strategies.sharded import ShardedUpdater
-from workbench.train.strategies.synchronous import SynchronousUpdates
+from workbench.train.strategies.optimizer import ServingUpdater, ShardedUpdater, Updater
+from workbench.train.strategies.pipelined import PipelinedUpdates, drain, stays_in_flight
+from workbench.train.strategies.synchronous import ImmediateStrategy, SynchronousUpdates
 
 
 class Strategy(Protocol):
-    """One way to turn backward passes into updates.
+    """What a rank does at those instructions of its program that turn gradients into updates."""
 
-    A step is `begin`, any number of backward passes with `last` before the last of them,
-    `finish`, and `update`, unless the loss was no number.
-    """
-
-    def begin(self) -> None:
-        """Forgets the last step's gradients."""
+    def program(self, step: int) -> RankProgram:
+        """What a step executes, if all of its rows are there."""
         ...
 
-    def last(self) -> None:
-        """No parameter gets more gradients than from the passes under way."""
-        ...
+    def bound(self, instruction: Instruction) -> Action:
+        """What is done at an instruction of this program.
 
-    def after_round(self, rows: int, samples: int) -> None:
-        """The tail's backward pass of one round is done.
-
-        Args:
-            rows: of the round over all ranks.
-            samples: of the step over all ranks.
+        Raises:
+            OutOfOrder: the strategy's steps have no such instruction.
         """
         ...
 
-    def finish(self, rows: tuple[int, ...]) -> None:
-        """Makes every gradient what the optimizer is to see.
-
-        Args:
-            rows: of the whole step on each rank of the world.
-        """
+    def reducing(self, buckets: Sequence[Bucket]) -> Action:
+        """What begins to sum these buckets, at their own place in the list."""
         ...
 
-    def update(self, step: int) -> None:
-        """Moves the weights.
+    def expecting(self, names: Collection[str], buckets: Sequence[Bucket]) -> Action | None:
+        """What is to be done before a backward pass in which sums may begin.
 
         Args:
-            step: index of the step.
+            names: the parameters that get no more gradients after it, before they are summed.
+            buckets: the buckets that may begin to be summed, in their order.
         """
         ...
 
@@ -98,23 +75,47 @@ class Strategy(Protocol):
         ...
 
 
-def updater_of(experiment: Experiment, model: CutModel) -> Updater:
-    """Moves a rank's weights, as an experiment's strategy wants it."""
-    value, sync = experiment.optimizer, experiment.sync
-    if isinstance(sync, ParameterServer):
-        return ServingUpdater(value, model, sync.server)
+class OwnGradients(ImmediateStrategy):
+    """Every rank keeps its own gradients, and moves nothing: for measuring.
+
+    Args:
+        strategy: the strategy whose memory gradients are left in.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        super().__init__(strategy.program(0))
+        self._strategy = strategy
+
+    def bound(self, instruction: Instruction) -> Action:
+        if isinstance(instruction, ZeroGrad):
+            return self._strategy.bound(instruction)
+        return lambda _: None
+
+    def reducing(self, buckets: Sequence[Bucket]) -> Action:
+        return lambda _: None
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        return self._strategy.buffers
+
+
+def updater_of(program: RankProgram, model: CutModel) -> Updater:
+    """Moves a rank's weights, as its experiment's strategy wants it.
+
+    Args:
+        program: what this rank executes.
+        model: this rank's part.
+    """
+    experiment = program.program.experiment
+    if isinstance(experiment.sync, ParameterServer):
+        return ServingUpdater(experiment.optimizer, model, experiment.sync.server)
     if not experiment.shard_optimizer:
-        return Updater(value, model, model.trainable())
-    every = set(model.trainable())
-    behind = weights_behind(model.plan) if isinstance(sync, Synchronous) and sync.per_round else ()
-    apart = [every.difference(behind), every.intersection(behind)]
-    shares = experiment.optimizer_shares
-    fused = experiment.fused
-    return ShardedUpdater.over_replicas(value, model, sync.bucket_bytes, apart, shares, fused=fused)
+        return Updater(experiment.optimizer, model, model.trainable())
+    return ShardedUpdater.over_replicas(program, model, experiment.optimizer_shares)
 
 
 def strategy_of(
-    experiment: Experiment,
+    program: RankProgram,
     model: CutModel,
     updater: Updater,
     first_step: int = 0,
@@ -124,30 +125,23 @@ def strategy_of(
     """The strategy that an experiment's `sync` names.
 
     Args:
-        experiment: what runs.
+        program: what this rank executes.
         model: this rank's part.
-        updater: of its pieces.
-        first_step: that this session begins with.
+        updater: the updater of its pieces.
+        first_step: the step that this session begins with.
         left: what was in flight before it, under whatever strategy, the oldest first, and on
             whatever device. What has no place in this one's pipeline moves the weights now.
         notes: takes what people should know of steps that were unlike others.
     """
-    notes = [] if notes is None else notes
+    notes, sync = [] if notes is None else notes, program.program.experiment.sync
     left = [each.beside(model.trainable()) for each in left]
-    spare = max(0, len(left) - stays_in_flight(experiment.sync, first_step))
-    if isinstance(experiment.sync, ParameterServer):
-        served = ServedUpdates(experiment.sync, model, updater)
-        drain(left[:spare], model, served.move, notes)
-        return served
-    drain(left[:spare], model, updater.step, notes)
-    match experiment.sync:
-        case Pipelined(width=1) as sync:
-            return SynchronousUpdates(as_synchronous(sync), model, updater)
-        case Pipelined() as sync:
-            return PipelinedUpdates(sync, model, updater, first_step, left[spare:], notes)
-        case Synchronous(per_round=True) as sync:
-            return PerRoundUpdates(sync, model, updater)
-        case Synchronous() as sync:
-            return SynchronousUpdates(sync, model, updater)
-        case LocalSGD() as sync:
-            return LocalUpdates(sync, experiment.optimizer, model, updater.optimizer)
+    spare = max(0, len(left) - stays_in_flight(sync, first_step))
+    if isinstance(sync, Pipelined) and sync.width > 1:
+        drain(left[:spare], model, updater.move, notes)
+        return PipelinedUpdates(program, model, updater, first_step, left[spare:], notes)
+    if isinstance(sync, LocalSGD):
+        drain(left[:spare], model, updater.move, notes)
+        return LocalUpdates(program, model, updater.optimizer)
+    strategy = SynchronousUpdates(program, model, updater)
+    drain(left[:spare], model, strategy.move, notes)
+    return strategy

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from workbench.plan.span import What
+from workbench.plan.experiment.measured import What
 
 Interval = tuple[float, float]
 """(beginning, end), seconds from the beginning of the step."""
@@ -26,7 +26,7 @@ class Stretch:
     Attributes:
         what: "load", "forward", "loss", "backward" or "update".
         label: the layer; of a conversion, the layer that it was made for.
-        during: from when to when.
+        during: the interval in which it was computed.
         conversion: its name; empty for a layer.
     """
 
@@ -43,9 +43,9 @@ class Called:
     Attributes:
         group: its name in the record.
         number: its place among the group's collectives; the same on all of its ranks.
-        op: as in the record; so are `layer` and `phase`.
-        bytes: received.
-        during: from its beginning until its result was there.
+        op: the collective, as in the record; so are `layer` and `phase`.
+        bytes: the bytes that were received.
+        during: the interval from its beginning until its result was there.
         beside: whether the rank computes on meanwhile, until it waits for it.
         blocked: when the rank's thread waited in it.
         helped: when the thread advanced it, instead of what it was computing.
@@ -76,9 +76,9 @@ class RankTrace:
     """What one rank did between two moments.
 
     Attributes:
-        seconds: from the first to the last moment.
-        stretches: in their order; none overlaps another.
-        calls: in the order in which they began.
+        seconds: the seconds from the first to the last moment.
+        stretches: the stretches, in their order; none overlaps another.
+        calls: the collectives, in the order in which they began.
     """
 
     seconds: float

@@ -31,11 +31,11 @@ class Sample:
 
     Attributes:
         step: index of the step.
-        rank: whose.
-        rows: of every rank of the world, in each of the step's micro-batches.
+        rank: the rank.
+        rows: the rows of every rank of the world, in each of the step's micro-batches.
         since_s: seconds from the status all-reduce of the step before to the step's beginning; 0
             for the first step of a session.
-        trace: from the step's beginning to its end.
+        trace: the trace from the step's beginning to its end.
     """
 
     step: int
@@ -52,10 +52,10 @@ class Traces:
     """Traces steps of one rank, and writes what they took.
 
     Args:
-        directory: of the run.
+        directory: the directory of the run.
         rank: this one.
         every: steps from one that is traced to the next; 0: none is.
-        tracer: makes a tracer for a step.
+        tracer: what makes a tracer for a step.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Traces:
         """The status of a step has just been summed over all ranks.
 
         Args:
-            rows: of every rank, in each of the step's micro-batches.
+            rows: the rows of every rank, in each of the step's micro-batches.
         """
         self._agreed_at, self._rows = time.perf_counter(), rows
 
@@ -83,7 +83,7 @@ class Traces:
         """The run goes on under another plan, whose steps have nothing in common with earlier ones.
 
         Args:
-            tracer: makes a tracer for a step from now on.
+            tracer: what makes a tracer for a step from now on.
         """
         self._tracer, self._agreed_at = tracer, None
         for step, ranks in _found(self._directory).items():

@@ -33,11 +33,10 @@ from torch._C._autograd import _get_sequence_nr
 from torch.fx.node import map_arg
 from torch.utils.hooks import RemovableHandle
 
-from workbench.comm.groups.group import Call
-from workbench.comm.groups.record import Doing, Recorder
-from workbench.layers.convert import Convert
+from workbench.comm.groups.record import Doing, RecordedCall, Recorder
+from workbench.layers.convert import ConvertLayout
 from workbench.layers.cut_model import CutModel
-from workbench.plan.span import What
+from workbench.plan.experiment.measured import What
 from workbench.train.trace.rank_trace import Called, Interval, RankTrace, Stretch
 
 Runner = Callable[[torch.fx.GraphModule, torch.fx.Node, Callable[[], Any]], Any]
@@ -48,7 +47,8 @@ class Replay:
 
     Args:
         part: a graph module.
-        run: is given the part, a node that calls something and what does so; gives what it gave.
+        run: what is given the part, a node that calls something and what does so; gives what it
+            gave.
     """
 
     def __init__(self, part: torch.fx.GraphModule, run: Runner) -> None:
@@ -169,16 +169,17 @@ class _Seen:
 class Tracer:
     """Measures passes of a model on this rank, between its beginning and its end.
 
-        with Tracer(model, passing.parts, recorder, device) as tracer:
-            passing.run(...)
+        with Tracer(model, passes.parts, recorder, device) as tracer:
+            stepper.run(...)
         tracer.trace.layer_seconds()
 
     Args:
         model: this rank's part.
-        parts: of the model, which passes execute one after another; behind the last is the loss.
-        recorder: of this rank's groups.
-        device: of this rank.
-        optimizer: whose updates are measured too, if any.
+        parts: the parts of the model, which passes execute one after another; behind the last is
+            the loss.
+        recorder: the recorder of this rank's groups.
+        device: the device of this rank.
+        optimizer: the optimizer whose updates are measured too, if any.
 
     Attributes:
         trace: what was measured, after the end.
@@ -199,8 +200,8 @@ class Tracer:
         self._layers = {layer.node: layer.name for layer in model.plan.graph.layers}
         self._stretches: list[tuple[Work, Moment, Moment]] = []
         self._open: tuple[Work, Moment] | None = None
-        self._calls: dict[Call, _Seen] = {}
-        self._entered: dict[tuple[Call, Doing], Moment] = {}
+        self._calls: dict[RecordedCall, _Seen] = {}
+        self._entered: dict[tuple[RecordedCall, Doing], Moment] = {}
         self._threads: set[int] = set()  # that compute
         self._in_backward = self._collects = False
         self._handles: list[RemovableHandle] = []
@@ -237,22 +238,22 @@ class Tracer:
         if kind is None:
             self.trace = self._resolved(end)
 
-    def begun(self, call: Call) -> None:
+    def begun(self, call: RecordedCall) -> None:
         self._calls[call] = _Seen(began := self._clock.now(), began)
 
-    def received(self, call: Call, num_bytes: int) -> None:
+    def received(self, call: RecordedCall, num_bytes: int) -> None:
         self._seen(call).bytes += num_bytes
 
-    def entered(self, call: Call, doing: Doing) -> None:
+    def entered(self, call: RecordedCall, doing: Doing) -> None:
         self._entered[call, doing] = self._clock.now()
 
-    def left(self, call: Call, doing: Doing) -> None:
+    def left(self, call: RecordedCall, doing: Doing) -> None:
         seen, now = self._seen(call), self._clock.now()
         began, seen.ended = self._entered.pop((call, doing)), now
         if get_ident() in self._threads:  # others work for a collective beside the computation
             seen.intervals[doing].append((began, now))
 
-    def _seen(self, call: Call) -> _Seen:
+    def _seen(self, call: RecordedCall) -> _Seen:
         """What is known of a collective; it may have begun before the step."""
         if call not in self._calls:
             self._calls[call] = _Seen(self._origin, self._origin)
@@ -294,7 +295,7 @@ class Tracer:
         if node.name in self._layers:
             return self._layers[node.name], ""
         module = part.get_submodule(str(node.target)) if node.op == "call_module" else None
-        if isinstance(module, Convert):
+        if isinstance(module, ConvertLayout):
             return module.layer, module.conversion.name
         return "", ""
 
@@ -302,7 +303,7 @@ class Tracer:
         """Sees to it that the backward pass of what gave `outputs` is noticed when it begins.
 
         Args:
-            label: of it.
+            label: the label of the layer.
             conversion: its name, if it is one.
             outputs: tensors, nested or not.
             made: the number of autograd's first node that is its own.
@@ -346,7 +347,7 @@ class Tracer:
             tuple(self._called(call, seen) for call, seen in list(self._calls.items())),
         )
 
-    def _called(self, call: Call, seen: _Seen) -> Called:
+    def _called(self, call: RecordedCall, seen: _Seen) -> Called:
         group, op, layer, phase = call.key
         blocked, helped = (
             tuple(map(self._during, seen.intervals[doing])) for doing in get_args(Doing)

@@ -1,14 +1,21 @@
 """What one process computes: the original module, whole, to hold a split one against.
 
-Only two things are not torch's own. What is drawn at random depends on the places of its
-elements (`verify/draws.py`). And where batch norm is local, its rows are normalized in the same
-parts as the plan's ranks do (`verify/parted_norm.py`).
+Only two things are not torch's own. What is drawn at random depends on the places of its elements,
+since no two random streams can be compared. And where batch norm is local, its rows are normalized
+in the same parts as the plan's ranks do: written without what ranks use, it knows every part, and
+keeps the running statistics that one process would, which no part has.
+
+The weights that both start from have nothing alike, so that a comparison can see every mistake.
+Biases start at zero, norms at one, and some models' last layers at zero: then a bias that is added
+twice, a norm cut in the wrong place or a gradient that never arrives would change nothing.
 """
 
 import pickle
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Iterator
+from itertools import cycle, pairwise, repeat
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,18 +23,175 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from workbench.layers.context import BatchContext
+from workbench.layers.draws import PlacedDraws
 from workbench.model.build import build_fake
-from workbench.model.slices import WeightsFile
-from workbench.plan.experiment import Experiment
-from workbench.plan.graph import Graph
+from workbench.model.tracing.draws import drawing
+from workbench.model.weights.files import write_tensors
+from workbench.model.weights.slices import WeightsFile
+from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.graph import Graph, Layer
 from workbench.plan.plan import Plan
-from workbench.train.data.data import open_data, rows_of_step
-from workbench.train.loop.evaluate import NO_STEP
-from workbench.train.loop.objective import AUXILIARY_WEIGHT, RowLoss, row_losses
+from workbench.train.datasets import open_data, rows_of_step
+from workbench.train.loop.objective import AUXILIARY_WEIGHT, NO_STEP, RowLoss, row_losses
 from workbench.train.strategies.optimizer import build_optimizer, entry, state_names
-from workbench.train.verify.draws import VerifyError, place_draws
-from workbench.train.verify.parted_norm import part_batch_norm
-from workbench.train.verify.vary import vary
+
+# Of the noise's standard deviation to the constant, and the constant that zero counts as.
+NOISE, LEAST = 0.1, 0.1
+
+
+def vary(graph: Graph, weights: Path, path: Path) -> None:
+    """Writes the weights again, with noise on each trainable tensor that is one constant.
+
+    Args:
+        graph: the model.
+        weights: its initial weights.
+        path: the file to write.
+    """
+    reader = WeightsFile(weights)
+    values = {}
+    for weight in (weight for layer in graph.layers for weight in layer.weights):
+        tensor = reader.read(weight.name)
+        values[weight.name] = _varied(weight.name, tensor) if weight.trainable else tensor
+    write_tensors(path, values)
+
+
+def _varied(name: str, tensor: Tensor) -> Tensor:
+    if tensor.numel() == 0 or not (tensor == tensor.flatten()[0]).all():
+        return tensor
+    level = max(float(tensor.flatten()[0].abs()), LEAST)
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    return tensor + NOISE * level * torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
+
+
+class VerifyError(ValueError):
+    """A plan that cannot be held against one process; the text says why."""
+
+
+def place_draws(model: nn.Module, graph: Graph, context: BatchContext) -> None:
+    """Lets the model's own operations draw what the layers of a split model draw.
+
+    A module draws as its layers do, call by call. All else that draws are functions, whose draws
+    come in the order in which they were traced.
+
+    Args:
+        model: the module that the graph was traced from, with its values.
+        graph: the traced model, in the mode in which `model` is run.
+        context: the context of the one process.
+    """
+    modules = dict(model.named_modules())
+    calls: dict[str, list[Layer]] = {}
+    functions: list[Layer] = []
+    for layer in graph.layers:
+        path = layer.name.partition("@")[0]  # of a further call of the same module
+        if path in modules and _calls(layer, modules[path]):
+            calls.setdefault(path, []).append(layer)
+        elif layer.random:
+            functions.append(layer)
+    for path, layers in calls.items():
+        if any(layer.random for layer in layers):
+            _place(modules[path], cycle([layer] for layer in layers), context)
+    _place(model, repeat(functions), context, every=True)
+
+
+def _calls(layer: Layer, module: nn.Module) -> bool:
+    """Whether a layer calls a module, rather than a function whose node has the same name."""
+    name = layer.target.rpartition(".")[2]
+    return layer.kind == "attention" or name == type(module).__name__
+
+
+def _place(
+    module: nn.Module, turns: Iterator[list[Layer]], context: BatchContext, *, every: bool = False
+) -> None:
+    """Lets each forward pass draw what the layers whose turn it is draw; or `every` one of it."""
+    forward = module.forward
+
+    def placed(*args: Any, **kwargs: Any) -> Any:
+        draws = PlacedDraws(next(turns), 1, context)
+        with drawing(draws):
+            found = forward(*args, **kwargs)
+        if every and (left := draws.left()):
+            raise VerifyError(
+                f"{left} was traced to draw random numbers, and the model itself drew fewer: it "
+                "decides otherwise than it did when it was traced"
+            )
+        return found
+
+    module.forward = placed
+
+
+def part_batch_norm(model: nn.Module, plan: Plan) -> None:
+    """Replaces each batch norm by one that normalizes every rank's (or group's) rows apart."""
+    for layer in plan.graph.layers:
+        if layer.of_batch and not layer.shared:
+            group_size = plan.flow.inputs[layer.name].group_size
+            norm = model.get_submodule(layer.name)
+            model.set_submodule(layer.name, PartedBatchNorm(norm, plan, group_size, layer.rows))
+
+
+class PartedBatchNorm(nn.Module):
+    """Normalizes the rows of each group of ranks by themselves.
+
+    With P parts of n_p of the n rows, of mean s_p and unbiased variance v_p, and momentum m
+
+        running mean   <-  (1 - m) running mean + m sum over p of (n_p / n) s_p
+        running var    <-  (1 - m) running var  + m sum over p of (n_p / n) v_p
+
+    and a batch is one batch, however many parts it has.
+
+    Args:
+        norm: the norm of the whole model.
+        plan: the plan, which says which rows each rank holds.
+        group_size: Ranks of each group in which the layer lies.
+        rows: the rows of the layer's input for each sample.
+    """
+
+    def __init__(self, norm: nn.Module, plan: Plan, group_size: int, rows: int) -> None:
+        super().__init__()
+        self.plan, self.group_size, self.rows = plan, group_size, rows
+        self.eps = cast(float, norm.eps)
+        self.momentum = cast("float | None", norm.momentum)
+        self.training = norm.training
+        self.track_running_stats = cast(bool, norm.track_running_stats)
+        for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
+            value = getattr(norm, name)
+            if isinstance(value, nn.Parameter):
+                self.register_parameter(name, value)
+            else:
+                self.register_buffer(name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.running_mean is not None and not self.training:
+            return self._normalized(x, of_batch=False)
+        parts = [part for part in x.split(self._sizes(x.shape[0])) if len(part)]
+        if self.training and self.track_running_stats:
+            self._track([part.detach() for part in parts])
+        return torch.cat([self._normalized(part, of_batch=True) for part in parts])
+
+    def _sizes(self, length: int) -> list[int]:
+        """Rows of each group."""
+        ranks = self.plan.rows_of(length // self.rows)
+        bounds = range(0, len(ranks) + 1, self.group_size)
+        return [self.rows * sum(ranks[first:end]) for first, end in pairwise(bounds)]
+
+    def _track(self, parts: list[Tensor]) -> None:
+        if self.num_batches_tracked is None:
+            return
+        count = cast(Tensor, self.num_batches_tracked).add_(1)
+        if self.running_mean is None:
+            return
+        m = 1.0 / count.item() if self.momentum is None else self.momentum
+        total = sum(len(part) for part in parts)
+        for running, statistic in (("running_mean", torch.mean), ("running_var", torch.var)):
+            moved = cast(Tensor, getattr(self, running)).mul_(1.0 - m)
+            for part in parts:
+                dims = [dim for dim in range(part.ndim) if dim != 1]
+                moved.add_(statistic(part, dims), alpha=m * len(part) / total)
+
+    def _normalized(self, x: Tensor, *, of_batch: bool) -> Tensor:
+        mean, var = (None, None) if of_batch else (self.running_mean, self.running_var)
+        weight, bias = cast("Tensor | None", self.weight), cast("Tensor | None", self.bias)
+        given = cast("Tensor | None", mean), cast("Tensor | None", var)
+        return F.batch_norm(x, *given, weight, bias, of_batch, 0.0, self.eps)
 
 
 def whole_model(graph: Graph, weights: Path, dtype: torch.dtype) -> nn.Module:
@@ -38,7 +202,7 @@ def whole_model(graph: Graph, weights: Path, dtype: torch.dtype) -> nn.Module:
     Args:
         graph: the traced model.
         weights: the file of its values.
-        dtype: of floating-point weights.
+        dtype: the dtype of floating-point weights.
     """
     model = build_fake(graph.source)
     reader = WeightsFile(weights)
@@ -72,8 +236,8 @@ def write_reference(
     Args:
         experiment: what to run.
         weights: the initial weights.
-        start: where to write the weights that both models start from, which `vary` makes.
-        path: where to write the entries.
+        start: the file to write the weights to that both models start from, which `vary` makes.
+        path: the file to write the entries to.
         loss: a pickled `RowLoss`; None: cross-entropy, of auxiliary heads a part.
 
     Raises:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from html import escape
 
 from workbench.plan.graph import Graph
+from workbench.plan.html import table
 
 KINDS = ("output", "gradient", "weight", "buffer", "optimizer", "evaluation", "repeat")
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-4}
@@ -29,17 +30,17 @@ class Difference:
         what: "output", "gradient", "weight", "buffer", "optimizer" (what it remembers),
             "evaluation" (in evaluation mode, of a test batch) or "repeat" (a second run of the
             split model against its first).
-        name: of the tensor in the state_dict; for an output, the layer that gives it; for an
-            optimizer, "<state>/<parameter>"; for an evaluation, "loss" or "accuracy".
+        name: the name of the tensor in the state_dict; for an output, the layer that gives it; for
+            an optimizer, "<state>/<parameter>"; for an evaluation, "loss" or "accuracy".
         rank: the rank with the largest difference.
-        error: max |split - whole| / scale. For an output, the scale is its largest entry; for a
-            gradient too, but no less than a thousandth of the model's largest (a bias before a
-            batch norm has a gradient of zero: rounding would be its whole value); for weights,
-            buffers and each state of the optimizer, after several steps, it is the largest of
-            the model's; for a loss or an accuracy it is 1, or the loss if that is more.
-        rounding: how far the unsplit model in fp32 is from itself in fp64, measured alike: what
-            no order of summation can be expected to beat. In fp64 zero. For "repeat", what the
-            kernels of the ranks' devices leave open: on CPUs nothing.
+        error: the maximum of |split - whole| / scale. For an output, the scale is its largest
+            entry; for a gradient too, but no less than a thousandth of the model's largest (a bias
+            before a batch norm has a gradient of zero: rounding would be its whole value); for
+            weights, buffers and each state of the optimizer, after several steps, it is the largest
+            of the model's; for a loss or an accuracy it is 1, or the loss if that is more.
+        rounding: how far the unsplit model in fp32 is from itself in fp64, measured alike: what no
+            order of summation can be expected to beat. In fp64 zero. For "repeat", what the kernels
+            of the ranks' devices leave open: on CPUs nothing.
     """
 
     what: str
@@ -54,10 +55,10 @@ class Coverage:
     """How much of a model a verification has looked at.
 
     Attributes:
-        operations: those that act on the batch, and
-        seen: of these, as many as lie on a way from the input to an output that was compared.
-        parameters: that are trained, and
-        gradients: of these, as many as had a gradient that was compared.
+        operations: how many operations act on the batch, and
+        seen: how many of these lie on a way from the input to an output that was compared.
+        parameters: how many parameters are trained, and
+        gradients: how many of these had a gradient that was compared.
         missing: names of the operations and parameters that were not.
     """
 
@@ -101,8 +102,8 @@ class Verification:
         model: the model's name.
         precision: "fp64" or "fp32".
         steps: optimizer updates made before weights and buffers were compared.
-        differences: one for each output, gradient (of the first step), weight, buffer and state
-            of the optimizer, for what evaluation gives, and for what a second run leaves.
+        differences: one for each output, gradient (of the first step), weight, buffer and state of
+            the optimizer, for what evaluation gives, and for what a second run leaves.
         notes: what was treated specially, for people.
         coverage: how much of the model was looked at; None: not known.
     """
@@ -173,14 +174,18 @@ class Verification:
         return alike[self.repeatable] + covered
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td style='text-align:left'>{kind}</td>"
-            f"<td>{sum(d.what == kind for d in self.differences)}</td>"
-            f"<td>{self.of(kind).error:.1e}</td><td>{self.tolerance(kind):.0e}</td>"
-            f"<td style='text-align:left'>{escape(self.of(kind).name)}</td>"
-            f"<td>{self.of(kind).rank}</td></tr>"
+        rows = [
+            (
+                kind,
+                str(sum(d.what == kind for d in self.differences)),
+                f"{self.of(kind).error:.1e}",
+                f"{self.tolerance(kind):.0e}",
+                self.of(kind).name,
+                str(self.of(kind).rank),
+            )
             for kind in self.kinds
-        )
+        ]
+        head = ("compared", "tensors", "worst relative error", "tolerance", "where", "rank")
         verdict = "exact &#10003;" if self.exact else "not exact &#10007;"
         said = (*self._said, *self.notes)
         if any(self.tolerance(kind) > TOLERANCE[self.precision] for kind in self.kinds):
@@ -188,8 +193,5 @@ class Verification:
         notes = "".join(f"<br>{escape(note)}" for note in said)
         return (
             f"<div><p><b>{escape(self.model)}</b>, {self.precision}, {self.steps} steps: "
-            f"<b>{verdict}</b>{notes}</p>"
-            "<table><thead><tr><th>compared</th><th>tensors</th><th>worst relative error</th>"
-            f"<th>tolerance</th><th>where</th><th>rank</th></tr></thead>"
-            f"<tbody>{rows}</tbody></table></div>"
+            f"<b>{verdict}</b>{notes}</p>{table(head, rows)}</div>"
         )

@@ -10,15 +10,19 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from workbench.comm.groups.world import Seat, World
-from workbench.layers.cut_model import Groups
-from workbench.model.slices import WeightsFile
-from workbench.plan.experiment import Experiment
-from workbench.plan.placement import Replicate, Shard
-from workbench.train.checkpoint.statistics import average_statistics
-from workbench.train.data.data import Dataset
-from workbench.train.loop.evaluate import evaluate
-from workbench.train.loop.objective import own_rows, step_loss, step_loss_of
+from workbench.comm.groups.world import RankConfig, World
+from workbench.layers.cut_model import RankGroups
+from workbench.model.weights.slices import WeightsFile
+from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.placement.placement import Replicate, Shard
+from workbench.train.datasets import Dataset
+from workbench.train.loop.objective import (
+    average_statistics,
+    evaluate,
+    own_rows,
+    step_loss,
+    step_loss_of,
+)
 from workbench.train.loop.state import RankState, group_specs_of
 from workbench.train.strategies.optimizer import entry, state_names
 from workbench.train.verify.reference import write_reference
@@ -32,7 +36,7 @@ PART = 2**22  # elements
 
 
 def compare(
-    seat: Seat,
+    config: RankConfig,
     experiment: Experiment,
     *,
     weights: Path,
@@ -43,19 +47,19 @@ def compare(
     """Trains this rank's part from the same weights on the same data, and compares.
 
     Args:
-        seat: where this rank sits.
-        experiment: as `write_reference` had it.
+        config: the place of this rank.
+        experiment: the experiment that `write_reference` had.
         weights: the weights that it started from.
         reference: the entries that `write_reference` wrote.
-        loss: as `write_reference` had it.
-        repeat: train twice, which is to leave the same bits.
+        loss: the loss that `write_reference` had.
+        repeat: whether to train twice, which is to leave the same bits.
 
     Returns:
         One difference for each output, and for each gradient, weight, buffer and state of the
         optimizer held here, for what evaluation gives, and for what a second run leaves.
     """
     whole = WeightsFile(reference)
-    with World.open(seat) as world:
+    with World.open(config) as world:
         run = _Run(experiment, world, weights, loss)
         state, found = run.start(), []
         for step in range(experiment.steps):
@@ -63,7 +67,7 @@ def compare(
             if step == 0:
                 found += _outputs(state, result.outputs, whole)
                 found += _gradients(state, whole)
-            state.strategy.update(step)
+            state.stepper.update()
         found += _values(run.ended(state), whole)
         found += _optimizer(state, whole)
         left = {name: piece.detach().clone() for name, piece in state.model.pieces().items()}
@@ -84,7 +88,7 @@ class _Run:
     loss: bytes | None
 
     @cached_property
-    def groups(self) -> Groups:
+    def groups(self) -> RankGroups:
         return self.world.groups(group_specs_of(self.experiment.plan))
 
     def start(self) -> RankState:
@@ -184,7 +188,7 @@ def _repeated(run: _Run, left: Mapping[str, Tensor]) -> list[Difference]:
     state = run.start()
     for step in range(run.experiment.steps):
         state.stepper.run(step)
-        state.strategy.update(step)
+        state.stepper.update()
     run.ended(state)
     # The kernels of an accelerator need not add in the same order twice.
     device = run.world.device

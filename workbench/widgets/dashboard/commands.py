@@ -7,7 +7,7 @@ from typing import Any
 from workbench.widgets.dashboard.run import ENDED, Run
 
 Content = Mapping[str, Any]
-Work = Callable[[Run, Content], str]
+Action = Callable[[Run, Content], str]
 
 WAIT_S = 60.0
 ADVICE = {
@@ -57,7 +57,7 @@ def possible(run: Run, state: str) -> dict[str, str]:
     }
 
 
-def work_of(name: str) -> Work:
+def work_of(name: str) -> Action:
     """What a control does; it gives a sentence on what came of it.
 
     Raises:
@@ -143,7 +143,7 @@ def _number(given: object, what: str) -> float:
     return value
 
 
-_WORK: dict[str, Work] = {
+_WORK: dict[str, Action] = {
     "stop": _stop,
     "pause": _pause,
     "resume": _resume,

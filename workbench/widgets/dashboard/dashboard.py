@@ -7,20 +7,17 @@ from typing import Any
 
 import traitlets
 
-from workbench.plan.experiment import Experiment
-from workbench.plan.machine import Machine
+from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.machine.machine import Machine
+from workbench.widgets.base.background import BackgroundTasks, failed
+from workbench.widgets.base.widget import Widget
 from workbench.widgets.dashboard import commands, still
-from workbench.widgets.dashboard.drawing import Drawing
 from workbench.widgets.dashboard.forecast import Forecast, Forecaster
-from workbench.widgets.dashboard.lanes import Lanes
-from workbench.widgets.dashboard.parcel import Parcel, Scene, Sender
-from workbench.widgets.dashboard.ranks import RankFigures
-from workbench.widgets.dashboard.run import Run, runs_of
-from workbench.widgets.dashboard.several import Several
-from workbench.widgets.dashboard.status import Status
-from workbench.widgets.dashboard.watched import LOOK_EVERY_S, Watched
-from workbench.widgets.errands import Errands, failed
-from workbench.widgets.widget import Widget
+from workbench.widgets.dashboard.message import DashboardState, Message, MessageMaker
+from workbench.widgets.dashboard.run import Run, Status, runs_of
+from workbench.widgets.dashboard.series import RankFigures
+from workbench.widgets.dashboard.timeline import StepTimeline, TimelineCache
+from workbench.widgets.dashboard.watched import LOOK_EVERY_S, WatchedRun, WatchedRuns
 
 
 class Dashboard(Widget):
@@ -36,15 +33,15 @@ class Dashboard(Widget):
     Args:
         runs: a run in any state, of this process or attached to; or several, to be overlaid; or
             several by name.
-        machine: to predict time on; None: memory and traffic are predicted.
-        interval_s: least seconds between two messages.
+        machine: the machine that time is predicted on; None: memory and traffic are predicted.
+        interval_s: Least seconds between two messages.
 
     Attributes:
-        runs: by the name that each is shown under.
-        shown: name of the run that is shown in detail.
-        machine: to predict on.
+        runs: the runs, by the name that each is shown under.
+        shown: the name of the run that is shown in detail.
+        machine: the machine that time is predicted on, or None.
         first_rank: the first of the ranks in the timeline.
-        state: of the run that is shown, as last read.
+        state: the state of the run that is shown, as last read.
 
     Raises:
         TypeError: something else than runs.
@@ -72,14 +69,14 @@ class Dashboard(Widget):
         self.interval_s = interval_s
         self._reading, self._guard = threading.Lock(), threading.RLock()
         self._news, self._closing = threading.Event(), threading.Event()
-        self._watched = Several(self._guard, self._news.set)
-        self._sender = Sender()
+        self._watched = WatchedRuns(self._guard, self._news.set)
+        self._sender = MessageMaker()
         self._saved: tuple[object, ...] = ()
-        self._forecast, self._lanes = Forecast.none(), (Lanes(), Lanes())
-        self._drawing = Drawing()
+        self._forecast, self._timelines = Forecast.none(), (StepTimeline(), StepTimeline())
+        self._drawing = TimelineCache()
         self._outcome: dict[str, Any] = {}
         self._forecaster = Forecaster(self._predicted)
-        self._errands = Errands(self._tell, commands.ADVICE)
+        self._tasks = BackgroundTasks(self._tell, commands.ADVICE)
         self._thread = threading.Thread(target=self._follow, name="dashboard", daemon=True)
         found = runs_of(runs)
         self._watched.watch(found)
@@ -133,22 +130,24 @@ class Dashboard(Widget):
         """Does what a control does; what comes of it is among the events.
 
         Args:
-            name: "stop", "pause", "resume", "checkpoint", "lr", "kill", "halt", "release", "slow".
-            content: `value` of a learning rate; `rank`, and `factor` to slow it by.
+            name: one of "stop", "pause", "resume", "checkpoint", "lr", "kill", "halt", "release",
+                "slow".
+            content: the `value` of a learning rate; the `rank` of a fault, and the `factor` to slow
+                it by.
 
         Raises:
             ValueError: there is no such control.
         """
         work, run, shown = commands.work_of(name), self.run, self.shown
 
-        def errand() -> Mapping[str, Any]:
+        def task() -> Mapping[str, Any]:
             return {"text": work(run, content), "run": shown}
 
-        self._errands.start(name, errand, commands.DOING[name])
+        self._tasks.start(name, task, commands.DOING[name])
 
     def settle(self, timeout: float = 60.0) -> bool:
         """Waits until what was asked for is done and predicted; whether that was in time."""
-        return self._errands.wait(timeout) and self._forecaster.settle(timeout)
+        return self._tasks.wait(timeout) and self._forecaster.settle(timeout)
 
     def open(self) -> None:
         """Opens the way to views, which have something to show from the start."""
@@ -163,7 +162,7 @@ class Dashboard(Widget):
             self._news.set()
             self._watched.close()
             self._forecaster.close()
-            self._errands.close()
+            self._tasks.close()
             if self._thread.is_alive() and threading.current_thread() is not self._thread:
                 self._thread.join()  # it may be sending, and a closed widget cannot
         super().close()
@@ -172,13 +171,13 @@ class Dashboard(Widget):
         """Charts and tables, as they are now."""
         self._read()
         with self._guard:
-            return still.html(self._watched, self.shown, self._forecast, self._lanes)
+            return still.html(self._watched, self.shown, self._forecast, self._timelines)
 
     def __repr__(self) -> str:
         return f"<Dashboard: {self.status}>"
 
     @property
-    def _here(self) -> Watched:
+    def _here(self) -> WatchedRun:
         return self._watched[self.shown]
 
     @traitlets.validate("runs")
@@ -239,9 +238,9 @@ class Dashboard(Widget):
         experiment = shown.run.experiment
         if isinstance(experiment, Experiment):
             self._forecaster.ask(experiment, self.machine)
-        lanes = self._drawing.of(shown, self._forecast, self.first_rank)
+        timelines = self._drawing.of(shown, self._forecast, self.first_rank)
         with self._guard:
-            self._lanes = lanes
+            self._timelines = timelines
 
     def _predicted(self, forecast: Forecast) -> None:
         with self._guard:
@@ -249,7 +248,7 @@ class Dashboard(Widget):
         self._news.set()
 
     def _tell(self, name: str, state: Mapping[str, Any]) -> None:
-        """How a control's errand stands."""
+        """How a control's task stands."""
         with self._guard:
             self._outcome = {"last": name, "of": {**self._outcome.get("of", {}), name: {**state}}}
             watched = self._watched.get(state.get("run", self.shown), self._here)
@@ -261,14 +260,16 @@ class Dashboard(Widget):
 
     def _post(self, *, whole: bool) -> None:
         with self._guard:  # messages go in the order in which they were made
-            parcel = self._parcel(whole=whole)
-            if not parcel.is_empty:
-                self.send(parcel.content, buffers=[parcel.buffer])
+            message = self._message(whole=whole)
+            if not message.is_empty:
+                self.send(message.content, buffers=[message.buffer])
 
-    def _parcel(self, *, whole: bool) -> Parcel:
+    def _message(self, *, whole: bool) -> Message:
         with self._guard:
-            scene = Scene(self._watched, self.shown, self._forecast, self._lanes, self._outcome)
-            return self._sender.parcel(scene, whole=whole)
+            state = DashboardState(
+                self._watched, self.shown, self._forecast, self._timelines, self._outcome
+            )
+            return self._sender.message(state, whole=whole)
 
     def _receive(self, _widget: object, content: Mapping[str, Any], _buffers: object) -> None:
         """What a view asks for. It may come on several threads at once."""
@@ -303,6 +304,6 @@ class Dashboard(Widget):
         self.keep()
 
     def _fill(self) -> None:
-        parcel = self._parcel(whole=True)
+        message = self._message(whole=True)
         with self.hold_sync():  # a view that opens finds both of one moment
-            self._content, self._numbers = parcel.content, parcel.buffer
+            self._content, self._numbers = message.content, message.buffer

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.plan.experiment import Experiment
-from workbench.plan.machine import Machine
+from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.machine.machine import Machine
 from workbench.predict.memory.timeline import Category
 from workbench.predict.prediction import Prediction, predict
-from workbench.widgets.dashboard.ranks import CATEGORIES
-from workbench.widgets.latest import Latest
+from workbench.widgets.base.background import LatestWorker
+from workbench.widgets.dashboard.series import CATEGORIES
 
 # As `ranks.RankFigures` sums them up: what is only there within a step counts as activations.
 _PART_OF: dict[Category, str] = {
@@ -39,11 +39,11 @@ class Forecast:
     """A prediction, as a dashboard shows it.
 
     Attributes:
-        prediction: None: there is none.
-        ranks: bytes of each of `ranks.CATEGORIES`, and received in a step, [ranks, 6].
-        samples_per_s: None without a machine.
-        step_s: likewise.
-        reason: why there is none, or what would predict more; "" where nothing is missing.
+        prediction: the prediction, or None where there is none.
+        ranks: bytes of each of `series.CATEGORIES`, and bytes received in a step, [ranks, 6].
+        samples_per_s: predicted throughput; None without a machine.
+        step_s: predicted seconds of a step; None without a machine.
+        reason: why there is no prediction, or what would predict more; "" where nothing is missing.
     """
 
     prediction: Prediction | None
@@ -84,13 +84,13 @@ class Forecaster:
     """A thread that predicts what was asked for last.
 
     Args:
-        found: is called on that thread with each forecast; it must not raise.
+        found: Called on that thread with each forecast; it must not raise.
     """
 
     def __init__(self, found: Callable[[Forecast], None]) -> None:
         self._found = found
         self._asked: tuple[object, object] | None = None
-        self._latest: Latest[tuple[Experiment, Machine | None]] = Latest(
+        self._latest: LatestWorker[tuple[Experiment, Machine | None]] = LatestWorker(
             self._work, "dashboard's predictions", lambda: None
         )
         self.settle, self.close = self._latest.settle, self._latest.close

@@ -4,8 +4,15 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from workbench.plan.span import KINDS
-from workbench.widgets.charts import (
+from workbench.plan import svg
+from workbench.plan.experiment.measured import KINDS
+from workbench.plan.html import table
+from workbench.plan.units import digits, milliseconds, percent, size
+from workbench.widgets.dashboard.forecast import Forecast
+from workbench.widgets.dashboard.series import CATEGORIES, RankFigures
+from workbench.widgets.dashboard.timeline import StepTimeline
+from workbench.widgets.dashboard.watched import WatchedRun
+from workbench.widgets.drawing.panels import (
     INK,
     Axis,
     Bar,
@@ -13,21 +20,14 @@ from workbench.widgets.charts import (
     Panel,
     bar_panel,
     document,
-    image,
     line_panel,
-    text_at,
 )
-from workbench.widgets.dashboard.forecast import Forecast
-from workbench.widgets.dashboard.lanes import Lanes
-from workbench.widgets.dashboard.ranks import CATEGORIES, RankFigures
-from workbench.widgets.dashboard.watched import Watched
-from workbench.widgets.units import digits, milliseconds, percent, size
 
 # Okabe and Ito's colors, which people with any color vision tell apart.
 BLUE, SKY, VERMILION, GREEN = "#0072B2", "#56B4E9", "#D55E00", "#009E73"
 ORANGE, GRAY, BLACK, PURPLE = "#E69F00", "#9aa0a6", "#212121", "#CC79A7"
 # Of the runs that are overlaid; of memory's categories; of what spans of a step are.
-COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, GRAY)
+COLORS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, GRAY)
 MEMORY = (BLUE, ORANGE, GREEN, SKY, GRAY)
 SPANS = {
     "load": "#C9CDD1",
@@ -45,10 +45,10 @@ MOST_EVENTS = 12
 
 
 def picture(
-    watched: Mapping[str, Watched],
+    watched: Mapping[str, WatchedRun],
     shown: str,
     forecast: Forecast,
-    lanes: tuple[Lanes, Lanes] = (Lanes(), Lanes()),
+    timelines: tuple[StepTimeline, StepTimeline] = (StepTimeline(), StepTimeline()),
 ) -> str:
     """Panels as one SVG document: how the runs learn; memory, time and traffic of one."""
     ranks = watched[shown].series.ranks
@@ -57,17 +57,17 @@ def picture(
     titles = ("Step as predicted", "Step as measured")
     panels += [
         lane_panel(title, each)
-        for title, each in zip(titles, lanes, strict=True)
+        for title, each in zip(titles, timelines, strict=True)
         if len(each.spans)
     ]
     return document((*panels, _links(ranks, forecast)))
 
 
-def _learning(watched: Mapping[str, Watched]) -> Panel:
+def _learning(watched: Mapping[str, WatchedRun]) -> Panel:
     curves = []
     alone = len(watched) == 1
     for index, (name, each) in enumerate(watched.items()):
-        at, color = each.series.columns, COLOURS[index % len(COLOURS)]
+        at, color = each.series.columns, COLORS[index % len(COLORS)]
         known = _last(at["loss"])
         curves.append(
             Curve("loss" if alone else name, at["step"], at["loss"], color, digits(known))
@@ -88,11 +88,11 @@ def _learning(watched: Mapping[str, Watched]) -> Panel:
     return line_panel("Loss and accuracy", curves, Axis("loss"), right)
 
 
-def _speed(watched: Mapping[str, Watched], forecast: Forecast) -> Panel:
+def _speed(watched: Mapping[str, WatchedRun], forecast: Forecast) -> Panel:
     curves = []
     for index, (name, each) in enumerate(watched.items()):
         at, alone = each.series.columns, len(watched) == 1
-        color = GREEN if alone else COLOURS[index % len(COLOURS)]
+        color = GREEN if alone else COLORS[index % len(COLORS)]
         now = digits(_last(at["samples_per_s"]))
         label = "samples/s" if alone else name
         curves.append(Curve(label, at["step"], at["samples_per_s"], color, now, fill=alone))
@@ -104,7 +104,7 @@ def _speed(watched: Mapping[str, Watched], forecast: Forecast) -> Panel:
     return line_panel("Throughput", curves, Axis("samples/s"))
 
 
-def _memory(watched: Watched, forecast: Forecast) -> Panel:
+def _memory(watched: WatchedRun, forecast: Forecast) -> Panel:
     bars = []
     for rank, found in enumerate(watched.series.ranks):
         parts: tuple[float, ...] = (
@@ -152,34 +152,32 @@ def _links(ranks: Sequence[RankFigures], forecast: Forecast) -> Panel:
     return bar_panel("Links", bars, legend)
 
 
-def lane_panel(title: str, lanes: Lanes, *, width: int = 470) -> Panel:
+def lane_panel(title: str, timeline: StepTimeline, *, width: int = 470) -> Panel:
     """Two lanes of each rank, compute above communication."""
     x0, y, pitch, height = 64, 50, 11, 10
-    scale = (width - x0 - 16) / (lanes.seconds or 1.0)
+    scale = (width - x0 - 16) / (timeline.seconds or 1.0)
     drawn, found = [], set()
-    first, count = lanes.ranks
+    first, count = timeline.ranks
     for rank in range(first, first + count):
         top = y + (rank - first) * (2 * pitch + 4)
-        drawn.append(text_at(x0 - 8, top + 14, f"rank {rank}", "end", INK))
-    for rank, lane, kind, _, start, seconds, _ in lanes.spans.tolist():
+        drawn.append(svg.text(x0 - 8, top + 14, f"rank {rank}", "end", fill=INK))
+    for rank, lane, kind, _, start, seconds, _ in timeline.spans.tolist():
         top = y + (rank - first) * (2 * pitch + 4) + lane * pitch
         what = KINDS[int(kind)]
         found.add(what)
-        drawn.append(
-            f'<rect x="{x0 + start * scale:.1f}" y="{top:.0f}" height="{height}" '
-            f'width="{max(seconds * scale, 0.3):.1f}" fill="{SPANS[what]}"/>'
-        )
+        width_of = max(seconds * scale, 0.3)
+        drawn.append(svg.rect(x0 + start * scale, top, width_of, height, fill=SPANS[what]))
     legend = tuple((SPANS[what], what, "") for what in KINDS if what in found)
-    step = "" if lanes.step is None else f", step {lanes.step:,}"
-    title = f"{title}{step}: {milliseconds(lanes.seconds)}"
+    step = "" if timeline.step is None else f", step {timeline.step:,}"
+    title = f"{title}{step}: {milliseconds(timeline.seconds)}"
     return Panel(title, legend, "".join(drawn), width, y + count * (2 * pitch + 4) + 8)
 
 
 def html(
-    watched: Mapping[str, Watched],
+    watched: Mapping[str, WatchedRun],
     shown: str,
     forecast: Forecast,
-    lanes: tuple[Lanes, Lanes] = (Lanes(), Lanes()),
+    timelines: tuple[StepTimeline, StepTimeline] = (StepTimeline(), StepTimeline()),
 ) -> str:
     """The picture and tables, in HTML that untrusted notebooks show too."""
     status = watched[shown].status
@@ -194,7 +192,7 @@ def html(
     happened = "".join(f"<p>{escape(line)}</p>" for line in lines)
     return (
         f"<p><b>Run{named}</b>: {escape(str(status))}</p>{error if status.error else ''}{others}"
-        f"{image(picture(watched, shown, forecast, lanes), f'Charts of the run: {status}')}"
+        f"{svg.image(picture(watched, shown, forecast, timelines), f'Charts of the run: {status}')}"
         f"<details><summary>Memory, time and traffic of a step per rank</summary>"
         f"{_table(watched[shown].series.ranks)}</details>{happened}"
     )
@@ -214,9 +212,7 @@ def _table(ranks: Sequence[RankFigures]) -> str:
         )
         for rank, found in enumerate(ranks)
     ]
-    head = "".join(f'<th scope="col">{name}</th>' for name in headers)
-    body = "".join("<tr>" + "".join(f"<td>{text}</td>" for text in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return table(headers, rows)
 
 
 def _known(values: list[float]) -> list[float]:

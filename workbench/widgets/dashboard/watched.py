@@ -1,7 +1,8 @@
-"""One run, as far as it has been read."""
+"""The runs of a dashboard, by name, each as far as it has been read."""
 
 import math
 import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from threading import RLock
 from typing import Any
@@ -11,10 +12,8 @@ from numpy.typing import NDArray
 
 from workbench.predict.measured import Timeline
 from workbench.store.errors import ClusterError, StoreError
-from workbench.widgets.dashboard.events import Events
-from workbench.widgets.dashboard.run import ENDED, Run
+from workbench.widgets.dashboard.run import ENDED, Events, Run, Status
 from workbench.widgets.dashboard.series import Series
-from workbench.widgets.dashboard.status import Status
 
 LOOK_EVERY_S = 1.0
 # Reading a trace takes its time, and there may be one in every step.
@@ -25,21 +24,21 @@ NOT_TRACED = (
 )
 
 
-class Watched:
+class WatchedRun:
     """Reads what is new of a run; one thread at a time.
 
     Args:
-        run: which.
-        guard: is held while what has been read changes.
+        run: the run that is read.
+        guard: the lock that is held while what has been read changes.
 
     Attributes:
-        run: which.
-        series: over its steps.
-        events: what happened.
+        run: the run that is read.
+        series: what was measured over its steps.
+        events: what happened to it.
         status: where it stands.
-        timeline: of the last step that was traced, or None.
+        timeline: the last step that was traced, or None.
         untraced: why there is no timeline, for people.
-        limits: bytes of each rank's device; NaN where that is not known.
+        limits: bytes of each rank's device, [ranks]; NaN where that is not known.
         conditions: what was done to the engine of each rank, "paused" or "2.0x slower"; or "".
     """
 
@@ -138,3 +137,50 @@ class Watched:
             self.untraced = str(error)
         took = time.monotonic() - began
         self._trace_at = now + max(TRACE_EVERY_S, took / TRACE_SHARE)
+
+
+class WatchedRuns(Mapping[str, WatchedRun]):
+    """Each run is watched from when it is added until another takes its name.
+
+    Args:
+        guard: the lock that is held while what has been read changes.
+        notify: Called, on any thread, when there may be news.
+    """
+
+    def __init__(self, guard: RLock, notify: Callable[[], None]) -> None:
+        self._guard, self._notify = guard, notify
+        self._watched: dict[str, WatchedRun] = {}
+        self._unsubscribe: dict[str, Callable[[], None]] = {}
+
+    def watch(self, runs: Mapping[str, Run]) -> None:
+        """Watches these and no others; what has been read of those that stay is kept."""
+        before, watched = self._watched, dict[str, WatchedRun]()
+        for name, run in runs.items():
+            known = before.get(name)
+            if known is not None and known.run is run:
+                watched[name] = known
+                continue
+            self._leave(name)
+            self._unsubscribe[name] = run.subscribe(lambda _rows: self._notify())
+            watched[name] = WatchedRun(run, self._guard)
+        for name in before.keys() - runs.keys():
+            self._leave(name)
+        self._watched = watched  # at once: other threads go through it
+
+    def close(self) -> None:
+        """Lets go of the runs; what was read stays."""
+        for name in list(self._unsubscribe):
+            self._leave(name)
+
+    def _leave(self, name: str) -> None:
+        if name in self._unsubscribe:
+            self._unsubscribe.pop(name)()
+
+    def __getitem__(self, name: str) -> WatchedRun:
+        return self._watched[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._watched))
+
+    def __len__(self) -> int:
+        return len(self._watched)

@@ -1,10 +1,10 @@
-// The plan editor's view: totals, the plan's own fields, the table of layers, devices, errands.
+// The plan editor's view: totals, the plan's own fields, the table of layers, devices, tasks.
 
 import "../theme.css";
 import "./editor.css";
 import { element, setText } from "../element.js";
 import { holdingsPanel, memoryPanel } from "./devices.js";
-import { errands } from "./errands.js";
+import { tasks } from "./tasks.js";
 import { openStore } from "./store.js";
 import { summary } from "./summary.js";
 import { layerTable } from "./table.js";
@@ -26,7 +26,7 @@ export default () => {
     const tools = toolbar(store, table);
     const memory = memoryPanel(store);
     const holdings = holdingsPanel(store);
-    const services = errands(store);
+    const services = tasks(store);
     const rest = element("div", { class: "wb-grid" }, memory.root, holdings.root, ...services.parts);
     const root = element("section", {
       class: "wb-widget wb-editor",

@@ -2,23 +2,25 @@
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import traitlets
 
 from workbench.plan.errors import ExperimentError, MachineError, PlanError
-from workbench.plan.experiment import Experiment
+from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.graph import Graph
-from workbench.plan.machine import Machine
+from workbench.plan.machine.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.predict.prediction import Prediction
-from workbench.widgets.editor import edits, requests, services, still
-from workbench.widgets.editor.figures import Figures
-from workbench.widgets.editor.forecast import Forecast, Question
-from workbench.widgets.editor.model import Model
-from workbench.widgets.editor.target import Target, usual
-from workbench.widgets.errands import Errands
-from workbench.widgets.widget import Widget
+from workbench.predict.search.result import summary
+from workbench.widgets.base.background import BackgroundTasks
+from workbench.widgets.base.widget import Widget
+from workbench.widgets.editor import edits, still
+from workbench.widgets.editor.forecast import Figures, Forecast, Question
+from workbench.widgets.editor.state import EditorModel
+from workbench.widgets.editor.target import ADVICE, Target, usual
 
 Refusals = (PlanError, ExperimentError, MachineError)
 
@@ -35,18 +37,18 @@ class PlanEditor(Widget):
         plan: a plan; or a graph, which begins as data parallel.
         target: a machine to predict time on; or a cluster, to verify the plan and measure the
             machine on; or a run, to go on under the plan; None: memory and traffic are predicted.
-        experiment: batch, optimizer, precision and strategy that predictions are for; None: a
-            step of momentum SGD with 32 samples for each rank.
-        world_size: ranks of a graph's first plan; None: as many as the target has, or 4.
+        experiment: batch, optimizer, precision and strategy that predictions are for; None: a step
+            of momentum SGD with 32 samples for each rank.
+        world_size: number of ranks of a graph's first plan; None: as many as the target has, or 4.
         module: the user's own module, where the model was traced from one, for `verify`.
 
     Attributes:
         plan: the plan as it is.
         experiment: what predictions are for; its own plan is put aside.
-        machine: to predict time on, or None.
-        prediction: of the plan, once it is known; None before.
-        cluster: to verify on, or None.
-        run: to apply the plan to, or None.
+        machine: the machine that time is predicted on, or None.
+        prediction: the prediction of the plan, once it is known; None before.
+        cluster: the engines that verify the plan, or None.
+        run: the run that the plan can be applied to, or None.
 
     Raises:
         TypeError: neither a graph nor a plan, or a target that is none.
@@ -90,9 +92,9 @@ class PlanEditor(Widget):
         self._rank: int | None = None
         self._suggested: tuple[Plan, ...] = ()
         self._label: tuple[str, tuple[str, ...]] = ("", ())
-        self._model = Model(plan, experiment or usual(plan))
+        self._model = EditorModel(plan, experiment or usual(plan))
         self._forecast = Forecast(self._predicted, self._unpredicted, self.keep)
-        self._errands = Errands(self._tell, services.ADVICE)
+        self._tasks = BackgroundTasks(self._tell, ADVICE)
         with self._edits:
             self._note_target(goal)
             state = self._model.state()
@@ -125,9 +127,9 @@ class PlanEditor(Widget):
         """What a person does in the table: gives layers another value in one field.
 
         Args:
-            layers: a name, or several.
-            field: "scheme", "group", "shares" or "recompute".
-            value: as shown there: "shard_out", 4, "3 1", True.
+            layers: a layer's name, or several.
+            field: one of "scheme", "group", "shares" or "recompute".
+            value: the value as the table shows it: "shard_out", 4, "3 1", True.
 
         Raises:
             PlanError: it cannot be; the cells are marked, and the plan stays as it is.
@@ -163,7 +165,7 @@ class PlanEditor(Widget):
         """Assigns a plan, and says what led to it.
 
         Args:
-            plan: the next one.
+            plan: the next plan.
             what: the edit in a few words, as undo and redo name it.
             notes: what else should be known of it.
         """
@@ -177,13 +179,13 @@ class PlanEditor(Widget):
 
     def settle(self, timeout: float = 60.0) -> bool:
         """Waits until everything that was asked for is known; whether that was in time."""
-        return self._errands.wait(timeout) and self._forecast.settle(timeout)
+        return self._tasks.wait(timeout) and self._forecast.settle(timeout)
 
     def close(self) -> None:
         """Ends the view and its thread; the plan stays readable."""
         if self._begun:
             self._forecast.close()
-            self._errands.close()
+            self._tasks.close()
         super().close()
 
     def still(self) -> str:
@@ -216,7 +218,7 @@ class PlanEditor(Widget):
                 self._refresh()
                 return
             # Another model: a view begins anew.
-            self._model = Model(self.plan, self.experiment)
+            self._model = EditorModel(self.plan, self.experiment)
             self._note_target(self._target)
             self._suggested, self._rank = (), None
             self._model.patch()
@@ -246,7 +248,7 @@ class PlanEditor(Widget):
     def _note_target(self, target: Target) -> None:
         self._limit = target.memory_bytes
         name = "" if target.machine is None else target.machine.name
-        self._model.say(machine=name, can=services.possible(target))
+        self._model.say(machine=name, can=target.possible)
 
     def _refresh(self) -> None:
         self._push()
@@ -284,9 +286,92 @@ class PlanEditor(Widget):
         """What a view asks for. It may come on several threads at once."""
         with self._edits:
             try:
-                requests.carry_out(self, content)
+                self._carry_out(content)
             except Refusals:
                 pass  # the cell is marked
             except Exception as error:  # a click in vain must not be lost in a log
                 self._tell("editor", {"state": "failed", "text": f"{error}", "advice": ""})
             self.send({"type": "heard"})  # a view that hears nothing says so
+
+    def _carry_out(self, content: Mapping[str, Any]) -> None:
+        match content["type"]:
+            case "hello":
+                self.send({"type": "state", "state": self._model.state()})
+            case "edit":
+                layers = self.plan.graph.layers
+                names = [layers[index].name for index in content["layers"]]
+                self.edit(names, content["field"], content["value"])
+            case "plan":
+                self.edit_plan(content["field"], content["value"])
+            case "preset":
+                self.preset(content["name"], content["group"])
+            case "undo":
+                self.undo()
+            case "redo":
+                self.redo()
+            case "rank":
+                self._rank = content["rank"]
+                self._ask()
+            case "batch_size":
+                self._set_batch(content["value"])
+            case "take":
+                plan = self._suggested[content["index"]]
+                self.go_on(plan, f"suggested: {summary(plan)}")
+            case "save" | "load" as name:
+                path = str(content.get("path") or "").strip()
+                self._tasks.at_once(name, partial(getattr(self, f"_{name}"), path))
+            case "suggest":
+                self._suggest(str(content.get("limit") or "").strip())
+            case "verify":
+                work = partial(self._target.verify, self.plan, self.module)
+                text = "The split model runs against the unsplit one …"
+                self._tasks.start("verify", work, text)
+            case "measure":
+                work = partial(self._measure, self._target, self.plan.graph)
+                text = "Engines measure layers and links; about a minute …"
+                self._tasks.start("measure", work, text)
+            case "apply":
+                work = partial(self._target.apply, self.plan)
+                text = "The run changes its plan after the current step …"
+                self._tasks.start("apply", work, text)
+            case other:
+                raise ValueError(f"an editor cannot do {other!r}")
+
+    def _set_batch(self, size: Any) -> None:
+        try:
+            self.experiment = self.experiment.replace(batch_size=size)
+        except ExperimentError as error:
+            self._model.refuse(["batch_size"], str(error))
+        else:
+            self._model.clear_errors()
+        self._push()
+
+    def _suggest(self, limit: str) -> None:
+        target, plan, experiment = self._target, self.plan, self.experiment
+
+        def work() -> Mapping[str, Any]:
+            found = target.suggest(plan, experiment, limit)
+            self._suggested = found.plans
+            return found.told
+
+        text = f"Searching plans for {plan.world_size} ranks …"
+        self._tasks.start("suggest", work, text)
+
+    def _measure(self, target: Target, graph: Graph) -> dict[str, Any]:
+        self.machine = target.measure(graph, self.module)
+        return {"text": f"Measured: {self.machine.name}."}
+
+    def _save(self, path: str) -> Mapping[str, Any]:
+        self.plan.save(_named(path))
+        return {"text": f"Saved {Path(path).resolve()}."}
+
+    def _load(self, path: str) -> Mapping[str, Any]:
+        found = Plan.load(_named(path), self.plan.graph)
+        self.go_on(found, f"loaded {Path(path).name}")
+        return {"text": f"Loaded {Path(path).resolve()}."}
+
+
+def _named(path: str) -> Path:
+    if not path:
+        raise ValueError("no file was named; write a path such as plan.toml")
+    return Path(path).expanduser()

@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from workbench.plan.choice import LayerPlan, check
 from workbench.plan.errors import PlanError
 from workbench.plan.graph import Graph, unknown
-from workbench.plan.mesh import group_sizes
+from workbench.plan.placement.choice import LayerPlan, check
+from workbench.plan.placement.mesh import group_sizes
+from workbench.plan.placement.rules import schemes_of
+from workbench.plan.placement.tail import RoundsError
 from workbench.plan.plan import Plan
-from workbench.plan.rules import schemes_of
-from workbench.plan.tail import RoundsError
 
 # What can be said of a layer, and of a whole plan.
 FIELDS = ("scheme", "group", "shares", "recompute")
@@ -41,9 +41,9 @@ def edited(plan: Plan, layers: Sequence[str], field: str, value: Any) -> Edited:
     those that can be split so, a group size and shares to those that lie over groups.
 
     Args:
-        plan: as it is.
-        layers: names.
-        field: of `FIELDS`.
+        plan: the plan as it is.
+        layers: names of the layers.
+        field: one of `FIELDS`.
         value: a scheme; a group size; shares as text ("3 1", "" for none); whether to recompute.
 
     Raises:
@@ -71,9 +71,9 @@ def whole(plan: Plan, field: str, value: Any) -> Edited:
     """The plan with another world size, rounds, mode of batch norm, or shares of rows.
 
     Args:
-        plan: as it is.
-        field: of `WHOLE`.
-        value: as text or number.
+        plan: the plan as it is.
+        field: one of `WHOLE`.
+        value: the value, as text or number.
 
     Raises:
         PlanError: a value that cannot be.

@@ -4,17 +4,45 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+from workbench.plan import svg
 from workbench.plan.graph import Layer
+from workbench.plan.html import shortened, table
+from workbench.plan.placement.rules import SPLITTABLE
 from workbench.plan.plan import Plan
-from workbench.plan.rules import SPLITTABLE
-from workbench.predict.tables import html_table, shortened
-from workbench.widgets.charts import image
-from workbench.widgets.editor.picture import svg
-from workbench.widgets.editor.rows import Columns
-from workbench.widgets.units import digits, milliseconds, size
+from workbench.plan.show import COLORS
+from workbench.plan.units import digits, milliseconds, size
+from workbench.plan.units import shortened as shortened_name
+from workbench.widgets.drawing.panels import FAINT, INK, RULE
+from workbench.widgets.editor.rows import MOST_RANKS, Columns, runs
+
+
+def devices_svg(plan: Plan) -> str:
+    """One lane for each rank: what it holds of every run of layers, wide as their parameters."""
+    width, lane, left, gap, found = 860, 22, 64, 5, runs(plan)
+    shown = min(plan.world_size, MOST_RANKS)
+    total = max(sum(run.parameters for run in found), 1)
+    height = shown * (lane + gap) + 40
+    parts = [svg.ground()]
+    for rank in range(shown):
+        y, x = 4 + rank * (lane + gap), float(left)
+        parts.append(svg.text(left - 6, y + 0.68 * lane, f"rank {rank}", "end", fill=INK))
+        for run in found:
+            span = (width - left - 6) * run.parameters / total
+            tall = lane * run.held[rank] / run.parameters
+            wide = max(span - 1, 0.6)
+            parts.append(svg.rect(x, y, wide, lane, fill=RULE))
+            parts.append(svg.rect(x, y + lane - tall, wide, tall, fill=COLORS[run.scheme]))
+            x += span
+    y = shown * (lane + gap) + 10
+    if plan.world_size > shown:
+        more = f"and {plan.world_size - shown:,} more ranks"
+        parts.append(svg.text(left, y + 4, more, fill=FAINT))
+    colors = {run.scheme: COLORS[run.scheme] for run in found}.items()
+    parts += svg.legend(colors, left, y + 19, 96, fill=FAINT)
+    return svg.document(parts, width, height, font_size=11)
+
 
 MOST_ROWS = 80
-MOST_RANKS = 16
 _HEAD = (
     "layer", "kind", "shape", "parameters", "scheme", "group", "pieces", "arrives by",
     "recompute", "memory", "time", "received",
@@ -28,7 +56,7 @@ def html(plan: Plan, columns: Columns, values: Mapping[str, Any]) -> str:
     parts = [f"<p><b>{escape(title)}</b>. {escape(_totals(predicted))}</p>"]
     if values["complaint"]:
         parts.append(f"<p>No prediction: {escape(values['complaint'])}</p>")
-    parts.append(image(svg(plan), f"{title}: what each rank holds"))
+    parts.append(svg.image(devices_svg(plan), f"{title}: what each rank holds"))
     if predicted is not None:
         parts.append(_ranks(predicted, plan.world_size))
     rows = [
@@ -36,8 +64,8 @@ def html(plan: Plan, columns: Columns, values: Mapping[str, Any]) -> str:
         for index, layer in enumerate(plan.graph.layers)
         if layer.parameters or columns["arrives"][index] or columns["segment"][index]
     ]
-    table = html_table("Layers", _HEAD, shortened(rows[:MOST_ROWS], len(rows), "layers"))
-    return f"<div>{''.join(parts)}<details open><summary>Layers</summary>{table}</details></div>"
+    layers = table(_HEAD, shortened(rows[:MOST_ROWS], len(rows), "layers"), "Layers")
+    return f"<div>{''.join(parts)}<details open><summary>Layers</summary>{layers}</details></div>"
 
 
 def _totals(predicted: Mapping[str, Any] | None) -> str:
@@ -64,7 +92,7 @@ def _ranks(predicted: Mapping[str, Any], world_size: int) -> str:
         of = "unknown" if limit is None else size(limit)
         rows.append((str(rank["rank"]), size(rank["peak"]), of, over, rank["when"]))
     head = ("rank", "peak", "of", "budget", "when")
-    return html_table("Memory", head, shortened(rows, world_size, "ranks"))
+    return table(head, shortened(rows, world_size, "ranks"), "Memory")
 
 
 def _row(layer: Layer, cell: Mapping[str, Any]) -> tuple[str, ...]:
@@ -72,7 +100,7 @@ def _row(layer: Layer, cell: Mapping[str, Any]) -> tuple[str, ...]:
     received = cell.get("moved", 0) + cell.get("summed", 0)
     seconds = cell.get("work_s", 0) + cell.get("exchange_s", 0)
     return (
-        _short(layer.name),
+        shortened_name(layer.name, 60),
         layer.kind,
         "×".join(map(str, layer.output_shape)),
         f"{layer.parameters:,}",
@@ -85,7 +113,3 @@ def _row(layer: Layer, cell: Mapping[str, Any]) -> tuple[str, ...]:
         milliseconds(seconds) if seconds else "",
         size(received) if received else "",
     )
-
-
-def _short(name: str, most: int = 60) -> str:
-    return name if len(name) <= most else f"{name[: most // 2]}…{name[1 - most // 2 :]}"

@@ -1,16 +1,40 @@
-"""What an editor's plan is for: a machine that it is predicted on, engines, a run."""
+"""What an editor's plan is for, a machine, engines or a run, and what can be asked of these.
+
+Searching, verifying, measuring and applying take seconds or minutes: the editor has them done in
+the background, and shows what they return.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from workbench.plan.experiment import SGD, Experiment, Synthetic
+from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.graph import Graph
-from workbench.plan.machine import Machine
+from workbench.plan.machine.machine import Machine
 from workbench.plan.plan import Plan
+from workbench.predict.search import MemoryLimitError, search
+from workbench.predict.search.limit import bytes_of
+from workbench.predict.search.result import summary
 
 RANKS = 4  # where nothing says how many there are
 ROWS = 32  # of each rank, where nothing says how large a batch is
+
+ADVICE = {
+    "suggest": "Raise the memory limit, or take more ranks; the plan is as it was.",
+    "verify": "print(editor.cluster) shows whether its engines are there; the plan is as it was.",
+    "measure": "print(editor.cluster) shows whether its engines are there and free.",
+    "apply": "The run goes on as it was, if it has not ended.",
+    "load": "The plan is as it was.",
+    "save": "Nothing was written.",
+}
+"""What to do about each of these that failed."""
+
+_NO_MACHINE = (
+    "time needs a machine: wb.PlanEditor(plan, wb.Machine.preset('h100-nvlink')), or "
+    "editor.machine = cluster.calibrate()"
+)
+_NO_CLUSTER = "needs engines: wb.PlanEditor(plan, wb.Cluster(4)), or editor.cluster = cluster"
+_NO_RUN = "needs a run: wb.PlanEditor(plan, run), or editor.run = cluster.train(experiment)"
 
 
 @runtime_checkable
@@ -43,13 +67,26 @@ class Running(Protocol):
 
 
 @dataclass(frozen=True)
-class Target:
-    """What there is of it.
+class Suggestion:
+    """What a search found.
 
     Attributes:
-        machine: to predict on.
-        cluster: to verify on.
-        run: to go on under the plan.
+        plans: the plans that can be taken, the fastest first.
+        told: what a view shows of them: `text`, `points` (one for each plan) and `limit`.
+    """
+
+    plans: tuple[Plan, ...]
+    told: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What there is to predict on, to verify on, or to go on under the plan.
+
+    Attributes:
+        machine: the machine that time is predicted on, or None.
+        cluster: the engines that verify a plan and measure the machine, or None.
+        run: the run that a plan can be applied to, or None.
     """
 
     machine: Machine | None = None
@@ -93,6 +130,94 @@ class Target:
         if self.cluster is not None:
             return min(device.memory_bytes for device in self.cluster.devices)
         return None
+
+    @property
+    def possible(self) -> dict[str, str]:
+        """For each thing that can be asked "" where it can be had, or what it needs."""
+        return {
+            "suggest": "" if self.machine is not None else _NO_MACHINE,
+            "verify": "" if self.cluster is not None else _NO_CLUSTER,
+            "measure": "" if self.cluster is not None else _NO_CLUSTER,
+            "apply": "" if self.run is not None else _NO_RUN,
+        }
+
+    def suggest(self, plan: Plan, experiment: Experiment, limit: str) -> Suggestion:
+        """Searches the fastest plan that fits, and those that need less memory.
+
+        Args:
+            plan: the plan whose model and world size are searched for.
+            experiment: what a step is.
+            limit: the memory of a rank, such as "2GiB"; "": that of its device.
+
+        Raises:
+            ValueError: there is no machine.
+            PlanError: the limit is none.
+        """
+        if self.machine is None:
+            raise ValueError(_NO_MACHINE)
+        most = limit or None
+        try:
+            found = search(plan.graph, self.machine, plan.world_size, most, experiment=experiment)
+        except MemoryLimitError as error:
+            point = {"step_s": None, "peak": error.needed, "plan": summary(error.plan)}
+            least = None if most is None else bytes_of(most)
+            told: dict[str, Any] = {"text": str(error), "points": [point], "limit": least}
+            return Suggestion((error.plan,), told)
+        points = [
+            {"step_s": one.step_time, "peak": one.peak_bytes, "plan": summary(one.plan)}
+            for one in found.pareto
+        ]
+        proven = "proven to be the best"
+        best = f"at most {found.gap:.1%} above the best" if found.gap else proven
+        text = f"{found.judged} plans predicted in {found.seconds:.1f} s; the fastest is {best}."
+        told = {"text": text, "points": points, "limit": found.memory_limit}
+        return Suggestion(tuple(one.plan for one in found.pareto), told)
+
+    def verify(self, plan: Plan, module: Any) -> dict[str, Any]:
+        """Holds the split model against the unsplit one on the cluster.
+
+        Raises:
+            ValueError: there is no cluster.
+        """
+        if self.cluster is None:
+            raise ValueError(f"verify {_NO_CLUSTER}")
+        found = self.cluster.verify(plan, **_given(module))
+        worst = found.worst
+        verdict = "Exact" if found.exact else "NOT exact"
+        return {
+            "good": bool(found.exact),
+            "text": f"{verdict}: {len(found.differences)} tensors of {found.precision}, the worst "
+            f"{worst.what} of {worst.name} on rank {worst.rank} is off by {worst.error:.1e} "
+            f"(tolerance {found.tolerance(worst.what):.0e}).",
+        }
+
+    def measure(self, graph: Graph, module: Any) -> Machine:
+        """Calibrates the cluster for a model, so that time can be predicted.
+
+        Raises:
+            ValueError: there is no cluster.
+        """
+        if self.cluster is None:
+            raise ValueError(f"measure {_NO_CLUSTER}")
+        return self.cluster.calibrate(graph, **_given(module))
+
+    def apply(self, plan: Plan) -> dict[str, Any]:
+        """Has the run go on under the plan after its current step.
+
+        Raises:
+            ValueError: there is no run.
+        """
+        if self.run is None:
+            raise ValueError(f"apply {_NO_RUN}")
+        request = self.run.replan(plan, self.machine)
+        moved = max(request.cost.received_bytes) / 1e6
+        request.wait()
+        text = f"The run goes on under this plan; {moved:,.1f} MB at most came to a rank."
+        return {"good": True, "text": text}
+
+
+def _given(module: Any) -> dict[str, Any]:
+    return {} if module is None else {"module": module}
 
 
 def usual(plan: Plan) -> Experiment:

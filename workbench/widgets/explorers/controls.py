@@ -1,11 +1,19 @@
-"""What a person can move in an explorer, and how values are told apart from places of a slider."""
+"""What a person can move in an explorer: ipywidgets' sliders, menus and buttons for its traits.
+
+An explorer declares what can be moved, and how values read; the widgets are ipywidgets' own, so
+that `observe`, `jslink` and `HBox` work with them.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import ipywidgets
+
 STEPS_PER_DECADE = 20
+_STYLE = {"description_width": "150px"}
+_LAYOUT = {"width": "430px", "max_width": "100%"}
 
 
 class Control(Protocol):
@@ -13,57 +21,65 @@ class Control(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the trait."""
+        """The trait's name."""
 
-    def spec(self, value: Any) -> dict[str, Any]:
-        """What a view needs to show it at a value."""
+    @property
+    def label(self) -> str:
+        """The trait's name for people."""
 
-    def value(self, sent: Any) -> Any:
-        """The value that a view means.
+    def widget(self) -> Any:
+        """A new widget for it, an ipywidgets one."""
 
-        Raises:
-            ValueError: none.
-        """
+    def show(self, widget: Any, value: Any) -> None:
+        """Brings a widget to a value of the trait."""
+
+    def value(self, widget: Any) -> Any:
+        """The value of the trait that a widget is at."""
+
+    def told(self, value: Any) -> str:
+        """How a value reads."""
 
 
 @dataclass(frozen=True)
 class Slider:
-    """A number between two others, by equal steps.
+    """A number between two others, by equal steps: in a range, or in any ascending values.
 
     Attributes:
-        name: of its trait.
-        label: for people.
-        values: that it can be moved to, ascending.
-        text: how a value reads.
+        name: the name of its trait.
+        label: its name for people.
+        values: the values that it can be moved to, ascending.
+        told: how a value reads.
     """
 
     name: str
     label: str
     values: Sequence[float]
-    text: Callable[[float], str]
+    told: Callable[[Any], str]
 
-    def spec(self, value: float) -> dict[str, Any]:
-        """At the place of the nearest value; the text is of the value itself."""
-        place = min(range(len(self.values)), key=lambda i: self._distance(self.values[i], value))
-        return {
-            "kind": "slider",
-            "name": self.name,
-            "label": self.label,
-            "at": place,
-            "most": len(self.values) - 1,
-            "text": self.text(value),
-        }
+    def widget(self) -> Any:
+        """An `IntSlider` for a range, else a `SelectionSlider`, which shows how values read."""
+        options: dict[str, Any] = {"description": self.label, "style": _STYLE, "layout": _LAYOUT}
+        if isinstance(self.values, range):
+            return ipywidgets.IntSlider(self.values[0], self.values[0], self.values[-1], **options)
+        return ipywidgets.SelectionSlider(options=self._options(self.values), **options)
 
-    def value(self, sent: Any) -> float:
-        """Of a place."""
-        if isinstance(sent, bool) or not isinstance(sent, int) or not 0 <= sent < len(self.values):
-            raise ValueError(f"{self.label} has places 0 to {len(self.values) - 1}, got {sent!r}")
-        return self.values[sent]
+    def show(self, widget: Any, value: Any) -> None:
+        """At the value itself, which becomes one of the slider's where it was none."""
+        if isinstance(self.values, range):
+            widget.max = max(self.values[-1], value)
+            widget.value = value
+            return
+        values = tuple(self.values if value in self.values else sorted([*self.values, value]))
+        if tuple(known for _, known in widget.options) != values:
+            widget.options = self._options(values)
+        widget.index = values.index(value)
 
-    def _distance(self, one: float, other: float) -> float:
-        if self.values[0] > 0 and other > 0:
-            return abs(math.log(one / other))
-        return abs(one - other)
+    def value(self, widget: Any) -> Any:
+        """The value that the slider is at."""
+        return widget.value
+
+    def _options(self, values: Sequence[float]) -> tuple[tuple[str, float], ...]:
+        return tuple((self.told(value), value) for value in values)
 
 
 @dataclass(frozen=True)
@@ -71,31 +87,36 @@ class Choice:
     """One of several.
 
     Attributes:
-        name: of its trait.
-        label: for people.
-        options: by how they read, the values.
+        name: the name of its trait.
+        label: its name for people.
+        options: the values, by how they read.
     """
 
     name: str
     label: str
     options: Mapping[str, Any]
 
-    def spec(self, value: Any) -> dict[str, Any]:
-        """With the option that has this value."""
-        chosen = next((text for text, known in self.options.items() if known == value), str(value))
-        return {
-            "kind": "choice",
-            "name": self.name,
-            "label": self.label,
-            "at": chosen,
-            "options": list(self.options) if chosen in self.options else [*self.options, chosen],
-        }
+    def widget(self) -> Any:
+        """A `Dropdown` of how values read: among its own, None would mean that none is chosen."""
+        options = tuple(self.options)
+        return ipywidgets.Dropdown(
+            options=options, description=self.label, style=_STYLE, layout=_LAYOUT
+        )
 
-    def value(self, sent: Any) -> Any:
-        """Of an option."""
-        if sent not in self.options:
-            raise ValueError(f"{self.label} is one of {', '.join(self.options)}; got {sent!r}")
-        return self.options[sent]
+    def show(self, widget: Any, value: Any) -> None:
+        """With the option that has this value."""
+        options = tuple(dict.fromkeys([*self.options, self.told(value)]))
+        if widget.options != options:
+            widget.options = options
+        widget.value = self.told(value)
+
+    def value(self, widget: Any) -> Any:
+        """The value of the option that is chosen."""
+        return self.options.get(widget.value, widget.value)
+
+    def told(self, value: Any) -> str:
+        """The option that has this value."""
+        return next((text for text, known in self.options.items() if known == value), str(value))
 
 
 @dataclass(frozen=True)
@@ -106,13 +127,21 @@ class Button:
     label: str
     why_not: str = ""
 
-    def spec(self, value: Any = None) -> dict[str, Any]:
-        """The same at any time."""
-        return {"kind": "button", "name": self.name, "label": self.label, "why_not": self.why_not}
+    def widget(self) -> Any:
+        """A `Button`."""
+        return ipywidgets.Button(description=self.label, layout={"width": "auto"})
 
-    def value(self, sent: Any) -> Any:
+    def show(self, widget: Any, value: Any = None) -> None:
+        """It can be pressed, or says why not."""
+        widget.disabled, widget.tooltip = bool(self.why_not), self.why_not
+
+    def value(self, widget: Any) -> Any:
         """None: it has no trait."""
         return None
+
+    def told(self, value: Any) -> str:
+        """Nothing: it has no value."""
+        return ""
 
 
 def decades(low: float, high: float, per_decade: int = STEPS_PER_DECADE) -> tuple[float, ...]:

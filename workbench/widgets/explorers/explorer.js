@@ -1,10 +1,9 @@
-// An explorer's view: controls, what the pictures say, the pictures, and the same in figures.
+// An explorer's drawing: what the pictures say, the pictures, and the same in figures.
 
 import "../theme.css";
 import "./explorer.css";
 import { element, keepKeys, setText } from "../element.js";
 import { liveWidget, QUIET } from "../live.js";
-import { controls } from "./controls.js";
 import { figures, panels } from "./panels.js";
 
 export default liveWidget((live, el) => {
@@ -12,11 +11,10 @@ export default liveWidget((live, el) => {
   const alert = element("p", { class: "wb-alert", role: "alert" });
   const busy = element("p", { class: "wb-busy", role: "status" });
   const said = element("div", { class: "wb-said", role: "status" });
-  const bar = controls(live);
   const grid = panels(live);
   const table = figures();
   const root = element("section", { class: "wb-widget wb-explorer", "aria-label": "explorer" },
-    title, bar.root, alert, busy, said, grid.root, table.root);
+    title, alert, busy, said, grid.root, table.root);
   el.append(root);
 
   let drawn = 0;
@@ -33,7 +31,6 @@ export default liveWidget((live, el) => {
       said.dataset.texts = texts;
       said.replaceChildren(...view.said.map((text) => element("p", {}, text)));
     }
-    bar.draw(view.controls);
     grid.draw(view.panels);
     table.draw(view.table);
     root.dataset.drawn = ++drawn;

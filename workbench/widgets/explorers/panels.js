@@ -66,10 +66,10 @@ function panel(live) {
   return { root, draw };
 }
 
-function entry({ label, colour, value, dash }) {
+function entry({ label, color, value, dash }) {
   const mark = dash ? "wb-dash" : "wb-swatch";
   return element("li", {},
-    element("i", { class: mark, style: `--wb-color: var(--wb-${colour})` }), `${label} `, element("b", {}, value));
+    element("i", { class: mark, style: `--wb-color: var(--wb-${color})` }), `${label} `, element("b", {}, value));
 }
 
 // Arrow keys go from part to part; those of a matrix are named "ROW,COLUMN".

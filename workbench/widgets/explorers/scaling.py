@@ -7,19 +7,20 @@ from typing import Any
 import traitlets
 
 from workbench.plan.errors import ExperimentError, MachineError, PlanError
-from workbench.plan.machine import Machine
+from workbench.plan.machine.machine import Machine
 from workbench.plan.plan import Plan
+from workbench.plan.units import count, digits, milliseconds, shortened
 from workbench.predict.prediction import Prediction
-from workbench.predict.scaling import Point
-from workbench.predict.what_if import MOST_RANKS
-from workbench.widgets.explorers import scaling_picture
+from workbench.predict.scaling import MOST_RANKS, Point
+from workbench.widgets.base.background import LatestWorker
+from workbench.widgets.drawing.plot import Line, Mark, Scale, plot
 from workbench.widgets.explorers.controls import Choice, Control, Slider
-from workbench.widgets.explorers.explorer import Explorer
+from workbench.widgets.explorers.explorer import Explorer, LegendEntry, Panel, Picture, Table
 from workbench.widgets.explorers.memory_map import require
-from workbench.widgets.explorers.picture import Picture
-from workbench.widgets.explorers.scaling_picture import KINDS, Curves
-from workbench.widgets.latest import Latest
 
+KINDS = {"strong": "the same batch", "weak": "the same rows on each rank"}
+_LOOKS = {"strong": ("blue", ""), "weak": ("vermilion", "7 3")}
+Curves = Mapping[str, Sequence[Point]]
 _AS_IT_IS = "as it is"
 
 
@@ -30,12 +31,12 @@ class ScalingExplorer(Explorer):
     with measured devices for so many ranks has its first one on all ranks here.
 
     Args:
-        prediction: of any number of ranks, with a machine.
+        prediction: a prediction for any number of ranks, with a machine.
         state: first values of the attributes.
 
     Attributes:
-        prediction: as given; another one may be assigned.
-        world_size: ranks that are looked at; one of `sizes`.
+        prediction: the prediction; another one may be assigned.
+        world_size: number of ranks that is looked at; one of `sizes`.
         link: a known machine's name, whose link is taken, or ""; as `Prediction.at` has it.
         device: a known machine's name, whose device is taken, or "".
         curves: points that are known, by "strong" and "weak"; read-only.
@@ -53,7 +54,7 @@ class ScalingExplorer(Explorer):
     def __init__(self, prediction: Prediction, **state: Any) -> None:
         require(prediction, "ScalingExplorer")
         self._reset(prediction)
-        self._worker = Latest(self._compute, "scaling explorer", lambda: None)
+        self._worker = LatestWorker(self._compute, "scaling explorer", lambda: None)
         world = prediction.experiment.plan.world_size
         super().__init__(**{"prediction": prediction, "world_size": world, **state})
         self.observe(self._another, ["prediction"])
@@ -68,10 +69,10 @@ class ScalingExplorer(Explorer):
     @property
     def curves(self) -> Curves:
         """As far as they are known."""
-        with self._guard:
+        with self.guard:
             return {kind: tuple(points) for kind, points in self._curves.items()}
 
-    def controls(self) -> Sequence[Control]:
+    def moves(self) -> Sequence[Control]:
         """The world size, and where the ranks are."""
         known = {_AS_IT_IS: "", **{name: name for name in Machine.presets()}}
         return (
@@ -85,7 +86,7 @@ class ScalingExplorer(Explorer):
         if self._why_not:
             raise ValueError(self._why_not)
         plan = self.prediction.experiment.plan
-        return scaling_picture.of(
+        return scaling_picture(
             plan.graph.source.name,
             self.curves,
             self.world_size,
@@ -112,7 +113,7 @@ class ScalingExplorer(Explorer):
             self._notes["All ranks are taken to be as rank 0 of the machine."] = None
 
     def _ask(self) -> None:
-        with self._guard:
+        with self.guard:
             self._reset(self.prediction)
             self._worker.ask((self.prediction, self.link, self.device))
 
@@ -130,7 +131,7 @@ class ScalingExplorer(Explorer):
             self._tell(*points(there, size))
 
     def _tell(self, found: Mapping[str, Point], note: str = "", why_not: str = "") -> None:
-        with self._guard:
+        with self.guard:
             if self._worker.superseded():
                 return
             for kind, point in found.items():
@@ -142,7 +143,7 @@ class ScalingExplorer(Explorer):
             self.keep_soon()
 
     def _another(self, change: Mapping[str, Any]) -> None:
-        with self._guard, self.hold_trait_notifications():
+        with self.guard, self.hold_trait_notifications():
             if self.world_size not in self.sizes:
                 self.world_size = self.prediction.experiment.plan.world_size
         self._elsewhere(change)
@@ -166,6 +167,150 @@ class ScalingExplorer(Explorer):
             known = ", ".join(Machine.presets())
             raise traitlets.TraitError(f"no known machine {name!r}; there are {known}")
         return name
+
+
+def scaling_picture(
+    name: str, curves: Curves, looked_at: int, world: int, left: int, notes: tuple[str, ...]
+) -> Picture:
+    """The picture, of as many points as are known.
+
+    Args:
+        name: the model's name.
+        curves: points by kind, ascending.
+        looked_at: the world size that is pointed at.
+        world: the plan's own world size.
+        left: number of world sizes that are still to be predicted.
+        notes: what else should be known.
+    """
+    here = {
+        kind: point for kind, points in curves.items() for point in points
+        if point.world_size == looked_at
+    }  # fmt: skip
+    said = [_at(kind, point, curves[kind]) for kind, point in here.items()]
+    said += [_dominates(kind, points) for kind, points in curves.items() if points]
+    known = max(map(len, curves.values()))
+    return Picture(
+        f"{shortened(name, 60)}, planned for {world:,} ranks, on {looked_at:,}",
+        (*said, *notes),
+        (_throughput(curves, here, looked_at), _shares(curves, here, looked_at)) if known else (),
+        _table(curves),
+        f"{left} more world sizes are predicted …" if left else "",
+    )
+
+
+def dominates_at(points: Sequence[Point]) -> int | None:
+    """The first world size where communication and waiting take more than work."""
+    return next((p.world_size for p in points if p.exposed_s > p.work_s), None)
+
+
+def _at(kind: str, point: Point, points: Sequence[Point]) -> str:
+    speedup = point.samples_per_s / points[0].samples_per_s
+    return (
+        f"{kind.capitalize()} ({KINDS[kind]}): on {point.world_size:,} ranks a step of "
+        f"{point.batch_size:,} samples takes {milliseconds(point.step_time)}, "
+        f"{point.samples_per_s:,.0f} samples/s, {digits(speedup)} times as many as on "
+        f"{points[0].world_size:,}; {100 * point.efficiency:.0f} % of the ranks' time is work."
+    )
+
+
+def _dominates(kind: str, points: Sequence[Point]) -> str:
+    at, name = dominates_at(points), kind.capitalize()
+    if at is None:
+        most = points[-1].world_size
+        return f"{name}: work takes more than communication up to {most:,} ranks."
+    return f"{name}: communication and waiting take more than work from {at:,} ranks on."
+
+
+def _throughput(curves: Curves, here: Mapping[str, Point], looked_at: int) -> Panel:
+    lines = [
+        Line(kind, _sizes(points), [p.samples_per_s for p in points], *_LOOKS[kind], dots=True)
+        for kind, points in curves.items()
+    ]
+    first = next((points[0] for points in curves.values() if points), None)
+    if first is not None:
+        sizes = _sizes(max(curves.values(), key=len))
+        ideal = [first.samples_per_s * size / first.world_size for size in sizes]
+        lines.append(Line("ideal", sizes, ideal, "gray", "2 3"))
+    svg = plot(
+        lines,
+        Scale("ranks", count, base=2),
+        Scale("samples/s", _brief),
+        marks=[Mark(looked_at, f"{looked_at:,} ranks")],
+    )
+    legend = [
+        LegendEntry(
+            kind, _LOOKS[kind][0], f"{digits(point.samples_per_s)} samples/s", _LOOKS[kind][1]
+        )
+        for kind, point in here.items()
+    ]
+    alt = "Samples per second by ranks: strong and weak scaling, and the ideal."
+    return Panel("Throughput", svg, alt, (*legend, LegendEntry("ideal", "gray", "", "2 3")))
+
+
+def _shares(curves: Curves, here: Mapping[str, Point], looked_at: int) -> Panel:
+    lines = [
+        Line(kind, _sizes(points), [_share(p) for p in points], *_LOOKS[kind], dots=True)
+        for kind, points in curves.items()
+    ]
+    sizes = _sizes(max(curves.values(), key=len))
+    if sizes:
+        ends = [sizes[0], sizes[-1]]
+        lines.append(Line("as much as work", ends, [50.0, 50.0], "gray", "2 3"))
+    svg = plot(
+        lines,
+        Scale("ranks", count, base=2),
+        Scale("communication and waiting", lambda value: f"{value:g} %", log=False),
+        marks=[Mark(looked_at, f"{looked_at:,} ranks")],
+        top=100.0,
+    )
+    legend = [
+        LegendEntry(kind, _LOOKS[kind][0], f"{_share(point):.0f} %", _LOOKS[kind][1])
+        for kind, point in here.items()
+    ]
+    alt = "The part of a step that is communication and waiting, by ranks."
+    half = LegendEntry("as much as work", "gray", "", "2 3")
+    return Panel("Communication and waiting, of a step", svg, alt, (*legend, half))
+
+
+def _share(point: Point) -> float:
+    return 100 * point.exposed_s / point.step_time
+
+
+def _sizes(points: Sequence[Point]) -> list[float]:
+    return [float(point.world_size) for point in points]
+
+
+def _brief(value: float) -> str:
+    for unit, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= scale:
+            return f"{value / scale:g} {unit}"
+    return f"{value:g}"
+
+
+def _table(curves: Curves) -> Table:
+    rows = tuple(
+        (
+            f"{point.world_size:,}",
+            kind,
+            f"{point.batch_size:,}",
+            milliseconds(point.step_time),
+            digits(point.samples_per_s),
+            f"{100 * point.efficiency:.1f} %",
+            milliseconds(point.exposed_s),
+        )
+        for kind, points in curves.items()
+        for point in points
+    )
+    head = (
+        "ranks",
+        "scaling",
+        "batch",
+        "step",
+        "samples/s",
+        "efficiency",
+        "communication, waiting",
+    )
+    return Table("Strong and weak scaling", head, rows)
 
 
 def sizes_of(plan: Plan) -> tuple[int, ...]:

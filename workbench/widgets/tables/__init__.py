@@ -1,4 +1,4 @@
 """Live tables of a cluster: its jobs and its engines."""
 
-from workbench.widgets.tables.engines import ClusterView as ClusterView
-from workbench.widgets.tables.jobs import JobTable as JobTable
+from workbench.widgets.tables.cluster_view import ClusterView as ClusterView
+from workbench.widgets.tables.job_table import JobTable as JobTable

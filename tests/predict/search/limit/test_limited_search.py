@@ -16,9 +16,8 @@ from tests.predict.search.test_search import MOMENTUM, searched, tried
 from tests.predict.search.test_search import check as check_found
 from workbench.predict.search import MemoryLimitError
 from workbench.predict.search.evaluation import Evaluator
-from workbench.predict.search.limit.branching import BranchAndBound
 from workbench.predict.search.limit.candidates import Prices
-from workbench.predict.search.limit.column_generation import ColumnGeneration
+from workbench.predict.search.limit.column_generation import BranchAndBound, ColumnGeneration
 
 
 def searched_under(graph, some, found, limit, **fields):

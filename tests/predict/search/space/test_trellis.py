@@ -8,13 +8,12 @@ from hypothesis import given, settings
 
 from tests.plan import graphs
 from tests.predict.search.drawn import convolutions, tokens
-from workbench.plan.choice import LayerPlan
+from workbench.plan.placement.choice import LayerPlan
+from workbench.plan.placement.flow import crossings, returned
 from workbench.plan.plan import Plan
-from workbench.plan.routing import crossings, returned
-from workbench.predict.search.space.choices import options_of
+from workbench.predict.search.space.choices import LocalPlacement, options_of
 from workbench.predict.search.space.construction import trellis_of
-from workbench.predict.search.space.k_best import Weighted
-from workbench.predict.search.space.local_placement import LocalPlacement
+from workbench.predict.search.space.trellis import Weighted
 
 
 def toll(*what):

@@ -1,32 +1,32 @@
-"""What conversions cost."""
+"""The time of conversions between layouts."""
 
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from workbench.plan.layout import Conversion, Layout
-from workbench.plan.routing import crossings, returned
+from workbench.plan.placement.flow import crossings, returned
+from workbench.plan.placement.layout import Conversion, Layout
 from workbench.predict.search.space.trellis import Floats, Readings
 from workbench.predict.time.duration import Speeds, conversion_seconds
 from workbench.program.rows import Rows
 
 
 class PassSeconds(NamedTuple):
-    """Seconds, one way and the other."""
+    """Seconds of the forward and of the backward pass."""
 
     forward: float
     backward: float
 
 
-# The rows of passes that differ, and how many there are of each.
+# The distinct rows of passes, and the number of passes with each.
 Passes = list[tuple[Rows, int]]
 
 
 class ConversionCosts:
-    """Of any conversion.
+    """The time of any conversion, in all passes of a step.
 
     Args:
-        speeds: the speeds of all ranks.
-        weights: weight of each rank in the mean of times [ranks].
+        speeds: the devices and links of all ranks.
+        weights: the weight of each rank in the mean of times [ranks].
         passes: the rows of a step's passes.
     """
 
@@ -36,11 +36,11 @@ class ConversionCosts:
         self._crossed: dict[tuple[Conversion, int, bool], PassSeconds] = {}
 
     def of(self, step: Conversion, width: int, learns: bool) -> PassSeconds:
-        """Seconds of a conversion in a step's passes.
+        """Seconds of a conversion in a step's passes, the mean over ranks.
 
         Args:
             step: the conversion.
-            width: bytes of an element.
+            width: the bytes of an element.
             learns: whether a gradient comes back.
         """
         key = (step, width, learns)
@@ -61,11 +61,11 @@ class ConversionCosts:
         """The conversions of a value; readers whose conversions start alike share them.
 
         Args:
-            source: where it lies.
+            source: the layout in which the value is produced.
             readings: the layouts in which it is read.
-            shape: one sample's.
-            per_sample: rows of dimension 0 for each sample.
-            ends: whether the model returns it.
+            shape: the shape of one sample.
+            per_sample: the rows of dimension 0 for each sample.
+            ends: whether the model returns the value.
         """
         chains: list[tuple[Conversion, ...]] = []
         for target in {layout for layout, _ in readings}:
@@ -92,7 +92,7 @@ class ConversionCosts:
         return self._chains[key]
 
     def within(self, passes: Passes, step: Conversion, width: int, learns: bool) -> PassSeconds:
-        """The same in other passes."""
+        """Seconds of a conversion in other passes, the mean over ranks."""
         forward = backward = 0.0
         for rows, times in passes:
             crossed = conversion_seconds(step, rows, width, self.speeds)

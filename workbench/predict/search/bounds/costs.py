@@ -1,17 +1,17 @@
-"""What each choice costs in time, so that the sum over a plan never exceeds what is predicted.
+"""The time of each choice, such that the sum over a plan never exceeds its prediction.
 
     layer       seconds of the layer's forward pass
     forward     seconds of conversions and the loss, one way
     gather      of these, seconds of gathers that could run beside a tail in rounds
     backward    seconds of all these, the other way
-    gradients   seconds of the all-reduces that go on beside backward
+    gradients   seconds of the all-reduces that run beside backward
     update      seconds of the optimizer
 
-What memory and rounds cost besides is in `limit/memory_costs.py`.
+The costs of memory and rounds are in `limit/memory_costs.py`.
 
-Ranks wait for each other, so that a step takes as long as on the slowest; any weighted mean over
-ranks is a lower bound of that. Where devices differ, they are weighted with their speed: then
-the mean is that of a perfectly balanced plan.
+Ranks wait for each other, so a step takes as long as on the slowest rank, and any weighted mean
+over ranks is a lower bound. Where devices differ, they are weighted by their speed: then the mean
+is that of a perfectly balanced plan.
 
 Source: the functions by which a prediction times layers, conversions and updates.
 """
@@ -21,16 +21,15 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from workbench.plan.choice import LayerPlan
-from workbench.plan.experiment import Experiment
-from workbench.plan.flow import Flow
+from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.graph import Graph, Layer
-from workbench.plan.layout import ROWS, Conversion, Layout
-from workbench.plan.machine import Machine
+from workbench.plan.machine.machine import Machine
+from workbench.plan.placement.choice import LayerPlan
+from workbench.plan.placement.flow import Flow, returned
+from workbench.plan.placement.layout import ROWS, Conversion, Layout
+from workbench.plan.placement.tail import Rounds, mixes_rows, round_rows
+from workbench.plan.placement.weights import place_weight
 from workbench.plan.plan import BatchNorm, Plan
-from workbench.plan.routing import returned
-from workbench.plan.tail import Rounds, mixes_rows, round_rows
-from workbench.plan.weights import place_weight
 from workbench.predict.search.bounds.conversion_costs import (
     ConversionCosts,
     Passes,
@@ -49,14 +48,14 @@ LAYER, FORWARD, GATHER, BACKWARD, GRADIENTS, UPDATE = range(6)
 TIMES = 6
 """The number of these columns."""
 IN_ROUNDS: tuple[Rounds, ...] = ("B/K", "B")
-"""In this order for each size of groups; how the rows of a batch fall into them differs."""
+"""The rounds of a tail, in the order of their columns for each group size."""
 
 _NOTHING = (0.0,) * TIMES
 
 
 @dataclass(frozen=True)
 class PlacedLayer:
-    """One layer of a graph with its own placement, as any plan with this choice would place it."""
+    """One layer of a graph with its own placement, as in any plan with this choice."""
 
     graph: Graph
     flow: Flow
@@ -65,13 +64,13 @@ class PlacedLayer:
 
 
 class StepCosts:
-    """Costs of one step of an experiment on a machine.
+    """The costs of one step of an experiment on a machine.
 
     Args:
-        experiment: gives graph, batch, optimizer and precision.
-        machine: has a device for each rank.
-        weights: weight of each rank in the mean of times, with sum 1 [ranks].
-        parts: group sizes of the tails that may run in rounds.
+        experiment: the experiment, for its graph, batch, optimizer and precision.
+        machine: the machine, with a device for each rank.
+        weights: the weight of each rank in the mean of times, with sum 1 [ranks].
+        parts: the group sizes of the tails that may run in rounds.
     """
 
     def __init__(
@@ -120,7 +119,7 @@ class StepCosts:
         self.footprints = Footprints(experiment, self.passes[0][0], self.itemsizes, self.learns)
 
     def alike(self, name: str) -> Hashable:
-        """Equal for layers that cost the same in every choice, and so do their outputs."""
+        """A key that is equal for layers with equal costs of every choice, and equal outputs."""
         if name == "input":
             return name
         layer = self.graph[name]
@@ -146,7 +145,7 @@ class StepCosts:
         return layer.kind, layer.output_shape, layer.rows, name in self.learns
 
     def layer(self, layer: Layer, choice: LayerPlan | None, read: Layout, given: Layout) -> Cost:
-        """Of computing a layer, summing the gradients of its weights and updating them."""
+        """The cost of computing a layer, reducing its weight gradients and updating its weights."""
         alone = self.alone(layer, choice, read, given)
         forward, backward = self.computing(alone, layer, self.passes)
         of_weights = self.of_weights.of(layer, alone.flow.weights)
@@ -155,11 +154,11 @@ class StepCosts:
         return forward, 0.0, 0.0, backward, of_weights.summed, of_weights.update
 
     def converted(self, layer: Layer, name: str, read: Layout) -> Cost:
-        """Of what a layer reads in another layout than it was given: its value has that."""
+        """The cost of an input that is read in another layout: none, its value has that."""
         return _NOTHING
 
     def value(self, name: str, source: Layout, readings: Readings, carried: bool) -> Cost:
-        """Of a layer's output: its conversions, and the loss where the model returns it."""
+        """The cost of a layer's output: its conversions, and the loss if the model returns it."""
         _, per_sample = self.shape(name)
         if per_sample == 0:
             return _NOTHING
@@ -173,7 +172,7 @@ class StepCosts:
     def _crossed(
         self, name: str, source: Layout, readings: Readings, carried: bool
     ) -> tuple[float, float, float]:
-        """(forward, gather, backward) of a value's conversions; most layers' shape is another's."""
+        """(forward, gather, backward) seconds of a value's conversions, known for equal shapes."""
         width, learns = self.itemsizes[name], self.comes_back(name)
         ahead, ends = name in self.before_tails, name in self.graph.outputs
         key = (source, readings, carried, *self.shape(name), width, learns, ahead, ends)
@@ -189,13 +188,13 @@ class StepCosts:
         return known
 
     def comes_back(self, name: str) -> bool:
-        """Whether a gradient comes back from all who read a value."""
+        """Whether a gradient comes back from all readers of a value."""
         return name in self.learns and self.learns.issuperset(self.graph.consumers[name])
 
     def alone(
         self, layer: Layer, choice: LayerPlan | None, read: Layout, given: Layout
     ) -> PlacedLayer:
-        """This layer by itself."""
+        """The placement of this layer by itself."""
         choices = {} if choice is None else {layer.name: choice}
         owner = self.graph[layer.shared] if layer.shared else layer
         placed = {w.name: place_weight(owner, w, read, choices) for w in owner.weights}
@@ -203,7 +202,7 @@ class StepCosts:
         return PlacedLayer(self.graph, flow, choices, self._batch_norm)
 
     def shape(self, name: str) -> tuple[tuple[int, ...], int]:
-        """(one sample's shape, rows for each sample) of a value."""
+        """(the shape of one sample, the rows for each sample) of a value."""
         if name == "input":
             return self.graph.input_shape, 1
         return self.graph[name].output_shape, self.graph[name].rows
@@ -217,7 +216,7 @@ class StepCosts:
         return self.conversions.steps(source, read, *self.shape(name), ends=ends)
 
     def computing(self, alone: PlacedLayer, layer: Layer, passes: Passes) -> PassSeconds:
-        """Seconds of a layer in these passes."""
+        """Seconds of a layer in these passes, the mean over ranks."""
         forward = backward = 0.0
         if layer.kind in ("size", "parameter"):
             return PassSeconds(forward, backward)
@@ -229,7 +228,7 @@ class StepCosts:
         return PassSeconds(forward, backward * (layer.name in self.learns))
 
     def loss(self, name: str, source: Layout, passes: Passes) -> float:
-        """Seconds of the loss of what the model returns, each way."""
+        """Seconds of the loss of a model's output, each way, the mean over ranks."""
         total, (shape, per_sample) = 0.0, self.shape(name)
         layout = returned(source, shape)
         for rows, times in passes:
@@ -238,11 +237,11 @@ class StepCosts:
         return total
 
     def _passes_on(self, layer: Layer) -> bool:
-        """Whether a gradient goes on from a layer to what it reads."""
+        """Whether a gradient flows from a layer to its inputs."""
         return not self.learns.isdisjoint(layer.inputs)
 
     def added(self, name: str, source: Layout, readings: Readings) -> float:
-        """Seconds to add up the gradients of several readers of a value, where it is smallest."""
+        """Seconds to add up the gradients of a value's readers, in the cheapest of its layouts."""
         more = self._often_read[name] - 1
         if more < 1 or name not in self.learns or self.measured:
             return 0.0  # measured layers have it in their times

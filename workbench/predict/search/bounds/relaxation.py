@@ -1,13 +1,13 @@
 """Lower bounds of predicted step times, and the plans that attain them.
 
-With f, b, g, u the seconds of a plan's forward pass, backward pass, gradient sums and update, on
-average over ranks, a step takes at least
+With f, b, g, u the seconds of a plan's forward pass, backward pass, gradient reduction and update,
+on average over ranks, a step takes at least
 
     f + b + s g + u       sums hold up the compute lane of the same rank for s of their time
     f + g + u             sums begin when forward has ended, and follow each other
 
-where a gather that could run beside a tail in rounds counts for s of its time, or not at all;
-and so does any mean of the two, which is a sum over layers and conversions. Memory is left to
+where a gather that could run beside a tail in rounds counts for s of its time, or not at all; and
+so is any mean of the two, which is a sum over layers and conversions. Memory is left to
 `limit/memory_trellis.py`.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workbench.plan.choice import LayerPlan
+from workbench.plan.placement.choice import LayerPlan
 from workbench.predict.search.bounds.costs import (
     BACKWARD,
     FORWARD,
@@ -25,23 +25,22 @@ from workbench.predict.search.bounds.costs import (
     LAYER,
     UPDATE,
 )
-from workbench.predict.search.space.k_best import Weighted
-from workbench.predict.search.space.trellis import Floats, Stage, Trellis
+from workbench.predict.search.space.trellis import Floats, Stage, Trellis, Weighted
 
 _MOST_MEETINGS = 12
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What the bounds of a search have in common.
+    """The terms that all bounds of a search have in common.
 
     Attributes:
-        fixed: seconds that every plan takes: loading, and what a step costs besides.
-        slowed: share of a gradient sum's time that its rank loses on the compute lane.
-        apart: whether gradient sums begin only behind the forward pass.
+        fixed: the seconds that every plan takes: loading, and the fixed cost of a step.
+        slowed: the share of a gradient reduction's time that its rank loses on the compute lane.
+        apart: whether gradient reductions begin only after the forward pass.
         rounds: whether gathers may run beside a tail.
-        parts: group sizes of the tails that may run in rounds.
-        lasting: whether weights' gradients of one round are there in the next.
+        parts: the group sizes of the tails that may run in rounds.
+        lasting: whether weight gradients of one round are kept in the next.
     """
 
     fixed: float
@@ -54,12 +53,12 @@ class Terms:
 
 @dataclass(frozen=True)
 class RelaxedPlan:
-    """A plan that is cheapest at some mean.
+    """A plan that is cheapest at some mean of the two bounds.
 
     Attributes:
         choices: the choice of each layer that can be split.
-        serial_s: f + b + s g + u, in seconds.
-        overlapped_s: f + g + u.
+        serial_s: the first bound, f + b + s g + u, in seconds.
+        overlapped_s: the second bound, f + g + u, in seconds.
     """
 
     choices: dict[str, LayerPlan]
@@ -67,23 +66,23 @@ class RelaxedPlan:
     overlapped_s: float
 
     def seconds(self, mix: float) -> float:
-        """The mean of both bounds of its step time."""
+        """The mean of both bounds of its step time, in seconds."""
         return (1 - mix) * self.serial_s + mix * self.overlapped_s
 
     @property
     def least_seconds(self) -> float:
-        """The better one."""
+        """The greater of both bounds, in seconds."""
         return max(self.serial_s, self.overlapped_s)
 
 
 @dataclass(frozen=True)
 class Priced:
-    """All plans at one mean.
+    """All plans, priced at one mean of the two bounds.
 
     Attributes:
-        mix: share of the second bound.
-        paths: all paths by cost in seconds, `fixed` not included.
-        best: a cheapest plan.
+        mix: the share of the second bound.
+        paths: all paths by cost in seconds, without the fixed seconds.
+        best: a plan with the least cost.
     """
 
     mix: float
@@ -92,11 +91,11 @@ class Priced:
 
 
 class Relaxation:
-    """Bounds on all plans of a trellis.
+    """The lower bounds of all plans of a trellis.
 
     Args:
         trellis: all plans, with the costs of `costs.py`.
-        terms: what the bounds have in common.
+        terms: the terms that the bounds have in common.
     """
 
     def __init__(self, trellis: Trellis, terms: Terms) -> None:
@@ -105,7 +104,7 @@ class Relaxation:
         self._distinct = list({id(stage): stage for stage in trellis.stages}.values())
 
     def at(self, mix: float) -> Priced:
-        """All plans at a mean of the two bounds."""
+        """All plans, priced at a mean of the two bounds."""
         known = self._seen.get(mix)
         if known is None:
             alike = {id(s): _seconds(s, mix, self.terms) for s in self._distinct}
@@ -115,7 +114,7 @@ class Relaxation:
         return known
 
     def bound(self, priced: Priced) -> float:
-        """Seconds that every plan takes at least."""
+        """The seconds that every plan takes at least."""
         return priced.paths.cheapest + self.terms.fixed
 
     def seen(self) -> Iterator[RelaxedPlan]:
@@ -134,12 +133,12 @@ class Relaxation:
         return RelaxedPlan(self.trellis.choices(path), float(whole), float(beside))
 
     def forward(self, path: list[int], able: Sequence[bool]) -> dict[str, float]:
-        """Of the layers that may be computed again: their forward seconds."""
+        """The forward seconds of the layers that may be recomputed."""
         stages = zip(self.trellis.layers, self.trellis.stages, path, able, strict=True)
         return {layer.name: float(s.costs[edge][LAYER]) for layer, s, edge, may in stages if may}
 
     def tightest(self) -> Priced:
-        """Where plans that are slow on one lane and on the other cost the same."""
+        """All plans at the mean with the greatest bound, where both bounds are equal."""
         low = self.at(0.0)
         if not self.terms.apart or low.best.serial_s >= low.best.overlapped_s:
             return low
@@ -151,8 +150,8 @@ class Relaxation:
             rise = (one.overlapped_s - one.serial_s) - (other.overlapped_s - other.serial_s)
             mix = (other.serial_s - one.serial_s) / rise if rise > 0 else low.mix
             middle = self.at(min(max(mix, low.mix), high.mix))
-            meeting = one.seconds(middle.mix)
-            if middle.best.seconds(middle.mix) >= meeting * (1 - 1e-12):
+            topology = one.seconds(middle.mix)
+            if middle.best.seconds(middle.mix) >= topology * (1 - 1e-12):
                 return middle
             slope = middle.best.overlapped_s - middle.best.serial_s
             low, high = (middle, high) if slope > 0 else (low, middle)

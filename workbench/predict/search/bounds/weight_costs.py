@@ -1,30 +1,29 @@
-"""What the weights of a layer cost: the sums of their gradients, their update, and their memory."""
+"""The cost of a layer's weights: gradient reduction, update and memory."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from workbench.plan.experiment import Experiment, LocalSGD, Synchronous
+from workbench.plan.experiment.experiment import Experiment, LocalSGD, Synchronous
 from workbench.plan.graph import Layer
-from workbench.plan.mesh import group_sizes, replica_groups
-from workbench.plan.weights import WeightPlacement
-from workbench.predict.time.adding import addition
+from workbench.plan.placement.mesh import group_sizes, replica_groups
+from workbench.plan.placement.weights import WeightPlacement
 from workbench.predict.time.duration import Seconds, Speeds, update_seconds
-from workbench.program.hosts import Hosts
-from workbench.program.parameters import KEEPS_GRADIENT_BYTES, copies, itemsize, piece
-from workbench.program.rows import Counts
+from workbench.predict.time.pass_events import addition
+from workbench.program.buckets import KEEPS_GRADIENT_BYTES, copies, itemsize, piece
+from workbench.program.rows import Counts, Hosts
 
 
 class WeightCost(NamedTuple):
-    """What the weights of a layer cost.
+    """The cost of a layer's weights.
 
     Attributes:
-        summed: seconds of the sums of their gradients.
-        update: seconds of the optimizer.
-        held: bytes that stay.
-        settled: bytes of gradients that are there from the layer's backward pass on.
-        added: seconds to add a further pass's gradients to those of the first.
+        summed: the seconds of the reduction of their gradients.
+        update: the seconds of the optimizer's update.
+        held: the bytes that stay from step to step.
+        settled: the bytes of gradients that are alive from the layer's backward pass on.
+        added: the seconds to add a further pass's gradients to those of the first.
     """
 
     summed: float
@@ -35,12 +34,12 @@ class WeightCost(NamedTuple):
 
 
 class WeightCosts:
-    """Of any layer's weights, on average over ranks.
+    """The cost of any layer's weights, the mean over ranks.
 
     Args:
-        experiment: decides on optimizer, buckets and precision.
-        speeds: the speeds of all ranks.
-        weights: weight of each rank in the mean of times [ranks].
+        experiment: the experiment, for its optimizer, buckets and precision.
+        speeds: the devices and links of all ranks.
+        weights: the weight of each rank in the mean of times [ranks].
     """
 
     def __init__(self, experiment: Experiment, speeds: Speeds, weights: Seconds) -> None:
@@ -50,7 +49,7 @@ class WeightCosts:
         self._rates = {k: self._rate(k) for k in group_sizes(self.world)}
 
     def of(self, layer: Layer, placed: Mapping[str, WeightPlacement]) -> WeightCost:
-        """Of the layer's own weights."""
+        """The cost of the layer's own weights."""
         summed = update = memory = settled = added = 0.0
         if layer.shared:
             return WeightCost(summed, update, memory, settled, added)
@@ -87,10 +86,10 @@ class WeightCosts:
         return WeightCost(summed, update, memory, settled, added)
 
     def _summed(self, size: Counts, group_size: int) -> float:
-        """At least what one gradient adds to the all-reduces of its buckets.
+        """The least time that one gradient adds to the all-reduces of its buckets, in seconds.
 
-        A bucket is closed by the gradient with which it holds enough; so it has less than twice
-        as much unless that one alone is enough, and then the others in it have less than that.
+        A bucket is closed by the gradient that fills it; so it holds less than twice its size
+        unless that gradient alone fills it, and then the others in it hold less than that size.
         """
         bucket = self.experiment.sync.bucket_bytes
         latency, rate = self._rates[group_size]
@@ -98,25 +97,25 @@ class WeightCosts:
         return self._mean(seconds)
 
     def _rate(self, group_size: int) -> tuple[float, float]:
-        """(seconds of an all-reduce among replicas, seconds for each byte in it), at least.
+        """Lower bounds: (seconds of an all-reduce over replicas, seconds for each byte in it).
 
-        With a fused update gradients are in the first half of one.
+        With a fused update gradients are only in the reduce-scatter.
         """
         sync = self.experiment.sync
         if not isinstance(sync, Synchronous) or sync.codec or group_size == self.world:
             return 0.0, 0.0
         members = range(0, self.world, group_size)
-        meeting, algorithm = self.speeds.meeting(members), sync.algorithm
-        beside = not (meeting.memory and max(meeting.hosts) > 1)
+        topology, algorithm = self.speeds.topology(members), sync.algorithm
+        beside = not (topology.memory and max(topology.hosts) > 1)
         sizes = [float(2**power) for power in range(10, 33, 2)]
-        seconds = [meeting.all_reduce(size, algorithm, beside=beside).seconds for size in sizes]
+        seconds = [topology.all_reduce(size, algorithm, beside=beside).seconds for size in sizes]
         rate = min(after / size for after, size in zip(seconds, sizes, strict=True))
         latency = min(t - rate * size for t, size in zip(seconds, sizes, strict=True))
         part = 0.5 if self.experiment.fused else 1.0
         return part * max(latency, 0.0), part * rate
 
     def _share(self, group_size: int) -> Seconds:
-        """Of a bucket's sum, what lies with each rank where ranks of one host share it."""
+        """The fraction of a bucket's sum on each rank, where ranks of a host share it [ranks]."""
         hosts = Hosts.of(self.world, self.speeds.machine.ranks_per_host)
         mates = hosts.mates(replica_groups(group_size, self.world))
         return np.where(mates > 1, 1 / mates, 0.0)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from workbench.plan.choice import LayerPlan
-from workbench.plan.tail import Rounds
+from workbench.plan.placement.choice import LayerPlan
+from workbench.plan.placement.tail import Rounds
 from workbench.predict.search.limit.memory_costs import BESIDE, OTHER, RESIDENT
 from workbench.predict.search.limit.recompute import Transitions
 from workbench.predict.search.space.trellis import Floats, Integers, Stage
@@ -15,12 +15,13 @@ from workbench.predict.search.space.trellis import Floats, Integers, Stage
 
 @dataclass(frozen=True)
 class Prices:
-    """What time and memory cost.
+    """The prices of time and memory.
 
     Attributes:
-        mix: share of the second bound of time.
-        moments: seconds for each byte that is there in the backward pass of each layer.
-        time: price of a second: 1, or 0 where memory alone counts.
+        mix: the share of the second bound of time.
+        moments: the seconds for each byte that is alive in the backward pass of each layer
+            [layers].
+        time: the price of a second: 1, or 0 where memory alone counts.
     """
 
     mix: float
@@ -28,32 +29,33 @@ class Prices:
     time: float = 1.0
 
     def towards(self, other: "Prices", share: float) -> "Prices":
-        """The mean of these and others of the same kind, which have this share."""
+        """The mean of these and other prices, in which the others have this share."""
         mix = (1 - share) * self.mix + share * other.mix
         return Prices(mix, (1 - share) * self.moments + share * other.moments, self.time)
 
     @property
     def total(self) -> float:
-        """Of a byte that stays."""
+        """The price of a byte that stays from step to step."""
         return float(self.moments.sum())
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan, and what it takes at least.
+    """A plan, with lower bounds of its time and memory.
 
     Attributes:
-        path: its edges in the trellis.
+        path: the edges of the plan in the trellis.
         plan: the choice of each layer that can be split.
-        recomputed: names of the layers to compute again.
-        choices: index of each stage's choice [stages].
+        recomputed: the names of the layers that are recomputed.
+        choices: the index of each stage's choice [stages].
         recomputes: whether each stage's layer is recomputed [stages].
         tails: whether each stage is in the tail [stages].
         rounds: the rounds of its tail.
-        serial_s: f + b + s g + u, in seconds; see `relaxation.py`.
-        overlapped_s: f + g + u, and b but for the last of the tail's rounds.
-        levels: bytes in the backward pass of each layer, as they are priced.
-        peak: bytes, at least.
+        serial_s: the first bound, f + b + s g + u, in seconds; see `relaxation.py`.
+        overlapped_s: the second bound, f + g + u, and b except for the last of the tail's rounds,
+            in seconds.
+        levels: the bytes in the backward pass of each layer, as they are priced [layers].
+        peak: a lower bound of its peak memory, in bytes.
     """
 
     path: tuple[int, ...]
@@ -70,17 +72,17 @@ class Candidate:
 
     @property
     def seconds(self) -> float:
-        """Of a step, at least."""
+        """A lower bound of its step time, in seconds."""
         return max(self.serial_s, self.overlapped_s)
 
 
 Flags = npt.NDArray[np.bool_]
 DECISIONS = ("choice", "recompute", "tail")
-"""By what plans can be told from each other, at one stage."""
+"""The properties in which plans can differ at one stage."""
 
 
 def spreads_of(every: Sequence[Stage], transitions: Sequence[Transitions]) -> dict[str, Floats]:
-    """For each of `DECISIONS`, bytes that it decides on at each stage; 0: nothing."""
+    """The bytes that each of `DECISIONS` decides on at each stage; 0: none [stages]."""
     held = np.array([np.ptp(edges.costs[:, RESIDENT]) for edges in every])
     kept = np.array([edges.costs[:, BESIDE : OTHER + 1].sum(axis=1).max() for edges in every])
     several = np.array([np.ptp(edges.choice) > 0 for edges in every])
@@ -96,13 +98,14 @@ def spreads_of(every: Sequence[Stage], transitions: Sequence[Transitions]) -> di
 
 @dataclass(frozen=True)
 class Rule:
-    """What plans must have in common at one stage, or must not have.
+    """A condition on plans at one stage.
 
     Attributes:
-        stage: index of a stage of the trellis.
-        what: "choice": the index of its choice; "recompute", "tail": as in `Transitions`.
-        value: the value that is asked for.
-        kept: whether it must have it, or must not.
+        stage: the index of a stage of the trellis.
+        what: the property: "choice": the index of its choice; "recompute", "tail": as in
+            `Transitions`.
+        value: the value that is compared with.
+        kept: whether the property must have the value, or must not.
     """
 
     stage: int
@@ -111,7 +114,7 @@ class Rule:
     kept: bool
 
     def allowed(self, edges: Stage, transitions: Transitions) -> Flags:
-        """[edges, transitions]: which keep the rule."""
+        """Which edges and transitions keep the rule [edges, transitions]."""
         if self.what == "choice":
             have = (edges.choice == self.value)[:, None]
         else:
@@ -122,5 +125,5 @@ class Rule:
         return found
 
     def holds(self, candidate: Candidate) -> bool:
-        """Whether a plan keeps it."""
+        """Whether a plan keeps the rule."""
         return (getattr(candidate, f"{self.what}s")[self.stage] == self.value) == self.kept

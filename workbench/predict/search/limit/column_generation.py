@@ -1,21 +1,32 @@
 """The tightest bound under a memory limit, by column generation.
 
-Of some plans that are known, and all mixtures of them, the fastest mixture that fits is found as
-a linear program. Its duals are prices on time and on the memory at each moment; the plan that is
-cheapest at these prices joins the known ones, until none is cheaper than the mixture. At any
-prices, what the cheapest plan costs less the price of the limit is a bound on all that fit.
+Over the known plans and all mixtures of them, the fastest mixture that fits is found as a linear
+program. Its duals are prices on time and on the memory at each moment; the plan that is cheapest at
+these prices joins the known ones, until none is cheaper than the mixture. At any prices, the cost
+of the cheapest plan less the price of the limit is a bound on all that fit.
 
 Source: Dantzig and Wolfe 1960, doi:10.1287/opre.8.1.101; for constrained shortest paths,
 Handler and Zang 1980, doi:10.1002/net.3230100403; for prices between the last and the best ones,
 Wentges 1997, doi:10.1111/1475-3995.00010.
+
+Branch and price divides the plan space until the bounds are tight. Each part has a bound by column
+generation. Where a part's best mixture is of plans that differ, it is divided by one of their
+differences, the one with the most memory: a layer's choice, whether it is recomputed, whether it is
+in the tail. The part with the least bound is next; the least bound of all remaining parts is one on
+all plans that fit.
+
+Source: branch and price, Barnhart et al. 1998, doi:10.1287/opre.46.3.316.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
 
 import numpy as np
 from scipy.optimize import linprog
 
-from workbench.predict.search.limit.candidates import Candidate, Prices, Rule
+from workbench.predict.search.limit.candidates import DECISIONS, Candidate, Prices, Rule
 from workbench.predict.search.limit.memory_trellis import MemoryTrellis
 from workbench.predict.search.space.trellis import Floats
 
@@ -26,21 +37,21 @@ _DEAR = 100.0  # what a whole limit too much costs, in steps of the fastest plan
 
 
 class ColumnGeneration:
-    """Plans in so many rounds, and a bound on all of them.
+    """The plans with given rounds, and a bound on all of them.
 
     Args:
-        variant: all of them.
-        limit: bytes; None: what is looked for is the least memory.
-        rules: what the plans must keep to.
-        candidates: plans that are known, whether they keep them or not.
+        variant: the trellis of these plans.
+        limit: the memory limit in bytes; None: the least memory is looked for.
+        rules: the rules that the plans must keep.
+        candidates: known plans, whether they keep the rules or not.
         prices: the first prices; None: memory costs nothing.
 
     Attributes:
-        bound: seconds that every plan that fits takes at least; of the least memory: bytes.
+        bound: the seconds that every plan that fits takes at least; for the least memory, bytes.
         candidates: the plans that have been found.
-        prices: the last ones.
-        shares: share of each plan in the best mixture.
-        done: whether the bound cannot become better.
+        prices: the last prices.
+        shares: the share of each plan in the best mixture.
+        done: whether the bound cannot improve any more.
     """
 
     def __init__(
@@ -74,7 +85,7 @@ class ColumnGeneration:
             self._price(Prices(mix, np.zeros(self._moments)))
 
     def step(self) -> Candidate | None:
-        """Looks for one more plan; None: there is none that would tell more."""
+        """Looks for one more plan; None: no plan would improve the bound."""
         if self.done or not self.candidates:
             self.done = True
             return None
@@ -97,14 +108,14 @@ class ColumnGeneration:
     def _near_best(self, exact: Prices) -> Iterator[Prices]:
         """Prices to try in turn: between those of the best bound and the mixture's; then these.
 
-        The mixture's alone jump from one end to the other while few plans are known.
+        The mixture's prices alone jump between extremes while few plans are known.
         """
         if self._best is not None:
             yield self._best.towards(exact, 1 - _STEADY)
         yield exact
 
     def _price(self, prices: Prices) -> Candidate | None:
-        """The cheapest plan; None: it is known."""
+        """The cheapest plan at these prices; None: it is known."""
         cost, candidate = self.variant.cheapest(prices, self.rules)
         if candidate is None:
             self.bound, self.done = np.inf, True
@@ -116,7 +127,7 @@ class ColumnGeneration:
         return candidate if self._keep(candidate) else None
 
     def _keep(self, candidate: Candidate) -> bool:
-        """Adds a plan, if it is new."""
+        """Adds a plan; whether it is new."""
         key = (candidate.path, candidate.recomputed)
         new = key not in self._seen
         if new:
@@ -145,7 +156,7 @@ class ColumnGeneration:
         return shares, prices, value
 
     def _solved(self, levels: Floats) -> tuple[Floats, Prices, float, float] | None:
-        """(shares of the plans, prices, value, bytes at most); None: numbers are in the way."""
+        """(shares of the plans, prices, value, bytes at most); None: numerically not solved."""
         count, rows = len(self.candidates), self._rows
         unit = max(float(levels.max()), 1.0)
         memory = np.zeros((len(rows), count + 2))
@@ -181,3 +192,121 @@ class ColumnGeneration:
         most = float(found.x[count]) * unit + (self.limit or 0.0)
         prices = Prices(mix, moments, 0.0 if lean else 1.0)
         return found.x[:count], prices, value, most
+
+
+_SOME = 1e-6  # a smaller share of a mixture is rounding
+
+
+@dataclass(order=True)
+class _Node:
+    bound: float
+    number: int
+    variant: MemoryTrellis = field(compare=False)
+    rules: tuple[Rule, ...] = field(compare=False)
+    candidates: list[Candidate] = field(compare=False)
+    prices: Prices | None = field(compare=False)
+
+
+class BranchAndBound:
+    """The remaining parts of the plan space.
+
+    Args:
+        every: all plans, one trellis for each kind of rounds.
+        limit: the memory limit, in bytes.
+        seconds: a function that gives the seconds which a plan must be below to be of interest now.
+        refine: a function that makes a finer trellis of the rest of a coarse one; None: all are
+            kept.
+        known: the attribute `found` of another search.
+
+    Attributes:
+        found: the plans that the first mixtures were made of, by the index in `every`.
+    """
+
+    def __init__(
+        self,
+        every: Sequence[MemoryTrellis],
+        limit: float,
+        seconds: Callable[[], float],
+        refine: Callable[[MemoryTrellis, Prices, float], MemoryTrellis] | None = None,
+        known: Mapping[int, list[Candidate]] | None = None,
+    ) -> None:
+        self.limit, self.seconds, self.refine = limit, seconds, refine
+        self._numbers = count()
+        self._nodes: list[_Node] = []
+        self._now = np.inf  # the bound of the part at work
+        self._prices: Prices | None = None
+        self._left = np.inf  # of the parts that are of no interest
+        self.found = dict(known or {})
+        for place, variant in enumerate(every):
+            candidates = self.found.get(place, [])
+            heappush(self._nodes, _Node(0.0, next(self._numbers), variant, (), candidates, None))
+        self._roots = len(self._nodes)
+
+    @property
+    def bound(self) -> float:
+        """The seconds that every plan that fits takes at least."""
+        left = self._nodes[0].bound if self._nodes else np.inf
+        return min(left, self._now, self._left)
+
+    def plans(self) -> Iterator[Candidate]:
+        """Plans as they are found, whether they fit or not; ends when no part is left."""
+        while self._nodes:
+            node = heappop(self._nodes)
+            if node.bound >= self.seconds():
+                self._left = min(self._left, node.bound)
+                continue
+            yield from self._worked(node)
+
+    def _worked(self, node: _Node) -> Iterator[Candidate]:
+        prices = node.prices or self._prices
+        columns = ColumnGeneration(node.variant, self.limit, node.rules, node.candidates, prices)
+        self._now = max(node.bound, columns.bound)
+        yield from columns.candidates
+        while not columns.done and self._now < self.seconds():
+            candidate = columns.step()
+            self._now = max(node.bound, columns.bound)
+            if candidate is not None:
+                yield candidate
+        bound, self._now = self._now, np.inf
+        self._prices = columns.prices
+        if node.number < self._roots:
+            self.found[node.number] = columns.candidates
+        if bound >= self.seconds():
+            self._left = min(self._left, bound)
+            return
+        if self.refine is not None and node.variant.coarse and columns.prices is not None:
+            self._left = min(self._left, self.seconds())  # of those that it leaves out
+            left = self.refine(node.variant, columns.prices, self.limit)
+            number = next(self._numbers)
+            known = columns.candidates, columns.prices
+            heappush(self._nodes, _Node(bound, number, left, node.rules, *known))
+            return
+        rule = _branching_rule(columns)
+        if rule is None:  # it is of one plan
+            self._left = min(self._left, bound)
+            return
+        for kept in (True, False):
+            rules = (*node.rules, Rule(rule.stage, rule.what, rule.value, kept))
+            more = node.variant, rules, columns.candidates, columns.prices
+            heappush(self._nodes, _Node(bound, next(self._numbers), *more))
+
+
+def _branching_rule(columns: ColumnGeneration) -> Rule | None:
+    """The greatest difference of a mixture's plans; for one plan, a decision that is open."""
+    mixed = [i for i, share in enumerate(columns.shares) if share > _SOME]
+    shares = columns.shares[mixed]
+    found: list[tuple[float, Rule]] = []
+    for what in DECISIONS:
+        spreads = columns.variant.spreads[what]
+        values = np.array([getattr(columns.candidates[i], f"{what}s") for i in mixed])
+        alike = (values == values[0]).T @ shares
+        split = np.minimum(alike, 1 - alike)
+        if len(mixed) == 1:
+            split = np.ones(len(spreads))
+            decided = [rule.stage for rule in columns.rules if rule.what == what and rule.kept]
+            split[decided] = 0.0
+        ranks = spreads * split
+        stage = int(ranks.argmax())
+        if ranks[stage] > 0:
+            found.append((float(ranks[stage]), Rule(stage, what, int(values[0, stage]), True)))
+    return max(found, key=lambda one: one[0])[1] if found else None

@@ -1,8 +1,7 @@
-"""What a layer keeps for its backward pass, and what it needs there, in bytes.
+"""The bytes that a layer saves for its backward pass, and those that it needs there.
 
-All are means over ranks: no rank's peak can be below the mean, so that sums of them are lower
-bounds of what is predicted. Of what a view shows, and of values that no gradient reaches, nothing
-is counted.
+All are means over ranks: no rank's peak can be below the mean, so their sums are lower bounds of
+the prediction. Views, and values that no gradient reaches, are not counted.
 
 Source: the functions by which a prediction writes down a step's tensors (`execution.py`).
 """
@@ -11,18 +10,17 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from workbench.plan.choice import LayerPlan
-from workbench.plan.experiment import Experiment, LocalSGD, Synchronous
+from workbench.plan.experiment.experiment import Experiment, LocalSGD, Synchronous
 from workbench.plan.graph import Graph, Layer
-from workbench.plan.layout import Layout
+from workbench.plan.placement.choice import LayerPlan
+from workbench.plan.placement.layout import Layout
+from workbench.plan.placement.weights import WeightPlacement, heads_of
 from workbench.plan.plan import Plan
-from workbench.plan.weights import WeightPlacement, heads_of
 from workbench.predict.memory import kernels
-from workbench.predict.memory.kept import kept_by
-from workbench.predict.memory.windows import Windows
+from workbench.predict.memory.kept import Windows, saved_by
 from workbench.predict.search.space.trellis import Floats
+from workbench.program.buckets import KEEPS_GRADIENT_BYTES, itemsize, piece
 from workbench.program.operations import HALF
-from workbench.program.parameters import KEEPS_GRADIENT_BYTES, itemsize, piece
 from workbench.program.rows import Counts, Rows, tiled
 
 SLOTS = 2  # of the values that a layer reads, so many are looked at
@@ -31,13 +29,13 @@ Footprint = tuple[float, ...]
 
 
 class Footprints:
-    """Of any layer of an experiment's graph.
+    """The memory of any layer of an experiment's graph.
 
     Args:
-        experiment: gives graph and precision.
-        rows: rows of each rank in a pass.
-        itemsizes: bytes of an element of what each layer gives.
-        learns: layers that a gradient reaches.
+        experiment: the experiment, for its graph and precision.
+        rows: the rows of each rank in a pass.
+        itemsizes: the bytes of an element of each layer's output.
+        learns: the names of layers that a gradient reaches.
     """
 
     def __init__(
@@ -50,7 +48,7 @@ class Footprints:
         sync = experiment.sync
         self.rewrites = self.precision != "bf16" and not isinstance(sync, LocalSGD)
         self.anew = isinstance(sync, Synchronous) and sync.per_round  # in every round
-        self.kept = {layer.name: kept_by(plan, layer) for layer in self.graph.layers}
+        self.kept = {layer.name: saved_by(plan, layer) for layer in self.graph.layers}
 
     def of(
         self,
@@ -60,14 +58,16 @@ class Footprints:
         given: Layout,
         placed: Mapping[str, WeightPlacement],
     ) -> Footprint:
-        """What one layer keeps and needs: the columns from `BESIDE` to `MADE` of `memory_costs.py`.
+        """The bytes that one layer saves and needs.
+
+        They are the columns from `BESIDE` to `MADE` of `memory_costs.py`.
 
         Args:
             layer: a layer of the graph.
-            choice: its choice; None: it has none.
-            read: layout of what it reads.
-            given: layout of what it gives.
-            placed: its weights.
+            choice: the layer's choice; None: it has none.
+            read: the layout of its input.
+            given: the layout of its output.
+            placed: the placement of its weights.
         """
         if layer.name not in self.learns or layer.kind in ("parameter", "size"):
             return (0.0,) * (2 + 2 * SLOTS + 4)
@@ -79,22 +79,22 @@ class Footprints:
         return beside, float(output), *slots, *(0.0,) * SLOTS, *transient
 
     def slots(self, layer: Layer) -> list[str]:
-        """The values that it reads and that can be kept for it or others, at most `SLOTS`."""
+        """The inputs of a layer that can be saved for it or others, at most `SLOTS`."""
         found = [name for name in dict.fromkeys(layer.inputs) if self.counts(self.root(name))]
         return found[:SLOTS]
 
     def root(self, name: str) -> str:
-        """The value in whose memory this one lies: itself, if it is no view."""
+        """The value whose memory this one is a view of: itself, if it is no view."""
         while name != "input" and self.kept[name].view and self.graph[name].inputs:
             name = self.graph[name].inputs[0]
         return name
 
     def gives(self, name: str) -> bool:
-        """Whether a layer keeps its own output."""
+        """Whether a layer saves its own output."""
         return self.counts(name) and self.kept[name].output
 
     def needs(self, layer: Layer) -> list[bool]:
-        """For each of `slots`, whether the layer keeps it."""
+        """Whether the layer saves each of its `slots`."""
         slots = self.slots(layer)
         if layer.name not in self.learns or not self.kept[layer.name].input:
             return [False] * len(slots)
@@ -104,25 +104,25 @@ class Footprints:
         return [True] * len(slots)
 
     def counted(self, layer: Layer) -> tuple[bool, tuple[bool, ...], tuple[int, ...]]:
-        """Equal for layers of which the same is counted."""
+        """A key that is equal for layers of which the same values are counted."""
         places = tuple(layer.inputs.index(name) for name in self.slots(layer))
         return self.gives(layer.name), tuple(self.needs(layer)), places
 
     def counts(self, name: str) -> bool:
-        """Whether a value is looked at: memory of its own that a gradient reaches."""
+        """Whether a value is counted: it has its own memory, and a gradient reaches it."""
         if name == "input" or name not in self.learns or self.graph[name].rows == 0:
             return False
         return not self.kept[name].view
 
     def read(self, layer: Layer, name: str, read: Layout) -> float:
-        """Bytes of a value as a layer reads and keeps it."""
+        """Bytes of a value as a layer reads and saves it."""
         casts = self.precision == "bf16" and layer.kind in ("conv2d", "linear")
         width = self.itemsizes[name]
         share = min(width, HALF) / width if casts else 1.0
         return float(self._bytes(name, read).mean()) * share
 
     def _beside(self, layer: Layer, choice: LayerPlan | None, given: Layout) -> float:
-        """Masks, places and what else a layer keeps of its own."""
+        """Bytes of masks, indices and other tensors that a layer makes to save."""
         keeps = self.kept[layer.name]
         heads = 1.0 if choice is None else self._heads(layer, choice)
         words = keeps.words + keeps.of_heads * float(np.mean(heads))
@@ -161,7 +161,7 @@ class Footprints:
         return float(most), float(room.mean()), alone, float(further.mean())
 
     def _made(self, layer: Layer, placed: Mapping[str, WeightPlacement]) -> tuple[Floats, Floats]:
-        """Gradients of its weights as they are made on each rank: in the first round, later."""
+        """Bytes of its weights' gradients on each rank [ranks]: (in the first round, later)."""
         first = further = np.zeros(self.rows.world_size)
         for index, weight in enumerate(layer.weights):
             if not weight.trainable:
@@ -199,7 +199,7 @@ class Footprints:
         return kernels.Workspace()
 
     def _heads(self, layer: Layer, choice: LayerPlan) -> np.ndarray:
-        """The share of an attention layer's heads that each rank has."""
+        """The fraction of an attention layer's heads that each rank has [ranks]."""
         if choice.scheme != "shard_heads":
             return np.ones(self.rows.world_size)
         return tiled(heads_of(layer, choice), self.rows.world_size) / layer.heads

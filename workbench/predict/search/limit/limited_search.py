@@ -1,8 +1,8 @@
-"""Plans for a memory limit that binds, and how far any other that fits could be below them.
+"""The search for plans under a tight memory limit, with a lower bound on all that fit.
 
-Two searches take turns over the same plans. One underestimates memory: its bound holds for all
-plans that fit. The other lowers its limit by as much as the predictions of its own plans exceeded
-it, and recomputes in short segments, so that the plans that it finds do fit.
+Two searches alternate over the same plans. One underestimates memory: its bound holds for all plans
+that fit. The other lowers its limit by as much as the predictions of its own plans exceeded it, and
+recomputes in short segments, so that the plans that it finds do fit.
 """
 
 import time
@@ -11,15 +11,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from workbench.plan.placement.tail import Rounds, RoundsError
 from workbench.plan.plan import Plan
-from workbench.plan.tail import Rounds, RoundsError
 from workbench.predict.prediction import predict
 from workbench.predict.search.bounds.costs import StepCosts
 from workbench.predict.search.bounds.relaxation import Terms
 from workbench.predict.search.evaluation import EvaluatedPlan, Evaluator
-from workbench.predict.search.limit.branching import BranchAndBound
 from workbench.predict.search.limit.candidates import Candidate, Prices
-from workbench.predict.search.limit.column_generation import ColumnGeneration
+from workbench.predict.search.limit.column_generation import BranchAndBound, ColumnGeneration
 from workbench.predict.search.limit.memory_trellis import MemoryTrellis
 from workbench.predict.search.limit.recompute import REACH, automaton_of, boundaries_of
 from workbench.predict.search.question import Question
@@ -38,12 +37,12 @@ class MemoryLimitedSearch:
     """A search for the fastest plan that fits a memory limit.
 
     Args:
-        question: what is asked.
-        trellis: all plans.
+        question: the arguments of the search.
+        trellis: the trellis of all plans.
         costs: the costs in time that it was built with.
-        terms: what the bounds of time have in common.
-        resident: bytes that every rank holds whatever the plan.
-        evaluator: predicts the plans that are found.
+        terms: the terms that the bounds of time have in common.
+        resident: the bytes that every rank holds with any plan.
+        evaluator: the evaluator that predicts the plans that are found.
     """
 
     def __init__(
@@ -65,10 +64,10 @@ class MemoryLimitedSearch:
         self._repaired = set[tuple[tuple[int, ...], Rounds]]()
 
     def search(self, until: float) -> None:
-        """Looks for plans that fit until the bound is near, or so much work is done.
+        """Searches for plans that fit, until the bound is near or the time is over.
 
         Args:
-            until: when to stop, by `time.thread_time`.
+            until: the time to stop at, by `time.thread_time`.
         """
         limit = self.question.limit
         bounding = self._branching(self.variants, limit, self.recomputable)
@@ -86,10 +85,10 @@ class MemoryLimitedSearch:
         self.bound = bounding.bound
 
     def least(self, until: float) -> float:
-        """Bytes that every plan needs at least; plans that need little are evaluated meanwhile.
+        """The bytes that every plan needs at least; plans that need little are evaluated meanwhile.
 
         Args:
-            until: when to stop, by `time.thread_time`.
+            until: the time to stop at, by `time.thread_time`.
         """
         # Rounds "B" need no less than "B/K".
         every = [ColumnGeneration(one, None) for one in self.variants if one.rounds != "B"]
@@ -108,7 +107,7 @@ class MemoryLimitedSearch:
 
     @property
     def _leanest(self) -> float:
-        """Bytes of the plan that needs least so far."""
+        """The bytes of the evaluated plan that needs least."""
         lean = self.evaluator.leanest
         return float("inf") if lean is None else lean.peak_bytes
 
@@ -120,7 +119,7 @@ class MemoryLimitedSearch:
             self._evaluated(replace(candidate, recomputed=recomputed))
 
     def _evaluated(self, candidate: Candidate) -> EvaluatedPlan | None:
-        """What is predicted for a plan; None: it cannot run in its rounds."""
+        """Evaluates a plan; None: it cannot run in its rounds."""
         try:
             plan = self.question.plan(candidate.plan, candidate.recomputed)
             plan = plan.with_rounds(candidate.rounds)
@@ -129,11 +128,11 @@ class MemoryLimitedSearch:
         return self.evaluator.evaluate(plan)
 
     def _enough(self) -> float:
-        """Seconds from which on a plan is too slow to be of interest."""
+        """The seconds from which on a plan is too slow to be of interest."""
         return self.evaluator.seconds * (1 - _NEAR)
 
     def _excess(self, candidate: Candidate, limit: float) -> float:
-        """Evaluates a plan; gives the bytes by which one that should fit does not."""
+        """Evaluates a plan; gives the bytes by which it exceeds the limit, though it should fit."""
         if candidate.peak > limit or candidate.seconds >= self.evaluator.seconds:
             return 0.0
         evaluated = self._evaluated(candidate)
@@ -144,7 +143,7 @@ class MemoryLimitedSearch:
         return over
 
     def _repair(self, candidate: Candidate) -> None:
-        """Evaluates a plan that does not fit with as many more layers recomputed as it takes."""
+        """Evaluates a plan that does not fit with more layers recomputed, as few as it takes."""
         layers = zip(self.question.graph.layers, self._in_segments(_SHORT), strict=True)
         more = [layer.name for layer, recomputable in layers if recomputable]
 
@@ -162,7 +161,7 @@ class MemoryLimitedSearch:
             self.evaluator.evaluate(plan(high))
 
     def _feasible(self) -> Iterator[Candidate | None]:
-        """Plans for smaller and smaller limits, until they fit."""
+        """Plans for decreasing limits, until they fit."""
         recomputable = self._in_segments(_SHORT)
         variants = self._variants(recomputable)
         limit, known = float(self.question.limit), dict[int, list[Candidate]]()
@@ -193,7 +192,7 @@ class MemoryLimitedSearch:
         return BranchAndBound(variants, limit, self._enough, refine, known)
 
     def _variants(self, recomputable: Sequence[bool]) -> list[MemoryTrellis]:
-        """All plans by the rounds that they run in, if only these layers may be recomputed."""
+        """All plans by their rounds, if only these layers may be recomputed."""
         edges = self.trellis.stages
         found = [self._all_at_once(recomputable, edges, coarse=True)]
         if self.terms.parts and self.boundaries:
@@ -214,7 +213,7 @@ class MemoryLimitedSearch:
         return MemoryTrellis(*common, coarse=coarse and many)
 
     def _boundaries(self) -> dict[str, float]:
-        """Values behind which a tail may begin, and the bytes of their gradients."""
+        """Values that a tail may begin after, and the bytes of their gradients."""
         graph, costs = self.question.graph, self.costs
         rows, found = float(np.mean(costs.passes[0][0].own)), {}
         for name in boundaries_of(graph, costs.before_tails):
@@ -226,7 +225,7 @@ class MemoryLimitedSearch:
         return found
 
     def _in_segments(self, length: int) -> list[bool]:
-        """Of each layer, whether it may be recomputed if no segment is to be much longer."""
+        """Whether each layer may be recomputed, if no segment is to be much longer [layers]."""
         graph, recomputable, count = self.question.graph, list(self.recomputable), 0
         alone = set(boundaries_of(graph, set(graph.consumers)))
         for index, layer in enumerate(graph.layers):
@@ -237,7 +236,7 @@ class MemoryLimitedSearch:
 
 
 def _until(every: Iterator[Candidate], over: Callable[[], bool]) -> Iterator[Candidate]:
-    """Of these, those that come before something is so."""
+    """The items up to the first after which a condition holds."""
     for one in every:
         yield one
         if over():
@@ -245,7 +244,7 @@ def _until(every: Iterator[Candidate], over: Callable[[], bool]) -> Iterator[Can
 
 
 def _round_robin(*every: Iterator[Candidate | None]) -> Iterator[Candidate | None]:
-    """One of each in turn, until the first has no more."""
+    """One item of each iterator in turn, until the first is exhausted."""
     first, *others = every
     while True:
         for one in list(others):

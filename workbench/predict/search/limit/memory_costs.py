@@ -1,35 +1,35 @@
-"""What each choice costs in memory and in rounds, behind the columns of time of `costs.py`.
+"""The costs of each choice in memory and in rounds, behind the columns of time of `costs.py`.
 
     resident    bytes of parameters and buffers, gradients that stay, and the optimizer's state
-    beside      bytes that the layer keeps for its backward pass and that no other layer sees
-    output      bytes of its output, where it keeps that itself
-    first       bytes of the first value that it reads, as it reads it
-    second      bytes of the second one
-    converted   the same of the first one where it is read in another layout than it was given
-    other       the same of the second one
-    transient   bytes of gradients and workspace that are there at once in its backward pass
-    space       of these, activations' gradients and workspace
-    arrived     of these, activations' gradients
-    made        bytes of gradients of its weights that are made beside those of earlier rounds
-    settled     bytes of gradients of its weights that are there from its backward pass on
-    entries     in how many layouts of groups values are read that lay in own rows
-    over        the size of those groups, added up
+    beside      bytes that only this layer saves for its backward pass
+    output      bytes of its output, if it saves that
+    first       bytes of its first input, as it reads it
+    second      bytes of its second input
+    converted   bytes of the first input if it is read in another layout than produced
+    other       bytes of the second input if so
+    transient   bytes of gradients and workspace alive at once in its backward pass
+    space       the part of these for activations' gradients and workspace
+    arrived     the part of these for activations' gradients
+    made        bytes of its weights' gradients made in addition to those of earlier rounds
+    settled     bytes of its weights' gradients alive from its backward pass on
+    entries     how many layouts of groups values are read in that were own rows
+    over        the sum of the sizes of those groups
     apart       1 where the layer reads a group's rows, 0 where it reads its own
     added up    seconds to add its weights' gradients to those of the round before
     parted      seconds to add up the gradients of several readers; not in rounds, where their tail
                 begins with the value
 
-and then, for each size k of groups, seconds that rounds "B/K" over k take more, one way and the
-other, and those that rounds "B" do: each of them works on fewer rows, and begins anew.
+and then, for each size k of groups, the further seconds of rounds "B/K" over k, forward and
+backward, and those of rounds "B": each round works on fewer rows, and has its own overhead.
 
-When each of these is held is said in `recompute.py`. They count only where a memory limit binds.
+When each of these is held is described in `recompute.py`. They count only under a tight limit.
 """
 
 from collections.abc import Sequence
 
-from workbench.plan.choice import LayerPlan
 from workbench.plan.graph import Layer
-from workbench.plan.layout import ROWS, Conversion, Layout
+from workbench.plan.placement.choice import LayerPlan
+from workbench.plan.placement.layout import ROWS, Conversion, Layout
 from workbench.predict.search.bounds.conversion_costs import PassSeconds
 from workbench.predict.search.bounds.costs import TIMES, StepCosts
 from workbench.predict.search.space.trellis import Cost, Readings
@@ -41,7 +41,7 @@ SETTLED, ENTRIES, OVER, APART, ADDED_UP, PARTED, ROUNDS = range(17, 24)
 
 
 class MemoryCosts:
-    """Costs of one step in time, memory and rounds.
+    """The costs of one step in time, memory and rounds.
 
     Args:
         times: the costs in time.
@@ -54,7 +54,7 @@ class MemoryCosts:
         self._crossed: dict[tuple[Conversion, int, bool], list[PassSeconds]] = {}
 
     def layer(self, layer: Layer, choice: LayerPlan | None, read: Layout, given: Layout) -> Cost:
-        """Of computing a layer and holding its weights, their gradients and what it keeps."""
+        """The cost of computing a layer, its weights, their gradients and what it saves."""
         times = self.times
         alone = times.alone(layer, choice, read, given)
         placed = alone.flow.weights
@@ -70,7 +70,7 @@ class MemoryCosts:
         return *times.layer(layer, choice, read, given), of_weights.held, *room, *last, *more
 
     def converted(self, layer: Layer, name: str, read: Layout) -> Cost:
-        """Of what a layer reads in another layout than it was given."""
+        """The cost of an input that is read in another layout than it was produced in."""
         cost = list(self._nothing)
         slots = self.times.footprints.slots(layer)
         if layer.name in self.times.learns and name in slots:
@@ -79,7 +79,7 @@ class MemoryCosts:
         return tuple(cost)
 
     def value(self, name: str, source: Layout, readings: Readings, carried: bool) -> Cost:
-        """Of a layer's output: its conversions, and the loss where the model returns it."""
+        """The cost of a layer's output: its conversions, and the loss if the model returns it."""
         times = self.times
         if times.shape(name)[1] == 0:
             return self._nothing
@@ -99,11 +99,11 @@ class MemoryCosts:
         return *cost, *nothing, *entries, 0.0, 0.0, parted, *more
 
     def alike(self, name: str) -> object:
-        """As of `StepCosts`."""
+        """The key of `StepCosts.alike`."""
         return self.times.alike(name)
 
     def _more_of(self, name: str, steps: Sequence[Conversion]) -> tuple[float, ...]:
-        """What a value's conversions take more in rounds of each size."""
+        """The further seconds of a value's conversions in rounds of each size."""
         times, found = self.times, self._plain
         width, learns = times.itemsizes[name], times.comes_back(name)
         for step in steps:
@@ -120,7 +120,7 @@ class MemoryCosts:
 
 
 def _more(plain: PassSeconds, others: Sequence[PassSeconds]) -> tuple[float, ...]:
-    """What each of the others takes more, one way and the other."""
+    """The further seconds of each of the others, forward and backward."""
     return tuple(more for way in others for more in (way[0] - plain[0], way[1] - plain[1]))
 
 

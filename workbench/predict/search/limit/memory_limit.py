@@ -1,10 +1,11 @@
-"""Memory limits: from what people write, and what is said of one that is too tight."""
+"""Memory limits: parsing them, and the error for one that is too tight."""
 
 import math
 import re
 
 from workbench.plan.errors import PlanError
 from workbench.plan.plan import Plan
+from workbench.plan.units import size
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -15,9 +16,9 @@ class MemoryLimitError(PlanError):
     """No plan fits into a memory limit.
 
     Attributes:
-        plan: the leanest plan that was found.
-        needed: bytes that its ranks need, of the one that needs most.
-        least: bytes that every plan needs at least.
+        plan: the plan with the least memory that was found.
+        needed: the bytes that the plan needs, on the rank that needs most.
+        least: the bytes that every plan needs at least.
     """
 
     def __init__(self, text: str, plan: Plan, needed: int, least: int) -> None:
@@ -26,22 +27,22 @@ class MemoryLimitError(PlanError):
 
 
 def refusal(limit: int, plan: Plan, needed: int, least: float, batch_size: int) -> MemoryLimitError:
-    """What is said of a limit into which no plan fits, or none that was found.
+    """The error for a limit into which no plan fits, or none that was found.
 
     Args:
-        limit: bytes of a rank.
-        plan: the leanest that was found.
-        needed: bytes of its ranks, of the one that needs most.
-        least: bytes that every plan needs at least.
-        batch_size: samples of the whole world.
+        limit: the memory limit of a rank, in bytes.
+        plan: the plan with the least memory that was found.
+        needed: the bytes that the plan needs, on the rank that needs most.
+        least: the bytes that every plan needs at least.
+        batch_size: the samples of a step over all ranks.
     """
     least = min(int(min(least, 2**62)), needed)
     every = "which no plan needs less than"
     if least < needed:
-        every = f"and every plan at least {shown(least)}, a factor of {needed / least:.2f} below"
+        every = f"and every plan at least {size(least)}, a factor of {needed / least:.2f} below"
     return MemoryLimitError(
-        f"memory_limit {shown(limit)}: the leanest plan found for {plan.graph.source.name} on "
-        f"{plan.world_size} ranks needs {shown(needed)} ({needed:,} bytes), {every}; "
+        f"memory_limit {size(limit)}: the leanest plan found for {plan.graph.source.name} on "
+        f"{plan.world_size} ranks needs {size(needed)} ({needed:,} bytes), {every}; "
         f"the error's `plan` is that plan. Valid are a larger limit, more ranks, or a smaller "
         f"batch than {batch_size}",
         plan,
@@ -51,10 +52,10 @@ def refusal(limit: int, plan: Plan, needed: int, least: float, batch_size: int) 
 
 
 def bytes_of(limit: float | str) -> int:
-    """Bytes, from a number or from text such as "2GiB" or "800 MB".
+    """The bytes of a number or of text such as "2GiB" or "800 MB".
 
     Raises:
-        PlanError: neither, or not positive.
+        PlanError: neither a number nor such text, or not positive.
     """
     found: float = math.nan
     if isinstance(limit, str):
@@ -69,8 +70,3 @@ def bytes_of(limit: float | str) -> int:
             f"got {limit!r}"
         )
     return int(found)
-
-
-def shown(nbytes: float) -> str:
-    """Bytes as people read them."""
-    return f"{nbytes / 2**30:,.2f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:,.1f} MiB"

@@ -1,8 +1,8 @@
-"""All plans with what they keep: the trellis and the automaton of `recompute.py` together.
+"""All plans with what they hold: the trellis combined with the automaton of `recompute.py`.
 
-A plan's memory is looked at once in the backward pass of each layer: what stays from step to
-step, what layers up to this one keep, and what its own backward pass needs. At prices on these
-moments, and on both bounds of its time, a cheapest plan is found stage by stage.
+A plan's memory is priced once in the backward pass of each layer: what stays from step to step,
+what layers up to this one save, and what its own backward pass needs. At prices on these moments,
+and on both bounds of its time, a cheapest plan is found stage by stage.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from workbench.plan.tail import Rounds
+from workbench.plan.placement.tail import Rounds
 from workbench.predict.search.bounds.costs import (
     BACKWARD,
     FORWARD,
@@ -52,12 +52,12 @@ KEPT = slice(BESIDE, OTHER + 1)
 
 
 class Pricing:
-    """Of stages of plans in some rounds.
+    """The prices of stages, for plans with given rounds.
 
     Args:
-        terms: what the bounds of time have in common.
+        terms: the terms that the bounds of time have in common.
         rounds: the rounds of the plans' tail.
-        group_size: group size of their tail; 1: all rows at once.
+        group_size: the group size of their tail; 1: all rows at once.
     """
 
     def __init__(self, terms: Terms, rounds: Rounds, group_size: int) -> None:
@@ -68,14 +68,15 @@ class Pricing:
     def costs(
         self, edges: Stage, transitions: Transitions, prices: Prices, kept: float, reach: Floats
     ) -> Floats:
-        """[edges, transitions]: of a stage, without what follows.
+        """The cost of each edge and transition of a stage [edges, transitions].
 
         Args:
             edges: the stage's edges.
-            transitions: its layer's transitions.
-            prices: prices of time and memory.
-            kept: price of a byte in the backward passes of this layer and all behind it.
-            reach: the same in its own, and in those of the next 0, 1, ... layers of its segment.
+            transitions: the transitions of the stage's layer.
+            prices: the prices of time and memory.
+            kept: the price of a byte in the backward passes of this layer and all after it.
+            reach: the price of a byte in its own backward pass, then also in those of the next 0,
+                1, ... layers of its segment [1 + reach].
         """
         key = (id(edges), id(transitions))
         if key not in self._tables:
@@ -87,14 +88,14 @@ class Pricing:
         return found
 
     def shares(self, costs: Floats, tail: Floats) -> Floats:
-        """[edges, transitions]: the part of a layer's activations that is there at a time."""
+        """The fraction of a layer's activations that is alive at a time [edges, transitions]."""
         size = self.group_size
         cut = np.ones(len(costs)) if self.rounds == "B/K" else costs[:, APART]
         found: Floats = 1 - np.outer(cut, tail) * (1 - 1 / size)
         return found
 
     def transient(self, costs: Floats, tail: Floats) -> Floats:
-        """[edges, transitions]: what is there in a layer's backward pass alone."""
+        """The bytes that are alive in a layer's backward pass alone [edges, transitions]."""
         shares = self.shares(costs, tail)
         parted = np.maximum(
             shares * costs[:, SPACE, None], shares * costs[:, ARRIVED, None] + costs[:, MADE, None]
@@ -103,7 +104,7 @@ class Pricing:
         return found
 
     def more(self, costs: Floats) -> tuple[Floats, Floats]:
-        """Of each edge, what its rounds take more: forward, backward."""
+        """The further seconds of each edge's rounds [edges]: (forward, backward)."""
         scheme = IN_ROUNDS.index(self.rounds)
         column = ROUNDS + 2 * (len(IN_ROUNDS) * self.terms.parts.index(self.group_size) + scheme)
         there, back = costs[:, column], costs[:, column + 1]
@@ -114,7 +115,7 @@ class Pricing:
         return there, back
 
     def _table(self, edges: Stage, transitions: Transitions, reaches: int) -> Floats:
-        """[prices, edges x transitions]: what each price is multiplied by, in the order there."""
+        """The amount that each price is multiplied by [prices, edges x transitions]."""
         costs, shares = edges.costs, self.shares(edges.costs, transitions.tail)
         found = np.zeros((5 + reaches, len(costs), len(transitions.before)))
         impossible, plain, mixed, kept, total, *reach = found
@@ -135,7 +136,7 @@ class Pricing:
     def _seconds(
         self, costs: Floats, transitions: Transitions, plain: Floats, mixed: Floats
     ) -> None:
-        """Adds seconds at the first bound of time, and by how much the second is above."""
+        """Adds the seconds of the first bound, and by how much the second one exceeds it."""
         slowed, size = self.terms.slowed, self.group_size
         recompute = np.outer(costs[:, LAYER], transitions.recompute) + np.outer(
             costs[:, FORWARD], transitions.repeats
@@ -165,17 +166,17 @@ _TAIL = np.ones(1)
 
 
 class MemoryTrellis:
-    """All plans in some rounds.
+    """All plans with given rounds.
 
     Args:
         edges: the edges of each stage of the trellis.
-        trellis: all plans, with the costs of `memory_costs.py`.
-        automaton: what each of them keeps.
-        terms: what the bounds of time have in common.
-        resident: bytes that every rank holds whatever the plan.
+        trellis: the trellis of all plans, with the costs of `memory_costs.py`.
+        automaton: the automaton of what each plan saves.
+        terms: the terms that the bounds of time have in common.
+        resident: the bytes that every rank holds with any plan.
         rounds: the rounds of the plans' tail.
-        group_size: group size of their tail; 1: all rows at once.
-        coarse: whether there are so many that `automaton` looks at less than it could.
+        group_size: the group size of their tail; 1: all rows at once.
+        coarse: whether `automaton` looks ahead less than it could, since there are so many plans.
     """
 
     def __init__(
@@ -200,11 +201,11 @@ class MemoryTrellis:
     def cheapest(
         self, prices: Prices, rules: Sequence[Rule] = ()
     ) -> tuple[float, Candidate | None]:
-        """(its cost, a plan) that is cheapest; `fixed` and `resident` are not in the cost.
+        """(its cost, a plan) with the least cost, which excludes `fixed` and `resident`.
 
         Args:
-            prices: prices of time and memory.
-            rules: what it must keep to; infinite cost and no plan where none does.
+            prices: the prices of time and memory.
+            rules: the rules that it must keep; infinite cost and no plan where none does.
         """
         of_stage: dict[int, list[Rule]] = {}
         for rule in rules:
@@ -217,9 +218,9 @@ class MemoryTrellis:
         """The edges of all plans that fit and could take less than so many seconds.
 
         Args:
-            bound: seconds.
-            prices: prices by which plans are compared.
-            limit: bytes.
+            bound: the time, in seconds.
+            prices: the prices by which plans are compared.
+            limit: the memory limit, in bytes.
         """
         behind, paid = self._behind(prices, {})
         most = bound - prices.total * (self.resident - limit) - prices.time * self.terms.fixed
@@ -266,7 +267,7 @@ class MemoryTrellis:
         return found, paid
 
     def _next(self, edges: Stage, transitions: Transitions) -> Integers:
-        """[edges, transitions]: where each leads, as one number."""
+        """The number of the state that each leads to [edges, transitions]."""
         key = (id(edges), id(transitions))
         if key not in self._nexts:
             count = int(transitions.after_states)
@@ -274,7 +275,7 @@ class MemoryTrellis:
         return self._nexts[key]
 
     def _reached(self, every: Sequence[Stage]) -> list[Stage]:
-        """The edges that plans in rounds can have: behind a head of own rows, few are left."""
+        """The edges that plans in rounds can have: after a head of own rows, few are left."""
         here, found = np.ones((1, 1), dtype=bool), []
         known: dict[tuple[int, bytes], Stage] = {}
         for edges, transitions in zip(every, self.automaton.transitions, strict=True):
@@ -305,7 +306,7 @@ class MemoryTrellis:
         return self.candidate(path, taken)
 
     def candidate(self, path: Sequence[int], taken: Sequence[int]) -> Candidate:
-        """The plan of a path, given as one edge and one transition for each stage."""
+        """The plan of a path, which is given as one edge and one transition for each stage."""
         costs = np.array([e.costs[edge] for e, edge in zip(self.edges, path, strict=True)])
         transitions = Transitions.joined(zip(self.automaton.transitions, taken, strict=True))
         recompute, tails = transitions.recompute, transitions.tail
@@ -358,12 +359,12 @@ class MemoryTrellis:
 
     @cached_property
     def spreads(self) -> dict[str, Floats]:
-        """For each of `DECISIONS`, bytes that it decides on at each stage; 0: nothing."""
+        """The bytes that each of `DECISIONS` decides on at each stage; 0: none [stages]."""
         return spreads_of(self.edges, self.automaton.transitions)
 
 
 def _refused(edges: Stage, entry: Integers, parts: int) -> Flags:
-    """[edges, transitions]: where a tail of groups of `parts` ranks cannot make a conversion."""
+    """Where a tail of groups of `parts` ranks cannot make a conversion [edges, transitions]."""
     entries, over = edges.costs[:, ENTRIES, None], edges.costs[:, OVER, None]
     one = (entries == 1) & (over == parts)
     refused: Flags = ((entry == NONE) & (entries > 0)) | ((entry == ONE) & ~one)

@@ -1,21 +1,21 @@
-"""What is kept for backward, layer by layer, as a small automaton over recomputation and tails.
+"""The values saved for backward, layer by layer, as an automaton over recomputation and tails.
 
-Besides its scheme every layer chooses whether it is recomputed in backward (activation
-checkpointing), and the model where its tail begins if it runs in rounds. What is kept of a value
-depends on the layers that give and read it:
+Besides its scheme every layer chooses whether it is recomputed in the backward pass (activation
+checkpointing), and the model chooses where its tail begins if it runs in rounds. What is saved of a
+value depends on the layers that produce and read it:
 
-    a layer that is not computed again    keeps its output or inputs, as its kind needs
-    one that is                           keeps what it reads from before its segment, until the
-                                          segment's own backward pass; all else is there from the
-                                          moment when its segment runs back to its own
+    a layer that is not recomputed        saves its output or inputs, as its kind needs
+    a layer that is recomputed            saves its inputs from before its segment, until the
+                                          segment's own backward pass; all else is alive from the
+                                          segment's recomputation to the layer's own
 
-so that a value is gone only if all who need it are computed again in one segment. A state of the
-automaton says of each value that is still to be read whether it is kept already, and if not,
-whether it was given in the segment that goes on, and for how many layers that will go on; it is
-combined with the trellis's states.
+so a value is freed only if all layers that need it are recomputed in one segment. A state of the
+automaton has for each live value whether it is saved already, and if not, whether it was produced
+in the current segment, and for how many layers that will continue; it is combined with the
+trellis's states.
 
-A tail in rounds holds a part of its activations at a time. It begins where one value alone leads
-on, and whatever goes from own rows into groups behind it is that value.
+A tail in rounds holds a part of its activations at a time. It begins where a single value is live,
+and only that value is converted from own rows into groups after it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,21 +38,22 @@ class Transitions:
     """The automaton's transitions at one layer, ordered by the state before.
 
     Attributes:
-        states: number of states before.
-        after_states: number of states behind.
-        before: state before each transition.
-        after: state behind each transition.
-        recompute: 1 where the layer is computed again, else 0.
-        kept: [transitions, 2 + 2 SLOTS]: of beside, output, inputs and inputs converted, the part
-            that is kept.
-        there: the part that is there in its segment's backward pass alone.
-        left: so many further layers of its segment, at least.
-        repeats: 1 where conversions are computed again with the layer, else 0.
-        tail: 1 where the layer is in a tail that runs in rounds, else 0.
-        held: bytes that are there from this layer on: where a tail begins, the gradient of what it
-            reads.
-        stays: bytes that are there all the time: of what it reads, where nobody else keeps that.
-        entry: `ANY`, `NONE` or `ONE`.
+        states: the number of states before.
+        after_states: the number of states after.
+        before: the state before each transition [transitions].
+        after: the state after each transition [transitions].
+        recompute: 1 where the layer is recomputed, else 0 [transitions].
+        kept: the saved fraction of beside, output, inputs and converted inputs [transitions, 2 + 2
+            SLOTS].
+        there: the fraction that is alive in its segment's backward pass alone [transitions, 2 + 2
+            SLOTS].
+        left: the number of further layers of its segment, at least [transitions].
+        repeats: 1 where conversions are recomputed with the layer, else 0 [transitions].
+        tail: 1 where the layer is in a tail that runs in rounds, else 0 [transitions].
+        held: the bytes that are alive from this layer on: where a tail begins, the gradient of its
+            input [transitions].
+        stays: the bytes that are alive all the time: inputs that nothing else saves [transitions].
+        entry: the conversions that are allowed: `ANY`, `NONE` or `ONE` [transitions].
     """
 
     states: int
@@ -71,7 +72,7 @@ class Transitions:
 
     @classmethod
     def of(cls, states: int, after_states: int, rows: Iterable[Sequence[object]]) -> "Transitions":
-        """Of one row of values for each transition, in the order of the attributes."""
+        """Makes transitions of rows of values, in the order of the attributes."""
         columns: list[Any] = [
             np.array(column, dtype=np.int64 if name in _INTEGERS else np.float64)
             for name, column in zip(_COLUMNS, zip(*rows, strict=True), strict=True)
@@ -80,25 +81,25 @@ class Transitions:
 
     @cached_property
     def starts(self) -> Integers:
-        """Of each state, its first transition."""
+        """The first transition of each state [states]."""
         found: Integers = np.searchsorted(self.before, np.arange(self.states))
         return found
 
     @cached_property
     def ends(self) -> Integers:
-        """Of each state, the one behind its last transition."""
+        """The index after the last transition of each state [states]."""
         return np.append(self.starts[1:], len(self.before))
 
     @property
     def key(self) -> tuple[bytes, ...]:
-        """Equal for equal transitions."""
+        """A key that is equal for equal transitions."""
         columns = (getattr(self, name) for name in _COLUMNS)
         sizes = repr((self.states, self.after_states)).encode()
         return (sizes, *(column.tobytes() for column in columns))
 
     @classmethod
     def joined(cls, every: "Iterable[tuple[Transitions, int]]") -> "Transitions":
-        """One transition of each."""
+        """Joins one transition of each."""
         rows = ([getattr(some, name)[place] for name in _COLUMNS] for some, place in every)
         return cls.of(1, 1, rows)
 
@@ -108,25 +109,25 @@ _INTEGERS = ("before", "after", "left", "entry")
 
 
 _BEFORE, _BEGUN, _BEHIND = range(3)  # the tail's gather
-# A value that is not kept yet: given outside of the segment that goes on, inside, or kept in it.
+# A value that is not saved yet: produced outside the current segment, inside, or saved in it.
 _OUTSIDE, _INSIDE, _INNER = 1, 2, 3
 _NO_SEGMENT = -1
 REACH = 4
-"""Layers ahead that it is known how long a segment goes on."""
-# (phase, values that are not kept yet, layers that the segment is known to go on for)
+"""The number of layers ahead for which a segment's continuation is known."""
+# (phase, values that are not saved yet, layers that the segment is known to continue for)
 _State = tuple[int, tuple[tuple[str, int], ...], int]
 
 
 @dataclass(frozen=True)
 class RecomputeAutomaton:
-    """The states are what has been kept so far; its transitions, what one layer may do.
+    """The automaton of what is saved: its transitions are what one layer may do.
 
     Attributes:
         transitions: the transitions of each layer.
-        ends: for each state behind the last layer, whether a plan may end there.
-        parts: whether each layer ends a segment that it is not in.
-        reaches: for each layer, [1 + reach]: the layer behind it and the next 0, 1, ... of those
-            that can be in a segment.
+        ends: whether a plan may end in each state after the last layer [states].
+        parts: whether each layer ends a segment that it is not in [layers].
+        reaches: the index after each layer and after the next 0, 1, ... of those that can
+            be in a segment [1 + reach].
     """
 
     transitions: tuple[Transitions, ...]
@@ -142,15 +143,15 @@ def automaton_of(
     boundaries: Mapping[str, float] | None = None,
     reach: int = REACH,
 ) -> RecomputeAutomaton:
-    """The automaton of plans without rounds, or of those with a tail in rounds.
+    """Makes the automaton of plans without rounds, or of those with a tail in rounds.
 
     Args:
         graph: the model.
-        footprints: what layers keep.
-        recomputable: whether each layer may be recomputed.
-        boundaries: values whose readers can be a tail, and the bytes of their gradients; None:
+        footprints: the memory of layers.
+        recomputable: whether each layer may be recomputed [layers].
+        boundaries: the values whose readers can be a tail, and the bytes of their gradients; None:
             there is no tail.
-        reach: so many layers ahead it is known how long a segment goes on.
+        reach: the number of layers ahead for which it is known how long a segment continues.
     """
     writing = _Writing(graph, footprints, boundaries, reach)
     known: dict[tuple[bytes, ...], Transitions] = {}
@@ -184,7 +185,7 @@ def takes_part(layer: Layer, footprints: Footprints) -> bool:
 def _ahead(
     graph: Graph, footprints: Footprints, recomputable: Sequence[bool], reach: int
 ) -> list[int]:
-    """Of each layer, for how many layers a segment can go on behind it, at most `reach`."""
+    """How many layers a segment can continue after each layer, at most `reach` [layers]."""
     found, run = [], 0
     for layer, may in zip(reversed(graph.layers), reversed(recomputable), strict=True):
         found.append(min(run, reach))
@@ -194,7 +195,7 @@ def _ahead(
 
 
 def boundaries_of(graph: Graph, heads: frozenset[str] | set[str]) -> list[str]:
-    """Of these values, those that lead on alone where they are first read."""
+    """The values among these that are the only live one where they are first read."""
     last = {name: readers[-1] for name, readers in graph.consumers.items() if readers}
     live, found, seen = {"input"}, list[str](), set[str]()
     for layer in graph.layers:
@@ -225,7 +226,7 @@ class _Writing:
         self.gathered = ""
 
     def _until(self) -> dict[str, str]:
-        """The last layer that reads a value, itself or as a view."""
+        """The last layer that reads each value, itself or as a view."""
         found: dict[str, str] = {}
         for layer in self.graph.layers:
             found.update({self.footprints.root(name): layer.name for name in layer.inputs})
@@ -265,7 +266,7 @@ class _Writing:
         return Transitions.of(len(states), len(numbers), rows), list(numbers)
 
     def _segments(self, recomputable: bool, most: int, left: int) -> Iterator[tuple[bool, int]]:
-        """(whether the layer is computed again, for how long its segment goes on behind it)."""
+        """(whether the layer is recomputed, how long its segment continues after it)."""
         if not self.takes_part:
             yield False, left
             if left == 0:
@@ -280,7 +281,7 @@ class _Writing:
             yield from ((True, more) for more in longer if 0 <= more <= most)
 
     def _phases(self, layer: Layer, phase: int) -> Iterator[tuple[int, int]]:
-        """(the phase behind the layer, what it may convert)."""
+        """(the phase after the layer, the conversions that it may have)."""
         if self.whole:
             yield _BEFORE, ANY
             return
@@ -296,11 +297,11 @@ class _Writing:
     def _kept(
         self, layer: Layer, recompute: bool, values: dict[str, int]
     ) -> tuple[list[float], list[float], float, tuple[tuple[str, int], ...]]:
-        """What a layer keeps.
+        """The values that a layer saves.
 
         Returns:
-            What is kept, what is there in its segment's backward pass alone, whether conversions
-            are repeated, and what is not kept yet.
+            What is saved, what is alive in its segment's backward pass alone, whether conversions
+            are repeated, and what is not saved yet.
         """
         name, gives = layer.name, self.gives
         kept, there = [0.0] * (2 + 2 * SLOTS), [0.0] * (2 + 2 * SLOTS)
@@ -331,11 +332,11 @@ class _Writing:
 
 
 def priced_bytes(there: Floats, left: Integers, automaton: RecomputeAutomaton) -> Floats:
-    """[stages]: bytes of the layers up to each, as far as prices reckon with them.
+    """The bytes of the layers up to each, as they are priced [stages].
 
     Args:
-        there: bytes of each layer.
-        left: so many further layers of its segment are looked at.
+        there: the bytes of each layer [stages].
+        left: the number of further layers of its segment that are considered [stages].
         automaton: the automaton.
     """
     found = np.zeros(len(there) + 1)
@@ -348,12 +349,12 @@ def priced_bytes(there: Floats, left: Integers, automaton: RecomputeAutomaton) -
 def segment_bytes(
     there: Floats, recompute: Floats, tails: Floats, automaton: RecomputeAutomaton
 ) -> Floats:
-    """[stages]: bytes of the layers up to each.
+    """The bytes of the layers up to each, in its segment [stages].
 
     Args:
-        there: bytes of each layer.
-        recompute: whether it is computed again.
-        tails: whether it is in the tail, which is a segment of its own.
+        there: the bytes of each layer [stages].
+        recompute: whether each layer is recomputed [stages].
+        tails: whether each layer is in the tail, which is a segment of its own [stages].
         automaton: the automaton.
     """
     found, total = np.zeros(len(there)), 0.0

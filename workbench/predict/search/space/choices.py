@@ -1,22 +1,100 @@
-"""What each layer may choose from, and what its choice means for the layers before it.
+"""The choices of each layer, and what they mean for the layers before it.
 
-Of a layer's choice the layers before it depend only on its preference, the layout that it would
-like to read: own rows, all rows of a group, or those cut by features.
+Layers depend on a later layer's choice only by its preference, the layout that it prefers to read:
+own rows, all rows of a group, or features that are sharded.
+
+A layer's layouts follow from the layouts of its inputs and from the preference of one later layer,
+its decider: the one reached by going on to the first reader until a layer has a scheme. So every
+layer can be placed by itself, and a search can go through the graph layer by layer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from workbench.plan.choice import LayerPlan, check
 from workbench.plan.errors import PlanError
 from workbench.plan.graph import Graph, Layer, unknown
-from workbench.plan.mesh import group_sizes
-from workbench.plan.rules import SCHEMES, SPLITTABLE, schemes_of
+from workbench.plan.placement.choice import LayerPlan, check
+from workbench.plan.placement.layout import Layout
+from workbench.plan.placement.mesh import group_sizes
+from workbench.plan.placement.placing import Placing, read_without_scheme
+from workbench.plan.placement.rules import SCHEMES, SPLITTABLE, after, joins, schemes_of
+
+# A preferred layout: ("rows", 1, None), ("whole", k, None) or ("cut", k, shares).
+Preference = tuple[str, int, tuple[float, ...] | None]
+
+
+class LocalPlacement:
+    """The placement rules, applied layer by layer.
+
+    Args:
+        graph: the model.
+        options: the choices of each layer that can be split.
+    """
+
+    def __init__(self, graph: Graph, options: Mapping[str, Sequence[LayerPlan]]) -> None:
+        self.graph = graph
+        self.preferences = preferences(graph, options)
+        self.deciders = _deciders(graph)
+        able = [layer for layer in graph.layers if layer.kind in SPLITTABLE]
+        # Where all layers prefer the same, each one is placed as if only its decider did.
+        self._uniform = {
+            preference: Placing(
+                graph, {layer.name: choice_preferring(layer, preference) for layer in able}
+            )
+            for preference in self.preferences
+        }
+        kinds: dict[Hashable, int] = {}
+        self._kinds = {
+            layer.name: kinds.setdefault((_shape(layer), self.alike(layer.name)), len(kinds))
+            for layer in graph.layers
+        }
+        self._known: dict[Hashable, dict[tuple[Layout, Layout], frozenset[Preference]]] = {}
+
+    def followed(
+        self, layer: Layer, coming: tuple[Layout, ...]
+    ) -> dict[tuple[Layout, Layout], frozenset[Preference]]:
+        """The (read, given) layouts of a layer without a scheme, with its decider's preferences.
+
+        Args:
+            layer: the layer.
+            coming: the layouts of its inputs, before any conversion.
+        """
+        key = (self._kinds[layer.name], coming)
+        if key not in self._known:
+            self._known[key] = self._followed(layer, coming)
+        return self._known[key]
+
+    def alike(self, name: str) -> Hashable:
+        """A key that is equal for layers of one shape that are placed alike."""
+        heard = tuple(
+            (placing.preferred[name], placing.gathered.get(name))
+            for placing in self._uniform.values()
+        )
+        shapes = (
+            self.graph.input_shape if read == "input" else self.graph[read].output_shape
+            for read in self.graph[name].inputs
+        )
+        hears = name in self.deciders
+        return heard, tuple(shapes), name in self.graph.shares_weights, hears
+
+    def _followed(
+        self, layer: Layer, coming: tuple[Layout, ...]
+    ) -> dict[tuple[Layout, Layout], frozenset[Preference]]:
+        found: dict[tuple[Layout, Layout], frozenset[Preference]] = {}
+        for preference in self.preferences if layer.name in self.deciders else self.preferences[:1]:
+            heard = self._uniform[preference]
+            gathered = heard.gathered.get(layer.name)
+            read = read_without_scheme(
+                self.graph, layer, coming, heard.preferred[layer.name], gathered
+            )
+            place = (read, after(layer, read))
+            found[place] = found.get(place, frozenset()) | {preference}
+        return found
+
 
 Pin = str | LayerPlan
+
 Shares = Sequence[float]
-# What a choice would like to read: ("rows", 1, None), ("whole", k, None) or ("cut", k, shares).
-Preference = tuple[str, int, tuple[float, ...] | None]
 
 _CUT = ("shard_out", "shard_in", "shard_heads")
 
@@ -28,14 +106,15 @@ def options_of(
     shares: Mapping[int, Sequence[Shares]],
     pins: Mapping[str, Pin],
 ) -> dict[str, tuple[LayerPlan, ...]]:
-    """For each layer that can be split, every choice that is to be considered.
+    """The choices to consider, for each layer that can be split.
 
     Args:
         graph: the model.
-        world_size: number of ranks.
+        world_size: the number of ranks.
         sizes: the group sizes to consider.
-        shares: for a group size, relative sizes of unequal pieces to consider beside equal ones.
-        pins: what the user has decided, by the layer's name.
+        shares: the relative sizes of unequal pieces to consider beside equal ones, for each group
+            size.
+        pins: the choices that the user has fixed, by the layer's name.
 
     Raises:
         PlanError: a pin that the layer cannot have.
@@ -83,10 +162,10 @@ def _choices(
 def pinned(graph: Graph, pin: Mapping[str, Pin]) -> dict[str, Pin]:
     """The pins of single layers, from names and patterns such as "features.*".
 
-    A pattern means those of the layers that fit which can be split.
+    A pattern means the matching layers that can be split.
 
     Raises:
-        PlanError: a name or pattern that fits no layer, or a value that is no choice.
+        PlanError: a name or pattern that matches no layer, or a value that is no choice.
     """
     able = [layer.name for layer in graph.layers if layer.kind in SPLITTABLE]
     found: dict[str, Pin] = {}
@@ -107,7 +186,7 @@ def checked_sizes(world_size: int, sizes: Sequence[int] | None) -> tuple[int, ..
     """The group sizes to consider, ascending; None: all that divide the world.
 
     Raises:
-        PlanError: one that does not.
+        PlanError: a size that does not divide the world.
     """
     valid = group_sizes(world_size)
     for k in sizes or ():
@@ -120,7 +199,7 @@ def checked_sizes(world_size: int, sizes: Sequence[int] | None) -> tuple[int, ..
 
 
 def preference_of(layer: Layer, choice: LayerPlan) -> Preference:
-    """Which layout a choice would like to read."""
+    """The layout that a choice prefers to read."""
     if choice.group_size == 1:
         return "rows", 1, None
     grouped = choice.scheme == "shard_out" and layer.groups > 1
@@ -146,3 +225,24 @@ def choice_preferring(layer: Layer, preference: Preference) -> LayerPlan:
     if form == "whole":
         return LayerPlan("duplicate", k)
     return LayerPlan("shard_out" if layer.groups > 1 else "shard_in", k, shares)
+
+
+def _shape(layer: Layer) -> Hashable:
+    """The properties of a layer itself that the placement rules depend on."""
+    shapes = layer.input_shape, layer.output_shape, layer.rows
+    return layer.kind, shapes, bool(layer.inputs), joins(layer)
+
+
+def _deciders(graph: Graph) -> dict[str, str]:
+    """For each layer without a scheme, its decider; the last layers have none."""
+    found: dict[str, str] = {}
+    for layer in reversed(graph.layers):
+        readers = graph.consumers[layer.name]
+        if layer.kind in SPLITTABLE or not readers:
+            continue
+        first = readers[0]
+        if graph[first].kind in SPLITTABLE:
+            found[layer.name] = first
+        elif first in found:
+            found[layer.name] = found[first]
+    return found

@@ -1,8 +1,8 @@
-"""Building a trellis, stage by stage.
+"""The construction of a trellis, stage by stage.
 
-States are numbers, equal ones for equal things, so that stages are worked out as arrays: what a
-layer can do is asked for once for each kind of layer and each of its inputs' layouts, what its
-reading makes of an input once for each that an input has seen, and both are then combined.
+States are numbers, equal ones for equal states, so that stages are computed as arrays: the steps of
+a layer are computed once for each kind of layer and layouts of its inputs, the effect of a read
+once for each state of an input, and both are then combined.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -12,14 +12,13 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from workbench.plan.choice import LayerPlan
 from workbench.plan.graph import Graph, Layer
-from workbench.plan.layout import ROWS, Layout
-from workbench.plan.placement import Replicate
-from workbench.plan.placing import placed_by_scheme
-from workbench.plan.rules import CARRIES_PARTIAL, SPLITTABLE, SUMMED_BACK
-from workbench.predict.search.space.choices import Preference, preference_of
-from workbench.predict.search.space.local_placement import LocalPlacement
+from workbench.plan.placement.choice import LayerPlan
+from workbench.plan.placement.layout import ROWS, Layout
+from workbench.plan.placement.placement import Replicate
+from workbench.plan.placement.placing import placed_by_scheme
+from workbench.plan.placement.rules import CARRIES_PARTIAL, SPLITTABLE, SUMMED_BACK
+from workbench.predict.search.space.choices import LocalPlacement, Preference, preference_of
 from workbench.predict.search.space.trellis import (
     Cost,
     Costs,
@@ -33,17 +32,17 @@ from workbench.predict.search.space.trellis import (
 
 @dataclass(frozen=True)
 class Frame:
-    """What of a stage is the same for all its states: places in the state, by index.
+    """The part of a stage that is the same for all its states: places in the state, by index.
 
     Attributes:
         layer: the stage's layer.
-        names: names of the live values before it.
-        reads: indices of its inputs among them.
-        ends: indices of those that it reads last.
-        heard: number of deciders about whose preference something has been assumed so far.
-        decider: index among them of the layer's decider, or of itself; None: there is none.
+        names: the names of the live values before it.
+        reads: the indices of its inputs among them.
+        ends: the indices of those that it reads last.
+        heard: the number of deciders whose preference has been assumed so far.
+        decider: the index among them of the layer's decider, or of itself; None: there is none.
         lives: whether its own value is read later on.
-        may_carry: whether its gradient can come back as summands.
+        may_carry: whether its gradient can come back as partial sums.
     """
 
     layer: Layer
@@ -91,7 +90,7 @@ def frames_of(
 
 
 def may_carry(graph: Graph, name: str) -> bool:
-    """Whether the gradient of a value can come back as summands."""
+    """Whether the gradient of a value can come back as partial sums."""
     if name == "input" or name in graph.outputs:
         return False
     return graph[name].kind in CARRIES_PARTIAL
@@ -103,13 +102,13 @@ def _may_sum(reader: Layer, options: Mapping[str, tuple[LayerPlan, ...]]) -> boo
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One way to go on, as far as a stage's own values are concerned.
+    """One way to continue, as far as a stage's own values are concerned.
 
     Attributes:
-        choice: index of the layer's choice.
-        preferences: number of the set of its decider's preferences under which it is possible.
-        state: numbers of its own value and of its inputs that live on, as far as there are any.
-        costs: numbers of the cost of the layer, and of all that ends here.
+        choice: the index of the layer's choice.
+        preferences: the number of the set of its decider's preferences under which it is possible.
+        state: the numbers of its own value and of its inputs that live on, if any.
+        costs: the numbers of the costs of the layer, and of the values that end here.
     """
 
     choice: int
@@ -120,15 +119,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class LayerStep:
-    """What a layer does, whatever its inputs have seen so far.
+    """A step of a layer, whatever its inputs have been read as so far.
 
     Attributes:
-        choice: index of the layer's choice.
-        preferences: as of `Step`.
-        read: number of the layout in which it reads.
-        sums: whether a gradient of summands comes back from it.
-        own: number of its own value, where that lives.
-        costs: numbers of the cost of the layer, and of its value where nobody reads that.
+        choice: the index of the layer's choice.
+        preferences: the number of a set of preferences, as in `Step`.
+        read: the number of the layout in which it reads.
+        sums: whether a gradient of partial sums comes back from it.
+        own: the number of its own value, if that lives on.
+        costs: the numbers of the costs of the layer, and of its value if nothing reads that.
     """
 
     choice: int
@@ -141,7 +140,7 @@ class LayerStep:
 
 @dataclass(frozen=True, slots=True)
 class InputRead:
-    """A value that has been read once more: its number, or that of the cost with which it ends."""
+    """A value after one more read: its number, or the number of its cost if it ends."""
 
     number: tuple[int, ...]
     cost: tuple[int, ...]
@@ -151,7 +150,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Numbering(Generic[T]):
-    """Equal values have equal numbers, so that states are cheap to compare."""
+    """Numbers for values, equal ones for equal values, so that states are cheap to compare."""
 
     def __init__(self, *first: T) -> None:
         self.values: list[T] = []
@@ -168,14 +167,14 @@ class Numbering(Generic[T]):
 
 
 class CostTable:
-    """Costs by their numbers."""
+    """A table of costs by their numbers."""
 
     def __init__(self) -> None:
         self._costs: Floats = np.zeros((0, 0))
         self._count = 0
 
     def add(self, cost: Cost) -> tuple[int, ...]:
-        """The number of a cost."""
+        """Adds a cost, and returns its number."""
         if self._count == len(self._costs):
             more = np.zeros((max(1024, len(self._costs)), len(cost)))
             self._costs = more if not len(self._costs) else np.concatenate([self._costs, more])
@@ -184,7 +183,7 @@ class CostTable:
         return (self._count - 1,)
 
     def summed(self, numbers: Sequence[tuple[int, ...]]) -> Floats:
-        """The sums of the costs of these numbers."""
+        """The sums of the costs of these numbers [sums, costs]."""
         counts = np.array([len(some) for some in numbers], dtype=np.int64)
         every = self._costs[np.fromiter(chain.from_iterable(numbers), dtype=np.int64)]
         found: Floats = np.add.reduceat(every, np.cumsum(counts) - counts, axis=0)
@@ -192,7 +191,7 @@ class CostTable:
 
 
 def distinct_rows(rows: Integers) -> tuple[Integers, Integers]:
-    """(index of one of each kind of row, for each row the number of its kind)."""
+    """(the index of the first row of each kind, the number of each row's kind [rows])."""
     code = np.zeros(len(rows), dtype=np.int64)
     for column in rows.T:
         if len(code) and int(code.max() + 1) * int(column.max() + 1) >= 2**62:
@@ -211,13 +210,13 @@ def trellis_of(
     options: Mapping[str, tuple[LayerPlan, ...]],
     costs: Costs,
 ) -> Trellis:
-    """Lays out all plans that can be made of these options.
+    """Builds the trellis of all plans that can be made of these options.
 
     Args:
         graph: the model.
-        placement: its placement rules.
-        options: for each layer that can be split, its choices.
-        costs: gives the costs of layers and conversions.
+        placement: the model's placement rules.
+        options: the choices of each layer that can be split.
+        costs: the costs of layers and conversions.
     """
     return _Construction(graph, placement, options, costs).built()
 
@@ -279,7 +278,7 @@ class _Construction:
         return self._table.add(asked(self.costs))
 
     def _alike(self, frame: Frame) -> Hashable:
-        """Equal where equal states have equal edges."""
+        """A key that is equal for frames in which equal states have equal edges."""
         name = frame.layer.name
         return (
             self.kinds[name],
@@ -338,7 +337,7 @@ class _Construction:
         return stage, after[first]
 
     def _left_open(self, open_: Integers, asked: Integers) -> Integers:
-        """The numbers of the sets of preferences that are in both; -1: there are none."""
+        """The numbers of the intersections of sets of preferences; -1: it is empty."""
         size = len(self.preferences.values)
         pairs, which = np.unique(open_ * size + asked, return_inverse=True)
         found = []
@@ -375,7 +374,7 @@ class _Construction:
         return found
 
     def _layer_steps_of(self, frame: Frame, coming: tuple[int, ...]) -> list[LayerStep]:
-        """What a layer can do with inputs of these layouts."""
+        """The steps of a layer with inputs of these layouts."""
         layer, found = frame.layer, []
         layouts = tuple(self.layouts.values[number] for number in coming)
         for place, choice, read, given, asked in self._placed(frame, layouts):
@@ -393,7 +392,7 @@ class _Construction:
         return found
 
     def _read(self, frame: Frame, index: int, number: int, step: LayerStep) -> InputRead | None:
-        """What reading makes of a value; None: its gradient was guessed wrong."""
+        """The effect of reading a value; None: its gradient was assumed wrongly."""
         value, read = self.lives.values[number], self.layouts.values[step.read]
         if value.carried and (read != value.layout or not step.sums):
             return None
@@ -411,7 +410,7 @@ class _Construction:
         return InputRead((), cost + self._value_cost(name, number))
 
     def _once_more(self, number: int, step: LayerStep) -> int:
-        """The number of a value when it has been read once more."""
+        """The number of a value after one more read."""
         key = (number, step.read, step.sums)
         if key not in self._after:
             value, read = self.lives.values[number], self.layouts.values[step.read]

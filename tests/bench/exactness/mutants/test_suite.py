@@ -1,0 +1,135 @@
+"""A small checkout, its tests, and what they make of faults."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from workbench.bench.__main__ import main
+from workbench.bench.exactness.mutants import planting
+from workbench.bench.exactness.mutants.faults import faults
+from workbench.bench.exactness.mutants.suite import Outcome, attempt, observe
+
+HOUSE = Path(__file__).resolve().parents[4] / "workbench"
+FILE = "workbench/plan/small.py"
+SOURCE = """
+def part(a, rank, k):
+    total = a[rank % k]
+    while rank:
+        rank -= 1
+        total += rank
+    return total if total > 0 else 0
+
+
+def unused(a):
+    return a + 1
+"""
+TESTS = """
+from threading import Thread
+
+import pytest
+
+from workbench.plan.small import part
+
+
+def test_first():
+    assert part([5, 6], 0, 2) == 5
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_others(rank):
+    found = []
+    thread = Thread(target=lambda: found.append(part([5, 6], rank, 2)))
+    thread.start()
+    thread.join()
+    assert found == [[6, 6][rank - 1]]
+
+
+def test_nothing():
+    pass
+
+
+def test_broken():
+    assert part([1, 2], 0, 2) == 2
+"""
+
+
+@pytest.fixture
+def root(tmp_path):
+    root = tmp_path / "checkout"
+    bench = root / "workbench" / "bench"
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(
+        HOUSE / "bench" / "exactness" / "mutants", bench / "exactness" / "mutants", ignore=ignore
+    )
+    for init in ("__init__.py", "bench/__init__.py"):
+        shutil.copy(HOUSE / init, root / "workbench" / init)
+    (root / FILE).parent.mkdir()
+    (root / FILE).write_text(SOURCE)
+    (root / "tests").mkdir()
+    (root / "tests" / "test_small.py").write_text(TESTS)
+    return root
+
+
+def test_faults_are_killed_by_the_tests_that_execute_them(root, tmp_path):
+    seen = observe(root, tmp_path / "observed", [FILE], ["tests"])
+    assert [test.name for test in seen.tests.values()] == [
+        "tests/test_small.py::test_first",
+        "tests/test_small.py::test_others[1]",
+        "tests/test_small.py::test_others[2]",
+        "tests/test_small.py::test_nothing",
+    ]
+    assert seen.failed == ("tests/test_small.py::test_broken",)
+
+    def tried(kind, old):
+        fault, *_ = (f for f in faults(SOURCE, FILE) if (f.kind, f.old) == (kind, old))
+        near = seen.near(fault, most_s=60.0)
+        return attempt(root, tmp_path / f"{fault.start}", fault, near)
+
+    killed = tried("missing sum", "total += rank")
+    assert killed.tests == 2
+    assert killed.by.startswith("tests/test_small.py::test_others")  # the quicker one
+    assert killed.said.startswith("E ")
+    missed = tried("missing sum", "a + 1")
+    assert not missed.killed
+    assert missed.said == "no quick test executes it"
+    assert (root / FILE).read_text() == SOURCE
+
+
+def test_a_hang_is_a_kill_and_what_nothing_shows_survives(root, tmp_path, monkeypatch):
+    monkeypatch.setattr("workbench.bench.exactness.mutants.suite.BESIDES_S", 1.0)
+    seen = observe(root, tmp_path / "observed", [FILE], ["tests"])
+    hang, same = (
+        next(f for f in faults(SOURCE, FILE) if (f.old, f.new) == change)
+        for change in (("rank -= 1", "pass"), ("total > 0", "(total >= 0)"))
+    )
+    survived = attempt(root, tmp_path / "same", same, seen.near(same, most_s=60.0))
+    assert (survived.killed, survived.tests) == (False, 3)
+    killed = attempt(root, tmp_path / "hang", hang, seen.near(hang, most_s=60.0))
+    assert (killed.tests, killed.said) == (2, "ended with status 1")
+    assert killed.by.startswith("tests/test_small.py::test_others")
+
+
+def test_a_report_names_the_survivors():
+    fault, *_ = faults(SOURCE, FILE)
+    killed, survivor = Outcome(fault, "a", "b", 3, 1.0), Outcome(fault, "", "", 3, 1.0)
+    content = planting.report([killed, killed, killed, survivor], seed=7).as_json()
+    assert content["figures"]["mutants_killed_share"]["median"] == 0.75
+    assert content["rows"] == [{"fault": fault.kind, "planted": 4, "killed": 3}]
+    assert [note for note in content["notes"] if str(fault) in note] == [
+        f"survived: {fault} (3 tests)"
+    ]
+    assert json.dumps(content)
+
+
+def test_mutants_need_a_checkout(tmp_path, monkeypatch):
+    monkeypatch.setattr("workbench.__file__", str(tmp_path / "site" / "workbench" / "__init__.py"))
+    with pytest.raises(SystemExit, match="need a checkout with its tests"):
+        main(["exactness", "--mutants", "3"])
+
+
+def test_only_exactness_plants(capsys):
+    with pytest.raises(SystemExit):
+        main(["codecs", "--mutants", "3"])
+    assert "of exactness only, not of codecs" in capsys.readouterr().err

@@ -1,0 +1,77 @@
+"""Batch norm of rows that are spread over ranks, against one over all of them."""
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from workbench.layers.norms import LocalBatchNorm, SynchronizedBatchNorm
+from workbench.plan.placement.placement import Shard
+
+ROWS = [(8,), (4, 4), (1, 5, 2), (6, 0, 2)]
+
+
+def norm():
+    torch.manual_seed(1)
+    whole = nn.BatchNorm2d(3).double()
+    nn.init.normal_(whole.weight)
+    nn.init.normal_(whole.bias)
+    return whole, 5 + torch.randn(8, 3, 2, 2).double(), torch.randn(8, 3, 2, 2).double()
+
+
+def spread(world, rows):
+    ranks = tuple(range(world.size))
+    group = world.groups([("norm", ranks)])["norm", ranks]
+    whole, x, dy = norm()
+    layer = SynchronizedBatchNorm(whole, group, layer="bn")
+    span = Shard(0, rows).span(world.rank)
+    mine = x.narrow(0, *span).clone().requires_grad_()
+    y = layer(mine)
+    y.backward(dy.narrow(0, *span))
+    state = {name: t.detach().clone() for name, t in layer.state_dict().items()}
+    evaluated = layer.eval()(mine)
+    return y.detach(), mine.grad, layer.weight.grad, layer.bias.grad, state, evaluated.detach()
+
+
+@pytest.mark.parametrize("rows", ROWS, ids=str)
+def test_synchronized_equals_the_whole_batch(on_ranks, rows):
+    whole, x, dy = norm()
+    x.requires_grad_()
+    y = whole(x)
+    y.backward(dy)
+    gradients = []
+    for rank, got in enumerate(on_ranks(len(rows), spread, rows)):
+        span = Shard(0, rows).span(rank)
+        assert_close(got[0], y.narrow(0, *span))
+        assert_close(got[1], x.grad.narrow(0, *span))
+        gradients.append(got[2:4])
+        assert_close(got[4], dict(whole.state_dict()))
+        assert_close(got[5], whole.eval()(x).narrow(0, *span))
+    assert_close(sum(g[0] for g in gradients), whole.weight.grad)
+    assert_close(sum(g[1] for g in gradients), whole.bias.grad)
+
+
+@pytest.mark.parametrize("counts", [True, False])
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_local_is_torchs_own(momentum, counts):
+    torch.manual_seed(0)
+    whole = nn.BatchNorm2d(3, momentum=momentum)
+    twin = nn.BatchNorm2d(3, momentum=momentum)
+    if not counts:
+        whole.num_batches_tracked = twin.num_batches_tracked = None
+    layer = LocalBatchNorm(twin)
+    for _ in range(3):
+        x = torch.randn(4, 3, 2, 2)
+        assert_close(layer(x), whole(x), rtol=0, atol=0)
+    assert_close(layer.state_dict(), whole.state_dict(), rtol=0, atol=0)
+    assert_close(layer.eval()(x), whole.eval()(x), rtol=0, atol=0)
+
+
+def test_a_rank_without_rows_counts_the_batch_and_keeps_its_statistics():
+    layer = LocalBatchNorm(nn.BatchNorm2d(3))
+    x = torch.zeros(0, 3, 2, 2, requires_grad=True)
+    layer(x).sum().backward()
+    assert layer.num_batches_tracked.item() == 1
+    assert_close(layer.running_mean, torch.zeros(3))
+    assert_close(layer.weight.grad, torch.zeros(3))
+    assert x.grad.shape == x.shape

@@ -1,0 +1,245 @@
+"""What cannot be traced: each case has one error that says where and what to do."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.model.traced import calling
+from tests.model.tracing.test_modules import Double
+from workbench.model import TraceError, trace
+
+IMAGE = (3, 8, 8)
+
+
+def refusal(forward, *, shape=IMAGE, **attributes):
+    """The reason that is given, without the line of the model's code."""
+    with pytest.raises(TraceError) as caught:
+        trace(calling(forward, **attributes), input_shape=shape)
+    return str(caught.value).split("\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda x: x - x.mean(0), "mean has lost the batch"),
+        (lambda x: x - x.mean(0, keepdim=True), "mean has lost the batch"),
+        (lambda x: x / x.max(), "max has lost the batch"),
+        (lambda x: x.flatten(1) @ x.flatten(1).t(), "t has the batch elsewhere"),
+        (lambda x: x.permute(1, 0, 2, 3), "permute has the batch elsewhere"),
+        (lambda x: x.reshape(3, -1), "the batch elsewhere"),
+        (lambda x: x[0], "getitem has lost the batch"),
+        (lambda x: x[::2], "getitem has"),
+        (lambda x: x[torch.rand(x.shape[0]).long()], "where other samples, or fewer"),
+        (lambda x: x[torch.randperm(x.shape[0])], "sort random numbers"),
+        (lambda x: x.flatten(1).softmax(0), "softmax mixes samples"),
+        (lambda x: x.cumsum(-4), "cumsum mixes samples"),
+        (lambda x: x.flip(0), "on the sample's place"),
+        (lambda x: torch.cat([x, x]), "cat mixes samples"),
+        (lambda x: x / x.shape[0], "number that depends on the batch size"),
+        (lambda x: F.batch_norm(x, None, None, training=True), "batch statistics"),
+        (lambda x: F.adaptive_avg_pool2d(x, 1).squeeze(), "name the dimensions"),
+        (lambda x: x.flatten(1).repeat(2, 1), "repeat mixes samples"),
+        (lambda x: F.normalize(x, dim=0), "normalize mixes samples"),
+        (lambda x: [row for row in x], "loop over the batch"),
+        (lambda x: x.roll(1), "roll mixes samples"),
+        (lambda x: x.roll(1, 0), "roll mixes samples"),
+        (lambda x: x * torch.full((1,), x.shape[0]), "full makes a tensor of the batch's size"),
+        (lambda x: x * torch.ones((x.shape[0] // 4, 1)), "of the batch's size"),
+    ],
+)
+def test_samples_are_not_mixed(call, reason):
+    assert reason in refusal(lambda self, x: call(x).flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (nn.Softmax(0), "Softmax mixes samples"),
+        (nn.SyncBatchNorm(3), 'batch_norm="synchronized"'),
+        (nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0), "batch_first=True"),
+        (nn.TransformerEncoderLayer(8, 2, 16), "whose first dimension is the batch"),
+        (nn.LSTM(8, 4), "batch_first=True"),
+        (nn.Conv2d(3, 4, 9), "Kernel size can't be greater"),
+        (nn.LazyLinear(3), "run the module once on a batch"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_layers(layer, reason):
+    shape = IMAGE if isinstance(layer, nn.Conv2d | nn.SyncBatchNorm) else (5, 8)
+    text = refusal(lambda self, x: self.block(x), shape=shape, block=layer)
+    assert reason in text
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda x: x * 2 if x.sum() > 0 else x, "use torch.where"),
+        (lambda x: x * 2 if x.shape[0] > 1 else x, "the size of the batch"),
+        (lambda x: x * 2 if x.shape[0] // 4 == 0 else x, "the size of the batch"),
+        (lambda x: x[x > 0], "depends on the values of a tensor"),
+        (lambda x: x.new_ones(torch.Size([x.shape[0], 1])), r"x.new_zeros\(\(n, 3\)\)"),
+        (lambda x: x.numpy(), "numpy"),
+        (lambda x: Double.apply(x), "backward pass of a torch.autograd.Function"),
+        (lambda x: x.__setitem__(0, 1), "assigning to a part"),
+    ],
+)
+def test_what_is_decided_when_it_runs(call, reason):
+    assert re.search(reason, refusal(lambda self, x: call(x.flatten(1))))
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        (lambda x: {"scores": x}, "a dict with 'scores'"),
+        (lambda x: (x, {"scores": x}), "a tuple of Node|return the predictions"),
+        (lambda x: None, "returns nothing"),
+        (lambda x: x.shape[0], "return the predictions"),
+        (lambda x: x.reshape(-1, 2), "96 rows"),
+    ],
+)
+def test_outputs(output, reason):
+    assert re.search(reason, refusal(lambda self, x: output(x.flatten(1))))
+
+
+def detached(self, x):
+    with torch.no_grad():
+        x = x * 2
+    return x.flatten(1)
+
+
+def in_half(self, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        return x.flatten(1)
+
+
+@pytest.mark.parametrize("forward", [detached, in_half])
+def test_modes_that_would_be_lost(forward):
+    assert "in forward would be lost" in refusal(forward)
+
+
+def test_tracing_in_such_a_mode_is_no_matter():
+    with torch.no_grad():
+        assert trace(nn.Linear(2, 3), input_shape=(2,)).num_classes == 3
+
+
+def test_hooks_on_the_model_itself():
+    module = nn.Linear(2, 3)
+    module.register_forward_hook(lambda module, args, output: output * 2)
+    with pytest.raises(TraceError, match="hooks on the model itself"):
+        trace(module, input_shape=(2,))
+
+
+def test_an_output_that_is_the_input():
+    assert "the model returns 'x'" in refusal(lambda self, x: x, shape=(4,))
+
+
+def test_several_inputs_are_named():
+    text = refusal(lambda self, image, mask: image * mask)
+    assert "forward takes 2 inputs (image, mask)" in text
+
+
+def test_a_tensor_that_is_no_buffer():
+    text = refusal(lambda self, x: x.flatten(1) * self.scale, scale=torch.ones(1))
+    assert 'self.register_buffer("name", tensor)' in text
+
+
+def test_a_module_that_is_no_submodule():
+    text = refusal(lambda self, x: self.layers[0](x), layers=[nn.Linear(8, 3)])
+    assert "hold such modules in nn.ModuleList" in text
+
+
+def test_state_that_the_model_changes_itself():
+    module = calling(count_calls)
+    module.register_buffer("count", torch.zeros(()))
+    with pytest.raises(TraceError, match="add_ changes a parameter or buffer of the model"):
+        trace(module, input_shape=IMAGE)
+
+
+def count_calls(self, x):
+    self.count.add_(1)
+    return x.flatten(1)
+
+
+def test_state_that_is_assigned():
+    for count in (assign_calls, add_calls):
+        module = calling(count)
+        module.register_buffer("count", torch.zeros(()))
+        with pytest.raises(TraceError, match="assignment to 'count' in forward changes"):
+            trace(module, input_shape=IMAGE)
+
+
+def assign_calls(self, x):
+    self.count = self.count + 1
+    return x.flatten(1) / self.count
+
+
+def add_calls(self, x):
+    self.count += 1
+    return x.flatten(1) / self.count
+
+
+def test_a_norm_that_writes_the_statistics_of_its_rows():
+    norm = nn.InstanceNorm2d(3, track_running_stats=True)
+    with pytest.raises(TraceError, match="'0': InstanceNorm2d changes a parameter or buffer"):
+        trace(nn.Sequential(norm, nn.Flatten()), input_shape=IMAGE)
+    plain = nn.Sequential(nn.InstanceNorm2d(3), nn.Flatten())
+    assert trace(plain, input_shape=IMAGE).layers[0].kind == "op"
+
+
+def test_a_state_dict_of_its_own_making():
+    class Extra(nn.Linear):
+        def get_extra_state(self):
+            return 1
+
+    with pytest.raises(TraceError, match=r"differs .* in \['_extra_state'\]"):
+        trace(Extra(4, 4), input_shape=(4,))
+
+
+class Inner(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)  # the line to be found
+
+
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(nn.ReLU(), Inner())
+
+    def forward(self, x):
+        return self.blocks(x).flatten(1)
+
+
+def test_the_error_names_module_and_line():
+    source = Path(__file__).read_text().splitlines()
+    line = 1 + next(n for n, text in enumerate(source) if "# the line to be found" in text)
+    with pytest.raises(TraceError) as caught:
+        trace(Outer(), input_shape=IMAGE)
+    text = str(caught.value)
+    assert text.startswith("Outer cannot be traced in 'blocks.1': ")
+    assert f"{__file__}:{line}, in forward: return x - x.mean(0)" in text
+
+
+def test_a_model_that_cannot_take_the_image():
+    with pytest.raises(TraceError, match=r"alexnet cannot be traced in 'features.12': .*too small"):
+        trace("alexnet", input_shape=(3, 32, 32))
+
+
+def test_nothing_is_printed(capfd):
+    with pytest.raises(TraceError):
+        trace("alexnet", input_shape=(3, 32, 32))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_after_a_failure_everything_works_as_before():
+    refusal(lambda self, x: x - x.mean(0))
+    assert nn.Linear(2, 3)(torch.ones(1, 2)).shape == (1, 3)
+    assert trace(nn.Linear(2, 3), input_shape=(2,)).num_classes == 3
+
+
+def test_a_submodule_with_a_name_that_torch_fx_uses_itself():
+    said = refusal(lambda self, x: self.code(x), code=nn.Flatten())
+    assert "a submodule named code" in said

@@ -1,0 +1,136 @@
+"""Cases that were once wrong and are refused by name now, with a word of the error."""
+
+from tests.oracle.cases import Case, Cut, Run
+from tests.oracle.models import Net
+
+REFUSED = {
+    "a running count": (
+        Case(
+            Net(
+                (6,),
+                ("self.register_buffer('m4', torch.zeros(1))", "self.head = nn.Linear(6, 3)"),
+                ("self.m4.add_(1)", "x = self.head(x)"),
+            )
+        ),
+        "m4",
+    ),
+    "running statistics of an instance norm": (
+        Case(
+            Net(
+                (3, 6, 6),
+                (
+                    "self.m3 = nn.InstanceNorm2d(3, track_running_stats=True)",
+                    "self.head = nn.Linear(108, 3)",
+                ),
+                ("x = self.head(torch.flatten(self.m3(x), 1))",),
+            ),
+            Cut(2),
+        ),
+        "m3",
+    ),
+    "one row for a local batch norm": (
+        Case(
+            Net(
+                (6,),
+                ("self.m3 = nn.BatchNorm1d(6)", "self.head = nn.Linear(6, 3)"),
+                ("x = self.head(self.m3(x))",),
+            ),
+            Cut(4, local=True),
+        ),
+        "m3",
+    ),
+    "an operation that torch does not do to no rows": (
+        Case(
+            Net(
+                (3, 6, 6),
+                (
+                    "self.m2 = nn.Conv2d(12, 8, 3, padding=1)",
+                    "self.m3 = nn.MaxPool2d(2)",
+                    "self.head = nn.Linear(8, 3)",
+                ),
+                (
+                    "x = F.pixel_unshuffle(x, 2)",
+                    "x = self.m3(self.m2(x))",
+                    "x = self.head(torch.flatten(x, 1))",
+                ),
+            ),
+            Cut(2, rows=(0, 1)),
+        ),
+        "pixel_unshuffle",
+    ),
+    "a part that is changed in place, and the whole is read": (
+        Case(
+            Net(
+                (8,),
+                ("self.head = nn.Linear(9, 3)",),
+                ("x = x * 1.5", "m = x[:, :1]", "m += 1", "x = self.head(torch.cat([x, m], 1))"),
+            )
+        ),
+        "m += 1",
+    ),
+    "no rows in bf16, of a layer that then gives fp32": (
+        Case(
+            Net(
+                (2, 9),
+                ("self.m = nn.LSTM(9, 9, batch_first=True)", "self.head = nn.Linear(18, 3)"),
+                ("x = self.m(x)[0]", "x = self.head(torch.flatten(x, 1))"),
+            ),
+            Cut(3, (("head", "shard_out", 3, None),), rows=(2, 0, 3)),
+            Run(batch_size=6, precision="bf16"),
+        ),
+        "layer 'm'",
+    ),
+    "a parameter that is changed through its data": (
+        Case(
+            Net(
+                (8,),
+                ("self.head = nn.Linear(8, 3)",),
+                ("self.head.weight.data.mul_(0.9)", "x = self.head(x)"),
+            )
+        ),
+        "mul_ changes 'head.weight'",
+    ),
+    "a shape that goes over samples": (
+        Case(
+            Net(
+                (2, 9),
+                ("self.head = nn.Linear(18, 3)",),
+                ("n = x.shape[0]", "x = x.reshape(-1, 4, 2)", "x = self.head(x.reshape(n, 18))"),
+            )
+        ),
+        "x.reshape(-1, 4, 2)",
+    ),
+    "outputs that nothing is said of": (
+        Case(
+            Net(
+                (8,),
+                ("self.m1 = nn.Linear(8, 6)", "self.head = nn.Linear(6, 3)"),
+                ("m = F.relu(self.m1(x))", "x = self.head(m)"),
+                "x, m",
+            ),
+        ),
+        "outputs",
+    ),
+    "attention that moves the batch to another dimension": (
+        Case(
+            Net(
+                (4, 8),
+                ("self.m1 = Attention(8, 2, 0.2, True)", "self.head = nn.Linear(32, 3)"),
+                ("x = x + self.m1(x)", "x = self.head(torch.flatten(x, 1))"),
+            ),
+            Cut(2),
+        ),
+        "permute",
+    ),
+    "rows that are repeated one after the other": (
+        Case(
+            Net(
+                (8,),
+                ("self.m1 = nn.Linear(8, 4)", "self.head = nn.Linear(8, 3)"),
+                ("x = self.m1(x.repeat(2, 1)).reshape(-1, 8)", "x = self.head(x)"),
+            ),
+            Cut(2),
+        ),
+        "repeat",
+    ),
+}

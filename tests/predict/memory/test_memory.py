@@ -1,0 +1,191 @@
+"""Predicted peaks beside measured ones, on the same small nets as everything else."""
+
+import pytest
+from torch import Tensor, nn
+
+from tests.predict import running
+from workbench.comm.shared_memory.staging import SEGMENT_BYTES
+from workbench.layers.faster import LARGE_BYTES
+from workbench.model.tracing.trace import trace
+from workbench.model.vision import torchvision
+from workbench.model.weights.initial import initialize
+from workbench.plan.experiment.codec import Codec
+from workbench.plan.experiment.experiment import (
+    SGD,
+    Adam,
+    Experiment,
+    LocalSGD,
+    ParameterServer,
+    Pipelined,
+    Synchronous,
+    Synthetic,
+)
+from workbench.plan.plan import Plan
+from workbench.predict.memory.memory import memory_of
+from workbench.predict.memory.resident import STAGING_BYTES
+from workbench.program.buckets import KEEPS_GRADIENT_BYTES
+from workbench.program.step import program_of
+
+SHAPE = (3, 16, 16)
+
+
+def convolutions() -> nn.Module:
+    """Batch norm, residuals, pools that find maxima, dropout, and a classifier to be cut."""
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, stride=2, padding=1, bias=False),
+        nn.Hardswish(),
+        nn.Conv2d(64, 64, 1),
+        nn.Flatten(),
+        nn.Linear(1024, 1024),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(1024, 512),
+        nn.GELU(),
+        nn.Linear(512, 10),
+    )
+
+
+def wide() -> nn.Module:
+    """Nearly all activations in the tail."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(768, 32), nn.ReLU(), nn.Linear(32, 1024), nn.Tanh(),
+        nn.Linear(1024, 1024), nn.Tanh(), nn.Linear(1024, 10),
+    )  # fmt: skip
+
+
+class Attending(nn.Module):
+    """Sixteen tokens, four heads, four times over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(48, 256)
+        self.blocks = nn.ModuleList(
+            nn.MultiheadAttention(256, 4, batch_first=True) for _ in range(4)
+        )
+        self.head = nn.Linear(256, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x.flatten(1).unflatten(1, (16, 48)))
+        for block in self.blocks:
+            x = x + block(x, x, x, need_weights=False)[0]
+        return self.head(x[:, 0])
+
+
+def windows() -> nn.Module:
+    """Both versions of attention in windows, shifted and not, of which some tokens are padding."""
+    swin = torchvision().models.swin_transformer
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 1),
+        torchvision().ops.Permute([0, 2, 3, 1]),
+        swin.ShiftedWindowAttention(64, [5, 5], [0, 0], 4),
+        swin.ShiftedWindowAttention(64, [5, 5], [2, 2], 4),
+        swin.ShiftedWindowAttentionV2(64, [5, 5], [2, 2], 4),
+        nn.Flatten(),
+        nn.Linear(64 * 256, 10),
+    )
+
+
+def tuned() -> nn.Module:
+    """The classifier of `convolutions` alone is trained, and all norms keep their statistics."""
+    net = convolutions()
+    net[1].eval()
+    for part in net[:8]:
+        part.requires_grad_(False)
+    return net
+
+
+def partly() -> nn.Module:
+    """Of `convolutions`, what lies before two layers that are frozen is trained."""
+    net = convolutions()
+    for part in (net[1], net[4], net[8], net[11]):
+        part.requires_grad_(False)
+    return net
+
+
+NETS = {
+    "convolutions": convolutions,
+    "wide": wide,
+    "attention": Attending,
+    "windows": windows,
+    "tuned": tuned,
+    "partly": partly,
+}
+GRAPHS = {name: trace(net(), input_shape=SHAPE) for name, net in NETS.items()}
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("weights")
+    made = {}
+    for name, net in NETS.items():
+        made[name] = initialize(GRAPHS[name], 0, folder / name, module=net())
+    return made
+
+
+PLANS = {
+    "data parallel": lambda g: Plan.data_parallel(g, 2).with_batch_norm("synchronized"),
+    "hybrid": lambda g: Plan.hybrid(g, 4),
+    "in groups": lambda g: Plan.hybrid(g, 4, 2),
+    "unequal": lambda g: Plan.hybrid(g, 2).with_layer("8", shares=(3, 1)),
+    "heads": lambda g: Plan.hybrid(g, 2).with_layer("blocks.1", shares=(3, 1)),
+    "recomputed": lambda g: Plan.hybrid(g, 2).with_recompute("[0-5]", "9", "1[01]"),
+    "recomputed in rounds": lambda g: Plan.hybrid(g, 2, rounds="B").with_recompute("[3-6]"),
+    "alone": lambda g: Plan.data_parallel(g, 2),
+    "window heads": lambda g: Plan.data_parallel(g, 2).with_layer(
+        "3", scheme="shard_heads", shares=(1, 1)
+    ),
+    "B": lambda g: Plan.hybrid(g, 4, rounds="B"),
+    "B/K": lambda g: Plan.hybrid(g, 4, rounds="B/K"),
+}
+
+FUSED = dict(sync=Synchronous(algorithm="direct"), optimizer=Adam())
+
+CASES = [
+    ("convolutions", "data parallel", {}),
+    ("convolutions", "hybrid", dict(optimizer=Adam())),
+    ("convolutions", "in groups", dict(precision="fp64")),
+    ("convolutions", "in groups", dict(accumulate=2)),
+    ("convolutions", "in groups", dict(sync=LocalSGD(every=3, momentum="average"))),
+    ("convolutions", "unequal", dict(precision="bf16")),
+    ("tuned", "data parallel", dict(optimizer=Adam())),
+    ("tuned", "in groups", dict(precision="bf16")),
+    ("partly", "data parallel", {}),
+    ("partly", "in groups", dict(optimizer=Adam())),
+    ("partly", "in groups", dict(precision="bf16")),
+    ("partly", "recomputed", {}),
+    ("attention", "data parallel", {}),
+    ("attention", "heads", {}),
+    ("convolutions", "recomputed", {}),
+    ("convolutions", "data parallel", dict(shard_optimizer=True, optimizer=Adam())),
+    ("convolutions", "in groups", FUSED | dict(shard_optimizer=(3, 0, 0, 1))),
+    ("convolutions", "data parallel", dict(sync=Synchronous(algorithm="ring"))),
+    ("convolutions", "in groups", dict(sync=Pipelined(width=2, compensation="delay"))),
+    ("convolutions", "in groups", dict(sync=Pipelined(width=3, codec=Codec(name="int8")))),
+    ("convolutions", "in groups", dict(sync=ParameterServer(server=3))),
+    ("windows", "alone", dict(batch_size=16)),
+    ("windows", "window heads", dict(batch_size=16)),
+    ("wide", "hybrid", dict(batch_size=1600)),
+    ("wide", "recomputed in rounds", dict(batch_size=1600)),
+    ("wide", "B", dict(batch_size=1600)),
+    ("wide", "B/K", dict(batch_size=1600)),
+]
+
+
+@pytest.mark.parametrize(("net", "plan", "fields"), CASES)
+def test_peaks_are_the_measured_ones(on_ranks, weights, net, plan, fields):
+    given = dict(batch_size=128, optimizer=SGD(lr=0.01, momentum=0.9)) | fields
+    chosen = PLANS[plan](GRAPHS[net])
+    run = Experiment(plan=chosen, data=Synthetic(samples=1600), steps=3, **given)
+    found = on_ranks.seated(chosen.world_size, running.peak_of_a_step, run, weights[net])
+    for rank, measured in zip(memory_of(program_of(run)).ranks, found, strict=True):
+        assert rank.peak_bytes == pytest.approx(measured, rel=0.02), (rank.moment, rank.categories)
+
+
+def test_sizes_are_those_of_the_implementation():
+    """Rooms that never see each other state them twice."""
+    assert STAGING_BYTES == SEGMENT_BYTES
+    assert KEEPS_GRADIENT_BYTES == LARGE_BYTES

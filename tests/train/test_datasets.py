@@ -1,0 +1,294 @@
+import pickle
+import re
+from hashlib import md5
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from sklearn.datasets import load_digits
+from torch.testing import assert_close
+
+from workbench.model.vision import torchvision
+from workbench.plan.experiment.experiment import CIFAR10, Digits, ImageFolder, Synthetic
+from workbench.train.datasets import DataError, fit, open_data, order, rows_of_step
+
+RGB, GREY = (3, 32, 32), (1, 32, 32)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """As ranks have; small operators on a busy machine are slower with more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def cifar(tmp_path, monkeypatch):
+    """Files like CIFAR-10's own, of 20 images each, with their checksums made known."""
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+
+    def write(name, content):
+        # The originals are by NumPy 1, which wrote a dtype's flags as integers.
+        text = re.sub(rb"(u1q.)\x89\x88", b"\\1K\x00K\x01", pickle.dumps(content, protocol=2))
+        (folder / name).write_bytes(text)
+        return md5(text).hexdigest()
+
+    def batch(name):
+        content = {
+            "data": rng.integers(0, 256, (20, 3 * 32 * 32), dtype=np.uint8),
+            "labels": [row % 10 for row in range(20)],
+        }
+        return [name, write(name, content)]
+
+    dataset = torchvision().datasets.CIFAR10
+    monkeypatch.setattr(dataset, "train_list", [batch(f"data_batch_{i}") for i in range(1, 6)])
+    monkeypatch.setattr(dataset, "test_list", [batch("test_batch")])
+    names = {"label_names": list("abcdefghij")}
+    meta = dataset.meta | {"md5": write("batches.meta", names)}
+    monkeypatch.setattr(dataset, "meta", meta)
+    return CIFAR10(root=str(tmp_path))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three classes, of 2, 3 and 4 images, each of one color; half as many for the test."""
+    for split, factor in (("train", 1), ("test", 2)):
+        for label, color in enumerate([(255, 0, 0), (0, 255, 0), (0, 0, 255)]):
+            place = tmp_path / split / f"class{label}"
+            place.mkdir(parents=True)
+            for number in range((label + 2) // factor):
+                Image.new("RGB", (40 + number, 30), color).save(place / f"{number}.png")
+    return ImageFolder(root=str(tmp_path))
+
+
+@pytest.fixture
+def values(cifar, folder):
+    return {
+        "digits": (Digits(), 10),
+        "synthetic": (Synthetic(samples=48), 10),
+        "cifar10": (cifar, 10),
+        "imagefolder": (folder, 3),
+    }
+
+
+KINDS = ["digits", "synthetic", "cifar10", "imagefolder"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [RGB, GREY, (3, 17, 40)], ids=str)
+def test_batches_have_the_models_shape(values, kind, shape):
+    value, classes = values[kind]
+    data = open_data(value, shape, classes, "train")
+    assert data.num_classes == classes
+    for rows in ([0, len(data) - 1, 3], []):
+        images, labels = data.batch(torch.tensor(rows, dtype=torch.long))
+        assert images.shape == (len(rows), *shape)
+        assert (images.dtype, labels.dtype) == (torch.float32, torch.int64)
+        assert images.is_contiguous()
+        assert labels.shape == (len(rows),)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sample_is_the_same_in_every_batch_and_on_every_rank(values, kind):
+    value, classes = values[kind]
+    ranks = [open_data(value, (3, 24, 40), classes, "train") for _ in range(2)]
+    rows = torch.arange(7)
+    images, labels = ranks[0].batch(rows)
+    for row in rows:
+        one, label = ranks[1].batch(row[None])
+        assert torch.equal(one[0], images[row])
+        assert torch.equal(label[0], labels[row])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [RGB, GREY], ids=str)
+def test_a_model_with_other_classes_is_refused(values, kind, shape):
+    value, classes = values[kind]
+    with pytest.raises(DataError, match=rf"has {classes} classes, the model 1000; trace it with"):
+        open_data(value, shape, 1000, "train")
+
+
+@pytest.mark.parametrize("kind", ["digits", "cifar10", "imagefolder"])
+def test_pictures_need_a_model_of_pictures(values, kind):
+    value, classes = values[kind]
+    with pytest.raises(DataError, match=r"\(channels, height, width\), the model reads \(64,\)"):
+        open_data(value, (64,), classes, "train")
+
+
+@pytest.mark.parametrize("kind", ["cifar10", "imagefolder"])
+def test_color_cannot_become_four_channels(values, kind):
+    value, classes = values[kind]
+    with pytest.raises(DataError, match="the model reads 4 channels; color images give 1 or 3"):
+        open_data(value, (4, 8, 8), classes, "train").batch(torch.tensor([0]))
+
+
+def test_digits_are_scikit_learns_own():
+    known = load_digits()
+    halves = [open_data(Digits(), (1, 8, 8), 10, split) for split in ("train", "test")]
+    mine, theirs = set(), set()
+    for half in halves:
+        images, labels = half.batch(torch.arange(len(half)))
+        pixels = (images * 16 * 0.376 + 16 * 0.305).round().to(torch.uint8).numpy()
+        mine |= {(p.tobytes(), int(t)) for p, t in zip(pixels, labels, strict=True)}
+    for image, label in zip(known.images, known.target, strict=True):
+        theirs.add((image.astype(np.uint8).tobytes(), int(label)))
+    assert mine == theirs
+    assert len(halves[0]) + len(halves[1]) == len(known.images)
+
+
+def test_digits_splits_are_stratified_and_normalized():
+    train, test = (open_data(Digits(), GREY, 10, split) for split in ("train", "test"))
+    images, labels = train.batch(torch.arange(len(train)))
+    assert abs(images.mean()) < 0.02
+    small, _ = open_data(Digits(), (1, 8, 8), 10, "train").batch(torch.arange(len(train)))
+    assert abs(small.std() - 1) < 0.02
+    held_out = test.batch(torch.arange(len(test)))[1].bincount()
+    assert (len(train), len(test)) == (1442, 355)
+    assert_close(held_out / labels.bincount(), torch.full((10,), 0.25), atol=0.01, rtol=0)
+
+
+def test_digits_hold_bytes_not_images():
+    data = open_data(Digits(), (3, 224, 224), 10, "train")
+    held = [value for value in vars(data).values() if isinstance(value, torch.Tensor)]
+    assert sum(tensor.nbytes for tensor in held) < 128 * 1024
+
+
+@pytest.mark.parametrize("shape", [RGB, (1, 20, 12), (16,)], ids=str)
+def test_synthetic_images_can_be_learnt(shape):
+    """Logistic regression, from scratch, on the flattened pixels."""
+    value = Synthetic(samples=256, classes=4)
+    train, test = (open_data(value, shape, 4, split) for split in ("train", "test"))
+    images, labels = train.batch(torch.arange(256))
+    weight = torch.zeros(4, images[0].numel(), requires_grad=True)
+    for _ in range(30):
+        F.cross_entropy(images.flatten(1) @ weight.T, labels).backward()
+        weight.data -= 0.05 * weight.grad
+        weight.grad = None
+    unseen, truth = test.batch(torch.arange(len(test)))
+    assert len(test) == 64
+    guess = (unseen.flatten(1) @ weight.T).argmax(dim=1)
+    assert (guess == truth).double().mean() > 0.95
+
+
+def test_synthetic_test_images_are_new():
+    value = Synthetic(samples=8, classes=2)
+    train, test = (open_data(value, (3, 4, 4), 2, split) for split in ("train", "test"))
+    seen, _ = train.batch(torch.arange(8))
+    new, _ = test.batch(torch.arange(2))
+    assert min((a - b).abs().max() for a in seen for b in new) > 0.1
+
+
+def test_cifar10_pictures_are_the_files_own(cifar):
+    data = open_data(cifar, RGB, 10, "test")
+    path = f"{cifar.root}/cifar-10-batches-py/test_batch"
+    with open(path, "rb") as file:
+        content = pickle.load(file, encoding="latin1")
+    images, labels = data.batch(torch.tensor([4, 2]))
+    expected = torch.from_numpy(content["data"][[4, 2]].reshape(2, 3, 32, 32))
+    assert_close(images * 255 * 0.251 + 255 * 0.473, expected.float(), atol=1e-3, rtol=0)
+    assert labels.tolist() == [4, 2]
+    assert (len(data), len(open_data(cifar, RGB, 10, "train"))) == (20, 100)
+
+
+def test_cifar10_that_is_missing_says_how_to_get_it(tmp_path):
+    with pytest.raises(DataError, match=r"download=True\), or unpack https://.* in .*nowhere"):
+        open_data(CIFAR10(root=str(tmp_path / "nowhere")), RGB, 10, "train")
+
+
+def test_cifar10_that_is_damaged_is_refused(cifar):
+    with open(f"{cifar.root}/cifar-10-batches-py/data_batch_3", "ab") as file:
+        file.write(b"!")
+    with pytest.raises(DataError, match="no intact CIFAR-10"):
+        open_data(cifar, RGB, 10, "test")
+
+
+def test_cifar10_that_is_there_is_not_fetched(cifar):
+    fetching = cifar.model_copy(update={"download": True})
+    assert len(open_data(fetching, RGB, 10, "test")) == 20
+
+
+def test_cifar10_that_cannot_be_fetched(tmp_path, monkeypatch):
+    def unreachable(self):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(torchvision().datasets.CIFAR10, "download", unreachable)
+    with pytest.raises(DataError, match=r"could not be fetched \(no route to host\); unpack"):
+        open_data(CIFAR10(root=str(tmp_path / "new"), download=True), RGB, 10, "train")
+
+
+def test_folder_images_come_in_the_order_of_names(folder):
+    data = open_data(folder, (3, 5, 6), 3, "train")
+    images, labels = data.batch(torch.arange(len(data)))
+    assert labels.tolist() == [0] * 2 + [1] * 3 + [2] * 4
+    assert_close(images.argmax(dim=1)[:, 2, 2], labels)
+    assert_close(images[0, 0], torch.full((5, 6), (1 - 0.449) / 0.226))
+    assert len(open_data(folder, (3, 5, 6), 3, "test")) == 1 + 1 + 2
+
+
+def test_folder_images_are_decoded_only_when_asked_for(folder, tmp_path):
+    (tmp_path / "train" / "class1" / "0.png").write_text("no image")
+    data = open_data(folder, RGB, 3, "train")
+    data.batch(torch.tensor([0, 1, 3]))
+    with pytest.raises(DataError, match=r"class1/0\.png cannot be read as an image"):
+        data.batch(torch.tensor([2]))
+
+
+def test_folder_that_is_missing(tmp_path):
+    with pytest.raises(DataError, match=r"no class folders in .*/no/train; ImageFolder needs"):
+        open_data(ImageFolder(root=str(tmp_path / "no")), RGB, 3, "train")
+
+
+def test_folder_without_a_test_split(folder, tmp_path):
+    (tmp_path / "test").rename(tmp_path / "val")
+    with pytest.raises(DataError, match=r"no class folders in .*/test; ImageFolder needs"):
+        open_data(folder, RGB, 3, "train")
+
+
+def test_folder_whose_splits_differ(folder, tmp_path):
+    (tmp_path / "test" / "class2").rename(tmp_path / "test" / "class9")
+    with pytest.raises(DataError, match="in one of them only: class2, class9"):
+        open_data(folder, RGB, 3, "train")
+
+
+def test_folder_with_an_empty_class(folder, tmp_path):
+    for file in (tmp_path / "train" / "class0").iterdir():
+        file.unlink()
+    with pytest.raises(DataError, match="no valid file for the classes class0"):
+        open_data(folder, RGB, 3, "train")
+
+
+@pytest.mark.parametrize(("length", "batch_size"), [(12, 4), (13, 4), (3, 8), (1, 1)])
+def test_an_epoch_takes_every_sample_once(length, batch_size):
+    steps = -(-length // batch_size)
+    for epoch in range(3):
+        parts = [rows_of_step(length, batch_size, 7, epoch * steps + i) for i in range(steps)]
+        assert [len(part) for part in parts[:-1]] == [batch_size] * (steps - 1)
+        assert sorted(torch.cat(parts).tolist()) == list(range(length))
+        assert torch.equal(torch.cat(parts), order(7, epoch, length))
+
+
+def test_order_depends_on_seed_and_epoch_alone():
+    first = order(0, 0, 50)
+    assert torch.equal(first, order(0, 0, 50))
+    assert not torch.equal(first, order(0, 1, 50))
+    assert not torch.equal(first, order(1, 0, 50))
+    assert not torch.equal(order(0, 1, 50), order(1, 0, 50))
+
+
+def test_resizing_and_grey_are_pils():
+    rng = np.random.default_rng(0)
+    rgb = rng.integers(0, 256, (12, 10, 3), dtype=np.uint8)
+    pixels = torch.from_numpy(rgb).permute(2, 0, 1)[None]
+    grey = fit(pixels, (1, 12, 10), highest=255, mean=0, std=1)[0, 0] * 255
+    assert_close(
+        grey, torch.from_numpy(np.array(Image.fromarray(rgb).convert("L"))).float(), atol=1, rtol=0
+    )
+    half = fit(pixels, (3, 6, 5), highest=255, mean=0, std=1)[0] * 255
+    theirs = np.array(Image.fromarray(rgb).resize((5, 6), Image.Resampling.BILINEAR))
+    assert_close(half, torch.from_numpy(theirs).permute(2, 0, 1).float(), atol=1.01, rtol=0)

@@ -1,0 +1,1 @@
+"""All-reduce algorithms against gloo's: in shared memory, over links, between hosts."""

@@ -1,0 +1,158 @@
+"""The workbench's all-reduce against gloo's own: with shared memory, and by each algorithm.
+
+    gloo                torch.distributed.all_reduce, in place
+    workbench           all_reduce, out of place: through shared memory on one host, hierarchical
+                        on several
+    bucket              start_all_reduce and wait on a buffer of the group, in place
+    over gloo           all_reduce as it is where no ranks share memory, out of place
+    direct, ring,
+    halving_doubling    the same by that algorithm
+
+Four engines of one thread each, all in one run, interleaved: in every round each system takes its
+turn at each size. A round's figure is a ratio of two times of that round.
+
+Then the same on links that are slow or late, where synchronisations count (`links.py`).
+"""
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from workbench.bench.collectives import links
+from workbench.bench.collectives.timing import KIB, MIB, Seconds, experiment_of, named, timed
+from workbench.bench.plot import Bar, Chart
+from workbench.bench.report import Cell, Figure, Report
+from workbench.client.cluster import Cluster
+from workbench.comm.all_reduce import all_reduce, start_all_reduce
+from workbench.comm.groups.group import Group
+from workbench.comm.groups.world import RankConfig, World
+from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.experiment.sync import Algorithm
+
+ENGINES = 4
+NAMED: tuple[Algorithm, ...] = ("direct", "ring", "halving_doubling")
+SYSTEMS = ("gloo", "workbench", "bucket", "over gloo", *NAMED)
+# size in bytes: how often a system sums in one turn
+QUICK = {KIB: 50, 4 * KIB: 50, 64 * KIB: 50, MIB: 10, 4 * MIB: 4, 64 * MIB: 1}
+FULL = {KIB: 200, 4 * KIB: 200, 64 * KIB: 100, MIB: 20, 4 * MIB: 10, 64 * MIB: 2, 256 * MIB: 1}
+
+
+def run(*, quick: bool) -> Report:
+    """Measures seconds of one all-reduce; `quick` leaves out 256 MB and takes fewer rounds."""
+    with Cluster(ENGINES, timeout=120.0) as cluster:
+        report = compare(cluster, *((QUICK, 3) if quick else (FULL, 7)))
+    for setting in links.QUICK if quick else links.FULL:
+        found = links.run(setting, 2 if quick else 7)
+        report = replace(
+            report,
+            rows=(*report.rows, *found.rows),
+            figures={**report.figures, **found.figures},
+            notes=(*report.notes, *found.notes),
+        )
+    return report
+
+
+def compare(cluster: Cluster, turns: dict[int, int], rounds: int) -> Report:
+    """Measures all-reduces on a cluster of four engines, which may be on several hosts.
+
+    Args:
+        cluster: the cluster whose engines communicate.
+        turns: how often a system all-reduces in one turn, for each size in bytes.
+        rounds: the number of turns that each system takes.
+    """
+    ranks: list[tuple[Seconds, str]] = cluster.call(
+        "workbench.bench.collectives.collectives:measure",
+        experiment_of(ENGINES),
+        turns=turns,
+        rounds=rounds,
+    )
+    return _report(*ranks[0], rounds)
+
+
+def measure(
+    config: RankConfig, experiment: Experiment, *, weights: Path, turns: dict[int, int], rounds: int
+) -> tuple[Seconds, str]:
+    """The seconds of one all-reduce on the slowest rank, for each size, system and round.
+
+    Returns:
+        The seconds, and the transport that the ranks communicate through.
+    """
+    with World.open(config) as world:
+        spec = ("bench", tuple(range(world.size)))
+        group = world.groups([spec])[spec]
+        found: Seconds = {}
+        for size, times in turns.items():
+            systems = _systems(group, size // 4)
+            found[size] = {name: [] for name in SYSTEMS}
+            for index in range(-1, rounds):
+                for name in SYSTEMS:
+                    seconds = timed(systems[name], times, group)
+                    if index >= 0:  # the first round warms up
+                        found[size][name].append(seconds)
+        return found, group.transport
+
+
+def _systems(group: Group, numel: int) -> dict[str, Callable[[], object]]:
+    assert group.link is not None
+    apart = tuple((rank,) for rank in range(group.size))
+    link = replace(group.link, hosts=apart, local=None)
+    gloo = Group("over gloo", group.ranks, group.rank, group.recorder, link)
+    x = torch.zeros(numel)  # sums of zeros stay small, however often they are taken
+    flat = group.buffer(numel, x)
+    return {
+        "gloo": lambda: dist.all_reduce(x, group=link.process_group),
+        "workbench": lambda: all_reduce(x, group),
+        "bucket": lambda: start_all_reduce(flat, group).wait(),
+        "over gloo": lambda: all_reduce(x, gloo),
+        **{name: partial(all_reduce, x, gloo, algorithm=name) for name in NAMED},
+    }
+
+
+def _report(found: Seconds, transport: str, rounds: int) -> Report:
+    rows: list[dict[str, Cell]] = [
+        {
+            "size": named(size),
+            "system": name,
+            "ms": 1e3 * statistics.median(seconds),
+            "min": 1e3 * min(seconds),
+            "max": 1e3 * max(seconds),
+        }
+        for size, systems in found.items()
+        for name, seconds in systems.items()
+    ]
+    figures = {}
+    for size, systems in found.items():
+        for figure, ours, theirs in (
+            ("all_reduce_vs_gloo", "workbench", "gloo"),
+            ("bucket_vs_gloo", "bucket", "gloo"),
+            ("all_reduce_vs_over_gloo", "workbench", "over gloo"),
+            *((f"{name}_over_gloo_vs_gloo", name, "gloo") for name in NAMED),
+        ):
+            pairs = zip(systems[theirs], systems[ours], strict=True)
+            figures[f"{figure}_{named(size)}"] = Figure.of([a / b for a, b in pairs])
+    return Report(
+        "collectives",
+        tuple(rows),
+        figures,
+        (
+            f"float32, {ENGINES} engines x 1 thread, through {transport}; milliseconds of the "
+            f"slowest rank; {rounds} interleaved rounds: median, range. Figures: how many times "
+            "as fast, a ratio for each round.",
+            "gloo and bucket sum in place; the others return new memory, which has to be had.",
+        ),
+        (_chart(figures),),
+    )
+
+
+def _chart(figures: Mapping[str, Figure]) -> Chart:
+    bars = tuple(
+        Bar(name, figure.median, figure.min, figure.max, name.startswith("bucket"))
+        for name, figure in figures.items()
+        if name.startswith(("all_reduce_vs_gloo_", "bucket_vs_gloo_"))
+    )
+    return Chart("times as fast as gloo's all-reduce", bars, target=1.0)

@@ -1,0 +1,148 @@
+"""Split models against unsplit ones: `cluster.verify` over models, plans and precisions."""
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from torch import nn
+
+from workbench.bench.exactness import random_cases
+from workbench.bench.exactness.mutants import planting
+from workbench.bench.hetero import unequal
+from workbench.bench.nets import CifarNet, SmallVGG, SmoothDenseNet
+from workbench.bench.plot import Bar, Chart
+from workbench.bench.report import Cell, Figure, Report
+from workbench.client.cluster import Cluster
+from workbench.model.tracing.trace import trace
+from workbench.plan.plan import Plan
+from workbench.store.errors import RunError
+from workbench.train.verify.verification import KINDS, MOST, TOLERANCE, Verification
+
+SMALL, CIFAR, SMOOTH = "small VGG", "CIFAR net", "densenet121, SiLU for ReLU"
+MODELS = (
+    "mobilenet_v3_small",
+    "resnet18",
+    "googlenet",
+    "densenet121",
+    SMOOTH,
+    "alexnet",
+    "vit_b_16",
+    "vgg11",
+    CIFAR,
+)
+OWN: Mapping[str, Callable[[], nn.Module]] = {
+    SMALL: lambda: SmallVGG(width=8),
+    CIFAR: CifarNet,
+    SMOOTH: SmoothDenseNet,
+}
+# The models that are also verified with unequal parts.
+UNEQUAL = (CIFAR, "mobilenet_v3_small", "resnet18", "densenet121", SMOOTH, "vgg11")
+# AlexNet's strides leave nothing of smaller images.
+SIZES = {"alexnet": 64}
+PRECISIONS: tuple[Literal["fp64", "fp32"], ...] = ("fp64", "fp32")
+
+
+def run(*, quick: bool, mutants: int = 0, random: int = 0, seed: int = 0) -> Report:
+    """Verifies models under equal and unequal plans, fp64 and fp32; `quick` a small VGG alone.
+
+    With `mutants`, that many faults are planted instead, to see which of them the tests kill; with
+    `random`, that many modules, plans and experiments are drawn (`random_cases.py`).
+    """
+    if mutants:
+        return planting.run(mutants, seed)
+    if random:
+        return random_cases.run(random, seed)
+    rows: list[dict[str, Cell]] = []
+    found: list[Verification] = []
+    notes: list[str] = []
+    with Cluster(4, timeout=300.0) as cluster:
+        for name in (SMALL,) if quick else MODELS:
+            size = SIZES.get(name, 32)
+            module = OWN[name]() if name in OWN else None
+            graph = trace(module or name, input_shape=(3, size, size), num_classes=10)
+            plans = {
+                **(unequal.plans(graph) if quick or name in UNEQUAL else {}),
+                "data parallel, 4": Plan.data_parallel(graph, 4),
+                "data parallel, 2": Plan.data_parallel(graph, 2),
+                "hybrid, 4": Plan.hybrid(graph, 4, 4),
+                "hybrid, 2 x 2": Plan.hybrid(graph, 4, 2),
+            }
+            for label, plan in plans.items():
+                whole = plan.with_batch_norm("synchronized")
+                for precision in PRECISIONS if name != SMOOTH else ("fp32",):
+                    try:
+                        found.append(cluster.verify(whole, precision=precision, module=module))
+                    except RunError as error:  # out of memory, perhaps; the others continue
+                        notes.append(f"{name}, {label}, {precision}: {error}")
+                    else:
+                        rows.append(_row(name, label, found[-1]))
+    figures = {name: figure for p in PRECISIONS for name, figure in figures_of(found, p).items()}
+    exact = sum(v.exact for v in found)
+    figures["exact"] = Figure.of([v.exact * 1.0 for v in found])
+    return Report(
+        "exactness",
+        tuple(rows),
+        figures,
+        (
+            f"{exact} of {len(found)} verifications are exact. Relative errors of outputs, every "
+            "gradient of the first step, and all weights, buffers and the optimizer's state after "
+            "two steps, of loss and accuracy in evaluation, and of a second run against the first; "
+            "batch norm is synchronized.",
+            "Rounding: how far the unsplit model in fp32 is from itself in fp64. Where that is "
+            "more than the tolerance of 1e-4 (DenseNet's gradients: rounding turns ReLUs over, and "
+            "each is one of few summands), no split can be within it. These are figures of their "
+            "own: beyond_fp32, and rounding_fp32 of the same unsplit models beside it; they count "
+            f"as exact up to ten times the rounding, but below {MOST}, since a wrong factor is off "
+            "by more.",
+            f"{SMOOTH}: the same layers, cuts and sums with nothing that turns over, held to the "
+            "tolerance in fp32; with ReLU, fp64 holds them to 1e-10.",
+            *notes,
+        ),
+        (_chart(rows),),
+    )
+
+
+def _row(name: str, plan: str, verification: Verification) -> dict[str, Cell]:
+    errors: dict[str, Cell] = {
+        kind: f"{verification.of(kind).error:.1e}" if kind in verification.kinds else "-"
+        for kind in KINDS
+    }
+    return {
+        "model": name,
+        "plan": plan,
+        "precision": verification.precision,
+        **errors,
+        "rounding": f"{_rounding(verification):.1e}",
+        "exact": "yes" if verification.exact else "NO",
+    }
+
+
+def figures_of(found: list[Verification], precision: str) -> dict[str, Figure]:
+    """The worst error of each verification; separate where the unsplit model itself exceeds it."""
+    those = [v for v in found if v.precision == precision]
+    within = [v for v in those if _rounding(v) <= TOLERANCE[precision]]
+    beyond = [v for v in those if _rounding(v) > TOLERANCE[precision]]
+    figures = {}
+    if within:
+        figures[f"worst_{precision}"] = Figure.of([_error(v) for v in within])
+    if beyond:
+        figures[f"beyond_{precision}"] = Figure.of([_error(v) for v in beyond])
+        figures[f"rounding_{precision}"] = Figure.of([_rounding(v) for v in beyond])
+    return figures
+
+
+def _error(verification: Verification) -> float:
+    return max(difference.error for difference in verification.differences)
+
+
+def _rounding(verification: Verification) -> float:
+    """The error of the unsplit model against itself in double precision."""
+    return max(difference.rounding for difference in verification.differences)
+
+
+def _chart(rows: list[dict[str, Cell]]) -> Chart:
+    bars = []
+    for row in rows:
+        if row["precision"] == "fp64":
+            error = float(row["gradient"])
+            bars.append(Bar(f"{row['model']}, {row['plan']}", error, error, error, ours=True))
+    return Chart("worst relative error of a gradient, fp64", tuple(bars), target=1e-10)

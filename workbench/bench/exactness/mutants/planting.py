@@ -1,0 +1,149 @@
+"""The share of seeded faults that the tests kill.
+
+The faults are a sample of all that could be planted, spread evenly over kinds and files.
+"""
+
+import random
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+
+import workbench
+from workbench.bench.exactness.mutants.faults import Fault, faults, signatures
+from workbench.bench.exactness.mutants.suite import Outcome, attempt, copied, observe
+from workbench.bench.report import Cell, Figure, Report
+
+FOLDERS = ("comm", "layers", "train", "program", "plan")
+LEFT_OUT = {
+    "shows, explains or names": (
+        "*/__init__.py",
+        "*/errors.py",
+        "plan/html.py",
+        "plan/show.py",
+        "plan/svg.py",
+        "plan/units.py",
+        "program/show.py",
+    ),
+    "measures, traces or keeps account": (
+        "plan/experiment/measured.py",
+        "train/loop/memory.py",
+        "train/measure/*.py",
+        "train/trace/*.py",
+    ),
+    "says how fast machines are": ("plan/machine/*.py",),
+}
+"""Files that decide no value of a run, by their purpose."""
+
+
+def candidates(root: Path) -> list[Fault]:
+    """Every fault that can be planted in the sources below `root`."""
+    known = signatures(path.read_text() for path in sorted((root / "workbench").rglob("*.py")))
+    return [
+        fault for file in sources(root) for fault in faults((root / file).read_text(), file, known)
+    ]
+
+
+def sources(root: Path) -> list[str]:
+    """The files in which faults are planted, from the root of a checkout."""
+    left_out = [f"workbench/{pattern}" for patterns in LEFT_OUT.values() for pattern in patterns]
+    return [
+        file
+        for folder in FOLDERS
+        for path in sorted((root / "workbench" / folder).rglob("*.py"))
+        if not any(fnmatch(file := path.relative_to(root).as_posix(), p) for p in left_out)
+    ]
+
+
+def chosen(among: Iterable[Fault], count: int, seed: int) -> list[Fault]:
+    """`count` faults, or all: every kind in turn, in the file with the fewest so far."""
+    rng = random.Random(seed)
+    left: dict[str, dict[str, list[Fault]]] = defaultdict(lambda: defaultdict(list))
+    for fault in among:
+        left[fault.kind][fault.file].append(fault)
+    had: Counter[str] = Counter()
+    found: list[Fault] = []
+    while left and len(found) < count:
+        for kind in _shuffled(rng, left)[: count - len(found)]:
+            files = left[kind]
+            fewest = min(had[file] for file in files)
+            file = rng.choice([file for file in sorted(files) if had[file] == fewest])
+            found.append(files[file].pop(rng.randrange(len(files[file]))))
+            had[file] += 1
+            if not files[file]:
+                del files[file]
+            if not files:
+                del left[kind]
+    return found
+
+
+def _shuffled(rng: random.Random, names: Iterable[str]) -> Sequence[str]:
+    ordered = sorted(names)
+    rng.shuffle(ordered)
+    return ordered
+
+
+TESTS = ("oracle", *FOLDERS, "model", "predict", "client")
+"""The folders of tests that are watched: all that plan or compute."""
+MOST_S = 240.0
+"""The most seconds of tests for one fault, as measured without it."""
+
+
+def run(count: int, seed: int, told: Callable[[str], None] = print) -> Report:
+    """Plants `count` faults, each alone in a copy of the checkout, and runs the tests near it.
+
+    Raises:
+        SystemExit: the workbench was installed without its tests.
+    """
+    checkout = Path(workbench.__file__).parent.parent
+    if not (checkout / "tests" / "conftest.py").exists():
+        raise SystemExit(f"mutants need a checkout with its tests; there are none in {checkout}")
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        found = list(_outcomes(checkout, Path(folder), count, seed, told))
+    return report(found, seed)
+
+
+def report(found: list[Outcome], seed: int) -> Report:
+    """The share of killed faults, by kind, and each that survived."""
+    kinds: dict[str, list[Outcome]] = {}
+    for outcome in found:
+        kinds.setdefault(outcome.fault.kind, []).append(outcome)
+    rows: list[dict[str, Cell]] = [
+        {"fault": kind, "planted": len(those), "killed": sum(o.killed for o in those)}
+        for kind, those in sorted(kinds.items())
+    ]
+    share = sum(outcome.killed for outcome in found) / len(found)
+    seconds = sum(outcome.seconds for outcome in found) / len(found)
+    left_out = "; ".join(f"{why}: {', '.join(files)}" for why, files in LEFT_OUT.items())
+    return Report(
+        "exactness",
+        tuple(rows),
+        {"mutants_killed_share": Figure(share, share, share)},
+        (
+            f"{len(found)} faults of seed {seed} in {', '.join(FOLDERS)}; {seconds:.0f} s each.",
+            "A fault is killed by a quick test that fails, crashes or hangs; those that execute "
+            "the changed lines were run.",
+            f"Not looked at: branches for GPUs, and what {left_out}.",
+            *(
+                f"survived: {o.fault} ({o.said or f'{o.tests} tests'})"
+                for o in found
+                if not o.killed
+            ),
+        ),
+    )
+
+
+def _outcomes(
+    checkout: Path, folder: Path, count: int, seed: int, told: Callable[[str], None]
+) -> Iterator[Outcome]:
+    root = copied(checkout, folder / "checkout")
+    faults = chosen(candidates(root), count, seed)
+    tests = [f"tests/{name}" for name in TESTS]
+    told(f"watching what the quick tests of {', '.join(tests)} execute")
+    seen = observe(root, folder / "observed", sources(root), tests)
+    told(f"{len(seen.tests)} tests pass, {len(seen.failed)} fail: {', '.join(seen.failed)}")
+    for number, fault in enumerate(faults, 1):
+        outcome = attempt(root, folder / str(number), fault, seen.near(fault, MOST_S))
+        told(f"{number}/{count}  {fault}  {outcome.by or 'SURVIVED'}  {outcome.said}")
+        yield outcome

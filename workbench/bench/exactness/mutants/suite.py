@@ -1,0 +1,254 @@
+"""Runs the tests of a copy of the checkout, unchanged or with a fault in it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psutil
+
+from workbench.bench.exactness.mutants import witness
+from workbench.bench.exactness.mutants.faults import Fault
+from workbench.bench.exactness.mutants.observer import CHOSEN, FOUND
+
+COPIED = ("workbench", "tests", "env", "pyproject.toml", "README.md")
+NOT_COPIED = ("__pycache__", "node_modules", "bundle", ".*")
+# How much longer than without a fault a test may take, before it counts as hung.
+SLOWER, BESIDES_S = 10.0, 20.0
+# Seconds that engines may take to start, and a process to load torch.
+START_S = 180.0
+OWN = "WORKBENCH_MUTANT"
+"""An environment variable that marks the processes of one run of the tests."""
+
+
+@dataclass(frozen=True)
+class Test:
+    """A test that passes without faults.
+
+    Attributes:
+        name: the test's id in pytest.
+        seconds: the seconds that it takes.
+        engines: whether engines must be started for it.
+    """
+
+    name: str
+    seconds: float
+    engines: bool = False
+
+    @property
+    def file(self) -> str:
+        """The path of its file, from the root of the checkout."""
+        return self.name.partition("::")[0]
+
+    @property
+    def allowed_s(self) -> float:
+        """The seconds that it may take with a fault."""
+        return SLOWER * self.seconds + BESIDES_S
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The tests without faults: those that pass, by number, and the lines that they execute."""
+
+    tests: Mapping[int, Test]
+    failed: tuple[str, ...]
+    executed: witness.Executed
+
+    def near(self, fault: Fault, most_s: float) -> list[Test]:
+        """The tests that execute a fault's lines, up to `most_s` seconds of them.
+
+        Tests without engines come first; of these those in the file of the same name, then the
+        quickest. For a line that is executed at import, all tests count that execute anything in
+        the file.
+        """
+        lines = self.executed[fault.file]
+        first, last = fault.lines
+        of_fault = (n for line in range(first, last + 1) for n in lines.get(line, ()))
+        of_file = (n for numbers in lines.values() for n in numbers)
+        numbers = set(of_fault if fault.function else of_file)
+        stem = f"test_{Path(fault.file).stem}.py"
+        tests = [self.tests[number] for number in numbers if number in self.tests]
+        tests.sort(key=lambda t: (t.engines, Path(t.file).name != stem, t.seconds, t.name))
+        total = 0.0
+        found: list[Test] = []
+        for test in tests:
+            total += test.seconds
+            if found and total > most_s:
+                break
+            found.append(test)
+        return found
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a fault.
+
+    Attributes:
+        fault: the fault.
+        by: the test that killed it; "": it survived.
+        said: the error message of the test.
+        tests: the number of tests that were selected for it.
+        seconds: the seconds that they took, starting of engines included.
+    """
+
+    fault: Fault
+    by: str
+    said: str
+    tests: int
+    seconds: float
+
+    @property
+    def killed(self) -> bool:
+        """Whether a test failed."""
+        return bool(self.by)
+
+
+def copied(checkout: Path, root: Path) -> Path:
+    """Copies what tests need; returns `root`."""
+    root.mkdir(parents=True)
+    for name in COPIED:
+        if (checkout / name).is_dir():
+            ignored = shutil.ignore_patterns(*NOT_COPIED)
+            shutil.copytree(checkout / name, root / name, ignore=ignored)
+        elif (checkout / name).exists():
+            shutil.copy(checkout / name, root / name)
+    return root
+
+
+def observe(root: Path, folder: Path, files: Sequence[str], tests: Sequence[str]) -> Observed:
+    """Runs the quick tests at the paths `tests` in a copy, and records which lines of `files` run.
+
+    Args:
+        root: the root of the copy.
+        folder: the folder for records, which is made.
+        files: the paths of the watched sources, from the copy's root.
+        tests: the paths of the tests, from the copy's root.
+    """
+    folder.mkdir(parents=True)
+    watched = witness.prepare(folder / "witness", root, files)
+    arguments = ["-m", "not slow and not gpu", *tests]
+    _pytest(root, folder, arguments, {}, watched, limit_s=None)
+    return observed(folder)
+
+
+def observed(folder: Path) -> Observed:
+    """The records that `observe` has left in a folder."""
+    begun: dict[str, dict[str, Any]] = {}
+    seconds: dict[str, float] = {}
+    failed: dict[str, None] = {}
+    for row in _rows(folder):
+        if "number" in row:
+            begun[row["test"]] = row
+        elif row["phase"] == "call":
+            seconds[row["test"]] = row["seconds"]
+        if row.get("outcome") == "failed":
+            failed[row["test"]] = None
+    tests = {
+        begun[name]["number"]: Test(name, taken, begun[name]["engines"])
+        for name, taken in seconds.items()
+        if name not in failed
+    }
+    return Observed(tests, tuple(failed), witness.read(folder / "witness"))
+
+
+def attempt(root: Path, folder: Path, fault: Fault, tests: Sequence[Test]) -> Outcome:
+    """Plants a fault in a copy, runs tests until one fails, and removes it again.
+
+    Args:
+        root: the root of the copy.
+        folder: the folder for records, which is made.
+        fault: the fault to plant.
+        tests: the tests, in the order in which they run.
+    """
+    begin = time.perf_counter()
+    if not tests:
+        return Outcome(fault, "", "no quick test executes it", 0, 0.0)
+    folder.mkdir(parents=True)
+    path = root / fault.file
+    source = path.read_text()
+    path.write_text(fault.planted(source))
+    try:
+        limit_s = START_S + SLOWER * sum(test.seconds for test in tests)
+        files = dict.fromkeys(test.file for test in tests)
+        allowed = {test.name: test.allowed_s for test in tests}
+        status = _pytest(root, folder, ["-x", *files], allowed, {}, limit_s)
+    finally:
+        path.write_text(source)
+    by, said = _verdict(folder, status)
+    return Outcome(fault, by, said, len(tests), time.perf_counter() - begin)
+
+
+def _verdict(folder: Path, status: int | None) -> tuple[str, str]:
+    """The test that failed, and its message; two empty texts if all have passed."""
+    if status == 0:
+        return "", ""
+    rows = list(_rows(folder))
+    for row in rows:
+        if row.get("outcome") == "failed":
+            return row["test"], row["said"]
+    if rows and status != 5:  # pytest's for no tests
+        return rows[-1]["test"], "hung" if status is None else f"ended with status {status}"
+    return "collection", "hung" if status is None else "the tests cannot be collected"
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    found = folder / "found"
+    return [json.loads(line) for line in found.read_text().splitlines()] if found.exists() else []
+
+
+def _pytest(
+    root: Path,
+    folder: Path,
+    arguments: Sequence[str],
+    allowed: Mapping[str, float],
+    environment: Mapping[str, str],
+    limit_s: float | None,
+) -> int | None:
+    """Runs pytest in a copy; its exit status, or None if it took more than `limit_s` seconds."""
+    mark = uuid4().hex
+    own = {
+        "PYTHONPATH": str(root),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        FOUND: str(folder / "found"),
+        OWN: mark,
+        **environment,
+    }
+    if allowed:
+        (folder / "chosen").write_text(json.dumps(allowed))
+        own[CHOSEN] = str(folder / "chosen")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command += ["-p", "workbench.bench.exactness.mutants.observer", "-o", "faulthandler_timeout=0"]
+    with (folder / "said").open("w") as said:
+        process = subprocess.Popen(
+            [*command, *arguments],
+            cwd=root,
+            env={**os.environ, **own},
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
+        try:
+            return process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            _end(process, mark)
+
+
+def _end(process: "subprocess.Popen[bytes]", mark: str) -> None:
+    """Kills what is left of a run: a fault may keep processes from ending by themselves."""
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+    for other in psutil.process_iter():
+        with suppress(psutil.Error):
+            if other.environ().get(OWN) == mark:
+                other.kill()

@@ -1,0 +1,1 @@
+"""The job server: the quality of its schedule, its cost, and its traffic."""

@@ -1,0 +1,137 @@
+"""Networks for benchmarks: small ones that are trained, and those of the papers."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import adaptive_avg_pool2d
+
+from workbench.model.vision import torchvision
+
+VGG_STAGES = ((1, 1), (2, 2), (4, 4, 4, 4))  # channels, in widths
+INPUT_SHAPE = (3, 32, 32)
+
+
+class SmallVGG(nn.Module):
+    """64-64-M-128-128-M-256x4-M, then 4096-1024-1024-10: 7,580,746 parameters.
+
+    Args:
+        width: the channels of the first stage; everything else is in proportion.
+
+    Source: a 32 x 32 version of nagadomi's kaggle-cifar10-torch7 net.
+    """
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layers: list[nn.Module] = []
+        channels = 3
+        for stage in VGG_STAGES:
+            for widths in stage:
+                after = widths * width
+                layers += [nn.Conv2d(channels, after, 3, padding=1), nn.ReLU(inplace=True)]
+                channels = after
+            layers.append(nn.MaxPool2d(2))
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Sequential(
+            nn.Linear(64 * width, 16 * width),
+            nn.ReLU(inplace=True),
+            nn.Dropout(0.5),
+            nn.Linear(16 * width, 16 * width),
+            nn.ReLU(inplace=True),
+            nn.Dropout(0.5),
+            nn.Linear(16 * width, 10),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps images [rows, 3, 32, 32] to scores [rows, 10]."""
+        return self.classifier(torch.flatten(self.features(x), 1))
+
+
+CIFAR_STAGES = ((60, 60), (120, 120), (240, 240), (480, 480))
+
+
+class CifarNet(nn.Module):
+    """Eight convolutions of 3 x 3 without bias, pooled after each pair, then 1920-256-10.
+
+    Args:
+        divisor: the divisor of all channels; 1: those of the paper, 4.6 M parameters.
+
+    Source: Moreno-Alvarez et al. 2021 (doi:10.1016/j.neucom.2021.01.125), its CIFAR-10 network.
+    """
+
+    def __init__(self, divisor: int = 1) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layers: list[nn.Module] = []
+        channels = 3
+        for stage in CIFAR_STAGES:
+            for filters in (width // divisor for width in stage):
+                layers += [nn.Conv2d(channels, filters, 3, padding=1, bias=False), nn.ReLU()]
+                channels = filters
+            layers.append(nn.MaxPool2d(2))
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Sequential(nn.Linear(4 * channels, 256), nn.ReLU(), nn.Linear(256, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps images [rows, 3, 32, 32] to scores [rows, 10]."""
+        return self.classifier(torch.flatten(self.features(x), 1))
+
+
+DIGITS_SHAPE, COLOR_SHAPE = (1, 8, 8), (3, 32, 32)
+
+
+def mlp() -> nn.Sequential:
+    """64-512-512-10: 301,066 parameters, for 8 x 8 grey images."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(64, 512),
+        nn.ReLU(),
+        nn.Linear(512, 512),
+        nn.ReLU(),
+        nn.Linear(512, 10),
+    )
+
+
+def cnn(classes: int = 10) -> nn.Sequential:
+    """Two convolutions and two linear layers, the first 2048-128: for 32 x 32 color images."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(2048, 128),
+        nn.ReLU(),
+        nn.Linear(128, classes),
+    )
+
+
+class SmoothDenseNet(nn.Module):
+    """DenseNet-121 with SiLU in place of every ReLU.
+
+    A ReLU whose input rounds to the other side of zero passes a gradient on or does not, however
+    little the input changed; one such image of few is a large part of a gradient. With SiLU,
+    gradients are continuous, and the same layers and shardings can be verified with a tight
+    tolerance.
+
+    Args:
+        num_classes: the number of classes.
+    """
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        dense = torchvision().models.densenet121(num_classes=num_classes)
+        self.features, self.classifier, self.last = dense.features, dense.classifier, nn.SiLU()
+        for path, module in list(self.features.named_modules()):
+            if isinstance(module, nn.ReLU):
+                self.features.set_submodule(path, nn.SiLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps images [rows, 3, height, width] to scores [rows, classes]."""
+        pooled = adaptive_avg_pool2d(self.last(self.features(x)), (1, 1))
+        scores: Tensor = self.classifier(torch.flatten(pooled, 1))
+        return scores

@@ -1,0 +1,1 @@
+"""Pipelined SGD: its iterations, its accuracy, and its time against synchronous steps."""

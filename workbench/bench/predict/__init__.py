@@ -1,0 +1,1 @@
+"""Predicted memory, traffic and time against measured ones, and the speed of predictions."""

@@ -1,0 +1,194 @@
+"""Peak memory, traffic and time of real steps, against their predictions.
+
+Each case runs three steps on local engines; the last one is metered, tensor by tensor, and its
+collectives are recorded. Every rank is compared. Steps of some cases are timed in several rounds,
+and compared with predictions for a machine that was calibrated between these rounds.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import TypeVar
+
+from workbench.bench.plot import Bar, Chart
+from workbench.bench.predict import cases
+from workbench.bench.predict.cases import Case
+from workbench.bench.predict.machines import Machines
+from workbench.bench.predict.stepping import Observed, watched
+from workbench.bench.predict.times import (
+    MOST_ROUNDS,
+    ROUNDS,
+    Times,
+    is_unsure,
+    resnet152,
+    speed_figures,
+    steps_of,
+    time_cells,
+)
+from workbench.bench.report import Cell, Figure, Report
+from workbench.client.cluster import Cluster
+from workbench.plan.machine.machine import Machine
+from workbench.predict.prediction import Prediction, predict
+from workbench.store.errors import RunError
+
+T = TypeVar("T", Case, tuple[Case, list[list[float]]])
+
+MIB = 2**20
+PLAN_S, QUICK_PLAN_S, QUICK_BARE_S = 3.0, 0.5, 2.0
+SPARE_S = 3.0  # for each case that is timed
+
+
+def run(*, quick: bool) -> Report:
+    """Measures every case; `quick` takes a tiny VGG under two plans."""
+    every = list(cases.quick() if quick else cases.every())
+    with Cluster(cases.ENGINES, timeout=300.0) as cluster:
+        machines = (
+            Machines(cluster, QUICK_PLAN_S, QUICK_BARE_S) if quick else Machines(cluster, PLAN_S)
+        )
+        bench = _Bench(cluster, machines, every, quick=quick)
+        for _, alike in groupby(every, key=lambda case: case.experiment.plan.graph.fingerprint):
+            bench.measure(list(alike))
+    rows = bench.rows
+    graph = every[0].experiment.plan.graph if quick else resnet152()
+    speed = speed_figures(graph, times=1 if quick else 5)
+    times = Times.of(rows)
+    errors = [float(row["memory error"]) for row in rows]
+    worst = max(errors)
+    figures = {
+        "memory_error_median": Figure.of(errors),
+        "memory_error_worst": Figure(worst, worst, worst),
+        "traffic_exact": Figure.of([float(row["traffic"] == "equal") for row in rows]),
+        **times.figures(),
+        **speed,
+    }
+    text = (
+        f"Peak: live tensor bytes of the rank that is furthest off, shared memory included; "
+        f"{statistics.fmean(errors):.2%} off on average over {len(rows)} cases.",
+        "Traffic: calls, messages and bytes of every collective of every rank.",
+        times.note(),
+        *bench.notes,
+    )
+    return Report("predict", tuple(rows), figures, text, (_chart(rows), times.chart()))
+
+
+class _Bench:
+    """Runs cases, and reports its progress.
+
+    Args:
+        cluster: the cluster that runs them.
+        machines: the machines that are calibrated for them.
+        every: all cases.
+        quick: whether to calibrate once for the cases of each model, and repeat none.
+
+    Attributes:
+        rows: the rows of the report.
+        notes: the notes on cases that could not be run.
+        spare_s: the seconds that are left for rounds of cases whose rounds differ.
+    """
+
+    def __init__(
+        self, cluster: Cluster, machines: Machines, every: Sequence[Case], *, quick: bool
+    ) -> None:
+        self.cluster, self.machines, self._quick = cluster, machines, quick
+        self.rows: list[dict[str, Cell]] = []
+        self.notes: list[str] = []
+        self.spare_s = 0.0
+        self._began, self._done = time.perf_counter(), 0
+        self._all = sum(ROUNDS if case.timed else 1 for case in every)
+
+    def measure(self, alike: Sequence[Case]) -> None:
+        """Measures the cases of one model: rounds, and between them its machines."""
+        first = [(case, seen) for case in self._steps(alike) if (seen := self._observed(case))]
+        timed = [(case, [[one.step_s for one in seen]]) for case, seen in first if case.timed]
+        for index in range(ROUNDS - 1):
+            if index == 0 or not self._quick:
+                self.machines.measure(case for case, _ in timed)
+            for case, rounds in self._steps(timed):
+                rounds.append(self._seconds(case))
+        self.spare_s += 0.0 if self._quick else SPARE_S * len(timed)
+        self._repeat(timed)
+        taken = iter(timed)
+        for case, seen in first:
+            own = next(taken)[1] if case.timed else None
+            machine = self.machines.of(case) if case.timed else None
+            self.rows.append(_row(case, machine, seen, own))
+
+    def _repeat(self, timed: Sequence[tuple[Case, list[list[float]]]]) -> None:
+        """Runs more rounds of the cases whose rounds differ, as long as there is time."""
+        for _ in range(MOST_ROUNDS - ROUNDS):
+            unsure = [one for one in timed if is_unsure(one[1])]
+            self._all += len(unsure)
+            for case, rounds in self._steps(unsure):
+                if self.spare_s <= 0:
+                    return
+                began = time.perf_counter()
+                rounds.append(self._seconds(case))
+                self.spare_s -= time.perf_counter() - began
+
+    def _observed(self, case: Case) -> list[Observed]:
+        """The measurements of each rank; empty if the case could not be run."""
+        task, timed = "workbench.bench.predict.stepping:measure", steps_of(case)
+        try:
+            return self.cluster.call(task, case.experiment, module=case.module, timed=timed)
+        except RunError as error:  # out of memory, perhaps; the others continue
+            self.notes.append(f"{case.name}: {error}")
+            return []
+
+    def _seconds(self, case: Case) -> list[float]:
+        task, timed = "workbench.bench.predict.stepping:time_steps", steps_of(case)
+        return self.cluster.call(task, case.experiment, module=case.module, timed=timed)
+
+    def _steps(self, some: Iterable[T]) -> Iterator[T]:
+        """Prints the next case, and how long all have taken so far."""
+        for one in some:
+            case = one if isinstance(one, Case) else one[0]
+            minutes, seconds = divmod(int(time.perf_counter() - self._began), 60)
+            said = f"{minutes}:{seconds:02} {self._done}/{self._all} {case.name}"
+            print(said, file=sys.stderr, flush=True)
+            yield one
+            self._done += 1
+
+
+def _row(
+    case: Case,
+    machine: Machine | None,
+    found: Sequence[Observed],
+    taken: Sequence[Sequence[float]] | None,
+) -> dict[str, Cell]:
+    experiment = case.experiment
+    prediction = predict(experiment.plan, machine, experiment)
+    times = {} if taken is None else time_cells(prediction, taken)
+    return {**_memory_cells(case, prediction, found), **times}
+
+
+def _memory_cells(case: Case, prediction: Prediction, found: Sequence[Observed]) -> dict[str, Cell]:
+    memory, experiment = prediction.memory, case.experiment
+    errors = [abs(memory[rank].peak_bytes / seen.peak_bytes - 1) for rank, seen in enumerate(found)]
+    rank = max(range(len(errors)), key=errors.__getitem__)
+    step = watched(experiment)
+    equal = all(
+        sorted(prediction.traffic.rows(rank, step)) == sorted(seen.traffic)
+        for rank, seen in enumerate(found)
+    )
+    return {
+        "model": experiment.plan.graph.source.name,
+        "plan": case.plan,
+        "optimizer": experiment.optimizer.kind,
+        "precision": experiment.precision,
+        "measured MiB": found[rank].peak_bytes / MIB,
+        "predicted MiB": memory[rank].peak_bytes / MIB,
+        "memory error": errors[rank],
+        "when": str(memory[rank].moment),
+        "traffic": "equal" if equal else "NOT EQUAL",
+    }
+
+
+def _chart(rows: list[dict[str, Cell]]) -> Chart:
+    bars = []
+    for row in rows:
+        ratio = float(row["predicted MiB"]) / float(row["measured MiB"])
+        name = f"{row['model']}, {row['plan']}, {row['optimizer']}, {row['precision']}"
+        bars.append(Bar(name, ratio, ratio, ratio, True))
+    return Chart("predicted / measured peak", tuple(bars), target=1.0)

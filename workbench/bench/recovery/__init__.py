@@ -1,0 +1,1 @@
+"""Processes killed during runs: what survives, and how soon."""

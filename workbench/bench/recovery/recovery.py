@@ -1,0 +1,177 @@
+"""Kills at random moments of real runs: whether all end as if undisturbed, and how soon.
+
+`python -m workbench.bench.recovery.recovery FIRST STOP` does those of some seeds alone.
+
+Each kill hits a run of its own, at a moment that depends on its seed: an engine is killed (SIGKILL)
+or stopped (SIGSTOP), or the job server is killed; while ranks compute or communicate, while a
+checkpoint is written, while they change their plan, or while the job is being started. The final
+loss is compared with that of an undisturbed run. Two parts: many small runs, two at a time on six
+engines; and a few of VGG-11 on four, for the times and for the cost of checkpoints.
+"""
+
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Literal
+
+from torch import nn
+
+from workbench.bench.recovery.checkpointing import BLOCK, costs
+from workbench.bench.recovery.kills import CLOSE, KINDS, Kill, Target
+from workbench.bench.report import Cell, Figure, Report
+from workbench.client.cluster import Cluster
+from workbench.model.tracing.trace import trace
+from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
+from workbench.plan.plan import Plan
+from workbench.server.__main__ import STORE
+from workbench.store.store import Store
+
+ENGINES, RANKS = 4, 2
+AT_ONCE = 2  # small runs; others take their engines while those of the last ones are replaced
+KILLS, STEPS = 200, 160
+LARGE, LARGE_STEPS = 2, 48  # for each plan of VGG-11
+PAIRS = 5  # of blocks of steps, for the cost of checkpoints
+TIMEOUT_S = 60.0
+Row = Mapping[str, Cell]
+
+
+def run(*, quick: bool) -> Report:
+    """Kills 200 small runs and 4 of VGG-11; `quick`: 3 small ones and none."""
+    large: list[Row] = []
+    costs: list[float] = []
+    if quick:
+        rows = survivors(range(len(KINDS)), 1)
+    else:
+        rows = survivors(range(KILLS), AT_ONCE)
+        with _cluster(ENGINES) as cluster:
+            large = list(_large(cluster))
+            costs = _costs(cluster)
+    return Report(
+        "recovery",
+        (*rows, *large),
+        _figures([*rows, *large], large or rows)
+        | ({"checkpoint_cost": Figure.of(costs)} if costs else {}),
+        (
+            f"survived: finished, with the final loss of a run that nothing was done to, to "
+            f"{CLOSE:g}, and no attempt but after one that lost an engine which was killed here.",
+            "detected: until the job server gave the attempt up and interrupted the other ranks; "
+            "ended: until it knew how all had ended; begun: until the next attempt had a rank; "
+            "resumed: until that attempt's first step was done; of VGG-11 with a warm spare.",
+            "seconds_to_detect: of those in which no other kill had just ended the server, too.",
+            "steps_lost: checkpoints are written every 10 steps, beside the steps that follow.",
+            f"checkpoint_cost: what one every {BLOCK} steps of VGG-11, data parallel,"
+            " adds to their time, as a part of it; steps with and without in turns, in one run.",
+        ),
+    )
+
+
+def survivors(seeds: Sequence[int], at_once: int) -> list[Row]:
+    """The outcome of one small run for each seed, so many at a time."""
+    engines = (2 * at_once - 1) * RANKS
+    with _cluster(engines) as cluster, ThreadPoolExecutor(at_once) as side_by_side:
+        small = _small(cluster)
+        straight = small.straight()
+
+        def survive(seed: int) -> Row:
+            return _told(small.survive(Kill.of(seed), straight))
+
+        return list(side_by_side.map(survive, seeds))
+
+
+@contextmanager
+def _cluster(engines: int) -> Iterator[Cluster]:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        Cluster(engines, directory=directory, timeout=TIMEOUT_S) as cluster,
+    ):
+        yield cluster
+
+
+def _small(cluster: Cluster) -> Target:
+    net = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16 * 16 * 16, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    )
+    graph = trace(net, input_shape=(3, 16, 16))
+    plan, other = Plan.data_parallel(graph, RANKS), Plan.hybrid(graph, RANKS)
+    return Target(
+        cluster, Store(cluster.folder / STORE), _experiment(plan, "fp64", STEPS), other, net
+    )
+
+
+def _large(cluster: Cluster) -> Iterable[Row]:
+    graph = trace("vgg11", input_shape=(3, 32, 32), num_classes=10)
+    plans = {
+        "data parallel": Plan.data_parallel(graph, ENGINES),
+        "hybrid": Plan.hybrid(graph, ENGINES),
+    }
+    store = Store(cluster.folder / STORE)
+    for (name, plan), other in zip(plans.items(), reversed(plans.values()), strict=True):
+        target = Target(cluster, store, _experiment(plan, "fp32", LARGE_STEPS), other)
+        straight = target.straight()
+        for seed in range(LARGE):
+            target.wait_for_spare()
+            row = target.survive(Kill(seed, KINDS[seed % 2], "step"), straight)
+            yield _told({**row, "VGG-11": name})
+
+
+def _costs(cluster: Cluster) -> list[float]:
+    graph = trace("vgg11", input_shape=(3, 32, 32), num_classes=10)
+    plan = Plan.data_parallel(graph, ENGINES)
+    return costs(cluster, _experiment(plan, "fp32", LARGE_STEPS), PAIRS)
+
+
+def _told(row: Row) -> Row:
+    """The row, which is printed as it comes, since all of them take long."""
+    print(", ".join(f"{name}: {value}" for name, value in row.items()), file=sys.stderr, flush=True)
+    return row
+
+
+def _experiment(plan: Plan, precision: Literal["fp32", "fp64"], steps: int) -> Experiment:
+    return Experiment(
+        plan=plan,
+        data=Synthetic(),
+        batch_size=16,
+        optimizer=SGD(lr=0.001, momentum=0.9),
+        steps=steps,
+        precision=precision,
+        checkpoint_every=10,
+        evaluate_every=None,
+    )
+
+
+def _figures(rows: list[Row], timed: list[Row]) -> dict[str, Figure]:
+    figures = {
+        "kills_survived": Figure.of([sum(bool(row["survived"]) for row in rows) / len(rows)]),
+        "hangs": Figure.of([float(sum(row["ended"] == "hangs" for row in rows))]),
+        "lost": Figure.of([float(sum(row["ended"] not in ("finished", "hangs") for row in rows))]),
+        "twice": Figure.of([float(sum(bool(row["more than once"]) for row in rows))]),
+    }
+    watched = [row for row in rows if row["server there"] == 1]
+    seconds = {
+        "loss_difference": ("loss differs by", rows),
+        "seconds_to_detect": ("detected in s", watched),
+        "seconds_to_resume": ("resumed in s", timed),
+        "steps_lost": ("steps lost", rows),
+    }
+    for name, (column, those) in seconds.items():
+        figures |= _figure(name, column, those)
+    for kind in KINDS[:2]:
+        own = [row for row in watched if row["kind"] == kind]
+        figures |= _figure(f"seconds_to_detect_{kind.split()[1]}", "detected in s", own)
+    return figures
+
+
+def _figure(name: str, column: str, rows: Iterable[Row]) -> dict[str, Figure]:
+    values = [float(row[column]) for row in rows if row[column] != ""]
+    return {name: Figure.of(values)} if values else {}
+
+
+if __name__ == "__main__":  # a few seeds by themselves: recovery FIRST STOP
+    survivors(range(int(sys.argv[1]), int(sys.argv[2])), AT_ONCE)

@@ -1,0 +1,1 @@
+"""Widgets in Chromium: their latency, frame rate and traffic."""

@@ -1,1 +1,0 @@
-"""Commands for people without a notebook; `python -m workbench --help` lists them."""

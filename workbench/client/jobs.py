@@ -1,0 +1,281 @@
+"""All jobs of a cluster, as a notebook sees them: submitted here or elsewhere, now or before."""
+
+import time
+import uuid
+import weakref
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from workbench.client.engines import Engines
+from workbench.client.run.job import Job
+from workbench.client.run.run import Run
+from workbench.client.run.submitting import checkpoint_of, on_ranks, request
+from workbench.client.sweep import Sweep, results, variations
+from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.html import table
+from workbench.store import messages, run_folder
+from workbench.store.errors import ClusterError, StoreError
+from workbench.store.record import JobRecord
+from workbench.train.loop.requests import RunRequests
+
+if TYPE_CHECKING:
+    import pandas
+
+
+HEAD = ("job", "name", "state", "engines", "steps", "")
+
+
+class Jobs:
+    """What was submitted to a cluster, in that order. `jobs[id]` is a run, of the past too.
+
+    Args:
+        engines: the engines of the cluster.
+        task: "module:function" that each rank of a run calls.
+    """
+
+    def __init__(self, engines: Engines, task: str) -> None:
+        self._engines, self._task = engines, task
+
+    def submit(
+        self,
+        experiment: Experiment,
+        engines: int | None = None,
+        *,
+        priority: int = 0,
+        min_engines: int | None = None,
+        max_engines: int | None = None,
+        module: nn.Module | None = None,
+        resume: str | Path | Run | None = None,
+        tag: str = "",
+        name: str = "",
+    ) -> Run:
+        """Queues an experiment; it starts as soon as enough engines are free.
+
+        Args:
+            experiment: what to run.
+            engines: the number of ranks; None: as many as its plan has. With another number, the
+                plan keeps its schemes and group sizes.
+            priority: higher goes first.
+            min_engines: fewest ranks that it goes on with when engines are short.
+            max_engines: most ranks that it grows to when engines are free.
+            module: a module with other values than the one that was traced; see `Cluster.train`.
+            resume: a checkpoint, or a run that left one, to go on from.
+            tag: the sweep, or whatever it is part of, for people.
+            name: the job's name; "": its model's.
+
+        Raises:
+            ClusterError: it can never fit; the text says what would.
+            CheckpointError: what to go on from is damaged, missing or of another model.
+            ModelError: `module` is needed and missing, or is another model than was traced.
+            ControlMessageTooLarge: the model's own code is too large for a control message.
+        """
+        if not isinstance(experiment, Experiment):
+            raise TypeError(f"submit takes an Experiment, got {type(experiment).__name__}")
+        if engines is not None and engines != experiment.plan.world_size:
+            if (other := on_ranks(experiment, engines)) is None:
+                raise ClusterError(
+                    f"{experiment.plan!r} cannot be made one for {engines} ranks; "
+                    "plan.with_world_size says why"
+                )
+            experiment = other
+        wanted = request(
+            self._engines,
+            experiment,
+            task=self._task,
+            priority=priority,
+            min_engines=min_engines,
+            max_engines=max_engines,
+            tag=tag,
+            name=name,
+            module=module,
+            resume=resume,
+        )
+        return self._run(experiment, Path(wanted.directory), self._engines.link.submit(wanted))
+
+    def sweep(
+        self,
+        experiment: Experiment,
+        *,
+        priority: int = 0,
+        module: nn.Module | None = None,
+        **values: Iterable[Any],
+    ) -> Sweep:
+        """Submits the experiment once for each combination of values.
+
+        Args:
+            experiment: what is varied.
+            priority: the priority of all of them; higher goes first.
+            module: as in `submit`.
+            values: the values of each field, by its name: one of the experiment's (`plan`,
+                `batch_size`, `sync`, `seed`, ...) or of its optimizer's (`lr`, `momentum`, ...).
+
+        Raises:
+            ExperimentError: neither has a field of a name, there are no values for one, or a
+                combination cannot be; nothing was submitted.
+            ClusterError: one can never fit.
+        """
+        tag = f"sweep-{uuid.uuid4().hex[:8]}"
+        runs = [
+            self.submit(each.experiment, priority=priority, module=module, tag=tag, name=each.name)
+            for each in variations(experiment, **values)
+        ]
+        return Sweep(tag, runs, self._engines.link.store)
+
+    def results(self, tag: str) -> "pandas.DataFrame":
+        """What came of the jobs of a sweep, of any notebook's: one line for each."""
+        return results(self._engines.link.store, tag)
+
+    def table(self) -> "pandas.DataFrame":
+        """One line for each job: state, engines, steps, when, and why it waits or failed."""
+        import pandas
+
+        return pandas.DataFrame([columns_of(job) for job in self.records])
+
+    @property
+    def records(self) -> tuple[JobRecord, ...]:
+        """What the server knows of each that trains, in the order of submission."""
+        found = self._engines.link.store.jobs()
+        return tuple(job for job in found if job.kind == "train")
+
+    def pause(self, job: int | Run) -> None:
+        """Has it leave a checkpoint and its engines, until it is resumed."""
+        self._ask("pause", job)
+
+    def resume(self, job: int | Run) -> None:
+        """Lets a paused job go on."""
+        self._ask("resume", job)
+
+    def stop(self, job: int | Run) -> None:
+        """Has it end after its current step, with a checkpoint."""
+        self._ask("stop", job)
+
+    def cancel(self, job: int | Run) -> None:
+        """Ends it at once, without a checkpoint."""
+        self._ask("cancel", job)
+
+    def set_priority(self, job: int | Run, priority: int) -> None:
+        """Gives it another priority; higher goes first."""
+        self._ask("priority", job, priority=priority)
+
+    def __getitem__(self, job: int) -> Run:
+        """A run that follows a job, with all that it has measured so far.
+
+        Raises:
+            KeyError: there is no such job, or it trains nothing.
+        """
+        try:
+            record = self._engines.link.store.job(job)
+        except StoreError as error:
+            raise KeyError(str(error)) from None
+        if record.kind != "train":
+            raise KeyError(f"job {job} is {record.name}, and no run")
+        directory = Path(record.directory)
+        experiment = RunRequests(directory).in_force(messages.unpack(record.packed))
+        return self._run(experiment, directory, record.id)
+
+    def __iter__(self) -> Iterator[Run]:
+        return (self[record.id] for record in self.records)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def _run(self, experiment: Experiment, directory: Path, number: int) -> Run:
+        """A run that follows a job, and keeps its cluster while that goes on."""
+        job = Job(self._engines.link, number, keep=self._engines)
+        run = Run(
+            experiment, directory, job, partial(_again, weakref.ref(self._engines), self._task)
+        )
+        self._engines.followers.add(run)
+        return run
+
+    def _ask(self, kind: str, job: int | Run, **payload: object) -> None:
+        number = job.id if isinstance(job, Run) else job
+        self._engines.link.ask(kind, number, **payload)
+
+    def __repr__(self) -> str:
+        states: dict[str, int] = {}
+        for record in self.records:
+            states[record.state] = states.get(record.state, 0) + 1
+        told = ", ".join(f"{count} {state}" for state, count in states.items())
+        return f"<Jobs of cluster {self._engines.name!r}: {told or 'none'}>"
+
+    def _repr_html_(self) -> str:
+        return f"<div><p>{escape(repr(self))}</p>{table(HEAD, map(_told, self.records))}</div>"
+
+
+def columns_of(job: JobRecord) -> dict[str, Any]:
+    """What is said of a job, by column; times are of this host's zone."""
+    return {
+        "job": job.id,
+        "name": job.name,
+        "state": job.state,
+        "engines": list(job.held) or job.engines,
+        "priority": job.priority,
+        "step": job.step,
+        "steps": job.steps,
+        "attempts": job.attempt,
+        "submitted": _clock(job.submitted_at),
+        "started": _clock(job.started_at),
+        "ended": _clock(job.ended_at),
+        "predicted_start": _clock(job.predicted_start),
+        "predicted_seconds": job.seconds,
+        "predicted_bytes": job.memory_bytes,
+        "sweep": job.tag,
+        "reason": job.reason,
+        "directory": job.directory,
+    }
+
+
+def lines(jobs: Iterable[JobRecord]) -> str:
+    """As text, with a heading."""
+    told = [HEAD, *map(_told, jobs)]
+    widths = [max(len(line[column]) for line in told) for column in range(len(HEAD))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in told
+    )
+
+
+def _told(job: JobRecord) -> tuple[str, ...]:
+    engines = ", ".join(map(str, job.held)) if job.held else f"{job.engines} wanted"
+    why = job.reason.partition("\n")[0]
+    if job.predicted_start is not None:
+        wait_s = max(0.0, job.predicted_start - time.time())
+        why = f"{why}; starts in about {wait_s:.0f} s" if why else f"starts in about {wait_s:.0f} s"
+    return (str(job.id), job.name, job.state, engines, f"{job.step} of {job.steps}", why)
+
+
+def _clock(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds)
+
+
+def _again(cluster: weakref.ref[Engines], task: str, run: Run) -> Job:
+    """Has a run that has ended go on; the job to follow then.
+
+    Raises:
+        ClusterError: the cluster is gone: a run that has ended does not keep it alive. Or the run
+            left no checkpoint.
+    """
+    if (engines := cluster()) is None:
+        raise ClusterError(
+            f"the cluster of {run!r} is gone; another one can go on: "
+            "cluster.train(run.experiment, resume=run)"
+        )
+    engines.require(run.experiment.plan)
+    link = engines.link
+    for record in link.store.jobs():
+        if record.id == run.id and record.directory == str(run.directory):
+            checkpoint_of(run, run.experiment.plan.graph)  # raises where there is none
+            link.store.repack(record.id, messages.pack(run.experiment))
+            link.ask("resume", record.id)
+            return Job(link, record.id, after=record.attempt, keep=engines)
+    # It is another cluster's, or this one has forgotten it.
+    wanted = request(engines, run.experiment, task=task, resume=run, directory=run.directory)
+    earlier = run_folder.last_attempt(run.directory)
+    return Job(link, link.submit(wanted), after=earlier, keep=engines)

@@ -1,1 +1,0 @@
-"""Jobs as a notebook sees them: the table, their results, sweeps."""

@@ -1,0 +1,134 @@
+"""How a cluster's processes begin, where each of them runs, and what is removed once they end."""
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+
+from workbench.hosts.emulated.hosts import Hosts
+from workbench.hosts.host import assign, probe, whole_host
+from workbench.hosts.processes import is_alive, until
+from workbench.store import registry
+from workbench.store.cluster_spec import HERE, ClusterSpec
+from workbench.store.errors import StoreError
+from workbench.store.process import ProcessIdentity
+from workbench.store.profile import Launch
+from workbench.store.record import JobState
+from workbench.store.store import Store
+from workbench.supervisor import supervisor_of
+
+LOOPBACK = "127.0.0.1"
+STORE = "server.sqlite"
+END_WITHIN_S = 5.0
+TICK_S = 0.02
+UNFINISHED: tuple[JobState, ...] = ("queued", "starting", "running", "stopping", "paused")
+
+
+def validate(num_engines: int, hosts: object, profile: object) -> None:
+    """Checks that hosts, profile and the number of engines go together.
+
+    Raises:
+        TypeError: `hosts` are no `wb.Hosts`.
+        ValueError: both `hosts` and a profile were given, or fewer engines than hosts.
+    """
+    if hosts is None:
+        return
+    if not isinstance(hosts, Hosts):
+        raise TypeError(f"hosts are made by wb.Hosts(...), got {type(hosts).__name__}")
+    if profile is not None:
+        raise ValueError("engines run on emulated hosts or on those of a profile, not both")
+    hosts.seating(num_engines)
+
+
+def cluster_spec(
+    num_engines: int,
+    hosts: Hosts | None = None,
+    launch: Launch | None = None,
+    *,
+    timeout_s: float,
+    linger_s: float,
+) -> tuple[ClusterSpec, Callable[[], None]]:
+    """What a supervisor is told, and a function that ends what was made for its engines only.
+
+    The last device is the assistant's, which has all of this host: it does what is done once, for
+    all ranks.
+
+    Args:
+        num_engines: how many engines take ranks.
+        hosts: emulated hosts to run on; those that are not up are started here.
+        launch: how engines get to other hosts. Their devices are known when those have come.
+        timeout_s: how long a rank waits for the others, in seconds.
+        linger_s: how long the cluster stays when nobody needs it, in seconds.
+
+    Raises:
+        HostsError: the emulated hosts could not be made.
+    """
+    if launch is not None:
+        return ClusterSpec(launch=launch, timeout_s=timeout_s, linger_s=linger_s), _nothing
+    host = probe()
+    if hosts is None:
+        devices = (*assign(num_engines, host), whole_host(host))
+        return ClusterSpec(
+            devices=devices,
+            sites=(HERE,) * len(devices),
+            address=LOOPBACK,
+            timeout_s=timeout_s,
+            linger_s=linger_s,
+        ), _nothing
+    leave = _nothing
+    if not hosts.is_up:
+        hosts.start()
+        leave = hosts.stop
+    return ClusterSpec(
+        devices=(*hosts.devices(num_engines), whole_host(host)),
+        sites=(*(hosts.site(index) for index in hosts.seating(num_engines)), HERE),
+        address=hosts.address,
+        timeout_s=timeout_s,
+        linger_s=linger_s,
+        bound_to=ProcessIdentity.here(),
+    ), leave
+
+
+def end(folder: Path, *, keep_folder: bool = False, at_once: bool = False) -> None:
+    """Ends a supervisor and all processes that it owns.
+
+    Args:
+        folder: the cluster's folder.
+        keep_folder: whether the folder stays, so that the cluster can be attached to again.
+        at_once: whether to signal a supervisor that was not asked to end before.
+    """
+    if (supervisor := supervisor_of(folder)) is not None:
+        if at_once:
+            os.kill(supervisor.pid, signal.SIGTERM)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if until(lambda: not supervisor.is_alive, END_WITHIN_S, TICK_S):
+                break
+            with suppress(ProcessLookupError):
+                os.kill(supervisor.pid, number)
+    if not keep_folder:
+        registry.remove(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep(directory: Path) -> None:
+    """Removes what clusters without a given name have left, which have ended with their owners.
+
+    Weights are there, which are large. What has unfinished jobs can be attached to, and stays.
+    """
+    for folder in directory.glob(f"{registry.PREFIX}*"):
+        owner = registry.owner_of(registry.name_of(folder))
+        if owner is None or is_alive(owner) or supervisor_of(folder) is not None:
+            continue
+        with suppress(StoreError):  # damaged, or of another version: it is not ours to remove
+            if (folder / STORE).exists():
+                with closing(Store(folder / STORE)) as store:
+                    if store.jobs(states=UNFINISHED):
+                        continue
+            registry.remove(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _nothing() -> None:
+    pass

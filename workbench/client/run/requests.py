@@ -1,0 +1,141 @@
+"""Requests to a run that goes on, which it carries out between two steps, and what they cost."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from workbench.plan.experiment.experiment import SGD, Experiment
+from workbench.plan.experiment.sync import Pipelined, Synchronous
+from workbench.plan.machine.machine import Machine
+from workbench.plan.plan import Plan
+from workbench.plan.reshard import Recut
+from workbench.store.errors import ClusterError
+from workbench.train.loop.requests import CarriedOut, RunRequest, RunRequests
+
+TICK_S = 0.05
+
+
+class RequestHandle:
+    """A request for another learning rate, or for a checkpoint; made with this.
+
+    Args:
+        requests: the run's requests, which its ranks read.
+        request: what is requested.
+        is_over: says whether the run has ended.
+
+    Attributes:
+        request: what is requested.
+    """
+
+    def __init__(
+        self, requests: RunRequests, request: RunRequest, is_over: Callable[[], bool]
+    ) -> None:
+        self.request, self._requests, self._is_over = request, requests, is_over
+        self._number = requests.submit(request)
+
+    @property
+    def carried_out(self) -> CarriedOut | None:
+        """After how many steps it was, and how long it took; None: it was not yet."""
+        return self._requests.carried_out(self._number)
+
+    @property
+    def is_superseded(self) -> bool:
+        """Whether a later request was carried out, and this one never will be."""
+        return self.carried_out is None and self._requests.last_carried_out() > self._number
+
+    def wait(self, timeout: float = 60.0) -> CarriedOut:
+        """Returns once the run has carried it out.
+
+        Raises:
+            ClusterError: the run ended before, or a later request came instead.
+            TimeoutError: it did not in time; it may still.
+        """
+        deadline = time.monotonic() + timeout
+        while (found := self.carried_out) is None:
+            if self.is_superseded:
+                raise ClusterError("another plan was requested later, and carried out instead")
+            if self._is_over() and self.carried_out is None:
+                raise ClusterError(
+                    f"the run ended before {self.request!r} was carried out; it will be once the "
+                    "run is resumed"
+                )
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.request!r} is not carried out yet")
+            time.sleep(TICK_S)
+        return found
+
+    def __repr__(self) -> str:
+        done = self.carried_out
+        step = "not yet" if done is None else f"step {done.step}"
+        return f"<Request: {self.request!r}, {step}>"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a re-cut takes, as predicted.
+
+    Attributes:
+        received_bytes: what each rank receives [bytes]: weights, optimizer state, and what
+            pipelined steps and error feedback keep, as when a pipeline is full.
+        seconds: what the rank takes that receives most; None: without a machine nothing is
+            claimed.
+    """
+
+    received_bytes: tuple[int, ...]
+    seconds: float | None
+
+
+def cost_of(experiment: Experiment, plan: Plan, machine: Machine | None = None) -> Cost:
+    """What it takes for a run of an experiment to go on under another plan.
+
+    Raises:
+        PlanError: the plan is for another model or world size.
+    """
+    recut = Recut(experiment.plan, plan)
+    value, width = experiment.optimizer, 8 if experiment.precision == "fp64" else 4
+    states = (1 if value.momentum > 0 else 0) if isinstance(value, SGD) else 2
+    sync, sums = experiment.sync, 1
+    if isinstance(sync, Pipelined):
+        sums = sync.width
+        states += (sync.width - 1) * (1 if sync.compensation is None else 2)
+    codec = sync.codec if isinstance(sync, Pipelined | Synchronous) else None
+    residuals = sums if codec is not None and codec.error_feedback else 0
+    received = tuple(
+        width * recut.received(rank, states, residuals) for rank in range(plan.world_size)
+    )
+    if machine is None:
+        return Cost(received, None)
+    link = machine.link(range(plan.world_size))
+    most = float(max(received))
+    return Cost(received, link.seconds("all_to_all", plan.world_size, most, 1, 0.0))
+
+
+class Replan(RequestHandle):
+    """A request that a run goes on under another plan; made with this.
+
+    Args:
+        requests: the run's requests, which its ranks read.
+        plan: the plan to go on under.
+        cost: what the change takes, as predicted.
+        is_over: says whether the run has ended.
+
+    Attributes:
+        plan: the plan to go on under.
+        cost: what the change takes, as predicted.
+    """
+
+    def __init__(
+        self, requests: RunRequests, plan: Plan, cost: Cost, is_over: Callable[[], bool]
+    ) -> None:
+        self.plan, self.cost = plan, cost
+        super().__init__(requests, plan, is_over)
+
+    def __repr__(self) -> str:
+        done = self.carried_out
+        predicted = f"{max(self.cost.received_bytes):,} bytes at most for a rank"
+        if done is None:
+            return f"<Replan: not carried out yet; {predicted}>"
+        return (
+            f"<Replan: since step {done.step}, in {done.seconds:.3g} s; "
+            f"{max(done.received_bytes):,} bytes at most for a rank>"
+        )

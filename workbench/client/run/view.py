@@ -1,0 +1,117 @@
+"""What is seen of a run: its rows as a table, who is told of new ones, and how it is shown."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from html import escape
+from typing import TYPE_CHECKING
+
+from workbench.plan.experiment.measured import COLUMNS, Row
+from workbench.plan.html import table
+
+if TYPE_CHECKING:
+    import pandas
+
+Callback = Callable[[list[Row]], None]
+
+
+class Frame:
+    """A table that is made anew only where there are more rows; any thread may ask for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._frame: pandas.DataFrame | None = None
+        self._num_rows = 0
+
+    def of(self, rows: Sequence[Row]) -> "pandas.DataFrame":
+        """One line for each step and rank, sorted; of a step that was run again, the last."""
+        import pandas  # only here: engines import this package too, and have no use for it
+
+        with self._lock:
+            if self._frame is None or self._num_rows != len(rows):
+                frame = pandas.DataFrame(rows, columns=list(COLUMNS))
+                frame = frame.drop_duplicates(["step", "rank"], keep="last")
+                self._frame = frame.sort_values(["step", "rank"], ignore_index=True)
+                self._num_rows = len(rows)
+            return self._frame.copy()
+
+
+class Subscribers:
+    """Functions that are called with new rows; from any thread they may come and go."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._callbacks: list[Callback] = []
+
+    def add(self, callback: Callback) -> Callable[[], None]:
+        """Takes a function; gives one that lets go of it."""
+        with self._lock:
+            self._callbacks.append(callback)
+        return partial(self._remove, callback)
+
+    def tell(self, rows: list[Row]) -> Iterator[str]:
+        """Calls all of them; says of which it let go, since they raised."""
+        with self._lock:
+            callbacks = list(self._callbacks)
+        for callback in callbacks:
+            try:
+                callback(rows)
+            except Exception as error:  # a broken view is no reason to lose a run
+                self._remove(callback)
+                yield f"a subscriber failed and was dropped: {error!r}"
+
+    def _remove(self, callback: Callback) -> None:
+        with self._lock, suppress(ValueError):
+            self._callbacks.remove(callback)
+
+
+def latest(rows: Sequence[Row], world_size: int) -> list[Row]:
+    """The newest row of each rank, in their order."""
+    found: dict[int, Row] = {}
+    for row in reversed(rows):
+        found.setdefault(int(row["rank"]), row)
+        if len(found) == world_size:
+            break
+    return [found[rank] for rank in sorted(found)]
+
+
+def html(title: str, lines: Sequence[str], error: BaseException | None, rows: Sequence[Row]) -> str:
+    """A run for a notebook, in inline styles: it reads well without a kernel.
+
+    Args:
+        title: the model's name.
+        lines: first the state of the run, and what else should be known.
+        error: why it failed.
+        rows: the newest row of each rank, with `peak_bytes` of the whole run.
+    """
+    head = ("rank", "compute", "communication", "wait", "tensors", "peak", "process", "GPU")
+    ranks = [
+        (
+            str(int(row["rank"])),
+            f"{row['compute_s'] * 1e3:.0f} ms",
+            f"{row['communication_s'] * 1e3:.0f} ms",
+            f"{row['wait_s'] * 1e3:.0f} ms",
+            size(row["tensor_bytes"]),
+            size(row["peak_bytes"]),
+            size(row["rss_bytes"]),
+            size(row["gpu_bytes"]) if row["gpu_bytes"] else "-",
+        )
+        for row in rows
+    ]
+    told = "<br>".join(map(escape, lines))
+    failed = f"<pre>{escape(str(error))}</pre>" if error is not None else ""
+    return (
+        f"<div><p><b>{escape(title)}</b>: {told}</p>{failed}"
+        + (table(head, ranks) if ranks else "")
+        + "</div>"
+    )
+
+
+def size(num_bytes: float) -> str:
+    """Bytes for people: 1536 is "1.5 KiB"."""
+    for unit in ("B", "KiB", "MiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.3g} GiB"

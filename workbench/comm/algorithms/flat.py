@@ -1,0 +1,163 @@
+"""The all-reduce algorithms that know no hosts: direct, ring, halving-doubling.
+
+In all of them a rank of k receives 2 (k-1)/k of the bytes, as little as any algorithm can. They
+differ in rounds, in from how many ranks at once a rank receives, and in how often a half type is
+rounded:
+
+                      rounds          from at once    roundings of a half type
+    direct            2               k-1             1
+    ring              2 (k-1)         1               up to k-1
+    halving_doubling  2 log2(k)       1               log2(k)
+
+`flat` [elements] is summed in place over `members`, of which this rank is number `me`.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from types import MappingProxyType
+
+from torch import Tensor
+
+from workbench.comm.algorithms.exchange import FlatAlgorithm, MessageRound, MessageRounds
+from workbench.comm.pieces import added, blocks, cut, even
+
+
+def direct(flat: Tensor, members: Sequence[int], me: int) -> MessageRounds:
+    """All-reduces with two synchronisations, whatever the number of ranks.
+
+    Each rank owns a segment. In the first round every rank sends every other its segment; the
+    owner adds up what came, in rank order, half types in fp32. In the second round it sends the
+    sum to all. A rank receives from k-1 ranks at once, which is why each begins with the next
+    one. That is for near-equal segments; others are as right, for who adds up an element changes
+    nothing about its sum. Between its rounds an owner may make something else of the sum, and
+    send that (`owned.py`).
+
+    Source: Chen et al. 2018, arXiv:1802.02326 (GDRAA; their body was not available to us, the two
+    synchronisations are from the abstract); a reduce-scatter and an all-gather by pairwise
+    exchange, Thakur, Rabenseifner and Gropp 2005, doi:10.1177/1094342005051521.
+    """
+    sizes = even(len(flat), len(members))
+    yield from to_owners(flat, sizes, members, me)
+    yield from from_owners(flat, sizes, members, me)
+
+
+def to_owners(flat: Tensor, sizes: Sequence[int], members: Sequence[int], me: int) -> MessageRounds:
+    """Sums this rank's segment of `flat` in place, and no other: the first round of `direct`.
+
+    Args:
+        flat: the summand [sum(sizes)] of this rank.
+        sizes: the elements of each rank's segment, zero included; they lie one after another.
+        members: the ranks that sum.
+        me: the index of this rank in `members`.
+    """
+    segments, others = cut(flat, sizes), _next_first(len(members), me)
+    if not others:
+        return
+    mine = segments[me]
+    arrived = dict(zip(others, flat.new_empty(len(others), len(mine)), strict=True))
+    yield MessageRound(
+        tuple((members[i], segments[i]) for i in others),
+        tuple((members[i], arrived[i]) for i in others),
+        len(others) * len(mine),
+    )
+    parts = [mine if i == me else arrived[i] for i in range(len(members))]
+    for block in blocks(mine):
+        mine[block] = added([part[block] for part in parts])
+
+
+def from_owners(
+    flat: Tensor, sizes: Sequence[int], members: Sequence[int], me: int
+) -> MessageRounds:
+    """Sends this rank's segment to all, and receives the others: the second round of `direct`."""
+    segments, others = cut(flat, sizes), _next_first(len(members), me)
+    if others:
+        yield MessageRound(
+            tuple((members[i], segments[me]) for i in others),
+            tuple((members[i], segments[i]) for i in others),
+        )
+
+
+def _next_first(count: int, me: int) -> list[int]:
+    """Returns the indices of the others, from the next one round to the one before."""
+    return [(me + distance) % count for distance in range(1, count)]
+
+
+def ring(flat: Tensor, members: Sequence[int], me: int) -> MessageRounds:
+    """All-reduces in 2 (k-1) rounds, in which a rank receives only from the one before it.
+
+    The k near-equal segments travel round the ring: first every rank adds its own part to a
+    segment and passes it on, until rank i holds the sum of segment i; then the sums travel round
+    once more. One segment of memory is needed beside `flat`.
+
+    Source: Patarasuk and Yuan 2009, doi:10.1016/j.jpdc.2008.09.002.
+    """
+    k = len(members)
+    segments = cut(flat, even(len(flat), k))
+    before, after = members[me - 1], members[(me + 1) % k]
+    room = flat.new_empty(len(segments[0]))  # the first is the longest
+    for step in range(1, k):
+        passed_on, own = segments[(me - step) % k], segments[(me - step - 1) % k]
+        arrived = room[: len(own)]
+        yield MessageRound(((after, passed_on),), ((before, arrived),), len(own))
+        own += arrived
+    for step in range(k - 1):
+        passed_on, whole = segments[(me - step) % k], segments[(me - step - 1) % k]
+        yield MessageRound(((after, passed_on),), ((before, whole),))
+
+
+def halving_doubling(flat: Tensor, members: Sequence[int], me: int) -> MessageRounds:
+    """All-reduces in 2 log2(k) rounds, for k a power of two.
+
+    Ranks at distance k/2 swap halves and add them up, then those at distance k/4 quarters of these
+    halves, and so on, until every rank holds the sum of one segment; the way back gathers.
+
+    Other group sizes are folded: of the p + surplus ranks, p the largest power of two, each
+    surplus rank first sends all it has to a rank of the p, and receives the sum at the end. That
+    is two rounds more, and for these pairs the whole tensor once more in each of them; a half type
+    is rounded once more.
+
+    Source: Rabenseifner's algorithm, as in Thakur, Rabenseifner and Gropp 2005,
+    doi:10.1177/1094342005051521, on all-reduce.
+    """
+    power = 1 << (len(members).bit_length() - 1)
+    surplus = len(members) - power
+    if me >= power:
+        partner = members[me - power]
+        yield MessageRound(sends=((partner, flat),))
+        yield MessageRound(receives=((partner, flat),))
+        return
+    if me < surplus:
+        arrived = flat.new_empty(len(flat))
+        yield MessageRound(receives=((members[power + me], arrived),), additions=len(flat))
+        flat += arrived
+    yield from _among_a_power_of_two(flat, members[:power], me)
+    if me < surplus:
+        yield MessageRound(sends=((members[power + me], flat),))
+
+
+def _among_a_power_of_two(flat: Tensor, members: Sequence[int], me: int) -> MessageRounds:
+    starts = [0, *accumulate(even(len(flat), len(members)))]
+    distances = [1 << level for level in range(len(members).bit_length() - 1)]
+
+    def block(member: int, size: int) -> Tensor:
+        """Returns the block of `size` consecutive segments that holds the member's own."""
+        first = member // size * size
+        return flat[starts[first] : starts[first + size]]
+
+    room = flat.new_empty(starts[len(members) // 2])
+    for distance in reversed(distances):
+        other = me ^ distance
+        mine, theirs = block(me, distance), block(other, distance)
+        arrived = room[: len(mine)]
+        yield MessageRound(((members[other], theirs),), ((members[other], arrived),), len(mine))
+        mine += arrived
+    for distance in distances:
+        other = me ^ distance
+        mine, theirs = block(me, distance), block(other, distance)
+        yield MessageRound(((members[other], mine),), ((members[other], theirs),))
+
+
+FLAT: Mapping[str, FlatAlgorithm] = MappingProxyType(
+    {"direct": direct, "ring": ring, "halving_doubling": halving_doubling}
+)
+"""The algorithms of this file, by name."""

@@ -1,0 +1,42 @@
+"""Arithmetic assignments, x += y, without a change in place.
+
+The result has the type of x, as one that is written into x has: under autocast, x + y may have
+another one.
+"""
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def add(x: Tensor, y: Any) -> Tensor:
+    """The value of x after x += y."""
+    return _of_type(operator.add(x, y), x)
+
+
+def sub(x: Tensor, y: Any) -> Tensor:
+    """The value of x after x -= y."""
+    return _of_type(operator.sub(x, y), x)
+
+
+def mul(x: Tensor, y: Any) -> Tensor:
+    """The value of x after x *= y."""
+    return _of_type(operator.mul(x, y), x)
+
+
+def truediv(x: Tensor, y: Any) -> Tensor:
+    """The value of x after x /= y."""
+    return _of_type(operator.truediv(x, y), x)
+
+
+def _of_type(result: Tensor, x: Tensor) -> Tensor:
+    if result.dtype == x.dtype and result.shape == x.shape:
+        return result
+    if result.shape != x.shape or not torch.can_cast(result.dtype, x.dtype):
+        raise RuntimeError(
+            f"{result.dtype} of shape {tuple(result.shape)} cannot be written into {x.dtype} of "
+            f"{tuple(x.shape)}"
+        )
+    return result.to(x.dtype)

@@ -1,0 +1,95 @@
+"""Attention that can be sharded by heads: its detection, and its form in a graph."""
+
+import inspect
+import operator
+from typing import Any
+
+import torch.fx
+from torch import Tensor, nn
+from torch.fx import Node
+
+# The arguments of nn.MultiheadAttention besides query, key and value in plain self-attention.
+# Attention weights may be requested, as long as nothing reads them.
+_PLAIN = {"key_padding_mask": None, "attn_mask": None, "is_causal": False}
+
+
+class SelfAttention(nn.MultiheadAttention):
+    """`nn.MultiheadAttention` of a sequence with itself: one tensor in, one tensor out.
+
+    Args:
+        attention: the module whose weights and constants are used.
+    """
+
+    def __init__(self, attention: nn.MultiheadAttention) -> None:
+        nn.Module.__init__(self)
+        self.__dict__.update(attention.__dict__)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        """Maps [B, tokens, embed_dim] to the same shape."""
+        return super().forward(x, x, x, need_weights=False)[0]
+
+
+def is_window_attention(module: nn.Module) -> bool:
+    """Whether a module is torchvision's attention of Swin, version 1 or 2."""
+    names = ("ShiftedWindowAttention", "ShiftedWindowAttentionV2")
+    where = type(module).__module__
+    return where == "torchvision.models.swin_transformer" and type(module).__name__ in names
+
+
+def find_self_attention(graph: torch.fx.Graph, root: nn.Module, *copies: nn.Module) -> None:
+    """Replaces `nn.MultiheadAttention` by `SelfAttention` where it is called as self-attention.
+
+    Every call of the module must be so; other modules stay as they are.
+
+    Args:
+        graph: the traced graph of a `ValueTracer`, with its values.
+        root: the module that was traced, which gets the new submodules.
+        copies: the copies of the root, which get new submodules of their own.
+    """
+    calls: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        if node.op == "call_module":
+            calls.setdefault(str(node.target), []).append(node)
+    for path, nodes in calls.items():
+        module = root.get_submodule(path)
+        if type(module) is nn.MultiheadAttention and _can_be_cut(module):
+            if all(_is_plain(node, module) for node in nodes):
+                for whole in (root, *copies):
+                    attention: Any = whole.get_submodule(path)
+                    whole.set_submodule(path, SelfAttention(attention))
+                for node in nodes:
+                    _give_one_tensor(node)
+
+
+def _can_be_cut(module: nn.MultiheadAttention) -> bool:
+    """Whether query, key and value come from one weight, and heads from nothing else."""
+    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+    extra = module.bias_k is not None or module.add_zero_attn
+    return module._qkv_same_embed_dim and not hooked and not extra
+
+
+def _is_plain(node: Node, module: nn.MultiheadAttention) -> bool:
+    given = inspect.signature(module.forward).bind(*node.args, **node.kwargs)
+    given.apply_defaults()
+    arguments: dict[str, Any] = given.arguments
+    x = arguments["query"]
+    alike = x is arguments["key"] is arguments["value"] and x.meta["values"][0].ndim == 3
+    plain = all(arguments[name] is value for name, value in _PLAIN.items())
+    return alike and plain and all(_is_output(user) or _is_unread(user) for user in node.users)
+
+
+def _is_output(user: Node) -> bool:
+    return user.target is operator.getitem and bool(user.args[1] == 0)
+
+
+def _is_unread(user: Node) -> bool:
+    return user.target is operator.getitem and not user.users
+
+
+def _give_one_tensor(node: Node) -> None:
+    """Makes the node's call take one tensor, and its readers read its output."""
+    node.args, node.kwargs = node.args[:1] or (node.kwargs["query"],), {}
+    node.meta["values"] = tuple(value[0] for value in node.meta["values"])
+    for user in list(node.users):
+        user.replace_all_uses_with(node)
+        node.graph.erase_node(user)

@@ -1,0 +1,114 @@
+"""How a value depends on the batch, found by running each operation at two batch sizes.
+
+    rows   dimension 0 of the value      for example
+    0      the same at both sizes        parameters, values computed from them alone
+    c      c times the batch size        activations (c = 1), windows of an image (c = their number)
+
+Ranks hold rows of a batch, and each sample's result must not depend on the others: an operation
+that loses the batch or moves it to another dimension is refused here, by its shape; one that
+combines rows but keeps their places is found by trying it (`independence.py`).
+"""
+
+import operator
+from types import FunctionType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from workbench.model.errors import TraceError
+
+BATCHES = (2, 3)
+
+REMEDY = (
+    "Every rank has only its own rows of the batch: keep the batch in dimension 0, and treat "
+    "each sample by itself (x.mean(1), not x.mean(0)); batch statistics are nn.BatchNorm's"
+)
+
+NUMBER = (
+    "A decision over the whole batch (if x.sum() > 0) differs between ranks: use torch.where for "
+    "a choice per element"
+)
+
+# Of the tensor that they are called on they use the type and device alone.
+_FROM_NOTHING = {"new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"}
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """All tensors in a value: one, a tuple of some, or none."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def depends_on_batch(node: Node) -> bool:
+    """Whether the node's value is computed from the input's values, not only its shape."""
+    if name_of(node) in _FROM_NOTHING:
+        return False
+    return bool(tensors(node.meta["values"][0])) and any(
+        source.meta["depends"] for source in node.all_input_nodes
+    )
+
+
+def called(kind: str, target: Any, root: nn.Module, args: Any, kwargs: Any) -> Any:
+    """Runs an operation of a traced graph.
+
+    Args:
+        kind: the node's `op`; "": `root` itself is called.
+        target: the function or method that is called, or the path of a submodule or parameter in
+            `root`.
+        root: the module that was traced.
+        args: the positional arguments, as values.
+        kwargs: the keyword arguments, as values.
+    """
+    if kind == "get_attr":
+        return operator.attrgetter(target)(root)
+    if kind == "call_module":
+        return root.get_submodule(target)(*args, **kwargs)
+    if kind == "call_method":
+        return getattr(args[0], target)(*args[1:], **kwargs)
+    return target(*args, **kwargs) if kind else root(*args, **kwargs)
+
+
+def is_users_function(target: Any) -> bool:
+    """Whether a node calls a function of the user's, which the library does not know."""
+    library = str(getattr(target, "__module__", None)).partition(".")[0]
+    return isinstance(target, FunctionType) and library not in ("torch", "torchvision", "workbench")
+
+
+def name_of(node: Node) -> str:
+    """The bare name of a function or method: "relu", "add"."""
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def rows_and_shape(node: Node) -> tuple[int, tuple[int, ...]]:
+    """(rows for each sample, shape of one sample) of a node's value; of a tuple's first tensor.
+
+    Raises:
+        TraceError: the value mixes samples.
+    """
+    at_two, at_three = (tensors(value) for value in node.meta["values"])
+    # Of several tensors only the first counts here: the others are seen as they are taken out.
+    return _compare(node, at_two[0], at_three[0]) if at_two else (0, ())
+
+
+def _compare(node: Node, a: Tensor, b: Tensor) -> tuple[int, tuple[int, ...]]:
+    small, large = BATCHES
+    if a.shape == b.shape and not node.meta["depends"]:
+        return 0, tuple(a.shape)
+    shown = f"{tuple(a.shape)} for a batch of {small}, {tuple(b.shape)} for {large}"
+    if a.shape == b.shape:
+        number = "" if a.ndim else f" {NUMBER}"
+        raise TraceError(
+            f"the result of {name_of(node)} has lost the batch: {shown}. {REMEDY}.{number}"
+        )
+    if (
+        a.ndim != b.ndim
+        or a.shape[1:] != b.shape[1:]
+        or a.shape[0] * large != b.shape[0] * small
+        or a.shape[0] % small
+    ):
+        raise TraceError(
+            f"the result of {name_of(node)} has the batch elsewhere than in dimension 0: {shown}. "
+            f"{REMEDY}"
+        )
+    return a.shape[0] // small, tuple(a.shape[1:])

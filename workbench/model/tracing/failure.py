@@ -1,0 +1,93 @@
+"""The error for a model that cannot be traced: the line, the reason, and a remedy."""
+
+import linecache
+import os
+import sysconfig
+import traceback
+from pathlib import Path
+from types import CodeType
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+from workbench.model.errors import TraceError
+from workbench.model.tracing.batch import BATCHES
+
+_WRAP = (
+    "put the lines into a function marked by torch.fx.wrap: it is then one operation, "
+    "recorded as it is"
+)
+_NOT_THE_USERS = tuple(
+    str(Path(folder)) + os.sep
+    for folder in (
+        Path(torch.__file__).parent,
+        Path(__file__).parents[1],
+        sysconfig.get_path("stdlib"),
+    )
+)
+
+
+Place = tuple[CodeType, int]
+
+
+def explained(
+    error: Exception, model: str, module: str | None, line: Place | None = None
+) -> TraceError:
+    """The error to raise instead of `error`, which was raised during tracing.
+
+    Args:
+        error: the error, with its traceback.
+        model: the model's name.
+        module: the path of the submodule that was being traced, if it is known.
+        line: the line of the model's own code, if it is known; None: it is searched in the
+            traceback.
+    """
+    place = f" in {module!r}" if module else ""
+    found = _shown(*line) if line else _line_of_user(error)
+    shown = f"\n  {found}" if found else ""
+    return TraceError(f"{model} cannot be traced{place}: {_reason(error)}{shown}")
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    if isinstance(error, TraceError):
+        return text
+    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        return (
+            f"what follows depends on the values of a tensor ({text}), which are known only when "
+            f"it runs: use torch.where or a mask instead, or {_WRAP}"
+        )
+    if isinstance(error, TypeError):
+        return (
+            f"TypeError: {text}. If it has a size that depends on the batch: x.new_zeros((n, 3)) "
+            f"follows x; else {_WRAP}"
+        )
+    if isinstance(error, RuntimeError):
+        few, many = BATCHES
+        return (
+            f"an operation fails with a batch of {few} or of {many} samples ({text}), and the "
+            "model has to run with any number of them: give each sample its own shape, "
+            "x.reshape(len(x), ...), and see that it runs in plain torch"
+        )
+    return f"{type(error).__name__}: {text}"
+
+
+def is_users(code: CodeType) -> bool:
+    """Whether code is the model's own, not Python's, torch's or the library's."""
+    path = code.co_filename
+    if "site-packages" not in path and path.startswith(_NOT_THE_USERS[2]):
+        return False
+    return not path.startswith((*_NOT_THE_USERS[:2], "<frozen"))
+
+
+def _line_of_user(error: Exception) -> str:
+    """The last line of the model's own code in the error's traceback."""
+    for frame, number in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if is_users(frame.f_code):
+            return _shown(frame.f_code, number)
+    return ""
+
+
+def _shown(code: CodeType, number: int) -> str:
+    text = linecache.getline(code.co_filename, number).strip()
+    return f"{code.co_filename}:{number}, in {code.co_name}: {text}"

@@ -1,0 +1,89 @@
+"""Finds the parameters and operations that a gradient reaches, by a backward pass.
+
+The recorded graph runs once more on fake tensors, with gradients, and backward from the sum of all
+that the model returns. A parameter without a gradient then has none in training either: its
+`requires_grad` is off, nothing uses it, or its user is detached. Optimizers skip such parameters,
+and all ranks must do the same.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.fx
+from torch import Tensor, nn
+from torch.fx import Node
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from workbench.model.errors import TraceError
+from workbench.model.tracing.batch import tensors
+
+Call = Callable[[str, Any, Any, Any], Any]
+
+
+def trained_parameters(
+    graph: torch.fx.Graph, root: nn.Module, x: Tensor, call: Call
+) -> frozenset[str]:
+    """The names of the parameters that receive a gradient, with all names of tied ones.
+
+    It sets `learns` in each node's `meta`: whether a gradient reaches the node's value.
+
+    Args:
+        graph: the traced graph of a `ValueTracer`.
+        root: the module that it was recorded from, with fake tensors.
+        x: a fake batch.
+        call: a function that runs an operation: (kind, target, arguments, keyword arguments) ->
+            value.
+
+    Raises:
+        TraceError: the backward pass fails, as it would in training.
+    """
+    reached: set[Node] = set()
+    with torch.enable_grad():
+        returned = [y for y in _run(graph, x, call, reached) if y.requires_grad]
+        if returned:
+            _back(returned)
+    for node in graph.nodes:
+        node.meta["learns"] = node in reached
+    named = root.named_parameters(remove_duplicate=False)
+    return frozenset(name for name, parameter in named if parameter.grad is not None)
+
+
+def _run(graph: torch.fx.Graph, x: Tensor, call: Call, reached: set[Node]) -> list[Tensor]:
+    """The model's outputs; a backward pass from them records the nodes that it reaches."""
+    values: dict[Node, Any] = {}
+    for node in graph.nodes:
+        if node.op == "output":
+            return tensors(map_arg(node.args, values.__getitem__))
+        if node.op == "placeholder":
+            values[node] = x
+            continue
+        args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+        values[node] = pytree.tree_map(_apart, call(node.op, node.target, args, kwargs))
+        for tensor in tensors(values[node]):
+            if tensor.requires_grad:
+                tensor.register_hook(partial(_note, reached, node))
+    raise AssertionError("a graph ends with its output")
+
+
+def _apart(value: Any) -> Any:
+    """A tensor that is no view: one that is changed in place would lose its hook."""
+    return value.clone() if isinstance(value, Tensor) and value._is_view() else value
+
+
+def _note(reached: set[Node], node: Node, gradient: Tensor | None) -> None:
+    if gradient is not None:
+        reached.add(node)
+
+
+def _back(returned: list[Tensor]) -> None:
+    try:
+        torch.autograd.backward([y.sum() for y in returned])
+    except Exception as error:
+        raise TraceError(
+            f"the backward pass cannot be followed: {type(error).__name__}: {error}. What is not "
+            "to be trained is detached, x.detach(); a backward pass of one's own may not depend "
+            "on values, as through .item()"
+        ) from error

@@ -1,0 +1,104 @@
+"""Operations in place, in a graph that only records each operation's result."""
+
+from collections.abc import Iterable
+
+import torch.fx
+from torch import nn
+from torch.fx import Node
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from workbench.model.errors import OperationError
+from workbench.model.tracing.batch import name_of, tensors
+
+
+def read_what_was_changed(graph: torch.fx.Graph, root: nn.Module) -> None:
+    """Makes readers of a tensor that an operation changed in place read the operation instead.
+
+    Raises:
+        OperationError: another tensor in the same memory is read afterwards.
+    """
+    place = {node: index for index, node in enumerate(graph.nodes)}
+    lying: dict[int, list[Node]] = {}  # nodes by their tensors' memory
+    for node in graph.nodes:
+        for memory in _memory(node):
+            lying.setdefault(memory, []).append(node)
+    for node in graph.nodes:
+        if node.all_input_nodes and _changes_in_place(node, root):
+            changed = node.kwargs.get("out") or node.all_input_nodes[0]
+            assert isinstance(changed, Node)
+            alike = (other for memory in _memory(changed) for other in lying[memory])
+            _refuse_other_views(node, changed, alike, place)
+            for reader in list(changed.users):
+                if place[reader] > place[node]:
+                    reader.replace_input_with(changed, node)
+
+
+def _refuse_other_views(
+    node: Node, changed: Node, alike: Iterable[Node], place: dict[Node, int]
+) -> None:
+    """Checks that a change is not seen through another tensor, such as one that this is a view of.
+
+    A change of a parameter through its `data` is always refused.
+    """
+    for other in alike:
+        if other in (node, changed):
+            continue
+        if other.op == "get_attr":
+            raise OperationError(
+                node,
+                f"{name_of(node)} changes {other.target!r} as the model runs, each rank by its own "
+                "rows: let the optimizer do so, or give the forward pass a new tensor",
+            )
+        reader = next((user for user in other.users if place[user] > place[node]), None)
+        if reader is not None and place[other] < place[node]:
+            raise OperationError(
+                node,
+                f"{name_of(node)} changes {changed.name!r} in place, and with it {other.name!r}, "
+                f"which lies in the same memory and is read afterwards, by {name_of(reader)}: "
+                "make a new tensor instead, with torch.cat, torch.where or x = x + 1",
+            )
+
+
+def _memory(node: Node) -> set[int]:
+    """The storages of the tensors that a node gives."""
+    values = node.meta.get("values", (None,))  # the output has none of its own
+    return {tensor.untyped_storage()._cdata for tensor in tensors(values[0])}
+
+
+def drop_unused(graph: torch.fx.Graph, root: nn.Module) -> None:
+    """Removes operations whose results do not affect what the model is trained on.
+
+    That may be a change in place whose result nothing reads (`read_what_was_changed`).
+
+    Raises:
+        OperationError: the running statistics of a batch norm would be lost.
+    """
+    for node in reversed(graph.nodes):
+        if node.users or node.op in ("placeholder", "output"):
+            continue
+        if node.op == "call_module" and _keeps_statistics(root.get_submodule(str(node.target))):
+            raise OperationError(
+                node,
+                f"{node.target!r} keeps running statistics of what nothing is trained on, and they "
+                "would be lost: do not call it in forward, or declare its output as auxiliary",
+            )
+        if node.meta["values"][0] is not None or node.op == "get_attr":
+            graph.erase_node(node)
+
+
+def _keeps_statistics(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) and module.training and module.running_mean is not None
+
+
+def _changes_in_place(node: Node, root: nn.Module) -> bool:
+    """Whether an operation writes into its input, by torch's conventions."""
+    name = name_of(node)
+    if node.op == "call_module":
+        return bool(getattr(root.get_submodule(str(node.target)), "inplace", False))
+    by_name = name.endswith("_") and not name.endswith("__")
+    asked = (
+        node.kwargs.get("inplace")
+        or node.kwargs.get("out") is not None
+        or node.meta.get("in_place")
+    )
+    return by_name or bool(asked)

@@ -1,0 +1,264 @@
+"""The conversion of traced nodes to the layers of a `Graph`."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+import torch.fx
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import Node
+from torch.fx.node import map_arg
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from workbench.model.errors import TraceError
+from workbench.model.tracing.batch import name_of, tensors
+from workbench.model.tracing.kinds import kind_of
+from workbench.model.weights.files import DTYPES
+from workbench.plan.graph import Layer, Weight, carries_gradient
+
+
+def layers_of(root: nn.Module, graph: torch.fx.Graph) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
+    """The layers in execution order, and the names of those that the model returns.
+
+    Parameters that the forward pass never reaches get a layer without readers, and a node in
+    `graph`, so that checkpoints contain the whole model.
+
+    Args:
+        root: the module that was traced.
+        graph: the traced graph of a `ValueTracer`, which returns what is trained on
+            (`keep_outputs`).
+    """
+    return _Layers(root, graph).all()
+
+
+@dataclass(frozen=True)
+class _Held:
+    """One tensor of the model, with all its names."""
+
+    tensor: Tensor
+    names: tuple[str, ...]
+    persistent: bool
+
+
+class _Layers:
+    def __init__(self, root: nn.Module, graph: torch.fx.Graph) -> None:
+        self.root, self.graph = root, graph
+        self.held = _held(root)
+        self.keys = {name: key for key, held in self.held.items() for name in held.names}
+        self._read_the_unreached()
+        self.nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+        self.names = self._unique_names()
+        self.owner = self._owners()
+
+    def all(self) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
+        layers = {self.names[node]: self._layer(node) for node in self.nodes}
+        learning: set[str] = set()
+        for node in self.nodes:
+            layer = layers[self.names[node]]
+            if carries_gradient(layer, layers.get(layer.shared), learning):
+                if node.meta["learns"]:
+                    learning.add(layer.name)
+                else:
+                    layers[layer.name] = replace(layer, detached=True)
+        return tuple(layers.values()), self._outputs()
+
+    def _layer(self, node: Node) -> Layer:
+        meta = node.meta
+        sources: list[Node] = []
+        map_arg((node.args, node.kwargs), sources.append)
+        activations = [source for source in sources if tensors(source.meta["values"][0])]
+        module = self._module(node)
+        kind = kind_of(node, module)
+        used = self._used(node)
+        mine = [key for key in used if self.owner[key] is node]
+        shared = next((self.names[self.owner[key]] for key in used if key not in mine), "")
+        return Layer(
+            name=self.names[node],
+            kind=kind,
+            inputs=tuple(self._name(source) for source in sources),
+            input_shape=activations[0].meta["shape"] if activations else (),
+            output_shape=meta["shape"],
+            rows=meta["rows"],
+            weights=tuple(self._weight(key, used[key]) for key in mine),
+            flops=meta["flops"],
+            activation_bytes=_bytes_of_one_sample(meta["values"]) if meta["rows"] else 0,
+            groups=module.groups if isinstance(module, nn.Conv2d) else 1,
+            heads=cast(int, module.num_heads) if module and kind == "attention" else 0,
+            target=_target(node, module),
+            node=node.name,
+            shared=shared,
+            draws=meta["draws"],
+            least_rows=_least_rows(node, module),
+            least_rows_bf16=int(meta["least_rows_bf16"]),
+            uncounted=kind == "op" and meta["uncounted"],
+            evaluating=module is not None and _evaluates(module),
+        )
+
+    def _name(self, node: Node) -> str:
+        return "input" if node.op == "placeholder" else self.names[node]
+
+    def _module(self, node: Node) -> nn.Module | None:
+        return self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+    def _outputs(self) -> tuple[str, ...]:
+        returned = next(node for node in self.graph.nodes if node.op == "output").args[0]
+        listed = returned if isinstance(returned, list | tuple) else [returned]
+        return tuple(self._name(item) for item in listed if isinstance(item, Node))
+
+    def _unique_names(self) -> dict[Node, str]:
+        """The layers' names: a module's path, a parameter's name, else the node's, made unique."""
+        names: dict[Node, str] = {}
+        calls: dict[str, int] = {}
+        for node in self.nodes:
+            if node.op in ("call_module", "get_attr"):
+                path = str(node.target)
+                calls[path] = calls.get(path, 0) + 1
+                names[node] = path if calls[path] == 1 else f"{path}@{calls[path]}"
+        taken = {"input", *names.values()}
+        for node in self.nodes:
+            if node not in names:
+                name = node.name
+                while name in taken:
+                    name += "_"
+                names[node] = name
+                taken.add(name)
+        return names
+
+    def _used(self, node: Node) -> dict[int, str]:
+        """The keys of the tensors that a node uses, and its names for them."""
+        module = self._module(node)
+        if module is not None:
+            return {id(t): f"{node.target}.{name}" for name, t, _ in _tensors(module)}
+        if node.op == "get_attr":
+            return {self.keys[str(node.target)]: str(node.target)}
+        return {}
+
+    def _owners(self) -> dict[int, Node]:
+        """The node whose layer owns each tensor: a module rather than a direct read."""
+        owner: dict[int, Node] = {}
+        for op in ("call_module", "get_attr"):
+            for node in self.nodes:
+                if node.op == op:
+                    for key in self._used(node):
+                        owner.setdefault(key, node)
+        return owner
+
+    def _weight(self, key: int, name: str) -> Weight:
+        held = self.held[key]
+        is_parameter = isinstance(held.tensor, nn.Parameter)
+        return Weight(
+            name=name,
+            shape=tuple(held.tensor.shape),
+            dtype=str(held.tensor.dtype).removeprefix("torch."),
+            trainable=is_parameter and held.tensor.requires_grad,
+            frozen=is_parameter and not held.tensor.requires_grad,
+            persistent=held.persistent,
+            aliases=tuple(other for other in held.names if other != name),
+        )
+
+    def _read_the_unreached(self) -> None:
+        reached = {
+            key
+            for node in self.graph.nodes
+            if node.op in ("call_module", "get_attr")
+            for key in self._used(node)
+        }
+        output = next(node for node in self.graph.nodes if node.op == "output")
+        with self.graph.inserting_before(output):
+            for key, held in self.held.items():
+                if key not in reached:
+                    node = self.graph.get_attr(held.names[0])
+                    node.meta.update(
+                        values=(held.tensor, held.tensor),
+                        depends=False,
+                        learns=False,
+                        rows=0,
+                        shape=tuple(held.tensor.shape),
+                        flops=0,
+                        draws=(),
+                        least_rows=0,
+                        least_rows_bf16=0,
+                        uncounted=False,
+                    )
+
+
+def _evaluates(module: nn.Module) -> bool:
+    """Whether a module is in eval mode, which a batch norm without running statistics lacks."""
+    alike = isinstance(module, _BatchNorm) and module.running_mean is None
+    return not module.training and not alike
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
+    """(name, tensor, persistent) of all tensors of a module and its submodules."""
+    for path, owner in module.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        for table in (owner._parameters, owner._buffers):
+            for name, tensor in table.items():
+                if tensor is not None:
+                    persistent = name not in owner._non_persistent_buffers_set
+                    yield prefix + name, tensor, persistent
+
+
+def _held(root: nn.Module) -> dict[int, _Held]:
+    """The model's tensors in the order of its `state_dict`.
+
+    Raises:
+        TraceError: the `state_dict` contains something else than these, or one of them cannot be
+            saved.
+    """
+    held: dict[int, _Held] = {}
+    for name, tensor, persistent in _tensors(root):
+        if tensor.dtype not in DTYPES.values():
+            valid = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES.values())
+            raise TraceError(
+                f"{name!r} holds {str(tensor.dtype).removeprefix('torch.')}, which a file of "
+                f"weights cannot hold (it can hold {valid}): of complex numbers, keep the real and "
+                "the imaginary parts, torch.view_as_real(x), and make them complex in forward, "
+                "torch.view_as_complex(self.x)"
+            )
+        known = held.get(id(tensor))
+        names = (*known.names, name) if known else (name,)
+        held[id(tensor)] = _Held(tensor, names, persistent)
+    saved = {name for item in held.values() if item.persistent for name in item.names}
+    other = saved.symmetric_difference(root.state_dict())
+    if other:
+        raise TraceError(
+            f"the state_dict differs from the model's parameters and buffers in {sorted(other)}; "
+            "a state_dict of its own making cannot be saved in pieces"
+        )
+    return held
+
+
+def _least_rows(node: Node, module: nn.Module | None) -> int:
+    """The fewest rows of a batch that a layer takes in the mode that was traced."""
+    if isinstance(module, _BatchNorm):
+        of_batch = module.training or module.running_mean is None
+        alone = node.meta["rows"] * math.prod(node.meta["shape"][1:]) == 1
+        return 2 if of_batch and alone else 0  # the variance of one value is nothing
+    return int(node.meta["least_rows"])
+
+
+def _bytes_of_one_sample(values: tuple[Any, Any]) -> int:
+    small, large = (
+        sum(tensor.numel() * tensor.element_size() for tensor in tensors(value)) for value in values
+    )
+    return large - small
+
+
+def _target(node: Node, module: nn.Module | None) -> str:
+    if module is not None:
+        cls = type(module)
+        public = getattr(nn, cls.__name__, None) is cls
+        return f"torch.nn.{cls.__name__}" if public else f"{cls.__module__}.{cls.__qualname__}"
+    if node.op == "get_attr":
+        return ""
+    if node.op == "call_method":
+        return f"Tensor.{node.target}"
+    name = name_of(node)
+    if getattr(F, name, None) is node.target:
+        return f"torch.nn.functional.{name}"
+    where = getattr(node.target, "__module__", None) or "torch"
+    return f"{where.removeprefix('_')}.{name}" if where != "builtins" else name

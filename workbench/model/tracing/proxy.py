@@ -1,0 +1,105 @@
+"""The proxies of values in a module's forward while it is traced, and its reshapes.
+
+Reshapes are recorded with explicit sizes, so that they also work on a batch without rows:
+`x.view(-1, 512)` and the like after a convolution become `torch.flatten(x, 1)`, which means the
+same for a tensor whose channels are sharded.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node, Proxy
+from torch.fx.proxy import Attribute
+
+from workbench.model.errors import TraceError
+from workbench.model.tracing import assigned
+from workbench.model.tracing.batch import tensors
+
+
+class ValueProxy(Proxy):
+    """A proxy that knows its value at two batch sizes."""
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise TraceError(
+            "assigning to a part of a tensor is not recorded: use torch.where or torch.cat, or "
+            "put the lines into a function marked by torch.fx.wrap"
+        )
+
+    def __getattr__(self, k: str) -> Any:
+        if callable(getattr(self.node.meta["values"][0], k)):
+            return Attribute(self, k)
+        return self.tracer.create_proxy("call_function", getattr, (self, k), {})
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.tracer.create_proxy("call_function", operator.getitem, (self, index), {})
+
+    def __iadd__(self, other: Any) -> Any:
+        return self._in_place(operator.add, assigned.add, other)
+
+    def __isub__(self, other: Any) -> Any:
+        return self._in_place(operator.sub, assigned.sub, other)
+
+    def __imul__(self, other: Any) -> Any:
+        return self._in_place(operator.mul, assigned.mul, other)
+
+    def __itruediv__(self, other: Any) -> Any:
+        return self._in_place(operator.truediv, assigned.truediv, other)
+
+    def _in_place(
+        self, of_numbers: Callable[..., Any], of_tensors: Callable[..., Any], other: Any
+    ) -> Any:
+        """Records `x += y` as x + y in the type of x, which replaces x under every name."""
+        changes = bool(tensors(self.node.meta["values"][0]))
+        function = of_tensors if changes else of_numbers
+        result = self.tracer.create_proxy("call_function", function, (self, other), {})
+        if isinstance(result, Proxy):
+            result.node.meta["in_place"] = changes
+        return result
+
+    def __len__(self) -> int:
+        first, second = self.node.meta["values"]
+        if len(first) != len(second):
+            raise TraceError(
+                "len() or a loop over the batch: use x.shape[0] for the number of rows, and "
+                "operations on all rows at once instead of a loop"
+            )
+        return len(first)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+
+def is_reshape(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call changes a tensor's sizes; `view` with a dtype changes its type instead."""
+    if target not in ("view", "reshape", torch.reshape) or kwargs or len(args) < 2:
+        return False
+    return isinstance(args[0], Node) and not isinstance(args[1], torch.dtype)
+
+
+def stated(target: Any, args: tuple[Any, ...], after: Tensor) -> tuple[str, Any, tuple[Any, ...]]:
+    """The same operation with explicit sizes, as kind, target and arguments of a node.
+
+    Args:
+        target: the target of the reshape.
+        args: the arguments of the reshape.
+        after: the result for one batch.
+    """
+    source: Node = args[0]
+    before = source.meta["values"][0]
+    features = math.prod(before.shape[1:])
+    if source.meta["depends"] and before.ndim > 2 and after.shape == (len(before), features):
+        return "call_function", torch.flatten, (source, 1)
+    sizes = [
+        length if size == -1 and dim > 0 else size
+        for dim, (size, length) in enumerate(zip(_sizes(args), after.shape, strict=True))
+    ]
+    return "call_method", "view" if target == "view" else "reshape", (source, *sizes)
+
+
+def _sizes(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The sizes, which are given one by one or in one list."""
+    return tuple(args[1]) if isinstance(args[1], list | tuple) else args[1:]

@@ -1,0 +1,313 @@
+"""The tracing of a torch model into a `Graph`, and back into a traced module without values.
+
+A model is traced in training and in evaluation mode. If both have the same operations on the same
+arguments, and only modules behave differently, as batch norm and dropout do, that is one graph.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch.fx
+from torch import Tensor, nn
+from torch.fx import Node
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from workbench.model.build import build_fake, named, pack, structure, unpack
+from workbench.model.errors import ModelError, OperationError, TraceError
+from workbench.model.tracing.attention import find_self_attention
+from workbench.model.tracing.failure import explained
+from workbench.model.tracing.independence import constants_of, show_independence
+from workbench.model.tracing.inplace import drop_unused
+from workbench.model.tracing.layers import layers_of
+from workbench.model.tracing.tracer import ValueTracer
+from workbench.plan.graph import ROLES, Graph, Source
+
+_REMEDY = (
+    'say what each is for: wb.trace(module, outputs=("prediction", "unused")); '
+    f"roles are {', '.join(map(repr, ROLES))}"
+)
+
+
+def trace(
+    model: str | nn.Module,
+    *,
+    input_shape: tuple[int, ...] = (3, 32, 32),
+    num_classes: int = 10,
+    outputs: Sequence[str] | None = None,
+    **arguments: Any,
+) -> Graph:
+    """Traces a model's forward pass, in training and evaluation mode, without memory for tensors.
+
+    Args:
+        model: the name of a torchvision classification model, or any module. A module is left
+            unchanged; its mode, device and precision do not matter. The graph keeps it: its values
+            at the time of `train` or `verify` are the initial weights.
+        input_shape: the shape of one sample, (channels, height, width) for images.
+        num_classes: the number of classes of a model that is given by name; a module's are those
+            that it returns.
+        outputs: the role of each tensor that a module returns, in order: "prediction" (exactly
+            one), "auxiliary" (a head that is trained with it) or "unused"; None: it returns one
+            tensor.
+        arguments: the further arguments of torchvision's builder, such as `dropout=0.1`, for a
+            name.
+
+    Raises:
+        ModelError: an unknown name, or arguments that the builder refuses.
+        TraceError: the forward pass cannot be traced; the text names the line and the remedy.
+    """
+    shape = _shape(input_shape)
+    if isinstance(model, str):
+        source = named(model, shape, {"num_classes": num_classes, **arguments})
+        if outputs is not None:
+            raise ModelError(f"outputs= is for modules of your own; those of {model} are known")
+        return _in_both_modes(source, build_fake(source), shape, None)[0]
+    if not isinstance(model, nn.Module):
+        hint = ": give an instance, not the class" if isinstance(model, type) else ""
+        raise ModelError(f"a model is a torchvision name or an nn.Module, got {model!r}{hint}")
+    if arguments:
+        raise ModelError(
+            f"{type(model).__name__} is built already: {', '.join(arguments)} cannot be given"
+        )
+    # torch.fx.GraphModule has properties of these names, which would hide the submodules.
+    if hidden := {"code", "graph"} & {name for name, _ in model.named_children()}:
+        raise TraceError(
+            f"{type(model).__name__} has a submodule named {' and '.join(sorted(hidden))}, a name "
+            "that torch.fx uses itself: rename it"
+        )
+    source, roles = Source("module", type(model).__name__), checked_roles(outputs)
+    known = constants_of(model)
+    graph, traced, apart = _in_both_modes(source, structure(model), shape, roles, known)
+    if graph.evaluation is not None:
+        there = replace(source, skeleton=pack(apart))
+        graph = replace(graph, evaluation=replace(graph.evaluation, source=there))
+    return replace(graph, source=replace(source, skeleton=pack(traced), module=model))
+
+
+def skeleton(graph: Graph, *, evaluating: bool = False) -> torch.fx.GraphModule:
+    """The traced model: parameters on the meta device, one node for each layer.
+
+    `Layer.node` is the name of a layer's node; submodules have their own names.
+
+    Args:
+        graph: the graph of the model.
+        evaluating: whether to give the model in evaluation mode, with the layers of
+            `graph.evaluation`.
+
+    Raises:
+        ModelError: the model cannot be built here, or differs from the one that was traced.
+    """
+    if evaluating:
+        assert graph.evaluation is not None
+        graph = graph.evaluation
+    if graph.source.skeleton is not None:
+        return unpack(graph.source.skeleton)
+    root = build_fake(graph.source)
+    mode = root.eval() if evaluating else root
+    here, traced = _recorded(graph.source, mode, graph.input_shape).described()
+    if here.layers != graph.layers:
+        raise ModelError(
+            f"{graph.source.name} is traced here to other layers ({here.fingerprint}) than the "
+            f"plan's ({graph.fingerprint}): the installed torch or torchvision differs"
+        )
+    return traced
+
+
+def _in_both_modes(
+    source: Source,
+    root: nn.Module,
+    input_shape: tuple[int, ...],
+    roles: tuple[str, ...] | None,
+    constants: dict[str, Tensor] | None = None,
+) -> tuple[Graph, torch.fx.GraphModule, torch.fx.GraphModule]:
+    """The graph, and the modules traced in training and in evaluation mode."""
+    other = copy.deepcopy(root).eval()  # tracing adds modules to the traced one
+    training = _recorded(source, root, input_shape, roles)
+    evaluating = _recorded(source, other, input_shape, roles)
+    alike = _same(training.nodes, evaluating.nodes)
+    graph, traced = training.described(constants)
+    if alike:
+        return graph, traced, traced
+    evaluation, apart = evaluating.described(constants)
+    shapes = [g[g.outputs[0]].output_shape for g in (graph, evaluation)]
+    if shapes[0] != shapes[1]:
+        raise TraceError(
+            f"{source.name} predicts {shapes[0]} for each sample in training and {shapes[1]} in "
+            "evaluation; both are to be the same scores"
+        )
+    return replace(graph, evaluation=evaluation), traced, apart
+
+
+def _same(one: torch.fx.Graph, other: torch.fx.Graph) -> bool:
+    """Whether two graphs have the same operations on the same arguments, under the same names."""
+
+    def described(graph: torch.fx.Graph) -> list[tuple[Any, ...]]:
+        def named(node: torch.fx.Node) -> Any:
+            return ("node", node.name)
+
+        return [
+            (node.name, node.op, node.target, map_arg((node.args, node.kwargs), named))
+            for node in graph.nodes
+        ]
+
+    return described(one) == described(other)
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """A model recorded in one mode, that of its root.
+
+    Attributes:
+        source: the origin of the model.
+        root: the module that was traced.
+        input_shape: the shape of one sample.
+        roles: the roles of the tensors that it returns, if they were declared.
+        nodes: the traced graph, with its values.
+        tracer: the tracer that recorded it.
+    """
+
+    source: Source
+    root: nn.Module
+    input_shape: tuple[int, ...]
+    roles: tuple[str, ...] | None
+    nodes: torch.fx.Graph
+    tracer: ValueTracer
+
+    def described(
+        self, constants: dict[str, Tensor] | None = None
+    ) -> tuple[Graph, torch.fx.GraphModule]:
+        """The graph and the traced module, after checking that samples are independent.
+
+        Raises the explained `TraceError` of an operation that is refused.
+        """
+        try:
+            show_independence(self.nodes, self.root, constants)
+            roles = keep_outputs(self.nodes, self.roles, training=self.root.training)
+            drop_unused(self.nodes, self.root)
+            if self.root.training:
+                self.tracer.find_trained(self.nodes, self.root)
+            layers, outputs = layers_of(self.root, self.nodes)
+        except OperationError as error:
+            meta = error.node.meta
+            raise explained(error, self.source.name, meta["module"], meta["line"]) from None
+        except Exception as error:
+            raise explained(error, self.source.name, None) from None
+        for node in self.nodes.nodes:
+            node.meta.clear()  # the fake values belong to this trace alone
+        graph = Graph(self.source, self.input_shape, 0, layers, outputs, roles)
+        graph = replace(graph, num_classes=graph[outputs[0]].output_shape[-1])
+        name = type(self.root).__name__
+        return graph, torch.fx.GraphModule(self.root, self.nodes, class_name=name)
+
+
+def _recorded(
+    source: Source,
+    root: nn.Module,
+    input_shape: tuple[int, ...],
+    roles: tuple[str, ...] | None = None,
+) -> _Recorded:
+    tracer = ValueTracer(input_shape)
+    try:
+        nodes = tracer.trace_structure(root)
+        find_self_attention(nodes, root, tracer.root)
+    except OperationError as error:
+        meta = error.node.meta
+        raise explained(error, source.name, meta["module"], meta["line"]) from None
+    except Exception as error:
+        raise explained(error, source.name, tracer.failed_in) from None
+    roles = known_roles(nodes) if source.kind == "torchvision" else roles
+    return _Recorded(source, root, input_shape, roles, nodes, tracer)
+
+
+def _shape(given: tuple[int, ...]) -> tuple[int, ...]:
+    shape = tuple(given)
+    if not shape or not all(isinstance(length, int) and length > 0 for length in shape):
+        raise ModelError(
+            f"input_shape is one sample's shape without the batch, such as (3, 32, 32), got {given}"
+        )
+    return shape
+
+
+def checked_roles(given: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The declared roles of a model's outputs; None: nothing was declared.
+
+    Raises:
+        ModelError: an unknown role, or not exactly one prediction.
+    """
+    if given is None:
+        return None
+    roles = tuple(given) if not isinstance(given, str) else (given,)
+    if any(role not in ROLES for role in roles) or roles.count("prediction") != 1:
+        raise ModelError(
+            f"outputs says what each returned tensor is for, one of {', '.join(map(repr, ROLES))}, "
+            f"and exactly one is the prediction; got {given!r}"
+        )
+    return roles
+
+
+def known_roles(graph: torch.fx.Graph) -> tuple[str, ...]:
+    """The roles of torchvision's classifiers: the prediction, then auxiliary heads."""
+    returned = next(node for node in graph.nodes if node.op == "output").args[0]
+    listed = returned if isinstance(returned, list | tuple) else [returned]
+    count = sum(item is not None for item in listed)
+    return ("prediction", *["auxiliary"] * (count - 1))
+
+
+def keep_outputs(
+    graph: torch.fx.Graph, roles: tuple[str, ...] | None, *, training: bool = True
+) -> tuple[str, ...]:
+    """Makes a traced graph return what is trained on: the prediction first, then auxiliary heads.
+
+    Args:
+        graph: the traced graph of a `ValueTracer`, with its values.
+        roles: the declared roles; None: none, so that one tensor is expected.
+        training: whether the graph is of training mode; in evaluation a model may return the
+            prediction alone.
+
+    Returns:
+        The role of each tensor that the model returns.
+
+    Raises:
+        TraceError: the model returns something else than tensors of one row for each sample, or
+            others than were declared.
+    """
+    output = next(node for node in graph.nodes if node.op == "output")
+    returned = output.args[0]
+    listed = returned if isinstance(returned, list | tuple) else [returned]
+    found = [item for item in listed if item is not None]
+    if not found:
+        raise TraceError("the model returns nothing")
+    for item in found:
+        if not isinstance(item, Node) or not isinstance(item.meta["values"][0], Tensor):
+            raise TraceError(
+                f"the model returns {_described(returned)}; return the predictions, one "
+                "tensor, or a tuple of tensors and say what each is for"
+            )
+    if roles is None or (not training and len(found) == 1):
+        roles = ("prediction",)
+    if len(found) != len(roles):
+        shapes = ", ".join(str(item.meta["shape"]) for item in found)
+        declared = f"{len(roles)} declared" if len(roles) > 1 else "nothing says which is trained"
+        raise TraceError(
+            f"the model returns {len(found)} tensors, of shapes {shapes} for each sample, and "
+            f"{declared}: {_REMEDY}"
+        )
+    chosen = [item for role in ROLES[:2] for item, r in zip(found, roles, strict=True) if r == role]
+    for item in chosen:
+        if item.op == "placeholder" or item.meta["rows"] != 1 or not item.meta["shape"]:
+            raise TraceError(
+                f"the model returns {item.name!r}, which has {item.meta['rows']} rows of shape "
+                f"{item.meta['shape']} for each sample; predictions are one row of scores"
+            )
+    if chosen != found:
+        output.args = (tuple(chosen) if len(chosen) > 1 else chosen[0],)
+    return roles
+
+
+def _described(returned: Any) -> str:
+    if isinstance(returned, dict):
+        return f"a dict with {', '.join(map(repr, returned))}"
+    kinds = {type(leaf).__name__ for leaf in pytree.tree_leaves(returned)}
+    return f"a {type(returned).__name__} of {', '.join(sorted(kinds))}"

@@ -1,0 +1,485 @@
+"""A tracer with values: each operation runs on fake tensors as it is recorded.
+
+`torch.fx` runs a module's forward on proxies and records their operations. Here each proxy also
+knows its value, without memory, at two batch sizes. A value that is the same at both is passed to
+the user's code as it is: `x.shape[1] == 3`, `range(x.ndim)` and `for part in x.chunk(3, 1)` work,
+and only what depends on the batch stays symbolic. A wrong shape fails at the user's own line.
+"""
+
+import inspect
+import logging
+import operator
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.fx
+from torch import Tensor, nn
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Node, Proxy
+from torch.fx.node import map_arg
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.parametrize import is_parametrized
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+from workbench.model.build import with_tensors
+from workbench.model.errors import TraceError
+from workbench.model.tracing.attention import is_window_attention
+from workbench.model.tracing.batch import (
+    BATCHES,
+    REMEDY,
+    called,
+    depends_on_batch,
+    name_of,
+    rows_and_shape,
+    tensors,
+)
+from workbench.model.tracing.draws import RecordedDraws, Shapes, dims_of, drawing
+from workbench.model.tracing.failure import Place, is_users
+from workbench.model.tracing.flops import FlopCounter
+from workbench.model.tracing.gradients import trained_parameters
+from workbench.model.tracing.inplace import read_what_was_changed
+from workbench.model.tracing.proxy import ValueProxy, is_reshape, stated
+
+_STATE = (
+    "a parameter or buffer of the model as it runs, each rank by its own rows: state of the model "
+    "itself is not supported, but for the statistics of nn.BatchNorm; a norm can be built with "
+    "track_running_stats=False"
+)
+_KNOWN = (bool, int, float, complex, str, type(None))
+
+
+class ValueTracer(torch.fx.Tracer):
+    """Records a module's forward on one batch of inputs.
+
+    Each node's `meta` has `values` (the value at both batch sizes), `depends` (on the input's
+    values), `rows` and `shape` (of one sample), `flops` (of one sample), `uncounted` (whether it
+    does more than these), `draws` (the dimension of the batch in each random tensor that it
+    draws), and for errors `line` (of the model's code) and `module` (the path of the submodule at
+    work).
+
+    Args:
+        input_shape: the shape of one sample.
+    """
+
+    proxy_buffer_attributes = True
+
+    def __init__(self, input_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.mode = FakeTensorMode()
+        with self.mode:
+            self.inputs = tuple(torch.empty(batch, *input_shape) for batch in BATCHES)
+        self.names: dict[int, str] = {}
+        self.read: dict[str, ValueProxy] = {}
+        self.running = False
+        self.modes: tuple[bool, ...] = ()
+        self.failed_in: str | None = None
+
+    @torch.inference_mode(False)
+    def trace_structure(self, structure: nn.Module) -> torch.fx.Graph:
+        """Traces a module whose tensors are on the meta device.
+
+        Parameters of the module that receive no gradient no longer require one.
+
+        Raises:
+            TraceError: the forward pass cannot be traced.
+        """
+
+        def fake(tensor: Tensor) -> Tensor:
+            with self.mode:
+                return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+        root = with_tensors(structure, fake)
+        for name, tensor in [*root.named_parameters(), *root.named_buffers()]:
+            self.names[id(tensor)] = name
+        _refuse_hooks(root)
+        self.modes = _modes()
+        with (
+            _RecordFactories(self),
+            _sizes_as_tuples(),
+            _refuse_other_draws(),
+            _by_kernels(),
+            _quiet(),
+        ):
+            graph = self.trace(root)
+        for name, tensor in [*root.named_parameters(), *root.named_buffers()]:
+            if self.names.get(id(tensor)) != name:
+                raise TraceError(f"the assignment to {name!r} in forward changes {_STATE}")
+        read_what_was_changed(graph, root)
+        return graph
+
+    def find_trained(self, graph: torch.fx.Graph, structure: nn.Module) -> None:
+        """Sets `learns` in each node's `meta`: whether a gradient comes back to it.
+
+        Parameters of the structure that receive no gradient no longer require one.
+        """
+        with self.mode, _by_kernels(), _quiet():
+            x = torch.empty_like(self.inputs[0])
+            trained = trained_parameters(graph, self.root, x, self._call)
+        for name, parameter in structure.named_parameters():
+            if name not in trained:
+                parameter.requires_grad_(False)
+
+    def create_proxy(
+        self, kind: str, target: Any, args: Any, kwargs: Any, *_: Any, **__: Any
+    ) -> Any:
+        """Runs an operation; records it, unless its result is already known.
+
+        Raises:
+            TraceError: the operation is not supported.
+        """
+        args, kwargs = self.create_arg(args), self.create_arg(kwargs)
+        if is_reshape(target, args, kwargs):
+            small, large = self._run("call_method", "reshape", args, {}).values
+            if small.shape[1:] == large.shape[1:]:  # else it is refused, as it was written
+                kind, target, args = stated(target, args, small)
+        if kind == "get_attr" and target in self.read:
+            return self.read[target]
+        ran = self._run(kind, target, args, kwargs)
+        values = ran.values
+        sources: list[Node] = []
+        map_arg((args, kwargs), sources.append)
+        # Equal at two batch sizes is not equal at all: n // 4 is 0 for both.
+        of_batch_size = any(source.meta["is_size"] for source in sources)
+        of_function = isinstance(target, FunctionType)
+        for_effect = values[0] is None and target not in (getattr, operator.getitem)
+        if _known(*values) and not (of_batch_size or of_function or for_effect):
+            return values[0]
+        line = self._refuse_what_is_lost()
+        node = self.create_node(kind, target, args, kwargs)
+        node.meta.update(values=values, flops=ran.flops, uncounted=ran.uncounted, depends=False)
+        node.meta.update(learns=False, line=line, module=self.scope.module_path)
+        node.meta["is_size"] = isinstance(values[0], _KNOWN) or (
+            of_function and not tensors(values[0])
+        )
+        node.meta["depends"] = kind == "placeholder" or depends_on_batch(node)
+        node.meta["rows"], node.meta["shape"] = rows_and_shape(node)
+        node.meta["draws"] = dims_of(*ran.drawn)
+        if of_batch_size and tensors(values[0]) and not node.meta["rows"]:
+            raise TraceError(
+                f"{name_of(node)} makes a tensor of the batch's size, which differs between ranks, "
+                f"that has no row for each sample. {REMEDY}"
+            )
+        proxy = self.proxy(node)
+        if kind == "get_attr":
+            self.read[target] = proxy
+        if isinstance(values[0], tuple | list) and not (tensors(values[0]) or of_function):
+            return tuple(proxy[index] for index in range(len(values[0])))
+        return None if for_effect and not of_function else proxy
+
+    def proxy(self, node: Node) -> ValueProxy:
+        return ValueProxy(node, self)
+
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, Tensor):
+            if id(a) not in self.names:
+                raise TraceError(
+                    f"a tensor of shape {tuple(a.shape)} is used that is neither a parameter nor "
+                    "a buffer of the model: register it in __init__, "
+                    'self.register_buffer("name", tensor)'
+                )
+            return self.create_arg(self.create_proxy("get_attr", self.names[id(a)], (), {}))
+        if isinstance(a, nn.Module):
+            raise TraceError(
+                f"the module {type(a).__name__} is passed as an argument; pass its parameters"
+            )
+        if isinstance(a, tuple) and hasattr(a, "_fields"):
+            return tuple(self.create_arg(element) for element in a)
+        return super().create_arg(a)
+
+    def create_args_for_root(
+        self, root_fn: Any, is_module: bool, concrete_args: Any = None
+    ) -> tuple[Any, list[Any]]:
+        names = _inputs(self.root)
+        if len(names) != 1:
+            raise TraceError(
+                f"forward takes {len(names)} inputs ({', '.join(names)}); a model here has one, "
+                "and returns its predictions (the loss is computed outside)"
+            )
+        return root_fn, [self.root, self.create_proxy("placeholder", names[0], (), {})]
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if type(m).__module__ == "torchvision.ops.stochastic_depth" or is_window_attention(m):
+            return True
+        if is_parametrized(m):
+            return False
+        return super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self.running:
+            return forward(*args, **kwargs)
+        path = self.path_of_module(m)
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except Exception:
+            self.failed_in = self.failed_in or path
+            raise
+
+    def path_of_module(self, mod: nn.Module) -> str:
+        try:
+            return super().path_of_module(mod)
+        except NameError:
+            raise TraceError(
+                f"the module {type(mod).__name__} is called, but is not a submodule of the model: "
+                "assign it to an attribute in __init__, or hold such modules in nn.ModuleList"
+            ) from None
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if self.running:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def to_bool(self, obj: Proxy) -> bool:
+        raise TraceError(
+            "a decision depends on the values or the size of the batch (if, while, and, or, "
+            "assert): use torch.where for a choice per element, or put the lines into a function "
+            "marked by torch.fx.wrap"
+        )
+
+    def _refuse_what_is_lost(self) -> Place | None:
+        """Checks that an operation is not under something that a graph does not record.
+
+        Returns:
+            The line of the model's own code that called it.
+        """
+        frame, end = sys._getframe(), ValueTracer.trace_structure.__code__
+        apply = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+        line: Place | None = None
+        while frame.f_back is not None and frame.f_code is not end:
+            if line is None and is_users(frame.f_code):
+                line = frame.f_code, frame.f_lineno
+            if frame.f_code is apply:
+                raise TraceError(
+                    "the backward pass of a torch.autograd.Function would be lost: call its apply "
+                    "in a function marked by torch.fx.wrap"
+                )
+            frame = frame.f_back
+        if _modes() != self.modes:
+            raise TraceError(
+                "torch.no_grad(), torch.autocast and their like in forward would be lost: use "
+                "x.detach() or parameter.requires_grad_(False), and the experiment's precision"
+            )
+        return line
+
+    def _run(self, kind: str, target: Any, args: Any, kwargs: Any) -> "_Ran":
+        """Runs an operation at both batch sizes."""
+        if kind == "placeholder":
+            return _Ran((self.inputs[0], self.inputs[1]))
+        module = self.root.get_submodule(target) if kind == "call_module" else None
+        if isinstance(module, nn.SyncBatchNorm):
+            raise TraceError(
+                "nn.SyncBatchNorm has its own communication: use nn.BatchNorm2d, and "
+                'batch_norm="synchronized" in the plan'
+            )
+        held = self._read() if module is None else [*module.parameters(), *module.buffers()]
+        versions = [tensor._version for tensor in held]
+        values, counters, drawn = [], [], []
+        self.running = True
+        try:
+            for size in range(len(BATCHES)):
+
+                def value(node: Node, size: int = size) -> Any:
+                    return node.meta["values"][size]
+
+                arguments = map_arg((args, kwargs), value)
+                counter = FlopCounter()
+                with torch.no_grad(), self.mode, counter:
+                    values.append(self._call(kind, target, *arguments))
+                counters.append(counter)
+                draws = RecordedDraws()
+                if counter.random:  # it may not have drawn: attention without dropout
+                    with torch.no_grad(), self.mode, drawing(draws):
+                        self._call(kind, target, *arguments)
+                drawn.append(draws.shapes)
+        finally:
+            self.running = False
+        if versions != [tensor._version for tensor in held] and not isinstance(module, _BatchNorm):
+            name = target if module is None else type(module).__name__
+            raise TraceError(f"{getattr(name, '__name__', name)} changes {_STATE}")
+        few, many = BATCHES
+        flops = (counters[1].flops - counters[0].flops) // (many - few)
+        uncounted = counters[0].foreign or (
+            flops == 0
+            and not counters[0].looked_up
+            and any(_is_matrix(tensor, values[0]) for tensor in (held if module else ()))
+        )
+        return _Ran((values[0], values[1]), flops, uncounted, (drawn[0], drawn[1]))
+
+    def _call(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
+        module = self.root.get_submodule(target) if kind == "call_module" else None
+        with _momentum_known(module):
+            return called(kind, target, self.root, args, kwargs)
+
+    def _read(self) -> list[Tensor]:
+        """The parameters and buffers that have been read directly so far."""
+        return [proxy.node.meta["values"][0] for proxy in self.read.values()]
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """The results of an operation.
+
+    Attributes:
+        values: the operation's values at both batch sizes.
+        flops: the FLOPs of one sample.
+        uncounted: whether it does more FLOPs than these.
+        drawn: the shapes of the random tensors that it drew, at both batch sizes.
+    """
+
+    values: tuple[Any, Any]
+    flops: int = 0
+    uncounted: bool = False
+    drawn: tuple[Shapes, Shapes] = ([], [])
+
+
+class _RecordFactories(TorchFunctionMode):
+    """Records `torch.arange(8)` and the like, which involve no proxy, as operations."""
+
+    def __init__(self, tracer: ValueTracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+        # torch keeps this set: it must be asked before `_sizes_as_tuples` stands in for some.
+        self.factories = {*_device_constructors(), torch.normal}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in self.factories and not self.tracer.running:
+            return self.tracer.create_proxy("call_function", func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _sizes_as_tuples() -> Iterator[None]:
+    """Lets `torch.rand(n, 3)` be recorded, whose sizes would refuse proxies."""
+
+    def tolerant(factory: Any) -> Any:
+        def make(*sizes: Any, **options: Any) -> Any:
+            apart = any(isinstance(size, Proxy) for size in sizes)
+            return factory(sizes, **options) if apart else factory(*sizes, **options)
+
+        return make
+
+    were = {name: getattr(torch, name) for name in ("empty", "ones", "rand", "randn", "zeros")}
+    try:
+        for name, factory in were.items():
+            setattr(torch, name, tolerant(factory))
+        yield
+    finally:
+        for name, factory in were.items():
+            setattr(torch, name, factory)
+
+
+@contextmanager
+def _refuse_other_draws() -> Iterator[None]:
+    """Refuses random numbers that are not torch tensors: they would become constants."""
+    before = _other_generators()
+    yield
+    for name, state in _other_generators().items():
+        if state != before[name]:
+            raise TraceError(
+                f"forward draws from {name}: the number drawn while tracing would be used for "
+                "ever. Draw a tensor, torch.rand(len(x), 1), and choose by torch.where"
+            )
+
+
+def _other_generators() -> dict[str, object]:
+    of_numpy: Any = np.random.get_state(legacy=False)
+    key, pos = of_numpy["state"]["key"], of_numpy["state"]["pos"]
+    return {
+        "Python's random": random.getstate(),
+        "numpy.random": (key.tobytes(), pos, of_numpy["has_gauss"]),
+    }
+
+
+@contextmanager
+def _momentum_known(module: nn.Module | None) -> Iterator[None]:
+    """Keeps a cumulative batch norm from reading its count of batches, which has no value here."""
+    if not isinstance(module, _BatchNorm) or module.momentum is not None:
+        yield
+        return
+    module.momentum = 1.0
+    try:
+        yield
+    finally:
+        module.momentum = None
+
+
+@contextmanager
+def _by_kernels() -> Iterator[None]:
+    """Has an operation's own kernel say what shapes it gives, where there is one.
+
+    torch prefers decompositions in Python on fake tensors, a batch norm's of some twenty
+    operations: tracing a DenseNet took twice as long.
+    """
+    name = "torch_decomp_decompositions"  # torch's own, and not public
+    prefers = getattr(fake_tensor, name, None)
+    if prefers is None:
+        yield
+        return
+
+    def lacks_kernel(func: torch._ops.OpOverload) -> bool:
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "Meta")
+        return not has_kernel and prefers(func)
+
+    setattr(fake_tensor, name, lacks_kernel)
+    try:
+        yield
+    finally:
+        setattr(fake_tensor, name, prefers)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps torch from logging the traceback of an error that is raised anyway."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    was, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = was
+
+
+def _is_matrix(weight: Tensor, value: Any) -> bool:
+    """Whether a weight is multiplied as a matrix, not element by element."""
+    shapes = [tuple(tensor.shape) for tensor in tensors(value)]
+    along = any(shape[len(shape) - weight.ndim :] == tuple(weight.shape) for shape in shapes)
+    return weight.ndim > 1 and not along
+
+
+def _known(first: Any, second: Any) -> bool:
+    """Whether a value is plain, and the same at both batch sizes.
+
+    Types and devices are not plain: an experiment's precision and device are not the trace's.
+    """
+    if isinstance(first, tuple | list):
+        return len(first) == len(second) and all(map(_known, first, second))
+    return isinstance(first, _KNOWN) and type(first) is type(second) and bool(first == second)
+
+
+def _inputs(root: nn.Module) -> list[str]:
+    parameters = list(inspect.signature(root.forward).parameters.values())
+    plain = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    required = [p.name for p in plain if p.default is p.empty]
+    return required or [p.name for p in parameters[:1]]
+
+
+def _modes() -> tuple[bool, ...]:
+    autocast = (torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
+    return torch.is_grad_enabled(), *autocast
+
+
+def _refuse_hooks(root: nn.Module) -> None:
+    if root._forward_hooks or root._forward_pre_hooks or "forward" in vars(root):
+        raise TraceError(
+            "hooks on the model itself, and a forward method of this instance alone, would be "
+            "lost: wrap the model in a module whose forward does the same"
+        )

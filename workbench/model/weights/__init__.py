@@ -1,0 +1,1 @@
+"""Weights in files: whole or in slices, initial or from a checkpoint."""

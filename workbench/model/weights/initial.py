@@ -1,0 +1,103 @@
+"""Initial weights: a file that every rank reads its slices from.
+
+One process builds the whole model once and writes it; ranks never hold the whole. The values depend
+on the model and the seed alone: not on the plan, nor on the number of ranks.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from workbench.model.build import build
+from workbench.model.errors import CheckpointError, ModelError
+from workbench.model.weights.files import write_tensors
+from workbench.model.weights.slices import WeightsFile, expect
+from workbench.plan.graph import Graph, Weight
+
+
+def initialize(
+    graph: Graph, seed: int, directory: Path, *, module: nn.Module | None = None
+) -> Path:
+    """Writes a model's initial values as one safetensors file; an intact one is used again.
+
+    A torchvision model gets torch's own initial values under `seed`. A user's module gets the
+    values that it has, in float32. Two callers at once are safe: each writes a file of its own,
+    with the same bytes, and renames it.
+
+    Args:
+        graph: the traced model.
+        seed: the seed of the random values.
+        directory: the folder that the file is written to.
+        module: the user's module, if the graph was traced from one.
+
+    Returns:
+        The path of the file, named by model, fingerprint, and seed or contents.
+
+    Raises:
+        ModelError: a module is needed and missing, or differs from the one that was traced.
+        CheckpointError: the file cannot be written, for instance since the disk is full.
+    """
+    weights = [weight for layer in graph.layers for weight in layer.weights]
+    if module is None:
+        path = directory / f"{graph.source.name}-{graph.fingerprint}-seed{seed}.safetensors"
+        if _intact(path, weights):
+            return path
+        with _seeded(seed):
+            module = build(graph.source)
+        write_tensors(path, _values(module, weights, graph))
+        return path
+    values = _values(module, weights, graph)
+    path = directory / f"{graph.source.name}-{graph.fingerprint}-{_digest(values)}.safetensors"
+    if not _intact(path, weights):
+        write_tensors(path, values)
+    return path
+
+
+def _values(module: nn.Module, weights: list[Weight], graph: Graph) -> dict[str, Tensor]:
+    """The module's tensors by their names in the graph."""
+    held: Mapping[str, Tensor] = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+    values = {}
+    for weight in weights:
+        tensor = held.get(weight.name)
+        if tensor is None or tuple(tensor.shape) != weight.shape:
+            found = "no such tensor" if tensor is None else f"shape {tuple(tensor.shape)}"
+            raise ModelError(
+                f"the {type(module).__name__} given is not the {graph.source.name} that was "
+                f"traced: {weight.name!r} of shape {weight.shape} is expected, it has {found}"
+            )
+        values[weight.name] = tensor.detach().to(dtype=getattr(torch, weight.dtype))
+    return values
+
+
+def _intact(path: Path, weights: list[Weight]) -> bool:
+    try:
+        expect(WeightsFile(path), weights, of=str(path))
+    except CheckpointError:
+        return False
+    return True
+
+
+def _digest(values: Mapping[str, Tensor]) -> str:
+    content = hashlib.blake2b(digest_size=6)
+    for tensor in values.values():
+        elements = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
+        content.update(elements.numpy().data)
+    return content.hexdigest()
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Sets the seed of torch's CPU generator, and restores its state afterwards."""
+    state = torch.get_rng_state()
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)

@@ -1,0 +1,246 @@
+"""A set of pieces: each rank writes its own file (`Snapshot`), then one rank the index over all.
+
+The index says which file holds which span of which tensor, as TOML. Each file's header has the
+spans of its tensors and their checksums, so the index can be made from the files alone.
+"""
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from torch import Tensor
+
+from workbench.model.errors import CheckpointError
+from workbench.model.weights.files import TensorFile, replacing
+
+INDEX = "index.toml"
+
+_FORMAT = "workbench pieces 1"
+
+
+@dataclass(frozen=True)
+class Span:
+    """The place of one part: `length` elements of dimension `dim` from `start`, in `file`.
+
+    The file's own tensor of this name has them from `offset` on: it may hold several spans, one
+    after the other. A tensor without dimensions is one span of length 1.
+    """
+
+    file: str
+    dim: int
+    start: int
+    length: int
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One whole tensor and its pieces.
+
+    Raises:
+        CheckpointError: the pieces leave a gap, overlap, or are split along different dimensions.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    spans: tuple[Span, ...]
+
+    def __post_init__(self) -> None:
+        dims = {span.dim for span in self.spans}
+        if len(dims) > 1 or not all(dim < max(len(self.shape), 1) for dim in dims):
+            raise CheckpointError(
+                f"the pieces of {self.name!r} of shape {self.shape} are cut along {sorted(dims)}; "
+                "all pieces of a tensor are cut along one of its dimensions"
+            )
+        extent = 1
+        if self.shape:
+            extent = self.shape[dims.pop()] if dims else min(self.shape)
+        end = 0
+        for span in sorted(self.spans, key=lambda span: (span.start, span.length)):
+            if span.start != end:
+                what = "overlap" if span.start < end else "leave a hole"
+                raise CheckpointError(
+                    f"the pieces of {self.name!r} {what} at {min(span.start, end)}: "
+                    f"{span.file} begins at {span.start}, the one before ends at {end}"
+                )
+            end += span.length
+        if end != extent:
+            raise CheckpointError(f"the pieces of {self.name!r} cover {end} of {extent}")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _SpanText(_Strict):
+    file: str
+    dim: NonNegativeInt
+    start: NonNegativeInt
+    length: NonNegativeInt
+    offset: NonNegativeInt = 0
+
+
+class _EntryText(_Strict):
+    shape: list[NonNegativeInt]
+    dtype: str
+    pieces: list[_SpanText]
+
+
+class _IndexText(_Strict):
+    format: str
+    tensors: dict[str, _EntryText]
+
+
+def write_index(path: Path, entries: Iterable[Entry]) -> None:
+    """Writes an index, in the order of the entries.
+
+    Raises:
+        CheckpointError: the index could not be written; an existing one is unchanged.
+    """
+    lines = [f"format = {json.dumps(_FORMAT)}", "", "[tensors]"]
+    for entry in entries:
+        dtype = str(entry.dtype).removeprefix("torch.")
+        lines += [
+            "",
+            f"[tensors.{_quoted(entry.name)}]",
+            f"shape = {list(entry.shape)}",
+            f"dtype = {_quoted(dtype)}",
+            "pieces = [",
+            *(
+                f"    {{ file = {_quoted(span.file)}, dim = {span.dim}, "
+                f"start = {span.start}, length = {span.length}"
+                f"{f', offset = {span.offset}' if span.offset else ''} }},"
+                for span in entry.spans
+            ),
+            "]",
+        ]
+    with replacing(path) as part:
+        part.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def read_index(path: Path) -> Mapping[str, Entry]:
+    """The entries of an index, by name.
+
+    Raises:
+        CheckpointError: the index is missing or damaged, or its pieces do not cover the tensors.
+    """
+    try:
+        text = _IndexText.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist: {path.parent} is no set of pieces") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} is no TOML: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place, given = ".".join(map(str, first["loc"])), repr(first["input"])[:60]
+        raise CheckpointError(f"{path}: {place}: {first['msg']} (got {given})") from None
+    if text.format != _FORMAT:
+        raise CheckpointError(f"{path} has format {text.format!r}; this is {_FORMAT!r}")
+    return {name: _entry(path, name, entry) for name, entry in text.tensors.items()}
+
+
+def _entry(path: Path, name: str, text: _EntryText) -> Entry:
+    dtype = getattr(torch, text.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise CheckpointError(f"{path}: {name!r} has the unknown type {text.dtype!r}")
+    for piece in text.pieces:
+        if Path(piece.file).name != piece.file:
+            raise CheckpointError(f"{path}: {piece.file!r} is not a file beside the index")
+    spans = tuple(Span(p.file, p.dim, p.start, p.length, p.offset) for p in text.pieces)
+    try:
+        return Entry(name, tuple(text.shape), dtype, spans)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def _quoted(text: str) -> str:
+    """A TOML basic string: JSON's escapes are a subset of TOML's."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+SPANS = "pieces"
+
+CHECKSUMS = "crc32"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A rank's part of a tensor: `tensor` is the span of `whole` from `start` along `dim`.
+
+    If `whole` consists of several equal blocks along `dim`, it is the spans from `start` on in each
+    of them, one after the other (`Shard.blocks`).
+
+    Raises:
+        ValueError: the tensor cannot be that part of such a whole.
+    """
+
+    tensor: Tensor
+    whole: tuple[int, ...]
+    dim: int = 0
+    start: int = 0
+    blocks: int = 1
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.tensor.shape)
+        fits = len(shape) == len(self.whole) and all(
+            mine == theirs or dim == self.dim
+            for dim, (mine, theirs) in enumerate(zip(shape, self.whole, strict=True))
+        )
+        held = shape[self.dim] if shape and fits else 1
+        extent = self.whole[self.dim] if shape and fits else 1
+        blocky = held % self.blocks == 0 == extent % self.blocks
+        inside = self.start + held // self.blocks <= extent // self.blocks
+        if not fits or not blocky or not inside or self.start < 0:
+            of = f" of each of {self.blocks} blocks" if self.blocks > 1 else ""
+            raise ValueError(
+                f"a tensor of shape {shape} is no part of {self.whole} "
+                f"from {self.start}{of} along dimension {self.dim}"
+            )
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """(start, length) along `dim` of the whole, in the order in which `tensor` has them."""
+        if not self.whole:
+            return ((0, 1),)
+        block, length = (t[self.dim] // self.blocks for t in (self.whole, self.tensor.shape))
+        return tuple((self.start + index * block, length) for index in range(self.blocks))
+
+
+def index_pieces(directory: Path, files: Iterable[str]) -> None:
+    """Writes the index over files of pieces, after which `PieceSet(directory)` reads them.
+
+    Args:
+        directory: the folder with the files.
+        files: the names of the files.
+
+    Raises:
+        CheckpointError: a file is damaged or contains no pieces; pieces leave a gap, overlap or
+            disagree on the whole.
+    """
+    wholes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    spans: dict[str, list[Span]] = {}
+    for file_name in files:
+        file = TensorFile(directory / file_name)
+        if SPANS not in file.metadata:
+            raise CheckpointError(f"{file.path} holds whole tensors, not pieces")
+        for name, (whole, dim, *bounds) in json.loads(file.metadata[SPANS]).items():
+            described = tuple(whole), file.dtype(name)
+            known = wholes.setdefault(name, described)
+            if known != described:
+                raise CheckpointError(
+                    f"{file.path} has {name!r} as part of {described[0]} {described[1]}, "
+                    f"{spans[name][0].file} as part of {known[0]} {known[1]}"
+                )
+            offset = 0
+            for start, length in zip(bounds[::2], bounds[1::2], strict=True):
+                spans.setdefault(name, []).append(Span(file_name, dim, start, length, offset))
+                offset += length
+    write_index(
+        directory / INDEX,
+        [Entry(name, *whole, tuple(spans[name])) for name, whole in wholes.items()],
+    )

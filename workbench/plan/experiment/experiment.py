@@ -1,0 +1,369 @@
+"""An experiment as one value: a plan, data, an optimizer, a synchronisation strategy and steps."""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
+
+from workbench.plan.errors import ExperimentError
+from workbench.plan.experiment.least_rows import Schedule, check_rows
+from workbench.plan.experiment.sync import LocalSGD as LocalSGD
+from workbench.plan.experiment.sync import ParameterServer as ParameterServer
+from workbench.plan.experiment.sync import Pipelined as Pipelined
+from workbench.plan.experiment.sync import Sync as Sync
+from workbench.plan.experiment.sync import Synchronous as Synchronous
+from workbench.plan.plan import Plan
+from workbench.plan.value import Value, by_name, dump
+
+
+class _DataSet(Value):
+    @property
+    def known_samples(self) -> tuple[int, int] | None:
+        """The samples of the training and of the test split, if they are known without loading."""
+        return None
+
+
+class Digits(_DataSet):
+    """scikit-learn's 1,797 real 8x8 grey images of ten digits, resized to the model's input."""
+
+    kind: Literal["digits"] = "digits"
+
+    @property
+    def known_samples(self) -> tuple[int, int]:
+        """The samples of the training and of the test split."""
+        return 1442, 355
+
+
+class Synthetic(_DataSet):
+    """Seeded images drawn around one centre for each class: learnable, of any shape and size."""
+
+    kind: Literal["synthetic"] = "synthetic"
+    samples: int = Field(default=1024, ge=1)
+    """Images of the training split; the test split has a quarter as many."""
+    classes: int = Field(default=10, ge=2)
+
+    @property
+    def known_samples(self) -> tuple[int, int]:
+        """The samples of the training and of the test split."""
+        return self.samples, max(1, self.samples // 4)
+
+
+class CIFAR10(_DataSet):
+    """60,000 32x32 color images of ten classes, through torchvision."""
+
+    kind: Literal["cifar10"] = "cifar10"
+    root: str = "data"
+    """Folder that holds, or receives, the data set."""
+    download: bool = False
+
+
+class ImageFolder(_DataSet):
+    """A folder with `train/<class>/*` and `test/<class>/*` images, through torchvision."""
+
+    kind: Literal["imagefolder"] = "imagefolder"
+    root: str
+
+
+Data = Annotated[
+    Annotated[Digits | Synthetic | CIFAR10 | ImageFolder, Field(discriminator="kind")],
+    by_name(
+        "data",
+        {"digits": Digits, "synthetic": Synthetic, "cifar10": CIFAR10},
+        "ImageFolder(root)",
+    ),
+]
+
+
+class _Optimizer(Value):
+    """An optimizer of torch, whose first argument is the learning rate."""
+
+    def __init__(self, *lr: float, **fields: Any) -> None:
+        if len(lr) > 1:
+            name = type(self).__name__
+            raise TypeError(f"{name} takes lr alone without its name, got {lr}")
+        super().__init__(**dict(zip(("lr",), lr, strict=False)), **fields)
+
+
+class SGD(_Optimizer):
+    """Stochastic gradient descent, as `torch.optim.SGD`."""
+
+    kind: Literal["sgd"] = "sgd"
+    lr: float = Field(default=1e-3, gt=0)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+    nesterov: bool = False
+
+    @model_validator(mode="after")
+    def _nesterov_needs_momentum(self) -> Self:
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov needs momentum > 0")
+        return self
+
+
+class Adam(_Optimizer):
+    """Adam, as `torch.optim.Adam`."""
+
+    kind: Literal["adam"] = "adam"
+    lr: float = Field(default=1e-3, gt=0)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
+        0.9,
+        0.999,
+    )
+    eps: float = Field(default=1e-8, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+
+
+class AdamW(_Optimizer):
+    """Adam with decoupled weight decay, as `torch.optim.AdamW`."""
+
+    kind: Literal["adamw"] = "adamw"
+    lr: float = Field(default=1e-3, gt=0)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
+        0.9,
+        0.999,
+    )
+    eps: float = Field(default=1e-8, ge=0)
+    weight_decay: float = Field(default=1e-2, ge=0)
+
+
+Optimizer = Annotated[
+    Annotated[SGD | Adam | AdamW, Field(discriminator="kind")],
+    by_name("optimizer", {"sgd": SGD, "adam": Adam, "adamw": AdamW}),
+]
+
+
+def _is_plan(value: object) -> Plan:
+    if not isinstance(value, Plan):
+        raise ValueError(f"plan must be a Plan, got {type(value).__name__}")
+    return value
+
+
+class Experiment(Value):
+    """A training run, described as a value.
+
+    The same experiment under another plan or world size is the same computation: the batch is that
+    of the whole world, and so is its order.
+
+    Every rank must have as many rows as its layers need, or for batch norm none, of every batch of
+    a run: a full one, the short last one of an epoch, their micro-batches, the test split's. An
+    experiment that violates this (1-D batch norm needs two rows) is refused: here, where the number
+    of samples is known, or else before the first step.
+
+    Raises:
+        ExperimentError: a field has a wrong type or value, and the text names it; or a rank has too
+            few rows of a batch for a layer, and the text names the three.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    plan: Annotated[Any, AfterValidator(_is_plan)]
+    data: Data = Digits()
+    batch_size: int = Field(default=128, ge=1)
+    """Samples of one step over all ranks (the global batch)."""
+    optimizer: Optimizer
+    steps: int = Field(ge=1)
+    """The number of optimizer updates."""
+    sync: Sync = Synchronous()
+    shard_optimizer: bool | tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...] = False
+    """Shard the optimizer's state, and its work, over the ranks that hold the same parameters: the
+    same weights bit by bit, in 1/n of the memory (`train/strategies/optimizer.py`). Relative
+    shares, one for each rank, shard them unequally; a rank with 0 has no state and updates nothing.
+
+    With `Synchronous(algorithm="direct")` the update is fused into the all-reduce: the rank that
+    reduces a gradient segment applies its update and sends the weights instead of the sum: two
+    synchronisations, not three, and a third less traffic. `fused` says whether it is so."""
+    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
+    """"bf16" is autocast: weights and reductions stay in fp32."""
+    accumulate: int = Field(default=1, ge=1)
+    """The number of micro-batches that each step is computed in, to bound activation memory."""
+    seed: int = Field(default=0, ge=0)
+    """The seed of initial weights, data order and dropout."""
+    checkpoint_every: int | None = Field(default=None, ge=1)
+    """Steps between checkpoints; None: one at the end, or when stopped."""
+    evaluate_every: int | None = Field(default=None, ge=1)
+    """Steps between evaluations on the test split; None: one at the end."""
+    trace_every: int = Field(default=20, ge=0)
+    """Steps from one whose layers and collectives are timed (`run.timeline`) to the next; 0: none.
+    The others have no overhead."""
+
+    @model_validator(mode="after")
+    def _can_be_evaluated(self) -> Self:
+        _ = self.plan.evaluation  # refuses a choice that a layer cannot have there
+        return self
+
+    @model_validator(mode="after")
+    def _batch_can_be_cut(self) -> Self:
+        if self.batch_size < self.accumulate:
+            raise ValueError(
+                f"batch_size {self.batch_size} cannot be computed "
+                f"in {self.accumulate} micro-batches"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_have_enough_rows(self) -> Self:
+        if self.data.known_samples is not None:
+            self.check_rows(self.data.known_samples)
+        return self
+
+    @model_validator(mode="after")
+    def _something_is_trained(self) -> Self:
+        graph = self.plan.graph
+        if not graph.trainable:
+            why = (
+                f"all {graph.frozen:,} parameters are frozen, unused or detached"
+                if graph.frozen
+                else "it has no parameters"
+            )
+            raise ValueError(
+                f"plan: there is nothing to train in {graph.source.name}: {why}; set "
+                f"requires_grad on the parameters to be trained, and trace the model again"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _replicas_step_alike(self) -> Self:
+        if self.shard_optimizer and isinstance(self.sync, LocalSGD):
+            raise ValueError(
+                "shard_optimizer needs ranks that update the same weights with the same "
+                "gradients, and under LocalSGD each has its own; "
+                "it is valid with Synchronous and Pipelined"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _somebody_moves_every_weight(self) -> Self:
+        shares, world = self.shard_optimizer, self.plan.world_size
+        if isinstance(shares, bool):
+            return self
+        if len(shares) != world:
+            raise ValueError(
+                f"shard_optimizer: shares must be {world} numbers >= 0, one for each rank, "
+                f"got {shares}"
+            )
+        for name, placed in self.plan.flow.weights.items():
+            k = placed.group_size
+            for first in range(k) if placed.trainable and k < world else ():
+                if not any(shares[first::k]):
+                    raise ValueError(
+                        f"shard_optimizer: ranks {list(range(first, world, k))} alone hold their "
+                        f"part of {name!r} and have shares of 0; one must be larger"
+                    )
+        return self
+
+    @property
+    def optimizer_shares(self) -> tuple[float, ...]:
+        """The relative share of each rank in the updates of shared parameters [ranks]."""
+        shares = self.shard_optimizer
+        return (1.0,) * self.plan.world_size if isinstance(shares, bool) else shares
+
+    @property
+    def fused(self) -> bool:
+        """Whether the rank that reduces a gradient segment updates and sends its weights.
+
+        Not so with other algorithms, whose owners hold no whole segment; with a codec, which would
+        round weights; with updates within a batch, some of which change no weights; nor with late
+        gradients, whose sums are kept.
+        """
+        sync = self.sync
+        return (
+            bool(self.shard_optimizer)
+            and isinstance(sync, Synchronous)
+            and sync.algorithm == "direct"
+            and sync.codec is None
+            and not sync.per_round
+        )
+
+    @model_validator(mode="after")
+    def _the_server_is_there(self) -> Self:
+        if isinstance(self.sync, ParameterServer):
+            if self.sync.server >= self.plan.world_size:
+                raise ValueError(
+                    f"sync: server must be a rank of the world, 0 to {self.plan.world_size - 1}, "
+                    f"got {self.sync.server}"
+                )
+            if self.shard_optimizer:
+                raise ValueError(
+                    "shard_optimizer cuts the optimizer's state over replicas, and under "
+                    "ParameterServer the server alone has it; "
+                    "it is valid with Synchronous and Pipelined"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _rounds_are_there(self) -> Self:
+        if isinstance(self.sync, Synchronous) and self.sync.per_round:
+            if self.plan.rounds == "BK" or self.plan.tail is None:
+                raise ValueError(
+                    f"sync: per_round needs a plan that gathers rows in rounds 'B' or 'B/K', "
+                    f"this one has rounds {self.plan.rounds!r}; see plan.with_rounds"
+                )
+            if self.accumulate > 1:
+                raise ValueError(
+                    f"sync: per_round steps within a batch, which cannot be accumulated over "
+                    f"{self.accumulate} micro-batches; accumulate=1 is valid"
+                )
+        return self
+
+    def check_rows(self, samples: tuple[int, int]) -> None:
+        """Checks that every rank has enough rows of every batch for each layer.
+
+        Args:
+            samples: the samples of the training and of the test split.
+
+        Raises:
+            ExperimentError: a rank has too few rows; the text names the batch, the rank and the
+                layer.
+        """
+        half = self.precision == "bf16"
+        schedule = Schedule(self.batch_size, self.accumulate, self.steps, samples, half)
+        check_rows(self.plan, schedule)
+
+    def to_toml(self) -> str:
+        """The experiment as readable, editable text, its plan included."""
+        fields = self.model_dump(exclude={"plan"}, exclude_none=True)
+        text: str = self.plan.to_toml()
+        return dump({"experiment": fields}) + "\n" + text
+
+    @classmethod
+    def from_toml(cls, text: str) -> "Experiment":
+        """The experiment of a text written by `to_toml`.
+
+        Raises:
+            ExperimentError: the text is not TOML, or a field is missing, unknown or wrong.
+            PlanError: the plan in the text is wrong.
+        """
+        try:
+            content = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ExperimentError(f"not TOML: {error}") from None
+        if not isinstance(content.get("experiment"), dict):
+            raise ExperimentError("no [experiment] table in this text")
+        return cls(plan=Plan.from_toml(text), **content["experiment"])
+
+    def save(self, path: str | Path) -> None:
+        """Writes `to_toml()` to a file."""
+        Path(path).write_text(self.to_toml())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Experiment":
+        """Reads a file written by `save`, or by hand."""
+        return cls.from_toml(Path(path).read_text())
+
+    def __repr__(self) -> str:
+        source = self.plan.graph.source.name
+        return (
+            f"<Experiment {source} on {self.plan.world_size} ranks: {self.data.kind}, "
+            f"{self.steps} steps of {self.batch_size}, "
+            f"{self.optimizer.kind} lr={self.optimizer.lr:g}{self._strategy()}, "
+            f"{self.precision}, seed {self.seed}>"
+        )
+
+    __str__ = __repr__
+
+    def _strategy(self) -> str:
+        """The strategy, unless it is a plain synchronous step without sharding."""
+        sharded = ", sharded over replicas" if self.shard_optimizer else ""
+        sharded += " and fused" if self.fused else ""
+        return sharded + (f" ({self.sync.inexact})" if self.sync.inexact else "")

@@ -1,0 +1,1 @@
+"""Devices and links: their speeds, measured or from data sheets."""

@@ -1,0 +1,216 @@
+"""The work of one rank for one layer, for which a device's time is estimated.
+
+Two layers of equal work have the same `key`, whatever their names: the same kind, operation and
+local shapes. The key leaves out the rows, since time is measured at several numbers of rows and
+interpolated between them.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from workbench.plan.graph import Graph, Layer
+from workbench.plan.placement.choice import LayerPlan
+from workbench.plan.placement.flow import Flow
+from workbench.plan.placement.layout import Layout
+from workbench.plan.placement.placement import Partial, Shard
+from workbench.plan.placement.weights import heads_of
+from workbench.plan.plan import BatchNorm
+
+# Bytes of an element: of activations, of weights (autocast keeps weights in fp32).
+_ITEMSIZE = {"fp32": (4, 4), "bf16": (2, 4), "fp64": (8, 8)}
+
+
+class PlacedLayers(Protocol):
+    """The placement of layers: a `Plan`, or some of its layers by themselves.
+
+    Attributes:
+        graph: the model.
+        flow: the placement of at least the layers that are asked for.
+        layers: the choices of the layers that have one.
+        batch_norm: the statistics of batch norm, "local" or "synchronized".
+    """
+
+    @property
+    def graph(self) -> Graph: ...
+
+    @property
+    def flow(self) -> Flow: ...
+
+    @property
+    def layers(self) -> Mapping[str, LayerPlan]: ...
+
+    @property
+    def batch_norm(self) -> BatchNorm: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One layer's forward pass on one rank.
+
+    Attributes:
+        kind: the kind of the layer (`graph.KINDS`).
+        key: the operation and the local shapes of inputs, output and weights, for one sample.
+        precision: "fp32", "bf16" or "fp64".
+        rows: the rows of dimension 0 that the rank computes: its group's, where the layer is
+            sharded; 1 where the layer does not depend on the batch.
+        flops: the floating-point operations of all rows, the local part only.
+        bytes: the bytes of inputs, output and weights, for all rows.
+        weight_bytes: the bytes of the local weights.
+    """
+
+    kind: str
+    key: str
+    precision: str
+    rows: int
+    flops: float
+    bytes: float
+    weight_bytes: float
+
+
+def work_of(
+    plan: PlacedLayers, layer: Layer, rank: int, rows: Sequence[int], precision: str
+) -> Work:
+    """The work of one layer on one rank.
+
+    Args:
+        plan: the plan that places the layer.
+        layer: the layer, of the plan's graph.
+        rank: the rank's number in the world.
+        rows: the samples of each rank of the world in the pass [ranks].
+        precision: the precision of the experiment.
+    """
+    flow = plan.flow
+    read, given = flow.inputs[layer.name], flow.outputs[layer.name]
+    k = max(read.group_size, given.group_size)
+    first = rank - rank % k
+    samples = rows[rank] if k == 1 else sum(rows[first : first + k])
+    return _of_piece(plan, layer, rank % k, samples, precision)
+
+
+def works_of(
+    plan: PlacedLayers, layer: Layer, rows: Sequence[int], precision: str
+) -> tuple[Work, ...]:
+    """The work of one layer on every rank [ranks]; ranks with equal work share one value.
+
+    Args:
+        plan: the plan that places the layer.
+        layer: the layer, of the plan's graph.
+        rows: the samples of each rank of the world in the pass [ranks].
+        precision: the precision of the experiment.
+    """
+    flow = plan.flow
+    k = max(flow.inputs[layer.name].group_size, flow.outputs[layer.name].group_size)
+    samples = [sum(rows[first : first + k]) for first in range(0, len(rows), k)]
+    known: dict[tuple[int, int], Work] = {}
+    found = []
+    for rank in range(len(rows)):
+        piece = (rank % k, samples[rank // k])
+        if piece not in known:
+            known[piece] = _of_piece(plan, layer, *piece, precision)
+        found.append(known[piece])
+    return tuple(found)
+
+
+def _of_piece(plan: PlacedLayers, layer: Layer, member: int, samples: int, precision: str) -> Work:
+    """The work of one member of a group on the group's samples."""
+    graph, flow = plan.graph, plan.flow
+    itemsize, weight_itemsize = _ITEMSIZE[precision]
+    read, given = flow.inputs[layer.name], flow.outputs[layer.name]
+    reads = _reads(graph, layer)
+    inputs = [(_local(shape, read, member) if rows else shape, rows) for shape, rows in reads]
+    output = _local(layer.output_shape, given, member)
+    owner = graph[layer.shared] if layer.shared else layer
+    placed = [flow.weights[weight.name] for weight in owner.weights]
+    weights = [weight.piece_shape(member) for weight in placed]
+    weight_bytes = float(sum(map(math.prod, weights)) * weight_itemsize)
+    heads = _heads(plan, layer)
+    own_heads = layer.heads if heads is None else heads[member]
+    times = samples if layer.rows else 1
+    activations = float(math.prod(output) * (layer.rows * samples or 1))
+    activations += sum(math.prod(shape) * (rows * samples or 1) for shape, rows in inputs)
+    return Work(
+        kind=layer.kind,
+        key=_key(layer, _how(plan, layer), [s for s, _ in inputs], output, weights, own_heads),
+        precision=precision,
+        rows=samples * layer.rows if layer.rows else 1,
+        flops=layer.flops * times * _part(plan, layer, member, output),
+        bytes=activations * itemsize + weight_bytes,
+        weight_bytes=weight_bytes,
+    )
+
+
+def _reads(graph: Graph, layer: Layer) -> list[tuple[tuple[int, ...], int]]:
+    """(shape of one sample, rows for each sample) of every tensor that a layer reads."""
+    reads = []
+    for name in dict.fromkeys(layer.inputs):
+        if name == "input":
+            reads.append((graph.input_shape, 1))
+        elif graph[name].kind != "size":
+            reads.append((graph[name].output_shape, graph[name].rows))
+    return reads
+
+
+def _local(shape: tuple[int, ...], layout: Layout, member: int) -> tuple[int, ...]:
+    cut = layout.placement
+    if not isinstance(cut, Shard) or len(shape) < cut.dim or shape[cut.dim - 1] != cut.extent:
+        return shape
+    return (*shape[: cut.dim - 1], cut.length(member), *shape[cut.dim :])
+
+
+def _heads(plan: PlacedLayers, layer: Layer) -> tuple[int, ...] | None:
+    """The heads of each member, where a layer is sharded by heads."""
+    choice = plan.layers.get(layer.name)
+    if choice is None or choice.scheme != "shard_heads":
+        return None
+    return heads_of(layer, choice)
+
+
+def _part(plan: PlacedLayers, layer: Layer, member: int, output: tuple[int, ...]) -> float:
+    """The share of the layer's operations that this member of a group computes, 0 to 1."""
+    heads = _heads(plan, layer)
+    if heads is not None:
+        return heads[member] / layer.heads
+    read, given = plan.flow.inputs[layer.name], plan.flow.outputs[layer.name]
+    if isinstance(given.placement, Partial) and isinstance(read.placement, Shard):
+        return read.placement.length(member) / read.placement.extent
+    whole = math.prod(layer.output_shape)
+    return math.prod(output) / whole if whole else 1.0
+
+
+def _how(plan: PlacedLayers, layer: Layer) -> str:
+    """The operation's name, which differs in eval mode and with frozen weights.
+
+    Synchronised statistics have no kernel of their own.
+    """
+    name = layer.target.rpartition(".")[-1]
+    owner = plan.graph[layer.shared] if layer.shared else layer
+    if owner.keeps_weight:
+        name += "Frozen"
+    if layer.evaluating:
+        return name + "Evaluating"
+    apart = layer.of_batch and plan.batch_norm == "synchronized"
+    return name + ("Synchronized" if apart else "")
+
+
+def _key(
+    layer: Layer,
+    name: str,
+    inputs: Sequence[tuple[int, ...]],
+    output: tuple[int, ...],
+    weights: Sequence[tuple[int, ...]],
+    heads: int,
+) -> str:
+    """A key such as "conv2d Conv2d 3x32x32 > 64x32x32, 64x3x3x3, 64"."""
+    parts = [f"{layer.kind} {name} {' + '.join(map(_text, inputs))} > {_text(output)}"]
+    parts += map(_text, weights)
+    if layer.groups > 1:
+        parts.append(f"{layer.groups} groups")
+    if layer.heads:
+        parts.append(f"{heads} heads")
+    return ", ".join(parts)
+
+
+def _text(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "1"

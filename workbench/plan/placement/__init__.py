@@ -1,0 +1,1 @@
+"""The placement of weights and activations, and the conversions between layers."""

@@ -1,0 +1,57 @@
+"""Timing models of gradient synchronisation in closed form, and their fitted constants."""
+
+from workbench.predict.closed_form.exchanges import (
+    FLAT,
+    Coding,
+    Network,
+    Terms,
+    direct,
+    halving_doubling,
+    hierarchical,
+    parameter_server,
+    recursive_doubling,
+    ring,
+)
+from workbench.predict.closed_form.fit import Fit, Measurement, fit
+from workbench.predict.closed_form.model import (
+    ONCE,
+    Compute,
+    Range,
+    TimingModel,
+    fastest,
+    gain_bound,
+    pipelined_s,
+    pipelined_total_s,
+    ratio_r,
+    synchronous_s,
+    unlimited_s,
+    where_fastest,
+)
+
+__all__ = [
+    "FLAT",
+    "ONCE",
+    "Coding",
+    "Compute",
+    "Fit",
+    "Measurement",
+    "Network",
+    "Range",
+    "Terms",
+    "TimingModel",
+    "direct",
+    "fastest",
+    "fit",
+    "gain_bound",
+    "halving_doubling",
+    "hierarchical",
+    "parameter_server",
+    "pipelined_s",
+    "pipelined_total_s",
+    "ratio_r",
+    "recursive_doubling",
+    "ring",
+    "synchronous_s",
+    "unlimited_s",
+    "where_fastest",
+]

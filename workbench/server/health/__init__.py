@@ -1,1 +1,0 @@
-"""What the job server sees of ranks and hosts: who is silent, slow, short of memory or gone."""

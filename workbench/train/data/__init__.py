@@ -1,1 +1,0 @@
-"""Labelled images for one rank, from where they are kept."""

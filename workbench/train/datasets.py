@@ -1,0 +1,335 @@
+"""Labelled images for one rank, and the order in which steps take them.
+
+A data set is numbered samples, fitted to what a model reads: size, channels and range. There are
+images drawn around one centre for each class, scikit-learn's digits, CIFAR-10 and folders.
+"""
+
+import importlib.util
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from filelock import FileLock
+from PIL import Image
+from torch import Tensor
+
+from workbench.model.vision import torchvision
+from workbench.plan.experiment.experiment import CIFAR10, Data, Digits, ImageFolder, Synthetic
+
+# Rec. 601 luma, as PIL and torchvision turn color into grey.
+_LUMA = (0.299, 0.587, 0.114)
+
+
+class DataError(ValueError):
+    """Data that is not there or does not fit the model; the text says what to do."""
+
+
+def fit(
+    pixels: Tensor, shape: tuple[int, int, int], *, highest: float, mean: float, std: float
+) -> Tensor:
+    """Float32 images of this shape: bilinearly resized, then normalized.
+
+    Args:
+        pixels: [n, channels, height, width] of integers 0 ... `highest`; grey or RGB.
+        shape: the channels, height and width that the model reads. Grey is repeated to any number
+            of channels; RGB is averaged to grey for a model that reads one.
+        highest: the integer that means white.
+        mean: the mean of the data, on the scale 0 ... 1.
+        std: the standard deviation of the data, on the same scale.
+
+    Raises:
+        DataError: RGB for a model that reads neither one nor three channels.
+    """
+    channels, height, width = shape
+    if pixels.shape[1] == 3 and channels not in (1, 3):
+        raise DataError(f"the model reads {channels} channels; color images give 1 or 3")
+    images = pixels.to(torch.float32)
+    if pixels.shape[1] == 3 and channels == 1:
+        images = (images * torch.tensor(_LUMA).view(3, 1, 1)).sum(dim=1, keepdim=True)
+    images = images.sub_(highest * mean).div_(highest * std)
+    if images.shape[2:] != (height, width):
+        images = F.interpolate(images, (height, width), mode="bilinear", antialias=True)
+    return images.expand(len(images), channels, height, width).contiguous()
+
+
+_CENTRES_SEED = 1 << 40  # beyond every sample's own seed, which is its number
+
+
+class Centres:
+    """One split: sample i is the centre of class i % classes, plus noise of the same strength.
+
+    Centres are coarse patterns (4x4, resized), which survive pooling. Nothing else is
+    resident: noise is drawn, seeded by the sample's number, when the sample is asked for.
+
+    Args:
+        data: how many samples and classes.
+        shape: what the model reads, images or not.
+        split: "train" or "test"; the test split has a quarter as many samples, all new.
+    """
+
+    def __init__(
+        self, data: Synthetic, shape: tuple[int, ...], split: Literal["train", "test"]
+    ) -> None:
+        self.num_classes = data.classes
+        self._shape = shape
+        self._first = 0 if split == "train" else data.samples
+        self._length = data.samples if split == "train" else max(1, data.samples // 4)
+        coarse = (shape[0], 4, 4) if len(shape) == 3 else shape
+        generator = torch.Generator().manual_seed(_CENTRES_SEED)
+        self._centres = torch.randn(data.classes, *coarse, generator=generator)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Images and labels of these rows."""
+        images, generator = torch.empty(len(indices), *self._shape), torch.Generator()
+        for image, index in zip(images, indices.tolist(), strict=True):
+            image.normal_(generator=generator.manual_seed(self._first + index))
+        labels = indices % self.num_classes
+        centres = self._centres[labels]
+        if len(self._shape) == 3:
+            centres = F.interpolate(centres, self._shape[1:], mode="bilinear", antialias=True)
+        return images.add_(centres.view_as(images)), labels
+
+
+class EightByEight:
+    """One split, resident as the 8x8 bytes that it is (115 KB for both splits together).
+
+    Every fifth image of each class, in the file's order, is the test split's (355); the
+    others are the training split's (1,442).
+
+    Args:
+        shape: channels, height and width that the model reads.
+        split: "train" or "test".
+    """
+
+    num_classes = 10
+
+    def __init__(self, shape: tuple[int, int, int], split: Literal["train", "test"]) -> None:
+        # The file itself, because importing `sklearn.datasets` takes a second and 100 MB.
+        package = importlib.util.find_spec("sklearn")
+        if package is None or package.origin is None:
+            raise DataError("Digits() come with scikit-learn: pip install scikit-learn")
+        path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+        table = np.loadtxt(path, delimiter=",", dtype=np.uint8)
+        labels = table[:, -1]
+        # How many images of the same class came before each image.
+        earlier = np.array([np.sum(labels[:i] == label) for i, label in enumerate(labels)])
+        rows = (earlier % 5 == 4) == (split == "test")
+        self._shape = shape
+        self._pixels = torch.from_numpy(table[rows, :-1].reshape(-1, 1, 8, 8))
+        self._labels = torch.from_numpy(labels[rows].astype(np.int64))
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Images and labels of these rows."""
+        pixels = self._pixels[indices]
+        images = fit(pixels, self._shape, highest=16, mean=0.305, std=0.376)
+        return images, self._labels[indices]
+
+
+class Pictures:
+    """One split, resident as bytes in a numpy array (154 MB for training, 31 MB for test).
+
+    Args:
+        data: the place of the files, and whether they may be fetched. Of several ranks on one host
+            the first fetches and the others wait.
+        shape: channels, height and width that the model reads.
+        split: "train" or "test".
+
+    Raises:
+        DataError: the files are missing or damaged, or cannot be fetched.
+    """
+
+    num_classes = 10
+
+    def __init__(
+        self, data: CIFAR10, shape: tuple[int, int, int], split: Literal["train", "test"]
+    ) -> None:
+        root = Path(data.root).expanduser()
+        try:
+            if data.download:
+                root.mkdir(parents=True, exist_ok=True)
+            with FileLock(root / "cifar10.lock") if data.download else nullcontext():
+                # Pickles; torchvision holds each file against its known MD5 first.
+                pictures = torchvision().datasets.CIFAR10(
+                    root, train=split == "train", download=data.download
+                )
+        except (RuntimeError, OSError) as error:
+            raise DataError(_remedy(root, data.download, error)) from error
+        self._shape = shape
+        self._pixels = pictures.data
+        self._labels = np.asarray(pictures.targets, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Images and labels of these rows."""
+        rows = indices.numpy()
+        pixels = torch.from_numpy(self._pixels[rows]).permute(0, 3, 1, 2)
+        images = fit(pixels, self._shape, highest=255, mean=0.473, std=0.251)
+        return images, torch.from_numpy(self._labels[rows])
+
+
+def _remedy(root: Path, download: bool, error: Exception) -> str:
+    by_hand = f"unpack https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz in {root.resolve()}"
+    if download:
+        return f"CIFAR-10 could not be fetched ({error}); {by_hand}"
+    return (
+        f"no intact CIFAR-10 in {root.resolve()}; use "
+        f"CIFAR10(root={str(root)!r}, download=True), or {by_hand}"
+    )
+
+
+class Files:
+    """One split: `root/<split>/<class>/**`, in the order of names, decoded when asked for.
+
+    Args:
+        data: the place of the folder.
+        shape: channels, height and width that the model reads; images are resized to it whole, and
+            read as color unless the model has one channel.
+        split: "train" or "test".
+
+    Raises:
+        DataError: a folder is missing or empty, the splits have different classes, or (in
+            `batch`) a file is no image.
+    """
+
+    def __init__(
+        self, data: ImageFolder, shape: tuple[int, int, int], split: Literal["train", "test"]
+    ) -> None:
+        root = Path(data.root).expanduser()
+        classes = {name: _classes(root, name) for name in ("train", "test")}
+        if classes["train"] != classes["test"]:
+            only = sorted(set(classes["train"]) ^ set(classes["test"]))
+            raise DataError(
+                f"train/ and test/ in {root.resolve()} must have the same classes; "
+                f"in one of them only: {', '.join(only)}"
+            )
+        try:
+            self._files = torchvision().datasets.ImageFolder(root / split).samples
+        except FileNotFoundError as error:
+            raise DataError(f"{root.resolve() / split}: {error}") from error
+        self.num_classes = len(classes["train"])
+        self._shape = shape
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Images and labels of these rows."""
+        chosen = [self._files[row] for row in indices.tolist()]
+        channels, height, width = self._shape
+        grey = channels == 1
+        pixels = torch.zeros(len(chosen), 1 if grey else 3, height, width, dtype=torch.uint8)
+        for row, (path, _) in zip(pixels, chosen, strict=True):
+            row.copy_(_decoded(path, "L" if grey else "RGB", (width, height)))
+        images = fit(pixels, self._shape, highest=255, mean=0.449, std=0.226)
+        return images, torch.tensor([label for _, label in chosen], dtype=torch.int64)
+
+
+def _classes(root: Path, split: str) -> list[str]:
+    folder = root / split
+    found = (
+        sorted(item.name for item in folder.iterdir() if item.is_dir()) if folder.is_dir() else []
+    )
+    if not found:
+        raise DataError(
+            f"no class folders in {folder.resolve()}; ImageFolder needs train/<class>/* and "
+            f"test/<class>/* in its root"
+        )
+    return found
+
+
+def _decoded(path: str, mode: str, size: tuple[int, int]) -> Tensor:
+    try:
+        with Image.open(path) as image:
+            image.draft(mode, size)  # a JPEG much larger than `size` is decoded at a fraction
+            resized = image.convert(mode).resize(size, Image.Resampling.BILINEAR)
+    except (OSError, SyntaxError, ValueError) as error:  # PIL's, by format
+        raise DataError(f"{path} cannot be read as an image: {error}") from error
+    pixels = torch.from_numpy(np.array(resized))
+    return pixels.unsqueeze(0) if pixels.ndim == 2 else pixels.permute(2, 0, 1)
+
+
+Split = Literal["train", "test"]
+
+
+class Dataset(Protocol):
+    """One split: numbered samples, made ready for the model when they are asked for.
+
+    The same index gives the same bits on every rank and in every batch.
+    """
+
+    num_classes: int
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """(float32 images [n, *input_shape], normalized; int64 labels [n]); n may be 0."""
+        ...
+
+
+def open_data(data: Data, input_shape: tuple[int, ...], num_classes: int, split: Split) -> Dataset:
+    """The data set that a value names, fitted to a model.
+
+    Args:
+        data: the value, as an `Experiment` holds it.
+        input_shape: the shape of one of the model's samples: (channels, height, width).
+        num_classes: the model's number of classes.
+        split: "train" or "test".
+
+    Raises:
+        DataError: the files are not there, or the data does not fit the model.
+    """
+    opened: Dataset
+    match data:
+        case Synthetic():
+            opened = Centres(data, input_shape, split)
+        case Digits():
+            opened = EightByEight(_picture(data, input_shape), split)
+        case CIFAR10():
+            opened = Pictures(data, _picture(data, input_shape), split)
+        case ImageFolder():
+            opened = Files(data, _picture(data, input_shape), split)
+    if opened.num_classes != num_classes:
+        raise DataError(
+            f"{data!r} has {opened.num_classes} classes, the model {num_classes}; "
+            f"trace it with num_classes={opened.num_classes}"
+        )
+    return opened
+
+
+def order(seed: int, epoch: int, length: int) -> Tensor:
+    """The permutation of all `length` samples that epoch `epoch` goes through."""
+    return torch.from_numpy(np.random.default_rng((seed, epoch)).permutation(length))
+
+
+def rows_of_step(length: int, batch_size: int, seed: int, step: int) -> Tensor:
+    """Indices of the global batch of step `step` (from 0), the same on every rank.
+
+    An epoch has ceil(length / batch_size) steps, of which the last may be short: each sample
+    comes exactly once an epoch.
+    """
+    epoch, position = divmod(step, -(-length // batch_size))
+    return order(seed, epoch, length)[position * batch_size : (position + 1) * batch_size]
+
+
+def length_of_step(length: int, batch_size: int, step: int) -> int:
+    """How many samples the global batch of step `step` has."""
+    position = step % -(-length // batch_size)
+    return min(batch_size, length - position * batch_size)
+
+
+def _picture(data: Data, input_shape: tuple[int, ...]) -> tuple[int, int, int]:
+    if len(input_shape) != 3:
+        raise DataError(f"{data!r} gives (channels, height, width), the model reads {input_shape}")
+    channels, height, width = input_shape
+    return channels, height, width

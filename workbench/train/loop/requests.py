@@ -1,0 +1,252 @@
+"""What people ask of a run while it goes on, and what became of it: files in its directory.
+
+    requests/0001.toml         the first request: a plan's text, [learning_rate] or [checkpoint]
+    requests/0001.done.toml    when it was carried out, and what that took
+
+Whoever asks for something writes a file; rank 0 looks once a step whether there is a new one, which
+costs one look at the folder's date, and the ranks agree on it with the step's status. Requests are
+carried out in their order, between two steps; of plans that wait, only the last.
+
+The learning rate of every step follows from them,
+
+    base ---- 0.1 from step 40 on ---- 0.05 from step 57 on ----
+
+also of one that is run again after a fault: a run that goes on from a checkpoint is the one that
+would have gone on without.
+"""
+
+import os
+import threading
+import tomllib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.graph import Graph
+from workbench.plan.plan import Plan
+from workbench.plan.value import dump
+
+_FOLDER = "requests"
+
+
+@dataclass(frozen=True)
+class LearningRate:
+    """The request for another learning rate."""
+
+    value: float
+
+
+@dataclass(frozen=True)
+class SaveNow:
+    """The request for a checkpoint."""
+
+
+RunRequest = Plan | LearningRate | SaveNow
+
+
+@dataclass(frozen=True)
+class CarriedOut:
+    """What became of a request.
+
+    Attributes:
+        step: steps made before it.
+        seconds: the seconds that it took on the slowest rank.
+        received_bytes: the bytes of weights and optimizer state that a re-cut brought to each rank.
+        before: the learning rate until then, if another was asked for.
+    """
+
+    step: int
+    seconds: float = 0.0
+    received_bytes: tuple[int, ...] = ()
+    before: float | None = None
+
+
+_CARRIED_OUT = TypeAdapter(CarriedOut)
+_RATE = TypeAdapter(LearningRate)
+
+
+class RunRequests:
+    """The requests for one run.
+
+    Args:
+        directory: the directory of the run.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._folder = directory / _FOLDER
+        self._changed_at, self._newest = -1, 0
+
+    @property
+    def changed_at(self) -> int:
+        """The folder's date in nanoseconds; 0: nothing was ever requested."""
+        try:
+            return os.stat(self._folder).st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    def newest(self) -> int:
+        """The number of the last request; 0: there was none."""
+        changed_at = self.changed_at
+        if changed_at and changed_at != self._changed_at:
+            self._changed_at = changed_at
+            found = (path.name.split(".") for path in self._folder.glob("[0-9]*.toml"))
+            self._newest = max((int(parts[0]) for parts in found if len(parts) == 2), default=0)
+        return self._newest
+
+    def last_carried_out(self) -> int:
+        """The number of the last request that was carried out; 0: none was."""
+        return max(self._done(), default=0)
+
+    def in_force(self, experiment: Experiment) -> Experiment:
+        """A run's experiment under the plan that it last went on under, whoever starts it again.
+
+        Args:
+            experiment: the experiment of this run, under any of its plans. One for another number
+                of ranks than that plan stays as it is.
+
+        Raises:
+            PlanError: the plan's file is damaged.
+        """
+        for number in sorted(self._done(), reverse=True):
+            request = self.read(number, experiment.plan.graph)
+            if isinstance(request, Plan):
+                fits = request.world_size == experiment.plan.world_size
+                return experiment.replace(plan=request) if fits else experiment
+        return experiment
+
+    def submit(self, request: RunRequest) -> int:
+        """Writes a request down; gives its number, which no other has."""
+        self._folder.mkdir(exist_ok=True)
+        for number in count(self.newest() + 1):
+            path = self._folder / f"{number:04d}.toml"
+            if _write(path, _text(request), is_new=True):
+                return number
+        raise AssertionError("unreachable")
+
+    def read(self, number: int, graph: Graph) -> RunRequest:
+        """A request, of a run of this model.
+
+        Raises:
+            PlanError: a plan that is for another model, or no plan.
+            ValueError: it says nothing that can be read.
+        """
+        path = self._folder / f"{number:04d}.toml"
+        content = tomllib.loads(path.read_text())
+        if "learning_rate" in content:
+            return _RATE.validate_python(content["learning_rate"])
+        return SaveNow() if "checkpoint" in content else Plan.load(path, graph)
+
+    def carry_out(self, number: int, found: CarriedOut) -> None:
+        """Notes that a request was carried out."""
+        known = {name: value for name, value in asdict(found).items() if value is not None}
+        _write(self._folder / f"{number:04d}.done.toml", dump({"carried_out": known}))
+
+    def carried_out(self, number: int) -> CarriedOut | None:
+        """What became of a request; None: it is not carried out yet, or a later plan was."""
+        try:
+            text = (self._folder / f"{number:04d}.done.toml").read_text()
+            return _CARRIED_OUT.validate_python(tomllib.loads(text)["carried_out"])
+        except (FileNotFoundError, KeyError, tomllib.TOMLDecodeError, ValidationError):
+            return None
+
+    def rates(self) -> Iterator[tuple[int, float, CarriedOut]]:
+        """(number, learning rate, what became of it) of each that was carried out, in order."""
+        yield from ((number, request.value, done) for number, request, done in self._small()
+                    if isinstance(request, LearningRate))  # fmt: skip
+
+    def saved(self) -> Iterator[tuple[int, CarriedOut]]:
+        """(number, what became of it) of each checkpoint that was requested and written."""
+        yield from ((n, done) for n, request, done in self._small() if isinstance(request, SaveNow))
+
+    def _small(self) -> Iterator[tuple[int, LearningRate | SaveNow, CarriedOut]]:
+        """Those that were carried out and are no plans."""
+        for number in sorted(self._done()):
+            content = tomllib.loads((self._folder / f"{number:04d}.toml").read_text())
+            done = self.carried_out(number)
+            if done is None:
+                continue
+            if "learning_rate" in content:
+                yield number, _RATE.validate_python(content["learning_rate"]), done
+            elif "checkpoint" in content:
+                yield number, SaveNow(), done
+
+    def _done(self) -> list[int]:
+        return [int(path.name.split(".")[0]) for path in self._folder.glob("[0-9]*.done.toml")]
+
+
+def _text(request: RunRequest) -> str:
+    match request:
+        case Plan():
+            return request.to_toml()
+        case LearningRate():
+            return dump({"learning_rate": asdict(request)})
+        case SaveNow():
+            return "[checkpoint]\n"
+
+
+def _write(path: Path, text: str, *, is_new: bool = False) -> bool:
+    """Writes a file whole; whether it did: with `is_new`, not where there is one already."""
+    part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+    part.write_text(text)
+    if not is_new:
+        part.replace(path)
+        return True
+    try:
+        os.link(part, path)
+    except FileExistsError:
+        return False
+    finally:
+        part.unlink()
+    return True
+
+
+@dataclass(frozen=True)
+class Change:
+    """One request that was carried out: `value` since `step`, and `before` until then."""
+
+    step: int
+    value: float
+    before: float
+
+
+@dataclass(frozen=True)
+class LearningRates:
+    """What was requested, in that order.
+
+    Attributes:
+        base: the learning rate where nothing was asked for.
+        changes: the changes that were carried out; where two are for one step, the later one
+            counts.
+    """
+
+    base: float
+    changes: tuple[Change, ...] = ()
+
+    @classmethod
+    def of(cls, base: float, requests: RunRequests) -> "LearningRates":
+        """Those of a run, as its directory says.
+
+        Args:
+            base: the rate of its experiment, which may have another one by now.
+            requests: the requests for the run.
+        """
+        changes = tuple(
+            Change(done.step, value, base if done.before is None else done.before)
+            for _, value, done in requests.rates()
+        )
+        return cls(changes[0].before if changes else base, changes)
+
+    def at(self, step: int) -> float:
+        """Of a step, by its index."""
+        due = [change.value for change in self.changes if change.step <= step]
+        return due[-1] if due else self.base
+
+    def then(self, step: int, value: float) -> tuple["LearningRates", CarriedOut]:
+        """With another rate from a step on, and what is to be noted of that."""
+        before = self.at(step)
+        changed = LearningRates(self.base, (*self.changes, Change(step, value, before)))
+        return changed, CarriedOut(step, before=before)

@@ -1,1 +1,0 @@
-"""A run goes on under another plan."""

@@ -1,0 +1,323 @@
+"""A run goes on under another plan: at a step's end, with all that it has learnt.
+
+    on the way      weights, buffers, the optimizer's state, gradients in flight, what codecs have
+                    left out of gradients: what changes hands, and nothing else
+    built anew      this rank's part of the model, its optimizer, its strategy's buckets
+    dropped         what codecs have left out of parameters that no two ranks hold now: nothing of
+                    theirs is encoded any more; the run notes it
+    as before       the data and its order, the step, the seed
+
+Elements that belong elsewhere under the new plan (`plan/reshard.py`) travel straight from place to
+place (`comm/parts.py`), so that nothing more than the pieces is held, while each rank copies what
+it keeps. The run that goes on is the one that would have been resumed from a checkpoint at this
+step.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workbench.comm.collectives import all_gather
+from workbench.comm.groups.group import Group
+from workbench.comm.groups.record import Recorder
+from workbench.comm.parts import MOST_BYTES, LocalCopy, SentPart, exchange_parts
+from workbench.layers.context import BatchContext
+from workbench.layers.cut import cut
+from workbench.layers.cut_model import CutModel
+from workbench.plan.placement.placement import Shard
+from workbench.plan.placement.weights import WeightPlacement
+from workbench.plan.plan import Plan
+from workbench.plan.reshard import Move, Recut, Region, held, replica_after
+from workbench.program.step import program_of
+from workbench.train.checkpoint.in_flight import (
+    RESIDUAL,
+    InFlight,
+    named,
+    residual_entry,
+    restore_residuals,
+)
+from workbench.train.loop.objective import average_statistics
+from workbench.train.loop.state import RankState, groups_for
+from workbench.train.loop.step import Stepper
+from workbench.train.strategies.optimizer import entry, state_names
+from workbench.train.strategies.strategy import strategy_of, updater_of
+
+RECUT = "recut"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor that lies as a weight does: the weight, or a state of it.
+
+    Attributes:
+        key: its name.
+        weight: the weight's name in the state_dict.
+        dtype: the dtype of its elements.
+        replica: the only one that has it, of the sets of ranks that hold the whole weight; None:
+            all have.
+    """
+
+    key: str
+    weight: str
+    dtype: torch.dtype
+    replica: int | None = None
+
+
+class Pieces:
+    """This rank's pieces under a plan, by key: where a model cut by that plan reads its weights."""
+
+    def __init__(
+        self, placements: Mapping[str, WeightPlacement], tensors: dict[str, Tensor]
+    ) -> None:
+        self._placements, self._tensors = placements, tensors
+        self.names = tuple(tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The whole tensor's shape."""
+        return self._placements[name].shape
+
+    def read(self, name: str, shard: Shard | None = None, rank: int = 0) -> Tensor:
+        """This rank's piece, handed over; it can be read once."""
+        return self._tensors.pop(name)
+
+
+def move_pieces(
+    recut: Recut, entries: Sequence[Entry], own: Mapping[str, Tensor], everyone: Group
+) -> dict[str, Tensor]:
+    """This rank's pieces under the new plan; every rank calls it.
+
+    Args:
+        recut: the change from one plan to another.
+        entries: what there is, the same on all ranks.
+        own: this rank's pieces under the old plan, by key; of an each of which it holds nothing,
+            none is needed.
+        everyone: all ranks.
+
+    Raises:
+        CommError: a rank is gone. `own` is as it was.
+    """
+    rank, found = everyone.rank, dict[str, Tensor]()
+    kept = dict[torch.dtype, list[LocalCopy]]()
+    for each in entries:
+        before, after = (p.flow.weights[each.weight] for p in (recut.before, recut.after))
+        later = replica_after(after, everyone.size, each.replica)
+        if later is None and _lies_alike(before, after):
+            found[each.key] = own[each.key] if each.key in own else _empty(each, after, rank)
+        elif later is None or rank // after.group_size == later:
+            found[each.key] = piece = _empty(each, after, rank)
+            kept.setdefault(each.dtype, []).extend(_kept(each, before, after, rank, own, piece))
+    for dtype in sorted({each.dtype for each in entries}, key=str):
+        alike = [each for each in entries if each.dtype == dtype]
+        parts = _parts(alike, recut, own, found, rank)
+        exchange_parts(parts, dtype, everyone, kept.get(dtype, ()), layer=RECUT)
+    return found
+
+
+def _lies_alike(before: WeightPlacement, after: WeightPlacement) -> bool:
+    return (before.placement, before.group_size) == (after.placement, after.group_size)
+
+
+def _kept(
+    entry: Entry,
+    before: WeightPlacement,
+    after: WeightPlacement,
+    rank: int,
+    own: Mapping[str, Tensor],
+    piece: Tensor,
+) -> Iterator[LocalCopy]:
+    """What this rank held of its new piece already."""
+    for mine in held(before, rank, entry.replica):
+        for wanted in held(after, rank):
+            common = tuple(
+                (max(a, c), min(b, d)) for (a, b), (c, d) in zip(mine, wanted, strict=True)
+            )
+            if all(start < stop for start, stop in common):
+                source = own[entry.key][_place(before, rank, common)]
+                yield LocalCopy(source, piece[_place(after, rank, common)])
+
+
+def _empty(entry: Entry, placed: WeightPlacement, rank: int) -> Tensor:
+    return torch.empty(placed.piece_shape(rank), dtype=entry.dtype)
+
+
+def _parts(
+    entries: Sequence[Entry],
+    recut: Recut,
+    own: Mapping[str, Tensor],
+    found: Mapping[str, Tensor],
+    rank: int,
+) -> list[SentPart]:
+    """What travels, with the places from and to which it does."""
+    of_weight: dict[str, list[Move]] = {}
+    for move in recut.moves:
+        of_weight.setdefault(move.name, []).append(move)
+    parts = []
+    for each in entries:
+        before, after = (p.flow.weights[each.weight] for p in (recut.before, recut.after))
+        moves: Sequence[Move] = of_weight.get(each.weight, ())
+        if each.replica is not None:
+            moves = recut.residual_moves(each.weight, each.replica)
+        for whole in moves:
+            for move in whole.parts(MOST_BYTES // each.dtype.itemsize):
+                tensor = None
+                if move.source == rank:
+                    tensor = own[each.key][_place(before, rank, move.region)]
+                elif move.target == rank:
+                    tensor = found[each.key][_place(after, rank, move.region)]
+                parts.append(SentPart(move.source, move.target, move.numel, tensor))
+    return parts
+
+
+def _place(placed: WeightPlacement, rank: int, region: Region) -> tuple[slice, ...]:
+    """Where a region of the whole tensor is in a rank's piece, which holds all of it."""
+    place = [slice(start, stop) for start, stop in region]
+    if isinstance(placed.placement, Shard):
+        dim, before = placed.placement.dim, 0
+        start, stop = region[dim]
+        for first, length in placed.placement.spans(rank % placed.group_size):
+            if first <= start and stop <= first + length:
+                place[dim] = slice(before + start - first, before + stop - first)
+                break
+            before += length
+    return tuple(place)
+
+
+_NAMED = 3  # parameters, in a note
+
+
+def under(state: RankState, plan: Plan, done: int) -> RankState:
+    """A rank's part of the run under another plan; every rank calls it after the same step.
+
+    Args:
+        state: the state as it is; not to be used afterwards.
+        plan: the plan of the same model and world size.
+        done: steps made so far.
+
+    Raises:
+        PlanError: the plan is of another model or world size.
+        ExperimentError: it leaves a rank too few rows of some batch for a layer.
+        CommError: a rank is gone; the run goes on from its last checkpoint.
+    """
+    recut = Recut(state.experiment.plan, plan)
+    experiment = state.experiment.replace(plan=plan)
+    experiment.check_rows((len(state.stepper.data), len(state.test_data)))
+    state.strategy.settle()
+    average_statistics(state.model)
+    waiting = state.strategy.in_flight
+    moved, counts = _moved(state, recut, waiting)
+    world, dtype = state.world, state.stepper.dtype
+    groups, asked = groups_for(plan, recut.before, world, state.groups, state.asked)
+    context = BatchContext(world.rank, (0,) * world.size, seed=experiment.seed)
+    reader = Pieces(plan.flow.weights, moved)
+    traced, device = deepcopy(state.traced), world.device
+    model = cut(plan, context, groups, reader, device=device, dtype=dtype, traced=traced)
+    program = program_of(experiment).of(world.rank)
+    updater = updater_of(program, model)
+
+    def read(kept: str, name: str) -> Tensor:
+        return counts[name] if kept == "step" else moved.pop(entry(kept, name))
+
+    updater.load(read)
+    left = [_left(flight, moved) for flight in waiting]
+    strategy = strategy_of(program, model, updater, done, left, state.notes)
+    left_out = {key: moved.pop(key) for key in list(moved) if key.startswith(RESIDUAL)}
+    restore_residuals(Pieces(plan.flow.weights, left_out), model, strategy.residuals)
+    if state.strategy.residuals and (note := _dropped(recut, model, done)):
+        state.notes.append(note)
+    return RankState(
+        experiment=experiment,
+        world=world,
+        everyone=state.everyone,
+        model=model,
+        updater=updater,
+        strategy=strategy,
+        stepper=Stepper(experiment, model, strategy, state.stepper.data, world, dtype),
+        test_data=state.test_data,
+        traced=state.traced,
+        groups=groups,
+        asked=asked,
+        first_step=done,
+        notes=state.notes,
+    )
+
+
+def recut_bytes(recorder: Recorder) -> int:
+    """What re-cuts have brought to this rank so far."""
+    rows = recorder.rows()
+    return sum(row.bytes for row in rows if (row.op, row.layer) == ("all_to_all", RECUT))
+
+
+def _moved(
+    state: RankState, recut: Recut, waiting: Sequence[InFlight]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """This rank's new pieces by entry, and the updates that each parameter has had."""
+    value, model = state.experiment.optimizer, state.model
+    trainable = tuple(model.trainable())
+    kept = [name for name in state_names(value) if name != "step"]
+    wanted = {entry(kind, name) for kind in state_names(value) for name in trainable}
+    own: dict[str, Tensor] = model.pieces() | state.updater.state(wanted)
+    own = {key: tensor.detach() for key, tensor in own.items()}
+    entries = [
+        Entry(name, name, _dtype(placed.dtype, state.stepper.dtype))
+        for name, placed in model.placements.items()
+    ]
+    entries += [
+        Entry(entry(kind, name), name, state.stepper.dtype) for name in trainable for kind in kept
+    ]
+    for flight in waiting:
+        for kind, pieces in flight.by_age(0).items():
+            own |= {kind + name: piece.detach() for name, piece in pieces.items()}
+            entries += [Entry(kind + name, name, state.stepper.dtype) for name in trainable]
+    left_out = state.strategy.residuals
+    own |= {key: piece.detach() for key, piece in named(model, left_out).items()}
+    entries += [
+        Entry(residual_entry(use, replica, name), name, state.stepper.dtype, replica)
+        for use in range(len(left_out))
+        for name in trainable
+        if recut.residuals_kept(name)
+        for replica in range(state.world.size // model.placements[name].group_size)
+    ]
+    counts = {}
+    if "step" in state_names(value):
+        counts = _counts({name: own.get(entry("step", name)) for name in trainable}, state.everyone)
+    return move_pieces(recut, entries, own, state.everyone), counts
+
+
+def _dropped(recut: Recut, model: CutModel, done: int) -> str:
+    """What is to be said of residuals that have no place under the new plan."""
+    names = [name for name in model.trainable() if recut.residuals_kept(name) is False]
+    if not names:
+        return ""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return (
+        f"what codecs had left out of {', '.join(names[:_NAMED])}{more} before step {done} was "
+        "dropped by a re-cut: no two ranks hold a part of them now, so that they are not encoded"
+    )
+
+
+def _left(flight: InFlight, moved: dict[str, Tensor]) -> InFlight:
+    """The same gradients, in this rank's new pieces."""
+    found = {
+        kind: {
+            key.removeprefix(kind): moved.pop(key) for key in list(moved) if key.startswith(kind)
+        }
+        for kind in flight.by_age(0)
+    }
+    gradients, *weights = found.values()
+    return InFlight(flight.step, gradients, *weights)
+
+
+def _counts(known: Mapping[str, Tensor | None], everyone: Group) -> dict[str, Tensor]:
+    """Updates of each parameter: known to whoever holds a part of it, told to all."""
+    mine = torch.tensor([0.0 if n is None else n.item() for n in known.values()])
+    every = all_gather(mine[None], Shard(0, (1,) * everyone.size), everyone, layer="recut")
+    return dict(zip(known, every.max(dim=0).values.unbind(), strict=True))
+
+
+def _dtype(stated: str, floating: torch.dtype) -> torch.dtype:
+    """Of a tensor in this run: floating-point ones are as wide as it is."""
+    dtype: torch.dtype = getattr(torch, stated)
+    return floating if dtype.is_floating_point else dtype
