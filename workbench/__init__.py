@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from workbench.plan import ImageFolder as ImageFolder
     from workbench.plan import LayerPlan as LayerPlan
     from workbench.plan import LocalSGD as LocalSGD
+    from workbench.plan import Loss as Loss
     from workbench.plan import Machine as Machine
     from workbench.plan import MachineError as MachineError
+    from workbench.plan import Metric as Metric
     from workbench.plan import ParameterServer as ParameterServer
     from workbench.plan import Partial as Partial
     from workbench.plan import Pipelined as Pipelined
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from workbench.plan import Shard as Shard
     from workbench.plan import Synchronous as Synchronous
     from workbench.plan import Synthetic as Synthetic
+    from workbench.plan import TorchData as TorchData
     from workbench.plan import apportion as apportion
     from workbench.predict import Balanced as Balanced
     from workbench.predict import Prediction as Prediction
@@ -81,8 +84,9 @@ _HOME = {
         "model": "CheckpointError ModelError TraceError trace",
         "plan": (
             "CIFAR10 SGD Adam AdamW Codec Curvature Digits Experiment ExperimentError Graph "
-            "ImageFolder LayerPlan LocalSGD Machine MachineError ParameterServer Partial "
-            "Pipelined Plan PlanError Replicate Shard Synchronous Synthetic apportion"
+            "ImageFolder LayerPlan LocalSGD Loss Machine MachineError Metric ParameterServer "
+            "Partial Pipelined Plan PlanError Replicate Shard Synchronous Synthetic TorchData "
+            "apportion"
         ),
         "predict": "Balanced Prediction TimingModel balanced predict",
         "predict.search": "MemoryLimitError SearchResult search",

@@ -13,8 +13,8 @@ from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.placement.placement import Shard, apportion
+from workbench.train.data.feed import MicroBatch
 from workbench.train.loop.loop import agree
-from workbench.train.loop.passes import MicroBatch
 from workbench.train.loop.state import everyone, group_specs_of
 
 

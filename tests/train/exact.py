@@ -18,8 +18,8 @@ from workbench.layers.cut_model import RankGroups, group_specs
 from workbench.plan.experiment.experiment import SGD, Experiment, Synchronous, Synthetic
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plan import Plan
+from workbench.train.data.feed import MicroBatch
 from workbench.train.loop.objective import own_rows
-from workbench.train.loop.passes import MicroBatch
 from workbench.train.verify.reference import place_draws
 
 OPTIMIZER = SGD(lr=0.1, momentum=0.9)

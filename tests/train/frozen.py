@@ -17,8 +17,10 @@ from workbench.model.weights.slices import WeightsFile
 from workbench.plan.experiment.experiment import AdamW, Experiment, Synthetic
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plan import Plan
-from workbench.train.datasets import open_data, rows_of_step
-from workbench.train.loop.objective import evaluate, own_rows
+from workbench.train.data.opening import open_data
+from workbench.train.data.order import rows_of_step
+from workbench.train.loop.evaluation import evaluate
+from workbench.train.loop.objective import own_rows
 from workbench.train.loop.state import RankState, group_specs_of
 
 SHAPE, CLASSES = (3, 6, 6), 10
@@ -152,6 +154,12 @@ def plain(module: nn.Module, run: Experiment) -> Found:
     return found
 
 
+def evaluated(state: RankState) -> dict[str, float]:
+    """In batches of five."""
+    model, data, dtype = state.model, state.test_data, state.stepper.dtype
+    return evaluate(model, data, 5, state.everyone, state.world.device, dtype, state.scoring)
+
+
 def on_a_rank(world: World, run: Experiment, weights: Path) -> Found:
     """What this rank computes of it."""
     groups, found = world.groups(group_specs_of(run.plan)), Found()
@@ -170,14 +178,12 @@ def on_a_rank(world: World, run: Experiment, weights: Path) -> Found:
                 if isinstance(piece, nn.Parameter)
             }
         state.stepper.update()
-        evaluate(state.model, state.test_data, 5, state.everyone, world.device, state.stepper.dtype)
+        evaluated(state)
     state.strategy.settle()
     found.held = {n: t.detach().clone() for n, t in state.model.pieces().items()}
     every = {f"optimizer/{kind}/{name}" for kind in STATES for name in found.gradients}
     found.state = {name: t.clone() for name, t in state.updater.state(every).items()}
-    figures = evaluate(
-        state.model, state.test_data, 5, state.everyone, world.device, state.stepper.dtype
-    )
+    figures = evaluated(state)
     found.evaluation = figures["loss"], figures["accuracy"]
     return found
 

@@ -13,8 +13,8 @@ from workbench.plan.experiment.experiment import SGD, Experiment, LocalSGD, Synt
 from workbench.plan.placement.placement import Shard
 from workbench.plan.placement.tail import Tail
 from workbench.plan.plan import Plan
+from workbench.train.data.feed import MicroBatch
 from workbench.train.loop.memory import PeakMeter, tensor_bytes
-from workbench.train.loop.passes import MicroBatch
 from workbench.train.loop.step import Stepper
 
 

@@ -29,7 +29,6 @@ from workbench.plan.graph import Graph
 from workbench.plan.html import table
 from workbench.plan.machine.machine import Machine
 from workbench.plan.plan import Plan
-from workbench.train.loop.objective import RowLoss
 from workbench.train.verify.verification import Verification
 
 
@@ -256,7 +255,7 @@ class Cluster(Engines):
         data: Any = None,
         seed: int = 0,
         module: nn.Module | None = None,
-        loss: RowLoss | None = None,
+        loss: Any = None,
         repeat: bool = True,
     ) -> Verification:
         """Holds the split model against the unsplit one, with the same weights and data.
@@ -277,9 +276,7 @@ class Cluster(Engines):
             data: the data, as in `Experiment`; None: synthetic.
             seed: the seed of weights, data and dropout.
             module: as in `train`.
-            loss: your own, (outputs, labels) -> one value for each row, [rows]; outputs are what
-                the module returns, one tensor or a tuple of them. The gradient is that of the mean
-                over the batch. None: cross-entropy.
+            loss: your own, as in `Experiment`; None: cross-entropy.
             repeat: whether to train the split model twice; without, it takes less time.
 
         Raises:
@@ -295,11 +292,12 @@ class Cluster(Engines):
             precision=precision,
             optimizer=optimizer,
             data=data,
+            loss=loss,
             seed=seed,
         )
         with lent(self, plan, f"a verification of {plan.graph.source.name}") as lease:
             assistant = lease.of_assistant(self)
-            return verifying.carry_out(experiment, module, lease, assistant, loss, repeat=repeat)
+            return verifying.carry_out(experiment, module, lease, assistant, repeat=repeat)
 
     def call(
         self,

@@ -11,6 +11,7 @@ from typing import Any
 from workbench.client.connection import TICK_S, Link
 from workbench.client.engines import Engines
 from workbench.client.run.job import Job
+from workbench.client.run.own_objects import kept
 from workbench.hosts.processes import until
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.plan import Plan
@@ -56,6 +57,7 @@ class Lease:
         Raises:
             ControlMessageTooLarge: the experiment or the keywords take more than 64 KiB.
         """
+        experiment = kept(experiment, self.link.folder)
         request = Request(
             kind="call",
             name=f"a call of {task}",

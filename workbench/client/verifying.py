@@ -4,7 +4,6 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-import cloudpickle  # type: ignore[import-untyped]
 from torch import nn
 
 from workbench.client.leases import Lease
@@ -12,7 +11,6 @@ from workbench.client.run.submitting import module_values
 from workbench.plan.experiment.experiment import SGD, Adam, AdamW, Experiment, Synthetic
 from workbench.plan.plan import Plan
 from workbench.store.errors import EngineDied, RankError, RunError
-from workbench.train.loop.objective import RowLoss
 from workbench.train.verify.verification import TOLERANCE, Coverage, Difference, Verification
 
 # Large steps would show how fast two trajectories of rounding part, in fp32 by ReLUs that flip,
@@ -30,6 +28,7 @@ def experiment_for(
     optimizer: SGD | Adam | AdamW | None,
     data: Any,
     seed: int,
+    loss: Any = None,
 ) -> Experiment:
     """The experiment to run split and unsplit.
 
@@ -44,6 +43,7 @@ def experiment_for(
     return Experiment(
         plan=plan,
         data=Synthetic(samples=max(1, size * steps), classes=classes) if data is None else data,
+        loss=loss,
         batch_size=size,
         optimizer=GENTLE if optimizer is None else optimizer,
         steps=steps,
@@ -57,7 +57,6 @@ def carry_out(
     module: nn.Module | None,
     lease: Lease,
     assistant: Lease,
-    loss: RowLoss | None = None,
     *,
     repeat: bool = True,
 ) -> Verification:
@@ -68,7 +67,6 @@ def carry_out(
         module: a module with other values than the one that was traced; see `Cluster.train`.
         lease: the engine of each rank.
         assistant: the engine that computes the unsplit model.
-        loss: the user's own loss; None: cross-entropy.
         repeat: whether the ranks run twice.
 
     Raises:
@@ -76,17 +74,16 @@ def carry_out(
         RunError: a rank failed.
     """
     print(f"verifying {experiment.plan.graph.source.name}: unsplit model", end="", flush=True)
-    function = None if loss is None else cloudpickle.dumps(loss)
     folder = assistant.link.folder
     number = uuid.uuid4().hex  # other notebooks verify, too
     start = folder / f"start-{number}.safetensors"
     reference = folder / f"reference-{number}.safetensors"
     weights = module_values(experiment, module, folder)
-    asked = {"weights": weights, "start": start, "path": reference, "loss": function}
+    asked = {"weights": weights, "start": start, "path": reference}
     try:
         _unsplit(assistant, experiment, {**asked, "directory": folder / "weights"})
         print(f", {experiment.plan.world_size} ranks", end="", flush=True)
-        shared = {"weights": start, "reference": reference, "loss": function, "repeat": repeat}
+        shared = {"weights": start, "reference": reference, "repeat": repeat}
         found = lease.call("workbench.train.verify.verify:compare", experiment, shared)
     finally:
         start.unlink(missing_ok=True)

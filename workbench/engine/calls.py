@@ -167,7 +167,6 @@ def unsplit_model(
     directory: Path,
     start: Path,
     path: Path,
-    loss: bytes | None = None,
 ) -> None:
     """Writes what the unsplit model computes; see `train.verify.reference.write_reference`.
 
@@ -177,12 +176,11 @@ def unsplit_model(
         directory: the folder of initial weights.
         start: the file to write for the weights that both models start from.
         path: the file to write for the results.
-        loss: the user's own loss, pickled; None: cross-entropy.
     """
     from workbench.train.verify.reference import write_reference
 
     weights = initial_weights(experiment, directory) if weights is None else weights
-    write_reference(experiment, weights, start, path, loss)
+    write_reference(experiment, weights, start, path)
 
 
 def warm_up() -> None:

@@ -11,10 +11,13 @@ from workbench.plan.experiment.experiment import (
     Experiment,
     ImageFolder,
     LocalSGD,
+    Loss,
+    Metric,
     ParameterServer,
     Pipelined,
     Synchronous,
     Synthetic,
+    TorchData,
 )
 from workbench.plan.experiment.stability import Curvature
 from workbench.plan.graph import Graph, Layer, Source, Weight
@@ -46,8 +49,10 @@ __all__ = [
     "LayerPlan",
     "Link",
     "LocalSGD",
+    "Loss",
     "Machine",
     "MachineError",
+    "Metric",
     "ParameterServer",
     "Partial",
     "Pipelined",
@@ -59,6 +64,7 @@ __all__ = [
     "Source",
     "Synchronous",
     "Synthetic",
+    "TorchData",
     "Weight",
     "Work",
     "apportion",

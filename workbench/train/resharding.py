@@ -203,7 +203,8 @@ def under(state: RankState, plan: Plan, done: int) -> RankState:
     """
     recut = Recut(state.experiment.plan, plan)
     experiment = state.experiment.replace(plan=plan)
-    experiment.check_rows((len(state.stepper.data), len(state.test_data)))
+    data, held_out = state.stepper.feed.data, state.test_data
+    experiment.check_rows((len(data), 0 if held_out is None else len(held_out)))
     state.strategy.settle()
     average_statistics(state.model)
     waiting = state.strategy.in_flight
@@ -234,8 +235,10 @@ def under(state: RankState, plan: Plan, done: int) -> RankState:
         model=model,
         updater=updater,
         strategy=strategy,
-        stepper=Stepper(experiment, model, strategy, state.stepper.data, world, dtype),
-        test_data=state.test_data,
+        stepper=Stepper(experiment, model, strategy, data, world, dtype, state.loss),
+        test_data=held_out,
+        loss=state.loss,
+        scoring=state.scoring,
         traced=state.traced,
         groups=groups,
         asked=asked,

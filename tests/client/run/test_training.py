@@ -14,7 +14,7 @@ from tests.client.interrupts import interrupt_inside
 from workbench.client.run.job import Job
 from workbench.model.errors import ModelError
 from workbench.store.errors import ClusterError
-from workbench.train.datasets import open_data
+from workbench.train.data.opening import open_data
 
 LONG_S = 300.0
 

@@ -16,7 +16,7 @@ from workbench.plan import (
     Synthetic,
 )
 from workbench.plan.experiment.least_rows import Schedule, check_rows
-from workbench.train.datasets import open_data
+from workbench.train.data.opening import open_data
 
 
 def normed(least=2, *, running=True):

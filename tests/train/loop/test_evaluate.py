@@ -13,7 +13,8 @@ from workbench.comm.groups.world import World
 from workbench.layers.cut_model import group_specs
 from workbench.model import trace
 from workbench.plan.plan import Plan
-from workbench.train.loop.objective import evaluate
+from workbench.train.loop.evaluation import evaluate
+from workbench.train.loop.scoring import Scoring
 
 
 class Branching(nn.Module):
@@ -62,7 +63,8 @@ def found(world: World, plan: Plan, net: type[nn.Module]) -> list[dict[str, floa
     groups = world.groups(list(dict.fromkeys(specs)))
     model = nets.cut_net(world, plan, net, (0,) * world.size, groups)
     everyone, double = all_ranks(world, "control"), torch.float64
-    twice = [evaluate(model, Samples(), 6, everyone, world.device, double) for _ in range(2)]
+    given = Samples(), 6, everyone, world.device, double, Scoring.of_classes()
+    twice = [evaluate(model, *given) for _ in range(2)]
     assert model.training
     return twice
 

@@ -13,7 +13,7 @@ from workbench.plan.experiment.experiment import SGD, Experiment, Synchronous, S
 from workbench.plan.experiment.sync import Algorithm
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plan import Plan
-from workbench.train.loop.passes import MicroBatch
+from workbench.train.data.feed import MicroBatch
 from workbench.train.strategies.gradients import GradientSum, OutOfOrder
 
 GRAPH = trace(nets.Images(), input_shape=nets.Images.shape)

@@ -14,7 +14,7 @@ from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Pipelined
 from workbench.plan.experiment.stability import limit
 from workbench.plan.plan import Plan
-from workbench.train.loop.passes import MicroBatch
+from workbench.train.data.feed import MicroBatch
 
 # Without momentum 2 sin(pi / (4d + 2)); with it 2 (1 + m), 1 - m, and then by simulation.
 KNOWN = {0.0: (2.0, 1.0, 0.618, 0.445), 0.9: (3.8, 0.1, 0.05125, 0.03478)}

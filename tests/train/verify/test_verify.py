@@ -3,7 +3,6 @@
 from contextlib import ExitStack
 from unittest.mock import patch
 
-import cloudpickle
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,7 +15,6 @@ from workbench.comm.regions import reduce_scatter_to
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.plan.plan import Plan
-from workbench.train.loop.objective import row_losses
 from workbench.train.verify.reference import write_reference
 from workbench.train.verify.verification import KINDS, Difference, Verification
 from workbench.train.verify.verify import compare
@@ -126,13 +124,13 @@ def verified(
         precision=precision,
         optimizer=None,
         data=None,
+        loss=loss,
         seed=0,
     )
     start, reference = tmp_path / "start.safetensors", tmp_path / "reference.safetensors"
     weights = initialize(experiment.plan.graph, 0, tmp_path, module=module or net())
-    packed = None if loss is None else cloudpickle.dumps(loss)
-    write_reference(experiment, weights, start, reference, packed)
-    size, given = experiment.plan.world_size, dict(loss=packed, repeat=repeat)
+    write_reference(experiment, weights, start, reference)
+    size, given = experiment.plan.world_size, dict(repeat=repeat)
     found = on_ranks.seated(size, compare_with, mistake, experiment, start, reference, given)
     return merge(experiment, found)
 
@@ -212,11 +210,6 @@ def test_a_loss_of_the_user_s_own(on_ranks, tmp_path):
         assert found.coverage.gradients == found.coverage.parameters == 6
         assert found.coverage.seen == found.coverage.operations
         assert found.coverage.missing == ()
-
-
-def test_a_loss_has_a_value_for_each_row():
-    with pytest.raises(ValueError, match=r"shape \(4,\) for 4 rows, got \(\)"):
-        row_losses(F.cross_entropy, (torch.ones(4, 5),), torch.zeros(4).long())
 
 
 @pytest.mark.parametrize("mistake", SUMS)

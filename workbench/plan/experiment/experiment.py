@@ -4,7 +4,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.least_rows import Schedule, check_rows
@@ -13,18 +13,16 @@ from workbench.plan.experiment.sync import ParameterServer as ParameterServer
 from workbench.plan.experiment.sync import Pipelined as Pipelined
 from workbench.plan.experiment.sync import Sync as Sync
 from workbench.plan.experiment.sync import Synchronous as Synchronous
+from workbench.plan.experiment.task import DataSet as DataSet
+from workbench.plan.experiment.task import Loss as Loss
+from workbench.plan.experiment.task import Metric as Metric
+from workbench.plan.experiment.task import TorchData as TorchData
+from workbench.plan.experiment.task import as_data, as_loss, as_metrics
 from workbench.plan.plan import Plan
 from workbench.plan.value import Value, by_name, dump
 
 
-class _DataSet(Value):
-    @property
-    def known_samples(self) -> tuple[int, int] | None:
-        """The samples of the training and of the test split, if they are known without loading."""
-        return None
-
-
-class Digits(_DataSet):
+class Digits(DataSet):
     """scikit-learn's 1,797 real 8x8 grey images of ten digits, resized to the model's input."""
 
     kind: Literal["digits"] = "digits"
@@ -35,7 +33,7 @@ class Digits(_DataSet):
         return 1442, 355
 
 
-class Synthetic(_DataSet):
+class Synthetic(DataSet):
     """Seeded images drawn around one centre for each class: learnable, of any shape and size."""
 
     kind: Literal["synthetic"] = "synthetic"
@@ -49,7 +47,7 @@ class Synthetic(_DataSet):
         return self.samples, max(1, self.samples // 4)
 
 
-class CIFAR10(_DataSet):
+class CIFAR10(DataSet):
     """60,000 32x32 color images of ten classes, through torchvision."""
 
     kind: Literal["cifar10"] = "cifar10"
@@ -58,7 +56,7 @@ class CIFAR10(_DataSet):
     download: bool = False
 
 
-class ImageFolder(_DataSet):
+class ImageFolder(DataSet):
     """A folder with `train/<class>/*` and `test/<class>/*` images, through torchvision."""
 
     kind: Literal["imagefolder"] = "imagefolder"
@@ -66,12 +64,13 @@ class ImageFolder(_DataSet):
 
 
 Data = Annotated[
-    Annotated[Digits | Synthetic | CIFAR10 | ImageFolder, Field(discriminator="kind")],
+    Annotated[Digits | Synthetic | CIFAR10 | ImageFolder | TorchData, Field(discriminator="kind")],
     by_name(
         "data",
         {"digits": Digits, "synthetic": Synthetic, "cifar10": CIFAR10},
-        "ImageFolder(root)",
+        "ImageFolder(root), a torch Dataset, two of them (train, test), and 'module:function'",
     ),
+    BeforeValidator(as_data),
 ]
 
 
@@ -159,6 +158,11 @@ class Experiment(Value):
 
     plan: Annotated[Any, AfterValidator(_is_plan)]
     data: Data = Digits()
+    loss: Annotated[Loss | None, BeforeValidator(as_loss)] = None
+    """(outputs, targets) -> the loss; None: cross-entropy, of auxiliary heads a part."""
+    metrics: Annotated[dict[str, Metric] | None, BeforeValidator(as_metrics)] = None
+    """What evaluations report besides the loss, by name; None: the accuracy, unless the loss is
+    one's own."""
     batch_size: int = Field(default=128, ge=1)
     """Samples of one step over all ranks (the global batch)."""
     optimizer: Optimizer

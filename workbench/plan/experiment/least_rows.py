@@ -82,7 +82,7 @@ def _trained(schedule: Schedule) -> Iterator[tuple[str, int]]:
 def _evaluated(schedule: Schedule) -> Iterator[tuple[str, int]]:
     samples, size = schedule.samples[1], schedule.batch_size
     for count in sorted({min(size, samples), samples % size or size}):
-        if count <= samples:
+        if 0 < count <= samples:
             yield f"a batch of {count} samples of evaluation ({samples} by {size})", count
 
 

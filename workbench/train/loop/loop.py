@@ -28,8 +28,9 @@ from workbench.plan.plan import Plan
 from workbench.store.messages import EndReason, StopRequest, TrainingOutcome
 from workbench.train.checkpoint.saver import Saver, parts
 from workbench.train.loop.equality import check_equal
+from workbench.train.loop.evaluation import evaluate
 from workbench.train.loop.memory import PeakMeter, step_row
-from workbench.train.loop.objective import average_statistics, evaluate
+from workbench.train.loop.objective import average_statistics
 from workbench.train.loop.requests import (
     CarriedOut,
     LearningRate,
@@ -170,8 +171,8 @@ class Loop:
                 self._compare(done)
             if last or _due(done, experiment.evaluate_every):
                 self._compare(done)
-                self.evaluation = self._evaluate()
-                row["accuracy"] = self.evaluation["accuracy"]
+                self.evaluation = self._evaluate(done)
+                row["accuracy"] = self.evaluation.get("accuracy", math.nan)
             self.emit(row)
             if last or stop or _due(done, experiment.checkpoint_every):
                 self._save(done)
@@ -252,23 +253,30 @@ class Loop:
         batch = result.batches[-1]
         state = self.state
         state.model.context.set(batch.rows, first_row=batch.first_row, step=step)
-        layer = first_bad_layer(state.model, batch.images, state.everyone)
+        layer = first_bad_layer(state.model, batch.inputs, state.everyone)
         self.saver.finish()
         kept = f"; the last checkpoint is {self.saver.newest}" if self.saver.newest else ""
         state.strategy.rest()
         message = f"the loss became {result.loss} at step {step}, first in {layer}{kept}"
         return self._outcome("diverged", step, message)
 
-    def _evaluate(self) -> dict[str, float]:
+    def _evaluate(self, done: int) -> dict[str, float]:
         state = self.state
-        return evaluate(
+        if state.test_data is None:
+            return {}
+        found = evaluate(
             state.model,
             state.test_data,
             state.experiment.batch_size,
             state.everyone,
             state.world.device,
             state.stepper.dtype,
+            state.scoring,
         )
+        bad = [f"{name} was {value}" for name, value in found.items() if not math.isfinite(value)]
+        if bad:
+            state.notes.append(f"evaluated after step {done}: {', '.join(bad)}")
+        return found
 
     def _compare(self, done: int) -> None:
         """Raises if ranks that are to hold the same weights do not; once a step is enough."""

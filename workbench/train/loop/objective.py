@@ -1,33 +1,28 @@
-"""The loss of a step, on whatever layout the model's outputs have, and evaluation on a whole split.
+"""The loss of a step, on whatever layout the model's outputs have.
 
 Before anybody else reads the running statistics of local batch norms, they are made one.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from workbench.comm.all_reduce import all_reduce
 from workbench.comm.collectives import all_gather
-from workbench.comm.groups.group import Group
 from workbench.comm.regions import exchange, scatter_to
-from workbench.layers.cut import evaluating
 from workbench.layers.cut_model import CutModel
 from workbench.layers.loss import cross_entropy_sum, cut_cross_entropy_sum
 from workbench.layers.norms import LocalBatchNorm
 from workbench.plan.placement.layout import ROWS
 from workbench.plan.placement.placement import Shard
-from workbench.train.datasets import Dataset
 
 # Weight of an auxiliary head's loss, as in GoogLeNet (Szegedy et al. 2014, arXiv:1409.4842).
 AUXILIARY_WEIGHT = 0.3
 
-StepLoss = Callable[[CutModel, tuple[Tensor, ...], Tensor, int], tuple[Tensor, float]]
+StepLoss = Callable[[CutModel, tuple[Tensor, ...], Any, int], tuple[Tensor, float]]
 """As `step_loss`."""
-RowLoss = Callable[..., Tensor]
-"""(outputs, labels) -> one loss for each row [rows]; outputs are what the module returns: one
-tensor, or a tuple of them."""
 
 
 def step_loss(
@@ -55,37 +50,6 @@ def step_loss(
         total = total + loss
         reported += loss.item() / model.plan.flow.returned(name).group_size
     return total, reported
-
-
-def step_loss_of(of_rows: RowLoss) -> StepLoss:
-    """The same for a loss of the user's own: its sum over all rows, divided by their number."""
-
-    def loss(
-        model: CutModel, outputs: tuple[Tensor, ...], labels: Tensor, batch_size: int
-    ) -> tuple[Tensor, float]:
-        named = zip(model.plan.graph.outputs, outputs, strict=True)
-        own = tuple(own_rows(model, name, output) for name, output in named)
-        if len(labels) == 0:  # a function of no rows need not be defined; its gradient is zero
-            return sum((0.0 * output.sum() for output in own), outputs[0].new_zeros(())), 0.0
-        total = row_losses(of_rows, own, labels).sum() / batch_size
-        return total, total.item()
-
-    return loss
-
-
-def row_losses(of_rows: RowLoss, outputs: tuple[Tensor, ...], labels: Tensor) -> Tensor:
-    """One loss for each row, by a function of the user's own.
-
-    Raises:
-        ValueError: it gives something else.
-    """
-    found = of_rows(outputs[0] if len(outputs) == 1 else outputs, labels)
-    if found.shape != labels.shape[:1]:
-        raise ValueError(
-            f"a loss gives one value for each row: shape {tuple(labels.shape[:1])} for "
-            f"{len(labels)} rows, got {tuple(found.shape)} (reduction='none')"
-        )
-    return found
 
 
 def _output_loss(model: CutModel, name: str, logits: Tensor, labels: Tensor) -> Tensor:
@@ -144,41 +108,3 @@ def average_statistics(model: CutModel) -> None:
                 part = pieces[name] * (share.value / alike)
                 pieces[name].copy_(all_reduce(part, group, layer="statistics"))
             share.value = None
-
-
-# Where random numbers follow from the step, evaluations are none.
-NO_STEP = -1
-
-
-def evaluate(
-    model: CutModel,
-    data: Dataset,
-    batch_size: int,
-    world: Group,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> dict[str, float]:
-    """{"loss", "accuracy"} over every sample of `data`, the same on all ranks.
-
-    The model is cut as in training and keeps its placements. What it draws at random even then,
-    it draws alike in every evaluation.
-    """
-    average_statistics(model)
-    model.eval()
-    whole = evaluating(model).eval()
-    prediction = whole.plan.graph.outputs[0]
-    totals = torch.zeros(2, dtype=torch.float64)
-    with torch.inference_mode():
-        for first in range(0, len(data), batch_size):
-            count = min(batch_size, len(data) - first)
-            rows = model.plan.rows_of(count)
-            whole.context.set(rows, first_row=first, step=NO_STEP)
-            start = first + sum(rows[: world.rank])
-            images, labels = data.batch(torch.arange(start, start + rows[world.rank]))
-            images, labels = images.to(device, dtype), labels.to(device)
-            logits = own_rows(whole, prediction, whole(images)[0])
-            totals[0] += cross_entropy_sum(logits, labels).item()
-            totals[1] += (logits.argmax(dim=1) == labels).sum().item()
-    model.train()
-    totals = all_reduce(totals, world, layer="evaluation") / len(data)
-    return {"loss": totals[0].item(), "accuracy": totals[1].item()}

@@ -14,31 +14,16 @@ from dataclasses import dataclass, field
 import torch
 import torch.fx
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from workbench.layers.cut_model import CutModel
 from workbench.layers.rounds import PartedModel, TailRound, joined, rounds_of
 from workbench.plan.placement.mesh import shard_group
 from workbench.program.instructions import Instruction, Load, Loss, Pass
+from workbench.train.data.feed import MicroBatch, first_rows
 from workbench.train.loop.objective import StepLoss, step_loss
 
 Precision = Callable[[], AbstractContextManager[object]]
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """This rank's rows of one micro-batch.
-
-    Attributes:
-        rows: the rows of every rank.
-        first_row: the index of rank 0's first row in the step's global batch.
-        images: [own rows, *input_shape].
-        labels: [own rows].
-    """
-
-    rows: tuple[int, ...]
-    first_row: int
-    images: Tensor
-    labels: Tensor
 
 
 @dataclass
@@ -122,11 +107,6 @@ class Passes:
         return RoundsPass(self, self.parted, rounds)
 
 
-def first_rows(batches: Sequence[tuple[int, ...]]) -> list[int]:
-    """For each micro-batch, the index of rank 0's first row in the step's global batch."""
-    return [sum(map(sum, batches[:index])) for index in range(len(batches))]
-
-
 class WholePass:
     """All rows of a group at once: scheme (a).
 
@@ -153,7 +133,7 @@ class WholePass:
             batch = run.batches[index]
             model.context.set(batch.rows, first_row=batch.first_row, step=run.step)
             with precision():
-                run.returned = model(batch.images)
+                run.returned = model(batch.inputs)
 
         return forward
 
@@ -162,8 +142,8 @@ class WholePass:
         index, model, loss_of = on.micro_batch, self._model, self._passes.loss
 
         def loss(run: Execution) -> None:
-            labels = run.batches[index].labels
-            run.objective, run.reported = loss_of(model, run.returned, labels, run.samples)
+            targets = run.batches[index].targets
+            run.objective, run.reported = loss_of(model, run.returned, targets, run.samples)
 
         return loss
 
@@ -210,7 +190,7 @@ class RoundsPass:
             batch = run.batches[micro_batch]
             context.set(batch.rows, first_row=batch.first_row, step=run.step)
             with precision():
-                boundary = run.boundary = parted.compute_head(batch.images)
+                boundary = run.boundary = parted.compute_head(batch.inputs)
             run.gradient = torch.empty_like(boundary) if parted.learns else None
             run.parts = [parted.part(boundary, brought, context) for brought in rounds]
             run.rounds = []
@@ -240,8 +220,9 @@ class RoundsPass:
         rows = brought.rows[model.context.rank]
 
         def loss(run: Execution) -> None:
-            labels = run.batches[index].labels.narrow(0, brought.begin, rows)
-            run.objective, reported = loss_of(model, run.returned, labels, run.samples)
+            every = run.batches[index].targets
+            targets = tree_map(lambda each: each.narrow(0, brought.begin, rows), every)
+            run.objective, reported = loss_of(model, run.returned, targets, run.samples)
             run.reported += reported
 
         return loss

@@ -15,16 +15,19 @@ from workbench.layers.cut import cut
 from workbench.layers.cut_model import CutModel, RankGroups, group_specs
 from workbench.model.tracing.trace import skeleton
 from workbench.model.weights.slices import Reader, WeightsFile
-from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.experiment.experiment import Experiment, TorchData
 from workbench.plan.plan import Plan
 from workbench.program.step import program_of
 from workbench.train.checkpoint.checkpoint import in_flight, load, restore
 from workbench.train.checkpoint.in_flight import restore_residuals
-from workbench.train.datasets import Dataset, open_data
+from workbench.train.data.opening import Dataset, open_data
 from workbench.train.loop.memory import Held
 from workbench.train.loop.objective import StepLoss, step_loss
+from workbench.train.loop.own_loss import OwnLoss
 from workbench.train.loop.requests import LearningRates
+from workbench.train.loop.scoring import Scoring
 from workbench.train.loop.step import Stepper
+from workbench.train.loop.trial import Trial
 from workbench.train.strategies.optimizer import Updater, set_rate
 from workbench.train.strategies.strategy import Strategy, strategy_of, updater_of
 from workbench.train.trace.tracing import Tracer
@@ -79,7 +82,9 @@ class RankState:
         updater: the updater of this rank's pieces.
         strategy: the strategy that moves the weights.
         stepper: what executes the steps.
-        test_data: the split to evaluate on.
+        test_data: the split to evaluate on; None: there is none.
+        loss: the loss of a step.
+        scoring: what evaluations report.
         traced: the model's structure, whole and without values: a re-cut rewrites a copy of it.
         groups: this rank's.
         asked: all groups that there are, this rank's or not.
@@ -94,7 +99,9 @@ class RankState:
     updater: Updater
     strategy: Strategy
     stepper: Stepper
-    test_data: Dataset
+    test_data: Dataset | None
+    loss: StepLoss
+    scoring: Scoring
     traced: torch.fx.GraphModule
     groups: RankGroups
     asked: frozenset[Spec]
@@ -110,7 +117,6 @@ class RankState:
         weights: Path,
         resume: Path | None,
         rates: LearningRates | None = None,
-        loss: StepLoss = step_loss,
     ) -> "RankState":
         """Builds this rank's part, from the initial weights or from a checkpoint.
 
@@ -122,21 +128,22 @@ class RankState:
             resume: a checkpoint to go on from.
             rates: the rates of the run that goes on; None: every step has the experiment's. What
                 was in flight and has no place in this experiment's pipeline moves the weights here.
-            loss: the loss of a step.
 
         Raises:
             ExperimentError: the data has so many samples that a layer gets too few rows of some
                 batch; on every rank.
+            DataError: the data is not there, or does not fit the model.
+            OwnObjectError: a loss or a metric of the user's own cannot be loaded, fails, or mixes
+                rows.
         """
         plan = experiment.plan
-        shape, classes = plan.graph.input_shape, plan.graph.num_classes
-        train_data = open_data(experiment.data, shape, classes, "train")
-        test_data = open_data(experiment.data, shape, classes, "test")
-        experiment.check_rows((len(train_data), len(test_data)))
+        dtype = torch.float64 if experiment.precision == "fp64" else torch.float32
+        train_data, test_data = _splits(experiment)
+        experiment.check_rows((len(train_data), 0 if test_data is None else len(test_data)))
+        loss, scoring = _objective(experiment, train_data, test_data, world.device, dtype)
         saved = None if resume is None else load(resume, plan.graph)
         reader: Reader = WeightsFile(weights) if saved is None else saved.reader
         context = BatchContext(world.rank, (0,) * world.size, seed=experiment.seed)
-        dtype = torch.float64 if experiment.precision == "fp64" else torch.float32
         traced, device = skeleton(plan.graph), world.device
         model = cut(
             plan, context, groups, reader, device=device, dtype=dtype, traced=deepcopy(traced)
@@ -162,6 +169,8 @@ class RankState:
             strategy=strategy,
             stepper=Stepper(experiment, model, strategy, train_data, world, dtype, loss),
             test_data=test_data,
+            loss=loss,
+            scoring=scoring,
             traced=traced,
             groups=groups,
             asked=frozenset(group_specs_of(plan)),
@@ -185,3 +194,31 @@ class RankState:
             ),
             optimizer=tuple(self.updater.tensors()),
         )
+
+
+def _splits(experiment: Experiment) -> tuple[Dataset, Dataset | None]:
+    """What is trained on, and what is evaluated on, if there is such a split."""
+    data, graph = experiment.data, experiment.plan.graph
+    model = graph.input_shape, graph.num_classes
+    train = open_data(data, *model, "train", experiment.seed)
+    if isinstance(data, TorchData) and data.test is None:
+        return train, None
+    return train, open_data(data, *model, "test", experiment.seed)
+
+
+def _objective(
+    experiment: Experiment,
+    train: Dataset,
+    test: Dataset | None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[StepLoss, Scoring]:
+    """The loss of a step and what evaluations report; the user's own have been tried."""
+    if experiment.loss is None and experiment.metrics is None:
+        return step_loss, Scoring.of_classes()
+    plan, loss = experiment.plan, None
+    if experiment.loss is not None:
+        loss = OwnLoss(experiment.loss, device, dtype)
+        loss.check(Trial.of(plan.graph, train, device, dtype))
+    tried = None if test is None else Trial.of(plan.evaluation.graph, test, device, dtype)
+    return loss or step_loss, Scoring.of(experiment, loss, tried)

@@ -37,15 +37,14 @@ from workbench.program.instructions import (
 )
 from workbench.program.rows import micro_batches
 from workbench.program.step import RankProgram
-from workbench.train.datasets import Dataset, length_of_step, rows_of_step
+from workbench.train.data.feed import Feed, MicroBatch
+from workbench.train.data.opening import Dataset
 from workbench.train.loop.objective import StepLoss, step_loss
 from workbench.train.loop.passes import (
     Action,
     Execution,
-    MicroBatch,
     Passes,
     Precision,
-    first_rows,
 )
 from workbench.train.strategies.strategy import Strategy
 
@@ -108,10 +107,11 @@ class Stepper:
         loss: StepLoss = step_loss,
     ) -> None:
         self.experiment, self.model, self.strategy = experiment, model, strategy
-        self.data, self.world, self.dtype = data, world, dtype
+        self.world, self.dtype = world, dtype
         self.passes = Passes(model, _precision(experiment, world.device), loss)
         self._batches: dict[int, Batches] = {}
         self._known: dict[Batches, _Bound] = {}
+        self.feed = Feed(experiment, data, world.rank, world.device, dtype, self._rows)
         self._bound(0, self._rows(experiment.batch_size))
         self._waiting: tuple[Execution, _Bound] | None = None
 
@@ -128,9 +128,8 @@ class Stepper:
         """
         started, blocked = time.perf_counter(), self.world.recorder.blocked_s
         rows = tuple(batch.rows for batch in batches)
-        experiment = self.experiment
         if not batches:
-            rows = self._rows(length_of_step(len(self.data), experiment.batch_size, step))
+            rows = self._rows(self.feed.samples(step))
         bound = self._bound(step, rows)
         run = Execution(step, bound.rows, sum(bound.rows), batches)
         for action in bound.before:
@@ -154,6 +153,10 @@ class Stepper:
         for action in bound.behind:
             action(run)
 
+    def _load(self, run: Execution) -> None:
+        if not run.batches:
+            run.batches = self.feed.take(run.step)
+
     def _rows(self, count: int) -> Batches:
         if count not in self._batches:
             self._batches[count] = tuple(micro_batches(self.experiment, count))
@@ -166,8 +169,7 @@ class Stepper:
             program = listed
             if batches != listed.program.ranks.batches:
                 program = replace(listed.program, batches=batches).of(listed.rank)
-            load = _loading(self.experiment, self.data, self.world, self.dtype, batches)
-            before, behind = bind(program, self.passes, self.strategy, load)
+            before, behind = bind(program, self.passes, self.strategy, self._load)
             rows = tuple(map(sum, zip(*batches, strict=True)))
             known = self._known[batches] = _Bound(listed, rows, before, behind)
         return known
@@ -315,26 +317,6 @@ def _pass_of(instruction: Instruction) -> Pass | None:
             return on
         case _:
             return None
-
-
-def _loading(
-    experiment: Experiment, data: Dataset, world: World, dtype: torch.dtype, batches: Batches
-) -> Action:
-    """What brings this rank's part of a step's global batch, cut into micro-batches."""
-    firsts, rank, device = first_rows(batches), world.rank, world.device
-
-    def load(run: Execution) -> None:
-        if run.batches:
-            return
-        order = rows_of_step(len(data), experiment.batch_size, experiment.seed, run.step)
-        loaded = []
-        for rows, first in zip(batches, firsts, strict=True):
-            start = first + sum(rows[:rank])
-            images, labels = data.batch(order[start : start + rows[rank]])
-            loaded.append(MicroBatch(rows, first, images.to(device, dtype), labels.to(device)))
-        run.batches = tuple(loaded)
-
-    return load
 
 
 def _precision(experiment: Experiment, device: torch.device) -> Precision:

@@ -23,7 +23,7 @@ from workbench.comm.groups.world import RankConfig, World
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.machine.work import Work, work_of
 from workbench.plan.plan import Plan
-from workbench.train.loop.passes import MicroBatch
+from workbench.train.data.feed import MicroBatch, moved
 from workbench.train.loop.state import RankState, group_specs_of
 from workbench.train.loop.step import Stepper
 from workbench.train.measure.repeating import Repetition, Until, estimate, finish, together, typical
@@ -122,9 +122,10 @@ class _Measuring:
             experiment,
             state.model,
             OwnGradients(state.strategy),
-            state.stepper.data,
+            state.stepper.feed.data,
             world,
             state.stepper.dtype,
+            state.loss,
         )
         self.seen, self.step = _Seen(), 0
 
@@ -166,13 +167,10 @@ class _Measuring:
 
     def _load(self) -> MicroBatch:
         state, rank = self.state, self.state.world.rank
-        data = state.stepper.data
-        images, labels = data.batch(
-            torch.arange(rank * self.rows, (rank + 1) * self.rows) % len(data)
-        )
-        device = state.world.device
-        images = images.to(device, state.stepper.dtype)
-        return MicroBatch((self.rows,) * state.world.size, 0, images, labels.to(device))
+        data = state.stepper.feed.data
+        own = torch.arange(rank * self.rows, (rank + 1) * self.rows) % len(data)
+        batch = moved(data.batch(own), state.world.device, state.stepper.dtype)
+        return MicroBatch((self.rows,) * state.world.size, 0, *batch)
 
     def _note(self, trace: RankTrace, load_s: float) -> None:
         took = trace.layer_seconds()

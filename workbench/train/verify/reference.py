@@ -10,9 +10,9 @@ Biases start at zero, norms at one, and some models' last layers at zero: then a
 twice, a norm cut in the wrong place or a gradient that never arrives would change nothing.
 """
 
-import pickle
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
 from itertools import cycle, pairwise, repeat
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -28,11 +28,15 @@ from workbench.model.build import build_fake
 from workbench.model.tracing.draws import drawing
 from workbench.model.weights.files import write_tensors
 from workbench.model.weights.slices import WeightsFile
-from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.experiment.experiment import Experiment, TorchData
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.plan import Plan
-from workbench.train.datasets import open_data, rows_of_step
-from workbench.train.loop.objective import AUXILIARY_WEIGHT, NO_STEP, RowLoss, row_losses
+from workbench.train.data import own
+from workbench.train.data.opening import open_data
+from workbench.train.data.order import epoch_of, rows_of_step
+from workbench.train.loop.evaluation import NO_STEP
+from workbench.train.loop.objective import AUXILIARY_WEIGHT
+from workbench.train.loop.scoring import own_score
 from workbench.train.strategies.optimizer import build_optimizer, entry, state_names
 
 # Of the noise's standard deviation to the constant, and the constant that zero counts as.
@@ -222,23 +226,21 @@ def whole_model(graph: Graph, weights: Path, dtype: torch.dtype) -> nn.Module:
 T = TypeVar("T", bound=Tensor)
 
 
-def write_reference(
-    experiment: Experiment, weights: Path, start: Path, path: Path, loss: bytes | None = None
-) -> None:
+def write_reference(experiment: Experiment, weights: Path, start: Path, path: Path) -> None:
     """Trains the whole model for `experiment.steps` and writes what `verify` compares.
 
     Entries: `output/<i>` (first step, global batch), `gradient/<name>` (first step, where there
     is one), `weight/<name>`, `buffer/<name>` and `optimizer/<state>/<name>` after the last step,
-    and `evaluation/loss` and `evaluation/accuracy` of the first test batch, where the prediction
-    is a row of scores; for each of them its largest absolute value under `scale/<entry>`; and in
-    fp32, under `rounding/<entry>`, the largest absolute difference from the same in fp64.
+    and `evaluation/<figure>` of the first test batch, unless the loss is cross-entropy and the
+    prediction no row of scores; for each of them its largest absolute value under
+    `scale/<entry>`; and in fp32, under `rounding/<entry>`, the largest absolute difference from
+    the same in fp64.
 
     Args:
         experiment: what to run.
         weights: the initial weights.
         start: the file to write the weights to that both models start from, which `vary` makes.
         path: the file to write the entries to.
-        loss: a pickled `RowLoss`; None: cross-entropy, of auxiliary heads a part.
 
     Raises:
         VerifyError: the experiment computes something else by design.
@@ -248,14 +250,13 @@ def write_reference(
             f"{experiment.sync!r} is inexact by design ({experiment.sync.inexact}): one process "
             f"cannot confirm it; verify the plan under Synchronous()"
         )
-    of_rows: RowLoss | None = None if loss is None else pickle.loads(loss)
     vary(experiment.plan.graph, weights, start)
     if experiment.precision == "fp64":
-        found = _trained(experiment, start, torch.float64, of_rows)
+        found = _trained(experiment, start, torch.float64)
         roundings = {}
     else:
-        found = _trained(experiment, start, torch.float32, of_rows)
-        exact = _trained(experiment, start, torch.float64, of_rows)
+        found = _trained(experiment, start, torch.float32)
+        exact = _trained(experiment, start, torch.float64)
         roundings = {
             f"rounding/{name}": _largest(tensor.double() - exact[name].double())
             for name, tensor in found.items()
@@ -264,9 +265,7 @@ def write_reference(
     save_file({name: t.contiguous() for name, t in (found | scales | roundings).items()}, path)
 
 
-def _trained(
-    experiment: Experiment, weights: Path, dtype: torch.dtype, of_rows: RowLoss | None
-) -> dict[str, Tensor]:
+def _trained(experiment: Experiment, weights: Path, dtype: torch.dtype) -> dict[str, Tensor]:
     """What the whole model gives in the first step, and holds after the last."""
     plan = experiment.plan
     context = BatchContext(0, (0,), seed=experiment.seed)
@@ -275,15 +274,17 @@ def _trained(
     parameters = named(model.named_parameters())
     optimizer = build_optimizer(experiment.optimizer, parameters.values())
     graph = plan.graph
-    data = open_data(experiment.data, graph.input_shape, graph.num_classes, "train")
+    shape, classes, seed = graph.input_shape, graph.num_classes, experiment.seed
+    data = open_data(experiment.data, shape, classes, "train", seed)
+    loss = _loss_of(experiment, dtype)
     found: dict[str, Tensor] = {}
     for step in range(experiment.steps):
-        order = rows_of_step(len(data), experiment.batch_size, experiment.seed, step)
-        images, labels = data.batch(order)
+        order = rows_of_step(len(data), experiment.batch_size, seed, step)
+        inputs, targets = data.batch(order, epoch_of(len(data), experiment.batch_size, step))
         context.set((len(order),), step=step)
-        outputs = trained_on(model(images.to(dtype)))
+        outputs = trained_on(model(_as(inputs, dtype)))
         optimizer.zero_grad()
-        _loss(outputs, labels, of_rows).backward()
+        loss(outputs, targets).backward()
         if step == 0:
             found |= {f"output/{i}": out.detach().clone() for i, out in enumerate(outputs)}
             found |= {
@@ -299,7 +300,7 @@ def _trained(
         for name, p in parameters.items()
         for kind in state_names(experiment.optimizer)
     }
-    return found | _evaluated(experiment, model, weights, context, dtype)
+    return found | _evaluated(experiment, loss, model, weights, context, dtype)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -330,10 +331,28 @@ class _Named:
         return {self._first.get(name, name): tensor for name, tensor in pairs}
 
 
-def _loss(outputs: tuple[Tensor, ...], labels: Tensor, of_rows: RowLoss | None) -> Tensor:
-    """The mean over the batch."""
-    if of_rows is not None:
-        return row_losses(of_rows, outputs, labels).mean()
+Objective = Callable[[tuple[Tensor, ...], Any], Tensor]
+"""(outputs, targets) -> the loss of the batch."""
+
+
+def _loss_of(experiment: Experiment, dtype: torch.dtype) -> Objective:
+    """The user's own function on the whole batch, or cross-entropy."""
+    value = experiment.loss
+    if value is None:
+        return _cross_entropy
+    function = own.load(value.function)
+    if isinstance(function, nn.Module):
+        function = deepcopy(function).to(dtype)
+
+    def loss(outputs: tuple[Tensor, ...], targets: Any) -> Tensor:
+        found: Tensor = function(outputs[0] if len(outputs) == 1 else outputs, targets)
+        return found.sum() if value.reduction == "sum" else found.mean()
+
+    return loss
+
+
+def _cross_entropy(outputs: tuple[Tensor, ...], labels: Tensor) -> Tensor:
+    """The mean over the batch; auxiliary heads have a part in it."""
     loss = F.cross_entropy(outputs[0], labels)
     for auxiliary in outputs[1:]:
         loss = loss + AUXILIARY_WEIGHT * F.cross_entropy(auxiliary, labels)
@@ -345,33 +364,47 @@ def _nothing(kind: str, parameter: Tensor) -> Tensor:
     return torch.zeros(()) if kind == "step" else torch.zeros_like(parameter.detach())
 
 
+def _as(inputs: Tensor, dtype: torch.dtype) -> Tensor:
+    return inputs.to(dtype) if inputs.is_floating_point() else inputs
+
+
 def _evaluated(
     experiment: Experiment,
+    loss: Objective,
     model: nn.Module,
     weights: Path,
     context: BatchContext,
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
-    """Loss and accuracy of the first test batch; the model is left in evaluation mode."""
-    graph = experiment.plan.graph
-    if len(graph[graph.outputs[0]].output_shape) != 1:
+    """The figures of the first test batch; the model is left in evaluation mode."""
+    graph, value = experiment.plan.graph, experiment.data
+    scores = len(graph[graph.outputs[0]].output_shape) == 1
+    if (experiment.loss is None and not scores) or (
+        isinstance(value, TorchData) and value.test is None
+    ):
         return {}
     if graph.evaluation is not None:
         trained = _tensors(model)
         model = _whole(experiment.plan, graph.evaluation, weights, context, dtype)
         for name, tensor in _tensors(model).items():
             tensor.copy_(trained[name])
-    data = open_data(experiment.data, graph.input_shape, graph.num_classes, "test")
-    images, labels = data.batch(torch.arange(min(len(data), experiment.batch_size)))
-    context.set((len(labels),), step=NO_STEP)
+    data = open_data(value, graph.input_shape, graph.num_classes, "test", experiment.seed)
+    rows = min(len(data), experiment.batch_size)
+    inputs, targets = data.batch(torch.arange(rows))
+    context.set((rows,), step=NO_STEP)
     model.eval()
     with torch.no_grad():
-        scores = trained_on(model(images.to(dtype)))[0]
-    right = (scores.argmax(dim=1) == labels).double().mean()
-    return {
-        "evaluation/loss": F.cross_entropy(scores, labels).double(),
-        "evaluation/accuracy": right,
-    }
+        outputs = trained_on(model(_as(inputs, dtype)))
+        if experiment.loss is None:
+            outputs = outputs[:1]  # auxiliary heads are for training
+        found = {"loss": loss(outputs, targets).double()}
+        if experiment.metrics is None and experiment.loss is None:
+            found["accuracy"] = (outputs[0].argmax(dim=1) == targets).double().mean()
+        for name, metric in (experiment.metrics or {}).items():
+            score = own_score(name, metric)
+            figure = score.figure(score.sums(outputs, targets, rows).double(), rows)
+            found[name] = torch.tensor(figure, dtype=torch.float64)
+    return {f"evaluation/{name}": figure for name, figure in found.items()}
 
 
 def _largest(tensor: Tensor) -> Tensor:

@@ -1,11 +1,10 @@
 """Holds one rank of the split model against what one process computed."""
 
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +14,10 @@ from workbench.layers.cut_model import RankGroups
 from workbench.model.weights.slices import WeightsFile
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.placement.placement import Replicate, Shard
-from workbench.train.datasets import Dataset
-from workbench.train.loop.objective import (
-    average_statistics,
-    evaluate,
-    own_rows,
-    step_loss,
-    step_loss_of,
-)
+from workbench.train.data.opening import Dataset
+from workbench.train.data.order import EVALUATION
+from workbench.train.loop.evaluation import evaluate
+from workbench.train.loop.objective import average_statistics, own_rows
 from workbench.train.loop.state import RankState, group_specs_of
 from workbench.train.strategies.optimizer import entry, state_names
 from workbench.train.verify.reference import write_reference
@@ -41,7 +36,6 @@ def compare(
     *,
     weights: Path,
     reference: Path,
-    loss: bytes | None = None,
     repeat: bool = True,
 ) -> list[Difference]:
     """Trains this rank's part from the same weights on the same data, and compares.
@@ -51,7 +45,6 @@ def compare(
         experiment: the experiment that `write_reference` had.
         weights: the weights that it started from.
         reference: the entries that `write_reference` wrote.
-        loss: the loss that `write_reference` had.
         repeat: whether to train twice, which is to leave the same bits.
 
     Returns:
@@ -60,7 +53,7 @@ def compare(
     """
     whole = WeightsFile(reference)
     with World.open(config) as world:
-        run = _Run(experiment, world, weights, loss)
+        run = _Run(experiment, world, weights)
         state, found = run.start(), []
         for step in range(experiment.steps):
             result = state.stepper.run(step)
@@ -85,7 +78,6 @@ class _Run:
     experiment: Experiment
     world: World
     weights: Path
-    loss: bytes | None
 
     @cached_property
     def groups(self) -> RankGroups:
@@ -93,10 +85,7 @@ class _Run:
 
     def start(self) -> RankState:
         """This rank's part before the first step."""
-        loss = step_loss if self.loss is None else step_loss_of(pickle.loads(self.loss))
-        return RankState.start(
-            self.experiment, self.world, self.groups, self.weights, None, loss=loss
-        )
+        return RankState.start(self.experiment, self.world, self.groups, self.weights, None)
 
     def ended(self, state: RankState) -> RankState:
         """The same after the last step, when ranks that hold the same piece are made equal."""
@@ -154,12 +143,12 @@ def _optimizer(state: RankState, whole: WeightsFile) -> list[Difference]:
 
 def _evaluation(state: RankState, whole: WeightsFile) -> list[Difference]:
     """The first test batch, as runs evaluate all of them; the largest of the two is about 1."""
-    if "evaluation/loss" not in whole.names:
+    if "evaluation/loss" not in whole.names or state.test_data is None:
         return []
     size, everyone = state.experiment.batch_size, state.everyone
     data = _First(state.test_data, size)
     world, dtype = state.world, state.stepper.dtype
-    mine = evaluate(state.model, data, size, everyone, world.device, dtype)
+    mine = evaluate(state.model, data, size, everyone, world.device, dtype, state.scoring)
     found = []
     for name, value in mine.items():
         what = f"evaluation/{name}"
@@ -179,8 +168,8 @@ class _First:
     def __len__(self) -> int:
         return min(self._length, len(self._data))
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        return self._data.batch(indices)
+    def batch(self, indices: Tensor, epoch: int = EVALUATION) -> tuple[Tensor, Any]:
+        return self._data.batch(indices, epoch)
 
 
 def _repeated(run: _Run, left: Mapping[str, Tensor]) -> list[Difference]:

@@ -1,13 +1,13 @@
-"""Labelled images for one rank, and the order in which steps take them.
+"""The data sets that come with the workbench, fitted to what a model reads.
 
-A data set is numbered samples, fitted to what a model reads: size, channels and range. There are
-images drawn around one centre for each class, scikit-learn's digits, CIFAR-10 and folders.
+There are images drawn around one centre for each class, scikit-learn's digits, CIFAR-10 and
+folders of images.
 """
 
 import importlib.util
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
@@ -17,14 +17,11 @@ from PIL import Image
 from torch import Tensor
 
 from workbench.model.vision import torchvision
-from workbench.plan.experiment.experiment import CIFAR10, Data, Digits, ImageFolder, Synthetic
+from workbench.plan.experiment.experiment import CIFAR10, ImageFolder, Synthetic
+from workbench.train.data.errors import DataError
 
 # Rec. 601 luma, as PIL and torchvision turn color into grey.
 _LUMA = (0.299, 0.587, 0.114)
-
-
-class DataError(ValueError):
-    """Data that is not there or does not fit the model; the text says what to do."""
 
 
 def fit(
@@ -84,8 +81,8 @@ class Centres:
     def __len__(self) -> int:
         return self._length
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Images and labels of these rows."""
+    def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
+        """Images and labels of these rows, the same in every epoch."""
         images, generator = torch.empty(len(indices), *self._shape), torch.Generator()
         for image, index in zip(images, indices.tolist(), strict=True):
             image.normal_(generator=generator.manual_seed(self._first + index))
@@ -127,8 +124,8 @@ class EightByEight:
     def __len__(self) -> int:
         return len(self._labels)
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Images and labels of these rows."""
+    def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
+        """Images and labels of these rows, the same in every epoch."""
         pixels = self._pixels[indices]
         images = fit(pixels, self._shape, highest=16, mean=0.305, std=0.376)
         return images, self._labels[indices]
@@ -170,8 +167,8 @@ class Pictures:
     def __len__(self) -> int:
         return len(self._labels)
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Images and labels of these rows."""
+    def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
+        """Images and labels of these rows, the same in every epoch."""
         rows = indices.numpy()
         pixels = torch.from_numpy(self._pixels[rows]).permute(0, 3, 1, 2)
         images = fit(pixels, self._shape, highest=255, mean=0.473, std=0.251)
@@ -223,8 +220,8 @@ class Files:
     def __len__(self) -> int:
         return len(self._files)
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Images and labels of these rows."""
+    def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
+        """Images and labels of these rows, the same in every epoch."""
         chosen = [self._files[row] for row in indices.tolist()]
         channels, height, width = self._shape
         grey = channels == 1
@@ -257,79 +254,3 @@ def _decoded(path: str, mode: str, size: tuple[int, int]) -> Tensor:
         raise DataError(f"{path} cannot be read as an image: {error}") from error
     pixels = torch.from_numpy(np.array(resized))
     return pixels.unsqueeze(0) if pixels.ndim == 2 else pixels.permute(2, 0, 1)
-
-
-Split = Literal["train", "test"]
-
-
-class Dataset(Protocol):
-    """One split: numbered samples, made ready for the model when they are asked for.
-
-    The same index gives the same bits on every rank and in every batch.
-    """
-
-    num_classes: int
-
-    def __len__(self) -> int: ...
-
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """(float32 images [n, *input_shape], normalized; int64 labels [n]); n may be 0."""
-        ...
-
-
-def open_data(data: Data, input_shape: tuple[int, ...], num_classes: int, split: Split) -> Dataset:
-    """The data set that a value names, fitted to a model.
-
-    Args:
-        data: the value, as an `Experiment` holds it.
-        input_shape: the shape of one of the model's samples: (channels, height, width).
-        num_classes: the model's number of classes.
-        split: "train" or "test".
-
-    Raises:
-        DataError: the files are not there, or the data does not fit the model.
-    """
-    opened: Dataset
-    match data:
-        case Synthetic():
-            opened = Centres(data, input_shape, split)
-        case Digits():
-            opened = EightByEight(_picture(data, input_shape), split)
-        case CIFAR10():
-            opened = Pictures(data, _picture(data, input_shape), split)
-        case ImageFolder():
-            opened = Files(data, _picture(data, input_shape), split)
-    if opened.num_classes != num_classes:
-        raise DataError(
-            f"{data!r} has {opened.num_classes} classes, the model {num_classes}; "
-            f"trace it with num_classes={opened.num_classes}"
-        )
-    return opened
-
-
-def order(seed: int, epoch: int, length: int) -> Tensor:
-    """The permutation of all `length` samples that epoch `epoch` goes through."""
-    return torch.from_numpy(np.random.default_rng((seed, epoch)).permutation(length))
-
-
-def rows_of_step(length: int, batch_size: int, seed: int, step: int) -> Tensor:
-    """Indices of the global batch of step `step` (from 0), the same on every rank.
-
-    An epoch has ceil(length / batch_size) steps, of which the last may be short: each sample
-    comes exactly once an epoch.
-    """
-    epoch, position = divmod(step, -(-length // batch_size))
-    return order(seed, epoch, length)[position * batch_size : (position + 1) * batch_size]
-
-
-def length_of_step(length: int, batch_size: int, step: int) -> int:
-    """How many samples the global batch of step `step` has."""
-    position = step % -(-length // batch_size)
-    return min(batch_size, length - position * batch_size)
-
-
-def _picture(data: Data, input_shape: tuple[int, ...]) -> tuple[int, int, int]:
-    if len(input_shape) != 3:
-        raise DataError(f"{data!r} gives (channels, height, width), the model reads {input_shape}")
-    channels, height, width = input_shape
-    return channels, height, width

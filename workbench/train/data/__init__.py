@@ -1,0 +1,1 @@
+"""What a rank trains and is evaluated on."""

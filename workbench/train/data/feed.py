@@ -1,0 +1,132 @@
+"""Brings a rank its rows of every step."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from workbench.plan.experiment.experiment import Experiment
+from workbench.train.data.opening import Dataset
+from workbench.train.data.order import epoch_of, length_of_step, order
+from workbench.train.data.own_samples import Key, OwnSamples
+
+Batches = Sequence[tuple[int, ...]]
+"""For each micro-batch, the rows of each rank."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """This rank's rows of one micro-batch.
+
+    Attributes:
+        rows: the rows of every rank.
+        first_row: the index of rank 0's first row in the step's global batch.
+        inputs: [own rows, *input_shape].
+        targets: a tensor [own rows, ...], or a nesting of such.
+    """
+
+    rows: tuple[int, ...]
+    first_row: int
+    inputs: Tensor
+    targets: Any
+
+
+def first_rows(batches: Batches) -> list[int]:
+    """For each micro-batch, the index of rank 0's first row in the step's global batch."""
+    return [0, *accumulate(sum(rows) for rows in batches)][:-1]
+
+
+class Feed:
+    """Reads a rank's rows, ahead where the data has workers.
+
+    Args:
+        experiment: what runs.
+        data: the training split.
+        rank: whose rows.
+        device: where to.
+        dtype: the type of inputs that are no integers.
+        batches_of: the micro-batches of a batch of so many samples.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        data: Dataset,
+        rank: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        batches_of: Callable[[int], Batches],
+    ) -> None:
+        self.data, self._experiment, self._rank = data, experiment, rank
+        self._device, self._dtype, self._batches_of = device, dtype, batches_of
+        self._order: tuple[int, Tensor] = (-1, torch.empty(0))  # the epoch's, which steps share
+        self._ahead: tuple[int, Iterator[tuple[Tensor, Any]]] | None = None  # of which step next
+
+    def samples(self, step: int) -> int:
+        """How many samples a step has over all ranks."""
+        return length_of_step(len(self.data), self._experiment.batch_size, step)
+
+    def take(self, step: int) -> tuple[MicroBatch, ...]:
+        """This rank's micro-batches of a step.
+
+        Raises:
+            DataError: a sample cannot be read, or a batch does not fit the model.
+        """
+        batches = self._batches_of(self.samples(step))
+        brought = self._read_ahead(step) if _has_workers(self.data) else self._read(step)
+        return tuple(
+            MicroBatch(rows, first, *moved(batch, self._device, self._dtype))
+            # What is read ahead comes last: nothing of it is taken for a step to come.
+            for rows, first, batch in zip(batches, first_rows(batches), brought, strict=False)
+        )
+
+    def _read(self, step: int) -> Iterator[tuple[Tensor, Any]]:
+        epoch = epoch_of(len(self.data), self._experiment.batch_size, step)
+        for indices in self._own(step):
+            yield self.data.batch(indices, epoch)
+
+    def _read_ahead(self, step: int) -> Iterator[tuple[Tensor, Any]]:
+        """What workers have read since the step before; another step makes them begin anew."""
+        assert isinstance(self.data, OwnSamples)
+        if self._ahead is None or self._ahead[0] != step:
+            self._ahead = step, self.data.ahead(lambda: self._keys(step))
+        brought = self._ahead[1]
+        self._ahead = step + 1, brought
+        return brought
+
+    def _keys(self, first: int) -> Iterator[list[Key]]:
+        """For each micro-batch from this step on, this rank's samples."""
+        for step in range(first, self._experiment.steps):
+            epoch = epoch_of(len(self.data), self._experiment.batch_size, step)
+            for indices in self._own(step):
+                yield [(epoch, index) for index in indices.tolist()]
+
+    def _own(self, step: int) -> list[Tensor]:
+        """For each micro-batch of a step, the indices of this rank's samples."""
+        length, size = len(self.data), self._experiment.batch_size
+        epoch = epoch_of(length, size, step)
+        if self._order[0] != epoch:
+            self._order = epoch, order(self._experiment.seed, epoch, length)
+        batches, begin = self._batches_of(self.samples(step)), step % -(-length // size) * size
+        found = []
+        for rows, first in zip(batches, first_rows(batches), strict=True):
+            start = begin + first + sum(rows[: self._rank])
+            found.append(self._order[1][start : start + rows[self._rank]])
+        return found
+
+
+def _has_workers(data: Dataset) -> bool:
+    return isinstance(data, OwnSamples) and data.workers > 0
+
+
+def moved(
+    batch: tuple[Tensor, Any], device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Any]:
+    """Inputs and targets on a device; inputs of floating point in this type."""
+    inputs, targets = batch
+    inputs = inputs.to(device, dtype) if inputs.is_floating_point() else inputs.to(device)
+    return inputs, tree_map(lambda each: each.to(device), targets)

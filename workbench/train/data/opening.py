@@ -1,0 +1,84 @@
+"""Opens the data set that an experiment names."""
+
+from typing import Any, Literal, Protocol
+
+from torch import Tensor
+
+from workbench.plan.experiment.experiment import (
+    CIFAR10,
+    Data,
+    Digits,
+    ImageFolder,
+    Synthetic,
+    TorchData,
+)
+from workbench.train.data.built_in import Centres, EightByEight, Files, Pictures
+from workbench.train.data.errors import DataError
+from workbench.train.data.own_samples import OwnSamples
+
+Split = Literal["train", "test"]
+
+
+class Dataset(Protocol):
+    """One split: numbered samples, made ready for the model when they are asked for.
+
+    The same index gives the same bits on every rank and in every batch of an epoch.
+    """
+
+    @property
+    def num_classes(self) -> int | None:
+        """The number of classes; None: nobody knows, or targets are no classes."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Tensor, epoch: int = ...) -> tuple[Tensor, Any]:
+        """(inputs [n, *input_shape], targets); n may be 0.
+
+        Inputs of the built-in ones are float32 and normalized, and targets int64 labels [n]; other
+        targets are any nesting of tensors [n, ...].
+        """
+        ...
+
+
+def open_data(
+    data: Data, input_shape: tuple[int, ...], num_classes: int, split: Split, seed: int = 0
+) -> Dataset:
+    """The data set that a value names, fitted to a model.
+
+    Args:
+        data: the value, as an `Experiment` holds it.
+        input_shape: the shape of one of the model's samples: (channels, height, width).
+        num_classes: the model's number of classes.
+        split: "train" or "test".
+        seed: the experiment's, for what the user's own data draws at random.
+
+    Raises:
+        DataError: the files are not there, or the data does not fit the model.
+        OwnObjectError: the user's own data cannot be loaded here.
+    """
+    opened: Dataset
+    match data:
+        case Synthetic():
+            opened = Centres(data, input_shape, split)
+        case Digits():
+            opened = EightByEight(_picture(data, input_shape), split)
+        case CIFAR10():
+            opened = Pictures(data, _picture(data, input_shape), split)
+        case ImageFolder():
+            opened = Files(data, _picture(data, input_shape), split)
+        case TorchData():
+            return OwnSamples(data, split, input_shape, seed)
+    if opened.num_classes != num_classes:
+        raise DataError(
+            f"{data!r} has {opened.num_classes} classes, the model {num_classes}; "
+            f"trace it with num_classes={opened.num_classes}"
+        )
+    return opened
+
+
+def _picture(data: Data, input_shape: tuple[int, ...]) -> tuple[int, int, int]:
+    if len(input_shape) != 3:
+        raise DataError(f"{data!r} gives (channels, height, width), the model reads {input_shape}")
+    channels, height, width = input_shape
+    return channels, height, width

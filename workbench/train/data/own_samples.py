@@ -1,0 +1,242 @@
+"""A user's own data sets: samples that are read under seeds of their own, and collated.
+
+A sample is the same whoever reads it, and whenever: while it is read, the generators of torch,
+numpy and Python are seeded by the experiment's seed, the epoch and the sample's index.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from workbench.plan.experiment.own import Own
+from workbench.plan.experiment.task import TorchData
+from workbench.train.data import own
+from workbench.train.data.errors import DataError
+from workbench.train.data.order import EVALUATION
+
+Key = tuple[int, int]
+"""(epoch, index) of a sample."""
+Batch = tuple[Tensor, Any]
+"""Inputs [rows, *input_shape] and targets."""
+
+
+class OwnSamples:
+    """One split of a user's own data.
+
+    Args:
+        value: the data sets.
+        split: "train" or "test".
+        shape: the shape of one of the model's samples.
+        seed: the experiment's.
+
+    Raises:
+        DataError: there is no such split, or it has no samples.
+        OwnObjectError: it cannot be loaded here.
+    """
+
+    num_classes = None
+
+    def __init__(
+        self,
+        value: TorchData,
+        split: Literal["train", "test"],
+        shape: tuple[int, ...],
+        seed: int,
+    ) -> None:
+        given = value.train if split == "train" else value.test
+        if given is None:
+            raise DataError(f"{value!r} has no {split} split")
+        self.name, self.workers, self._shape = f"{split} data {given}", value.workers, shape
+        self._samples = _Seeded(_opened(given), seed, self.name)
+        collate = default_collate if value.collate is None else own.load(value.collate)
+        self._collate = _Collated(collate, value.inputs, value.targets, self.name)
+        self._empty: Batch | None = None
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def batch(self, indices: Tensor, epoch: int = EVALUATION) -> Batch:
+        """Inputs and targets of these rows.
+
+        Raises:
+            DataError: a sample cannot be read, or the batch does not fit the model.
+        """
+        keys = [(epoch, index) for index in indices.tolist()]
+        if not keys:
+            return self._without_rows()
+        return self._fitting(self._collate([self._samples[key] for key in keys]), len(keys))
+
+    def ahead(self, requests: Callable[[], Iterator[list[Key]]]) -> Iterator[Batch]:
+        """The batches of these rows, one after another, read ahead by the workers.
+
+        Args:
+            requests: makes the samples of each batch, in their order.
+
+        Raises:
+            DataError: as `batch`; or a worker died.
+        """
+        loader: DataLoader[Any] = DataLoader(
+            self._samples,
+            batch_sampler=_Full(requests),
+            num_workers=self.workers,
+            collate_fn=self._collate,
+        )
+        loaded = iter(loader)
+        for keys in requests():
+            yield self._fitting(_next(loaded), len(keys)) if keys else self._without_rows()
+
+    def _without_rows(self) -> Batch:
+        """A batch as others, of no rows: a rank may have none."""
+        if self._empty is None:
+            inputs, targets = self._fitting(self._collate([self._samples[EVALUATION, 0]]), 1)
+            self._empty = inputs[:0], tree_map(lambda each: each[:0], targets)
+        return self._empty
+
+    def _fitting(self, batch: Batch, rows: int) -> Batch:
+        inputs, targets = batch
+        if tuple(inputs.shape) != (rows, *self._shape):
+            raise DataError(
+                f"{self.name}: the inputs of {rows} samples have shape {tuple(inputs.shape)}, and "
+                f"the model reads {(rows, *self._shape)}"
+            )
+        for target in tree_flatten(targets)[0]:
+            if not isinstance(target, Tensor) or target.shape[:1] != (rows,):
+                found = tuple(target.shape) if isinstance(target, Tensor) else type(target).__name__
+                raise DataError(
+                    f"{self.name}: targets are tensors with a row for each sample, [{rows}, ...], "
+                    f"got {found}; a collate function can make them"
+                )
+        return inputs, targets
+
+
+def _opened(given: Own) -> Any:
+    data = own.load(given)
+    if given.is_imported and callable(data) and not hasattr(data, "__getitem__"):
+        data = data()
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        raise DataError(f"{given} gives {type(data).__name__}, which has no len() or no [index]")
+    return data
+
+
+class _Full:
+    """Of requests, those of any samples: what a worker can read.
+
+    Args:
+        requests: makes them.
+    """
+
+    def __init__(self, requests: Callable[[], Iterator[list[Key]]]) -> None:
+        self._requests = requests
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        return (keys for keys in self._requests() if keys)
+
+
+def _next(loaded: Iterator[Batch]) -> Batch:
+    try:
+        return next(loaded)
+    except (DataError, RuntimeError) as error:
+        # torch puts what a worker raised behind the worker's traceback.
+        raise DataError(str(error).rpartition("DataError: ")[2].strip()) from error
+
+
+class _Seeded(Dataset[Any]):
+    """Samples by (epoch, index), each read under a seed of its own.
+
+    Args:
+        data: the data set.
+        seed: the experiment's.
+        name: what it is called in errors.
+    """
+
+    def __init__(self, data: Any, seed: int, name: str) -> None:
+        self._data, self._seed, self._name = data, seed, name
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, key: Key) -> Any:
+        epoch, index = key
+        try:
+            with _seeded((self._seed, epoch + 1, index)):
+                return self._data[index]
+        except Exception as error:
+            raise DataError(
+                f"{self._name}: sample {index} cannot be read: {type(error).__name__}: {error}"
+            ) from error
+
+
+@contextmanager
+def _seeded(words: tuple[int, ...]) -> Iterator[None]:
+    """Seeds the three generators, and gives them back as they were."""
+    (seed,) = np.random.SeedSequence(words).generate_state(1)
+    of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    torch.default_generator.manual_seed(int(seed))
+    np.random.seed(int(seed))
+    random.seed(int(seed))
+    try:
+        yield
+    finally:
+        torch.set_rng_state(of_torch)
+        np.random.set_state(of_numpy)
+        random.setstate(of_python)
+
+
+class _Collated:
+    """Makes a pair of a list of samples.
+
+    Args:
+        collate: the user's own function, or torch's.
+        inputs: of mappings, the key of the inputs; None: batches are pairs.
+        targets: the same for the targets.
+        name: what the data is called in errors.
+    """
+
+    def __init__(
+        self,
+        collate: Callable[[list[Any]], Any],
+        inputs: str | None,
+        targets: str | None,
+        name: str,
+    ) -> None:
+        self._collate, self._keys, self._name = collate, (inputs, targets), name
+
+    def __call__(self, samples: list[Any]) -> Batch:
+        try:
+            batch = self._collate(samples)
+        except Exception as error:
+            raise DataError(
+                f"{self._name}: {len(samples)} samples cannot be collated: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        inputs, targets = self._pair(batch)
+        if not isinstance(inputs, Tensor):
+            raise DataError(
+                f"{self._name}: the inputs of a batch are one tensor, got {type(inputs).__name__}; "
+                "a transform or a collate function can make it"
+            )
+        return inputs, targets
+
+    def _pair(self, batch: Any) -> tuple[Any, Any]:
+        first, second = self._keys
+        if isinstance(batch, Mapping):
+            if first not in batch or second not in batch:
+                raise DataError(
+                    f"{self._name}: batches are mappings with the keys {sorted(map(str, batch))}; "
+                    f"inputs and targets must be two of them, got {first!r} and {second!r}"
+                )
+            return batch[first], batch[second]
+        if first is not None or not isinstance(batch, Sequence) or len(batch) != 2:
+            raise DataError(
+                f"{self._name}: a batch is (inputs, targets), or a mapping whose keys are given by "
+                f"inputs= and targets=, got {type(batch).__name__}"
+                + (f" of {len(batch)}" if isinstance(batch, Sequence) else "")
+            )
+        return batch[0], batch[1]

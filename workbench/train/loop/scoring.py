@@ -1,0 +1,240 @@
+"""What an evaluation reports: figures made of sums over the rows of a split."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from workbench.layers.loss import cross_entropy_sum
+from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.experiment.task import Metric
+from workbench.train.data import own
+from workbench.train.data.errors import OwnObjectError
+from workbench.train.loop.own_loss import OwnLoss
+from workbench.train.loop.trial import Trial
+
+Outputs = tuple[Tensor, ...]
+
+
+class Score(Protocol):
+    """One figure of an evaluation."""
+
+    def sums(self, outputs: Outputs, targets: Any, rows: int) -> Tensor:
+        """The sums over these rows that it is made of: one tensor, the same shape for any rows."""
+        ...
+
+    def figure(self, sums: Tensor, samples: int) -> float:
+        """The figure, of the sums over all samples."""
+        ...
+
+
+class CrossEntropy:
+    """The mean cross-entropy of the prediction, which is the first output."""
+
+    def sums(self, outputs: Outputs, targets: Any, rows: int) -> Tensor:
+        return cross_entropy_sum(outputs[0], targets)
+
+    def figure(self, sums: Tensor, samples: int) -> float:
+        return sums.item() / samples
+
+
+class Accuracy:
+    """The share of rows whose class has the highest score."""
+
+    def sums(self, outputs: Outputs, targets: Any, rows: int) -> Tensor:
+        return (outputs[0].argmax(dim=1) == targets).sum()
+
+    def figure(self, sums: Tensor, samples: int) -> float:
+        return sums.item() / samples
+
+
+class OwnLossScore:
+    """The user's own loss.
+
+    Args:
+        loss: the loss.
+    """
+
+    def __init__(self, loss: OwnLoss) -> None:
+        self._loss = loss
+
+    def sums(self, outputs: Outputs, targets: Any, rows: int) -> Tensor:
+        return self._loss.summed(outputs, targets, rows)
+
+    def figure(self, sums: Tensor, samples: int) -> float:
+        return self._loss.of_all(sums.item(), samples)
+
+
+class OwnMetric:
+    """A metric of the user's own.
+
+    Args:
+        name: its name.
+        value: the metric.
+    """
+
+    def __init__(self, name: str, value: Metric) -> None:
+        self._name, self._sums = name, own.load(value.sums)
+        self._result = None if value.result is None else own.load(value.result)
+
+    def sums(self, outputs: Outputs, targets: Any, rows: int) -> Tensor:
+        given = outputs[0] if len(outputs) == 1 else outputs
+        found = self._sums(given, targets)
+        if not isinstance(found, Tensor):
+            raise OwnObjectError(
+                f"metric {self._name!r} gives {type(found).__name__}, and a tensor is wanted: a "
+                "number for each row, or sums over rows"
+            )
+        if self._result is not None:
+            return found
+        if found.shape != (rows,):
+            raise OwnObjectError(
+                f"metric {self._name!r} gives shape {tuple(found.shape)} for {rows} rows; without "
+                f"result= it is a number for each row, ({rows},)"
+            )
+        return found.sum()
+
+    def figure(self, sums: Tensor, samples: int) -> float:
+        return float(sums.item() / samples if self._result is None else self._result(sums))
+
+
+class StatesOfMetric:
+    """A metric with `update`, `compute` and `reset`, whose states add up: torchmetrics'.
+
+    Args:
+        name: its name.
+        metric: the metric.
+
+    Raises:
+        OwnObjectError: a state does not add up over rows.
+    """
+
+    def __init__(self, name: str, metric: Any) -> None:
+        self._metric = metric
+        for state, reduction in metric._reductions.items():
+            if getattr(reduction, "__name__", "") != "dim_zero_sum":
+                raise OwnObjectError(
+                    f"metric {name!r}: its state {state!r} does not add up over rows, so that it "
+                    "cannot be made of the ranks' own; give Metric(sums, result=...)"
+                )
+
+    def sums(self, outputs: Outputs, targets: Any, rows: int) -> Tensor:
+        self._metric.reset()
+        self._metric.update(outputs[0] if len(outputs) == 1 else outputs, targets)
+        states = [getattr(self._metric, name) for name in self._metric._reductions]
+        return torch.cat([torch.as_tensor(state).double().reshape(-1) for state in states])
+
+    def figure(self, sums: Tensor, samples: int) -> float:
+        self._metric.reset()
+        start = 0
+        for name in self._metric._reductions:
+            state = torch.as_tensor(getattr(self._metric, name))
+            part = sums[start : start + state.numel()].view(state.shape)
+            setattr(self._metric, name, part.to(state.dtype))
+            start += state.numel()
+        self._metric._update_count = 1  # or it warns that there was no update
+        return float(self._metric.compute())
+
+
+class Scoring:
+    """All figures of an evaluation.
+
+    Args:
+        scores: each by its name.
+        shapes: the shape of each one's sums.
+        prediction_only: whether none of them reads another output than the first.
+    """
+
+    def __init__(
+        self,
+        scores: Mapping[str, Score],
+        shapes: Sequence[tuple[int, ...]],
+        *,
+        prediction_only: bool,
+    ) -> None:
+        self._scores, self._shapes, self.prediction_only = scores, shapes, prediction_only
+        self._numels = [torch.Size(shape).numel() for shape in shapes]
+
+    @classmethod
+    def of_classes(cls) -> "Scoring":
+        """Cross-entropy, and accuracy."""
+        scores: dict[str, Score] = {"loss": CrossEntropy(), "accuracy": Accuracy()}
+        return cls(scores, [()] * len(scores), prediction_only=True)
+
+    @classmethod
+    def of(cls, experiment: Experiment, loss: OwnLoss | None, tried: Trial | None) -> "Scoring":
+        """What an experiment reports that has a loss or metrics of its own.
+
+        Args:
+            experiment: the experiment.
+            loss: its own loss, if it has one.
+            tried: what own metrics are tried on; None: nothing is evaluated.
+
+        Raises:
+            OwnObjectError: a metric cannot be loaded, or fails on what it is tried on.
+        """
+        own_loss = CrossEntropy() if loss is None else OwnLossScore(loss)
+        scores = dict[str, Score](loss=own_loss)
+        shapes: list[tuple[int, ...]] = [()]
+        for name, value in (experiment.metrics or {}).items():
+            scores[name] = own_score(name, value)
+            shapes.append(() if tried is None else _tried(name, scores[name], tried))
+        return cls(scores, shapes, prediction_only=False)
+
+    @property
+    def numel(self) -> int:
+        """How many sums there are in all."""
+        return sum(self._numels)
+
+    def sums(self, outputs: Outputs, targets: Any, rows: int) -> Tensor:
+        """All sums over these rows [numel], float64."""
+        found = [score.sums(outputs, targets, rows) for score in self._scores.values()]
+        return torch.cat([each.detach().double().cpu().reshape(-1) for each in found])
+
+    def figures(self, sums: Tensor, samples: int) -> dict[str, float]:
+        """All figures, of the sums over all samples."""
+        parts = zip(self._scores.items(), self._shapes, sums.split(self._numels), strict=True)
+        return {
+            name: score.figure(part.view(shape), samples) for (name, score), shape, part in parts
+        }
+
+
+def own_score(name: str, value: Metric) -> Score:
+    """The score of a user's own metric.
+
+    Raises:
+        OwnObjectError: it cannot be loaded, or does not add up over rows.
+    """
+    if name == "loss":
+        raise OwnObjectError("metrics: 'loss' is the name of the loss; give another one")
+    loaded = own.load(value.sums)
+    if hasattr(loaded, "_reductions") and hasattr(loaded, "compute"):
+        return StatesOfMetric(name, loaded)
+    return OwnMetric(name, value)
+
+
+def _tried(name: str, score: Score, tried: Trial) -> tuple[int, ...]:
+    """The shape of a metric's sums, which do not depend on how many rows there are."""
+    try:
+        with torch.no_grad():
+            whole = score.sums(tried.outputs, tried.targets, tried.rows)
+            parts = [score.sums(p.outputs, p.targets, p.rows) for p in tried.cut(tried.rows // 2)]
+            score.figure(whole.double().cpu(), tried.rows)
+    except OwnObjectError:
+        raise
+    except Exception as error:  # whatever its own code raises
+        raise OwnObjectError(
+            f"metric {name!r} fails for {tried}: {type(error).__name__}: {error}"
+        ) from error
+    if any(part.shape != whole.shape for part in parts):
+        raise OwnObjectError(
+            f"metric {name!r}: its sums have shape {tuple(whole.shape)} for {tried.rows} rows, and "
+            f"another for half of them; they must add up over rows"
+        )
+    if not torch.allclose(torch.stack(parts).double().sum(0), whole.double(), 1e-4, 1e-6):
+        raise OwnObjectError(
+            f"metric {name!r}: the sums over {tried.rows} rows are not those of their halves; they "
+            "must add up, since ranks have rows of their own. A mean over rows is no sum"
+        )
+    return tuple(whole.shape)

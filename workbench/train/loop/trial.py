@@ -1,0 +1,64 @@
+"""Samples and outputs on which a user's own loss and metrics are tried before the first step."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from workbench.plan.graph import Graph
+from workbench.train.data.opening import Dataset
+
+ROWS = 64
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Targets from all over a data set, and outputs such as the model gives.
+
+    Attributes:
+        rows: how many samples.
+        outputs: numbers between 0 and 1, which are valid as scores and as probabilities.
+        targets: those of the samples.
+    """
+
+    rows: int
+    outputs: tuple[Tensor, ...]
+    targets: Any
+
+    @classmethod
+    def of(cls, graph: Graph, data: Dataset, device: torch.device, dtype: torch.dtype) -> "Trial":
+        """Reads some samples.
+
+        Args:
+            graph: the model, whose outputs are meant.
+            data: where the samples are from.
+            device: where outputs and targets are to lie.
+            dtype: the type of outputs.
+        """
+        rows = min(ROWS, len(data))
+        # Data sets are often sorted by class.
+        _, targets = data.batch(torch.arange(rows) * len(data) // rows)
+        generator = torch.Generator().manual_seed(0)
+        shapes = [(graph[name].rows * rows, *graph[name].output_shape) for name in graph.outputs]
+        drawn = [torch.rand(shape, generator=generator, dtype=dtype) for shape in shapes]
+        outputs = tuple((0.05 + 0.9 * output).to(device) for output in drawn)
+        return cls(rows, outputs, tree_map(lambda each: each.to(device), targets))
+
+    def cut(self, at: int) -> Iterator["Trial"]:
+        """The rows up to this one, and the others; parts without rows are left out."""
+        for begin, end in ((0, at), (at, self.rows)):
+            if begin < end:
+                outputs = tuple(self._span(output, begin, end) for output in self.outputs)
+                own = tree_map(lambda each, b=begin, e=end: each[b:e], self.targets)
+                yield Trial(end - begin, outputs, own)
+
+    def _span(self, output: Tensor, begin: int, end: int) -> Tensor:
+        each = len(output) // self.rows
+        return output[begin * each : end * each]
+
+    def __str__(self) -> str:
+        shapes = " and ".join(str(tuple(output.shape)) for output in self.outputs)
+        return f"outputs of shape {shapes} and the targets of {self.rows} samples"
