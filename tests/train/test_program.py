@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -129,6 +130,20 @@ PLANS = {
         nets.Picture,
         lambda g: Plan.hybrid(g, RANKS, 4, rounds="B/K").with_recompute("*"),
         {},
+    ),
+    "own loss, cut": (
+        nets.Images,
+        lambda g: Plan.hybrid(g, RANKS, 2).with_layer(
+            g.outputs[0], scheme="shard_out", group_size=4
+        ),
+        dict(loss=F.cross_entropy),
+    ),
+    "own loss, of a group's rows": (
+        nets.Picture,
+        lambda g: Plan.hybrid(g, RANKS, 2, rounds="B").with_layer(
+            g.outputs[0], scheme="duplicate", group_size=2
+        ),
+        dict(loss=F.cross_entropy),
     ),
     "a step each round": (
         nets.Picture,

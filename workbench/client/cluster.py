@@ -246,14 +246,14 @@ class Cluster(Engines):
 
     def verify(
         self,
-        plan: Plan,
+        plan: Plan | Experiment,
         *,
         batch_size: int | None = None,
         steps: int = 2,
         precision: Literal["fp64", "fp32"] = "fp64",
         optimizer: SGD | Adam | AdamW | None = None,
         data: Any = None,
-        seed: int = 0,
+        seed: int | None = None,
         module: nn.Module | None = None,
         loss: Any = None,
         repeat: bool = True,
@@ -261,20 +261,21 @@ class Cluster(Engines):
         """Holds the split model against the unsplit one, with the same weights and data.
 
         Compared are outputs and gradients of the first step; weights, buffers and what the
-        optimizer remembers after the last; loss and accuracy of a test batch in evaluation mode.
+        optimizer remembers after the last; loss and metrics of a test batch in evaluation mode.
         And the split model is trained twice, which is to leave the same bits.
 
         Weights that start as one constant (biases, norms) get some noise: else a bias that is
         added twice would go unseen.
 
         Args:
-            plan: how the model is split.
-            batch_size: Rows of the whole world's batch; None: 4 for each rank.
+            plan: how the model is split; or an experiment, whose own batch, optimizer, data, loss
+                and metrics are meant where nothing else is given.
+            batch_size: rows of the whole world's batch; None: 4 for each rank.
             steps: optimizer updates before weights are compared.
             precision: "fp64" or "fp32".
             optimizer: the optimizer; None: SGD with momentum.
             data: the data, as in `Experiment`; None: synthetic.
-            seed: the seed of weights, data and dropout.
+            seed: the seed of weights, data and dropout; None: 0.
             module: as in `train`.
             loss: your own, as in `Experiment`; None: cross-entropy.
             repeat: whether to train the split model twice; without, it takes less time.
@@ -283,8 +284,8 @@ class Cluster(Engines):
             ClusterError: the plan needs more engines than are here, or free.
             RunError: a rank failed.
         """
-        if not isinstance(plan, Plan):
-            raise TypeError(f"verify takes a Plan, got {type(plan).__name__}")
+        if not isinstance(plan, Plan | Experiment):
+            raise TypeError(f"verify takes a Plan or an Experiment, got {type(plan).__name__}")
         experiment = verifying.experiment_for(
             plan,
             batch_size=batch_size,
@@ -295,7 +296,8 @@ class Cluster(Engines):
             loss=loss,
             seed=seed,
         )
-        with lent(self, plan, f"a verification of {plan.graph.source.name}") as lease:
+        whole = experiment.plan
+        with lent(self, whole, f"a verification of {whole.graph.source.name}") as lease:
             assistant = lease.of_assistant(self)
             return verifying.carry_out(experiment, module, lease, assistant, repeat=repeat)
 

@@ -20,17 +20,27 @@ _NAMED = 5  # of what was not compared, in a note
 
 
 def experiment_for(
-    plan: Plan,
+    of: Plan | Experiment,
     *,
     batch_size: int | None,
     steps: int,
     precision: Literal["fp64", "fp32"],
     optimizer: SGD | Adam | AdamW | None,
     data: Any,
-    seed: int,
+    seed: int | None,
     loss: Any = None,
 ) -> Experiment:
     """The experiment to run split and unsplit.
+
+    Args:
+        of: a plan; or an experiment, of which all else is kept that is not given here.
+        batch_size: the rows of the whole batch.
+        steps: optimizer updates.
+        precision: "fp64" or "fp32".
+        optimizer: the optimizer.
+        data: the data.
+        seed: the seed.
+        loss: the loss.
 
     Raises:
         ValueError: rounding would hide errors in this precision.
@@ -38,7 +48,11 @@ def experiment_for(
     if precision not in TOLERANCE:
         valid = " or ".join(map(repr, TOLERANCE))
         raise ValueError(f"verify computes in {valid}, got {precision!r}")
-    size = 4 * plan.world_size if batch_size is None else batch_size
+    if isinstance(of, Experiment):
+        asked = dict(batch_size=batch_size, optimizer=optimizer, data=data, seed=seed, loss=loss)
+        given = {name: value for name, value in asked.items() if value is not None}
+        return of.replace(steps=steps, precision=precision, **given)
+    plan, size = of, 4 * of.world_size if batch_size is None else batch_size
     classes = max(2, plan.graph.num_classes)
     return Experiment(
         plan=plan,
@@ -48,7 +62,7 @@ def experiment_for(
         optimizer=GENTLE if optimizer is None else optimizer,
         steps=steps,
         precision=precision,
-        seed=seed,
+        seed=seed or 0,
     )
 
 

@@ -202,6 +202,8 @@ class Collectives:
                 every = (self.of_operation(one, on.rows, "forward") for one in operations)
                 return chain.from_iterable(every)
             case Loss(results, on):
+                if self.experiment.loss is not None:
+                    return self._of_own_loss(results, on.rows)
                 return chain.from_iterable(self.of_loss(value, on.rows) for value in results)
             case Reduce():
                 return (self._reduce(instruction),)
@@ -268,19 +270,30 @@ class Collectives:
             value: the logits.
             rows: the rows of the pass.
         """
-        layout, shape, each, itemsize = self.operations.layout_of(value)
+        layout, _, _, _ = self.operations.layout_of(value)
         k, name = layout.group_size, value[0]
         if layout == ROWS:
             return
-        if self.experiment.loss is not None:  # the user's own sees whole rows of its own
-            step = Conversion(layout, ROWS, "same", shape, each)
-            yield from filter(None, crossing_of(step, rows, itemsize, name))
+        if self.experiment.loss is not None:
+            yield from filter(None, self._to_rows(value, rows))
             return
         yield CollectiveCall("all_gather", "labels", "step", "shard", k, rows.own, _INT64)
         if isinstance(layout.placement, Shard):
             width, every = max(_FP32, self.itemsize), rows.over(k)
             yield CollectiveCall("all_gather", name, "step", "shard", k, every, width)
             yield CollectiveCall("all_reduce", name, "step", "shard", k, 2 * every, width)
+
+    def _of_own_loss(self, results: tuple[Value, ...], rows: Rows) -> Iterator[CollectiveCall]:
+        """The user's own loss sees all outputs, by rows; their gradients go back the other way."""
+        crossings = [self._to_rows(value, rows) for value in results]
+        yield from filter(None, (one.forward for one in crossings))
+        yield from filter(None, (one.backward for one in reversed(crossings)))
+
+    def _to_rows(self, value: Value, rows: Rows) -> Crossing:
+        layout, shape, each, itemsize = self.operations.layout_of(value)
+        if layout == ROWS:
+            return Crossing()
+        return crossing_of(Conversion(layout, ROWS, "same", shape, each), rows, itemsize, value[0])
 
     def _reduce(self, reduce: Reduce) -> CollectiveCall:
         column, width = reduce.column, self.itemsize

@@ -4,7 +4,14 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    model_validator,
+)
 
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.least_rows import Schedule, check_rows
@@ -168,6 +175,8 @@ class Experiment(Value):
     optimizer: Optimizer
     steps: int = Field(ge=1)
     """The number of optimizer updates."""
+    epochs: int | None = Field(default=None, ge=1)
+    """The same in passes over the training split, from which `steps` follow."""
     sync: Sync = Synchronous()
     shard_optimizer: bool | tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...] = False
     """Shard the optimizer's state, and its work, over the ranks that hold the same parameters: the
@@ -190,6 +199,26 @@ class Experiment(Value):
     trace_every: int = Field(default=20, ge=0)
     """Steps from one whose layers and collectives are timed (`run.timeline`) to the next; 0: none.
     The others have no overhead."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _steps_of_epochs(cls, given: dict[str, Any]) -> dict[str, Any]:
+        epochs, steps, size = given.get("epochs"), given.get("steps"), given.get("batch_size", 128)
+        if not isinstance(epochs, int) or not isinstance(size, int) or min(epochs, size) < 1:
+            return given  # as the fields' own checks say
+        data = TypeAdapter(Data).validate_python(given.get("data", Digits()))
+        if data.known_samples is None:
+            raise ValueError(
+                f"epochs: how many samples {data.kind!r} has is not known before it is opened; "
+                "give steps"
+            )
+        due = epochs * -(-data.known_samples[0] // size)
+        if steps not in (None, due):
+            raise ValueError(
+                f"steps: {epochs} epochs of {data.known_samples[0]} samples by {size} are {due} "
+                f"steps, got {steps}; give one of the two"
+            )
+        return {**given, "steps": due, "data": data}
 
     @model_validator(mode="after")
     def _can_be_evaluated(self) -> Self:
@@ -255,6 +284,18 @@ class Experiment(Value):
                         f"part of {name!r} and have shares of 0; one must be larger"
                     )
         return self
+
+    def replace(self, **fields: Any) -> Self:
+        """A copy with other values in some fields, validated; epochs stay, unless steps are given.
+
+        Raises:
+            ExperimentError: as the class.
+        """
+        if self.epochs is not None and "steps" in fields:
+            fields = {"epochs": None, **fields}
+        elif self.epochs is not None or fields.get("epochs") is not None:
+            fields = {"steps": None, **fields}
+        return super().replace(**fields)
 
     @property
     def optimizer_shares(self) -> tuple[float, ...]:

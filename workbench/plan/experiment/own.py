@@ -57,10 +57,8 @@ class Own(Value):
     def __hash__(self) -> int:
         return hash(self.name)
 
-    def __repr__(self) -> str:
-        return f"<{self.name}>"
-
-    __str__ = __repr__
+    def __str__(self) -> str:
+        return self.name
 
 
 def _taken(given: object) -> object:

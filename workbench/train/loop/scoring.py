@@ -232,7 +232,9 @@ def _tried(name: str, score: Score, tried: Trial) -> tuple[int, ...]:
             f"metric {name!r}: its sums have shape {tuple(whole.shape)} for {tried.rows} rows, and "
             f"another for half of them; they must add up over rows"
         )
-    if not torch.allclose(torch.stack(parts).double().sum(0), whole.double(), 1e-4, 1e-6):
+    if not torch.allclose(
+        torch.stack(parts).double().sum(0), whole.double(), 1e-4, 1e-6, equal_nan=True
+    ):
         raise OwnObjectError(
             f"metric {name!r}: the sums over {tried.rows} rows are not those of their halves; they "
             "must add up, since ranks have rows of their own. A mean over rows is no sum"

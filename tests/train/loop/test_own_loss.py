@@ -1,0 +1,147 @@
+"""A user's own loss and metrics: what mixes rows, or does not add up, is found before step 1."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from tests.train.data.spirals import Spirals, counts, f1, focal, paired
+from workbench.model.tracing.trace import trace
+from workbench.plan.experiment.experiment import SGD, Experiment
+from workbench.plan.experiment.task import Loss, Metric, TorchData
+from workbench.plan.plan import Plan
+from workbench.train.data.errors import OwnObjectError
+from workbench.train.data.opening import open_data
+from workbench.train.loop.own_loss import OwnLoss
+from workbench.train.loop.scoring import Scoring
+from workbench.train.loop.trial import Trial
+
+GRAPH = trace(nn.Linear(2, 3), input_shape=(2,))
+CPU = torch.device("cpu")
+LABELLED = TensorDataset(torch.rand(30, 2), torch.arange(30) % 3)
+WEIGHTS = torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64)
+
+
+def experiment(data, **fields):
+    plan = Plan.data_parallel(GRAPH, 1)
+    return Experiment(plan=plan, data=data, optimizer=SGD(0.1), steps=1, batch_size=4, **fields)
+
+
+def tried(data):
+    run = experiment(data)
+    return Trial.of(GRAPH, open_data(run.data, (2,), 3, "train"), CPU, torch.float64)
+
+
+def check(loss, data=LABELLED):
+    run = experiment(data, loss=loss)
+    OwnLoss(run.loss, CPU, torch.float64).check(tried(data))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        F.cross_entropy,
+        nn.CrossEntropyLoss(label_smoothing=0.1),
+        nn.CrossEntropyLoss(reduction="none", weight=WEIGHTS.float()),
+        Loss(nn.CrossEntropyLoss(reduction="sum", weight=WEIGHTS), reduction="sum"),
+        Loss(lambda out, y: F.nll_loss(out.log(), y)),
+        lambda out, y: (out - F.one_hot(y, 3)).square().mean(),
+        lambda out, y: F.binary_cross_entropy(out, F.one_hot(y, 3).double()),
+    ],
+)
+def test_a_loss_over_rows_is_taken(loss):
+    check(loss)
+
+
+def test_structured_targets_are_taken():
+    check(focal, TorchData(train=Spirals(40, 0), collate=paired))
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"),
+    [
+        (nn.CrossEntropyLoss(weight=WEIGHTS), "must not depend on others.*weighs rows by"),
+        (nn.CrossEntropyLoss(ignore_index=0), "must not depend on others"),
+        (lambda out, y: (out - out.mean(0)).square().mean(), "must not depend on others"),
+        (nn.CrossEntropyLoss(reduction="sum"), r"Loss\(..., reduction='sum'\)"),
+        (Loss(F.cross_entropy, reduction="sum"), r"Loss\(..., reduction='mean'\)"),
+        (lambda out, y: out @ out, r"fails for outputs of shape \(30, 3\).*RuntimeError"),
+        (lambda out, y: out, r"shape \(\) or \(30,\) for 30 rows, got \(30, 3\)"),
+        (lambda out, y: 1.0, "got float"),
+        (nn.CrossEntropyLoss, "is a class: give an object"),
+        (nn.AdaptiveLogSoftmaxWithLoss(8, 3, [1]), "has parameters of its own"),
+    ],
+)
+def test_what_is_no_loss_over_rows_is_refused(loss, text):
+    with pytest.raises(OwnObjectError, match=text):
+        check(loss)
+
+
+class Hits:
+    """As torchmetrics has them: states that add up."""
+
+    def __init__(self, reduction="dim_zero_sum"):
+        def dim_zero_sum(x):
+            return x.sum(0)
+
+        dim_zero_sum.__name__ = reduction
+        self._reductions = {"hits": dim_zero_sum, "rows": dim_zero_sum}
+        self.reset()
+
+    def reset(self):
+        self.hits, self.rows = torch.tensor(0), torch.tensor(0)
+
+    def update(self, outputs, targets):
+        self.hits += (outputs.argmax(1) == targets).sum()
+        self.rows += len(targets)
+
+    def compute(self):
+        return self.hits / self.rows
+
+
+def scoring(metrics, loss=F.cross_entropy, data=LABELLED):
+    run = experiment(data, loss=loss, metrics=metrics)
+    own = None if loss is None else OwnLoss(run.loss, CPU, torch.float64)
+    return Scoring.of(run, own, tried(data))
+
+
+def test_figures_are_made_of_the_parts_sums():
+    data = TorchData(train=Spirals(40, 0), collate=paired)
+    metrics = {"f1": Metric(counts, result=f1), "right": lambda out, y: out.argmax(1) == y["kind"]}
+    scores, whole = scoring(metrics, focal, data), tried(data)
+    sums = sum(scores.sums(p.outputs, p.targets, p.rows) for p in whole.cut(7))
+    found = scores.figures(sums, 40)
+    given = whole.outputs[0], whole.targets
+    assert found["loss"] == pytest.approx(focal(*given).mean().item())
+    assert found["f1"] == pytest.approx(f1(counts(*given)).item())
+    right = given[0].argmax(1) == given[1]["kind"]
+    assert found["right"] == pytest.approx(right.double().mean().item())
+
+
+def test_states_that_add_up_are_summed():
+    scores, whole = scoring({"hits": Hits()}), tried(LABELLED)
+    sums = sum(scores.sums(p.outputs, p.targets, p.rows) for p in whole.cut(11))
+    right = (whole.outputs[0].argmax(1) == whole.targets).double().mean().item()
+    assert scores.figures(sums, 30)["hits"] == pytest.approx(right)
+
+
+@pytest.mark.parametrize(
+    ("metric", "text"),
+    [
+        (lambda out, y: out.mean(), r"shape \(\) for 30 rows; without result="),
+        (Metric(lambda out, y: out.mean(), result=float), "are not those of their halves"),
+        (Metric(lambda out, y: out[:, 0], result=len), "for 30 rows, and another for half"),
+        (Metric(counts, result=f1), "metric 'm' fails for .*IndexError"),
+        (lambda out, y: 0.5, "gives float, and a tensor is wanted"),
+        (Hits("dim_zero_cat"), "its state 'hits' does not add up over rows"),
+    ],
+)
+def test_what_does_not_add_up_is_refused(metric, text):
+    with pytest.raises(OwnObjectError, match=text):
+        scoring({"m": metric})
+
+
+def test_the_loss_keeps_its_name():
+    with pytest.raises(OwnObjectError, match="'loss' is the name of the loss"):
+        scoring({"loss": lambda out, y: y})
