@@ -17,9 +17,13 @@ if TYPE_CHECKING:
     from workbench.model import ModelError as ModelError
     from workbench.model import TraceError as TraceError
     from workbench.model import trace as trace
+    from workbench.plan import ASGD as ASGD
     from workbench.plan import CIFAR10 as CIFAR10
     from workbench.plan import SGD as SGD
+    from workbench.plan import Adadelta as Adadelta
+    from workbench.plan import Adagrad as Adagrad
     from workbench.plan import Adam as Adam
+    from workbench.plan import Adamax as Adamax
     from workbench.plan import AdamW as AdamW
     from workbench.plan import Codec as Codec
     from workbench.plan import Curvature as Curvature
@@ -34,12 +38,17 @@ if TYPE_CHECKING:
     from workbench.plan import Machine as Machine
     from workbench.plan import MachineError as MachineError
     from workbench.plan import Metric as Metric
+    from workbench.plan import NAdam as NAdam
+    from workbench.plan import ParameterGroup as ParameterGroup
     from workbench.plan import ParameterServer as ParameterServer
     from workbench.plan import Partial as Partial
     from workbench.plan import Pipelined as Pipelined
     from workbench.plan import Plan as Plan
     from workbench.plan import PlanError as PlanError
+    from workbench.plan import RAdam as RAdam
     from workbench.plan import Replicate as Replicate
+    from workbench.plan import RMSprop as RMSprop
+    from workbench.plan import Rprop as Rprop
     from workbench.plan import Shard as Shard
     from workbench.plan import Synchronous as Synchronous
     from workbench.plan import Synthetic as Synthetic
@@ -83,10 +92,10 @@ _HOME = {
         "hosts": "Hosts",
         "model": "CheckpointError ModelError TraceError trace",
         "plan": (
-            "CIFAR10 SGD Adam AdamW Codec Curvature Digits Experiment ExperimentError Graph "
-            "ImageFolder LayerPlan LocalSGD Loss Machine MachineError Metric ParameterServer "
-            "Partial Pipelined Plan PlanError Replicate Shard Synchronous Synthetic TorchData "
-            "apportion"
+            "ASGD CIFAR10 SGD Adadelta Adagrad Adam AdamW Adamax Codec Curvature Digits Experiment "
+            "ExperimentError Graph ImageFolder LayerPlan LocalSGD Loss Machine MachineError Metric "
+            "NAdam ParameterGroup ParameterServer Partial Pipelined Plan PlanError RAdam RMSprop "
+            "Replicate Rprop Shard Synchronous Synthetic TorchData apportion"
         ),
         "predict": "Balanced Prediction TimingModel balanced predict",
         "predict.search": "MemoryLimitError SearchResult search",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from functools import lru_cache
 
 import torch
@@ -12,7 +13,7 @@ from workbench.model.errors import ModelError, TraceError
 from workbench.model.tracing.trace import trace
 from workbench.plan.errors import ExperimentError, PlanError
 from workbench.plan.experiment import experiment as experiments
-from workbench.plan.experiment.experiment import SGD, Adam, AdamW, Experiment, Synthetic
+from workbench.plan.experiment.experiment import Experiment, Synthetic
 from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
 
@@ -115,15 +116,29 @@ def graph_of(net: Net) -> Graph:
     return trace(net.build(), input_shape=net.shape, outputs=outputs)
 
 
+FUSED = ("sgd", "adam", "adamw")
+CLASSES_OF_TORCH = {name.lower(): one for name, one in vars(torch.optim).items()}
+
+
 def optimizer_of(
     experiment: Experiment,
-) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
-    """Torch's own."""
-    match experiment.optimizer:
-        case SGD(lr=lr, momentum=momentum, weight_decay=decay, nesterov=nesterov):
-            return lambda ps: torch.optim.SGD(ps, lr, momentum, 0.0, decay, nesterov, fused=True)
-        case Adam(lr=lr, betas=betas, eps=eps, weight_decay=decay):
-            return lambda ps: torch.optim.Adam(ps, lr, betas, eps, decay, fused=True)
-        case AdamW(lr=lr, betas=betas, eps=eps, weight_decay=decay):
-            return lambda ps: torch.optim.AdamW(ps, lr, betas, eps, decay, fused=True)
-    raise AssertionError(experiment.optimizer)
+) -> Callable[[dict[str, nn.Parameter]], torch.optim.Optimizer]:
+    """Torch's own, of named parameters; a group has the first parameters that it matches."""
+    value = experiment.optimizer
+    options = value.model_dump(exclude={"kind", "groups"})
+
+    def build(parameters: dict[str, nn.Parameter]) -> torch.optim.Optimizer:
+        left, groups = dict(parameters), []
+        for group in value.groups:
+            mine = [
+                name
+                for name, parameter in left.items()
+                if (not group.patterns or any(fnmatch(name, one) for one in group.patterns))
+                and (group.dims is None or parameter.ndim <= group.dims)
+            ]
+            groups.append({"params": [left.pop(name) for name in mine], **group.options})
+        how = {"fused": True} if value.kind in FUSED else {}
+        rest = {"params": list(left.values())}
+        return CLASSES_OF_TORCH[value.kind]([rest, *groups], **options, **how)
+
+    return build

@@ -40,7 +40,7 @@ class Task:
     """What to compute.
 
     Attributes:
-        optimizer: of the parameters, torch's own.
+        optimizer: of the parameters by name, torch's own.
         outputs: what is trained of what the module returns; the scores come first.
         loss: mean over the rows, of that.
         batches: of every step.
@@ -56,7 +56,7 @@ class Task:
         warmup: steps of which none is late.
     """
 
-    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+    optimizer: Callable[[dict[str, nn.Parameter]], torch.optim.Optimizer]
     outputs: Callable[[Any], tuple[Tensor, ...]]
     loss: Loss
     batches: Sequence[Batch]
@@ -98,7 +98,7 @@ def train(module: nn.Module, task: Task) -> list[Step]:
     """Trains the module in place."""
     module.train()
     parameters = dict(module.named_parameters())
-    optimizer = task.optimizer([p for p in parameters.values() if p.requires_grad])
+    optimizer = task.optimizer({n: p for n, p in parameters.items() if p.requires_grad})
     draws = Draws(module, task.draws, task.seed)
     norms = LocalNorms(module, task.local)
     waiting: list[dict[str, Tensor | None]] = []

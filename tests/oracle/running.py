@@ -18,7 +18,6 @@ from workbench.train.loop.objective import own_rows
 
 # Of a collective, and of an attempt: far more than any needs, and a hang is a failure.
 TIMEOUT_S, LIMIT_S = 20.0, 60.0
-STATES = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,8 @@ def trained(config: RankConfig, leg: Leg) -> tuple[list[Seen], TrainingOutcome]:
 
         def looked(self, row: Any) -> None:
             model, updater = self.state.model, self.state.updater
-            wanted = {f"optimizer/{s}/{n}" for n in model.trainable() for s in STATES}
+            values = updater.values.items()
+            wanted = {f"optimizer/{s}/{n}" for n, one in values for s in one.remembers.names}
             evaluated = row["accuracy"] == row["accuracy"]
             seen.append(
                 Seen(

@@ -52,8 +52,9 @@ def test_only_what_is_lacked_travels():
     whole, halves = Plan.data_parallel(graph, 2), Plan.hybrid(graph, 2)
     assert Recut(whole, halves).moves == ()
     back = Recut(halves, whole)
-    assert back.received(0, 0) == graph.parameters - halves.parameters_of(0)
-    assert back.received(1, 2) == 3 * (graph.parameters - halves.parameters_of(1))
+    assert back.received(0, {}) == graph.parameters - halves.parameters_of(0)
+    twice = dict.fromkeys(graph.trainable, 2)
+    assert back.received(1, twice) == 3 * (graph.parameters - halves.parameters_of(1))
 
 
 def test_a_border_that_shifts_moves_what_lies_between():

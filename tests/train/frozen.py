@@ -24,7 +24,6 @@ from workbench.train.loop.objective import own_rows
 from workbench.train.loop.state import RankState, group_specs_of
 
 SHAPE, CLASSES = (3, 6, 6), 10
-STATES = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")
 
 
 class Net(nn.Module):
@@ -181,7 +180,8 @@ def on_a_rank(world: World, run: Experiment, weights: Path) -> Found:
         evaluated(state)
     state.strategy.settle()
     found.held = {n: t.detach().clone() for n, t in state.model.pieces().items()}
-    every = {f"optimizer/{kind}/{name}" for kind in STATES for name in found.gradients}
+    values = state.updater.values.items()
+    every = {f"optimizer/{kind}/{name}" for name, one in values for kind in one.remembers.names}
     found.state = {name: t.clone() for name, t in state.updater.state(every).items()}
     figures = evaluated(state)
     found.evaluation = figures["loss"], figures["accuracy"]

@@ -35,9 +35,6 @@ def stepper_of(
     return Stepper(experiment, model, strategy, None, world, torch.float64, **options)
 
 
-STATES = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")
-
-
 def trained(
     world: World, experiment: Experiment, weights: Path
 ) -> tuple[dict[str, Tensor], int, list[tuple[object, ...]]]:
@@ -49,7 +46,8 @@ def trained(
         state.stepper.update()
     held = tensor_bytes(state.updater.tensors())
     traffic = [(r.op, r.layer, r.messages, r.bytes) for r in world.recorder.rows()]
-    everything = {f"optimizer/{s}/{n}" for n in state.model.trainable() for s in STATES}
+    values = state.updater.values.items()
+    everything = {f"optimizer/{s}/{n}" for n, one in values for s in one.remembers.names}
     found = state.model.pieces() | state.updater.state(everything)
     return {name: tensor.detach().clone() for name, tensor in found.items()}, held, traffic
 

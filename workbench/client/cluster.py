@@ -22,7 +22,7 @@ from workbench.client.run.submitting import checkpoint_of, module_values
 from workbench.client.run.view import size
 from workbench.plan.experiment import stability
 from workbench.plan.experiment.codec import Codec
-from workbench.plan.experiment.experiment import SGD, Adam, AdamW, Experiment
+from workbench.plan.experiment.experiment import AnyOptimizer, Experiment
 from workbench.plan.experiment.stability import Curvature
 from workbench.plan.experiment.sync import Algorithm
 from workbench.plan.graph import Graph
@@ -141,7 +141,7 @@ class Cluster(Engines):
         *what: Graph | Plan,
         rows: int | Sequence[int] = (8, 32),
         precision: Literal["fp32", "bf16", "fp64"] = "fp32",
-        optimizer: SGD | Adam | AdamW | None = None,
+        optimizer: AnyOptimizer | None = None,
         data: Any = None,
         within_s: float = 60.0,
         fresh: bool = False,
@@ -251,7 +251,7 @@ class Cluster(Engines):
         batch_size: int | None = None,
         steps: int = 2,
         precision: Literal["fp64", "fp32"] = "fp64",
-        optimizer: SGD | Adam | AdamW | None = None,
+        optimizer: AnyOptimizer | None = None,
         data: Any = None,
         seed: int | None = None,
         module: nn.Module | None = None,

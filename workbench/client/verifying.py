@@ -8,7 +8,7 @@ from torch import nn
 
 from workbench.client.leases import Lease
 from workbench.client.run.submitting import module_values
-from workbench.plan.experiment.experiment import SGD, Adam, AdamW, Experiment, Synthetic
+from workbench.plan.experiment.experiment import SGD, AnyOptimizer, Experiment, Synthetic
 from workbench.plan.plan import Plan
 from workbench.store.errors import EngineDied, RankError, RunError
 from workbench.train.verify.verification import TOLERANCE, Coverage, Difference, Verification
@@ -25,7 +25,7 @@ def experiment_for(
     batch_size: int | None,
     steps: int,
     precision: Literal["fp64", "fp32"],
-    optimizer: SGD | Adam | AdamW | None,
+    optimizer: AnyOptimizer | None,
     data: Any,
     seed: int | None,
     loss: Any = None,

@@ -119,13 +119,13 @@ class Recut:
         old, new = (p.flow.weights[name].group_size < world for p in (self.before, self.after))
         return new if old else None
 
-    def received(self, rank: int, states: int, residuals: int = 0) -> int:
+    def received(self, rank: int, states: Mapping[str, int], residuals: int = 0) -> int:
         """The number of elements that a rank receives.
 
         Args:
             rank: the rank's number in the world.
-            states: the number of tensors for each parameter that are placed like it: the
-                optimizer's, and gradients in flight.
+            states: the number of tensors, for each parameter that has some, that are placed like
+                it: the optimizer's, and gradients in flight.
             residuals: the number of gradient sums that have error-feedback residuals.
         """
         left_out = 0
@@ -135,7 +135,7 @@ class Recut:
                     moves = self.residual_moves(name, replica)
                     left_out += sum(move.numel for move in moves if move.target == rank)
         times = {
-            weight.name: 1 + states * weight.trainable
+            weight.name: 1 + states.get(weight.name, 0)
             for layer in self.before.graph.layers
             for weight in layer.weights
         }

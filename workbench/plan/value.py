@@ -1,6 +1,7 @@
 """The base class of the values that an experiment consists of, and their text as TOML."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import tomlkit
@@ -35,22 +36,32 @@ class Value(PydanticModel):
         return type(self)(**{**current, **fields})
 
 
-def by_name(what: str, values: Mapping[str, type[Value]], also: str = "") -> BeforeValidator:
+def by_name(
+    what: str,
+    values: Mapping[str, type[Value]],
+    also: str = "",
+    refused: Mapping[str, str] = MappingProxyType({}),
+) -> BeforeValidator:
     """Takes a name for the value that this name has with all defaults.
 
     Args:
         what: what is named, for the error.
         values: the value of each name.
         also: what is valid besides, for the error.
+        refused: why there is no value of a name that people may expect, by its lower case; also
+            of the `kind` in a table.
     """
 
     def value(given: object) -> object:
-        if not isinstance(given, str):
+        name = given.get("kind") if isinstance(given, Mapping) else given
+        if not isinstance(name, str):
             return given
-        if given not in values:
-            valid = ", ".join(map(repr, values)) + (f" and {also}" if also else "")
-            raise ValueError(f"no {what} {given!r}; there are {valid}")
-        return values[given]()
+        why = refused.get(name.lower())
+        if why is None and (name in values or isinstance(given, Mapping)):
+            return given if isinstance(given, Mapping) else values[name]()
+        valid = ", ".join(map(repr, values)) + (f" and {also}" if also else "")
+        because = "" if why is None else f": {why}"
+        raise ValueError(f"no {what} {name!r}{because}; there are {valid}")
 
     return BeforeValidator(value)
 

@@ -14,13 +14,12 @@ from functools import cached_property, reduce
 import numpy as np
 
 from workbench.plan.experiment.experiment import (
-    SGD,
     Experiment,
     LocalSGD,
-    Optimizer,
     Pipelined,
     Synchronous,
 )
+from workbench.plan.experiment.optimizers import AnyOptimizer
 from workbench.plan.placement.division import divide
 from workbench.plan.placement.placement import Replicate
 from workbench.plan.placement.weights import WeightPlacement
@@ -107,11 +106,9 @@ def tail_names(plan: Plan) -> set[str]:
     return {weight.name for layer in layers for weight in layer.weights if weight.trainable}
 
 
-def copies(optimizer: Optimizer) -> int:
-    """How often an optimizer keeps a number of a parameter's size for it."""
-    if isinstance(optimizer, SGD):
-        return int(optimizer.momentum > 0)
-    return 2
+def copies(optimizer: AnyOptimizer) -> int:
+    """How many tensors like a parameter an optimizer keeps for it, outside of groups."""
+    return len(optimizer.remembers.elements)
 
 
 WHOLE = 2**62
@@ -334,13 +331,14 @@ def _averaged(
     experiment: Experiment, sync: LocalSGD, pieces: Pieces, rank: int
 ) -> Iterator[Bucket]:
     placed = experiment.plan.flow.weights
-    times = copies(experiment.optimizer) if sync.momentum == "average" else 0
+    with_state = sync.momentum == "average"
+    times = {n: copies(one) * with_state for n, one in experiment.optimizers.items()}
     for k in sorted({placed[name].group_size for name in pieces.names}):
         if k == experiment.plan.world_size:
             continue
         own = [name for name in pieces.names if placed[name].group_size == k]
         names: list[str] = []
-        for name in own + [name for name in own for _ in range(times)]:
+        for name in own + [each for each in own for _ in range(times[each])]:
             if pieces.sizes[name][rank]:
                 names.append(name)
             held = tuple(int(pieces.sizes[name][rank]) for name in names)

@@ -42,7 +42,7 @@ from workbench.train.checkpoint.in_flight import (
 from workbench.train.loop.objective import average_statistics
 from workbench.train.loop.state import RankState, groups_for
 from workbench.train.loop.step import Stepper
-from workbench.train.strategies.optimizer import entry, state_names
+from workbench.train.strategies.remembered import Values, entry
 from workbench.train.strategies.strategy import strategy_of, updater_of
 
 RECUT = "recut"
@@ -208,7 +208,7 @@ def under(state: RankState, plan: Plan, done: int) -> RankState:
     state.strategy.settle()
     average_statistics(state.model)
     waiting = state.strategy.in_flight
-    moved, counts = _moved(state, recut, waiting)
+    moved, numbers = _moved(state, recut, waiting)
     world, dtype = state.world, state.stepper.dtype
     groups, asked = groups_for(plan, recut.before, world, state.groups, state.asked)
     context = BatchContext(world.rank, (0,) * world.size, seed=experiment.seed)
@@ -219,7 +219,8 @@ def under(state: RankState, plan: Plan, done: int) -> RankState:
     updater = updater_of(program, model)
 
     def read(kept: str, name: str) -> Tensor:
-        return counts[name] if kept == "step" else moved.pop(entry(kept, name))
+        key = entry(kept, name)
+        return numbers[key] if key in numbers else moved.pop(key)
 
     updater.load(read)
     left = [_left(flight, moved) for flight in waiting]
@@ -256,11 +257,10 @@ def recut_bytes(recorder: Recorder) -> int:
 def _moved(
     state: RankState, recut: Recut, waiting: Sequence[InFlight]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """This rank's new pieces by entry, and the updates that each parameter has had."""
-    value, model = state.experiment.optimizer, state.model
+    """This rank's new pieces by entry, and the single numbers of the optimizer's state."""
+    values, model = state.updater.values, state.model
     trainable = tuple(model.trainable())
-    kept = [name for name in state_names(value) if name != "step"]
-    wanted = {entry(kind, name) for kind in state_names(value) for name in trainable}
+    wanted = {entry(kind, name) for name in trainable for kind in values[name].remembers.names}
     own: dict[str, Tensor] = model.pieces() | state.updater.state(wanted)
     own = {key: tensor.detach() for key, tensor in own.items()}
     entries = [
@@ -268,7 +268,9 @@ def _moved(
         for name, placed in model.placements.items()
     ]
     entries += [
-        Entry(entry(kind, name), name, state.stepper.dtype) for name in trainable for kind in kept
+        Entry(entry(kind, name), name, state.stepper.dtype)
+        for name in trainable
+        for kind in values[name].remembers.elements
     ]
     for flight in waiting:
         for kind, pieces in flight.by_age(0).items():
@@ -283,10 +285,8 @@ def _moved(
         if recut.residuals_kept(name)
         for replica in range(state.world.size // model.placements[name].group_size)
     ]
-    counts = {}
-    if "step" in state_names(value):
-        counts = _counts({name: own.get(entry("step", name)) for name in trainable}, state.everyone)
-    return move_pieces(recut, entries, own, state.everyone), counts
+    numbers = _numbers(values, trainable, own, state.everyone)
+    return move_pieces(recut, entries, own, state.everyone), numbers
 
 
 def _dropped(recut: Recut, model: CutModel, done: int) -> str:
@@ -313,11 +313,19 @@ def _left(flight: InFlight, moved: dict[str, Tensor]) -> InFlight:
     return InFlight(flight.step, gradients, *weights)
 
 
-def _counts(known: Mapping[str, Tensor | None], everyone: Group) -> dict[str, Tensor]:
-    """Updates of each parameter: known to whoever holds a part of it, told to all."""
-    mine = torch.tensor([0.0 if n is None else n.item() for n in known.values()])
+def _numbers(
+    values: Values, names: Sequence[str], own: Mapping[str, Tensor], everyone: Group
+) -> dict[str, Tensor]:
+    """The single numbers of each parameter, by entry: whoever holds a part tells all.
+
+    None is negative, and all who know one know the same.
+    """
+    keys = [entry(kind, name) for name in names for kind in values[name].remembers.numbers]
+    if not keys:
+        return {}
+    mine = torch.tensor([own[key].item() if key in own else 0.0 for key in keys])
     every = all_gather(mine[None], Shard(0, (1,) * everyone.size), everyone, layer="recut")
-    return dict(zip(known, every.max(dim=0).values.unbind(), strict=True))
+    return dict(zip(keys, every.max(dim=0).values.unbind(), strict=True))
 
 
 def _dtype(stated: str, floating: torch.dtype) -> torch.dtype:

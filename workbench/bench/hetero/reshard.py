@@ -70,8 +70,9 @@ def run(cluster: Cluster, model: str, *, rounds: int) -> Found:
     )
     task, text = f"{__name__}:measure", unequal.to_toml()
     found: list[Measured] = cluster.call(task, experiment, module=module, plan=text, rounds=rounds)
+    states = dict.fromkeys(graph.trainable, _STATES)
     foreseen = [
-        [4 * Recut(*way).received(rank, _STATES) for way in ((equal, unequal), (unequal, equal))]
+        [4 * Recut(*way).received(rank, states) for way in ((equal, unequal), (unequal, equal))]
         for rank in range(world)
     ]
     ratios = [

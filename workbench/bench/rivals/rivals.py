@@ -53,7 +53,7 @@ from workbench.train.data.opening import open_data
 from workbench.train.data.order import rows_of_step
 from workbench.train.loop.loop import agree
 from workbench.train.loop.state import RankState
-from workbench.train.strategies.optimizer import build_optimizer
+from workbench.train.strategies.remembered import build_optimizer
 from workbench.train.verify.reference import whole_model
 
 

@@ -22,7 +22,7 @@ from workbench.client.calibration.devices import (
 )
 from workbench.client.leases import Lease
 from workbench.client.run.submitting import module_values
-from workbench.plan.experiment.experiment import SGD, Adam, AdamW, Experiment, Synthetic
+from workbench.plan.experiment.experiment import SGD, AnyOptimizer, Experiment, Synthetic
 from workbench.plan.graph import Graph, Layer, Source, Weight
 from workbench.plan.machine.experience import costs
 from workbench.plan.machine.link import Curve, Link
@@ -107,7 +107,7 @@ class CalibrationSpec:
 
     rows: tuple[int, ...]
     precision: Literal["fp32", "bf16", "fp64"]
-    optimizer: SGD | Adam | AdamW | None
+    optimizer: AnyOptimizer | None
     data: Any
     within_s: float
     module: nn.Module | None = None

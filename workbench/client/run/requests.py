@@ -4,11 +4,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from workbench.plan.experiment.experiment import SGD, Experiment
+from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.sync import Pipelined, Synchronous
 from workbench.plan.machine.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.plan.reshard import Recut
+from workbench.program.buckets import copies
 from workbench.store.errors import ClusterError
 from workbench.train.loop.requests import CarriedOut, RunRequest, RunRequests
 
@@ -92,12 +93,12 @@ def cost_of(experiment: Experiment, plan: Plan, machine: Machine | None = None) 
         PlanError: the plan is for another model or world size.
     """
     recut = Recut(experiment.plan, plan)
-    value, width = experiment.optimizer, 8 if experiment.precision == "fp64" else 4
-    states = (1 if value.momentum > 0 else 0) if isinstance(value, SGD) else 2
-    sync, sums = experiment.sync, 1
+    width = 8 if experiment.precision == "fp64" else 4
+    sync, sums, late = experiment.sync, 1, 0
     if isinstance(sync, Pipelined):
         sums = sync.width
-        states += (sync.width - 1) * (1 if sync.compensation is None else 2)
+        late = (sync.width - 1) * (1 if sync.compensation is None else 2)
+    states = {name: copies(one) + late for name, one in experiment.optimizers.items()}
     codec = sync.codec if isinstance(sync, Pipelined | Synchronous) else None
     residuals = sums if codec is not None and codec.error_feedback else 0
     received = tuple(

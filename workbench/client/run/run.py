@@ -418,7 +418,7 @@ class Run:
                 return
             self._noticed_at = changed_at
             for number, value, done in self._requests.rates():
-                optimizer = self.experiment.optimizer.model_copy(update={"lr": value})
+                optimizer = self.experiment.optimizer.at_rate(value)
                 self.experiment = self.experiment.replace(optimizer=optimizer)
                 self._note_once(number, f"learning rate {value:g} since step {done.step}")
             for number, done in self._requests.saved():

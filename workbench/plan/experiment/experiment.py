@@ -1,6 +1,7 @@
 """An experiment as one value: a plan, data, an optimizer, a synchronisation strategy and steps."""
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -15,6 +16,20 @@ from pydantic import (
 
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.least_rows import Schedule, check_rows
+from workbench.plan.experiment.optimizers import ASGD as ASGD
+from workbench.plan.experiment.optimizers import SGD as SGD
+from workbench.plan.experiment.optimizers import Adadelta as Adadelta
+from workbench.plan.experiment.optimizers import Adagrad as Adagrad
+from workbench.plan.experiment.optimizers import Adam as Adam
+from workbench.plan.experiment.optimizers import Adamax as Adamax
+from workbench.plan.experiment.optimizers import AdamW as AdamW
+from workbench.plan.experiment.optimizers import AnyOptimizer as AnyOptimizer
+from workbench.plan.experiment.optimizers import NAdam as NAdam
+from workbench.plan.experiment.optimizers import Optimizer as Optimizer
+from workbench.plan.experiment.optimizers import ParameterGroup as ParameterGroup
+from workbench.plan.experiment.optimizers import RAdam as RAdam
+from workbench.plan.experiment.optimizers import RMSprop as RMSprop
+from workbench.plan.experiment.optimizers import Rprop as Rprop
 from workbench.plan.experiment.sync import LocalSGD as LocalSGD
 from workbench.plan.experiment.sync import ParameterServer as ParameterServer
 from workbench.plan.experiment.sync import Pipelined as Pipelined
@@ -78,64 +93,6 @@ Data = Annotated[
         "ImageFolder(root), a torch Dataset, two of them (train, test), and 'module:function'",
     ),
     BeforeValidator(as_data),
-]
-
-
-class _Optimizer(Value):
-    """An optimizer of torch, whose first argument is the learning rate."""
-
-    def __init__(self, *lr: float, **fields: Any) -> None:
-        if len(lr) > 1:
-            name = type(self).__name__
-            raise TypeError(f"{name} takes lr alone without its name, got {lr}")
-        super().__init__(**dict(zip(("lr",), lr, strict=False)), **fields)
-
-
-class SGD(_Optimizer):
-    """Stochastic gradient descent, as `torch.optim.SGD`."""
-
-    kind: Literal["sgd"] = "sgd"
-    lr: float = Field(default=1e-3, gt=0)
-    momentum: float = Field(default=0.0, ge=0, lt=1)
-    weight_decay: float = Field(default=0.0, ge=0)
-    nesterov: bool = False
-
-    @model_validator(mode="after")
-    def _nesterov_needs_momentum(self) -> Self:
-        if self.nesterov and self.momentum == 0:
-            raise ValueError("nesterov needs momentum > 0")
-        return self
-
-
-class Adam(_Optimizer):
-    """Adam, as `torch.optim.Adam`."""
-
-    kind: Literal["adam"] = "adam"
-    lr: float = Field(default=1e-3, gt=0)
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
-        0.9,
-        0.999,
-    )
-    eps: float = Field(default=1e-8, ge=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-
-
-class AdamW(_Optimizer):
-    """Adam with decoupled weight decay, as `torch.optim.AdamW`."""
-
-    kind: Literal["adamw"] = "adamw"
-    lr: float = Field(default=1e-3, gt=0)
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
-        0.9,
-        0.999,
-    )
-    eps: float = Field(default=1e-8, ge=0)
-    weight_decay: float = Field(default=1e-2, ge=0)
-
-
-Optimizer = Annotated[
-    Annotated[SGD | Adam | AdamW, Field(discriminator="kind")],
-    by_name("optimizer", {"sgd": SGD, "adam": Adam, "adamw": AdamW}),
 ]
 
 
@@ -252,6 +209,38 @@ class Experiment(Value):
             raise ValueError(
                 f"plan: there is nothing to train in {graph.source.name}: {why}; set "
                 f"requires_grad on the parameters to be trained, and trace the model again"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_have_parameters(self) -> Self:
+        self.optimizer.check_groups(self._shapes)
+        return self
+
+    @property
+    def optimizers(self) -> Mapping[str, AnyOptimizer]:
+        """The optimizer of each parameter, by name: with the options of its group."""
+        return self.optimizer.of(self._shapes)
+
+    @property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of whole parameters."""
+        placed = self.plan.flow.weights
+        return {name: placed[name].shape for name in self.plan.graph.trainable}
+
+    @model_validator(mode="after")
+    def _dampening_begins_at_once(self) -> Self:
+        late = isinstance(self.sync, Pipelined) and self.sync.width > 1
+        forgets = isinstance(self.sync, LocalSGD) and self.sync.momentum == "reset"
+        dampened = any(
+            isinstance(value, SGD) and value.momentum > 0 and value.dampening > 0
+            for value in self.optimizer.parted
+        )
+        if dampened and (late or forgets):
+            raise ValueError(
+                "optimizer: dampening leaves the first gradient whole, and under "
+                f"{type(self.sync).__name__} a checkpoint may be made before a parameter has one, "
+                "which momentum alone does not tell; set dampening=0, or use Synchronous"
             )
         return self
 

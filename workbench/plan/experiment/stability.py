@@ -86,11 +86,14 @@ def limit(width: int = 1, momentum: float = 0.0, nesterov: bool = False) -> floa
 def largest_lr(experiment: Experiment, curvature: Curvature) -> float | None:
     """The learning rate below which an experiment's steps are stable at this curvature.
 
-    None if it is unknown: for Adam, whose steps are scaled by past gradients, for LocalSGD, and
-    where the curvature is not positive. Weight decay adds its own curvature.
+    None if it is unknown: for all but SGD, whose steps are scaled by past gradients, with groups
+    or dampening, for LocalSGD, and where the curvature is not positive. Weight decay adds its own
+    curvature.
     """
     value, sync = experiment.optimizer, experiment.sync
     if not isinstance(value, SGD) or not isinstance(sync, Synchronous | Pipelined):
+        return None
+    if value.groups or value.dampening or value.maximize:
         return None
     steepest = curvature.value + value.weight_decay
     if steepest <= 0:

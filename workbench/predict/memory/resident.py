@@ -1,7 +1,8 @@
 """The memory that stays from step to step, in bytes, for each layer and rank.
 
     weights     parameters and buffers, as the plan places them
-    optimizer   SGD nothing, with momentum one copy of updated parameters, Adam two and steps
+    optimizer   what it remembers of updated parameters: SGD nothing, with momentum one copy, Adam
+                two and a count of steps
     staging     memory for conversions and reductions between ranks of one host
     sums        of gradient buckets, which ranks of one host share
     in flight   gradients of earlier steps, which will be used in later ones, and their sums
@@ -16,7 +17,7 @@ Source: Rajbhandari et al. 2020 (arXiv:1910.02054, sec. 3) for the copies of opt
 
 import numpy as np
 
-from workbench.plan.experiment.experiment import SGD, ParameterServer, Pipelined, Synchronous
+from workbench.plan.experiment.experiment import ParameterServer, Pipelined, Synchronous
 from workbench.plan.placement.mesh import replica_groups, shard_groups
 from workbench.program.buckets import Buckets, Pieces, copies, late, moved_by, updated
 from workbench.program.rows import Counts, Groups
@@ -26,7 +27,7 @@ PAGE_BYTES = 4096
 SLOTS = 3
 SLOT_BYTES = 2**21
 STAGING_BYTES = PAGE_BYTES + SLOTS * SLOT_BYTES
-_STEP_COUNT_BYTES = 4
+_NUMBER_BYTES = 4
 
 
 def weight_bytes(pieces: Pieces) -> dict[str, Counts]:
@@ -42,21 +43,32 @@ def optimizer_bytes(program: Program, buckets: Buckets) -> dict[str, Counts]:
         buckets: the buckets in which updated weights are all-gathered.
     """
     experiment = program.experiment
-    times = copies(experiment.optimizer)
-    if times == 0:
+    values = experiment.optimizers
+    if not any(value.remembers.names for value in values.values()):
         return {}
-    count = 0 if isinstance(experiment.optimizer, SGD) else _STEP_COUNT_BYTES
-    cut = buckets if experiment.shard_optimizer else None
-    moved = updated(program.pieces, cut, program.itemsize, experiment.optimizer_shares)
-    if isinstance(experiment.sync, ParameterServer):
-        moved = _served(program, experiment.sync.server)
-    known: dict[int, Counts] = {}  # of the same pieces, as equal layers have them
+    known: dict[tuple[int, int, int], Counts] = {}  # of the same pieces, as equal layers have them
     held = {}
-    for name, size in moved.items():
-        if id(size) not in known:
-            known[id(size)] = size * times + count * (size > 0)
-        held[name] = known[id(size)]
+    for name, size in moved_bytes(program, buckets).items():
+        times, numbers = copies(values[name]), len(values[name].remembers.numbers)
+        key = (id(size), times, numbers)
+        if key not in known:
+            known[key] = size * times + numbers * _NUMBER_BYTES * (size > 0)
+        held[name] = known[key]
     return program.pieces.by_layer(held)
+
+
+def moved_bytes(program: Program, buckets: Buckets) -> dict[str, Counts]:
+    """Bytes of each parameter that each rank updates [ranks].
+
+    Args:
+        program: the program of these ranks.
+        buckets: the buckets in which updated weights are all-gathered.
+    """
+    experiment = program.experiment
+    if isinstance(experiment.sync, ParameterServer):
+        return _served(program, experiment.sync.server)
+    cut = buckets if experiment.shard_optimizer else None
+    return updated(program.pieces, cut, program.itemsize, experiment.optimizer_shares)
 
 
 def staging_bytes(program: Program) -> Counts:

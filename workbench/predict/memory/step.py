@@ -16,6 +16,7 @@ from workbench.predict.memory.passes import PassMemory, Tape
 from workbench.predict.memory.resident import (
     averaging_bytes,
     flying_bytes,
+    moved_bytes,
     optimizer_bytes,
     residual_bytes,
     staging_bytes,
@@ -109,9 +110,23 @@ class _Step:
         self.gradients.left_by_last_step()
 
     def _of_optimizer(self) -> Mapping[str, Counts]:
-        """The optimizer's state; where sharded, it depends on how many ranks the world has."""
-        whole = self.whole if self.whole.experiment.shard_optimizer else self.program
-        return optimizer_bytes(whole, whole.handed)
+        return optimizer_bytes(self._updating, self._updating.handed)
+
+    @property
+    def _updating(self) -> Program:
+        """What tells who updates what; where sharded, it depends on how many ranks there are."""
+        return self.whole if self.whole.experiment.shard_optimizer else self.program
+
+    def _update(self, names: Sequence[str]) -> None:
+        """Writes the temporary tensors of an update, parameter by parameter."""
+        values = self.program.experiment.optimizers
+        rooms = {name: values[name].workspace for name in names}
+        if not any(rooms.values()):
+            return
+        moved = moved_bytes(self._updating, self._updating.handed)
+        for name in names:
+            room = rooms[name] * moved[name]
+            self.timeline.pass_by(room, "workspace", self.pieces.owners[name])
 
     def _execute(self, instruction: Instruction) -> None:
         timeline = self.timeline
@@ -138,8 +153,9 @@ class _Step:
                 )
             case Compensate(names):
                 self._compensate(names)
-            case Update():
+            case Update(names):
                 self.arriving.finish()
+                self._update(names)
             case Average(buckets):
                 timeline.pass_by(averaging_bytes(buckets), "buckets", "parameters")
             case HandOut():

@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.plan.experiment.optimizers import AnyOptimizer
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.machine.device import Device
 from workbench.plan.machine.experience import Estimate
@@ -241,22 +242,20 @@ def load_seconds(images: Counts, speeds: Speeds) -> Seconds:
     return images * speeds.each("load_s_per_byte")
 
 
-def update_seconds(kind: str, parameters: Seconds, copies: int, speeds: Speeds) -> Seconds:
+def update_seconds(optimizer: AnyOptimizer, parameters: Seconds, speeds: Speeds) -> Seconds:
     """Seconds of an optimizer's update of so many bytes of parameters [ranks].
 
-    On a device that has not been timed with this optimizer it reads parameters, gradients and
-    the optimizer's copies, and writes all but the gradients.
+    On a device that has not been timed with this optimizer it reads and writes as much as torch's
+    kernels do.
 
     Args:
-        kind: the kind of the optimizer, such as "sgd".
+        optimizer: the optimizer; its groups count as all others.
         parameters: bytes of parameters that each rank updates [ranks].
-        copies: how many tensors of state the optimizer keeps for each parameter.
         speeds: the devices and links of the same ranks.
     """
-    passes = 3 + 2 * copies
 
     def rate(device: Device) -> float:
-        return device.update_s_per_byte.get(kind, passes / device.bandwidth)
+        return device.update_s_per_byte.get(optimizer.kind, optimizer.passes / device.bandwidth)
 
     return parameters * np.array([rate(device) for device in speeds.devices])
 

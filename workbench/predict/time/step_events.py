@@ -11,7 +11,6 @@ from workbench.predict.time.duration import Seconds, Speeds, load_seconds, updat
 from workbench.predict.time.events import Call, Event, Script
 from workbench.predict.time.pass_events import LayerTimes, PassEvents
 from workbench.predict.time.replicas import Replicas, some
-from workbench.program.buckets import copies
 from workbench.program.collectives import takes_part
 from workbench.program.instructions import (
     Agree,
@@ -190,7 +189,7 @@ class Updates:
             if (id(size), k) not in known:
                 known[id(size), k] = self._own(size, k, update.by)
             total = total + known[id(size), k]
-        seconds = update_seconds(label, total, copies(self.experiment.optimizer), self.speeds)
+        seconds = update_seconds(self.experiment.optimizer, total, self.speeds)
         self.script.work("update", label, seconds)
 
     def hand_out(self, hand_out: HandOut) -> None:

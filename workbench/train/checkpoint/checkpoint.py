@@ -7,7 +7,7 @@
         rank-00000.safetensors     each piece once, whichever of its holders wrote it
 
 Logical tensors are the entries of the whole model's `state_dict`, and the optimizer's state as
-`strategies/optimizer.py` names it, what is in flight and what codecs have left out, as
+`strategies/remembered.py` names it, what is in flight and what codecs have left out, as
 `in_flight.py` does. Where the data stands needs no entry of its own: the rows of a step follow
 from the seed and the step. Trained weights can be had whole again (`state_dict`).
 
@@ -29,7 +29,8 @@ from workbench.plan.placement.placement import Shard
 from workbench.store.run_folder import complete_checkpoints
 from workbench.train.checkpoint import folder
 from workbench.train.checkpoint.in_flight import IN_FLIGHT, RESIDUAL, InFlight, ages, kind
-from workbench.train.strategies.optimizer import Updater, entry, state_names
+from workbench.train.strategies.optimizer import Updater
+from workbench.train.strategies.remembered import entry
 
 __all__ = ["Checkpoint", "CheckpointError", "in_flight", "latest", "load", "restore"]
 
@@ -94,21 +95,21 @@ def restore(saved: Checkpoint, model: CutModel, updater: Updater) -> None:
     Raises:
         CheckpointError: another optimizer was saved.
     """
-    names, value = set(saved.reader.names), updater.value
+    names, values = set(saved.reader.names), updater.values
     missing = {
         state
         for name in model.trainable()
-        for state in state_names(value)
+        for state in values[name].remembers.names
         if entry(state, name) not in names
     }
     if missing:
         raise CheckpointError(
-            f"{saved.path} has no {' and '.join(sorted(missing))} for {value!r}: it was saved "
-            f"under {saved.experiment().optimizer!r}, and can only go on under such a one"
+            f"{saved.path} has no {' and '.join(sorted(missing))} for {updater.value!r}: it was "
+            f"saved under {saved.experiment().optimizer!r}, and can only go on under such a one"
         )
 
     def read(state: str, name: str) -> Tensor:
-        if state == "step":
+        if state in values[name].remembers.numbers:
             return saved.reader.read(entry(state, name))
         return _read(saved.reader, entry(state, name), model, name)
 

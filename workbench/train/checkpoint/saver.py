@@ -27,14 +27,15 @@ from workbench.layers.cut_model import CutModel
 from workbench.model.errors import CheckpointError
 from workbench.model.weights.pieces import Piece, index_pieces
 from workbench.model.weights.snapshot import Snapshot
-from workbench.plan.experiment.experiment import Experiment, Optimizer
+from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.placement.placement import Shard
 from workbench.plan.placement.weights import WeightPlacement
 from workbench.store.run_folder import checkpoint_path
 from workbench.train.checkpoint import folder
 from workbench.train.checkpoint.checkpoint import latest
 from workbench.train.checkpoint.in_flight import InFlight, Residuals, named, residual_entry
-from workbench.train.strategies.optimizer import Updater, entry, state_names
+from workbench.train.strategies.optimizer import Updater
+from workbench.train.strategies.remembered import Values, entry
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def parts(
     """
     world, rank = model.plan.world_size, model.context.rank
     waiting = {what: pieces for each in in_flight for what, pieces in each.by_age(step).items()}
-    every = _all_holdings(model, updater.value) + _waiting_holdings(model, waiting)
+    every = _all_holdings(model, updater.values) + _waiting_holdings(model, waiting)
     every += residual_holdings(model, len(residuals))
     written = assign(every, world)
     files = tuple(f"rank-{rank:05d}.safetensors" if own else "" for rank, own in enumerate(written))
@@ -128,15 +129,16 @@ def parts(
     return {held.name: _piece(held, tensors[held.name]) for held in written[rank]}, files
 
 
-def _all_holdings(model: CutModel, value: Optimizer) -> list[Holding]:
+def _all_holdings(model: CutModel, values: Values) -> list[Holding]:
     """Every piece of every logical tensor, the same list on all ranks."""
     size, found = model.plan.world_size, []
     for name, placed in model.placements.items():
         found += holdings(name, placed, size)
     for name in model.trainable():
         pieces = holdings(name, model.placements[name], size)
-        for state in state_names(value):
-            if state == "step":  # one number, known to whoever holds a part of the parameter
+        known = values[name].remembers
+        for state in known.names:
+            if state in known.numbers:  # known to whoever holds a part of the parameter
                 found.append(Holding(entry(state, name), None, 0, 1, pieces[0].holders))
             else:
                 found += holdings(entry(state, name), model.placements[name], size)

@@ -41,7 +41,6 @@ from workbench.train.loop.requests import (
 from workbench.train.loop.state import RankState, group_specs_of
 from workbench.train.loop.step import StepResult
 from workbench.train.resharding import recut_bytes, under
-from workbench.train.strategies.optimizer import set_rate
 from workbench.train.trace.traces import Traces
 
 
@@ -186,7 +185,7 @@ class Loop:
         """One step; what it computed with is gone when it returns, unless it came to no number."""
         state, recorder = self.state, self.state.world.recorder
         before = recorder.received_bytes
-        set_rate(state.updater.optimizer, self._rates.at(step))
+        state.updater.set_rate(self._rates.at(step))
         recorder.by_sender = self._by_sender
         with self.traces.around(step):
             began = time.perf_counter()
@@ -301,8 +300,7 @@ class Loop:
     def _as_it_is(self, done: int) -> Experiment:
         """The experiment, with the learning rate of the next step."""
         experiment = self.state.experiment
-        rated = experiment.optimizer.model_copy(update={"lr": self._rates.at(done)})
-        return experiment.replace(optimizer=rated)
+        return experiment.replace(optimizer=experiment.optimizer.at_rate(self._rates.at(done)))
 
     def _outcome(self, reason: EndReason, step: int, message: str = "") -> TrainingOutcome:
         self.saver.finish()

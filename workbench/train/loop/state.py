@@ -28,7 +28,7 @@ from workbench.train.loop.requests import LearningRates
 from workbench.train.loop.scoring import Scoring
 from workbench.train.loop.step import Stepper
 from workbench.train.loop.trial import Trial
-from workbench.train.strategies.optimizer import Updater, set_rate
+from workbench.train.strategies.optimizer import Updater
 from workbench.train.strategies.strategy import Strategy, strategy_of, updater_of
 from workbench.train.trace.tracing import Tracer
 
@@ -155,7 +155,7 @@ class RankState:
         first_step = 0 if saved is None else saved.step
         left = [] if saved is None else in_flight(saved, model)
         if rates is not None:
-            set_rate(updater.optimizer, rates.at(first_step))
+            updater.set_rate(rates.at(first_step))
         notes: list[str] = []
         strategy = strategy_of(program, model, updater, first_step, left, notes)
         if saved is not None:

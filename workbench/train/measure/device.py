@@ -21,7 +21,7 @@ from workbench.comm.groups.world import RankConfig, World
 from workbench.plan.experiment.codec import Codec, CodecName
 from workbench.plan.experiment.experiment import SGD, Adam, AdamW, Experiment, Optimizer
 from workbench.train.measure.repeating import Repetition, Until, estimate, finish, slowest
-from workbench.train.strategies.optimizer import build_optimizer
+from workbench.train.strategies.remembered import build_optimizer
 
 _UNTIL = Until(relative=0.05, least=3, most=40)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}

@@ -27,7 +27,8 @@ from workbench.program.instructions import Average, Instruction, Rescale, Update
 from workbench.program.step import RankProgram
 from workbench.train.loop.passes import Action, Execution
 from workbench.train.strategies.gradients import OutOfOrder
-from workbench.train.strategies.optimizer import state_names
+from workbench.train.strategies.optimizer import Updater
+from workbench.train.strategies.remembered import forget
 from workbench.train.strategies.synchronous import ImmediateStrategy
 
 
@@ -110,17 +111,14 @@ class LocalUpdates(ImmediateStrategy):
     Args:
         program: what this rank executes in every step.
         model: this rank's part.
-        optimizer: the optimizer of its pieces.
+        updater: the updater of its pieces.
     """
 
-    def __init__(
-        self, program: RankProgram, model: CutModel, optimizer: torch.optim.Optimizer
-    ) -> None:
+    def __init__(self, program: RankProgram, model: CutModel, updater: Updater) -> None:
         super().__init__(program)
         experiment = program.program.experiment
         assert isinstance(experiment.sync, LocalSGD)
-        self.sync, self.value, self.model = experiment.sync, experiment.optimizer, model
-        self.optimizer = optimizer
+        self.sync, self.model, self.updater = experiment.sync, model, updater
         self._parameters = model.trainable()
         nobody = (0,) * model.plan.world_size
         self._since = nobody  # rows of each rank since the last averaging
@@ -133,7 +131,7 @@ class LocalUpdates(ImmediateStrategy):
             case Rescale():
                 return lambda run: self._rescale(run.rows)
             case Update():
-                return lambda _: self.optimizer.step()
+                return lambda _: self.updater.step()
             case Average(_, every):
                 return partial(self._average_if_due, every)
         raise OutOfOrder(f"local steps do nothing at {instruction.word!r}")
@@ -178,8 +176,7 @@ class LocalUpdates(ImmediateStrategy):
         tensors = [(name, p.detach()) for name, p in self._parameters.items()]
         self._mean(tensors + (self._state() if with_state else []), self._since)
         if self.sync.momentum == "reset":
-            for state in self.optimizer.state.values():
-                state.clear()
+            forget(self.updater.optimizer, self.updater.value)
         self._before, self._since = self._since, (0,) * len(self._since)
 
     def _mean(self, tensors: list[tuple[str, Tensor]], rows: tuple[int, ...]) -> None:
@@ -194,9 +191,12 @@ class LocalUpdates(ImmediateStrategy):
 
     def _state(self) -> list[tuple[str, Tensor]]:
         """What the optimizer remembers of each element."""
-        names = [state for state in state_names(self.value) if state != "step"]
-        held = [(name, self.optimizer.state.get(p, {})) for name, p in self._parameters.items()]
-        return [(name, state[entry]) for name, state in held for entry in names if entry in state]
+        found, state = [], self.updater.optimizer.state
+        for name, parameter in self._parameters.items():
+            held = state.get(parameter, {})
+            kept = self.updater.values[name].remembers.elements
+            found += [(name, held[kind]) for kind in kept if kind in held]
+        return found
 
     def _seen(self, rows: tuple[int, ...], group_size: int) -> int:
         """Of these rows, how many this rank's group of `group_size` ranks has."""

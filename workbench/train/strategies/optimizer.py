@@ -1,10 +1,4 @@
-"""A rank's optimizer: what it moves, what it remembers of that, as named tensors and back.
-
-The state of a parameter is cut as the parameter is, so a checkpoint holds it as logical
-tensors of their own, named `optimizer/<state>/<parameter>`:
-
-    sgd           momentum_buffer (none without momentum)
-    adam, adamw   step (one number), exp_avg, exp_avg_sq
+"""A rank's optimizer: what it moves, and who moves what of that which several ranks hold.
 
 An `Updater` moves all that the rank holds. Of a `ServingUpdater`, one rank moves what several
 hold. A `ShardedUpdater` (ZeRO-1) moves the rank's part of it: the n ranks of a replica group hold
@@ -34,9 +28,8 @@ Source: Rajbhandari et al. 2020 (ZeRO, arXiv:1910.02054), sec. 5.1; Chen et al. 
 summed just as without, in whatever order, or the bits would differ.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,95 +39,18 @@ from workbench.comm.collectives import all_gather, broadcast
 from workbench.comm.groups.group import Group
 from workbench.comm.pending import Pending
 from workbench.layers.cut_model import CutModel
-from workbench.plan.experiment.experiment import SGD, Adam, AdamW, Optimizer
+from workbench.plan.experiment.optimizers import AnyOptimizer, at_rate
 from workbench.plan.placement.division import divide
 from workbench.plan.placement.placement import Shard
 from workbench.program.step import RankProgram
-
-# Where torch has one kernel for a whole update.
-_FUSED_ON = ("cpu", "cuda")
-
-
-def build_optimizer(value: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The torch optimizer of this value, fused where torch can.
-
-    Args:
-        value: the optimizer of an `Experiment`.
-        parameters: this rank's pieces; those of size zero are left out, and there may be none left,
-            as on a rank that owns nothing.
-    """
-    held = [parameter for parameter in parameters if parameter.numel() > 0]
-    fused = all(p.is_floating_point() and p.device.type in _FUSED_ON for p in held)
-    build = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-    options: dict[str, Any] = value.model_dump(exclude={"kind"})
-    return build[value.kind]([{"params": held}], **options, fused=fused or None)
-
-
-def state_names(value: Optimizer) -> tuple[str, ...]:
-    """What the optimizer remembers of each parameter."""
-    match value:
-        case SGD():
-            return ("momentum_buffer",) if value.momentum > 0 else ()
-        case Adam() | AdamW():
-            return ("step", "exp_avg", "exp_avg_sq")
-
-
-def entry(state: str, name: str) -> str:
-    """The logical tensor that holds this state of the parameter `name`."""
-    return f"optimizer/{state}/{name}"
-
-
-def state_tensors(
-    optimizer: torch.optim.Optimizer, value: Optimizer, parameters: Mapping[str, nn.Parameter]
-) -> dict[str, Tensor]:
-    """The state of these parameters, by entry; the tensors are the optimizer's own.
-
-    A parameter that was never updated has its state in full as well: zeros, from which all
-    three optimizers take the same first step as from no state. One of size zero has none.
-    """
-    return {
-        entry(state, name): _held(optimizer, parameter, state)
-        for name, parameter in parameters.items()
-        if parameter.numel() > 0
-        for state in state_names(value)
-    }
-
-
-def load_state(
-    optimizer: torch.optim.Optimizer,
-    value: Optimizer,
-    parameters: Mapping[str, nn.Parameter],
-    read: Callable[[str, str], Tensor],
-) -> None:
-    """Puts back what `state_tensors` gave.
-
-    Args:
-        optimizer: a new one, of `value`.
-        value: what it was built from.
-        parameters: the parameters that it updates, by name; others may be among them if of size
-            zero.
-        read: (state, name) -> this rank's piece of that state; it becomes the optimizer's own.
-    """
-    names = {id(parameter): name for name, parameter in parameters.items()}
-    content = optimizer.state_dict()
-    content["state"] = {
-        index: {state: read(state, names[id(parameter)]) for state in state_names(value)}
-        for index, parameter in enumerate(optimizer.param_groups[0]["params"])
-    }
-    optimizer.load_state_dict(content)
-
-
-def set_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
-    """Has an optimizer move weights at this rate from now on; what it remembers stays."""
-    for group in optimizer.param_groups:
-        group["lr"] = value
-
-
-def _held(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, state: str) -> Tensor:
-    held = optimizer.state[parameter].get(state) if parameter in optimizer.state else None
-    if held is not None:
-        return held
-    return torch.zeros(()) if state == "step" else torch.zeros_like(parameter)
+from workbench.train.strategies.remembered import (
+    build_optimizer,
+    entry,
+    first,
+    grouped,
+    load_state,
+    state_tensors,
+)
 
 
 class Updater:
@@ -144,11 +60,24 @@ class Updater:
         value: the experiment's optimizer.
         model: this rank's part.
         held: what it moves, by name: the parameters of `model`, or parts of them.
+
+    Attributes:
+        values: the optimizer of each parameter of the model, with the options of its group.
     """
 
-    def __init__(self, value: Optimizer, model: CutModel, held: Mapping[str, nn.Parameter]) -> None:
+    def __init__(
+        self, value: AnyOptimizer, model: CutModel, held: Mapping[str, nn.Parameter]
+    ) -> None:
         self.value, self.model, self.held = value, model, held
-        self.optimizer = build_optimizer(value, held.values())
+        shapes = {name: model.placements[name].shape for name in model.trainable()}
+        self.values = value.of(shapes)
+        dims = {name: len(shape) for name, shape in shapes.items()}
+        self.optimizer = build_optimizer(value, *grouped(value, held, dims))
+
+    def set_rate(self, lr: float) -> None:
+        """Weights move at this rate from now on, those of groups at their ratio to it."""
+        for group, value in zip(self.optimizer.param_groups, self.value.parted, strict=True):
+            group["lr"] = at_rate(value.lr, self.value.lr, lr)
 
     def step(self) -> None:
         """Moves every parameter that has a gradient, or this rank's part of it."""
@@ -168,7 +97,7 @@ class Updater:
         Args:
             wanted: the entries that must be there; there may be others.
         """
-        return state_tensors(self.optimizer, self.value, self.held)
+        return state_tensors(self.optimizer, self.values, self.held)
 
     def load(self, read: Callable[[str, str], Tensor]) -> None:
         """Puts back what was remembered.
@@ -176,7 +105,7 @@ class Updater:
         Args:
             read: (state, name) -> this rank's piece of that state.
         """
-        load_state(self.optimizer, self.value, self.held, read)
+        load_state(self.optimizer, self.values, self.held, read)
 
     @property
     def owned(self) -> Mapping[tuple[str, ...], Owned]:
@@ -201,7 +130,7 @@ class ServingUpdater(Updater):
         server: a rank of the world.
     """
 
-    def __init__(self, value: Optimizer, model: CutModel, server: int) -> None:
+    def __init__(self, value: AnyOptimizer, model: CutModel, server: int) -> None:
         self.server = server
         every = model.trainable()
         served = {
@@ -212,14 +141,14 @@ class ServingUpdater(Updater):
         super().__init__(value, model, served)
 
     def state(self, wanted: Collection[str]) -> dict[str, Tensor]:
-        mine = state_tensors(self.optimizer, self.value, self.held)
+        mine = state_tensors(self.optimizer, self.values, self.held)
         found = {}
         for name, parameter in self.model.trainable().items():
-            group = _replicas(self.model, name)
-            for state in state_names(self.value) if parameter.numel() > 0 else ():
+            group, value = _replicas(self.model, name), self.values[name]
+            for state in value.remembers.names if parameter.numel() > 0 else ():
                 key = entry(state, name)
-                like = parameter.detach() if state != "step" else torch.zeros(())
-                held = mine.get(key, like).to(parameter.device)
+                held = mine[key] if key in mine else first(value, parameter, state)
+                held = held.to(parameter.device)
                 told = broadcast(held, root_of(group, self.server), group, layer="optimizer")
                 if key in wanted:
                     found[key] = told
@@ -282,7 +211,9 @@ class ShardedUpdater(Updater):
         buckets: the buckets of the parameters with replicas.
     """
 
-    def __init__(self, value: Optimizer, model: CutModel, buckets: Sequence[ShardedBucket]) -> None:
+    def __init__(
+        self, value: AnyOptimizer, model: CutModel, buckets: Sequence[ShardedBucket]
+    ) -> None:
         self._whole, self._buckets = model.trainable(), buckets
         self._moved: list[ShardedBucket] = []
         held = dict(self._whole)
@@ -347,10 +278,10 @@ class ShardedUpdater(Updater):
         return {tuple(b.parts): b.owned for b in self._buckets if b.owned is not None}
 
     def state(self, wanted: Collection[str]) -> dict[str, Tensor]:
-        found = state_tensors(self.optimizer, self.value, self.held)
+        found = state_tensors(self.optimizer, self.values, self.held)
         for bucket in self._buckets:
             for name in bucket.parts:
-                for state in state_names(self.value):
+                for state in self.values[name].remembers.names:
                     key = entry(state, name)
                     whole = self._gathered(found.pop(key, None), bucket, name, state)
                     if key in wanted:
@@ -362,7 +293,7 @@ class ShardedUpdater(Updater):
 
         def read_part(state: str, name: str) -> Tensor:
             piece = read(state, name)
-            if state == "step" or name not in homes:
+            if state in self.values[name].remembers.numbers or name not in homes:
                 return piece
             return _own(piece, homes[name], name).clone()
 
@@ -396,10 +327,10 @@ class ShardedUpdater(Updater):
     ) -> Tensor:
         """A state of a whole piece; of a part without elements nothing is remembered."""
         whole = self._whole[name]
-        if state == "step":  # one number, which whoever moves a part has
+        if state in self.values[name].remembers.numbers:  # which whoever moves a part has
             cut = Shard(0, tuple(int(size > 0) for size in bucket.parts[name]))
-            count = torch.zeros(0, device=whole.device) if mine is None else mine.view(1)
-            return all_gather(count, cut, bucket.group, layer="optimizer")[0]
+            number = torch.zeros(0) if mine is None else mine.view(1)
+            return all_gather(number.to(whole.device), cut, bucket.group, layer="optimizer")[0]
         part = whole.new_empty(0).detach() if mine is None else mine
         every = all_gather(part, bucket.cut(name), bucket.group, layer="optimizer")
         return every.view_as(whole)

@@ -141,7 +141,7 @@ def strategy_of(
         return PipelinedUpdates(program, model, updater, first_step, left[spare:], notes)
     if isinstance(sync, LocalSGD):
         drain(left[:spare], model, updater.move, notes)
-        return LocalUpdates(program, model, updater.optimizer)
+        return LocalUpdates(program, model, updater)
     strategy = SynchronousUpdates(program, model, updater)
     drain(left[:spare], model, strategy.move, notes)
     return strategy

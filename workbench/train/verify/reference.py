@@ -37,7 +37,12 @@ from workbench.train.data.order import epoch_of, rows_of_step
 from workbench.train.loop.evaluation import NO_STEP
 from workbench.train.loop.objective import AUXILIARY_WEIGHT
 from workbench.train.loop.scoring import own_score
-from workbench.train.strategies.optimizer import build_optimizer, entry, state_names
+from workbench.train.strategies.remembered import (
+    build_optimizer,
+    entry,
+    grouped,
+    held_or_first,
+)
 
 # Of the noise's standard deviation to the constant, and the constant that zero counts as.
 NOISE, LEAST = 0.1, 0.1
@@ -272,7 +277,11 @@ def _trained(experiment: Experiment, weights: Path, dtype: torch.dtype) -> dict[
     model = _whole(plan, plan.graph, weights, context, dtype)
     named = _Named(plan.graph)
     parameters = named(model.named_parameters())
-    optimizer = build_optimizer(experiment.optimizer, parameters.values())
+    values = experiment.optimizers
+    trained = {name: parameters[name] for name in values}
+    dims = {name: parameter.ndim for name, parameter in trained.items()}
+    members = grouped(experiment.optimizer, trained, dims)
+    optimizer = build_optimizer(experiment.optimizer, *members)
     graph = plan.graph
     shape, classes, seed = graph.input_shape, graph.num_classes, experiment.seed
     data = open_data(experiment.data, shape, classes, "train", seed)
@@ -296,9 +305,9 @@ def _trained(experiment: Experiment, weights: Path, dtype: torch.dtype) -> dict[
     found |= {f"weight/{name}": p.detach() for name, p in parameters.items()}
     found |= {f"buffer/{name}": b for name, b in named(model.named_buffers()).items()}
     found |= {
-        entry(kind, name): optimizer.state[p].get(kind, _nothing(kind, p))
-        for name, p in parameters.items()
-        for kind in state_names(experiment.optimizer)
+        entry(kind, name): held_or_first(optimizer, values[name], p, kind)
+        for name, p in trained.items()
+        for kind in values[name].remembers.names
     }
     return found | _evaluated(experiment, loss, model, weights, context, dtype)
 
@@ -357,11 +366,6 @@ def _cross_entropy(outputs: tuple[Tensor, ...], labels: Tensor) -> Tensor:
     for auxiliary in outputs[1:]:
         loss = loss + AUXILIARY_WEIGHT * F.cross_entropy(auxiliary, labels)
     return loss
-
-
-def _nothing(kind: str, parameter: Tensor) -> Tensor:
-    """What an optimizer remembers of a parameter that never had a gradient."""
-    return torch.zeros(()) if kind == "step" else torch.zeros_like(parameter.detach())
 
 
 def _as(inputs: Tensor, dtype: torch.dtype) -> Tensor:

@@ -19,7 +19,7 @@ from workbench.train.data.order import EVALUATION
 from workbench.train.loop.evaluation import evaluate
 from workbench.train.loop.objective import average_statistics, own_rows
 from workbench.train.loop.state import RankState, group_specs_of
-from workbench.train.strategies.optimizer import entry, state_names
+from workbench.train.strategies.remembered import entry
 from workbench.train.verify.reference import write_reference
 from workbench.train.verify.verification import TOLERANCE, Difference
 
@@ -131,13 +131,13 @@ def _values(state: RankState, whole: WeightsFile) -> list[Difference]:
 
 def _optimizer(state: RankState, whole: WeightsFile) -> list[Difference]:
     """Everything that is remembered; one kind of it (squares, say) is not measured by another."""
-    kinds = state_names(state.experiment.optimizer)
-    names = list(state.model.trainable())
-    held = state.updater.state({entry(kind, name) for kind in kinds for name in names})
+    known = {name: value.remembers for name, value in state.updater.values.items()}
+    held = state.updater.state({entry(kind, name) for name in known for kind in known[name].names})
     found = []
-    for kind in kinds:
-        mine = {name: held[entry(kind, name)] for name in names if entry(kind, name) in held}
-        found += _compared(state, whole, "optimizer", mine, 1.0, kind)
+    for kind in dict.fromkeys(kind for one in known.values() for kind in one.names):
+        mine = {name: held[entry(kind, name)] for name in known if entry(kind, name) in held}
+        number = any(kind in one.numbers for one in known.values())
+        found += _compared(state, whole, "optimizer", mine, 1.0, kind, is_number=number)
     return found
 
 
@@ -197,10 +197,13 @@ def _compared(
     pieces: Mapping[str, Tensor],
     floor: float,
     kind: str = "",
+    *,
+    is_number: bool = False,
 ) -> list[Difference]:
     """This rank's pieces of one kind against the slices of the whole tensors.
 
-    A tensor counts as no smaller than `floor` times the largest of its kind in the model.
+    A tensor counts as no smaller than `floor` times the largest of its kind in the model. Of a
+    single number every rank has the whole.
     """
     before = f"{kind}/" if kind else ""
     scales = {name: _scale(whole, f"{what}/{before}{name}") for name in pieces}
@@ -208,7 +211,7 @@ def _compared(
     found, rank = [], state.world.rank
     for name, piece in pieces.items():
         placed = state.model.placements[name]
-        whole_here = isinstance(placed.placement, Replicate) or kind == "step"  # one number
+        whole_here = isinstance(placed.placement, Replicate) or is_number
         cut = None if whole_here else cast(Shard, placed.placement)
         where, scale = f"{what}/{before}{name}", max(least, scales[name])
         error = _error(piece, whole.read(where, cut, rank % placed.group_size), scale)

@@ -70,9 +70,7 @@ class WeightCosts:
                 added += self._mean(addition(layer, index, size, buckets, self.speeds))
             owners = members if experiment.shard_optimizer else 1
             memory += float(size.mean()) * copies(optimizer) / owners
-            held = update_seconds(
-                optimizer.kind, size.astype(np.float64), copies(optimizer), self.speeds
-            )
+            held = update_seconds(optimizer, size.astype(np.float64), self.speeds)
             update += self._mean(held) / owners
             if members == 1 or not synchronous:
                 rewrites = layer.kind == "linear" and index == 0

@@ -1,0 +1,66 @@
+"""Optimizers and their groups on ranks, against torch's own in one process, step by step."""
+
+import pytest
+
+from tests.oracle.cases import Case, Cut, Run
+from tests.oracle.comparing import judged
+from tests.oracle.models import Net
+
+NET = Net(
+    (1, 6, 6),
+    (
+        "self.m1 = nn.Conv2d(1, 4, 3, bias=False)",
+        "self.m2 = nn.BatchNorm2d(4)",
+        "self.m3 = nn.Linear(64, 6)",
+        "self.head = nn.Linear(6, 3)",
+    ),
+    ("x = self.m2(self.m1(x)).relu()", "x = self.head(self.m3(x.flatten(1)).tanh())"),
+)
+PARALLEL = Cut(2, rows=(3, 1))
+UNEQUAL = Cut(3, (("m3", "shard_out", 3, (3, 0, 1)), ("head", "shard_in", 3, None)))
+SQUARE = Cut(4, (("m1", "shard_out", 2, (3, 1)), ("m3", "shard_out", 2, (1, 2))))
+
+OPTIMIZERS = (
+    "SGD(lr=0.05, momentum=0.9, dampening=0.5, weight_decay=0.1, maximize=True)",
+    "Adam(lr=0.01, amsgrad=True, weight_decay=0.1, decoupled_weight_decay=True)",
+    "Adagrad(lr=0.05, lr_decay=0.1, initial_accumulator_value=0.1, weight_decay=0.1)",
+    "Adadelta(weight_decay=0.1)",
+    "Adamax(lr=0.01, weight_decay=0.1)",
+    "NAdam(lr=0.01, weight_decay=0.1)",
+    "RAdam(lr=0.01, betas=(0.5, 0.8))",
+    "RMSprop(lr=0.01, momentum=0.9, centered=True)",
+    "Rprop(lr=0.02)",
+    "ASGD(lr=0.05, t0=1.0, lambd=0.1, weight_decay=0.1)",
+    "AdamW(lr=0.01, groups=[ParameterGroup('*.bias', weight_decay=0.0, lr=0.05),"
+    " ParameterGroup('m3.*', betas=(0.5, 0.5), amsgrad=True)])",
+    "SGD(lr=0.05, momentum=0.9, groups=[ParameterGroup(dims=1, momentum=0.0)])",
+)
+# Numbers that are not counts, first values that are not zero, and groups; the others take as long.
+FEW = ("NAdam", "Rprop", "ASGD", "AdamW")
+EVERY = [
+    pytest.param(one, marks=() if one.startswith(FEW) else pytest.mark.slow) for one in OPTIMIZERS
+]
+
+
+def is_equal(case, on_ranks):
+    verdict = judged(case, on_ranks.seated)
+    assert verdict.what == "equal", verdict.why
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_sharded_and_resumed_under_another_plan(optimizer, on_ranks):
+    run = Run(optimizer=optimizer, steps=3, shard=(1, 2, 0), checkpoint_every=1, evaluate_every=1)
+    is_equal(Case(NET, UNEQUAL, run, "resumed", Cut(3, rows=(1, 0, 2))), on_ranks)
+
+
+@pytest.mark.parametrize("optimizer", EVERY)
+def test_with_a_server_and_re_cut(optimizer, on_ranks):
+    run = Run(optimizer=optimizer, steps=3, sync="ParameterServer(server=3)", checkpoint_every=1)
+    is_equal(Case(NET, SQUARE, run, "re-cut", Cut(4)), on_ranks)
+
+
+@pytest.mark.parametrize("optimizer", EVERY[1:])
+def test_pipelined_and_resumed(optimizer, on_ranks):
+    """Stopped before the first update, of which the checkpoint knows nothing but first values."""
+    run = Run(optimizer=optimizer, steps=3, sync="Pipelined(width=2)", checkpoint_every=1)
+    is_equal(Case(NET, PARALLEL, run, "resumed"), on_ranks)
