@@ -14,6 +14,7 @@ from torch import nn
 
 from workbench.client.engines import Engines
 from workbench.client.run.job import Job
+from workbench.client.run.own_objects import kept
 from workbench.client.run.run import Run
 from workbench.client.run.submitting import checkpoint_of, on_ranks, request
 from workbench.client.sweep import Sweep, results, variations
@@ -84,6 +85,7 @@ class Jobs:
                     "plan.with_world_size says why"
                 )
             experiment = other
+        experiment = kept(experiment, self._engines.folder)
         wanted = request(
             self._engines,
             experiment,

@@ -6,7 +6,6 @@ from torch import nn
 
 from workbench.client.calibration import cache
 from workbench.client.engines import Engines
-from workbench.client.run.own_objects import kept
 from workbench.client.run.run import Run
 from workbench.model.errors import ModelError
 from workbench.model.weights.initial import initialize
@@ -39,7 +38,7 @@ def request(
 
     Args:
         engines: the engines of the cluster.
-        experiment: what to run.
+        experiment: what to run; its own objects are files.
         task: "module:function" that each rank calls.
         priority: higher goes first.
         min_engines: fewest ranks that it goes on with; None: as many as its plan has.
@@ -59,7 +58,6 @@ def request(
     """
     engines.require(experiment.plan)
     checkpoint = None if resume is None else checkpoint_of(resume, experiment.plan.graph)
-    experiment = kept(experiment, engines.folder)
     packed = messages.pack(experiment)
     own, available = experiment.plan.world_size, len(engines.devices)
     fewest = own if min_engines is None else min_engines

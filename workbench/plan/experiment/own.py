@@ -52,7 +52,9 @@ class Own(Value):
             return NotImplemented
         if self.file and other.file:
             return self.file == other.file
-        return (self.name, self.file) == (other.name, other.file) and self._held is other._held
+        if self._held is not None and other._held is not None:
+            return self._held is other._held
+        return (self.name, self.file) == (other.name, other.file)
 
     def __hash__(self) -> int:
         return hash(self.name)

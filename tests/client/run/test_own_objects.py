@@ -1,0 +1,120 @@
+"""A user's own functions and objects reach the ranks as the notebook has them."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+from workbench.client.run.own_objects import kept
+from workbench.model.tracing.trace import trace
+from workbench.plan.errors import ExperimentError
+from workbench.plan.experiment.experiment import SGD, Experiment, Metric, TorchData
+from workbench.plan.plan import Plan
+from workbench.store import messages
+from workbench.store.errors import RunError
+from workbench.train.data import own
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+def experiment(**fields):
+    """Everything of it is made here, as in a cell."""
+
+    class Corners(Dataset):
+        def __len__(self):
+            return 24
+
+        def __getitem__(self, index):
+            return torch.tensor([index % 2, index % 3]).float(), torch.tensor(index % 3)
+
+    def loss(outputs, targets):
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    graph = trace(net(), input_shape=(2,))
+    hits = Metric(lambda out, y: (out.argmax(1) == y).sum(), result=lambda n: n / 24)
+    given = dict(
+        data=TorchData(train=Corners(), test=Corners(), workers=1),
+        loss=loss,
+        metrics={"hits": hits},
+        optimizer=SGD(0.1),
+        epochs=2,
+        batch_size=8,
+    )
+    return Experiment(plan=Plan.data_parallel(graph, 2), **given | fields)
+
+
+def test_they_are_files_named_by_their_content(tmp_path):
+    run = experiment()
+    there = kept(run, tmp_path)
+    assert kept(there, tmp_path) == there
+    assert kept(run, tmp_path) == there
+    files = sorted(path.name for path in (tmp_path / "objects").iterdir())
+    assert len(files) == 4  # both splits are one
+    assert (tmp_path / "objects").stat().st_mode & 0o077 == 0
+    back = messages.unpack(messages.pack(there))
+    assert back.to_toml() == there.to_toml()
+    assert len(own.load(back.data.train)) == 24
+    assert own.load(back.metrics["hits"].result)(torch.tensor(12)) == 0.5
+
+
+def test_modules_beside_the_notebook_travel_as_they_are_now(tmp_path, monkeypatch):
+    """An engine may have imported another text of them, or have none."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "my_losses.py").write_text(
+        "FACTOR = 2.0\n\ndef loss(o, y):\n    return FACTOR * o\n"
+    )
+    import my_losses
+
+    there = kept(experiment(loss=my_losses.loss), tmp_path)
+    monkeypatch.delitem(sys.modules, "my_losses")
+    (tmp_path / "my_losses.py").unlink()
+    back = messages.unpack(messages.pack(there))
+    assert own.load(back.loss.function)(torch.ones(2), None).tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (dict(loss="nowhere.at_all:loss"), "loss.function: 'nowhere.at_all:loss' cannot be imp"),
+        (dict(loss="math:nothing"), "has no attribute 'nothing'"),
+        (dict(metrics={"m": (lambda: (yield))()}), "metrics.m.sums: .*cannot be pickled"),
+    ],
+)
+def test_what_no_rank_could_have_is_refused(tmp_path, fields, text):
+    with pytest.raises(ExperimentError, match=text):
+        kept(experiment(**fields), tmp_path)
+
+
+def test_the_text_of_an_object_is_not_the_object(tmp_path):
+    again = Experiment.from_toml(experiment().to_toml())
+    with pytest.raises(ExperimentError, match="was an object of the process that made this"):
+        kept(again, tmp_path)
+
+
+def test_a_cluster_trains_and_verifies_it(cluster):
+    run = experiment(evaluate_every=3)
+    trained = cluster.train(run).wait()
+    assert trained.evaluation.keys() == {"loss", "hits"}
+    assert trained.experiment == run
+    saved = Experiment.load(trained.directory / "experiment.toml")
+    assert saved.to_toml() == trained.experiment.to_toml()
+    found = cluster.verify(run)
+    assert found.exact, found
+    assert {d.name for d in found.differences if d.what == "evaluation"} == {"loss", "hits"}
+
+
+def test_what_fails_on_a_rank_is_told_by_its_name(cluster):
+    data = TensorDataset(torch.rand(8, 2), torch.arange(8) % 3)
+    with pytest.raises(RunError, match=r"loss .*mixing of 8 rows is .* must not depend on others"):
+        cluster.train(experiment(data=(data, data), loss=mixing, metrics=None)).wait()
+
+
+def mixing(outputs, targets):
+    """Not a loss over rows."""
+    return (outputs - outputs.mean(0)).square().mean()
