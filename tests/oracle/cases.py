@@ -63,6 +63,7 @@ class Run:
     precision: str = "fp64"
     accumulate: int = 1
     shard: bool | tuple[float, ...] = False
+    clip: tuple[tuple[str, float], ...] = ()
     seed: int = 0
     checkpoint_every: int | None = None
     evaluate_every: int | None = None
@@ -78,6 +79,7 @@ class Run:
             precision=self.precision,
             accumulate=self.accumulate,
             shard_optimizer=self.shard,
+            **dict(self.clip),
             seed=self.seed,
             checkpoint_every=self.checkpoint_every,
             evaluate_every=self.evaluate_every,

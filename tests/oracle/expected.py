@@ -113,6 +113,8 @@ class Expected:
             local=local if plan.batch_norm == "local" else {},
             late=sync.width - 1 if late else 0,
             warmup=sync.warmup if late else 0,
+            clip_norm=experiment.clip_norm,
+            clip_value=experiment.clip_value,
         )
 
 

@@ -54,6 +54,8 @@ class Task:
             together; empty: all see all.
         late: steps by which gradients are late.
         warmup: steps of which none is late.
+        clip_norm: of all gradients that are applied, together; None: any.
+        clip_value: of each of their elements; None: any.
     """
 
     optimizer: Callable[[dict[str, nn.Parameter]], torch.optim.Optimizer]
@@ -69,6 +71,8 @@ class Task:
     local: Mapping[str, int] = field(default_factory=dict)
     late: int = 0
     warmup: int = 0
+    clip_norm: float | None = None
+    clip_value: float | None = None
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,10 @@ def train(module: nn.Module, task: Task) -> list[Step]:
         if index - late >= (task.warmup if late else 0):
             for name, parameter in parameters.items():
                 parameter.grad = _copy(waiting[index - late][name])
+            if task.clip_norm is not None:
+                nn.utils.clip_grad_norm_(parameters.values(), task.clip_norm)
+            if task.clip_value is not None:
+                nn.utils.clip_grad_value_(parameters.values(), task.clip_value)
             optimizer.step()
         found.append(
             Step(

@@ -64,3 +64,35 @@ def test_pipelined_and_resumed(optimizer, on_ranks):
     """Stopped before the first update, of which the checkpoint knows nothing but first values."""
     run = Run(optimizer=optimizer, steps=3, sync="Pipelined(width=2)", checkpoint_every=1)
     is_equal(Case(NET, PARALLEL, run, "resumed"), on_ranks)
+
+
+NORM, VALUE = (("clip_norm", 0.1),), (("clip_value", 0.02),)
+CLIPPED = {
+    "unequal": Case(NET, UNEQUAL, Run(steps=3, clip=NORM), "resumed", Cut(3)),
+    "value": Case(NET, UNEQUAL, Run(steps=3, clip=VALUE, accumulate=2)),
+    "duplicates": Case(
+        NET,
+        Cut(4, (("m3", "shard_out", 2, (3, 1)), ("head", "duplicate", 2, None))),
+        Run(clip=NORM),
+    ),
+    "sharded": Case(NET, SQUARE, Run(steps=3, clip=NORM, shard=(1, 2, 0, 3)), "re-cut", Cut(4)),
+    "fused": Case(
+        NET, SQUARE, Run(sync="Synchronous(algorithm='direct')", clip=NORM, shard=(1, 2, 1, 3))
+    ),
+    "fused value": Case(
+        NET, SQUARE, Run(sync="Synchronous(algorithm='direct')", clip=VALUE, shard=(1, 2, 1, 3))
+    ),
+    "server": Case(NET, SQUARE, Run(sync="ParameterServer(server=1)", clip=NORM)),
+    "ring": Case(NET, PARALLEL, Run(sync="Synchronous(algorithm='ring')", clip=NORM)),
+    "late": Case(
+        NET, UNEQUAL, Run(steps=4, sync="Pipelined(width=2, warmup=1)", clip=NORM), "resumed"
+    ),
+    "later": Case(NET, SQUARE, Run(steps=4, sync="Pipelined(width=3)", clip=NORM, shard=True)),
+    "late value": Case(NET, PARALLEL, Run(steps=3, sync="Pipelined(width=2)", clip=VALUE)),
+    "too small": Case(NET, PARALLEL, Run(clip=(("clip_norm", 1e3),))),
+}
+
+
+@pytest.mark.parametrize("case", CLIPPED.values(), ids=CLIPPED)
+def test_clipped(case, on_ranks):
+    is_equal(case, on_ranks)

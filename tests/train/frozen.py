@@ -124,7 +124,7 @@ def plain(module: nn.Module, run: Experiment) -> Found:
     """What a loop of torch's own computes."""
     model, found = deepcopy(module).double(), Found()
     kind = run.optimizer.kind
-    options = run.optimizer.model_dump(exclude={"kind"})
+    options = run.optimizer.options
     build = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[kind]
     optimizer = build(model.parameters(), **options)
     data = open_data(run.data, SHAPE, CLASSES, "train")

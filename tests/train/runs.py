@@ -11,7 +11,7 @@ from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment.experiment import Experiment
 from workbench.program.step import program_of
 from workbench.train.loop.memory import tensor_bytes
-from workbench.train.loop.state import RankState, group_specs_of
+from workbench.train.loop.state import CONTROL, RankState, group_specs_of
 from workbench.train.loop.step import Stepper
 from workbench.train.strategies.strategy import OwnGradients, strategy_of, updater_of
 
@@ -29,7 +29,8 @@ def stepper_of(
         options: Further arguments of `Stepper`.
     """
     program = program_of(experiment).of(world.rank)
-    strategy = strategy_of(program, model, updater_of(program, model))
+    everyone = model.groups.get((CONTROL, tuple(range(world.size))))
+    strategy = strategy_of(program, model, updater_of(program, model, everyone))
     if not sums:
         strategy = OwnGradients(strategy)
     return Stepper(experiment, model, strategy, None, world, torch.float64, **options)

@@ -106,6 +106,9 @@ STRATEGIES = {
         sync=LocalSGD(every=1, bucket_bytes=SMALL, momentum="average"), optimizer=AdamW()
     ),
     "parameter server": dict(sync=ParameterServer(server=1, bucket_bytes=SMALL)),
+    "clipped": dict(clip_norm=0.1),
+    "clipped, late": dict(sync=Pipelined(width=2, compensation="delay"), clip_norm=0.1),
+    "clipped by value": dict(clip_value=0.1),
 }
 IN_ROUNDS = Synchronous(bucket_bytes=SMALL, per_round=True)
 PLANS = {

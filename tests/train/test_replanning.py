@@ -105,7 +105,7 @@ def test_only_what_changes_hands_travels(on_ranks, weights):
     for index, (before, after) in enumerate(itertools.pairwise(PLANS)):
         recut = Recut(before, after)
         for rank, (_, _, received) in enumerate(every):
-            assert received[index] == 8 * recut.received(rank, states=2)
+            assert received[index] == 8 * recut.received(rank, dict.fromkeys(GRAPH.trainable, 2))
 
 
 def rows_taken(world, first, weights):

@@ -33,6 +33,7 @@ from workbench.program.instructions import (
     Agree,
     Average,
     Backward,
+    Clip,
     Convert,
     Direction,
     Forward,
@@ -78,7 +79,7 @@ class CollectiveCall:
 
     Attributes:
         op: "all_gather", "reduce_scatter", "all_to_all", "all_reduce", "reduce" or "broadcast".
-        label: the layer, or "gradients", "parameters", "status", "labels".
+        label: the layer, or "gradients", "parameters", "status", "clip", "labels".
         phase: the phase of the step.
         purpose: the purpose of its groups: "shard" is over shard groups, "replica" and "norm" are
             over ranks that hold the same piece, "control" is over the world.
@@ -216,6 +217,9 @@ class Collectives:
                 return (
                     CollectiveCall("all_reduce", "status", "step", "control", 1, status, _FP64),
                 )
+            case Clip(norm=float()):
+                one = self._everywhere
+                return (CollectiveCall("all_reduce", "clip", "step", "control", 1, one, _FP64),)
             case _:
                 return ()
 

@@ -17,6 +17,7 @@ all ranks at once. It knows neither seconds nor bytes; those are answers of whoe
     rescale       gradients that are to be means over other rows than the whole step's
     agree         all ranks on the loss and on whether to go on
     compensate    gradients that are used late, for how far weights have moved since
+    clip          gradients, by the norm of all of them or element by element
     update        of parameters, by the optimizer
     hand_out      parameters, from the ranks that have updated them to all that hold them
     average       parameters, every few steps
@@ -248,6 +249,24 @@ class Compensate:
 
 
 @dataclass(frozen=True)
+class Clip:
+    """Gradients that the update is to see, clipped.
+
+    Attributes:
+        parameters: the parameters, by name.
+        norm: the greatest norm of all of them together, over which all ranks agree; None: any.
+        value: the greatest magnitude of an element; None: any.
+        by: who clips each: who updates it.
+    """
+
+    word: ClassVar[str] = "clip"
+    parameters: tuple[str, ...]
+    norm: float | None
+    value: float | None
+    by: Updater
+
+
+@dataclass(frozen=True)
 class Update:
     """The optimizer moves parameters.
 
@@ -306,6 +325,7 @@ Instruction = (
     | Rescale
     | Agree
     | Compensate
+    | Clip
     | Update
     | HandOut
     | Average

@@ -14,6 +14,7 @@ from workbench.program.instructions import (
     Agree,
     Average,
     Backward,
+    Clip,
     Compensate,
     Convert,
     Forward,
@@ -177,6 +178,9 @@ class Shown:
                 return _several(names), f"mean over {over}", ""
             case Agree():
                 return "loss, stop, requests", "", ""
+            case Clip(names, norm, value):
+                how = f"value {value:g}" if norm is None else f"norm {norm:g}"
+                return _several(names), how, ""
             case Update(names, by):
                 kind = self.experiment.optimizer.kind
                 return _several(names), kind if by == "holders" else f"{kind}, by {by}", ""

@@ -18,6 +18,9 @@ bring about, a sum begins with the last of them. Steps end as
     parameter server     wait, agree, update, hand_out
     pipelined            wait for an earlier step's sums, agree, reduce, compensate, update
     local SGD            rescale, agree, update, average
+
+Gradients are clipped before the update. Where they are late, that goes before the next reduction,
+behind whose bytes the few of the norm would queue on the wire.
 """
 
 from collections import Counter
@@ -38,6 +41,7 @@ from workbench.program.instructions import (
     Agree,
     Average,
     Backward,
+    Clip,
     Compensate,
     Convert,
     Forward,
@@ -237,7 +241,7 @@ class _Unrolling:
             self._add(Rescale(self.names, None))
         else:
             self._wait(self.step_sums, self._step_reduces)
-        self._add(Agree())
+        self._add(Agree(), *self._clip())
         self._update(self.of_step)
         if isinstance(self.sync, LocalSGD):
             buckets = averaged(self.experiment, self.sync, Pieces.of(self.experiment))
@@ -246,10 +250,15 @@ class _Unrolling:
     def _end_late(self) -> None:
         """Of sums that are used late; they begin behind the agreement, whose bytes go first."""
         reduces = list(self.step_sums.finish())
-        first = len(self.instructions) + 2
-        self._add(Wait(tuple(range(first, first + len(reduces))), self.late), Agree(), *reduces)
+        corrected: list[Instruction] = list(self._clip())
         if isinstance(self.sync, Pipelined) and self.sync.compensation is not None:
-            self._add(Compensate(self.names))
+            corrected.insert(0, Compensate(self.names))
+        ahead = corrected if self._clip() else []
+        first = len(self.instructions) + 2 + len(ahead)
+        waited = tuple(range(first, first + len(reduces)))
+        self._add(Wait(waited, self.late), Agree(), *ahead, *reduces)
+        if not ahead:
+            self._add(*corrected)
         self._update(self.of_step)
 
     def _whole(self, on: Pass, *, last: bool) -> None:
@@ -375,6 +384,12 @@ class _Unrolling:
         self._reduce(sums.finish(), begun)
         if begun:
             self._add(Wait(tuple(begun)))
+
+    def _clip(self) -> tuple[Clip, ...]:
+        norm, value = self.experiment.clip_norm, self.experiment.clip_value
+        if norm is None and value is None:
+            return ()
+        return (Clip(self.names, norm, value, updater_of(self.experiment)),)
 
     def _update(self, names: tuple[str, ...]) -> None:
         by = updater_of(self.experiment)

@@ -216,7 +216,7 @@ def under(state: RankState, plan: Plan, done: int) -> RankState:
     traced, device = deepcopy(state.traced), world.device
     model = cut(plan, context, groups, reader, device=device, dtype=dtype, traced=traced)
     program = program_of(experiment).of(world.rank)
-    updater = updater_of(program, model)
+    updater = updater_of(program, model, state.everyone)
 
     def read(kept: str, name: str) -> Tensor:
         key = entry(kept, name)

@@ -34,7 +34,8 @@ def test_a_run_goes_on_under_other_plans_without_losing_a_step(cluster, experime
     halves = run.replan(HALVES)
     assert halves.wait(LONG_S).received_bytes == halves.cost.received_bytes == (0, 0)
     unequal = run.replan(UNEQUAL)
-    expected = tuple(8 * Recut(HALVES, UNEQUAL).received(rank, states=1) for rank in range(2))
+    recut, momentum = Recut(HALVES, UNEQUAL), dict.fromkeys(GRAPH.trainable, 1)
+    expected = tuple(8 * recut.received(rank, momentum) for rank in range(2))
     assert unequal.cost.received_bytes == expected
     assert unequal.wait(LONG_S).received_bytes == expected
     run.wait(LONG_S)

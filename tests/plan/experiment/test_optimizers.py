@@ -4,7 +4,12 @@ import pytest
 
 from tests.plan.graphs import vgg
 from workbench.plan.errors import ExperimentError
-from workbench.plan.experiment.experiment import Experiment, LocalSGD, Pipelined
+from workbench.plan.experiment.experiment import (
+    Experiment,
+    LocalSGD,
+    Pipelined,
+    Synchronous,
+)
 from workbench.plan.experiment.optimizers import (
     ASGD,
     OPTIMIZERS,
@@ -16,9 +21,11 @@ from workbench.plan.experiment.optimizers import (
     Rprop,
 )
 from workbench.plan.plan import Plan
+from workbench.program.step import program_of
 
 PLAN = Plan.hybrid(vgg(), 4, 2)
 FIELDS = dict(plan=PLAN, optimizer=SGD(lr=0.1), steps=10)
+IN_ROUNDS = Plan.hybrid(vgg(), 4, 2, rounds="B")
 BIASES = ParameterGroup("*.bias", weight_decay=0.0)
 
 
@@ -116,3 +123,30 @@ def test_dampening_needs_a_first_gradient(sync):
     assert Experiment(**FIELDS | dict(optimizer=value)).optimizer == value
     with pytest.raises(ExperimentError, match="dampening leaves the first gradient whole"):
         Experiment(**FIELDS | dict(optimizer=value, sync=sync))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (dict(sync=LocalSGD()), r"under LocalSGD no rank has.*valid with Synchronous"),
+        (dict(plan=IN_ROUNDS, sync=Synchronous(per_round=True)), "per_round=False"),
+        (dict(clip_value=1.0), "exclude each other"),
+        (dict(clip_norm=0.0), "greater than 0"),
+    ],
+)
+def test_clipping_that_is_refused(fields, said):
+    with pytest.raises(ExperimentError, match=said):
+        Experiment(**FIELDS | dict(clip_norm=1.0) | fields)
+
+
+def test_clipping_is_listed_before_the_update():
+    late = Pipelined(compensation="delay")
+    for sync, listed in (
+        ("synchronous", ["wait", "agree", "clip", "update"]),
+        (late, ["wait", "agree", "compensate", "clip", "reduce", "update"]),
+    ):
+        run = Experiment(**FIELDS, clip_norm=1.0, sync=sync)
+        assert Experiment.from_toml(run.to_toml()) == run
+        words = [one.word for one in program_of(run).instructions]
+        behind = words[words.index("wait") :]
+        assert list(dict.fromkeys(behind)) == listed

@@ -12,6 +12,7 @@ from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.codec import Codec
 from workbench.plan.experiment.experiment import (
     SGD,
+    Adadelta,
     Adam,
     Experiment,
     LocalSGD,
@@ -166,6 +167,7 @@ CASES = [
     ("convolutions", "in groups", dict(sync=Pipelined(width=2, compensation="delay"))),
     ("convolutions", "in groups", dict(sync=Pipelined(width=3, codec=Codec(name="int8")))),
     ("convolutions", "in groups", dict(sync=ParameterServer(server=3))),
+    ("convolutions", "in groups", dict(optimizer=Adadelta(), shard_optimizer=True, clip_norm=0.1)),
     ("windows", "alone", dict(batch_size=16)),
     ("windows", "window heads", dict(batch_size=16)),
     ("wide", "hybrid", dict(batch_size=1600)),

@@ -90,6 +90,7 @@ STRATEGIES = {
     "local, averaged momentum": dict(
         sync=LocalSGD(every=1, momentum="average", bucket_bytes=600), optimizer=Adam()
     ),
+    "clipped": dict(clip_norm=0.1),
 }
 
 

@@ -39,7 +39,7 @@ def by_hand(cut, value):
     """The tail after every round with the mean of its rows, the head with all rows at once."""
     whole = net().double()
     head, tail = whole[:4], whole[4:]
-    options = value.model_dump(exclude={"kind"})
+    options = value.options
     parts = [TORCHS[value.kind](part.parameters(), **options) for part in (head, tail)]
     data = open_data(Synthetic(samples=SAMPLES), SHAPE, 10, "train")
     for step in range(STEPS):

@@ -143,6 +143,13 @@ class Experiment(Value):
     With `Synchronous(algorithm="direct")` the update is fused into the all-reduce: the rank that
     reduces a gradient segment applies its update and sends the weights instead of the sum: two
     synchronisations, not three, and a third less traffic. `fused` says whether it is so."""
+    clip_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """The greatest norm of all gradients of the model together, as
+    `torch.nn.utils.clip_grad_norm_` clips them: exact, however layers are cut. Of pipelined steps,
+    the gradient that is applied is clipped. None: any."""
+    clip_value: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """The greatest magnitude of an element of a gradient, as `torch.nn.utils.clip_grad_value_`
+    clips it; None: any."""
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
     """"bf16" is autocast: weights and reductions stay in fp32."""
     accumulate: int = Field(default=1, ge=1)
@@ -241,6 +248,23 @@ class Experiment(Value):
                 "optimizer: dampening leaves the first gradient whole, and under "
                 f"{type(self.sync).__name__} a checkpoint may be made before a parameter has one, "
                 "which momentum alone does not tell; set dampening=0, or use Synchronous"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _whole_gradients_are_clipped(self) -> Self:
+        named = [name for name in ("clip_norm", "clip_value") if getattr(self, name) is not None]
+        if len(named) > 1:
+            raise ValueError("clip_norm and clip_value exclude each other: one of them is valid")
+        if named and isinstance(self.sync, LocalSGD):
+            raise ValueError(
+                f"{named[0]} clips the gradient of the whole batch, and under LocalSGD no rank has "
+                "it; it is valid with Synchronous, ParameterServer and Pipelined"
+            )
+        if named and isinstance(self.sync, Synchronous) and self.sync.per_round:
+            raise ValueError(
+                f"{named[0]} clips the gradient of the whole batch, and with per_round weights "
+                "behind the gather step before it is there; it is valid with per_round=False"
             )
         return self
 

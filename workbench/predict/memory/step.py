@@ -29,6 +29,7 @@ from workbench.program.instructions import (
     Agree,
     Average,
     Backward,
+    Clip,
     Compensate,
     Convert,
     Forward,
@@ -51,6 +52,8 @@ from workbench.program.step import MANY_RANKS, Program, reduced
 
 _INT64 = 8
 _FP32 = 4
+_FP64 = 8
+_PART = 2**18  # elements of a gradient whose norm is taken at once
 
 _Way = Literal["forward", "loss", "backward", "step"]
 
@@ -117,6 +120,14 @@ class _Step:
         """What tells who updates what; where sharded, it depends on how many ranks there are."""
         return self.whole if self.whole.experiment.shard_optimizer else self.program
 
+    def _norm(self, names: Sequence[str]) -> None:
+        """Writes the parts of gradients that are made wide, one by one."""
+        itemsize = self.program.itemsize
+        moved = moved_bytes(self._updating, self._updating.handed) if itemsize < _FP64 else {}
+        for name in names if moved else ():
+            room = np.minimum(moved[name] // itemsize, _PART) * _FP64
+            self.timeline.pass_by(room, "workspace", self.pieces.owners[name])
+
     def _update(self, names: Sequence[str]) -> None:
         """Writes the temporary tensors of an update, parameter by parameter."""
         values = self.program.experiment.optimizers
@@ -153,6 +164,8 @@ class _Step:
                 )
             case Compensate(names):
                 self._compensate(names)
+            case Clip(names, norm=float()):
+                self._norm(names)
             case Update(names):
                 self.arriving.finish()
                 self._update(names)

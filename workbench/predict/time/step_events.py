@@ -1,6 +1,6 @@
 """The events of one step in time, instruction by instruction of its program."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from workbench.program.instructions import (
     Agree,
     Average,
     Backward,
+    Clip,
     Convert,
     Forward,
     HandOut,
@@ -105,6 +106,8 @@ class _Step:
                 self.updates.wait(instruction)
             case Agree():
                 self.updates.agree()
+            case Clip():
+                self.updates.clip(instruction)
             case Update():
                 self.updates.update(instruction)
             case HandOut():
@@ -129,6 +132,8 @@ _FP64 = 8
 _COPIED = 4  # an average is read and written once into its bucket, and once back
 
 _HANDED_OUT = 4
+
+_SCALED = 2  # a gradient is read and written
 
 
 class Updates:
@@ -178,19 +183,26 @@ class Updates:
             sizes = self.ones * (3 + world) * _FP64
             self.script.meet(self.replicas.all_reduce(sizes, _FP64, 1, "status"))
 
+    def clip(self, clip: Clip) -> None:
+        """Writes the norm of all gradients, which ranks add up, and their scaling; or the latter.
+
+        Steps are taken to be such as are clipped.
+        """
+        mine = self._updated(clip.parameters, clip.by).astype(np.int64)
+        world = self.replicas.ranks.world_size
+        if clip.norm is not None:
+            self.script.work("update", "clip", self.speeds.streaming(mine))
+            if world > 1:
+                self.script.meet(self.replicas.all_reduce(self.ones * _FP64, _FP64, 1, "clip"))
+        self.script.work("update", "clip", self.speeds.streaming(_SCALED * mine))
+
     def update(self, update: Update) -> None:
         """Writes the update of parameters."""
-        pieces, label = self.program.pieces, self.experiment.optimizer.kind
-        known: dict[tuple[int, int], Seconds] = {}  # of the same pieces, as equal layers have them
-        total = np.zeros(len(self.ones))
-        for name in update.parameters:
-            size = pieces.sizes[name]
-            k = self.program.plan.flow.weights[name].group_size
-            if (id(size), k) not in known:
-                known[id(size), k] = self._own(size, k, update.by)
-            total = total + known[id(size), k]
-        seconds = update_seconds(self.experiment.optimizer, total, self.speeds)
-        self.script.work("update", label, seconds)
+        optimizer = self.experiment.optimizer
+        seconds = update_seconds(
+            optimizer, self._updated(update.parameters, update.by), self.speeds
+        )
+        self.script.work("update", optimizer.kind, seconds)
 
     def hand_out(self, hand_out: HandOut) -> None:
         """Writes the all-gather of updated parameters, bucket by bucket.
@@ -247,6 +259,19 @@ class Updates:
         if by == "owners" and self.replicas.count(k) > 1:
             return size * self.replicas.part(k, self.experiment.optimizer_shares)
         return size.astype(np.float64)
+
+    def _updated(self, names: Sequence[str], by: Updater) -> Seconds:
+        """Bytes of these parameters that each rank updates [ranks]."""
+        pieces = self.program.pieces
+        known: dict[tuple[int, int], Seconds] = {}  # of the same pieces, as equal layers have them
+        total = np.zeros(len(self.ones))
+        for name in names:
+            size = pieces.sizes[name]
+            k = self.program.plan.flow.weights[name].group_size
+            if (id(size), k) not in known:
+                known[id(size), k] = self._own(size, k, by)
+            total = total + known[id(size), k]
+        return total
 
     def _send_back(self, hand_out: HandOut) -> None:
         totals: dict[int, Counts] = {}

@@ -149,7 +149,8 @@ class RankState:
             plan, context, groups, reader, device=device, dtype=dtype, traced=deepcopy(traced)
         )
         program = program_of(experiment).of(world.rank)
-        updater = updater_of(program, model)
+        all_ranks = everyone(groups, plan)
+        updater = updater_of(program, model, all_ranks)
         if saved is not None:
             restore(saved, model, updater)
         first_step = 0 if saved is None else saved.step
@@ -163,7 +164,7 @@ class RankState:
         return cls(
             experiment=experiment,
             world=world,
-            everyone=everyone(groups, plan),
+            everyone=all_ranks,
             model=model,
             updater=updater,
             strategy=strategy,

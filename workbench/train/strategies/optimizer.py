@@ -41,8 +41,9 @@ from workbench.comm.pending import Pending
 from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment.optimizers import AnyOptimizer, at_rate
 from workbench.plan.placement.division import divide
-from workbench.plan.placement.placement import Shard
+from workbench.plan.placement.placement import Replicate, Shard
 from workbench.program.step import RankProgram
+from workbench.train.strategies.clipping import Clipping
 from workbench.train.strategies.remembered import (
     build_optimizer,
     entry,
@@ -63,12 +64,14 @@ class Updater:
 
     Attributes:
         values: the optimizer of each parameter of the model, with the options of its group.
+        clipping: what gradients are clipped to before they are used; None: they are not.
     """
 
     def __init__(
         self, value: AnyOptimizer, model: CutModel, held: Mapping[str, nn.Parameter]
     ) -> None:
         self.value, self.model, self.held = value, model, held
+        self.clipping: Clipping | None = None
         shapes = {name: model.placements[name].shape for name in model.trainable()}
         self.values = value.of(shapes)
         dims = {name: len(shape) for name, shape in shapes.items()}
@@ -79,6 +82,28 @@ class Updater:
         for group, value in zip(self.optimizer.param_groups, self.value.parted, strict=True):
             group["lr"] = at_rate(value.lr, self.value.lr, lr)
 
+    def clip(self, gradients: Mapping[str, Tensor] | None = None) -> None:
+        """Clips gradients where this rank uses them; every rank calls it.
+
+        Args:
+            gradients: the sums, in pieces like the parameters; None: those that they have.
+        """
+        if self.clipping is None:
+            return
+        if gradients is None:
+            named = self.model.trainable().items()
+            gradients = {name: p.grad for name, p in named if p.grad is not None}
+        mine = {name: part for name, part in self.used(gradients).items() if part.numel() > 0}
+        self.clipping.clip(mine, {name: self.users(name) for name in mine})
+
+    def used(self, gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """What this rank moves its parameters by, of gradients in pieces: views of them."""
+        return gradients
+
+    def users(self, name: str) -> int:
+        """How many ranks use the same elements of a gradient as this one."""
+        return _replicas(self.model, name).size * _copies(self.model, name)
+
     def step(self) -> None:
         """Moves every parameter that has a gradient, or this rank's part of it."""
         self.optimizer.step()
@@ -87,7 +112,8 @@ class Updater:
         """Makes whole what the last step has moved in parts; all ranks call it."""
 
     def move(self) -> None:
-        """Moves the weights on all ranks that hold them."""
+        """Moves the weights by the gradients that they have, on all ranks that hold them."""
+        self.clip()
         self.step()
         self.hand_out()
 
@@ -140,6 +166,12 @@ class ServingUpdater(Updater):
         }
         super().__init__(value, model, served)
 
+    def used(self, gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return {name: gradient for name, gradient in gradients.items() if name in self.held}
+
+    def users(self, name: str) -> int:
+        return _copies(self.model, name)
+
     def state(self, wanted: Collection[str]) -> dict[str, Tensor]:
         mine = state_tensors(self.optimizer, self.values, self.held)
         found = {}
@@ -158,6 +190,12 @@ class ServingUpdater(Updater):
 def _replicas(model: CutModel, name: str) -> Group:
     """The ranks that hold the same piece of a parameter as this one."""
     return model.replica_group(model.placements[name].group_size)
+
+
+def _copies(model: CutModel, name: str) -> int:
+    """How many pieces of a parameter are the same, in a group of ranks that hold it together."""
+    placed = model.placements[name]
+    return placed.group_size if isinstance(placed.placement, Replicate) else 1
 
 
 def root_of(group: Group, server: int) -> int:
@@ -247,6 +285,16 @@ class ShardedUpdater(Updater):
                 bucket = replace(bucket, owned=owned)
             buckets.append(bucket)
         return cls(experiment.optimizer, model, buckets)
+
+    def used(self, gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        homes = {name: bucket for bucket in self._buckets for name in bucket.parts}
+        return {
+            name: _own(gradient, homes[name], name) if name in homes else gradient
+            for name, gradient in gradients.items()
+        }
+
+    def users(self, name: str) -> int:
+        return _copies(self.model, name)
 
     @torch.no_grad()
     def step(self) -> None:

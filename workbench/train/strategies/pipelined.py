@@ -30,6 +30,7 @@ from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment.experiment import Pipelined, Sync
 from workbench.program.buckets import Bucket
 from workbench.program.instructions import (
+    Clip,
     Compensate,
     HandOut,
     Instruction,
@@ -110,7 +111,9 @@ class PipelinedUpdates:
             case Wait():
                 return lambda _: self._wait()
             case Compensate(names):
-                return lambda _: self._compensate(names)
+                return lambda run: self._compensate(names, run.step)
+            case Clip():
+                return lambda run: self._clip(run.step)
             case Update():
                 return lambda run: self._move(run.step)
             case HandOut():
@@ -201,23 +204,34 @@ class PipelinedUpdates:
             view.copy_(left.gradients[name])
         return sums
 
+    def _due(self, step: int) -> _Flight | None:
+        """The gradient that a step moves weights by; None: it fills the pipeline."""
+        if self._flying and self._flying[0].step == step - (self.sync.width - 1):
+            return self._flying[0]
+        return None
+
     @torch.no_grad()
-    def _compensate(self, names: Sequence[str]) -> None:
-        if len(self._flying) < self.sync.width:
+    def _compensate(self, names: Sequence[str], step: int) -> None:
+        flight, parameters = self._due(step), self.model.trainable()
+        if flight is None:
             return
-        flight, parameters = self._flying[0], self.model.trainable()
         views, strength = flight.sums.views, self.sync.compensation_lambda
         for name in names:
             if name in views and name in flight.weights:
                 moved = parameters[name] - flight.weights[name]
                 views[name].add_(strength * views[name] * views[name] * moved)
 
+    def _clip(self, step: int) -> None:
+        flight = self._due(step)
+        if flight is not None:
+            self.updater.clip(flight.sums.views)
+
     def _move(self, step: int) -> None:
-        if len(self._flying) < self.sync.width:
+        flight = self._due(step)
+        if flight is None:
             self._notes.append(f"step {step} moved no weights: it filled the pipeline")
             return
-        flight = self._flying.popleft()
-        assert flight.step == step - (self.sync.width - 1), "gradients are equally late"
+        self._flying.popleft()
         views = flight.sums.views
         for name, parameter in self.model.trainable().items():
             if name in views:

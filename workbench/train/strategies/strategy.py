@@ -5,6 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from workbench.comm.groups.group import Group
 from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment.experiment import LocalSGD, ParameterServer, Pipelined
 from workbench.program.buckets import Bucket
@@ -12,6 +13,7 @@ from workbench.program.instructions import Instruction, ZeroGrad
 from workbench.program.step import RankProgram
 from workbench.train.checkpoint.in_flight import InFlight, Residuals
 from workbench.train.loop.passes import Action
+from workbench.train.strategies.clipping import Clipping
 from workbench.train.strategies.local_sgd import LocalUpdates
 from workbench.train.strategies.optimizer import ServingUpdater, ShardedUpdater, Updater
 from workbench.train.strategies.pipelined import PipelinedUpdates, drain, stays_in_flight
@@ -99,13 +101,21 @@ class OwnGradients(ImmediateStrategy):
         return self._strategy.buffers
 
 
-def updater_of(program: RankProgram, model: CutModel) -> Updater:
+def updater_of(program: RankProgram, model: CutModel, everyone: Group | None = None) -> Updater:
     """Moves a rank's weights, as its experiment's strategy wants it.
 
     Args:
         program: what this rank executes.
         model: this rank's part.
+        everyone: all ranks, who agree on how much gradients are clipped; None: they are not.
     """
+    updater, experiment = _unclipped(program, model), program.program.experiment
+    if everyone is not None and (experiment.clip_norm or experiment.clip_value):
+        updater.clipping = Clipping(experiment.clip_norm, experiment.clip_value, everyone)
+    return updater
+
+
+def _unclipped(program: RankProgram, model: CutModel) -> Updater:
     experiment = program.program.experiment
     if isinstance(experiment.sync, ParameterServer):
         return ServingUpdater(experiment.optimizer, model, experiment.sync.server)

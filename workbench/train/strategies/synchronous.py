@@ -29,6 +29,7 @@ from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment.experiment import ParameterServer
 from workbench.program.buckets import Bucket
 from workbench.program.instructions import (
+    Clip,
     HandOut,
     Instruction,
     Pass,
@@ -104,6 +105,8 @@ class SynchronousUpdates(ImmediateStrategy):
                 return lambda _: self._sums.wait()
             case Rescale(names, Pass() as on):
                 return self._rescaling(names, int(on.rows.own.sum()))
+            case Clip():
+                return lambda _: self.updater.clip()
             case Update():
                 return lambda _: self.updater.step()
             case HandOut():
@@ -119,6 +122,7 @@ class SynchronousUpdates(ImmediateStrategy):
 
     def move(self) -> None:
         """Moves the weights by the gradients that they have now, on all ranks that hold them."""
+        self.updater.clip()
         self.updater.step()
         self._hand_out()
 

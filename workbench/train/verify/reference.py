@@ -235,11 +235,11 @@ def write_reference(experiment: Experiment, weights: Path, start: Path, path: Pa
     """Trains the whole model for `experiment.steps` and writes what `verify` compares.
 
     Entries: `output/<i>` (first step, global batch), `gradient/<name>` (first step, where there
-    is one), `weight/<name>`, `buffer/<name>` and `optimizer/<state>/<name>` after the last step,
-    and `evaluation/<figure>` of the first test batch, unless the loss is cross-entropy and the
-    prediction no row of scores; for each of them its largest absolute value under
-    `scale/<entry>`; and in fp32, under `rounding/<entry>`, the largest absolute difference from
-    the same in fp64.
+    is one, before it is clipped), `weight/<name>`, `buffer/<name>` and
+    `optimizer/<state>/<name>` after the last step, and `evaluation/<figure>` of the first test
+    batch, unless the loss is cross-entropy and the prediction no row of scores; for each of them
+    its largest absolute value under `scale/<entry>`; and in fp32, under `rounding/<entry>`, the
+    largest absolute difference from the same in fp64.
 
     Args:
         experiment: what to run.
@@ -301,6 +301,10 @@ def _trained(experiment: Experiment, weights: Path, dtype: torch.dtype) -> dict[
                 for name, p in parameters.items()
                 if p.grad is not None
             }
+        if experiment.clip_norm is not None:
+            nn.utils.clip_grad_norm_(trained.values(), experiment.clip_norm)
+        if experiment.clip_value is not None:
+            nn.utils.clip_grad_value_(trained.values(), experiment.clip_value)
         optimizer.step()
     found |= {f"weight/{name}": p.detach() for name, p in parameters.items()}
     found |= {f"buffer/{name}": b for name, b in named(model.named_buffers()).items()}
