@@ -1,5 +1,6 @@
 """Folders and files of runs."""
 
+import json
 import os
 
 import pytest
@@ -8,7 +9,10 @@ from tests.plan.graphs import mlp
 from tests.store.test_messages import experiment
 from workbench.plan import Experiment, Plan
 from workbench.store import run_folder as files
+from workbench.store.errors import ClusterError
 from workbench.store.files import write_whole
+from workbench.store.messages import TrainingOutcome
+from workbench.store.record import AttemptRecord, ErrorRecord
 
 
 def test_every_run_has_a_folder_of_its_own(tmp_path):
@@ -39,3 +43,31 @@ def test_attempts_are_numbered_by_their_folders(tmp_path):
     for name in ("1", "2", "10", "part"):
         (tmp_path / "attempts" / name).mkdir(parents=True)
     assert files.last_attempt(tmp_path) == 10
+
+
+def test_how_a_run_ended_is_text_that_is_read_back(tmp_path):
+    traffic = (("all", "all_reduce", "fc", "backward", 1, 2, 3, 0.5, 1, 2),)
+    reported = TrainingOutcome("finished", 3, None, {"loss": 0.5}, traffic=traffic)
+    attempt = AttemptRecord(1, (0, 1), 10.0, 20.0, 3)
+    error = ErrorRecord("RankError", "rank 1 failed", 1, "fc")
+    found = files.RunOutcome(
+        job=7,
+        state="failed",
+        reason="",
+        step=3,
+        attempts=(attempt,),
+        error=error,
+        ranks=(reported,),
+    )
+    assert files.RunOutcome.load(tmp_path) is None
+    (tmp_path / "environment.json").write_text('{"seed": 3}')
+    found.save(tmp_path, files.Times(1.0, 2.0, 3.0))
+    assert files.RunOutcome.load(tmp_path) == found
+    known = json.loads((tmp_path / "environment.json").read_text())
+    assert known == {"seed": 3, "times": {"submitted": 1.0, "started": 2.0, "ended": 3.0}}
+    files.RunOutcome.forget(tmp_path)
+    files.RunOutcome.forget(tmp_path)
+    assert files.RunOutcome.load(tmp_path) is None
+    (tmp_path / "outcome.json").write_text('{"state": "merry"}')
+    with pytest.raises(ClusterError, match=r"outcome\.json cannot be read"):
+        files.RunOutcome.load(tmp_path)

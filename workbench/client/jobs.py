@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from workbench.client.engines import Engines
+from workbench.client.records.environment import Environment
 from workbench.client.run.job import Job
 from workbench.client.run.own_objects import kept
 from workbench.client.run.run import Run
@@ -98,7 +99,9 @@ class Jobs:
             module=module,
             resume=resume,
         )
-        return self._run(experiment, Path(wanted.directory), self._engines.link.submit(wanted))
+        directory = Path(wanted.directory)
+        Environment.of(self._engines, experiment, module).save(directory)
+        return self._run(experiment, directory, self._engines.link.submit(wanted))
 
     def sweep(
         self,
@@ -279,5 +282,6 @@ def _again(cluster: weakref.ref[Engines], task: str, run: Run) -> Job:
             return Job(link, record.id, after=record.attempt, keep=engines)
     # It is another cluster's, or this one has forgotten it.
     wanted = request(engines, run.experiment, task=task, resume=run, directory=run.directory)
+    Environment.of(engines, run.experiment).save(run.directory)
     earlier = run_folder.last_attempt(run.directory)
     return Job(link, link.submit(wanted), after=earlier, keep=engines)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from workbench.server.outcome import REQUESTS, becomes
+from workbench.server.run_record import note_end
 from workbench.server.work import QUEUED
 from workbench.store.errors import ClusterError, StoreError
 from workbench.store.record import ACTIVE, ENDED, CommandRecord, JobRecord, JobState
@@ -60,8 +61,9 @@ class Commands:
             raise ClusterError(f"{job.name} cannot be paused: only training leaves checkpoints")
         if command.kind == "pause" and job.state in ENDED:
             raise ClusterError(f"{job.name} has ended ({job.state}): there is nothing to pause")
-        state = verdict.state
-        if self._store.release(job.id, state, only_in=_WAITING, reason=verdict.reason):
+        if job.state in _WAITING:
+            note_end(self._store, job, verdict)
+        if self._store.release(job.id, verdict.state, only_in=_WAITING, reason=verdict.reason):
             return
         self.request(self._store.job(job.id), command.kind)
 

@@ -26,7 +26,9 @@ not answered are carried out again, and each says the same twice as once.
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from workbench.engine.calls import Assignment, run
 from workbench.hosts.host import rank_configs
@@ -34,6 +36,7 @@ from workbench.server.attempt import Attempt, Rank, attempt_folder
 from workbench.server.engine_calls import EngineCalls
 from workbench.server.fleet import Fleet
 from workbench.server.outcome import JobOutcome, becomes, decide_outcome
+from workbench.server.run_record import note_beginning, note_end
 from workbench.server.work import STARTING, Work, packed_for
 from workbench.store import messages
 from workbench.store.cluster_spec import ClusterSpec
@@ -214,6 +217,7 @@ class JobRunner:
                 return not self._release(work, JobOutcome("failed", str(error), failed))
             if weights is None:
                 return True
+        note_beginning(record)
         pids = self._fleet.pids(places)
         self._store.update(record.id, only_in=ACTIVE, pids=pids, **fields)
         work.begin(self._store.job(record.id), now)
@@ -312,11 +316,13 @@ class JobRunner:
         work.waits_since = now
         return work.record.state in ACTIVE
 
-    def _release(self, work: Work, verdict: JobOutcome, **fields: object) -> bool:
+    def _release(self, work: Work, verdict: JobOutcome, **fields: Any) -> bool:
         """Gives the engines back with the job's new state; whether it is no more ours."""
         record = work.record
         reason, error = verdict.reason, verdict.error
         goes_on = verdict.state in ("queued", "paused")
+        known = replace(self._store.job(record.id), **fields)
+        note_end(self._store, known, verdict, work.attempt.ends() if work.attempt else ())
         self._store.release(
             record.id,
             verdict.state,

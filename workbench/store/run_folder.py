@@ -1,4 +1,4 @@
-"""Folders of runs: attempts, metrics, and which checkpoint a job goes on from.
+"""Folders of runs: attempts, metrics, how a run ended, and which checkpoint a job goes on from.
 
 Told without loading a tensor, also in processes that load no torch.
 """
@@ -8,18 +8,29 @@ import re
 import tomllib
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Self
+
+from pydantic import TypeAdapter, ValidationError
 
 from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.experiment.measured import COLUMNS
+from workbench.store.errors import ClusterError
 from workbench.store.files import write_whole
+from workbench.store.messages import TrainingOutcome
+from workbench.store.record import AttemptRecord, ErrorRecord, JobState
 
 if TYPE_CHECKING:
     import pandas
 
+EXPERIMENT = "experiment.toml"
+METRICS = "metrics.csv"
+ENVIRONMENT = "environment.json"
+OUTCOME = "outcome.json"
 META = "checkpoint.toml"
 _NAME = re.compile(r"step-(\d{6,})")
 _INDEX = "index.toml"
@@ -57,14 +68,85 @@ def new_directory(parent: Path, experiment: Experiment) -> Path:
             directory.mkdir()
         except FileExistsError:
             continue
-        write_whole(directory / "experiment.toml", experiment.to_toml())
+        write_whole(directory / EXPERIMENT, experiment.to_toml())
         return directory
     raise AssertionError("unreachable")
 
 
 def write_metrics(directory: Path, metrics: "pandas.DataFrame") -> None:
     """Writes `metrics.csv`."""
-    write_whole(directory / "metrics.csv", metrics.to_csv(index=False))
+    write_whole(directory / METRICS, metrics.to_csv(index=False))
+
+
+@dataclass(frozen=True)
+class Times:
+    """When what happened to a run, in seconds since the epoch; None: it has not, yet."""
+
+    submitted: float | None = None
+    started: float | None = None
+    ended: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOutcome:
+    """How a run ended: `outcome.json` in its folder.
+
+    The job server writes it before its database says that the run has ended, so whoever learns of
+    the end there finds it. It is text, not what ranks answered: reading it executes nothing.
+
+    Attributes:
+        job: the number of its job.
+        state: the state that the job ended in.
+        reason: how it ended, for people.
+        step: the number of updates that are done.
+        attempts: the attempts at it.
+        error: why it failed.
+        ranks: what each rank reported at the end of its training; () where it came to none.
+        has_lost_rows: whether a rank could not write some rows of metrics.
+        columns: the columns of the rows that ranks wrote.
+    """
+
+    job: int
+    state: JobState
+    reason: str
+    step: int
+    attempts: tuple[AttemptRecord, ...] = ()
+    error: ErrorRecord | None = None
+    ranks: tuple[TrainingOutcome, ...] = ()
+    has_lost_rows: bool = False
+    columns: tuple[str, ...] = COLUMNS
+
+    def save(self, directory: Path, times: Times) -> None:
+        """Writes it into the run's folder, and the times into the run's environment, if there.
+
+        Raises:
+            OSError: the folder is gone, or the disk is full.
+        """
+        write_whole(directory / OUTCOME, json.dumps(asdict(self), indent=1))
+        path = directory / ENVIRONMENT
+        with suppress(FileNotFoundError, ValueError):  # it was not submitted by a notebook
+            known = json.loads(path.read_text("utf-8"))
+            write_whole(path, json.dumps({**known, "times": asdict(times)}, indent=1))
+
+    @classmethod
+    def load(cls, directory: Path) -> Self | None:
+        """What a run's folder says; None: the run has not ended, as far as the folder knows.
+
+        Raises:
+            ClusterError: the file cannot be read.
+        """
+        path = directory / OUTCOME
+        try:
+            return TypeAdapter(cls).validate_python(json.loads(path.read_text("utf-8")))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, ValidationError) as error:
+            raise ClusterError(f"{path} cannot be read: {error}") from error
+
+    @staticmethod
+    def forget(directory: Path) -> None:
+        """Takes it back: the run goes on."""
+        (directory / OUTCOME).unlink(missing_ok=True)
 
 
 def checkpoint_path(directory: Path, step: int) -> Path:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from workbench.client.calibration.recalibrating import recalibrated
 from workbench.client.engines import Engines
+from workbench.client.records.environment import Environment
 from workbench.client.run import comparing, view
 from workbench.client.run.job import Job, Waits
 from workbench.client.run.requests import Replan, RequestHandle, cost_of
@@ -119,6 +120,15 @@ class Run:
             StoreError: the cluster's memory is gone.
         """
         return self._job.events(after)
+
+    @property
+    def environment(self) -> Environment | None:
+        """What it ran with: versions, hardware, commit, source; None: its folder does not say.
+
+        Raises:
+            ClusterError: the file cannot be read.
+        """
+        return Environment.load(self.directory)
 
     @property
     def metrics(self) -> "pandas.DataFrame":

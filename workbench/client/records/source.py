@@ -1,0 +1,139 @@
+"""A person's own code as it is when a run is submitted: the repository, and a module's classes."""
+
+import ast
+import inspect
+import linecache
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType
+
+from torch import nn
+
+_GIT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Repository:
+    """The state of a git repository.
+
+    Attributes:
+        commit: the hash of the commit that is checked out; "" before the first.
+        branch: the branch's name, or "(detached)".
+        is_dirty: whether files that git follows differ from that commit.
+    """
+
+    commit: str
+    branch: str
+    is_dirty: bool
+
+
+@dataclass(frozen=True)
+class SourceText:
+    """The text of one class.
+
+    Attributes:
+        name: the name of the class.
+        place: the file and the line, or the notebook's cell, in which it stands.
+        text: the text itself; "" where it cannot be had.
+    """
+
+    name: str
+    place: str
+    text: str
+
+
+def repository(folder: Path) -> Repository | None:
+    """The repository that a folder is in; None: it is in none, or git does not answer."""
+    # Without locks, so that nobody's own git is refused meanwhile. New files are left out: the
+    # runs' folders are new files, too.
+    command = ["git", "--no-optional-locks", "-C", str(folder), "status"]
+    command += ["--porcelain=v2", "--branch", "--untracked-files=no"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode:
+        return None
+    said, is_dirty = {}, False
+    for line in done.stdout.splitlines():
+        if line.startswith("# "):
+            name, _, value = line[2:].partition(" ")
+            said[name] = value
+        else:
+            is_dirty = True
+    commit = said.get("branch.oid", "")
+    return Repository(
+        "" if commit == "(initial)" else commit, said.get("branch.head", ""), is_dirty
+    )
+
+
+def sources(module: nn.Module) -> tuple[SourceText, ...]:
+    """The texts of the classes that a module is made of, each once.
+
+    Left out are classes of packages that are installed: their versions say what they are.
+    """
+    classes = dict.fromkeys(
+        cls
+        for each in module.modules()
+        for cls in type(each).__mro__
+        if issubclass(cls, nn.Module) and not _is_installed(cls)
+    )
+    return tuple(map(_source, classes))
+
+
+def submitted_by() -> str:
+    """The command line of this process, or the notebook whose kernel it is."""
+    # Not imported: where it is not loaded yet, this is no notebook.
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if shell is None:
+        return " ".join(sys.orig_argv)
+    named = (shell.user_ns.get(name) for name in ("__session__", "__vsc_ipynb_file__"))
+    return str(next(filter(None, named), "an IPython session without a name"))
+
+
+def _is_installed(cls: type) -> bool:
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    if file is None:
+        return False
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+    return any(Path(file).is_relative_to(folder) for folder in folders)
+
+
+def _source(cls: type) -> SourceText:
+    try:
+        _, line = inspect.getsourcelines(cls)
+        file = inspect.getsourcefile(cls) or ""
+        return SourceText(cls.__qualname__, f"{file}, line {line}", inspect.getsource(cls))
+    except (OSError, TypeError):  # a cell's class: it belongs to no file
+        return next(_in_cells(cls), SourceText(cls.__qualname__, "", ""))
+
+
+def _in_cells(cls: type) -> Iterator[SourceText]:
+    """The class, where the cell that holds one of its functions defines it."""
+    for function in vars(cls).values():
+        if not isinstance(function, FunctionType):
+            continue
+        file, line = function.__code__.co_filename, function.__code__.co_firstlineno
+        cell = "".join(linecache.getlines(file))
+        try:
+            defined = [n for n in ast.walk(ast.parse(cell)) if isinstance(n, ast.ClassDef)]
+        except SyntaxError:  # it holds a line that is IPython's own
+            continue
+        for node in defined:
+            if node.name == cls.__name__ and node.lineno <= line <= (node.end_lineno or 0):
+                first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+                lines = cell.splitlines()[first - 1 : node.end_lineno]
+                yield SourceText(cls.__qualname__, _cell(file), "\n".join(lines) + "\n")
+
+
+def _cell(file: str) -> str:
+    """The number of the cell that IPython compiled under this name."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    named = None if shell is None else shell.compile.format_code_name(file)
+    return file if named is None else " ".join(named)
