@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from workbench.client import Cluster as Cluster
     from workbench.client import Rebalancer as Rebalancer
     from workbench.client import Run as Run
+    from workbench.client import compare_runs as compare_runs
+    from workbench.client import runs as runs
     from workbench.hosts import Hosts as Hosts
     from workbench.model import CheckpointError as CheckpointError
     from workbench.model import ModelError as ModelError
@@ -88,7 +90,7 @@ if TYPE_CHECKING:
 _HOME = {
     name: home
     for home, names in {
-        "client": "Cluster Rebalancer Run",
+        "client": "Cluster Rebalancer Run compare_runs runs",
         "hosts": "Hosts",
         "model": "CheckpointError ModelError TraceError trace",
         "plan": (

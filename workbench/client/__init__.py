@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from workbench.client.calibration.rebalancer import Rebalancer as Rebalancer
     from workbench.client.cluster import Cluster as Cluster
+    from workbench.client.records.comparison import compare_runs as compare_runs
+    from workbench.client.records.runs import runs as runs
     from workbench.client.run.run import Run as Run
 
-_HOME = {"Cluster": "cluster", "Rebalancer": "calibration.rebalancer", "Run": "run.run"}
+_HOME = {
+    "Cluster": "cluster",
+    "Rebalancer": "calibration.rebalancer",
+    "Run": "run.run",
+    "compare_runs": "records.comparison",
+    "runs": "records.runs",
+}
 
 
 def __getattr__(name: str) -> Any:

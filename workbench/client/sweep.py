@@ -8,11 +8,12 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from workbench.client.run.run import TICK_S, Run
+from workbench.client.records.configuration import differences, short
+from workbench.client.run.run import Run
+from workbench.client.run.waiting import TICK_S
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import Row
-from workbench.plan.plan import Plan
 from workbench.plan.value import Value
 from workbench.store import messages
 from workbench.store.rank_files import RankFiles
@@ -116,17 +117,6 @@ def variations(experiment: Experiment, **values: Iterable[Any]) -> tuple[Variati
     )
 
 
-def short(value: Any) -> str | int | float | bool | None:
-    """What a name, or a table, shows of a value."""
-    if isinstance(value, Plan):
-        sizes = sorted({layer.group_size for layer in value.layers.values()} - {1})
-        cut = f"cut over {'/'.join(map(str, sizes))}" if sizes else "data parallel"
-        return f"{cut}, {value.world_size} ranks"
-    if isinstance(value, Value):
-        return repr(value)
-    return value if isinstance(value, int | float | str | None) else str(value)
-
-
 def _several(name: str, values: Iterable[Any]) -> list[Any]:
     if isinstance(values, str | Mapping | Value) or not isinstance(values, Iterable):
         raise ExperimentError(f"{name}: a list of values is needed, got {values!r}; [{values!r}]?")
@@ -172,40 +162,6 @@ def results(store: Store, tag: str) -> "pandas.DataFrame":
     return pandas.DataFrame(
         [{"job": job.id, **values, **_reached(job)} for job, values in zip(jobs, own, strict=True)]
     )
-
-
-def differences(experiments: Sequence[Experiment]) -> list[dict[str, Any]]:
-    """The fields of each experiment that are not the same in all, as a table shows them."""
-    plans = _labels([each.plan for each in experiments])
-    told = [{"plan": plan, **_flat(each)} for plan, each in zip(plans, experiments, strict=True)]
-    names = list(dict.fromkeys(name for each in told for name in each))
-    varied = [name for name in names if len({repr(each.get(name)) for each in told}) > 1]
-    return [{name: each.get(name) for name in varied} for each in told]
-
-
-def _labels(plans: Sequence[Plan]) -> list[str]:
-    """A text for each plan; those that would look alike, and are not, are numbered."""
-    alike: dict[str, list[str]] = {}
-    found = []
-    for plan in plans:
-        label, text = str(short(plan)), plan.to_toml()
-        texts = alike.setdefault(label, [])
-        if text not in texts:
-            texts.append(text)
-        number = texts.index(text) + 1
-        found.append(f"{label} ({number})" if number > 1 else label)
-    return found
-
-
-def _flat(experiment: Experiment) -> dict[str, Any]:
-    """Its fields by name: those of its optimizer beside its own, of others as 'sync.every'."""
-    fields = experiment.model_dump(exclude={"plan"})
-    optimizer = fields.pop("optimizer")
-    flat: dict[str, Any] = {"optimizer": optimizer.pop("kind"), **optimizer}
-    for name, value in fields.items():
-        inner = value.items() if isinstance(value, Mapping) else [("", value)]
-        flat |= {f"{name}.{each}".removesuffix("."): short(one) for each, one in inner}
-    return flat
 
 
 def _reached(job: JobRecord) -> dict[str, Any]:

@@ -4,9 +4,11 @@ Told without loading a tensor, also in processes that load no torch.
 """
 
 import json
+import math
 import re
 import tomllib
 import zlib
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 EXPERIMENT = "experiment.toml"
 METRICS = "metrics.csv"
+NOTES = "notes.json"
 ENVIRONMENT = "environment.json"
 OUTCOME = "outcome.json"
 META = "checkpoint.toml"
@@ -45,6 +48,17 @@ def last_attempt(directory: Path) -> int:
     """Returns the number of the last attempt at a run; 0: there was none."""
     names = (path.name for path in (directory / "attempts").glob("*"))
     return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def attempts(directory: Path) -> tuple[tuple[Path, int], ...]:
+    """Returns the folder of each attempt that reported rows, and its number of ranks, in order."""
+    found = []
+    for number in range(1, last_attempt(directory) + 1):
+        folder = directory / "attempts" / str(number)
+        ranks = {path.name.split(".")[0] for path in folder.glob("rank-*.rows")}
+        if ranks:
+            found.append((folder, 1 + max(int(name.removeprefix("rank-")) for name in ranks)))
+    return tuple(found)
 
 
 def new_directory(parent: Path, experiment: Experiment) -> Path:
@@ -78,6 +92,18 @@ def write_metrics(directory: Path, metrics: "pandas.DataFrame") -> None:
     write_whole(directory / METRICS, metrics.to_csv(index=False))
 
 
+def write_notes(directory: Path, notes: Sequence[str]) -> None:
+    """Writes `notes.json`: what should be known of a run, for people."""
+    write_whole(directory / NOTES, json.dumps(list(notes), indent=1))
+
+
+def read_notes(directory: Path) -> list[str]:
+    """Returns what `write_notes` wrote; nothing where nobody did, or it cannot be read."""
+    with suppress(OSError, ValueError):
+        return [str(note) for note in json.loads((directory / NOTES).read_text("utf-8"))]
+    return []
+
+
 @dataclass(frozen=True)
 class Times:
     """When what happened to a run, in seconds since the epoch; None: it has not, yet."""
@@ -85,6 +111,13 @@ class Times:
     submitted: float | None = None
     started: float | None = None
     ended: float | None = None
+
+    @property
+    def wall_s(self) -> float:
+        """The seconds from its start to its end; NaN: it had none of them, or only one."""
+        if self.started is None or self.ended is None:
+            return math.nan
+        return self.ended - self.started
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,8 @@ import numpy as np
 from workbench.client.run.run import Run
 from workbench.plan import svg
 from workbench.plan.experiment.sync import Sync
-from workbench.plan.units import rate
-from workbench.predict.closed_form import TimingModel, where_fastest
-from workbench.widgets.drawing.panels import (
+from workbench.plan.panels import (
+    COLORS,
     FAINT,
     INK,
     RULE,
@@ -26,9 +25,9 @@ from workbench.widgets.drawing.panels import (
     document,
     line_panel,
 )
+from workbench.plan.units import rate
+from workbench.predict.closed_form import TimingModel, where_fastest
 
-# Okabe and Ito's palette: told apart by every kind of color vision.
-COLORS = ("#D55E00", "#0072B2", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#212121", "#9aa0a6")
 WIDTH, HEIGHT = 700, 380
 LEFT, RIGHT, TOP, BOTTOM = 64, 684, 50, 336
 _POINTS = 120

@@ -14,7 +14,7 @@ from workbench.store import messages
 from workbench.store.errors import ClusterError, Diverged, EngineDied, RankError, RunError
 from workbench.store.messages import Answer
 from workbench.store.rank_files import RankFiles
-from workbench.store.record import ErrorRecord, EventRecord, JobRecord
+from workbench.store.record import AttemptRecord, ErrorRecord, EventRecord, JobRecord
 from workbench.store.telemetry import ROWS_AT_ONCE, AttemptReader
 
 TICK_S = 0.03
@@ -38,6 +38,42 @@ class Listener(Protocol):
 
     def under(self, experiment: Experiment) -> None:
         """Takes notice that it runs on another number of ranks."""
+
+
+class Followed(Protocol):
+    """A job as a run follows it: one of a job server, or one that a folder tells of."""
+
+    has_lost_rows: bool
+
+    @property
+    def id(self) -> int | None:
+        """The job's number; None: it is not known."""
+
+    @property
+    def cluster(self) -> Engines | None:
+        """The cluster that it runs on; None: nobody has it any more."""
+
+    @property
+    def engines(self) -> tuple[int, ...]:
+        """The engine of each rank, now or in its last attempt."""
+
+    def events(self, after: int) -> tuple[EventRecord, ...]:
+        """What the job server says of it: events with greater numbers, oldest first."""
+
+    def stop(self) -> None:
+        """Asks every rank to end after its current step."""
+
+    def pause(self) -> None:
+        """Asks for a checkpoint, and for its engines back."""
+
+    def resume(self) -> None:
+        """Lets it go on from there."""
+
+    def goes_on_as(self, experiment: Experiment) -> None:
+        """Notes what it is resumed as."""
+
+    def watch(self, listener: Listener | None = None) -> list[Any]:
+        """Returns what each rank returned, once it has ended; raises if it failed."""
 
 
 @dataclass
@@ -173,7 +209,7 @@ class Job:
             goes_on = over.number < record.attempt or not record.has_ended
             without_last_step = record.state == "stopped" and over.is_lost
             if over.reason and over.number > self._after and (goes_on or without_last_step):
-                listener.note(f"attempt {over.number}, after {over.step} steps: {over.reason}")
+                listener.note(told(over))
         self._told = len(record.attempts)
         if record.state == "queued":
             # Without a reason the server has not thought of it yet.
@@ -191,20 +227,28 @@ class Job:
         if record.error is not None:
             if record.state == "parked" and record.reason and listener is not None:
                 listener.note(record.reason)
-            raise _exception(record.error, attempt.folder)
+            raise exception_of(record.error, _own_text(record.error, attempt.folder))
         if record.kind == "train" and record.state in ("stopped", "cancelled"):
             return []
         raise ClusterError(f"{record.name} was {record.state}: {record.reason}")
 
 
-def _exception(error: ErrorRecord, folder: Path) -> Exception:
-    """What the job server says went wrong, as the exception that it is."""
+def told(over: AttemptRecord) -> str:
+    """How an attempt ended, for people."""
+    return f"attempt {over.number}, after {over.step} steps: {over.reason}"
+
+
+def exception_of(error: ErrorRecord, own: str) -> Exception:
+    """What the job server says went wrong, as the exception that it is.
+
+    Args:
+        error: what it says.
+        own: what the rank itself said.
+    """
     if error.kind == "EngineDied":
         return EngineDied(error.text, error.rank, error.death)
     if error.kind in _PLAIN:
         return _PLAIN[error.kind](error.text)
-    packed = RankFiles(folder, error.rank).answer
-    own = Answer.unpack(packed, with_value=False).error[1] if packed is not None else error.text
     return RankError(
         error.text,
         error.rank,
@@ -213,3 +257,8 @@ def _exception(error: ErrorRecord, folder: Path) -> Exception:
         text=own,
         remote_traceback=error.remote_traceback,
     )
+
+
+def _own_text(error: ErrorRecord, folder: Path) -> str:
+    packed = RankFiles(folder, error.rank).answer
+    return error.text if packed is None else Answer.unpack(packed, with_value=False).error[1]

@@ -1,9 +1,7 @@
 """A training run, seen from a notebook while it goes on and after it ended."""
 
-import asyncio
 import math
 import threading
-import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -11,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from workbench.client.calibration.recalibrating import recalibrated
 from workbench.client.engines import Engines
 from workbench.client.records.environment import Environment
-from workbench.client.run import comparing, view
-from workbench.client.run.job import Job, Waits
+from workbench.client.records.recorded import RecordedJob
+from workbench.client.run import comparing, view, waiting
+from workbench.client.run.changes import Changes
+from workbench.client.run.job import Followed, Waits
 from workbench.client.run.requests import Replan, RequestHandle, cost_of
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import Row
@@ -31,11 +31,14 @@ from workbench.train.loop.requests import LearningRate, RunRequests, SaveNow
 if TYPE_CHECKING:
     import pandas
 
-# Short, because neither a thread nor a kernel's event loop notices an interrupt before its
-# current sleep ends.
-TICK_S = 0.1
 INTERRUPTED = "interrupted; the engines stop after their current step and leave a checkpoint"
-State = Literal["queued", "starting", "running", "paused", "finished", "stopped", "failed"]
+State = Literal[
+    "queued", "starting", "running", "paused", "finished", "stopped", "failed", "unfinished"
+]
+UNFINISHED = (
+    "its folder does not say how it ended: it goes on, or its cluster ended before it; "
+    "wb.Cluster.attach has both go on"
+)
 
 
 class Run:
@@ -50,6 +53,7 @@ class Run:
         directory: the run's folder; `experiment.toml`, `metrics.csv` and checkpoints are there.
         job: the job that runs it.
         again: has it go on once it has ended; gives the job to follow then.
+        is_kept: whether its folder holds all of it already, and nothing is to be written there.
 
     Attributes:
         experiment: what runs, under the plan that it has now.
@@ -57,6 +61,7 @@ class Run:
         state: "queued" while there are too few free engines, "starting", then "running" from the
             first step on, "paused" (on request, or for a more important one), then "finished",
             "stopped" (on request) or "failed"; once more "starting" when it is resumed.
+            "unfinished": it was read from a folder that does not say how it ended.
         reason: why it waits, for people; "" while it does not.
         rows: metrics, one row for each step and rank, in the order of arrival; grows. Steps that
             are run again after a fault come again.
@@ -69,10 +74,13 @@ class Run:
         self,
         experiment: Experiment,
         directory: Path,
-        job: Job,
-        again: Callable[["Run"], Job],
+        job: Followed,
+        again: Callable[["Run"], Followed],
+        *,
+        is_kept: bool = False,
     ) -> None:
         self.experiment, self.directory, self._again = experiment, directory, again
+        self._is_kept = is_kept
         self.state: State = "starting"
         self.reason = ""
         self.rows: list[Row] = []
@@ -81,15 +89,39 @@ class Run:
         self.error: BaseException | None = None
         self._done = threading.Event()
         self._lock = threading.RLock()
-        self._replans: list[Replan] = []
-        self._requests = RunRequests(directory)
-        self._noticed_at, self._noticed = 0, set[int]()
+        self._changes = Changes(directory)
         self._subscribers = view.Subscribers()
         self._frame = view.Frame()
         self._stopping = threading.Event()
         self._follow(job)
 
-    def _follow(self, job: Job) -> None:
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """A run as its folder tells of it: of the past, or of another computer; without a cluster.
+
+        It has its metrics, evaluation, notes, environment, checkpoint and weights, as far as they
+        are in the folder, where nothing is written. What needs a cluster says so. Nothing in the
+        folder is executed.
+
+        Args:
+            folder: the run's folder, `run.directory`.
+
+        Raises:
+            ClusterError: it is no run's folder, or a file in it cannot be read.
+            ExperimentError: the experiment in it is wrong.
+            PlanError: the plan in it is wrong.
+        """
+        directory = Path(folder).resolve()
+        job = RecordedJob(directory)
+        run = cls(job.experiment, directory, job, job.again, is_kept=True)
+        waiting.block(run.join, None)
+        if job.outcome is None:
+            run.state = "unfinished"
+            run.notes.append(UNFINISHED)
+        run.notes = list(dict.fromkeys(run.notes))  # some were kept, and told again
+        return run
+
+    def _follow(self, job: Followed) -> None:
         self._job = job
         name = f"run {self.directory.name}"
         threading.Thread(target=self._watch, args=[job], name=name, daemon=True).start()
@@ -207,14 +239,11 @@ class Run:
             TimeoutError: it did not end in time; it goes on.
             RunError: it failed.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
         try:
-            while not self._done.wait(TICK_S):
-                if deadline is not None and time.monotonic() > deadline:
-                    raise TimeoutError(f"{self!r} goes on after {timeout:g} s")
+            if not waiting.block(self.join, timeout):
+                raise TimeoutError(f"{self!r} goes on after {timeout:g} s")
         except KeyboardInterrupt:
-            self.stop()
-            raise KeyboardInterrupt(INTERRUPTED) from None
+            raise KeyboardInterrupt(self._interrupted()) from None
         return self._ended()
 
     def join(self, timeout: float) -> bool:
@@ -226,15 +255,12 @@ class Run:
         return self._wait().__await__()
 
     async def _wait(self) -> Self:
-        try:
-            while not self._done.is_set():
-                await asyncio.sleep(TICK_S)
-        except (asyncio.CancelledError, KeyboardInterrupt):
-            self.stop()
-            if _is_cell():
-                raise KeyboardInterrupt(INTERRUPTED) from None
-            raise
+        await waiting.come(self._done.is_set, self._interrupted)
         return self._ended()
+
+    def _interrupted(self) -> str:
+        self.stop()
+        return INTERRUPTED
 
     def _ended(self) -> Self:
         if self.error is not None:
@@ -306,11 +332,12 @@ class Run:
         """
         with self._lock:
             self._require()
-            last = self._replans[-1].plan if self._replans else self.experiment.plan
+            replans = self._changes.replans
+            last = replans[-1].plan if replans else self.experiment.plan
             self.experiment.replace(plan=plan)  # raises where it cannot be
             cost = cost_of(self.experiment.replace(plan=last), plan, machine)
             replan = Replan(RunRequests(self.directory), plan, cost, lambda: self.is_done)
-            self._replans.append(replan)
+            replans.append(replan)
         return replan
 
     def set_lr(self, value: float) -> RequestHandle:
@@ -353,7 +380,7 @@ class Run:
         """
         return self._subscribers.add(callback)
 
-    def _watch(self, job: Job) -> None:
+    def _watch(self, job: Followed) -> None:
         """The run's thread, from start to end."""
         state: State = "failed"
         try:
@@ -374,16 +401,22 @@ class Run:
             raise Diverged(outcome.message)
         return outcome.reason
 
-    def _conclude(self, state: State, job: Job) -> None:
+    def _conclude(self, state: State, job: Followed) -> None:
         if job.has_lost_rows:
             self.notes.append("some rows of metrics were lost on their way")
-        try:
-            run_folder.write_metrics(self.directory, self.metrics)
-        except OSError as error:
-            self.notes.append(f"metrics.csv could not be written: {error}")
+        self._keep(lambda: run_folder.write_metrics(self.directory, self.metrics))
         self.state, self.reason = state, ""
         self._tell([])
+        self._keep(lambda: run_folder.write_notes(self.directory, self.notes))
         self._done.set()
+
+    def _keep(self, write: Callable[[], None]) -> None:
+        """Writes a file of the run, which may be lost without the run."""
+        if not self._is_kept:
+            try:
+                write()
+            except OSError as error:
+                self.notes.append(f"a file of the run could not be written: {error}")
 
     def take(self, rows: list[Row]) -> None:
         """Takes new rows; the job calls it."""
@@ -422,75 +455,14 @@ class Run:
     def _notice_changes(self) -> None:
         """Says what was carried out meanwhile, whoever requested it."""
         with self._lock:
-            self._notice_replans()
-            changed_at = self._requests.changed_at
-            if changed_at == self._noticed_at:
-                return
-            self._noticed_at = changed_at
-            for number, value, done in self._requests.rates():
-                optimizer = self.experiment.optimizer.at_rate(value)
-                self.experiment = self.experiment.replace(optimizer=optimizer)
-                self._note_once(number, f"learning rate {value:g} since step {done.step}")
-            for number, done in self._requests.saved():
-                text = f"checkpoint after step {done.step}, as requested, in {done.seconds:.3g} s"
-                self._note_once(number, text)
-
-    def _note_once(self, number: int, text: str) -> None:
-        if number not in self._noticed:
-            self._noticed.add(number)
-            self.notes.append(text)
-
-    def _notice_replans(self) -> None:
-        """The run's plan is the last one that it goes on under."""
-        carried_out = [(replan, done) for replan in self._replans if (done := replan.carried_out)]
-        for replan, done in carried_out:
-            self.experiment = self.experiment.replace(plan=replan.plan)
-            self.notes.append(
-                f"under another plan since step {done.step}: {done.seconds:.3g} s, "
-                f"{sum(done.received_bytes):,} bytes moved"
-            )
-        if carried_out:  # those before the last one are over, too
-            self._job.goes_on_as(self.experiment)
-            last = self._replans.index(carried_out[-1][0])
-            del self._replans[: last + 1]
-
-    def _standing(self) -> list[str]:
-        """Where it stands: state, step, loss, speed, accuracy, error."""
-        told: list[str] = [self.state]
-        if self.is_stopping and not self.is_done:
-            told[0] += " (stopping)"
-        if self.reason:
-            told[0] += f": {self.reason}"
-        if rows := view.latest(self.rows, self.experiment.plan.world_size):
-            done = int(min(row["step"] for row in rows)) + 1
-            told.append(f"step {done} of {self.experiment.steps}")
-            told.append(f"loss {rows[0]['loss']:.4g}")
-            told.append(f"{rows[0]['samples_per_s']:.4g} samples/s")
-        accuracy = self.evaluation.get("accuracy", math.nan)
-        if not math.isnan(accuracy):
-            told.append(f"test accuracy {accuracy:.1%}")
-        if self.error is not None:
-            told.append(str(self.error).partition("\n")[0])
-        return told
+            news = self._changes.news(self.experiment)
+            self.experiment = news.experiment
+            self.notes.extend(news.notes)
+            if news.is_replanned:
+                self._job.goes_on_as(self.experiment)
 
     def __repr__(self) -> str:
-        return f"<Run {self.directory.name}: {', '.join(self._standing())}>"
+        return f"<Run {self.directory.name}: {', '.join(view.standing(self))}>"
 
     def _repr_html_(self) -> str:
-        plan, peaks = self.experiment.plan, dict[float, float]()
-        for row in self.rows[:]:
-            peaks[row["rank"]] = max(row["peak_bytes"], peaks.get(row["rank"], 0))
-        rows = view.latest(self.rows, plan.world_size)
-        lines = [", ".join(self._standing()), str(self.directory), *self.notes]
-        ranks = [{**row, "peak_bytes": peaks[row["rank"]]} for row in rows]
-        return view.html(plan.graph.source.name, lines, self.error, ranks)
-
-
-def _is_cell() -> bool:
-    """Whether the caller was cancelled as a notebook's cell.
-
-    ipykernel turns the interrupt of a cell that awaits into a cancellation. Elsewhere a
-    cancellation is just that, and KeyboardInterrupt would end the whole event loop.
-    """
-    task = asyncio.current_task()
-    return task is not None and getattr(task.get_coro(), "__name__", "") == "run_cell_async"
+        return view.html(self)

@@ -1,12 +1,15 @@
 """What is seen of a run: its rows as a table, who is told of new ones, and how it is shown."""
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from html import escape
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
+from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import COLUMNS, Row
 from workbench.plan.html import table
 
@@ -76,16 +79,67 @@ def latest(rows: Sequence[Row], world_size: int) -> list[Row]:
     return [found[rank] for rank in sorted(found)]
 
 
-def html(title: str, lines: Sequence[str], error: BaseException | None, rows: Sequence[Row]) -> str:
-    """A run for a notebook, in inline styles: it reads well without a kernel.
+class Shown(Protocol):
+    """A run, as far as it is shown; see `Run`."""
 
-    Args:
-        title: the model's name.
-        lines: first the state of the run, and what else should be known.
-        error: why it failed.
-        rows: the newest row of each rank, with `peak_bytes` of the whole run.
-    """
+    directory: Path
+    reason: str
+    rows: list[Row]
+    notes: list[str]
+    error: BaseException | None
+
+    @property
+    def experiment(self) -> Experiment:
+        """What runs."""
+
+    @property
+    def state(self) -> str:
+        """Its state."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended."""
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it was asked to stop."""
+
+    @property
+    def evaluation(self) -> dict[str, float]:
+        """Loss and accuracy on the test split."""
+
+
+def standing(run: Shown) -> list[str]:
+    """Where a run stands: state, step, loss, speed, accuracy, error."""
+    told = [run.state]
+    if run.is_stopping and not run.is_done:
+        told[0] += " (stopping)"
+    if run.reason:
+        told[0] += f": {run.reason}"
+    if rows := latest(run.rows, run.experiment.plan.world_size):
+        told.append(f"step {done(rows)} of {run.experiment.steps}")
+        told.append(f"loss {rows[0]['loss']:.4g}")
+        told.append(f"{rows[0]['samples_per_s']:.4g} samples/s")
+    accuracy = run.evaluation.get("accuracy", math.nan)
+    if not math.isnan(accuracy):
+        told.append(f"test accuracy {accuracy:.1%}")
+    if run.error is not None:
+        told.append(str(run.error).partition("\n")[0])
+    return told
+
+
+def done(rows: Sequence[Row]) -> int:
+    """The steps that all ranks have made, by the newest row of each."""
+    return int(min(row["step"] for row in rows)) + 1
+
+
+def html(run: Shown) -> str:
+    """A run for a notebook, in inline styles: it reads well without a kernel."""
+    peaks = dict[float, float]()
+    for row in run.rows[:]:
+        peaks[row["rank"]] = max(row["peak_bytes"], peaks.get(row["rank"], 0))
     head = ("rank", "compute", "communication", "wait", "tensors", "peak", "process", "GPU")
+    plan = run.experiment.plan
     ranks = [
         (
             str(int(row["rank"])),
@@ -93,18 +147,17 @@ def html(title: str, lines: Sequence[str], error: BaseException | None, rows: Se
             f"{row['communication_s'] * 1e3:.0f} ms",
             f"{row['wait_s'] * 1e3:.0f} ms",
             size(row["tensor_bytes"]),
-            size(row["peak_bytes"]),
+            size(peaks[row["rank"]]),
             size(row["rss_bytes"]),
             size(row["gpu_bytes"]) if row["gpu_bytes"] else "-",
         )
-        for row in rows
+        for row in latest(run.rows, plan.world_size)
     ]
-    told = "<br>".join(map(escape, lines))
-    failed = f"<pre>{escape(str(error))}</pre>" if error is not None else ""
+    lines = [", ".join(standing(run)), str(run.directory), *run.notes]
+    failed = f"<pre>{escape(str(run.error))}</pre>" if run.error is not None else ""
     return (
-        f"<div><p><b>{escape(title)}</b>: {told}</p>{failed}"
-        + (table(head, ranks) if ranks else "")
-        + "</div>"
+        f"<div><p><b>{escape(plan.graph.source.name)}</b>: {'<br>'.join(map(escape, lines))}</p>"
+        f"{failed}{table(head, ranks) if ranks else ''}</div>"
     )
 
 

@@ -7,12 +7,7 @@ from html import escape
 from workbench.plan import svg
 from workbench.plan.experiment.measured import KINDS
 from workbench.plan.html import table
-from workbench.plan.units import digits, milliseconds, percent, size
-from workbench.widgets.dashboard.forecast import Forecast
-from workbench.widgets.dashboard.series import CATEGORIES, RankFigures
-from workbench.widgets.dashboard.timeline import StepTimeline
-from workbench.widgets.dashboard.watched import WatchedRun
-from workbench.widgets.drawing.panels import (
+from workbench.plan.panels import (
     INK,
     Axis,
     Bar,
@@ -22,6 +17,11 @@ from workbench.widgets.drawing.panels import (
     document,
     line_panel,
 )
+from workbench.plan.units import digits, milliseconds, percent, size
+from workbench.widgets.dashboard.forecast import Forecast
+from workbench.widgets.dashboard.series import CATEGORIES, RankFigures
+from workbench.widgets.dashboard.timeline import StepTimeline
+from workbench.widgets.dashboard.watched import WatchedRun
 
 # Okabe and Ito's colors, which people with any color vision tell apart.
 BLUE, SKY, VERMILION, GREEN = "#0072B2", "#56B4E9", "#D55E00", "#009E73"

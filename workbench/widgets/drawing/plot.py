@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from workbench.plan import svg
+from workbench.plan.panels import ticks
 from workbench.widgets.drawing import theme
-from workbench.widgets.drawing.panels import ticks
 
 WIDTH, HEIGHT = 470, 250
 LEFT, RIGHT, TOP, BOTTOM = 62, 24, 10, 44

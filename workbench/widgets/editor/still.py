@@ -7,12 +7,12 @@ from typing import Any
 from workbench.plan import svg
 from workbench.plan.graph import Layer
 from workbench.plan.html import shortened, table
+from workbench.plan.panels import FAINT, INK, RULE
 from workbench.plan.placement.rules import SPLITTABLE
 from workbench.plan.plan import Plan
 from workbench.plan.show import COLORS
 from workbench.plan.units import digits, milliseconds, size
 from workbench.plan.units import shortened as shortened_name
-from workbench.widgets.drawing.panels import FAINT, INK, RULE
 from workbench.widgets.editor.rows import MOST_RANKS, Columns, runs
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from workbench.plan import svg
 
 INK, FAINT, RULE = "#212121", "#5f6368", "#e4e6e8"
+# Okabe and Ito's palette: told apart by every kind of color vision.
+COLORS = ("#D55E00", "#0072B2", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#212121", "#9aa0a6")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from workbench.widgets.drawing.panels import (
+from workbench.plan.panels import (
     Axis,
     Bar,
     Curve,

@@ -1,0 +1,85 @@
+"""How runs learned, and what they took, as panels of a picture that needs no kernel."""
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from workbench.plan.panels import COLORS, Axis, Bar, Curve, Panel, bar_panel, line_panel
+from workbench.plan.units import digits, milliseconds, percent, size
+
+if TYPE_CHECKING:
+    import pandas
+
+MOST_POINTS = 500  # of a curve: more cannot be told apart, and would make a large file
+COMPUTE, COMMUNICATION, WAIT = "#009E73", "#E69F00", "#9aa0a6"
+
+
+def loss_panel(metrics: Mapping[str, "pandas.DataFrame"], *, width: int = 470) -> Panel:
+    """The loss of each run by the steps made.
+
+    Args:
+        metrics: the metrics of each run, by its name.
+        width: in pixels, before it is scaled.
+    """
+    curves = [
+        Curve(name, xs, ys, color, digits(ys[-1]) if ys else "")
+        for name, color, xs, ys in _colored(metrics, "loss")
+    ]
+    return line_panel("Loss by step", curves, Axis("loss"), width=width)
+
+
+def accuracy_panel(metrics: Mapping[str, "pandas.DataFrame"], *, width: int = 470) -> Panel | None:
+    """The accuracy on the test split, as it was measured; None: none was."""
+    curves = [
+        Curve(name, xs, ys, color, percent(ys[-1]) if ys else "", dots=True)
+        for name, color, xs, ys in _colored(metrics, "accuracy")
+    ]
+    if not any(curve.xs for curve in curves):
+        return None
+    axis = Axis("test accuracy (%)", top=1.0, scale=100.0)
+    return line_panel("Accuracy by step", curves, axis, width=width)
+
+
+def speed_panel(metrics: "pandas.DataFrame") -> Panel:
+    """The samples per second of a whole run."""
+    xs, ys = _series(metrics, "samples_per_s")
+    now = digits(ys[-1]) if ys else ""
+    curve = Curve("samples/s", xs, ys, COMPUTE, now, fill=True)
+    return line_panel("Throughput by step", [curve], Axis("samples/s"))
+
+
+def time_panel(metrics: "pandas.DataFrame") -> Panel:
+    """What a step takes on each rank, in the median over steps."""
+    columns = ["compute_s", "communication_s", "wait_s"]
+    found = metrics.groupby("rank")[columns].median()
+    bars = [
+        Bar(f"rank {int(rank)}", tuple(map(float, row)), milliseconds(float(sum(row))))
+        for rank, row in zip(found.index, found.to_numpy(), strict=True)
+    ]
+    names = (("compute", COMPUTE), ("communication", COMMUNICATION), ("wait", WAIT))
+    legend = tuple((color, name, "") for name, color in names)
+    return bar_panel("Time of a step per rank, median", bars, legend)
+
+
+def memory_panel(metrics: "pandas.DataFrame") -> Panel:
+    """The most memory that the tensors of each rank took."""
+    found = metrics.groupby("rank")["peak_bytes"].max()
+    bars = [Bar(f"rank {int(rank)}", (float(n),), size(float(n))) for rank, n in found.items()]  # type: ignore[call-overload]
+    return bar_panel("Peak memory of tensors per rank", bars, ((COLORS[1], "peak", ""),))
+
+
+def _colored(
+    metrics: Mapping[str, "pandas.DataFrame"], column: str
+) -> list[tuple[str, str, list[float], list[float]]]:
+    return [
+        (name, COLORS[index % len(COLORS)], *_series(each, column))
+        for index, (name, each) in enumerate(metrics.items())
+    ]
+
+
+def _series(metrics: "pandas.DataFrame", column: str) -> tuple[list[float], list[float]]:
+    """Steps made, and what rank 0 reported after them, where it did."""
+    rows = metrics[(metrics["rank"] == 0) & metrics[column].notna()]
+    stride = max(1, math.ceil(len(rows) / MOST_POINTS))
+    kept = rows.iloc[::-stride].iloc[::-1]  # the last one is always there
+    return [float(step) + 1 for step in kept["step"]], [float(y) for y in kept[column]]

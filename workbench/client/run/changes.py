@@ -1,0 +1,78 @@
+"""What was requested of a run that goes on and was carried out, by whomever: told once."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.client.run.requests import Replan
+from workbench.plan.experiment.experiment import Experiment
+from workbench.train.loop.requests import RunRequests
+
+
+@dataclass(frozen=True)
+class News:
+    """What changed since the last look.
+
+    Attributes:
+        experiment: what runs now.
+        notes: what was carried out, for people.
+        is_replanned: whether it goes on under another plan of ours.
+    """
+
+    experiment: Experiment
+    notes: tuple[str, ...] = ()
+    is_replanned: bool = False
+
+
+class Changes:
+    """The changes of one run. Its callers take turns.
+
+    Args:
+        directory: the run's folder.
+
+    Attributes:
+        replans: our own requests for other plans that were not carried out yet, in their order.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.replans: list[Replan] = []
+        self._requests = RunRequests(directory)
+        self._looked_at, self._told = 0, set[int]()
+
+    def news(self, experiment: Experiment) -> News:
+        """What was carried out meanwhile.
+
+        Args:
+            experiment: what ran at the last look.
+        """
+        plain, replanned = experiment, self._replanned()
+        notes = [note for _, note in replanned]
+        if replanned:  # its plan is the last one that it goes on under
+            plain = plain.replace(plan=replanned[-1][0].plan)
+            last = self.replans.index(replanned[-1][0])
+            del self.replans[: last + 1]  # those before it are over, too
+        if (changed_at := self._requests.changed_at) != self._looked_at:
+            self._looked_at = changed_at
+            for number, value, done in self._requests.rates():
+                optimizer = plain.optimizer.model_copy(update={"lr": value})
+                plain = plain.replace(optimizer=optimizer)
+                notes += self._once(number, f"learning rate {value:g} since step {done.step}")
+            for number, done in self._requests.saved():
+                text = f"checkpoint after step {done.step}, as requested, in {done.seconds:.3g} s"
+                notes += self._once(number, text)
+        return News(plain, tuple(notes), bool(replanned))
+
+    def _replanned(self) -> list[tuple[Replan, str]]:
+        return [
+            (
+                replan,
+                f"under another plan since step {done.step}: {done.seconds:.3g} s, "
+                f"{sum(done.received_bytes):,} bytes moved",
+            )
+            for replan in self.replans
+            if (done := replan.carried_out)
+        ]
+
+    def _once(self, number: int, text: str) -> list[str]:
+        is_news = number not in self._told
+        self._told.add(number)
+        return [text] if is_news else []
