@@ -1,5 +1,6 @@
 """Requests to a run that goes on, which it carries out between two steps, and what they cost."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from workbench.plan.plan import Plan
 from workbench.plan.reshard import Recut
 from workbench.program.buckets import copies
 from workbench.store.errors import ClusterError
-from workbench.train.loop.requests import CarriedOut, RunRequest, RunRequests
+from workbench.train.loop.requests import CarriedOut, LearningRate, RunRequest, RunRequests
 
 TICK_S = 0.05
 
@@ -69,6 +70,18 @@ class RequestHandle:
         done = self.carried_out
         step = "not yet" if done is None else f"step {done.step}"
         return f"<Request: {self.request!r}, {step}>"
+
+
+def learning_rate(value: float) -> LearningRate:
+    """The request for a learning rate.
+
+    Raises:
+        ValueError: the rate is no positive number.
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value < math.inf:
+        raise ValueError(f"a learning rate is a positive number, got {value!r}")
+    return LearningRate(float(value))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """A training run, seen from a notebook while it goes on and after it ended."""
 
-import math
 import threading
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
@@ -8,12 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from workbench.client.calibration.recalibrating import recalibrated
 from workbench.client.engines import Engines
-from workbench.client.records.environment import Environment
+from workbench.client.records import report
+from workbench.client.records.environment import Environment, machine_of
 from workbench.client.records.recorded import RecordedJob
 from workbench.client.run import comparing, view, waiting
 from workbench.client.run.changes import Changes
 from workbench.client.run.job import Followed, Waits
-from workbench.client.run.requests import Replan, RequestHandle, cost_of
+from workbench.client.run.requests import Replan, RequestHandle, cost_of, learning_rate
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import Row
 from workbench.plan.machine.machine import Machine
@@ -23,6 +23,7 @@ from workbench.predict.measured import Timeline
 from workbench.predict.prediction import Prediction
 from workbench.store import run_folder
 from workbench.store.errors import ClusterError, Diverged
+from workbench.store.files import write_whole
 from workbench.store.messages import TrainingOutcome
 from workbench.store.record import EventRecord
 from workbench.train.checkpoint.checkpoint import StateDict, latest, state_dict
@@ -163,9 +164,34 @@ class Run:
         return Environment.load(self.directory)
 
     @property
+    def machine(self) -> Machine | None:
+        """The machine that had been calibrated for its hardware when it was submitted, if any."""
+        return machine_of(self.directory)
+
+    @property
     def metrics(self) -> "pandas.DataFrame":
         """One line for each step and rank, sorted; see `workbench.plan.experiment.measured`."""
         return self._frame.of(self.rows[:])
+
+    def to_csv(self, path: str | Path) -> None:
+        """Writes `metrics` as a text with commas."""
+        write_whole(Path(path), self.metrics.to_csv(index=False))
+
+    def to_parquet(self, path: str | Path) -> None:
+        """Writes `metrics` as a Parquet file.
+
+        Raises:
+            ModuleNotFoundError: pyarrow is not installed; the text says what to install.
+        """
+        report.write_parquet(self.metrics, Path(path))
+
+    def to_html(self, path: str | Path) -> None:
+        """Writes one page to send to somebody: configuration, environment, curves and notes.
+
+        It needs no script, and fetches nothing. Where `machine` is known and steps were traced,
+        what was predicted stands beside what was measured.
+        """
+        write_whole(Path(path), report.report(self))
 
     @property
     def evaluation(self) -> dict[str, float]:
@@ -350,16 +376,7 @@ class Run:
             ValueError: the rate is no positive number.
             ClusterError: the run has ended.
         """
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not 0 < value < math.inf
-        ):
-            raise ValueError(f"a learning rate is a positive number, got {value!r}")
-        self._require()
-        return RequestHandle(
-            RunRequests(self.directory), LearningRate(float(value)), lambda: self.is_done
-        )
+        return self._request(learning_rate(value))
 
     def checkpoint_now(self) -> RequestHandle:
         """Has all ranks write a checkpoint after their current step and go on; returns at once.
@@ -367,8 +384,11 @@ class Run:
         Raises:
             ClusterError: the run has ended.
         """
+        return self._request(SaveNow())
+
+    def _request(self, request: LearningRate | SaveNow) -> RequestHandle:
         self._require()
-        return RequestHandle(RunRequests(self.directory), SaveNow(), lambda: self.is_done)
+        return RequestHandle(RunRequests(self.directory), request, lambda: self.is_done)
 
     def subscribe(self, callback: view.Callback) -> Callable[[], None]:
         """Has a function called with new rows, and with [] when the state changes.

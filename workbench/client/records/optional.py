@@ -1,0 +1,22 @@
+"""Packages that not everybody needs: asked for before they are used, with what to install."""
+
+from importlib.util import find_spec
+
+
+def require(package: str, extra: str, what: str) -> None:
+    """Checks that a package is there.
+
+    Args:
+        package: the name that it is imported by.
+        extra: the extra of this project that installs it.
+        what: what needs it, for the error.
+
+    Raises:
+        ModuleNotFoundError: it is not installed; the text says what to install.
+    """
+    if find_spec(package) is None:
+        raise ModuleNotFoundError(
+            f"{what} needs {package}, which is not installed: "
+            f"pip install 'parallel-workbench[{extra}]', or pip install {package}",
+            name=package,
+        )

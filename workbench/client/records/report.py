@@ -1,0 +1,149 @@
+"""A run as one page to send to somebody, and its metrics as files."""
+
+from html import escape
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from workbench.client.records.configuration import fields_of, short
+from workbench.client.records.curves import (
+    accuracy_panel,
+    loss_panel,
+    memory_panel,
+    speed_panel,
+    time_panel,
+)
+from workbench.client.records.environment import Environment
+from workbench.client.records.optional import require
+from workbench.client.records.page import page
+from workbench.client.run import view
+from workbench.plan import svg
+from workbench.plan.errors import ExperimentError, MachineError
+from workbench.plan.html import table
+from workbench.plan.machine.machine import Machine
+from workbench.plan.panels import document
+from workbench.predict.compare import Comparison
+from workbench.predict.prediction import Prediction, predict
+from workbench.store.errors import ClusterError
+from workbench.store.files import write_whole
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class Reported(view.Shown, Protocol):
+    """A run, as far as a page tells of it; see `Run`."""
+
+    @property
+    def metrics(self) -> "pandas.DataFrame":
+        """One line for each step and rank."""
+
+    @property
+    def environment(self) -> Environment | None:
+        """What it ran with."""
+
+    @property
+    def machine(self) -> Machine | None:
+        """The machine that was calibrated for its hardware."""
+
+    def compare(self, prediction: Prediction) -> Comparison:
+        """Sets a prediction beside what was measured."""
+
+
+def write_parquet(metrics: "pandas.DataFrame", path: Path) -> None:
+    """Writes a table as a Parquet file.
+
+    Raises:
+        ModuleNotFoundError: pyarrow is not installed; the text says what to install.
+    """
+    require("pyarrow", "parquet", "a Parquet file")
+    content = BytesIO()
+    metrics.to_parquet(content, engine="pyarrow", index=False)
+    write_whole(path, content.getvalue())
+
+
+def report(run: Reported) -> str:
+    """A whole page: how a run went, what ran, on what, and what was predicted."""
+    plan = run.experiment.plan
+    parts = [
+        f"<p>{escape(', '.join(view.standing(run)))}</p>",
+        f"<pre>{escape(str(run.error))}</pre>" if run.error is not None else "",
+        _notes(run.notes),
+        _curves(run),
+        "<h2>Configuration</h2>",
+        table(("field", "value"), _configuration(run)),
+        _folded("The plan, layer by layer", plan._repr_html_()),
+        _folded("As text, which wb.Experiment.load reads", _text(run.experiment.to_toml())),
+        "<h2>Environment</h2>",
+        _environment(run.environment),
+        "<h2>Predicted and measured</h2>",
+        _predicted(run),
+    ]
+    return page(f"{plan.graph.source.name}: {run.directory.name}", parts)
+
+
+def _notes(notes: list[str]) -> str:
+    lines = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    return f"<ul>{lines}</ul>" if lines else ""
+
+
+def _curves(run: Reported) -> str:
+    metrics = run.metrics
+    if not len(metrics):
+        return "<p>No step was measured.</p>"
+    learned = {"loss": metrics}
+    panels = [
+        loss_panel(learned),
+        accuracy_panel({"test accuracy": metrics}),
+        speed_panel(metrics),
+        time_panel(metrics),
+        memory_panel(metrics),
+    ]
+    drawn = document([panel for panel in panels if panel is not None])
+    return svg.image(drawn, f"Loss, accuracy, speed, time and memory of {run.directory.name}")
+
+
+def _configuration(run: Reported) -> list[tuple[str, str]]:
+    plan = run.experiment.plan
+    fields = {
+        "model": plan.graph.source.name,
+        "parameters": f"{plan.graph.parameters:,}",
+        "input shape": plan.graph.input_shape,
+        "plan": short(plan),
+        **fields_of(run.experiment),
+    }
+    return [(name, str(value)) for name, value in fields.items() if value is not None]
+
+
+def _environment(environment: Environment | None) -> str:
+    if environment is None:
+        return "<p>The run's folder does not say what it ran with.</p>"
+    parts = [environment._repr_html_()]
+    if environment.module:
+        parts.append(_folded("The module, as it prints itself", _text(environment.module)))
+    for each in environment.sources:
+        title = f"{each.name}, {each.place}" if each.place else each.name
+        parts.append(_folded(title, _text(each.text or "Its text could not be had.")))
+    return "".join(parts)
+
+
+def _predicted(run: Reported) -> str:
+    """The comparison; or why there is none."""
+    try:
+        if (machine := run.machine) is None:
+            raise MachineError(
+                "no machine was calibrated for the hardware that it ran on; "
+                "cluster.calibrate(plan) does that, for the runs that follow"
+            )
+        prediction = predict(run.experiment.plan, machine, run.experiment)
+        return run.compare(prediction)._repr_html_()
+    except (MachineError, ExperimentError, ClusterError, ValueError) as error:
+        return f"<p>Nothing is set beside a prediction: {escape(str(error))}.</p>"
+
+
+def _folded(title: str, body: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>{body}</details>"
+
+
+def _text(text: str) -> str:
+    return f"<pre>{escape(text)}</pre>"
