@@ -127,7 +127,7 @@ class CalibrationSpec:
             plan=plan,
             data=Synthetic(samples=size, classes=classes) if self.data is None else self.data,
             batch_size=size,
-            optimizer=optimizer.model_copy(update={"lr": STILL.lr}),
+            optimizer=optimizer.at_rate(STILL.lr),
             steps=1,
             precision=self.precision,
         )
