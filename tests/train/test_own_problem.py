@@ -14,9 +14,11 @@ from tests.train.data.spirals import Spirals, counts, f1, focal, paired
 from workbench.comm.groups.world import World
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
+from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import (
     SGD,
     Experiment,
+    LocalSGD,
     Loss,
     Metric,
     ParameterServer,
@@ -139,3 +141,34 @@ def test_a_sum(on_ranks, weights, name):
     loss = Loss(total, reduction="sum")
     run = experiment(PLANS[name], loss=loss, optimizer=SGD(lr=0.03, momentum=0.9))
     check(on_ranks, weights, run, total)
+
+
+def plain(outputs, targets):
+    """Focal loss without the weights, which `by_row` has."""
+    return focal(outputs, {**targets, "weight": torch.ones_like(targets["weight"])})
+
+
+def by_row(targets):
+    return targets["weight"] * (1 + targets["kind"])
+
+
+def weighted_mean(outputs, targets):
+    weights = by_row(targets)
+    return (plain(outputs, targets) * weights).sum() / weights.sum()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", ["a rank without rows", "cut outputs", "rounds"])
+def test_a_weighted_mean(on_ranks, weights, name, strategy):
+    """The weights of all rows count, on whatever ranks, in whatever micro-batches and rounds."""
+    loss = Loss(plain, weights=by_row)
+    run = experiment(PLANS[name], loss=loss, accumulate=2, **STRATEGIES[strategy])
+    check(on_ranks, weights, run, weighted_mean)
+
+
+def test_weights_need_whole_batches():
+    loss = Loss(plain, weights=by_row)
+    with pytest.raises(ExperimentError, match="weights step before under LocalSGD"):
+        experiment(UNEQUAL, loss=loss, sync=LocalSGD(every=2))
+    with pytest.raises(ExperimentError, match="with reduction='sum' multiply"):
+        Loss(plain, reduction="sum", weights=by_row)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from tests.layers import nets
 from tests.layers.drawn import GRAPHS, plans
@@ -18,6 +19,7 @@ from workbench.plan.experiment.experiment import (
     AdamW,
     Experiment,
     LocalSGD,
+    Loss,
     ParameterServer,
     Pipelined,
     Synchronous,
@@ -140,6 +142,13 @@ PLANS = {
             g.outputs[0], scheme="shard_out", group_size=4
         ),
         dict(loss=F.cross_entropy),
+    ),
+    "own loss, weighted": (
+        nets.Images,
+        lambda g: Plan.hybrid(g, RANKS, 2),
+        dict(
+            loss=Loss(nn.CrossEntropyLoss(reduction="none"), weights=torch.ones_like), accumulate=2
+        ),
     ),
     "own loss, of a group's rows": (
         nets.Picture,

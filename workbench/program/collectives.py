@@ -42,6 +42,7 @@ from workbench.program.instructions import (
     Loss,
     Recompute,
     Reduce,
+    Weigh,
 )
 from workbench.program.operations import Operation, Operations, Value
 from workbench.program.rows import Counts, Groups, Rows, features
@@ -79,7 +80,8 @@ class CollectiveCall:
 
     Attributes:
         op: "all_gather", "reduce_scatter", "all_to_all", "all_reduce", "reduce" or "broadcast".
-        label: the layer, or "gradients", "parameters", "status", "clip", "labels".
+        label: the layer, or "gradients", "parameters", "status", "clip", "labels",
+            "weights".
         phase: the phase of the step.
         purpose: the purpose of its groups: "shard" is over shard groups, "replica" and "norm" are
             over ranks that hold the same piece, "control" is over the world.
@@ -217,6 +219,9 @@ class Collectives:
                 return (
                     CollectiveCall("all_reduce", "status", "step", "control", 1, status, _FP64),
                 )
+            case Weigh():
+                one = self._everywhere
+                return (CollectiveCall("all_reduce", "weights", "step", "control", 1, one, _FP64),)
             case Clip(norm=float()):
                 one = self._everywhere
                 return (CollectiveCall("all_reduce", "clip", "step", "control", 1, one, _FP64),)

@@ -4,6 +4,7 @@ All ranks execute the same ones on different amounts, some of them zero: an inst
 all ranks at once. It knows neither seconds nor bytes; those are answers of whoever reads it.
 
     load          the rows of all micro-batches
+    weigh         the rows: all ranks add up their weights in the loss
     zero_grad     gradients of the last step, or round, are forgotten
     keep_weights  those that the gradients of this step are computed at, for later
     prefetch      rows of a round to come may be gathered from here on
@@ -77,6 +78,13 @@ class Load:
     word: ClassVar[str] = "load"
     rows: Rows
     micro_batches: tuple[Rows, ...]
+
+
+@dataclass(frozen=True)
+class Weigh:
+    """The weights of all rows in the loss are added up, over all ranks."""
+
+    word: ClassVar[str] = "weigh"
 
 
 @dataclass(frozen=True)
@@ -329,4 +337,5 @@ Instruction = (
     | Update
     | HandOut
     | Average
+    | Weigh
 )

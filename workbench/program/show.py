@@ -30,6 +30,7 @@ from workbench.program.instructions import (
     Rescale,
     Update,
     Wait,
+    Weigh,
     ZeroGrad,
 )
 from workbench.program.operations import Operation
@@ -139,6 +140,8 @@ class Shown:
         match instruction:
             case Load(rows):
                 return self._rows(rows), "", ""
+            case Weigh():
+                return "weights of rows", "", ""
             case ZeroGrad(names) | KeepWeights(names) | Compensate(names):
                 return _several(names), "", ""
             case Prefetch(operation, on):

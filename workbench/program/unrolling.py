@@ -58,6 +58,7 @@ from workbench.program.instructions import (
     Update,
     Updater,
     Wait,
+    Weigh,
     ZeroGrad,
 )
 from workbench.program.operations import Operation, Operations, Value
@@ -220,7 +221,10 @@ class _Unrolling:
     def written(self, batches: Sequence[tuple[int, ...]]) -> tuple[Instruction, ...]:
         totals = [sum(column) for column in zip(*batches, strict=True)]
         each = tuple(self._rows(rows) for rows in batches)
-        self._add(Load(Rows(totals), each), ZeroGrad(self.names))
+        self._add(Load(Rows(totals), each))
+        if self.experiment.loss is not None and self.experiment.loss.weights is not None:
+            self._add(Weigh())
+        self._add(ZeroGrad(self.names))
         if isinstance(self.sync, Pipelined) and self.sync.compensation is not None:
             self._add(KeepWeights(self.names))
         results = self.operations.results

@@ -35,7 +35,7 @@ def tried(data):
 
 def check(loss, data=LABELLED):
     run = experiment(data, loss=loss)
-    OwnLoss(run.loss, CPU, torch.float64).check(tried(data))
+    OwnLoss(run.loss, None, CPU, torch.float64).check(tried(data))
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,7 @@ def check(loss, data=LABELLED):
         nn.CrossEntropyLoss(reduction="none", weight=WEIGHTS.float()),
         Loss(nn.CrossEntropyLoss(reduction="sum", weight=WEIGHTS), reduction="sum"),
         Loss(lambda out, y: F.nll_loss(out.log(), y)),
+        Loss(nn.CrossEntropyLoss(reduction="none"), weights=lambda y: WEIGHTS[y]),
         lambda out, y: (out - F.one_hot(y, 3)).square().mean(),
         lambda out, y: F.binary_cross_entropy(out, F.one_hot(y, 3).double()),
     ],
@@ -61,14 +62,19 @@ def test_structured_targets_are_taken():
 @pytest.mark.parametrize(
     ("loss", "text"),
     [
-        (nn.CrossEntropyLoss(weight=WEIGHTS), "must not depend on others.*weighs rows by"),
+        (nn.CrossEntropyLoss(weight=WEIGHTS), r"must not depend on others.*weights=function"),
         (nn.CrossEntropyLoss(ignore_index=0), "must not depend on others"),
         (lambda out, y: (out - out.mean(0)).square().mean(), "must not depend on others"),
         (nn.CrossEntropyLoss(reduction="sum"), r"Loss\(..., reduction='sum'\)"),
         (Loss(F.cross_entropy, reduction="sum"), r"Loss\(..., reduction='mean'\)"),
         (lambda out, y: out @ out, r"fails for outputs of shape \(30, 3\).*RuntimeError"),
-        (lambda out, y: out, r"shape \(\) or \(30,\) for 30 rows, got \(30, 3\)"),
+        (lambda out, y: out, r"shape \(30,\) for 30 rows, got \(30, 3\)"),
         (lambda out, y: 1.0, "got float"),
+        (Loss(F.cross_entropy, weights=lambda y: y * 0 + 2.0), r"with weights one number for each"),
+        (
+            Loss(nn.CrossEntropyLoss(reduction="none"), weights=lambda y: WEIGHTS),
+            r"weights of loss .* \(30,\) for 30 rows, got \(3,\)",
+        ),
         (nn.CrossEntropyLoss, "is a class: give an object"),
         (nn.AdaptiveLogSoftmaxWithLoss(8, 3, [1]), "has parameters of its own"),
     ],
@@ -102,7 +108,7 @@ class Hits:
 
 def scoring(metrics, loss=F.cross_entropy, data=LABELLED):
     run = experiment(data, loss=loss, metrics=metrics)
-    own = None if loss is None else OwnLoss(run.loss, CPU, torch.float64)
+    own = None if loss is None else OwnLoss(run.loss, None, CPU, torch.float64)
     return Scoring.of(run, own, tried(data))
 
 

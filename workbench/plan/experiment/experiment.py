@@ -269,6 +269,19 @@ class Experiment(Value):
         return self
 
     @model_validator(mode="after")
+    def _weights_are_those_of_the_batch(self) -> Self:
+        if self.loss is None or self.loss.weights is None:
+            return self
+        alone = isinstance(self.sync, LocalSGD)
+        if alone or (isinstance(self.sync, Synchronous) and self.sync.per_round):
+            raise ValueError(
+                "loss: the weights of all rows of a batch add up, and weights step before under "
+                f"{'LocalSGD' if alone else 'per_round=True'}; they are valid with Synchronous, "
+                "ParameterServer and Pipelined"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _replicas_step_alike(self) -> Self:
         if self.shard_optimizer and isinstance(self.sync, LocalSGD):
             raise ValueError(

@@ -90,11 +90,25 @@ class Loss(Value):
     `torch.nn.Module` without parameters to train is valid, too."""
     reduction: Literal["mean", "sum"] = "mean"
     """Over all rows of the batch."""
+    weights: OwnObject | None = None
+    """(targets) -> a weight for each row [rows], for a weighted mean over the batch: the function
+    gives a loss for each row, and the sum of weighted losses is divided by that of the weights."""
 
     def __init__(self, *function: Any, **fields: Any) -> None:
         if len(function) > 1:
             raise TypeError("Loss takes its function alone without a name")
         super().__init__(**dict(zip(("function",), function, strict=False)), **fields)
+
+    @model_validator(mode="after")
+    def _weights_are_of_a_mean(self) -> Self:
+        if self.weights is not None and not self.is_mean:
+            raise ValueError("weights are those of a mean: with reduction='sum' multiply by them")
+        return self
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether the sum over rows is divided by their number, or their weights."""
+        return self.reduction == "mean"
 
 
 class Metric(Value):

@@ -105,7 +105,8 @@ class Call:
 
     Attributes:
         op: the collective's name in the recorder, such as "all_reduce".
-        label: the layer, or "gradients", "parameters", "status", "clip", "labels".
+        label: the layer, or "gradients", "parameters", "status", "clip", "labels",
+            "weights".
         phase: "forward", "backward" or "step".
         groups: the groups whose ranks take part together.
         seconds: seconds on each rank, once all of its group have arrived [ranks].

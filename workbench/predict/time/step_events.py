@@ -29,6 +29,7 @@ from workbench.program.instructions import (
     Update,
     Updater,
     Wait,
+    Weigh,
 )
 from workbench.program.rows import Counts, Rows
 from workbench.program.step import Program
@@ -106,6 +107,8 @@ class _Step:
                 self.updates.wait(instruction)
             case Agree():
                 self.updates.agree()
+            case Weigh():
+                self.updates.weigh()
             case Clip():
                 self.updates.clip(instruction)
             case Update():
@@ -182,6 +185,11 @@ class Updates:
         if world > 1:
             sizes = self.ones * (3 + world) * _FP64
             self.script.meet(self.replicas.all_reduce(sizes, _FP64, 1, "status"))
+
+    def weigh(self) -> None:
+        """Writes the all-reduce of the rows' weights."""
+        if self.replicas.ranks.world_size > 1:
+            self.script.meet(self.replicas.all_reduce(self.ones * _FP64, _FP64, 1, "weights"))
 
     def clip(self, clip: Clip) -> None:
         """Writes the norm of all gradients, which ranks add up, and their scaling; or the latter.

@@ -21,12 +21,12 @@ from workbench.plan.placement.placement import Shard
 # Weight of an auxiliary head's loss, as in GoogLeNet (Szegedy et al. 2014, arXiv:1409.4842).
 AUXILIARY_WEIGHT = 0.3
 
-StepLoss = Callable[[CutModel, tuple[Tensor, ...], Any, int], tuple[Tensor, float]]
+StepLoss = Callable[[CutModel, tuple[Tensor, ...], Any, float], tuple[Tensor, float]]
 """As `step_loss`."""
 
 
 def step_loss(
-    model: CutModel, outputs: tuple[Tensor, ...], labels: Tensor, batch_size: int
+    model: CutModel, outputs: tuple[Tensor, ...], labels: Tensor, total: float
 ) -> tuple[Tensor, float]:
     """This rank's part of the mean cross-entropy over the step's global batch.
 
@@ -37,19 +37,19 @@ def step_loss(
         model: the cut model; its context describes the batch in hand.
         outputs: what it returned; the first is the prediction, the others auxiliary heads.
         labels: [own rows].
-        batch_size: samples of the step over all ranks and micro-batches.
+        total: the samples of the step over all ranks and micro-batches.
 
     Returns:
         The loss to differentiate, and the part of it to report: these add up over all ranks
         (and micro-batches) to the mean.
     """
-    total, reported = outputs[0].new_zeros(()), 0.0
+    loss_of_all, reported = outputs[0].new_zeros(()), 0.0
     for index, name in enumerate(model.plan.graph.outputs):
         weight = 1.0 if index == 0 else AUXILIARY_WEIGHT
-        loss = weight * _output_loss(model, name, outputs[index], labels) / batch_size
-        total = total + loss
+        loss = weight * _output_loss(model, name, outputs[index], labels) / total
+        loss_of_all = loss_of_all + loss
         reported += loss.item() / model.plan.flow.returned(name).group_size
-    return total, reported
+    return loss_of_all, reported
 
 
 def _output_loss(model: CutModel, name: str, logits: Tensor, labels: Tensor) -> Tensor:

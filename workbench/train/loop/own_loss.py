@@ -4,16 +4,21 @@ Outputs are brought to the ranks that have their rows, whole. There the loss is 
 it is in one process, whatever rows each rank and micro-batch has.
 """
 
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from workbench.comm.all_reduce import all_reduce
+from workbench.comm.groups.group import Group
 from workbench.layers.cut_model import CutModel
+from workbench.plan.experiment.own import Own
 from workbench.plan.experiment.task import Loss
 from workbench.train.data import own
 from workbench.train.data.errors import OwnObjectError
+from workbench.train.data.feed import MicroBatch
 from workbench.train.loop.objective import own_rows
 from workbench.train.loop.trial import Trial
 
@@ -26,6 +31,7 @@ class OwnLoss:
 
     Args:
         value: the loss.
+        everyone: all ranks, which add up the weights of rows.
         device: where it is computed.
         dtype: the type of outputs; a module's own tensors get it.
 
@@ -33,46 +39,62 @@ class OwnLoss:
         OwnObjectError: it cannot be loaded, or has parameters of its own to train.
     """
 
-    def __init__(self, value: Loss, device: torch.device, dtype: torch.dtype) -> None:
-        self.name, self._mean = str(value.function), value.reduction == "mean"
-        function = own.load(value.function)
-        if isinstance(function, nn.Module):
-            if any(parameter.requires_grad for parameter in function.parameters()):
-                raise OwnObjectError(
-                    f"loss {self.name} has parameters of its own, which nothing would train: make "
-                    "them part of the model, or set requires_grad to False"
-                )
-            function = deepcopy(function).to(device, dtype)
-        elif isinstance(function, type):
-            raise OwnObjectError(f"loss {self.name} is a class: give an object of it")
-        self._function = function
+    def __init__(
+        self, value: Loss, everyone: Group, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.name, self._mean, self._everyone = str(value.function), value.is_mean, everyone
+        self._function = self._loaded(value.function, device, dtype)
+        self._weights = None if value.weights is None else own.load(value.weights)
 
     def __call__(
-        self, model: CutModel, outputs: tuple[Tensor, ...], targets: Any, batch_size: int
+        self, model: CutModel, outputs: tuple[Tensor, ...], targets: Any, total: float
     ) -> tuple[Tensor, float]:
-        """As `step_loss`."""
+        """As `step_loss`; the total is that of the rows' weights, where they have some."""
         context = model.context
         named = zip(model.plan.graph.outputs, outputs, strict=True)
         mine = tuple(own_rows(model, name, output) for name, output in named)
         rows = context.rows[context.rank]
         if rows == 0:  # a function of no rows need not be defined; its gradient is zero
             return sum((0.0 * output.sum() for output in mine), outputs[0].new_zeros(())), 0.0
-        total = self.summed(mine, targets, rows)
-        total = total / batch_size if self._mean else total
-        return total, total.item()
+        found = self.summed(mine, targets, rows)
+        found = found / total if self._mean else found
+        return found, found.item()
+
+    def total(self, batches: Sequence[MicroBatch], rank: int) -> float:
+        """The weights of all rows of a step, added up over the ranks; all of them call it."""
+        given = [(batch.targets, batch.rows[rank]) for batch in batches]
+        mine = sum(self.weight(targets, rows) for targets, rows in given if rows)
+        weight = torch.tensor([mine], dtype=torch.float64)
+        return all_reduce(weight, self._everyone, layer="weights").item()
 
     def summed(self, outputs: tuple[Tensor, ...], targets: Any, rows: int) -> Tensor:
-        """The sum over these rows [].
+        """The sum over these rows [], each times its weight.
 
         Raises:
             OwnObjectError: the function gives no number, and not one for each row.
         """
-        value = self._value(outputs, targets, rows)
-        return value * rows if self._mean else value
+        wide = tuple(x.float() if x.dtype in (torch.bfloat16, torch.half) else x for x in outputs)
+        found = self._function(wide[0] if len(wide) == 1 else wide, targets)
+        if isinstance(found, Tensor) and found.shape == (rows,):
+            return (found if self._weights is None else found * self._of_rows(targets, rows)).sum()
+        if isinstance(found, Tensor) and found.ndim == 0 and self._weights is None:
+            return found * rows if self._mean else found
+        given = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        one = "one number, or one" if self._weights is None else "with weights one number"
+        raise OwnObjectError(
+            f"loss {self.name} gives {one} for each row, shape ({rows},) for {rows} rows, "
+            f"got {given}"
+        )
 
-    def of_all(self, total: float, samples: int) -> float:
-        """The loss of a whole split, of the sum over its rows."""
-        return total / samples if self._mean else total
+    def weight(self, targets: Any, rows: int) -> float:
+        """What the sum over these rows is divided by, for their loss."""
+        if not self._mean:
+            return 1.0
+        return rows if self._weights is None else self._of_rows(targets, rows).sum().item()
+
+    def of_all(self, total: float, weight: float) -> float:
+        """The loss of rows whose sums and weights add up to these."""
+        return total / weight if self._mean else total
 
     def check(self, tried: Trial) -> None:
         """Tries whether the loss of some rows depends on others, by parts of them.
@@ -82,9 +104,10 @@ class OwnLoss:
         """
         try:
             with torch.no_grad():
-                whole = self._value(tried.outputs, tried.targets, tried.rows)
+                whole = self.summed(tried.outputs, tried.targets, tried.rows)
+                weight = self.weight(tried.targets, tried.rows)
                 parts = [
-                    [(self._value(p.outputs, p.targets, p.rows), p.rows) for p in tried.cut(at)]
+                    [(self.summed(p.outputs, p.targets, p.rows), p.rows) for p in tried.cut(at)]
                     for at in (tried.rows // 2, tried.rows // 3)
                 ]
         except OwnObjectError:
@@ -93,38 +116,54 @@ class OwnLoss:
             raise OwnObjectError(
                 f"loss {self.name} fails for {tried}: {type(error).__name__}: {error}"
             ) from error
-        means = [sum(value * rows for value, rows in each) / tried.rows for each in parts]
-        sums = [sum(value for value, _ in each) for each in parts]
-        own, other = (means, sums) if self._mean else (sums, means)
-        if all(_close(whole, each) for each in own):
+        found = [torch.stack([value for value, _ in each]).sum() for each in parts]
+        if all(_close(whole, each) for each in found):
             return
-        name = "sum" if self._mean else "mean"
+        if self._mean:
+            name, factors = "sum", [[tried.rows / n for _, n in each] for each in parts]
+        else:
+            name, factors = "mean", [[n / tried.rows for _, n in each] for each in parts]
         hint = (
             f"it is their {name}: say Loss(..., reduction={name!r})"
-            if all(_close(whole, each) for each in other)
-            else "what weighs rows by their class, or leaves some out, can give a value for each "
-            "row, and reduction='sum'"
+            if all(
+                _close(whole, torch.stack([v * f for (v, _), f in zip(*pair, strict=True)]).sum())
+                for pair in zip(parts, factors, strict=True)
+            )
+            else "if it weighs rows by their targets, or leaves some out, let it give a value for "
+            "each row, and Loss(..., weights=function of the targets)"
         )
         raise OwnObjectError(
-            f"loss {self.name} of {tried.rows} rows is {whole:.6g}, and {own[0]:.6g} by halves: "
-            f"the loss of a row must not depend on others, which other ranks have; {hint}"
+            f"loss {self.name} of {tried.rows} rows is {self.of_all(float(whole), weight):.6g}, "
+            f"and {self.of_all(float(found[0]), weight):.6g} by halves: the loss of a row must not "
+            f"depend on others, which other ranks have; {hint}"
         )
 
-    def _value(self, outputs: tuple[Tensor, ...], targets: Any, rows: int) -> Tensor:
-        """What the function gives, or its mean or sum over rows [], as is stated."""
-        wide = tuple(x.float() if x.dtype in (torch.bfloat16, torch.half) else x for x in outputs)
-        found = self._function(wide[0] if len(wide) == 1 else wide, targets)
-        if isinstance(found, Tensor) and found.shape == (rows,):
-            return found.mean() if self._mean else found.sum()
-        if isinstance(found, Tensor) and found.ndim == 0:
-            return found
-        given = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise OwnObjectError(
-            f"loss {self.name} gives one number, or one for each row: shape () or ({rows},) for "
-            f"{rows} rows, got {given}"
-        )
+    def _loaded(self, given: Own, device: torch.device, dtype: torch.dtype) -> Any:
+        function = own.load(given)
+        if isinstance(function, type):
+            raise OwnObjectError(f"loss {self.name} is a class: give an object of it")
+        if not isinstance(function, nn.Module):
+            return function
+        if any(parameter.requires_grad for parameter in function.parameters()):
+            raise OwnObjectError(
+                f"loss {self.name} has parameters of its own, which nothing would train: make them "
+                "part of the model, or set requires_grad to False"
+            )
+        return deepcopy(function).to(device, dtype)
+
+    def _of_rows(self, targets: Any, rows: int) -> Tensor:
+        """The weight of each row."""
+        assert self._weights is not None
+        found = self._weights(targets)
+        if not isinstance(found, Tensor) or found.shape != (rows,):
+            given = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise OwnObjectError(
+                f"the weights of loss {self.name} are one number for each row, ({rows},) for "
+                f"{rows} rows, got {given}"
+            )
+        return found
 
 
-def _close(one: Tensor, other: Tensor | float) -> bool:
+def _close(one: Tensor, other: Tensor) -> bool:
     allowed = CLOSE[one.dtype if one.dtype in CLOSE else torch.float32]
     return bool((one - other).abs() <= allowed * one.abs().clamp(min=1e-6))

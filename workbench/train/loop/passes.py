@@ -22,6 +22,7 @@ from workbench.plan.placement.mesh import shard_group
 from workbench.program.instructions import Instruction, Load, Loss, Pass
 from workbench.train.data.feed import MicroBatch, first_rows
 from workbench.train.loop.objective import StepLoss, step_loss
+from workbench.train.loop.own_loss import OwnLoss
 
 Precision = Callable[[], AbstractContextManager[object]]
 
@@ -35,6 +36,7 @@ class Execution:
         rows: the rows of the step on each rank.
         samples: the rows of the step over all ranks.
         batches: what it runs on.
+        weight: the weights of all rows in the loss; None: it is their number.
         loss: this rank's part of the mean loss, of the micro-batches that are done.
         outputs: the outputs of the last of these, as the plan's flow lays them.
         reported: the part of the loss of the micro-batch under way.
@@ -50,6 +52,7 @@ class Execution:
     rows: tuple[int, ...]
     samples: int
     batches: tuple[MicroBatch, ...] = ()
+    weight: float | None = None
     loss: float = 0.0
     outputs: tuple[Tensor, ...] = ()
     reported: float = 0.0
@@ -59,6 +62,11 @@ class Execution:
     gradient: Tensor | None = None
     parts: list[Tensor] = field(default_factory=list)
     rounds: list[tuple[Tensor, ...]] = field(default_factory=list)
+
+    @property
+    def total(self) -> float:
+        """What a mean over all rows is divided by."""
+        return self.samples if self.weight is None else self.weight
 
     def take(self) -> tuple[Tensor, ...]:
         """What the last forward pass returned, apart from its graph; nothing of that is kept."""
@@ -84,6 +92,11 @@ class Passes:
         plan = model.plan
         parted = plan.rounds != "BK" and plan.tail is not None
         self.parted = PartedModel(model, plan.tail) if parted and plan.tail else None
+
+    def weigh(self, run: Execution) -> None:
+        """Adds up the weights of all rows of the step."""
+        assert isinstance(self.loss, OwnLoss)
+        run.weight = self.loss.total(run.batches, self.model.context.rank)
 
     @property
     def parts(self) -> tuple[torch.fx.GraphModule, ...]:
@@ -143,7 +156,7 @@ class WholePass:
 
         def loss(run: Execution) -> None:
             targets = run.batches[index].targets
-            run.objective, run.reported = loss_of(model, run.returned, targets, run.samples)
+            run.objective, run.reported = loss_of(model, run.returned, targets, run.total)
 
         return loss
 
@@ -222,7 +235,7 @@ class RoundsPass:
         def loss(run: Execution) -> None:
             every = run.batches[index].targets
             targets = tree_map(lambda each: each.narrow(0, brought.begin, rows), every)
-            run.objective, reported = loss_of(model, run.returned, targets, run.samples)
+            run.objective, reported = loss_of(model, run.returned, targets, run.total)
             run.reported += reported
 
         return loss

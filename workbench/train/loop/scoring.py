@@ -60,10 +60,13 @@ class OwnLossScore:
         self._loss = loss
 
     def sums(self, outputs: Outputs, targets: Any, rows: int) -> Tensor:
-        return self._loss.summed(outputs, targets, rows)
+        weight = self._loss.weight(targets, rows)
+        total = self._loss.summed(outputs, targets, rows).detach().double()
+        return torch.stack([total, total.new_tensor(weight)])
 
     def figure(self, sums: Tensor, samples: int) -> float:
-        return self._loss.of_all(sums.item(), samples)
+        total, weight = sums.tolist()
+        return self._loss.of_all(total, weight)
 
 
 class OwnMetric:
@@ -176,7 +179,7 @@ class Scoring:
         """
         own_loss = CrossEntropy() if loss is None else OwnLossScore(loss)
         scores = dict[str, Score](loss=own_loss)
-        shapes: list[tuple[int, ...]] = [()]
+        shapes: list[tuple[int, ...]] = [() if loss is None else (2,)]
         for name, value in (experiment.metrics or {}).items():
             scores[name] = own_score(name, value)
             shapes.append(() if tried is None else _tried(name, scores[name], tried))

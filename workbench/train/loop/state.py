@@ -140,7 +140,10 @@ class RankState:
         dtype = torch.float64 if experiment.precision == "fp64" else torch.float32
         train_data, test_data = _splits(experiment)
         experiment.check_rows((len(train_data), 0 if test_data is None else len(test_data)))
-        loss, scoring = _objective(experiment, train_data, test_data, world.device, dtype)
+        all_ranks = everyone(groups, plan)
+        loss, scoring = _objective(
+            experiment, train_data, test_data, all_ranks, world.device, dtype
+        )
         saved = None if resume is None else load(resume, plan.graph)
         reader: Reader = WeightsFile(weights) if saved is None else saved.reader
         context = BatchContext(world.rank, (0,) * world.size, seed=experiment.seed)
@@ -149,7 +152,6 @@ class RankState:
             plan, context, groups, reader, device=device, dtype=dtype, traced=deepcopy(traced)
         )
         program = program_of(experiment).of(world.rank)
-        all_ranks = everyone(groups, plan)
         updater = updater_of(program, model, all_ranks)
         if saved is not None:
             restore(saved, model, updater)
@@ -211,6 +213,7 @@ def _objective(
     experiment: Experiment,
     train: Dataset,
     test: Dataset | None,
+    everyone: Group,
     device: torch.device,
     dtype: torch.dtype,
 ) -> tuple[StepLoss, Scoring]:
@@ -219,7 +222,7 @@ def _objective(
         return step_loss, Scoring.of_classes()
     plan, loss = experiment.plan, None
     if experiment.loss is not None:
-        loss = OwnLoss(experiment.loss, device, dtype)
+        loss = OwnLoss(experiment.loss, everyone, device, dtype)
         loss.check(Trial.of(plan.graph, train, device, dtype))
     tried = None if test is None else Trial.of(plan.evaluation.graph, test, device, dtype)
     return loss or step_loss, Scoring.of(experiment, loss, tried)

@@ -34,6 +34,7 @@ from workbench.program.instructions import (
     Prefetch,
     Recompute,
     Reduce,
+    Weigh,
 )
 from workbench.program.rows import micro_batches
 from workbench.program.step import RankProgram
@@ -205,6 +206,8 @@ def bind(
             match instruction:
                 case Load():
                     actions.append(load)
+                case Weigh():
+                    actions.append(passes.weigh)
                 case Agree():
                     actions = behind
                 case Reduce():

@@ -354,11 +354,15 @@ def _loss_of(experiment: Experiment, dtype: torch.dtype) -> Objective:
     if value is None:
         return _cross_entropy
     function = own.load(value.function)
+    weigh = None if value.weights is None else own.load(value.weights)
     if isinstance(function, nn.Module):
         function = deepcopy(function).to(dtype)
 
     def loss(outputs: tuple[Tensor, ...], targets: Any) -> Tensor:
         found: Tensor = function(outputs[0] if len(outputs) == 1 else outputs, targets)
+        if weigh is not None:
+            weights: Tensor = weigh(targets)
+            return (found * weights).sum() / weights.sum()
         return found.sum() if value.reduction == "sum" else found.mean()
 
     return loss
