@@ -204,6 +204,7 @@ def under(state: RankState, plan: Plan, done: int) -> RankState:
     recut = Recut(state.experiment.plan, plan)
     experiment = state.experiment.replace(plan=plan)
     data, held_out = state.stepper.feed.data, state.test_data
+    state.stepper.feed.close()
     experiment.check_rows((len(data), 0 if held_out is None else len(held_out)))
     state.strategy.settle()
     average_statistics(state.model)

@@ -1,5 +1,6 @@
 """A user's own data: the same samples whoever reads them, and one clear error for what is wrong."""
 
+import multiprocessing
 import random
 
 import numpy as np
@@ -17,6 +18,9 @@ from workbench.plan.plan import Plan
 from workbench.train.data.errors import DataError, OwnObjectError
 from workbench.train.data.feed import Feed
 from workbench.train.data.opening import open_data
+
+# From Python 3.12 on: pytest has threads, and torch forks its workers.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
 GRAPH = trace(torch.nn.Linear(2, 3), input_shape=(2,))
 
@@ -84,6 +88,9 @@ def test_a_feed_brings_each_rank_its_rows(workers):
         kinds = torch.cat([micro.targets["kind"] for micro in every])
         assert torch.equal(kinds, targets["kind"])
         assert [len(micro.inputs) for micro in taken[2]] == [0, 0]
+    for feed in feeds:
+        feed.close()
+    assert multiprocessing.active_children() == []
 
 
 def test_keys_factories_and_pairs():
@@ -146,6 +153,7 @@ def test_what_is_wrong_is_said_once(data, text, workers):
     with pytest.raises(DataError, match=text) as caught:
         list(read)
     assert "Traceback" not in str(caught.value)
+    assert multiprocessing.active_children() == []
 
 
 def test_what_is_no_data_set_is_refused():

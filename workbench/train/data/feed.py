@@ -1,6 +1,6 @@
 """Brings a rank its rows of every step."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 from workbench.plan.experiment.experiment import Experiment
 from workbench.train.data.opening import Dataset
 from workbench.train.data.order import epoch_of, length_of_step, order
-from workbench.train.data.own_samples import Key, OwnSamples
+from workbench.train.data.own_samples import Batch, Key, OwnSamples
 
 Batches = Sequence[tuple[int, ...]]
 """For each micro-batch, the rows of each rank."""
@@ -64,7 +64,7 @@ class Feed:
         self.data, self._experiment, self._rank = data, experiment, rank
         self._device, self._dtype, self._batches_of = device, dtype, batches_of
         self._order: tuple[int, Tensor] = (-1, torch.empty(0))  # the epoch's, which steps share
-        self._ahead: tuple[int, Iterator[tuple[Tensor, Any]]] | None = None  # of which step next
+        self._ahead: tuple[int, Generator[Batch, None, None]] | None = None  # of which step next
 
     def samples(self, step: int) -> int:
         """How many samples a step has over all ranks."""
@@ -84,15 +84,22 @@ class Feed:
             for rows, first, batch in zip(batches, first_rows(batches), brought, strict=False)
         )
 
-    def _read(self, step: int) -> Iterator[tuple[Tensor, Any]]:
+    def close(self) -> None:
+        """Ends the workers that read ahead."""
+        if self._ahead is not None:
+            self._ahead[1].close()
+            self._ahead = None
+
+    def _read(self, step: int) -> Iterator[Batch]:
         epoch = epoch_of(len(self.data), self._experiment.batch_size, step)
         for indices in self._own(step):
             yield self.data.batch(indices, epoch)
 
-    def _read_ahead(self, step: int) -> Iterator[tuple[Tensor, Any]]:
+    def _read_ahead(self, step: int) -> Iterator[Batch]:
         """What workers have read since the step before; another step makes them begin anew."""
         assert isinstance(self.data, OwnSamples)
         if self._ahead is None or self._ahead[0] != step:
+            self.close()
             self._ahead = step, self.data.ahead(lambda: self._keys(step))
         brought = self._ahead[1]
         self._ahead = step + 1, brought
@@ -123,9 +130,7 @@ def _has_workers(data: Dataset) -> bool:
     return isinstance(data, OwnSamples) and data.workers > 0
 
 
-def moved(
-    batch: tuple[Tensor, Any], device: torch.device, dtype: torch.dtype
-) -> tuple[Tensor, Any]:
+def moved(batch: Batch, device: torch.device, dtype: torch.dtype) -> Batch:
     """Inputs and targets on a device; inputs of floating point in this type."""
     inputs, targets = batch
     inputs = inputs.to(device, dtype) if inputs.is_floating_point() else inputs.to(device)

@@ -5,7 +5,7 @@ numpy and Python are seeded by the experiment's seed, the epoch and the sample's
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -73,7 +73,7 @@ class OwnSamples:
             return self._without_rows()
         return self._fitting(self._collate([self._samples[key] for key in keys]), len(keys))
 
-    def ahead(self, requests: Callable[[], Iterator[list[Key]]]) -> Iterator[Batch]:
+    def ahead(self, requests: Callable[[], Iterator[list[Key]]]) -> Generator[Batch, None, None]:
         """The batches of these rows, one after another, read ahead by the workers.
 
         Args:
@@ -89,8 +89,20 @@ class OwnSamples:
             collate_fn=self._collate,
         )
         loaded = iter(loader)
-        for keys in requests():
-            yield self._fitting(_next(loaded), len(keys)) if keys else self._without_rows()
+        try:
+            for keys in requests():
+                if not keys:
+                    yield self._without_rows()
+                    continue
+                try:
+                    batch = next(loaded)
+                except (DataError, RuntimeError) as error:
+                    error.__traceback__ = None  # whose frames keep the workers
+                    # torch puts what a worker raised behind the worker's traceback.
+                    raise DataError(str(error).rpartition("DataError: ")[2].strip()) from None
+                yield self._fitting(batch, len(keys))
+        finally:
+            del loaded  # and the workers end, which the traceback of an error would keep
 
     def _without_rows(self) -> Batch:
         """A batch as others, of no rows: a rank may have none."""
@@ -137,14 +149,6 @@ class _Full:
 
     def __iter__(self) -> Iterator[list[Key]]:
         return (keys for keys in self._requests() if keys)
-
-
-def _next(loaded: Iterator[Batch]) -> Batch:
-    try:
-        return next(loaded)
-    except (DataError, RuntimeError) as error:
-        # torch puts what a worker raised behind the worker's traceback.
-        raise DataError(str(error).rpartition("DataError: ")[2].strip()) from error
 
 
 class _Seeded(Dataset[Any]):

@@ -141,6 +141,7 @@ class Loop:
         try:
             return self._run()
         finally:
+            self.state.stepper.feed.close()
             self.saver.close()
 
     def _run(self) -> TrainingOutcome:

@@ -89,6 +89,7 @@ class _Run:
 
     def ended(self, state: RankState) -> RankState:
         """The same after the last step, when ranks that hold the same piece are made equal."""
+        state.stepper.feed.close()
         state.strategy.settle()
         average_statistics(state.model)
         return state
