@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from workbench.plan import LayerPlan as LayerPlan
     from workbench.plan import LocalSGD as LocalSGD
     from workbench.plan import Loss as Loss
+    from workbench.plan import LRScheduler as LRScheduler
     from workbench.plan import Machine as Machine
     from workbench.plan import MachineError as MachineError
     from workbench.plan import Metric as Metric
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from workbench.plan import Synchronous as Synchronous
     from workbench.plan import Synthetic as Synthetic
     from workbench.plan import TorchData as TorchData
+    from workbench.plan import WarmupCosine as WarmupCosine
     from workbench.plan import apportion as apportion
     from workbench.predict import Balanced as Balanced
     from workbench.predict import Prediction as Prediction
@@ -95,9 +97,10 @@ _HOME = {
         "model": "CheckpointError ModelError TraceError trace",
         "plan": (
             "ASGD CIFAR10 SGD Adadelta Adagrad Adam AdamW Adamax Codec Curvature Digits Experiment "
-            "ExperimentError Graph ImageFolder LayerPlan LocalSGD Loss Machine MachineError Metric "
-            "NAdam ParameterGroup ParameterServer Partial Pipelined Plan PlanError RAdam RMSprop "
-            "Replicate Rprop Shard Synchronous Synthetic TorchData apportion"
+            "apportion ExperimentError Graph ImageFolder LayerPlan LocalSGD Loss "
+            "LRScheduler Machine MachineError Metric NAdam ParameterGroup ParameterServer "
+            "Partial Pipelined Plan PlanError RAdam Replicate RMSprop Rprop Shard "
+            "Synchronous Synthetic TorchData WarmupCosine"
         ),
         "predict": "Balanced Prediction TimingModel balanced predict",
         "predict.search": "MemoryLimitError SearchResult search",

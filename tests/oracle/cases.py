@@ -64,6 +64,8 @@ class Run:
     accumulate: int = 1
     shard: bool | tuple[float, ...] = False
     clip: tuple[tuple[str, float], ...] = ()
+    schedule: str = "None"
+    ema: float | None = None
     seed: int = 0
     checkpoint_every: int | None = None
     evaluate_every: int | None = None
@@ -80,6 +82,8 @@ class Run:
             accumulate=self.accumulate,
             shard_optimizer=self.shard,
             **dict(self.clip),
+            ema=self.ema,
+            schedule=eval(self.schedule, vars(experiments)),
             seed=self.seed,
             checkpoint_every=self.checkpoint_every,
             evaluate_every=self.evaluate_every,
@@ -144,3 +148,24 @@ def optimizer_of(
         return CLASSES_OF_TORCH[value.kind]([rest, *groups], **options, **how)
 
     return build
+
+
+def scheduler_of(
+    experiment: Experiment,
+) -> Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None:
+    """Torch's own."""
+    schedule = experiment.schedule
+    if schedule is None:
+        return None
+    if schedule.kind == "lr_scheduler":
+        build = getattr(torch.optim.lr_scheduler, schedule.name)
+        return lambda optimizer: build(optimizer, **schedule.model_extra)
+    w, total = schedule.warmup, schedule.total or experiment.steps
+
+    def warm_and_cool(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        rise = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / (w + 1), total_iters=w)
+        lowest = schedule.final * experiment.optimizer.lr
+        fall = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total - w, lowest)
+        return torch.optim.lr_scheduler.SequentialLR(optimizer, [rise, fall], [w])
+
+    return warm_and_cool

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.oracle import oracle
-from tests.oracle.cases import Case, optimizer_of
+from tests.oracle.cases import Case, optimizer_of, scheduler_of
 from tests.oracle.oracle import Batch, Step, Task
 from workbench.plan.experiment.experiment import (
     Experiment,
@@ -113,6 +113,8 @@ class Expected:
             local=local if plan.batch_norm == "local" else {},
             late=sync.width - 1 if late else 0,
             warmup=sync.warmup if late else 0,
+            scheduler=scheduler_of(experiment),
+            ema=experiment.ema,
             clip_norm=experiment.clip_norm,
             clip_value=experiment.clip_value,
         )

@@ -54,6 +54,8 @@ class Task:
             together; empty: all see all.
         late: steps by which gradients are late.
         warmup: steps of which none is late.
+        scheduler: of the optimizer, torch's own, stepped after each step; None: none.
+        ema: decay of averaged weights, which evaluations use; None: there are none.
         clip_norm: of all gradients that are applied, together; None: any.
         clip_value: of each of their elements; None: any.
     """
@@ -71,6 +73,8 @@ class Task:
     local: Mapping[str, int] = field(default_factory=dict)
     late: int = 0
     warmup: int = 0
+    scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None
+    ema: float | None = None
     clip_norm: float | None = None
     clip_value: float | None = None
 
@@ -103,6 +107,11 @@ def train(module: nn.Module, task: Task) -> list[Step]:
     module.train()
     parameters = dict(module.named_parameters())
     optimizer = task.optimizer({n: p for n, p in parameters.items() if p.requires_grad})
+    averages = {
+        name: p.detach().clone() for name, p in parameters.items() if task.ema and p.requires_grad
+    }
+    scheduler = None if task.scheduler is None else task.scheduler(optimizer)
+    optimizer.step()  # of nothing; torch warns where the first steps move no weights
     draws = Draws(module, task.draws, task.seed)
     norms = LocalNorms(module, task.local)
     waiting: list[dict[str, Tensor | None]] = []
@@ -121,6 +130,11 @@ def train(module: nn.Module, task: Task) -> list[Step]:
             if task.clip_value is not None:
                 nn.utils.clip_grad_value_(parameters.values(), task.clip_value)
             optimizer.step()
+            for name, average in averages.items():
+                assert task.ema is not None
+                average.copy_(task.ema * average + (1 - task.ema) * parameters[name].detach())
+        if scheduler is not None:
+            scheduler.step()
         found.append(
             Step(
                 outputs,
@@ -128,14 +142,42 @@ def train(module: nn.Module, task: Task) -> list[Step]:
                 gradients,
                 {name: p.detach().clone() for name, p in parameters.items()},
                 {name: b.detach().clone() for name, b in module.named_buffers()},
-                {
-                    name: {key: value.clone() for key, value in optimizer.state[p].items()}
-                    for name, p in parameters.items()
-                    if p in optimizer.state
-                },
-                evaluate(module, task, norms),
+                _state(optimizer, parameters, averages),
+                _evaluated(module, task, norms, parameters, averages),
             )
         )
+    return found
+
+
+def _state(
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, nn.Parameter],
+    averages: Mapping[str, Tensor],
+) -> dict[str, dict[str, Tensor]]:
+    """What the optimizer remembers, and averaged weights."""
+    found = {}
+    for name, parameter in parameters.items():
+        if parameter in optimizer.state or name in averages:
+            held = {"ema": averages[name]} if name in averages else {}
+            held |= optimizer.state.get(parameter, {})
+            found[name] = {key: value.clone() for key, value in held.items()}
+    return found
+
+
+def _evaluated(
+    module: nn.Module,
+    task: Task,
+    norms: "LocalNorms",
+    parameters: Mapping[str, nn.Parameter],
+    averages: Mapping[str, Tensor],
+) -> tuple[float, float]:
+    """Of averaged weights where there are some, which are taken back."""
+    own = {name: parameters[name].detach().clone() for name in averages}
+    for name, average in averages.items():
+        parameters[name].detach().copy_(average)
+    found = evaluate(module, task, norms)
+    for name, weights in own.items():
+        parameters[name].detach().copy_(weights)
     return found
 
 

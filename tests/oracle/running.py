@@ -108,8 +108,8 @@ def trained(config: RankConfig, leg: Leg) -> tuple[list[Seen], TrainingOutcome]:
 
         def looked(self, row: Any) -> None:
             model, updater = self.state.model, self.state.updater
-            values = updater.values.items()
-            wanted = {f"optimizer/{s}/{n}" for n, one in values for s in one.remembers.names}
+            known = updater.remembered.items()
+            wanted = {f"optimizer/{s}/{n}" for n, one in known for s in one.names}
             evaluated = row["accuracy"] == row["accuracy"]
             seen.append(
                 Seen(

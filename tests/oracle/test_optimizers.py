@@ -96,3 +96,56 @@ CLIPPED = {
 @pytest.mark.parametrize("case", CLIPPED.values(), ids=CLIPPED)
 def test_clipped(case, on_ranks):
     is_equal(case, on_ranks)
+
+
+def scheduled(text, optimizer="AdamW(lr=0.01)", **fields):
+    return Run(**dict(steps=4, schedule=text, optimizer=optimizer, checkpoint_every=1) | fields)
+
+
+GROUPED = "SGD(lr=0.1, momentum=0.9, groups=[ParameterGroup('head.*', lr=0.5, momentum=0.5)])"
+ONE_CYCLE = "LRScheduler('OneCycleLR', max_lr=0.1, total_steps=4, pct_start=0.5)"
+CYCLIC = "LRScheduler('CyclicLR', base_lr=0.01, max_lr=0.1, step_size_up=2)"
+SCHEDULED = {
+    "warmup": Case(
+        NET, UNEQUAL, scheduled("WarmupCosine(warmup=2, total=6, final=0.2)"), "resumed", Cut(3)
+    ),
+    "groups": Case(NET, PARALLEL, scheduled("WarmupCosine(warmup=1)", GROUPED), "resumed"),
+    "steps": Case(
+        NET, SQUARE, scheduled("LRScheduler('StepLR', step_size=2)", GROUPED, shard=True), "re-cut"
+    ),
+    "momentum": Case(NET, PARALLEL, scheduled(ONE_CYCLE, GROUPED), "resumed", Cut(2)),
+    "betas": Case(NET, SQUARE, scheduled(CYCLIC, sync="ParameterServer()"), "re-cut", Cut(4)),
+    "late": Case(NET, PARALLEL, scheduled(ONE_CYCLE, sync="Pipelined(width=2)"), "resumed"),
+    "milestones": Case(
+        NET, PARALLEL, scheduled("LRScheduler('MultiStepLR', milestones=(1, 3))", clip=NORM)
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SCHEDULED.values(), ids=SCHEDULED)
+def test_scheduled(case, on_ranks):
+    is_equal(case, on_ranks)
+
+
+AVERAGED = {
+    "unequal": Case(NET, UNEQUAL, scheduled("None", ema=0.5, evaluate_every=1), "resumed", Cut(3)),
+    "sharded": Case(
+        NET, SQUARE, scheduled("None", "SGD(lr=0.1)", ema=0.5, shard=(1, 2, 0, 3)), "re-cut", Cut(4)
+    ),
+    "fused": Case(
+        NET,
+        SQUARE,
+        scheduled("None", ema=0.5, sync="Synchronous(algorithm='direct')", shard=True),
+        "resumed",
+    ),
+    "server": Case(
+        NET, SQUARE, scheduled("None", ema=0.5, sync="ParameterServer(server=3)"), "re-cut", Cut(4)
+    ),
+    "late": Case(NET, PARALLEL, scheduled("None", ema=0.5, sync="Pipelined(width=2)"), "resumed"),
+    "all": Case(NET, UNEQUAL, scheduled(ONE_CYCLE, GROUPED, ema=0.5, clip=NORM), "re-cut", Cut(3)),
+}
+
+
+@pytest.mark.parametrize("case", AVERAGED.values(), ids=AVERAGED)
+def test_averaged(case, on_ranks):
+    is_equal(case, on_ranks)

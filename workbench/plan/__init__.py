@@ -16,6 +16,7 @@ from workbench.plan.experiment.experiment import (
     ImageFolder,
     LocalSGD,
     Loss,
+    LRScheduler,
     Metric,
     NAdam,
     ParameterGroup,
@@ -27,6 +28,7 @@ from workbench.plan.experiment.experiment import (
     Synchronous,
     Synthetic,
     TorchData,
+    WarmupCosine,
 )
 from workbench.plan.experiment.stability import Curvature
 from workbench.plan.graph import Graph, Layer, Source, Weight
@@ -58,6 +60,7 @@ __all__ = [
     "ExperimentError",
     "Graph",
     "ImageFolder",
+    "LRScheduler",
     "Layer",
     "LayerPlan",
     "Link",
@@ -83,6 +86,7 @@ __all__ = [
     "Synchronous",
     "Synthetic",
     "TorchData",
+    "WarmupCosine",
     "Weight",
     "Work",
     "apportion",

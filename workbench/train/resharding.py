@@ -27,6 +27,7 @@ from workbench.comm.parts import MOST_BYTES, LocalCopy, SentPart, exchange_parts
 from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
 from workbench.layers.cut_model import CutModel
+from workbench.plan.experiment.optimizers import Remembered
 from workbench.plan.placement.placement import Shard
 from workbench.plan.placement.weights import WeightPlacement
 from workbench.plan.plan import Plan
@@ -42,7 +43,7 @@ from workbench.train.checkpoint.in_flight import (
 from workbench.train.loop.objective import average_statistics
 from workbench.train.loop.state import RankState, groups_for
 from workbench.train.loop.step import Stepper
-from workbench.train.strategies.remembered import Values, entry
+from workbench.train.strategies.remembered import entry
 from workbench.train.strategies.strategy import strategy_of, updater_of
 
 RECUT = "recut"
@@ -218,6 +219,8 @@ def under(state: RankState, plan: Plan, done: int) -> RankState:
     model = cut(plan, context, groups, reader, device=device, dtype=dtype, traced=traced)
     program = program_of(experiment).of(world.rank)
     updater = updater_of(program, model, state.everyone)
+    updater.lr = state.updater.lr
+    updater.begin(done)
 
     def read(kept: str, name: str) -> Tensor:
         key = entry(kept, name)
@@ -259,9 +262,9 @@ def _moved(
     state: RankState, recut: Recut, waiting: Sequence[InFlight]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """This rank's new pieces by entry, and the single numbers of the optimizer's state."""
-    values, model = state.updater.values, state.model
+    known, model = state.updater.remembered, state.model
     trainable = tuple(model.trainable())
-    wanted = {entry(kind, name) for name in trainable for kind in values[name].remembers.names}
+    wanted = {entry(kind, name) for name in trainable for kind in known[name].names}
     own: dict[str, Tensor] = model.pieces() | state.updater.state(wanted)
     own = {key: tensor.detach() for key, tensor in own.items()}
     entries = [
@@ -271,7 +274,7 @@ def _moved(
     entries += [
         Entry(entry(kind, name), name, state.stepper.dtype)
         for name in trainable
-        for kind in values[name].remembers.elements
+        for kind in known[name].elements
     ]
     for flight in waiting:
         for kind, pieces in flight.by_age(0).items():
@@ -286,7 +289,7 @@ def _moved(
         if recut.residuals_kept(name)
         for replica in range(state.world.size // model.placements[name].group_size)
     ]
-    numbers = _numbers(values, trainable, own, state.everyone)
+    numbers = _numbers(known, trainable, own, state.everyone)
     return move_pieces(recut, entries, own, state.everyone), numbers
 
 
@@ -315,13 +318,16 @@ def _left(flight: InFlight, moved: dict[str, Tensor]) -> InFlight:
 
 
 def _numbers(
-    values: Values, names: Sequence[str], own: Mapping[str, Tensor], everyone: Group
+    known: Mapping[str, Remembered],
+    names: Sequence[str],
+    own: Mapping[str, Tensor],
+    everyone: Group,
 ) -> dict[str, Tensor]:
     """The single numbers of each parameter, by entry: whoever holds a part tells all.
 
     None is negative, and all who know one know the same.
     """
-    keys = [entry(kind, name) for name in names for kind in values[name].remembers.numbers]
+    keys = [entry(kind, name) for name in names for kind in known[name].numbers]
     if not keys:
         return {}
     mine = torch.tensor([own[key].item() if key in own else 0.0 for key in keys])

@@ -20,8 +20,11 @@ from workbench.plan.experiment.experiment import (
     AdamW,
     Experiment,
     ImageFolder,
+    LRScheduler,
+    ParameterGroup,
     Pipelined,
     Synthetic,
+    WarmupCosine,
 )
 from workbench.plan.plan import Plan
 from workbench.store.messages import StopRequest
@@ -37,6 +40,9 @@ HYBRID = Plan.hybrid(GRAPH, 4, 2).with_batch_norm("synchronized")
 UNEQUAL = Plan.hybrid(GRAPH, 3, 3).with_layer("5", shares=(3, 0, 1)).with_batch_norm("synchronized")
 ROWS = Plan.data_parallel(GRAPH, 3, (3, 0, 1)).with_batch_norm("synchronized")
 FILTERS = Plan.filters(GRAPH, 3, (8, 0, 3), grain=1)
+DECAYED = ParameterGroup("*.weight", weight_decay=0.5, lr=0.03)
+WARM = WarmupCosine(warmup=2, total=6, final=0.1)
+CYCLE = LRScheduler("OneCycleLR", max_lr=0.05, total_steps=6)
 FIELDS = dict(
     data=Synthetic(samples=50), batch_size=20, optimizer=AdamW(lr=0.01), steps=6, precision="fp64"
 )
@@ -233,8 +239,10 @@ def requesting(config, experiment, weights, directory, resume, requests):
         {"optimizer": AdamW(lr=0.01)},
         {"optimizer": SGD(lr=0.05, momentum=0.9), "shard_optimizer": True},
         {"optimizer": SGD(lr=0.02, momentum=0.5), "sync": Pipelined(width=2)},
+        {"optimizer": AdamW(lr=0.01, groups=[DECAYED]), "schedule": WARM},
+        {"optimizer": AdamW(lr=0.01, groups=[DECAYED]), "schedule": CYCLE},
     ],
-    ids=["adamw", "sharded", "in-flight"],
+    ids=["adamw", "sharded", "in-flight", "scheduled", "cycle"],
 )
 def test_another_learning_rate_is_that_of_another_run(on_ranks, weights, tmp_path, fields):
     """Steps after the request are those of a run that goes on at that rate from a checkpoint."""
@@ -252,8 +260,8 @@ def test_another_learning_rate_is_that_of_another_run(on_ranks, weights, tmp_pat
     (carried_out,) = RunRequests(changed).rates()
     assert carried_out[2].step == 3
     before = losses_of(experiment.replace(steps=3), apart, None, {})
-    rate = experiment.optimizer.model_copy(update={"lr": 0.003})
-    after = losses_of(experiment.replace(optimizer=rate), apart, latest(apart), {})
+    rated = experiment.at_rate(0.003)
+    after = losses_of(rated, apart, latest(apart), {})
     assert found == pytest.approx(before + after, rel=1e-12)
     # As after a fault: step 2 is run again, at its own rate, and the others at theirs.
     saved = {path.name: path for path in changed.glob("step-*")}
@@ -265,7 +273,7 @@ def test_another_learning_rate_is_that_of_another_run(on_ranks, weights, tmp_pat
     rest = losses_of(experiment, again, latest(again), {})
     assert given + rest == pytest.approx(found, rel=1e-12)
     kept = Experiment.load(saved["step-000004"] / "experiment.toml")
-    assert kept == experiment.replace(optimizer=rate)
+    assert kept == rated
 
 
 def test_a_checkpoint_is_written_when_it_is_requested(on_ranks, weights, tmp_path):

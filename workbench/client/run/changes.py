@@ -53,8 +53,7 @@ class Changes:
         if (changed_at := self._requests.changed_at) != self._looked_at:
             self._looked_at = changed_at
             for number, value, done in self._requests.rates():
-                optimizer = plain.optimizer.at_rate(value)
-                plain = plain.replace(optimizer=optimizer)
+                plain = plain.at_rate(value)
                 notes += self._once(number, f"learning rate {value:g} since step {done.step}")
             for number, done in self._requests.saved():
                 text = f"checkpoint after step {done.step}, as requested, in {done.seconds:.3g} s"

@@ -111,6 +111,7 @@ def cost_of(experiment: Experiment, plan: Plan, machine: Machine | None = None) 
     if isinstance(sync, Pipelined):
         sums = sync.width
         late = (sync.width - 1) * (1 if sync.compensation is None else 2)
+    late += experiment.ema is not None
     states = {name: copies(one) + late for name, one in experiment.optimizers.items()}
     codec = sync.codec if isinstance(sync, Pipelined | Synchronous) else None
     residuals = sums if codec is not None and codec.error_feedback else 0

@@ -204,20 +204,23 @@ class Run:
         reported = [outcome.checkpoint for outcome in self.outcomes if outcome.checkpoint]
         return Path(reported[0]) if reported else latest(self.directory)
 
-    def state_dict(self) -> StateDict:
+    def state_dict(self, *, ema: bool = False) -> StateDict:
         """The newest checkpoint's weights and buffers, whole, on this process's CPU.
 
         `module.load_state_dict(run.state_dict())` makes an ordinary torch module of them.
 
+        Args:
+            ema: whether weights are the averaged ones, as evaluations use them.
+
         Raises:
             ClusterError: there is no checkpoint yet.
-            CheckpointError: it is damaged.
+            CheckpointError: it is damaged; or it has no averages, without `Experiment.ema`.
         """
         if (newest := self.checkpoint) is None:
             raise ClusterError(
                 f"{self!r} has left no checkpoint yet; run.stop() makes it leave one"
             )
-        return state_dict(newest, self.experiment.plan.graph)
+        return state_dict(newest, self.experiment.plan.graph, ema=ema)
 
     def timeline(self, step: int | None = None) -> Timeline:
         """What every rank did when, in a step that was traced (`Experiment.trace_every`).

@@ -30,6 +30,9 @@ from workbench.plan.experiment.optimizers import ParameterGroup as ParameterGrou
 from workbench.plan.experiment.optimizers import RAdam as RAdam
 from workbench.plan.experiment.optimizers import RMSprop as RMSprop
 from workbench.plan.experiment.optimizers import Rprop as Rprop
+from workbench.plan.experiment.schedule import LRScheduler as LRScheduler
+from workbench.plan.experiment.schedule import RateSchedule as RateSchedule
+from workbench.plan.experiment.schedule import WarmupCosine as WarmupCosine
 from workbench.plan.experiment.sync import LocalSGD as LocalSGD
 from workbench.plan.experiment.sync import ParameterServer as ParameterServer
 from workbench.plan.experiment.sync import Pipelined as Pipelined
@@ -143,6 +146,12 @@ class Experiment(Value):
     With `Synchronous(algorithm="direct")` the update is fused into the all-reduce: the rank that
     reduces a gradient segment applies its update and sends the weights instead of the sum: two
     synchronisations, not three, and a third less traffic. `fused` says whether it is so."""
+    schedule: RateSchedule | None = None
+    """How the learning rate moves from step to step; None: not at all."""
+    ema: float | None = Field(default=None, gt=0, lt=1)
+    """The decay d of averaged weights: e = d e + (1 - d) w after each update, beginning with the
+    initial weights. Evaluations use them, with batch norm's statistics of training;
+    `run.state_dict(ema=True)` has them. None: there are none."""
     clip_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """The greatest norm of all gradients of the model together, as
     `torch.nn.utils.clip_grad_norm_` clips them: exact, however layers are cut. Of pipelined steps,
@@ -252,6 +261,19 @@ class Experiment(Value):
         return self
 
     @model_validator(mode="after")
+    def _schedule_has_all_steps(self) -> Self:
+        if self.schedule is not None:
+            self.schedule.check(self.optimizer, self.steps)
+        return self
+
+    def at_rate(self, lr: float) -> Self:
+        """The same at another learning rate, to which groups and schedule keep their ratio."""
+        schedule = self.schedule
+        if schedule is not None:
+            schedule = schedule.at_rate(self.optimizer.lr, lr)
+        return self.replace(optimizer=self.optimizer.at_rate(lr), schedule=schedule)
+
+    @model_validator(mode="after")
     def _whole_gradients_are_clipped(self) -> Self:
         named = [name for name in ("clip_norm", "clip_value") if getattr(self, name) is not None]
         if len(named) > 1:
@@ -278,6 +300,22 @@ class Experiment(Value):
                 "loss: the weights of all rows of a batch add up, and weights step before under "
                 f"{'LocalSGD' if alone else 'per_round=True'}; they are valid with Synchronous, "
                 "ParameterServer and Pipelined"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _weights_that_are_averaged_move_together(self) -> Self:
+        if self.ema is None:
+            return self
+        if isinstance(self.sync, LocalSGD):
+            raise ValueError(
+                "ema averages the weights of the model, and under LocalSGD each rank has its own; "
+                "it is valid with Synchronous, ParameterServer and Pipelined"
+            )
+        if isinstance(self.sync, Synchronous) and self.sync.per_round:
+            raise ValueError(
+                "ema takes weights after each update, and with per_round some are updated more "
+                "often than others; it is valid with per_round=False"
             )
         return self
 

@@ -2,7 +2,7 @@
 
     weights     parameters and buffers, as the plan places them
     optimizer   what it remembers of updated parameters: SGD nothing, with momentum one copy, Adam
-                two and a count of steps
+                two and a count of steps; and averaged weights, if there are any
     staging     memory for conversions and reductions between ranks of one host
     sums        of gradient buckets, which ranks of one host share
     in flight   gradients of earlier steps, which will be used in later ones, and their sums
@@ -44,12 +44,13 @@ def optimizer_bytes(program: Program, buckets: Buckets) -> dict[str, Counts]:
     """
     experiment = program.experiment
     values = experiment.optimizers
-    if not any(value.remembers.names for value in values.values()):
+    averages = experiment.ema is not None
+    if not averages and not any(value.remembers.names for value in values.values()):
         return {}
     known: dict[tuple[int, int, int], Counts] = {}  # of the same pieces, as equal layers have them
     held = {}
     for name, size in moved_bytes(program, buckets).items():
-        times, numbers = copies(values[name]), len(values[name].remembers.numbers)
+        times, numbers = copies(values[name]) + averages, len(values[name].remembers.numbers)
         key = (id(size), times, numbers)
         if key not in known:
             known[key] = size * times + numbers * _NUMBER_BYTES * (size > 0)

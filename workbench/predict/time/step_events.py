@@ -136,6 +136,8 @@ _COPIED = 4  # an average is read and written once into its bucket, and once bac
 
 _HANDED_OUT = 4
 
+_AVERAGED = 5  # averaged weights are scaled, and weights added to them
+
 _SCALED = 2  # a gradient is read and written
 
 
@@ -207,10 +209,11 @@ class Updates:
     def update(self, update: Update) -> None:
         """Writes the update of parameters."""
         optimizer = self.experiment.optimizer
-        seconds = update_seconds(
-            optimizer, self._updated(update.parameters, update.by), self.speeds
-        )
-        self.script.work("update", optimizer.kind, seconds)
+        mine = self._updated(update.parameters, update.by)
+        self.script.work("update", optimizer.kind, update_seconds(optimizer, mine, self.speeds))
+        if self.experiment.ema is not None:
+            passes = self.speeds.streaming(_AVERAGED * mine.astype(np.int64), 2)
+            self.script.work("update", "ema", passes)
 
     def hand_out(self, hand_out: HandOut) -> None:
         """Writes the all-gather of updated parameters, bucket by bucket.

@@ -30,7 +30,7 @@ from workbench.store.run_folder import complete_checkpoints
 from workbench.train.checkpoint import folder
 from workbench.train.checkpoint.in_flight import IN_FLIGHT, RESIDUAL, InFlight, ages, kind
 from workbench.train.strategies.optimizer import Updater
-from workbench.train.strategies.remembered import entry
+from workbench.train.strategies.remembered import EMA, entry
 
 __all__ = ["Checkpoint", "CheckpointError", "in_flight", "latest", "load", "restore"]
 
@@ -95,13 +95,18 @@ def restore(saved: Checkpoint, model: CutModel, updater: Updater) -> None:
     Raises:
         CheckpointError: another optimizer was saved.
     """
-    names, values = set(saved.reader.names), updater.values
+    names, known = set(saved.reader.names), updater.remembered
     missing = {
         state
         for name in model.trainable()
-        for state in values[name].remembers.names
+        for state in known[name].names
         if entry(state, name) not in names
     }
+    if missing == {EMA}:
+        raise CheckpointError(
+            f"{saved.path} has no averaged weights: it was saved without ema, and can only go on "
+            "without"
+        )
     if missing:
         raise CheckpointError(
             f"{saved.path} has no {' and '.join(sorted(missing))} for {updater.value!r}: it was "
@@ -109,7 +114,7 @@ def restore(saved: Checkpoint, model: CutModel, updater: Updater) -> None:
         )
 
     def read(state: str, name: str) -> Tensor:
-        if state in values[name].remembers.numbers:
+        if state in known[name].numbers:
             return saved.reader.read(entry(state, name))
         return _read(saved.reader, entry(state, name), model, name)
 
@@ -153,24 +158,31 @@ def _read(reader: PieceSet, stored: str, model: CutModel, name: str) -> Tensor:
 StateDict = dict[str, Tensor]
 
 
-def state_dict(checkpoint: Path, graph: Graph) -> StateDict:
+def state_dict(checkpoint: Path, graph: Graph, *, ema: bool = False) -> StateDict:
     """What `module.load_state_dict` takes, from the pieces of a checkpoint under any plan.
 
     Args:
         checkpoint: its folder.
         graph: the graph of the model.
+        ema: whether parameters that are trained have their averaged values.
 
     Returns:
         What the module's own `state_dict` has: every parameter and persistent buffer, under all
         its names, in memory of its own; tensors that have several names are one.
 
     Raises:
-        CheckpointError: it is missing, damaged, or of another model.
+        CheckpointError: it is missing, damaged, or of another model; or it has no averages.
     """
     reader = load(checkpoint, graph).reader
+    averages = {name for name in graph.trainable if ema}
+    if any(entry(EMA, name) not in reader.names for name in averages):
+        raise CheckpointError(
+            f"{checkpoint} has no averaged weights: they are there if the experiment has ema"
+        )
     found: StateDict = {}
     weights = (weight for layer in graph.layers for weight in layer.weights)
     for weight in (weight for weight in weights if weight.persistent):
-        tensor = reader.read(weight.name)
+        name = weight.name
+        tensor = reader.read(entry(EMA, name) if name in averages else name)
         found |= dict.fromkeys((weight.name, *weight.aliases), tensor)
     return found

@@ -13,7 +13,7 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from workbench.model.errors import CheckpointError
 from workbench.model.weights.pieces import Piece, index_pieces
 from workbench.model.weights.snapshot import Snapshot
 from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.experiment.optimizers import Remembered
 from workbench.plan.placement.placement import Shard
 from workbench.plan.placement.weights import WeightPlacement
 from workbench.store.run_folder import checkpoint_path
@@ -35,7 +36,7 @@ from workbench.train.checkpoint import folder
 from workbench.train.checkpoint.checkpoint import latest
 from workbench.train.checkpoint.in_flight import InFlight, Residuals, named, residual_entry
 from workbench.train.strategies.optimizer import Updater
-from workbench.train.strategies.remembered import Values, entry
+from workbench.train.strategies.remembered import entry
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def parts(
     """
     world, rank = model.plan.world_size, model.context.rank
     waiting = {what: pieces for each in in_flight for what, pieces in each.by_age(step).items()}
-    every = _all_holdings(model, updater.values) + _waiting_holdings(model, waiting)
+    every = _all_holdings(model, updater.remembered) + _waiting_holdings(model, waiting)
     every += residual_holdings(model, len(residuals))
     written = assign(every, world)
     files = tuple(f"rank-{rank:05d}.safetensors" if own else "" for rank, own in enumerate(written))
@@ -129,14 +130,14 @@ def parts(
     return {held.name: _piece(held, tensors[held.name]) for held in written[rank]}, files
 
 
-def _all_holdings(model: CutModel, values: Values) -> list[Holding]:
+def _all_holdings(model: CutModel, remembered: Mapping[str, Remembered]) -> list[Holding]:
     """Every piece of every logical tensor, the same list on all ranks."""
     size, found = model.plan.world_size, []
     for name, placed in model.placements.items():
         found += holdings(name, placed, size)
     for name in model.trainable():
         pieces = holdings(name, model.placements[name], size)
-        known = values[name].remembers
+        known = remembered[name]
         for state in known.names:
             if state in known.numbers:  # known to whoever holds a part of the parameter
                 found.append(Holding(entry(state, name), None, 0, 1, pieces[0].holders))

@@ -186,7 +186,7 @@ class Loop:
         """One step; what it computed with is gone when it returns, unless it came to no number."""
         state, recorder = self.state, self.state.world.recorder
         before = recorder.received_bytes
-        state.updater.set_rate(self._rates.at(step))
+        state.updater.lr = self._rates.at(step)
         recorder.by_sender = self._by_sender
         with self.traces.around(step):
             began = time.perf_counter()
@@ -264,15 +264,16 @@ class Loop:
         state = self.state
         if state.test_data is None:
             return {}
-        found = evaluate(
-            state.model,
-            state.test_data,
-            state.experiment.batch_size,
-            state.everyone,
-            state.world.device,
-            state.stepper.dtype,
-            state.scoring,
-        )
+        with state.updater.averaged():
+            found = evaluate(
+                state.model,
+                state.test_data,
+                state.experiment.batch_size,
+                state.everyone,
+                state.world.device,
+                state.stepper.dtype,
+                state.scoring,
+            )
         bad = [f"{name} was {value}" for name, value in found.items() if not math.isfinite(value)]
         if bad:
             state.notes.append(f"evaluated after step {done}: {', '.join(bad)}")
@@ -299,9 +300,8 @@ class Loop:
         self.saver.begin(done, part, files, self._as_it_is(done))
 
     def _as_it_is(self, done: int) -> Experiment:
-        """The experiment, with the learning rate of the next step."""
-        experiment = self.state.experiment
-        return experiment.replace(optimizer=experiment.optimizer.at_rate(self._rates.at(done)))
+        """The experiment, with the learning rate that is asked for; a schedule starts from it."""
+        return self.state.experiment.at_rate(self._rates.at(done))
 
     def _outcome(self, reason: EndReason, step: int, message: str = "") -> TrainingOutcome:
         self.saver.finish()

@@ -158,7 +158,8 @@ class RankState:
         first_step = 0 if saved is None else saved.step
         left = [] if saved is None else in_flight(saved, model)
         if rates is not None:
-            updater.set_rate(rates.at(first_step))
+            updater.lr = rates.at(first_step)
+        updater.begin(first_step)
         notes: list[str] = []
         strategy = strategy_of(program, model, updater, first_step, left, notes)
         if saved is not None:

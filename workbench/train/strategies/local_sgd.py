@@ -131,13 +131,17 @@ class LocalUpdates(ImmediateStrategy):
             case Rescale():
                 return lambda run: self._rescale(run.rows)
             case Update():
-                return lambda _: self.updater.step()
+                return lambda run: self._step(run.step)
             case Average(_, every):
                 return partial(self._average_if_due, every)
         raise OutOfOrder(f"local steps do nothing at {instruction.word!r}")
 
     def reducing(self, buckets: Sequence[Bucket]) -> Action:
         raise OutOfOrder("local SGD sums no gradients")
+
+    def _step(self, step: int) -> None:
+        self.updater.begin(step)
+        self.updater.step()
 
     def _zero_grad(self) -> None:
         for parameter in self._parameters.values():

@@ -28,7 +28,9 @@ Source: Rajbhandari et al. 2020 (ZeRO, arXiv:1910.02054), sec. 5.1; Chen et al. 
 summed just as without, in whatever order, or the bits would differ.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -39,12 +41,13 @@ from workbench.comm.collectives import all_gather, broadcast
 from workbench.comm.groups.group import Group
 from workbench.comm.pending import Pending
 from workbench.layers.cut_model import CutModel
-from workbench.plan.experiment.optimizers import AnyOptimizer, at_rate
+from workbench.plan.experiment.optimizers import AnyOptimizer, Remembered, at_rate
 from workbench.plan.placement.division import divide
 from workbench.plan.placement.placement import Replicate, Shard
 from workbench.program.step import RankProgram
 from workbench.train.strategies.clipping import Clipping
 from workbench.train.strategies.remembered import (
+    EMA,
     build_optimizer,
     entry,
     first,
@@ -52,6 +55,7 @@ from workbench.train.strategies.remembered import (
     load_state,
     state_tensors,
 )
+from workbench.train.strategies.scheduling import Schedule
 
 
 class Updater:
@@ -65,6 +69,9 @@ class Updater:
     Attributes:
         values: the optimizer of each parameter of the model, with the options of its group.
         clipping: what gradients are clipped to before they are used; None: they are not.
+        schedule: the options of each step; None: they stay as they are.
+        lr: the learning rate that is asked for, to which all others keep their ratio.
+        remembered: what there is to be kept of each parameter: the optimizer's, and averages.
     """
 
     def __init__(
@@ -72,15 +79,45 @@ class Updater:
     ) -> None:
         self.value, self.model, self.held = value, model, held
         self.clipping: Clipping | None = None
+        self.schedule: Schedule | None = None
+        self.lr = value.lr
+        self._decay: float | None = None
+        self._averages: dict[str, Tensor] = {}
         shapes = {name: model.placements[name].shape for name in model.trainable()}
         self.values = value.of(shapes)
+        self.remembered = {name: one.remembers for name, one in self.values.items()}
         dims = {name: len(shape) for name, shape in shapes.items()}
         self.optimizer = build_optimizer(value, *grouped(value, held, dims))
 
-    def set_rate(self, lr: float) -> None:
-        """Weights move at this rate from now on, those of groups at their ratio to it."""
-        for group, value in zip(self.optimizer.param_groups, self.value.parted, strict=True):
-            group["lr"] = at_rate(value.lr, self.value.lr, lr)
+    def average(self, decay: float) -> None:
+        """From now on averages what it moves, beginning with the weights as they are."""
+        self._decay = decay
+        self._averages = {n: p.detach().clone() for n, p in self.held.items() if p.numel() > 0}
+        for name, known in self.remembered.items():
+            elements = {**known.elements, EMA: math.nan}
+            self.remembered[name] = Remembered(elements, known.numbers)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within it the model has averaged weights, if there are any; every rank calls it."""
+        own = {}
+        for name, average in self._whole_averages().items():
+            parameter = self.model.trainable()[name].detach()
+            own[name] = parameter.clone()
+            parameter.copy_(average)
+        try:
+            yield
+        finally:
+            for name, weights in own.items():
+                self.model.trainable()[name].detach().copy_(weights)
+
+    def begin(self, step: int) -> None:
+        """Sets the options that a step updates weights with."""
+        planned = [{"lr": value.lr} for value in self.value.parted]
+        options = planned if self.schedule is None else self.schedule.at(step)
+        for group, own in zip(self.optimizer.param_groups, options, strict=True):
+            group.update(own)
+            group["lr"] = at_rate(own["lr"], self.value.lr, self.lr)
 
     def clip(self, gradients: Mapping[str, Tensor] | None = None) -> None:
         """Clips gradients where this rank uses them; every rank calls it.
@@ -106,7 +143,7 @@ class Updater:
 
     def step(self) -> None:
         """Moves every parameter that has a gradient, or this rank's part of it."""
-        self.optimizer.step()
+        self._step()
 
     def hand_out(self) -> None:
         """Makes whole what the last step has moved in parts; all ranks call it."""
@@ -123,7 +160,7 @@ class Updater:
         Args:
             wanted: the entries that must be there; there may be others.
         """
-        return state_tensors(self.optimizer, self.values, self.held)
+        return state_tensors(self.optimizer, self.values, self.held) | self._named_averages()
 
     def load(self, read: Callable[[str, str], Tensor]) -> None:
         """Puts back what was remembered.
@@ -132,6 +169,8 @@ class Updater:
             read: (state, name) -> this rank's piece of that state.
         """
         load_state(self.optimizer, self.values, self.held, read)
+        for name, average in self._averages.items():
+            average.copy_(read(EMA, name))
 
     @property
     def owned(self) -> Mapping[tuple[str, ...], Owned]:
@@ -145,6 +184,22 @@ class Updater:
         """What is remembered on this rank, for the account of memory."""
         for held in self.optimizer.state.values():
             yield from (value for value in held.values() if isinstance(value, Tensor))
+        yield from self._averages.values()
+
+    @torch.no_grad()
+    def _step(self) -> None:
+        self.optimizer.step()
+        if self._decay is not None:
+            for name, average in self._averages.items():
+                average.mul_(self._decay).add_(self.held[name], alpha=1 - self._decay)
+
+    def _whole_averages(self) -> dict[str, Tensor]:
+        """Averages of this rank's pieces; every rank calls it."""
+        return self._averages
+
+    def _named_averages(self) -> dict[str, Tensor]:
+        """Those of this rank's pieces, by entry; every rank calls it."""
+        return {entry(EMA, name): average for name, average in self._whole_averages().items()}
 
 
 class ServingUpdater(Updater):
@@ -184,6 +239,16 @@ class ServingUpdater(Updater):
                 told = broadcast(held, root_of(group, self.server), group, layer="optimizer")
                 if key in wanted:
                     found[key] = told
+        return found | self._named_averages()
+
+    def _whole_averages(self) -> dict[str, Tensor]:
+        found = {}
+        for name, parameter in self.model.trainable().items():
+            if self._decay is not None and parameter.numel() > 0:
+                group = _replicas(self.model, name)
+                mine = self._averages.get(name, parameter.detach())
+                root = root_of(group, self.server)
+                found[name] = broadcast(mine, root, group, layer="optimizer")
         return found
 
 
@@ -306,7 +371,7 @@ class ShardedUpdater(Updater):
                 self.held[name].grad = part
             if any(gradient is not None for gradient in gradients.values()):
                 self._moved.append(bucket)
-        self.optimizer.step()
+        self._step()
 
     @torch.no_grad()
     def hand_out(self) -> None:
@@ -334,6 +399,13 @@ class ShardedUpdater(Updater):
                     whole = self._gathered(found.pop(key, None), bucket, name, state)
                     if key in wanted:
                         found[key] = whole
+        return found | self._named_averages()
+
+    def _whole_averages(self) -> dict[str, Tensor]:
+        found = dict(self._averages)
+        for bucket in self._buckets if self._decay is not None else ():
+            for name in bucket.parts:
+                found[name] = self._gathered(found.pop(name, None), bucket, name, EMA)
         return found
 
     def load(self, read: Callable[[str, str], Tensor]) -> None:

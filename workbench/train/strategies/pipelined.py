@@ -236,6 +236,7 @@ class PipelinedUpdates:
         for name, parameter in self.model.trainable().items():
             if name in views:
                 parameter.grad = views[name]
+        self.updater.begin(step)
         self.updater.step()
         self._idle.append(flight.sums)
 

@@ -73,6 +73,10 @@ def grouped(
     return found
 
 
+EMA = "ema"
+"""The state that holds averaged weights, if an experiment wants them."""
+
+
 def entry(state: str, name: str) -> str:
     """The logical tensor that holds this state of the parameter `name`."""
     return f"optimizer/{state}/{name}"

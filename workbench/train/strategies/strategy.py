@@ -17,6 +17,7 @@ from workbench.train.strategies.clipping import Clipping
 from workbench.train.strategies.local_sgd import LocalUpdates
 from workbench.train.strategies.optimizer import ServingUpdater, ShardedUpdater, Updater
 from workbench.train.strategies.pipelined import PipelinedUpdates, drain, stays_in_flight
+from workbench.train.strategies.scheduling import Schedule
 from workbench.train.strategies.synchronous import ImmediateStrategy, SynchronousUpdates
 
 
@@ -109,13 +110,17 @@ def updater_of(program: RankProgram, model: CutModel, everyone: Group | None = N
         model: this rank's part.
         everyone: all ranks, who agree on how much gradients are clipped; None: they are not.
     """
-    updater, experiment = _unclipped(program, model), program.program.experiment
+    updater, experiment = _plain(program, model), program.program.experiment
+    if experiment.schedule is not None:
+        updater.schedule = Schedule(experiment)
+    if experiment.ema is not None:
+        updater.average(experiment.ema)
     if everyone is not None and (experiment.clip_norm or experiment.clip_value):
         updater.clipping = Clipping(experiment.clip_norm, experiment.clip_value, everyone)
     return updater
 
 
-def _unclipped(program: RankProgram, model: CutModel) -> Updater:
+def _plain(program: RankProgram, model: CutModel) -> Updater:
     experiment = program.program.experiment
     if isinstance(experiment.sync, ParameterServer):
         return ServingUpdater(experiment.optimizer, model, experiment.sync.server)

@@ -108,7 +108,7 @@ class SynchronousUpdates(ImmediateStrategy):
             case Clip():
                 return lambda _: self.updater.clip()
             case Update():
-                return lambda _: self.updater.step()
+                return lambda run: self._step(run.step)
             case HandOut():
                 return lambda _: self._hand_out()
         raise OutOfOrder(f"synchronous steps do nothing at {instruction.word!r}")
@@ -137,6 +137,10 @@ class SynchronousUpdates(ImmediateStrategy):
     def close(self) -> None:
         """Leaves the parameters to another strategy."""
         self._sums.close()
+
+    def _step(self, step: int) -> None:
+        self.updater.begin(step)
+        self.updater.step()
 
     def _start(self, buckets: Sequence[Bucket]) -> None:
         self._sums.start(buckets)

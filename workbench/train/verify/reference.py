@@ -38,11 +38,13 @@ from workbench.train.loop.evaluation import NO_STEP
 from workbench.train.loop.objective import AUXILIARY_WEIGHT
 from workbench.train.loop.scoring import own_score
 from workbench.train.strategies.remembered import (
+    EMA,
     build_optimizer,
     entry,
     grouped,
     held_or_first,
 )
+from workbench.train.strategies.scheduling import build_scheduler
 
 # Of the noise's standard deviation to the constant, and the constant that zero counts as.
 NOISE, LEAST = 0.1, 0.1
@@ -282,6 +284,11 @@ def _trained(experiment: Experiment, weights: Path, dtype: torch.dtype) -> dict[
     dims = {name: parameter.ndim for name, parameter in trained.items()}
     members = grouped(experiment.optimizer, trained, dims)
     optimizer = build_optimizer(experiment.optimizer, *members)
+    scheduler = None
+    if experiment.schedule is not None:
+        scheduler = build_scheduler(experiment.schedule, optimizer, experiment.steps)
+    decay = experiment.ema or 0.0
+    averages = {name: p.detach().clone() for name, p in trained.items() if decay}
     graph = plan.graph
     shape, classes, seed = graph.input_shape, graph.num_classes, experiment.seed
     data = open_data(experiment.data, shape, classes, "train", seed)
@@ -306,13 +313,20 @@ def _trained(experiment: Experiment, weights: Path, dtype: torch.dtype) -> dict[
         if experiment.clip_value is not None:
             nn.utils.clip_grad_value_(trained.values(), experiment.clip_value)
         optimizer.step()
-    found |= {f"weight/{name}": p.detach() for name, p in parameters.items()}
+        if scheduler is not None:
+            scheduler.step()
+        for name, average in averages.items():
+            average.mul_(decay).add_(trained[name].detach(), alpha=1 - decay)
+    found |= {entry(EMA, name): average for name, average in averages.items()}
+    found |= {f"weight/{name}": p.detach().clone() for name, p in parameters.items()}
     found |= {f"buffer/{name}": b for name, b in named(model.named_buffers()).items()}
     found |= {
         entry(kind, name): held_or_first(optimizer, values[name], p, kind)
         for name, p in trained.items()
         for kind in values[name].remembers.names
     }
+    for name, average in averages.items():
+        trained[name].detach().copy_(average)
     return found | _evaluated(experiment, loss, model, weights, context, dtype)
 
 

@@ -132,7 +132,7 @@ def _values(state: RankState, whole: WeightsFile) -> list[Difference]:
 
 def _optimizer(state: RankState, whole: WeightsFile) -> list[Difference]:
     """Everything that is remembered; one kind of it (squares, say) is not measured by another."""
-    known = {name: value.remembers for name, value in state.updater.values.items()}
+    known = state.updater.remembered
     held = state.updater.state({entry(kind, name) for name in known for kind in known[name].names})
     found = []
     for kind in dict.fromkeys(kind for one in known.values() for kind in one.names):
@@ -149,7 +149,8 @@ def _evaluation(state: RankState, whole: WeightsFile) -> list[Difference]:
     size, everyone = state.experiment.batch_size, state.everyone
     data = _First(state.test_data, size)
     world, dtype = state.world, state.stepper.dtype
-    mine = evaluate(state.model, data, size, everyone, world.device, dtype, state.scoring)
+    with state.updater.averaged():
+        mine = evaluate(state.model, data, size, everyone, world.device, dtype, state.scoring)
     found = []
     for name, value in mine.items():
         what = f"evaluation/{name}"

@@ -69,7 +69,8 @@ class WeightCosts:
                 buckets = members > 1 and not isinstance(experiment.sync, LocalSGD)
                 added += self._mean(addition(layer, index, size, buckets, self.speeds))
             owners = members if experiment.shard_optimizer else 1
-            memory += float(size.mean()) * copies(optimizer) / owners
+            kept = copies(optimizer) + (experiment.ema is not None)
+            memory += float(size.mean()) * kept / owners
             held = update_seconds(optimizer, size.astype(np.float64), self.speeds)
             update += self._mean(held) / owners
             if members == 1 or not synchronous:

@@ -1,0 +1,81 @@
+"""Schedules as values: what they are relative to, and what is refused."""
+
+import pytest
+
+from tests.plan.graphs import vgg
+from workbench.plan.errors import ExperimentError
+from workbench.plan.experiment.experiment import SGD, AdamW, Experiment, ParameterGroup, Rprop
+from workbench.plan.experiment.schedule import LRScheduler, WarmupCosine
+from workbench.plan.plan import Plan
+
+FIELDS = dict(plan=Plan.hybrid(vgg(), 4, 2), optimizer=SGD(0.1, momentum=0.9), steps=10)
+CYCLE = LRScheduler("OneCycleLR", max_lr=[0.2, 0.4], total_steps=10, max_momentum=0.9)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        WarmupCosine(warmup=2),
+        WarmupCosine(total=20, final=0.1),
+        LRScheduler("MultiStepLR", milestones=(2, 4), gamma=0.5),
+        LRScheduler("OneCycleLR", max_lr=0.2, epochs=2, steps_per_epoch=5, total_steps=None),
+        "warmup_cosine",
+    ],
+)
+def test_text_and_back(schedule):
+    run = Experiment(**FIELDS, schedule=schedule)
+    assert Experiment.from_toml(run.to_toml()) == run
+
+
+def test_factors_by_hand():
+    cosine = WarmupCosine(warmup=3, final=0.5)
+    assert [cosine.factor(step, 7) for step in range(8)] == pytest.approx(
+        [0.25, 0.5, 0.75, 1.0, 0.5 + 0.25 * (1 + 0.5**0.5), 0.75, 0.5 + 0.25 * (1 - 0.5**0.5), 0.5]
+    )
+
+
+def test_another_rate_scales_everything():
+    optimizer = SGD(0.1, momentum=0.9, groups=[ParameterGroup("*.bias", lr=0.4)])
+    run = Experiment(**FIELDS | dict(optimizer=optimizer), schedule=CYCLE)
+    half = run.at_rate(0.05)
+    assert half.optimizer.parted[0].lr == 0.05
+    assert half.optimizer.parted[1].lr == pytest.approx(0.2)
+    assert half.schedule.arguments["max_lr"] == pytest.approx([0.1, 0.2])
+    assert run.at_rate(0.1) == run
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda: LRScheduler("ReduceLROnPlateau"), "follows a metric.*use WarmupCosine or one of"),
+        (lambda: LRScheduler("LambdaLR", lr_lambda=1), "takes a function"),
+        (lambda: LRScheduler("SequentialLR"), "takes other schedulers"),
+        (lambda: LRScheduler("steplr"), "no schedule 'steplr'; use"),
+        (lambda: LRScheduler("StepLR"), "StepLR needs step_size"),
+        (lambda: LRScheduler("StepLR", step_size=0), "integer >= 1, got 0"),
+        (lambda: LRScheduler("StepLR", step_size=3, last_epoch=2), "last_epoch is no argument"),
+        (lambda: LRScheduler("CyclicLR", base_lr=1, max_lr=2, scale_fn="x"), "is a function"),
+    ],
+)
+def test_schedulers_that_are_refused(made, said):
+    with pytest.raises(ExperimentError, match=said):
+        made()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (dict(steps=11, schedule=CYCLE), "end after 10 steps.*steps=11; give total_steps=11"),
+        (dict(schedule=WarmupCosine(total=9)), "total=9 steps.*steps=10"),
+        (dict(schedule=WarmupCosine(warmup=10)), "leaves none of 10 steps"),
+        (dict(schedule=LRScheduler("OneCycleLR", max_lr=1, epochs=3)), "after 0 steps"),
+        (dict(optimizer=SGD(0.1), schedule=CYCLE), "cycle_momentum=False, and SGD has none"),
+        (dict(optimizer="adagrad", schedule=CYCLE), "Adagrad has none"),
+        (dict(optimizer=Rprop(), schedule="warmup_cosine"), "Rprop .* would do nothing"),
+        (dict(schedule="ReduceLROnPlateau"), "follows a metric"),
+    ],
+)
+def test_schedules_that_do_not_fit(fields, said):
+    assert Experiment(**FIELDS | dict(optimizer=AdamW()), schedule=CYCLE).schedule == CYCLE
+    with pytest.raises(ExperimentError, match=said):
+        Experiment(**FIELDS | fields)

@@ -1,0 +1,242 @@
+"""Schedules as values: the learning rate as a function of the step alone.
+
+So a run that is resumed, or goes on under another plan, has the rates that it would have had. One
+that follows a metric, or a function of somebody's own, is refused by its name.
+
+A rate that is requested of a running run scales the whole schedule, by its ratio to the rate of the
+experiment.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from workbench.plan.experiment.optimizers import AnyOptimizer, Rprop, at_rate
+from workbench.plan.value import Value, by_name
+
+
+class WarmupCosine(Value):
+    """A linear rise to the optimizer's rate, and half a cosine down from it.
+
+    With w steps of warmup and n in total, step t = 0, 1, ... has the optimizer's rate times
+
+        (t + 1) / (w + 1)                                             before step w
+        final + (1 - final) (1 + cos(pi (t - w) / (n - w))) / 2       from then on
+
+    Source: Loshchilov and Hutter 2017 (arXiv:1608.03983) for the cosine, Goyal et al. 2017
+    (arXiv:1706.02677) for the warmup; `LinearLR` and then `CosineAnnealingLR` of torch are the
+    same.
+    """
+
+    kind: Literal["warmup_cosine"] = "warmup_cosine"
+    warmup: int = Field(default=0, ge=0)
+    """The number of steps before the whole rate."""
+    total: int | None = Field(default=None, ge=1)
+    """The number of steps after which the rate would be the final one; None: those of the
+    experiment."""
+    final: float = Field(default=0.0, ge=0, le=1)
+    """The last rate, as a part of the optimizer's."""
+
+    def factor(self, step: int, steps: int) -> float:
+        """What the optimizer's rate is multiplied by in a step of an experiment of so many."""
+        if step < self.warmup:
+            return (step + 1) / (self.warmup + 1)
+        passed = (step - self.warmup) / ((self.total or steps) - self.warmup)
+        return self.final + (1 - self.final) * (1 + math.cos(math.pi * passed)) / 2
+
+    def check(self, optimizer: AnyOptimizer, steps: int) -> None:
+        """Checks that it is a schedule of so many steps with this optimizer.
+
+        Raises:
+            ValueError: it is not; the text says what would be.
+        """
+        _check_reads_rates(optimizer)
+        if self.total is not None and self.total < steps:
+            raise ValueError(
+                f"schedule: WarmupCosine is at its end after total={self.total} steps, and there "
+                f"are steps={steps}; leave total out, or give {steps} or more"
+            )
+        if self.warmup >= (self.total or steps):
+            raise ValueError(
+                f"schedule: warmup={self.warmup} leaves none of {self.total or steps} steps for "
+                f"the cosine; give less"
+            )
+
+    def at_rate(self, base: float, lr: float) -> Self:
+        """The same where the optimizer has another rate, to which all here is relative."""
+        return self
+
+
+@dataclass(frozen=True)
+class _Known:
+    """The arguments of one of torch's: needed, possible, and which of them are rates."""
+
+    needed: tuple[str, ...] = ()
+    possible: tuple[str, ...] = ()
+    rates: tuple[str, ...] = ()
+
+
+_MOMENTUM = ("cycle_momentum", "base_momentum", "max_momentum")
+
+KNOWN: Mapping[str, _Known] = {
+    "StepLR": _Known(("step_size",), ("gamma",)),
+    "MultiStepLR": _Known(("milestones",), ("gamma",)),
+    "ConstantLR": _Known((), ("factor", "total_iters")),
+    "LinearLR": _Known((), ("start_factor", "end_factor", "total_iters")),
+    "ExponentialLR": _Known(("gamma",)),
+    "PolynomialLR": _Known((), ("total_iters", "power")),
+    "CosineAnnealingLR": _Known(("T_max",), ("eta_min",), ("eta_min",)),
+    "CosineAnnealingWarmRestarts": _Known(("T_0",), ("T_mult", "eta_min"), ("eta_min",)),
+    "CyclicLR": _Known(
+        ("base_lr", "max_lr"),
+        ("step_size_up", "step_size_down", "mode", "gamma", "scale_mode", *_MOMENTUM),
+        ("base_lr", "max_lr"),
+    ),
+    "OneCycleLR": _Known(
+        ("max_lr",),
+        (
+            *("total_steps", "epochs", "steps_per_epoch", "pct_start", "anneal_strategy"),
+            *(*_MOMENTUM, "div_factor", "final_div_factor", "three_phase"),
+        ),
+        ("max_lr",),
+    ),
+}
+
+_FUNCTION = "it takes a function, which the text of an experiment cannot hold"
+_SEVERAL = "it takes other schedulers, of which an experiment has one"
+REFUSED = {
+    "reducelronplateau": "it follows a metric, and rates are to be a function of the step alone, "
+    "so that a run that goes on has those that it would have had",
+    "lambdalr": _FUNCTION,
+    "multiplicativelr": _FUNCTION,
+    "sequentiallr": _SEVERAL,
+    "chainedscheduler": _SEVERAL,
+}
+FUNCTIONS = ("scale_fn",)
+"""Arguments of known ones that are functions."""
+
+_COUNTS = (
+    *("step_size", "T_max", "T_0", "total_steps", "epochs", "steps_per_epoch"),
+    *("step_size_up", "step_size_down"),
+)
+
+
+class LRScheduler(Value):
+    """A scheduler of `torch.optim.lr_scheduler`, by name and arguments.
+
+        wb.LRScheduler("StepLR", step_size=30, gamma=0.1)
+        wb.LRScheduler("OneCycleLR", max_lr=0.1, total_steps=200)
+
+    It is stepped once after each step of the run. Those that move momentum too do.
+
+    Args:
+        name: the name of its class.
+
+    Raises:
+        ExperimentError: there is none of this name, or it is not a function of the step alone; or
+            an argument is missing or unknown.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    kind: Literal["lr_scheduler"] = "lr_scheduler"
+    name: str
+
+    def __init__(self, name: str, **arguments: Any) -> None:
+        super().__init__(name=name, **arguments)
+
+    @model_validator(mode="after")
+    def _is_known(self) -> Self:
+        if self.name not in KNOWN:
+            why = REFUSED.get(self.name.lower())
+            said = f": {why}" if why else ""
+            raise ValueError(
+                f"no schedule {self.name!r}{said}; use WarmupCosine or one of {', '.join(KNOWN)}"
+            )
+        given, known = self.arguments, KNOWN[self.name]
+        valid = (*known.needed, *known.possible)
+        for name in given:
+            if name not in valid:
+                why = "is a function" if name in FUNCTIONS else "is no argument of it"
+                raise ValueError(f"{self.name}: {name} {why}; valid are {', '.join(valid)}")
+        if missing := [name for name in known.needed if name not in given]:
+            raise ValueError(f"{self.name} needs {', '.join(missing)}")
+        for name in _COUNTS:
+            value = given.get(name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{self.name}: {name} must be an integer >= 1, got {value!r}")
+        # As they are read from TOML again, which has no None and no tuples.
+        extra = self.__pydantic_extra__ or {}
+        extra.clear()
+        extra.update({n: list(v) if isinstance(v, tuple) else v for n, v in given.items()})
+        return self
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What torch's takes beside the optimizer."""
+        return {name: v for name, v in (self.model_extra or {}).items() if v is not None}
+
+    def check(self, optimizer: AnyOptimizer, steps: int) -> None:
+        """Checks that it is a schedule of so many steps with this optimizer.
+
+        Raises:
+            ValueError: it is not; the text says what would be.
+        """
+        _check_reads_rates(optimizer)
+        given = self.arguments
+        if self.name == "OneCycleLR":
+            total = given.get("total_steps")
+            if total is None:
+                total = given.get("epochs", 0) * given.get("steps_per_epoch", 0)
+            if total < steps:
+                raise ValueError(
+                    f"schedule: OneCycleLR is at its end after {total} steps, and there are "
+                    f"steps={steps}; give total_steps={steps} or more"
+                )
+        if "cycle_momentum" in KNOWN[self.name].possible and given.get("cycle_momentum", True):
+            self._check_momentum(optimizer)
+
+    def at_rate(self, base: float, lr: float) -> Self:
+        """The same where the optimizer has another rate: rates here keep their ratio to it."""
+        arguments = self.arguments
+        for name in KNOWN[self.name].rates:
+            value = arguments.get(name)
+            if isinstance(value, Sequence):
+                arguments[name] = [at_rate(one, base, lr) for one in value]
+            elif value is not None:
+                arguments[name] = at_rate(value, base, lr)
+        return type(self)(self.name, **arguments)
+
+    def _check_momentum(self, optimizer: AnyOptimizer) -> None:
+        """Whoever has no momentum would get some, and does not remember any."""
+        remedy = f"{self.name} moves momentum unless it has cycle_momentum=False"
+        for one in optimizer.parted:
+            options = one.options
+            if "betas" not in options and not options.get("momentum"):
+                raise ValueError(f"schedule: {remedy}, and {type(one).__name__} has none here")
+        for name in ("base_momentum", "max_momentum"):
+            value = self.arguments.get(name, 0.5)
+            if not all(0 < one < 1 for one in (value if isinstance(value, list) else [value])):
+                raise ValueError(f"schedule: {name} must be between 0 and 1, got {value}")
+
+
+def _check_reads_rates(optimizer: AnyOptimizer) -> None:
+    if isinstance(optimizer, Rprop):
+        raise ValueError(
+            "schedule: Rprop takes the learning rate for the size of its first step and finds all "
+            "others itself, so that a schedule would do nothing; leave it out"
+        )
+
+
+RateSchedule = Annotated[
+    Annotated[WarmupCosine | LRScheduler, Field(discriminator="kind")],
+    by_name(
+        "schedule",
+        {"warmup_cosine": WarmupCosine},
+        "LRScheduler(name, ...)",
+        refused=REFUSED,
+    ),
+]
