@@ -175,10 +175,13 @@ def _taken_home(case: Case, plan: Plan, last: list[Seen], checkpoint: Path) -> I
     except RuntimeError as error:
         yield f"run.state_dict() does not load: {' '.join(str(error).split())}"
         return
+    averages = state_dict(checkpoint, plan.graph, ema=True) if case.run.ema else {}
     for rank, seen in enumerate(last):
         for name, piece in seen.pieces.items():
             if name not in values:
                 continue  # a buffer that is not saved
-            if not torch.equal(piece, cut_of(values[name], plan.flow.weights[name], rank)):
-                yield f"run.state_dict() has other bits in {name} than rank {rank}"
-                return
+            average = seen.state.get(f"optimizer/ema/{name}", piece)
+            for held, whole in ((piece, values), (average, averages or values)):
+                if not torch.equal(held, cut_of(whole[name], plan.flow.weights[name], rank)):
+                    yield f"run.state_dict() has other bits in {name} than rank {rank}"
+                    return

@@ -35,11 +35,18 @@ OPTIMIZERS = (
     " ParameterGroup('m3.*', betas=(0.5, 0.5), amsgrad=True)])",
     "SGD(lr=0.05, momentum=0.9, groups=[ParameterGroup(dims=1, momentum=0.0)])",
 )
-# Numbers that are not counts, first values that are not zero, and groups; the others take as long.
-FEW = ("NAdam", "Rprop", "ASGD", "AdamW")
-EVERY = [
-    pytest.param(one, marks=() if one.startswith(FEW) else pytest.mark.slow) for one in OPTIMIZERS
-]
+
+
+def few(cases, *fast):
+    """All cases by name, of which the others are as fast as these, but many."""
+    return [
+        pytest.param(case, id=name, marks=() if name.startswith(fast) else pytest.mark.slow)
+        for name, case in cases.items()
+    ]
+
+
+NAMED = {one: one for one in OPTIMIZERS}
+LATE = {one: one for one in OPTIMIZERS if "dampening" not in one}
 
 
 def is_equal(case, on_ranks):
@@ -47,19 +54,19 @@ def is_equal(case, on_ranks):
     assert verdict.what == "equal", verdict.why
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", few(NAMED, "SGD", "ASGD", "RMSprop", "AdamW"))
 def test_sharded_and_resumed_under_another_plan(optimizer, on_ranks):
     run = Run(optimizer=optimizer, steps=3, shard=(1, 2, 0), checkpoint_every=1, evaluate_every=1)
     is_equal(Case(NET, UNEQUAL, run, "resumed", Cut(3, rows=(1, 0, 2))), on_ranks)
 
 
-@pytest.mark.parametrize("optimizer", EVERY)
+@pytest.mark.parametrize("optimizer", few(NAMED, "NAdam", "AdamW"))
 def test_with_a_server_and_re_cut(optimizer, on_ranks):
     run = Run(optimizer=optimizer, steps=3, sync="ParameterServer(server=3)", checkpoint_every=1)
     is_equal(Case(NET, SQUARE, run, "re-cut", Cut(4)), on_ranks)
 
 
-@pytest.mark.parametrize("optimizer", EVERY[1:])
+@pytest.mark.parametrize("optimizer", few(LATE, "Rprop", "Adagrad"))
 def test_pipelined_and_resumed(optimizer, on_ranks):
     """Stopped before the first update, of which the checkpoint knows nothing but first values."""
     run = Run(optimizer=optimizer, steps=3, sync="Pipelined(width=2)", checkpoint_every=1)
@@ -93,7 +100,7 @@ CLIPPED = {
 }
 
 
-@pytest.mark.parametrize("case", CLIPPED.values(), ids=CLIPPED)
+@pytest.mark.parametrize("case", few(CLIPPED, "unequal", "duplicates", "fused", "server", "late"))
 def test_clipped(case, on_ranks):
     is_equal(case, on_ranks)
 
@@ -122,7 +129,7 @@ SCHEDULED = {
 }
 
 
-@pytest.mark.parametrize("case", SCHEDULED.values(), ids=SCHEDULED)
+@pytest.mark.parametrize("case", few(SCHEDULED, "warmup", "momentum", "betas"))
 def test_scheduled(case, on_ranks):
     is_equal(case, on_ranks)
 
@@ -146,6 +153,6 @@ AVERAGED = {
 }
 
 
-@pytest.mark.parametrize("case", AVERAGED.values(), ids=AVERAGED)
+@pytest.mark.parametrize("case", few(AVERAGED, "unequal", "fused", "all"))
 def test_averaged(case, on_ranks):
     is_equal(case, on_ranks)

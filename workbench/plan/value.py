@@ -33,6 +33,7 @@ class Value(PydanticModel):
     def replace(self, **fields: Any) -> Self:
         """A copy with other values in some fields, validated."""
         current = {name: getattr(self, name) for name in type(self).model_fields}
+        current |= self.model_extra or {}
         return type(self)(**{**current, **fields})
 
 

@@ -21,6 +21,7 @@ from workbench.plan.experiment.optimizers import (
     Rprop,
 )
 from workbench.plan.plan import Plan
+from workbench.predict.memory.resident import optimizer_bytes
 from workbench.program.step import program_of
 
 PLAN = Plan.hybrid(vgg(), 4, 2)
@@ -78,6 +79,10 @@ def test_groups_by_name_and_by_dimensions():
     assert not both.matches("a.weight", 2)
     assert value.at_rate(2e-3).parted[1].lr == pytest.approx(1.0)
     assert value.at_rate(2e-3).parted[2].lr == 2e-3
+
+
+def test_a_replaced_group_keeps_its_options():
+    assert BIASES.replace(dims=1).options == {"weight_decay": 0.0}
 
 
 def test_groups_in_text():
@@ -150,3 +155,23 @@ def test_clipping_is_listed_before_the_update():
         words = [one.word for one in program_of(run).instructions]
         behind = words[words.index("wait") :]
         assert list(dict.fromkeys(behind)) == listed
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (dict(sync=LocalSGD()), r"under LocalSGD each rank has its own.*valid with Synchronous"),
+        (dict(plan=IN_ROUNDS, sync=Synchronous(per_round=True)), "per_round=False"),
+        (dict(ema=1.0), "less than 1"),
+    ],
+)
+def test_averages_that_are_refused(fields, said):
+    with pytest.raises(ExperimentError, match=said):
+        Experiment(**FIELDS | dict(ema=0.9) | fields)
+
+
+def test_averages_are_a_copy_of_what_is_updated():
+    plain, averaged = (program_of(Experiment(**FIELDS, ema=ema)) for ema in (None, 0.9))
+    assert not optimizer_bytes(plain, plain.handed)
+    held = sum(optimizer_bytes(averaged, averaged.handed).values())
+    assert held.tolist() == [4 * PLAN.parameters_of(rank) for rank in range(4)]

@@ -52,7 +52,15 @@ def every(world, runs, weights):
     return [trained(world, run, weights)[:2] for run in runs]
 
 
-@pytest.mark.parametrize("value", VALUES, ids=lambda value: value.kind)
+# Groups, numbers that are no counts, and first values; the others take as long.
+FEW = ("sgd", "nadam", "rprop")
+EVERY = [
+    pytest.param(one, id=one.kind, marks=() if one.kind in FEW else pytest.mark.slow)
+    for one in VALUES
+]
+
+
+@pytest.mark.parametrize("value", EVERY)
 def test_same_bits_and_predicted_bytes(on_ranks, tmp_path_factory, value):
     folder = tmp_path_factory.mktemp("weights")
     weights = initialize(GRAPH, 0, folder, module=small.net())

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.experiment.optimizers import AnyOptimizer, Rprop
 from workbench.plan.experiment.sync import Pipelined, Synchronous
 from workbench.plan.machine.machine import Machine
 from workbench.plan.plan import Plan
@@ -72,15 +73,17 @@ class RequestHandle:
         return f"<Request: {self.request!r}, {step}>"
 
 
-def learning_rate(value: float) -> LearningRate:
-    """The request for a learning rate.
+def learning_rate(value: float, optimizer: AnyOptimizer) -> LearningRate:
+    """The request for a learning rate of an optimizer.
 
     Raises:
-        ValueError: the rate is no positive number.
+        ValueError: the rate is no positive number, or would change nothing.
     """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 < value < math.inf:
         raise ValueError(f"a learning rate is a positive number, got {value!r}")
+    if isinstance(optimizer, Rprop):
+        raise ValueError("Rprop finds its step sizes itself: another rate would do nothing")
     return LearningRate(float(value))
 
 

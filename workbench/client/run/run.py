@@ -372,14 +372,16 @@ class Run:
     def set_lr(self, value: float) -> RequestHandle:
         """Has all ranks go on at another learning rate after their current step; returns at once.
 
-        What the optimizer remembers stays. Checkpoints keep the rate; steps that are run again
-        after a fault have the rate that they had.
+        What the optimizer remembers stays. The rates of groups and of a schedule keep their ratio
+        to it. Checkpoints keep the rate; steps that are run again after a fault have the rate that
+        they had.
 
         Raises:
-            ValueError: the rate is no positive number.
+            ValueError: the rate is no positive number; or the optimizer is Rprop, which reads it in
+                its first step alone.
             ClusterError: the run has ended.
         """
-        return self._request(learning_rate(value))
+        return self._request(learning_rate(value, self.experiment.optimizer))
 
     def checkpoint_now(self) -> RequestHandle:
         """Has all ranks write a checkpoint after their current step and go on; returns at once.

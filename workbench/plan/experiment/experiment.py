@@ -230,7 +230,8 @@ class Experiment(Value):
 
     @model_validator(mode="after")
     def _groups_have_parameters(self) -> Self:
-        self.optimizer.check_groups(self._shapes)
+        if self.optimizer.groups:
+            self.optimizer.check_groups(self._shapes)
         return self
 
     @property

@@ -55,7 +55,7 @@ from workbench.train.strategies.remembered import (
     load_state,
     state_tensors,
 )
-from workbench.train.strategies.scheduling import Schedule
+from workbench.train.strategies.scheduling import Options, Schedule
 
 
 class Updater:
@@ -81,6 +81,7 @@ class Updater:
         self.clipping: Clipping | None = None
         self.schedule: Schedule | None = None
         self.lr = value.lr
+        self._unscheduled: Sequence[Options] = [{"lr": one.lr} for one in value.parted]
         self._decay: float | None = None
         self._averages: dict[str, Tensor] = {}
         shapes = {name: model.placements[name].shape for name in model.trainable()}
@@ -99,7 +100,10 @@ class Updater:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Within it the model has averaged weights, if there are any; every rank calls it."""
+        """Within it the model has averaged weights, if there are any; every rank calls it.
+
+        The weights of training wait in a copy, and beside it are the averages of other ranks.
+        """
         own = {}
         for name, average in self._whole_averages().items():
             parameter = self.model.trainable()[name].detach()
@@ -113,8 +117,7 @@ class Updater:
 
     def begin(self, step: int) -> None:
         """Sets the options that a step updates weights with."""
-        planned = [{"lr": value.lr} for value in self.value.parted]
-        options = planned if self.schedule is None else self.schedule.at(step)
+        options = self._unscheduled if self.schedule is None else self.schedule.at(step)
         for group, own in zip(self.optimizer.param_groups, options, strict=True):
             group.update(own)
             group["lr"] = at_rate(own["lr"], self.value.lr, self.lr)

@@ -1,0 +1,60 @@
+"""Verification knows optimizers, groups, schedules, clipping and averages: all in one run."""
+
+import pytest
+
+from tests.train.verify.test_verify import net, plan
+from workbench.client.verifying import merge
+from workbench.model.weights.initial import initialize
+from workbench.plan.experiment.experiment import (
+    AdamW,
+    Experiment,
+    LRScheduler,
+    NAdam,
+    ParameterGroup,
+    Synthetic,
+    WarmupCosine,
+)
+from workbench.train.verify.reference import write_reference
+from workbench.train.verify.verify import compare
+
+RUNS = {
+    "nadam": dict(
+        optimizer=NAdam(0.01, groups=[ParameterGroup(dims=1, lr=0.05)]),
+        schedule=WarmupCosine(warmup=1),
+        clip_norm=0.1,
+        ema=0.5,
+    ),
+    "cycle": dict(
+        optimizer=AdamW(0.01, groups=[ParameterGroup("4.*", weight_decay=0.5)]),
+        schedule=LRScheduler("OneCycleLR", max_lr=0.1, total_steps=3),
+        clip_value=0.01,
+        shard_optimizer=True,
+    ),
+}
+
+
+def held(config, experiment, start, reference, other):
+    return compare(config, other or experiment, weights=start, reference=reference, repeat=False)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_what_one_process_computes_with_torchs_own(on_ranks, tmp_path, name):
+    """And it sees where one of them is missing."""
+    run = Experiment(
+        plan=plan(),
+        data=Synthetic(samples=48, classes=5),
+        batch_size=16,
+        steps=3,
+        precision="fp64",
+        **RUNS[name],
+    )
+    start, reference = tmp_path / "start.safetensors", tmp_path / "reference.safetensors"
+    weights = initialize(run.plan.graph, 0, tmp_path, module=net())
+    write_reference(run, weights, start, reference)
+    found = merge(run, on_ranks.seated(2, held, run, start, reference, None))
+    assert found.exact, found
+    remembered = {d.name.partition("/")[0] for d in found.differences if d.what == "optimizer"}
+    assert ("ema" in remembered) == (run.ema is not None)
+    for without in (dict(schedule=None), dict(clip_norm=None, clip_value=None)):
+        other = run.replace(**without)
+        assert not merge(run, on_ranks.seated(2, held, run, start, reference, other)).exact
