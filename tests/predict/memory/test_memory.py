@@ -167,7 +167,11 @@ CASES = [
     ("convolutions", "in groups", dict(sync=Pipelined(width=2, compensation="delay"))),
     ("convolutions", "in groups", dict(sync=Pipelined(width=3, codec=Codec(name="int8")))),
     ("convolutions", "in groups", dict(sync=ParameterServer(server=3))),
-    ("convolutions", "in groups", dict(optimizer=Adadelta(), shard_optimizer=True, clip_norm=0.1)),
+    (
+        "convolutions",
+        "in groups",
+        dict(optimizer=Adadelta(), shard_optimizer=True, clip_norm=0.1, ema=0.9),
+    ),
     ("windows", "alone", dict(batch_size=16)),
     ("windows", "window heads", dict(batch_size=16)),
     ("wide", "hybrid", dict(batch_size=1600)),

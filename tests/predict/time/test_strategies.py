@@ -153,3 +153,22 @@ def test_sums_into_new_memory_have_a_curve_of_their_own():
     cut = wb.predict(plan, machine(within=link(curves=(slow,))), run).timeline.spans(0)
     taken = [s.seconds for s in cut if s.op == "all_reduce" and s.what == "collective"]
     assert taken == pytest.approx([3.0] * len(taken))
+
+
+def test_clipping_and_averages_take_their_passes_and_eight_bytes():
+    """One pass for the norm and two to scale it, five for averages, at 10^9 bytes a second."""
+    plan = Plan.data_parallel(ONE, 4)
+    toy = machine(device(bandwidth=1e9, call_s=0.0), within=link(latency_s=ALPHA, bandwidth=1e9))
+
+    def predicted(**fields):
+        run = wb.Experiment(plan=plan, optimizer=wb.SGD(lr=0.1), steps=1, batch_size=4, **fields)
+        return wb.predict(plan, toy, run)
+
+    plain, averaged, clipped = predicted(), predicted(ema=0.9), predicted(clip_norm=1.0)
+    assert averaged.step_time - plain.step_time == pytest.approx(5 * BYTES / 1e9, rel=1e-6)
+    (sum_,) = [s.seconds for s in clipped.timeline.spans(0) if s.label == "clip" and s.op]
+    added = clipped.step_time - plain.step_time
+    assert added == pytest.approx(3 * BYTES / 1e9 + sum_, rel=1e-6)
+    assert predicted(clip_value=1.0).step_time - plain.step_time == pytest.approx(
+        2 * BYTES / 1e9, rel=1e-6
+    )
