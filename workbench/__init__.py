@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from workbench.client import Cluster as Cluster
+    from workbench.client import JSONLines as JSONLines
+    from workbench.client import MLflow as MLflow
     from workbench.client import Rebalancer as Rebalancer
     from workbench.client import Run as Run
+    from workbench.client import TensorBoard as TensorBoard
+    from workbench.client import Trackio as Trackio
+    from workbench.client import WandB as WandB
     from workbench.client import compare_runs as compare_runs
     from workbench.client import runs as runs
     from workbench.hosts import Hosts as Hosts
@@ -92,7 +97,9 @@ if TYPE_CHECKING:
 _HOME = {
     name: home
     for home, names in {
-        "client": "Cluster Rebalancer Run compare_runs runs",
+        "client": (
+            "Cluster JSONLines MLflow Rebalancer Run TensorBoard Trackio WandB compare_runs runs"
+        ),
         "hosts": "Hosts",
         "model": "CheckpointError ModelError TraceError trace",
         "plan": (

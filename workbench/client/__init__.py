@@ -9,14 +9,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from workbench.client.calibration.rebalancer import Rebalancer as Rebalancer
     from workbench.client.cluster import Cluster as Cluster
+    from workbench.client.loggers.files import JSONLines as JSONLines
+    from workbench.client.loggers.files import TensorBoard as TensorBoard
+    from workbench.client.loggers.services import MLflow as MLflow
+    from workbench.client.loggers.services import Trackio as Trackio
+    from workbench.client.loggers.services import WandB as WandB
     from workbench.client.records.comparison import compare_runs as compare_runs
     from workbench.client.records.runs import runs as runs
     from workbench.client.run.run import Run as Run
 
 _HOME = {
     "Cluster": "cluster",
+    "JSONLines": "loggers.files",
+    "MLflow": "loggers.services",
     "Rebalancer": "calibration.rebalancer",
     "Run": "run.run",
+    "TensorBoard": "loggers.files",
+    "Trackio": "loggers.services",
+    "WandB": "loggers.services",
     "compare_runs": "records.comparison",
     "runs": "records.runs",
 }

@@ -16,6 +16,7 @@ from workbench.client.calibration.sum_trace import SumTrace
 from workbench.client.engines import Engines
 from workbench.client.jobs import Jobs
 from workbench.client.leases import lent
+from workbench.client.loggers.logger import Logs
 from workbench.client.ranks import Ranks
 from workbench.client.run.run import Run
 from workbench.client.run.submitting import checkpoint_of, module_values
@@ -84,6 +85,7 @@ class Cluster(Engines):
         module: nn.Module | None = None,
         curvature: Curvature | None = None,
         priority: int = 0,
+        log: Logs | Sequence[Logs] | None = None,
     ) -> Run:
         """Submits an experiment and returns at once; it waits where too few engines are free.
 
@@ -97,16 +99,24 @@ class Cluster(Engines):
                 note on the run, say if a pipelined experiment is likely to diverge. Without it
                 nothing is claimed.
             priority: higher goes first.
+            log: who is told of each step: `wb.JSONLines(path)`, `wb.TensorBoard(folder)`,
+                `wb.WandB(...)`, `wb.MLflow(...)`, `wb.Trackio(...)`, any function of a step (a dict
+                of all ranks together), or a list of them. They run in this process, on a thread of
+                their own, from what the run reports anyway, so ranks do nothing for them. Where
+                this process ends, the run goes on without them; `run.log_to` tells them of all
+                steps later, of a run that was attached to or read with `wb.Run.load`. One that
+                raises is noted in `run.notes`, and gets no more steps.
 
         Raises:
             ClusterError: the plan needs more engines than are here, or more memory than they have.
             CheckpointError: what to go on from is damaged, missing or of another model.
             ModelError: `module` is needed and missing, or is another model than was traced.
             ControlMessageTooLarge: the model's own code is too large for a control message.
+            ModuleNotFoundError: a logger's package is missing; the text says what to install.
         """
         if not isinstance(experiment, Experiment):
             raise TypeError(f"train takes an Experiment, got {type(experiment).__name__}")
-        run = self.jobs.submit(experiment, priority=priority, module=module, resume=resume)
+        run = self.jobs.submit(experiment, priority=priority, module=module, resume=resume, log=log)
         if curvature is not None and (doubt := stability.advice(experiment, curvature)):
             run.notes.append(doubt)
             warnings.warn(doubt, stacklevel=2)

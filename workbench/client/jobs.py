@@ -3,7 +3,7 @@
 import time
 import uuid
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from html import escape
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from workbench.client.engines import Engines
+from workbench.client.loggers.logger import Logs, loggers
 from workbench.client.records.environment import Environment
 from workbench.client.run.job import Job
 from workbench.client.run.own_objects import kept
@@ -56,6 +57,7 @@ class Jobs:
         resume: str | Path | Run | None = None,
         tag: str = "",
         name: str = "",
+        log: Logs | Sequence[Logs] | None = None,
     ) -> Run:
         """Queues an experiment; it starts as soon as enough engines are free.
 
@@ -70,15 +72,18 @@ class Jobs:
             resume: a checkpoint, or a run that left one, to go on from.
             tag: the sweep, or whatever it is part of, for people.
             name: the job's name; "": its model's.
+            log: who is told of its steps; see `Cluster.train`.
 
         Raises:
             ClusterError: it can never fit; the text says what would.
             CheckpointError: what to go on from is damaged, missing or of another model.
             ModelError: `module` is needed and missing, or is another model than was traced.
             ControlMessageTooLarge: the model's own code is too large for a control message.
+            ModuleNotFoundError: a logger's package is missing; nothing was submitted.
         """
         if not isinstance(experiment, Experiment):
             raise TypeError(f"submit takes an Experiment, got {type(experiment).__name__}")
+        told = loggers(log)
         if engines is not None and engines != experiment.plan.world_size:
             if (other := on_ranks(experiment, engines)) is None:
                 raise ClusterError(
@@ -101,7 +106,10 @@ class Jobs:
         )
         directory = Path(wanted.directory)
         Environment.of(self._engines, experiment, module).save(directory)
-        return self._run(experiment, directory, self._engines.link.submit(wanted))
+        run = self._run(experiment, directory, self._engines.link.submit(wanted))
+        if told:
+            run.log_to(*told)
+        return run
 
     def sweep(
         self,

@@ -196,5 +196,5 @@ def _frame(panel: Panel, height: int) -> str:
         text = f"{label} {value}".strip()
         parts.append(svg.rect(x, 24, 10, 10, rx=2, fill=color))
         parts.append(svg.text(x + 14, 33, text, "start", fill=INK))
-        x += 26 + 6.0 * len(text)
+        x += 26 + 6.3 * len(text)
     return "".join(parts) + panel.body

@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from workbench.plan.panels import COLORS, Axis, Bar, Curve, Panel, bar_panel, line_panel
-from workbench.plan.units import digits, milliseconds, percent, size
+from workbench.plan.units import digits, milliseconds, percent, shortened, size
 
 if TYPE_CHECKING:
     import pandas
 
 MOST_POINTS = 500  # of a curve: more cannot be told apart, and would make a large file
+_LETTER, _BESIDE = 7, 14  # pixels of a letter in a legend; letters of a value and its square
 COMPUTE, COMMUNICATION, WAIT = "#009E73", "#E69F00", "#9aa0a6"
 
 
@@ -23,7 +24,7 @@ def loss_panel(metrics: Mapping[str, "pandas.DataFrame"], *, width: int = 470) -
     """
     curves = [
         Curve(name, xs, ys, color, digits(ys[-1]) if ys else "")
-        for name, color, xs, ys in _colored(metrics, "loss")
+        for name, color, xs, ys in _colored(metrics, "loss", width)
     ]
     return line_panel("Loss by step", curves, Axis("loss"), width=width)
 
@@ -32,7 +33,7 @@ def accuracy_panel(metrics: Mapping[str, "pandas.DataFrame"], *, width: int = 47
     """The accuracy on the test split, as it was measured; None: none was."""
     curves = [
         Curve(name, xs, ys, color, percent(ys[-1]) if ys else "", dots=True)
-        for name, color, xs, ys in _colored(metrics, "accuracy")
+        for name, color, xs, ys in _colored(metrics, "accuracy", width)
     ]
     if not any(curve.xs for curve in curves):
         return None
@@ -69,10 +70,12 @@ def memory_panel(metrics: "pandas.DataFrame") -> Panel:
 
 
 def _colored(
-    metrics: Mapping[str, "pandas.DataFrame"], column: str
+    metrics: Mapping[str, "pandas.DataFrame"], column: str, width: int
 ) -> list[tuple[str, str, list[float], list[float]]]:
+    """The name, as far as the legend has room for all of them, the color and the points of each."""
+    room = max(8, width // max(1, len(metrics)) // _LETTER - _BESIDE)
     return [
-        (name, COLORS[index % len(COLORS)], *_series(each, column))
+        (shortened(name, room), COLORS[index % len(COLORS)], *_series(each, column))
         for index, (name, each) in enumerate(metrics.items())
     ]
 

@@ -1,10 +1,13 @@
 """What was requested of a run that goes on and was carried out, by whomever: told once."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.client.run.requests import Replan
+from workbench.client.run.requests import Replan, cost_of
 from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.machine.machine import Machine
+from workbench.plan.plan import Plan
 from workbench.train.loop.requests import RunRequests
 
 
@@ -28,15 +31,39 @@ class Changes:
 
     Args:
         directory: the run's folder.
-
-    Attributes:
-        replans: our own requests for other plans that were not carried out yet, in their order.
     """
 
     def __init__(self, directory: Path) -> None:
-        self.replans: list[Replan] = []
+        self._directory = directory
+        self._replans: list[Replan] = []  # our own that were not carried out yet, in their order
         self._requests = RunRequests(directory)
         self._looked_at, self._told = 0, set[int]()
+
+    def replan(
+        self,
+        experiment: Experiment,
+        plan: Plan,
+        machine: Machine | None,
+        is_over: Callable[[], bool],
+    ) -> Replan:
+        """Requests another plan.
+
+        Args:
+            experiment: what runs now.
+            plan: the plan to go on under.
+            machine: the machine by which to predict how long it takes.
+            is_over: says whether the run has ended.
+
+        Raises:
+            PlanError: the plan is of another model or number of ranks.
+            ExperimentError: the experiment cannot run under it.
+        """
+        last = self._replans[-1].plan if self._replans else experiment.plan
+        experiment.replace(plan=plan)  # raises where it cannot be
+        cost = cost_of(experiment.replace(plan=last), plan, machine)
+        replan = Replan(RunRequests(self._directory), plan, cost, is_over)
+        self._replans.append(replan)
+        return replan
 
     def news(self, experiment: Experiment) -> News:
         """What was carried out meanwhile.
@@ -48,8 +75,8 @@ class Changes:
         notes = [note for _, note in replanned]
         if replanned:  # its plan is the last one that it goes on under
             plain = plain.replace(plan=replanned[-1][0].plan)
-            last = self.replans.index(replanned[-1][0])
-            del self.replans[: last + 1]  # those before it are over, too
+            last = self._replans.index(replanned[-1][0])
+            del self._replans[: last + 1]  # those before it are over, too
         if (changed_at := self._requests.changed_at) != self._looked_at:
             self._looked_at = changed_at
             for number, value, done in self._requests.rates():
@@ -67,7 +94,7 @@ class Changes:
                 f"under another plan since step {done.step}: {done.seconds:.3g} s, "
                 f"{sum(done.received_bytes):,} bytes moved",
             )
-            for replan in self.replans
+            for replan in self._replans
             if (done := replan.carried_out)
         ]
 

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from workbench.client.calibration.recalibrating import recalibrated
 from workbench.client.engines import Engines
+from workbench.client.loggers.feed import Feed
+from workbench.client.loggers.logger import Logs, loggers
 from workbench.client.records import report
 from workbench.client.records.environment import Environment, machine_of
 from workbench.client.records.recorded import RecordedJob
 from workbench.client.run import comparing, view, waiting
 from workbench.client.run.changes import Changes
 from workbench.client.run.job import Followed, Waits
-from workbench.client.run.requests import Replan, RequestHandle, cost_of, learning_rate
+from workbench.client.run.requests import Replan, RequestHandle, learning_rate
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import Row
 from workbench.plan.machine.machine import Machine
@@ -361,13 +363,7 @@ class Run:
         """
         with self._lock:
             self._require()
-            replans = self._changes.replans
-            last = replans[-1].plan if replans else self.experiment.plan
-            self.experiment.replace(plan=plan)  # raises where it cannot be
-            cost = cost_of(self.experiment.replace(plan=last), plan, machine)
-            replan = Replan(RunRequests(self.directory), plan, cost, lambda: self.is_done)
-            replans.append(replan)
-        return replan
+            return self._changes.replan(self.experiment, plan, machine, self._done.is_set)
 
     def set_lr(self, value: float) -> RequestHandle:
         """Has all ranks go on at another learning rate after their current step; returns at once.
@@ -393,7 +389,7 @@ class Run:
 
     def _request(self, request: LearningRate | SaveNow) -> RequestHandle:
         self._require()
-        return RequestHandle(RunRequests(self.directory), request, lambda: self.is_done)
+        return RequestHandle(RunRequests(self.directory), request, self._done.is_set)
 
     def subscribe(self, callback: view.Callback) -> Callable[[], None]:
         """Has a function called with new rows, and with [] when the state changes.
@@ -404,6 +400,19 @@ class Run:
             A function that ends the subscription.
         """
         return self._subscribers.add(callback)
+
+    def log_to(self, *log: Logs) -> Callable[[], None]:
+        """Has loggers told of every step, from the first on; see `Cluster.train`.
+
+        Of a run that has ended, all that it reported; it returns when that is told.
+
+        Returns:
+            A function that ends it.
+        """
+        feed = Feed(self, loggers(log))
+        unsubscribe = self.subscribe(feed)
+        feed([])  # what came before
+        return unsubscribe
 
     def _watch(self, job: Followed) -> None:
         """The run's thread, from start to end."""

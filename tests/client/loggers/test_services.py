@@ -1,0 +1,100 @@
+"""Services that keep runs, against recorders of the calls that their packages take."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+import workbench as wb
+from workbench.client.loggers.feed import Feed
+from workbench.client.loggers.logger import loggers
+
+
+class Recorder:
+    """Notes every call, by name; gives itself."""
+
+    def __init__(self, **attributes):
+        self.calls = []
+        vars(self).update(attributes)
+
+    def __getattr__(self, name):
+        def call(*arguments, **keywords):
+            self.calls.append((name, arguments, keywords))
+            return self
+
+        return call
+
+    def of(self, name):
+        return [(arguments, keywords) for each, arguments, keywords in self.calls if each == name]
+
+
+@pytest.fixture
+def package(monkeypatch):
+    """`package("wandb", init=...)`: a package of that name that has these."""
+
+    def package(name, **attributes):
+        module = ModuleType(name)
+        vars(module).update(attributes)
+        monkeypatch.setitem(sys.modules, name, module)
+
+    monkeypatch.setattr("workbench.client.records.optional.find_spec", lambda _name: True)
+    return package
+
+
+def go(played, logger, state="finished"):
+    played.subscribe(Feed(played, loggers(logger)))
+    played.step(0, loss=2.0)
+    played.step(1, loss=1.0)
+    played.end(state, accuracy=0.75)
+    assert played.notes == []
+
+
+@pytest.mark.parametrize(("state", "status"), [("finished", 0), ("failed", 1)])
+def test_weights_and_biases(played, package, state, status):
+    summary = {}
+    run, opened = Recorder(summary=summary), Recorder()
+    package("wandb", init=lambda **keywords: opened.init(**keywords) and run)
+    go(played, wb.WandB("mine", offline=True, settings={"tags": ["a"]}), state)
+    ((_, keywords),) = opened.of("init")
+    assert (keywords["project"], keywords["mode"], keywords["tags"]) == ("mine", "offline", ["a"])
+    assert keywords["name"] == played.directory.name
+    assert keywords["id"].startswith(played.directory.name + "-")
+    assert keywords["config"]["optimizer"] == played.experiment.optimizer.kind
+    assert [step["loss"] for (step,), _ in run.of("log")] == [2.0, 1.0]
+    assert [step["step"] for (step,), _ in run.of("log")] == [0, 1]
+    assert summary == {"state": state, "test_accuracy": 0.75}
+    assert run.of("finish") == [((), {"exit_code": status})]
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize(("state", "status"), [("finished", "FINISHED"), ("stopped", "KILLED")])
+def test_mlflow(played, package, is_known, state, status):
+    client = Recorder(
+        get_experiment_by_name=lambda _name: (
+            SimpleNamespace(experiment_id="5") if is_known else None
+        ),
+        info=SimpleNamespace(run_id="r1"),
+    )
+    package("mlflow", MlflowClient=lambda tracking_uri: client)
+    package("mlflow.entities", Param=lambda *given: given, Metric=lambda *given: given)
+    go(played, wb.MLflow("mine", uri="sqlite:///x"), state)
+    assert len(client.of("create_experiment")) == (not is_known)
+    ((_, first), *others) = client.of("log_batch")
+    assert ("model", "Toy") in first["params"]
+    metrics = [metric for _, keywords in others for metric in keywords["metrics"]]
+    losses = [(value, step) for name, value, _, step in metrics if name == "loss"]
+    assert losses == [(2.0, 0), (1.0, 1)]
+    assert metrics[-1][:2] == ("test_accuracy", 0.75)
+    assert client.of("set_terminated") == [(("r1",), {"status": status})]
+
+
+def test_trackio(played, package):
+    run, opened = Recorder(), Recorder()
+    package("trackio", init=lambda **keywords: opened.init(**keywords) and run)
+    go(played, wb.Trackio("mine", name="first", settings={"space_id": "a/b"}))
+    ((_, keywords),) = opened.of("init")
+    assert (keywords["project"], keywords["name"], keywords["space_id"]) == ("mine", "first", "a/b")
+    assert [(row["loss"], how["step"]) for (row,), how in run.of("log")[:2]] == [(2.0, 0), (1.0, 1)]
+    assert run.of("log")[-1] == (({"test_accuracy": 0.75},), {"step": 1})
+    assert {"step", "time"}.isdisjoint(run.of("log")[0][0][0])
+    assert len(run.of("finish")) == 1

@@ -1,0 +1,1 @@
+"""Loggers: where the steps of a run are reported to, while somebody follows it."""
