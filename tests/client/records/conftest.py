@@ -1,42 +1,83 @@
-"""One cluster and one trained run for all tests of what is kept of runs."""
+"""Runs that have ended, and whose cluster is gone, for all tests of what is kept of runs."""
 
-from collections.abc import Iterator
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from torch import nn
 
 import workbench as wb
+from tests.client.conftest import NOWHERE
+from tests.plan.graphs import mlp
+from tests.store.test_messages import experiment
+from workbench.client import cluster as cluster_module
+from workbench.client.run import submitting
 
 LONG_S = 120.0
 NET = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
-@pytest.fixture(scope="package")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[wb.Cluster]:
-    with wb.Cluster(2, directory=tmp_path_factory.mktemp("runs"), timeout=60.0) as cluster:
-        yield cluster
+@dataclass(frozen=True)
+class Past:
+    """Runs of a cluster that has ended.
+
+    Attributes:
+        finished: six steps of a module, some of them traced.
+        other: the same under another plan and optimizer.
+        again: two steps more of the first, which was read from its folder.
+        failed: runs that failed, by their fake session.
+    """
+
+    finished: wb.Run
+    other: wb.Run
+    again: wb.Run
+    failed: dict[str, wb.Run]
 
 
-@pytest.fixture(scope="package")
-def experiment() -> wb.Experiment:
+@pytest.fixture(scope="session")
+def past(tmp_path_factory: pytest.TempPathFactory) -> Past:
     plan = wb.Plan.hybrid(wb.trace(NET, input_shape=(1, 8, 8)), world_size=2)
-    optimizer = wb.SGD(lr=0.1)
-    return wb.Experiment(
-        plan=plan, batch_size=64, optimizer=optimizer, steps=6, trace_every=3, evaluate_every=4
+    first = wb.Experiment(
+        plan=plan,
+        batch_size=64,
+        optimizer=wb.SGD(lr=0.1),
+        steps=6,
+        trace_every=3,
+        evaluate_every=4,
     )
+    second = first.replace(
+        plan=wb.Plan.data_parallel(plan.graph, 2), optimizer=wb.AdamW(lr=0.01), evaluate_every=None
+    )
+    with wb.Cluster(2, directory=tmp_path_factory.mktemp("past"), timeout=60.0) as cluster:
+        finished, other = cluster.train(first), cluster.train(second)
+        finished.set_lr(0.05)
+        loaded = wb.Run.load(finished.wait(LONG_S).directory)
+        again = cluster.train(first.replace(steps=8), resume=loaded).wait(LONG_S)
+        other.wait(LONG_S)
+        failed = {
+            name: _failed(cluster, name) for name in ("last_rank_raises", "diverges", "all_raise")
+        }
+    return Past(finished, other, again, failed)
 
 
-@pytest.fixture(scope="package")
-def finished(cluster: wb.Cluster, experiment: wb.Experiment) -> wb.Run:
-    """A run that was trained to its end."""
-    run = cluster.train(experiment)
-    run.set_lr(0.05)
-    return run.wait(LONG_S)
+def _failed(cluster: wb.Cluster, session: str) -> wb.Run:
+    """A run of a fake session, which has no model, so nobody makes its weights."""
+    cluster.task = f"tests.client.fake_session:{session}"
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (submitting, cluster_module):
+            patch.setattr(module, "module_values", lambda *_: NOWHERE)
+        run = cluster.train(experiment(wb.Plan.data_parallel(mlp(4, 4), 2)))
+    assert run.join(LONG_S)
+    return run
 
 
-@pytest.fixture(autouse=True)
-def own_task(request: pytest.FixtureRequest) -> Iterator[None]:
-    """`train` has the cluster run fake sessions; the next test's runs are real ones again."""
-    yield
-    if "cluster" in request.fixturenames:
-        vars(request.getfixturevalue("cluster")).pop("task", None)
+@pytest.fixture
+def finished(past: Past) -> wb.Run:
+    return past.finished
+
+
+@pytest.fixture
+def moved(finished: wb.Run, tmp_path: Path) -> Path:
+    """The finished run's folder, at another place."""
+    return shutil.copytree(finished.directory, tmp_path / "elsewhere")

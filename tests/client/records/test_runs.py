@@ -6,20 +6,15 @@ import pandas
 import pytest
 
 import workbench as wb
-from tests.client.records.conftest import LONG_S
 from workbench.client.records.curves import MOST_POINTS, loss_panel
 
 
-@pytest.fixture(scope="module")
-def both(finished, cluster, experiment, tmp_path_factory):
+@pytest.fixture
+def both(past, tmp_path):
     """A folder with two finished runs that differ in their optimizer and in a layer."""
-    other = wb.Plan.data_parallel(experiment.plan.graph, 2)
-    changed = experiment.replace(plan=other, optimizer=wb.AdamW(lr=0.01), evaluate_every=None)
-    second = cluster.train(changed).wait(LONG_S)
-    folder = tmp_path_factory.mktemp("both")
-    for name, run in (("a<b", finished), ("nested/b", second)):
-        shutil.copytree(run.directory, folder / name)
-    return folder
+    for name, run in (("a<b", past.finished), ("nested/b", past.other)):
+        shutil.copytree(run.directory, tmp_path / "both" / name)
+    return tmp_path / "both"
 
 
 def test_runs_below_a_folder_are_one_line_each(both, finished, tmp_path):
@@ -47,9 +42,9 @@ def test_runs_below_a_folder_are_one_line_each(both, finished, tmp_path):
 
 
 def test_metrics_csv_alone_will_do(both, finished, tmp_path):
-    shutil.copytree(both / "a<b", tmp_path / "a")
-    shutil.rmtree(tmp_path / "a" / "attempts")
-    (line,) = wb.runs(tmp_path).to_dict("records")
+    shutil.copytree(both / "a<b", tmp_path / "one" / "a")
+    shutil.rmtree(tmp_path / "one" / "a" / "attempts")
+    (line,) = wb.runs(tmp_path / "one").to_dict("records")
     assert (line["steps"], line["loss"]) == (6, finished.metrics["loss"].iloc[-1])
 
 
