@@ -87,18 +87,25 @@ def new_directory(parent: Path, experiment: Experiment) -> Path:
     raise AssertionError("unreachable")
 
 
-def write_metrics(directory: Path, metrics: "pandas.DataFrame") -> None:
-    """Writes `metrics.csv`."""
+def keep(directory: Path, metrics: "pandas.DataFrame", notes: Sequence[str]) -> None:
+    """Writes what somebody knows who followed a run to its end.
+
+    Args:
+        directory: the run's folder.
+        metrics: its metrics, for `metrics.csv`.
+        notes: what should be known, for people, for `notes.json`. Others who follow the run may
+            know of something else: what they noted stays.
+
+    Raises:
+        OSError: the folder is gone, or the disk is full.
+    """
     write_whole(directory / METRICS, metrics.to_csv(index=False))
-
-
-def write_notes(directory: Path, notes: Sequence[str]) -> None:
-    """Writes `notes.json`: what should be known of a run, for people."""
-    write_whole(directory / NOTES, json.dumps(list(notes), indent=1))
+    known = list(dict.fromkeys([*read_notes(directory), *notes]))
+    write_whole(directory / NOTES, json.dumps(known, indent=1))
 
 
 def read_notes(directory: Path) -> list[str]:
-    """Returns what `write_notes` wrote; nothing where nobody did, or it cannot be read."""
+    """Returns the notes that were kept; none where nobody did, or they cannot be read."""
     with suppress(OSError, ValueError):
         return [str(note) for note in json.loads((directory / NOTES).read_text("utf-8"))]
     return []

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import workbench as wb
-from workbench.client.run.run import UNFINISHED
+from workbench.client.records.recorded import UNFINISHED
 from workbench.store.errors import ClusterError, Diverged, RankError
 from workbench.store.messages import Answer
 

@@ -27,6 +27,11 @@ from workbench.store.telemetry import ROWS_AT_ONCE, AttemptReader
 from workbench.train.checkpoint.checkpoint import latest
 from workbench.train.loop.requests import RunRequests
 
+UNFINISHED = (
+    "its folder does not say how it ended: it goes on, or its cluster ended before it; "
+    "wb.Cluster.attach has both go on"
+)
+
 
 class RecordedJob:
     """The job of a run that is read from its folder.
@@ -124,6 +129,8 @@ class RecordedJob:
         yield from read_notes(self._directory)
         past = () if self.outcome is None else self.outcome.attempts
         yield from (told(each) for each in past[:-1] if each.reason)
+        if self.outcome is None:
+            yield UNFINISHED
 
     def _rows(self) -> Iterator[list[Row]]:
         """The metrics, in pieces; rows of another version have other columns."""

@@ -38,10 +38,6 @@ INTERRUPTED = "interrupted; the engines stop after their current step and leave 
 State = Literal[
     "queued", "starting", "running", "paused", "finished", "stopped", "failed", "unfinished"
 ]
-UNFINISHED = (
-    "its folder does not say how it ended: it goes on, or its cluster ended before it; "
-    "wb.Cluster.attach has both go on"
-)
 
 
 class Run:
@@ -117,10 +113,9 @@ class Run:
         directory = Path(folder).resolve()
         job = RecordedJob(directory)
         run = cls(job.experiment, directory, job, job.again, is_kept=True)
-        waiting.block(run.join, None)
+        waiting.follow(run, None, False)
         if job.outcome is None:
             run.state = "unfinished"
-            run.notes.append(UNFINISHED)
         run.notes = list(dict.fromkeys(run.notes))  # some were kept, and told again
         return run
 
@@ -261,17 +256,21 @@ class Run:
         """Whether it has ended, in whatever way, and its files are written."""
         return self._done.is_set()
 
-    def wait(self, timeout: float | None = None) -> Self:
+    def wait(self, timeout: float | None = None, *, progress: bool | None = None) -> Self:
         """Returns when the run has ended.
 
         An interrupt (of the kernel, or Ctrl-C) stops the run after its current step.
+
+        Args:
+            timeout: the seconds after which it gives up waiting; None: never.
+            progress: whether to show a bar of the steps; None: in a notebook and on a terminal.
 
         Raises:
             TimeoutError: it did not end in time; it goes on.
             RunError: it failed.
         """
         try:
-            if not waiting.block(self.join, timeout):
+            if not waiting.follow(self, timeout, progress):
                 raise TimeoutError(f"{self!r} goes on after {timeout:g} s")
         except KeyboardInterrupt:
             raise KeyboardInterrupt(self._interrupted()) from None
@@ -284,6 +283,19 @@ class Run:
     def __await__(self) -> Generator[Any, None, Self]:
         """As `wait`, while the event loop, and so the widgets of a notebook, go on."""
         return self._wait().__await__()
+
+    async def until(self, *, step: int) -> Self:
+        """Returns when all ranks have made so many steps; interrupting it leaves the run alone.
+
+        Raises:
+            ValueError: its experiment has no such step.
+            ClusterError: it ended before.
+            RunError: it failed before.
+        """
+        if not await waiting.reach(self, step):
+            self._ended()
+            raise ClusterError(f"{self!r} ended before {step} steps were made")
+        return self
 
     async def _wait(self) -> Self:
         await waiting.come(self._done.is_set, self._interrupted)
@@ -395,19 +407,15 @@ class Run:
         """Has a function called with new rows, and with [] when the state changes.
 
         It is called on the run's thread and should be quick. One that raises is not called again.
-
-        Returns:
-            A function that ends the subscription.
+        What `subscribe` gives is a function that ends it.
         """
         return self._subscribers.add(callback)
 
     def log_to(self, *log: Logs) -> Callable[[], None]:
         """Has loggers told of every step, from the first on; see `Cluster.train`.
 
-        Of a run that has ended, all that it reported; it returns when that is told.
-
-        Returns:
-            A function that ends it.
+        Of a run that has ended, all that it reported; it returns when that is told. What it gives
+        is a function that ends it.
         """
         feed = Feed(self, loggers(log))
         unsubscribe = self.subscribe(feed)
@@ -438,19 +446,14 @@ class Run:
     def _conclude(self, state: State, job: Followed) -> None:
         if job.has_lost_rows:
             self.notes.append("some rows of metrics were lost on their way")
-        self._keep(lambda: run_folder.write_metrics(self.directory, self.metrics))
         self.state, self.reason = state, ""
         self._tell([])
-        self._keep(lambda: run_folder.write_notes(self.directory, self.notes))
+        try:
+            if not self._is_kept:
+                run_folder.keep(self.directory, self.metrics, self.notes)
+        except OSError as error:
+            self.notes.append(f"metrics.csv and notes.json could not be written: {error}")
         self._done.set()
-
-    def _keep(self, write: Callable[[], None]) -> None:
-        """Writes a file of the run, which may be lost without the run."""
-        if not self._is_kept:
-            try:
-                write()
-            except OSError as error:
-                self.notes.append(f"a file of the run could not be written: {error}")
 
     def take(self, rows: list[Row]) -> None:
         """Takes new rows; the job calls it."""

@@ -133,6 +133,13 @@ def done(rows: Sequence[Row]) -> int:
     return int(min(row["step"] for row in rows)) + 1
 
 
+def made(run: Shown) -> int:
+    """The steps that every rank has reported."""
+    world_size = run.experiment.plan.world_size
+    newest = latest(run.rows, world_size)
+    return done(newest) if len(newest) == world_size else 0
+
+
 def html(run: Shown) -> str:
     """A run for a notebook, in inline styles: it reads well without a kernel."""
     peaks = dict[float, float]()
