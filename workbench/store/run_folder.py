@@ -93,15 +93,15 @@ def keep(directory: Path, metrics: "pandas.DataFrame", notes: Sequence[str]) -> 
     Args:
         directory: the run's folder.
         metrics: its metrics, for `metrics.csv`.
-        notes: what should be known, for people, for `notes.json`. Others who follow the run may
-            know of something else: what they noted stays.
+        notes: what should be known, for people, for `notes.json`, where there is something.
+            Others who follow the run may know of something else: what they noted stays.
 
     Raises:
         OSError: the folder is gone, or the disk is full.
     """
     write_whole(directory / METRICS, metrics.to_csv(index=False))
-    known = list(dict.fromkeys([*read_notes(directory), *notes]))
-    write_whole(directory / NOTES, json.dumps(known, indent=1))
+    if known := list(dict.fromkeys([*read_notes(directory), *notes])):
+        write_whole(directory / NOTES, json.dumps(known, indent=1))
 
 
 def read_notes(directory: Path) -> list[str]:
