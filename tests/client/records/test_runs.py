@@ -30,7 +30,7 @@ def test_runs_below_a_folder_are_one_line_each(both, finished, tmp_path):
     assert found["state"].tolist() == ["finished", "unfinished", "unreadable"]
     assert found.loc["broken", "reason"].startswith("not TOML")
     one = found.loc["a<b"]
-    assert (one["steps"], one["steps_wanted"], one["world_size"]) == (6, 6, 2)
+    assert (one["steps"], one["experiment.steps"], one["world_size"]) == (6, 6, 2)
     assert one["loss"] == finished.metrics["loss"].iloc[-1]
     assert one["accuracy"] == finished.evaluation["accuracy"]
     assert (one["optimizer"], one["lr"], one["plan"]) == ("sgd", 0.1, "cut over 2, 2 ranks")

@@ -8,7 +8,13 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.client.records.configuration import fields_of, layer_differences, short, varied
+from workbench.client.records.configuration import (
+    beside,
+    fields_of,
+    layer_differences,
+    short,
+    varied,
+)
 from workbench.client.records.curves import accuracy_panel, loss_panel
 from workbench.client.records.page import page
 from workbench.client.run.run import Run
@@ -70,7 +76,7 @@ class RunComparison:
         import pandas  # only here: it takes long to load
 
         parts = zip(self.configuration, self.environments, self.figures, strict=True)
-        rows = [{**own, **ran, **came} for own, ran, came in parts]
+        rows = [{**beside(own, came), **ran, **came} for own, ran, came in parts]
         return pandas.DataFrame(rows, index=pandas.Index(self.runs, name="run"))
 
     def svg(self) -> str:

@@ -32,6 +32,11 @@ def fields_of(experiment: Experiment) -> dict[str, Any]:
     return flat
 
 
+def beside(fields: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of an experiment beside results: one named like a result is "experiment.steps"."""
+    return {f"experiment.{n}" if n in results else n: value for n, value in fields.items()}
+
+
 def differences(experiments: Sequence[Experiment]) -> list[dict[str, Any]]:
     """The fields of each experiment that are not the same in all, as a table shows them."""
     plans = _labels([each.plan for each in experiments])

@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.client.records.configuration import fields_of, short
+from workbench.client.records.configuration import beside, fields_of, short
 from workbench.client.records.environment import Environment
 from workbench.plan.errors import ExperimentError, PlanError
 from workbench.plan.experiment.experiment import Experiment
@@ -31,9 +31,9 @@ def runs(folder: str | Path = "runs") -> "pandas.DataFrame":
     Columns: `name`; `state` ("finished", "stopped", "failed"; "unfinished" where the folder does
     not say how it ended; "unreadable"); `steps` made; `loss` and `accuracy` (on the test split) as
     last measured; `model`, `world_size`, `plan`; the optimizer and the other fields of the
-    experiment, its number of steps as `steps_wanted`; `wall_s`, the seconds from its start to its
-    end; `started`, by this host's clock; `reason`, why it ended so; `folder`, which `Run.load`
-    takes.
+    experiment, one that is named like another column as `experiment.steps`; `wall_s`, the seconds
+    from its start to its end; `started`, by this host's clock; `reason`, why it ended so;
+    `folder`, which `Run.load` takes.
 
     Args:
         folder: the folder of runs, or one above it; folders that begin with a dot are left out.
@@ -78,10 +78,8 @@ def _summary(directory: Path) -> dict[str, Any]:
     accuracies = [row["accuracy"] for row in rows if not math.isnan(row["accuracy"])]
     evaluation = outcome.ranks[0].evaluation if outcome is not None and outcome.ranks else {}
     started = None if times is None else times.started or times.submitted
-    fields = fields_of(experiment)
-    fields["steps_wanted"] = fields.pop("steps")
     state = "unfinished" if outcome is None else _STATES.get(outcome.state, outcome.state)
-    return {
+    told = {
         "name": directory.name,
         "state": state,
         "steps": int(rows[-1]["step"]) + 1 if rows else 0,
@@ -90,12 +88,12 @@ def _summary(directory: Path) -> dict[str, Any]:
         "model": plan.graph.source.name,
         "world_size": plan.world_size,
         "plan": short(plan),
-        **fields,
         "wall_s": math.nan if times is None else times.wall_s,
         "started": None if started is None else datetime.fromtimestamp(started),
         "reason": "" if outcome is None else outcome.reason,
         "folder": str(directory),
     }
+    return told | beside(fields_of(experiment), told)
 
 
 def _last_rows(directory: Path) -> list[Row]:
