@@ -56,7 +56,6 @@ class Run:
 
     Attributes:
         experiment: what runs, under the plan that it has now.
-        directory: the folder of its files.
         state: "queued" while there are too few free engines, "starting", then "running" from the
             first step on, "paused" (on request, or for a more important one), then "finished",
             "stopped" (on request) or "failed"; once more "starting" when it is resumed.
@@ -98,17 +97,15 @@ class Run:
     def load(cls, folder: str | Path) -> Self:
         """A run as its folder tells of it: of the past, or of another computer; without a cluster.
 
-        It has its metrics, evaluation, notes, environment, checkpoint and weights, as far as they
-        are in the folder, where nothing is written. What needs a cluster says so. Nothing in the
-        folder is executed.
+        It has metrics, evaluation, notes, environment and weights as far as the folder has them.
+        Nothing is written there, and nothing in it is executed. What needs a cluster says so.
 
         Args:
             folder: the run's folder, `run.directory`.
 
         Raises:
             ClusterError: it is no run's folder, or a file in it cannot be read.
-            ExperimentError: the experiment in it is wrong.
-            PlanError: the plan in it is wrong.
+            ExperimentError, PlanError: the experiment in it is wrong, or its plan.
         """
         directory = Path(folder).resolve()
         job = RecordedJob(directory)
@@ -380,13 +377,11 @@ class Run:
     def set_lr(self, value: float) -> RequestHandle:
         """Has all ranks go on at another learning rate after their current step; returns at once.
 
-        What the optimizer remembers stays. The rates of groups and of a schedule keep their ratio
-        to it. Checkpoints keep the rate; steps that are run again after a fault have the rate that
-        they had.
+        What the optimizer remembers stays; groups and a schedule keep their ratio to the rate, and
+        checkpoints have it. Steps that are run again after a fault have the rate that they had.
 
         Raises:
-            ValueError: the rate is no positive number; or the optimizer is Rprop, which reads it in
-                its first step alone.
+            ValueError: the rate is no positive number; or Rprop would not read it any more.
             ClusterError: the run has ended.
         """
         return self._request(learning_rate(value, self.experiment.optimizer))
@@ -485,9 +480,7 @@ class Run:
 
     def _require(self) -> None:
         if self.is_done:
-            raise ClusterError(
-                f"{self!r} has ended; run.resume() or train(..., resume=run) goes on"
-            )
+            raise ClusterError(f"{self!r} has ended; run.resume() or train(resume=run) goes on")
 
     def _notice_changes(self) -> None:
         """Says what was carried out meanwhile, whoever requested it."""
