@@ -75,7 +75,7 @@ def main(train, test, epochs, seed=0, precision="bf16"):
             for x, y in zip(*parts, strict=True):
                 with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
                     outputs = net(x)
-                loss = focal(outputs.float(), y) * len(x) / len(images)
+                loss = focal(outputs, y) * len(x) / len(images)
                 loss.backward()
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             optimizer.step()
