@@ -15,6 +15,7 @@ from workbench.plan.plan import Plan
 from workbench.store import messages
 from workbench.store.errors import RunError
 from workbench.train.data import own
+from workbench.train.data.errors import OwnObjectError
 
 
 def net():
@@ -89,6 +90,19 @@ def test_modules_beside_the_notebook_travel_as_they_are_now(tmp_path, monkeypatc
 def test_what_no_rank_could_have_is_refused(tmp_path, fields, text):
     with pytest.raises(ExperimentError, match=text):
         kept(experiment(**fields), tmp_path)
+
+
+def test_only_files_of_this_cluster_are_loaded(tmp_path):
+    """A text from somewhere could name a file that does anything."""
+    elsewhere = kept(experiment(), tmp_path / "one")
+    text = Experiment.from_toml(elsewhere.to_toml())
+    with pytest.raises(ExperimentError, match="is no file of this cluster"):
+        kept(text, tmp_path / "other")
+    assert kept(elsewhere, tmp_path / "other") != elsewhere  # the objects are here, too
+    (file,) = (tmp_path / "one" / "objects").glob("Corners-*")
+    file.write_bytes(file.read_bytes() + b".")
+    with pytest.raises(OwnObjectError, match="is not as it was written"):
+        own.load(text.data.train)
 
 
 def test_the_text_of_an_object_is_not_the_object(tmp_path):

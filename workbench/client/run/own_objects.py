@@ -5,7 +5,6 @@ in, by value. So a rank has the text that the notebook has now, wherever it runs
 has imported an hour ago. What is installed is imported there.
 """
 
-import hashlib
 import importlib
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.experiment.own import Own
+from workbench.plan.experiment.own import Own, digest_of
 from workbench.plan.value import Value
 from workbench.store.files import write_whole
 
@@ -59,8 +58,13 @@ def _kept(value: Any, folder: Path, place: str) -> Any:
 
 
 def _written(own: Own, folder: Path, place: str) -> Own:
-    if own.file:
+    if own.file and Path(own.file).parent == folder:
         return own
+    if own.file and own.held is None:
+        raise ExperimentError(
+            f"{place}: {own} lies in {own.file}, which is no file of this cluster: what is loaded "
+            "from it could do anything; give the object again"
+        )
     if own.held is None:
         _look(own, place)
         return own
@@ -72,10 +76,9 @@ def _written(own: Own, folder: Path, place: str) -> Own:
             f"{place}: {own} cannot be pickled, so that no rank can have it: {error}. Give "
             "'module:function' of what makes it there"
         ) from error
-    digest = hashlib.blake2b(content, digest_size=8).hexdigest()
-    path = folder / f"{own.name.rpartition('.')[2].strip('<>')}-{digest}.pickle"
+    path = folder / f"{own.name.rpartition('.')[2].strip('<>')}-{digest_of(content)}.pickle"
     if not path.exists():
-        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(path, content)
     return own.lying_in(str(path))
 

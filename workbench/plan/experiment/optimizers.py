@@ -59,10 +59,6 @@ class ParameterGroup(Value):
 
     All further keywords are options of the optimizer, and override its own.
 
-    Args:
-        patterns: names of parameters, in which `*`, `?` and `[...]` are those of `fnmatch`.
-        dims: the most dimensions that a parameter of the group has.
-
     Raises:
         ExperimentError: neither patterns nor dims are given, or no option.
     """
@@ -70,7 +66,10 @@ class ParameterGroup(Value):
     model_config = ConfigDict(extra="allow")
 
     patterns: tuple[str, ...] = ()
+    """Names of parameters, in which `*`, `?` and `[...]` are those of `fnmatch`; given one after
+    another, without a name."""
     dims: int | None = Field(default=None, ge=0)
+    """The most dimensions that a parameter of the group has."""
 
     def __init__(self, *patterns: str, **fields: Any) -> None:
         if patterns:

@@ -5,6 +5,7 @@ anywhere is given as "module:attribute". Anything else is written to a file when
 submitted, so that its ranks can load it: `client/run/own_objects.py`.
 """
 
+import hashlib
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, PrivateAttr
@@ -76,6 +77,11 @@ def _taken(given: object) -> object:
             )
         return Own(name=given)
     return Own.of(given)
+
+
+def digest_of(content: bytes) -> str:
+    """What the name of an object's file ends with."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 OwnObject = Annotated[Any, BeforeValidator(_taken)]

@@ -71,7 +71,7 @@ class OwnSamples:
         keys = [(epoch, index) for index in indices.tolist()]
         if not keys:
             return self._without_rows()
-        return self._fitting(self._collate([self._samples[key] for key in keys]), len(keys))
+        return self._fitting(self._collate(self._samples.__getitems__(keys)), len(keys))
 
     def ahead(self, requests: Callable[[], Iterator[list[Key]]]) -> Generator[Batch, None, None]:
         """The batches of these rows, one after another, read ahead by the workers.
@@ -107,7 +107,9 @@ class OwnSamples:
     def _without_rows(self) -> Batch:
         """A batch as others, of no rows: a rank may have none."""
         if self._empty is None:
-            inputs, targets = self._fitting(self._collate([self._samples[EVALUATION, 0]]), 1)
+            inputs, targets = self._fitting(
+                self._collate(self._samples.__getitems__([(EVALUATION, 0)])), 1
+            )
             self._empty = inputs[:0], tree_map(lambda each: each[:0], targets)
         return self._empty
 
@@ -166,11 +168,18 @@ class _Seeded(Dataset[Any]):
     def __len__(self) -> int:
         return len(self._data)
 
-    def __getitem__(self, key: Key) -> Any:
-        epoch, index = key
+    def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
+        """Samples, one after another; torch's workers ask so, too."""
+        with _generators_kept():
+            return [self._read(*key) for key in keys]
+
+    def _read(self, epoch: int, index: int) -> Any:
+        (seed,) = np.random.SeedSequence((self._seed, epoch + 1, index)).generate_state(1).tolist()
+        torch.default_generator.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
         try:
-            with _seeded((self._seed, epoch + 1, index)):
-                return self._data[index]
+            return self._data[index]
         except Exception as error:
             raise DataError(
                 f"{self._name}: sample {index} cannot be read: {type(error).__name__}: {error}"
@@ -178,13 +187,9 @@ class _Seeded(Dataset[Any]):
 
 
 @contextmanager
-def _seeded(words: tuple[int, ...]) -> Iterator[None]:
-    """Seeds the three generators, and gives them back as they were."""
-    (seed,) = np.random.SeedSequence(words).generate_state(1)
+def _generators_kept() -> Iterator[None]:
+    """Gives the three generators back as they were."""
     of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    torch.default_generator.manual_seed(int(seed))
-    np.random.seed(int(seed))
-    random.seed(int(seed))
     try:
         yield
     finally:
