@@ -4,7 +4,9 @@ A sample is the same whoever reads it, and whenever: while it is read, the gener
 numpy and Python are seeded by the experiment's seed, the epoch and the sample's index.
 """
 
+import hashlib
 import random
+import struct
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -174,7 +176,8 @@ class _Seeded(Dataset[Any]):
             return [self._read(*key) for key in keys]
 
     def _read(self, epoch: int, index: int) -> Any:
-        (seed,) = np.random.SeedSequence((self._seed, epoch + 1, index)).generate_state(1).tolist()
+        words = struct.pack("=3q", self._seed, epoch, index)
+        seed = int.from_bytes(hashlib.blake2b(words, digest_size=4).digest())
         torch.default_generator.manual_seed(seed)
         np.random.seed(seed)
         random.seed(seed)
