@@ -22,6 +22,7 @@ BENCHES = {
         "collectives.hierarchical",
         "all-reduce over two emulated hosts with a shaped link, against gloo's",
     ),
+    "loading": ("loading", "your own data, read ahead by workers, against data drawn in place"),
     "models": ("models", "torchvision's classifiers: all traced, each family's smallest verified"),
     "pipesgd": (
         "pipesgd.pipesgd",
