@@ -89,8 +89,7 @@ def run(*, quick: bool) -> Report:
     )
     notes = (
         f"{graph.source.name} on {ENGINES} engines, batches of {BATCH_SIZE}, {CLASSES} classes of "
-        f"32 x 32 images. Workers need time of the processor, too: on as many cores as engines they "
-        "take it from them.",
+        f"32 x 32 images. Where there are as many cores as engines, workers take time from these.",
     )
     charts = (Chart("samples per second, of those on synthetic data", bars, target=0.95),)
     return Report("loading", tuple(table), figures, notes, charts)
