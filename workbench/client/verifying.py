@@ -8,7 +8,13 @@ from torch import nn
 
 from workbench.client.leases import Lease
 from workbench.client.run.submitting import module_values
-from workbench.plan.experiment.experiment import SGD, AnyOptimizer, Experiment, Synthetic
+from workbench.plan.experiment.experiment import (
+    SGD,
+    AnyOptimizer,
+    Experiment,
+    Synthetic,
+    WarmupCosine,
+)
 from workbench.plan.plan import Plan
 from workbench.store.errors import EngineDied, RankError, RunError
 from workbench.train.verify.verification import TOLERANCE, Coverage, Difference, Verification
@@ -50,7 +56,9 @@ def experiment_for(
         raise ValueError(f"verify computes in {valid}, got {precision!r}")
     if isinstance(of, Experiment):
         asked = dict(batch_size=batch_size, optimizer=optimizer, data=data, seed=seed, loss=loss)
-        given = {name: value for name, value in asked.items() if value is not None}
+        given: dict[str, Any] = {n: value for n, value in asked.items() if value is not None}
+        if isinstance(of.schedule, WarmupCosine) and of.schedule.total is None:
+            given["schedule"] = of.schedule.replace(total=of.steps)  # the first steps of all
         return of.replace(steps=steps, precision=precision, **given)
     plan, size = of, 4 * of.world_size if batch_size is None else batch_size
     classes = max(2, plan.graph.num_classes)

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.train.verify.test_verify import net, plan
-from workbench.client.verifying import merge
+from workbench.client.verifying import experiment_for, merge
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import (
     AdamW,
@@ -58,3 +58,21 @@ def test_what_one_process_computes_with_torchs_own(on_ranks, tmp_path, name):
     for without in (dict(schedule=None), dict(clip_norm=None, clip_value=None)):
         other = run.replace(**without)
         assert not merge(run, on_ranks.seated(2, held, run, start, reference, other)).exact
+
+
+def test_the_first_steps_of_an_experiment_are_those_of_all():
+    """The schedule falls over the experiment's steps, not over the few that are verified."""
+    run = Experiment(
+        plan=plan(),
+        data=Synthetic(samples=48, classes=5),
+        batch_size=16,
+        epochs=20,
+        precision="bf16",
+        optimizer="adamw",
+        schedule=WarmupCosine(warmup=10),
+        seed=3,
+    )
+    given = dict(batch_size=None, steps=2, optimizer=None, data=None, seed=None)
+    found = experiment_for(run, precision="fp64", **given)
+    assert (found.steps, found.epochs, found.schedule.total) == (2, None, 60)
+    assert found.replace(steps=60, epochs=20, precision="bf16", schedule=run.schedule) == run
