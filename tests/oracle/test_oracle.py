@@ -41,7 +41,7 @@ def task(net, rows=6, steps=2, ranks=(), **fields):
         for _ in range(steps)
     ]
     return Task(
-        optimizer=lambda ps: torch.optim.SGD(ps, 0.1, 0.9),
+        optimizer=lambda ps: torch.optim.SGD(ps.values(), 0.1, 0.9),
         outputs=net.outputs,
         loss=lambda outputs, labels: F.cross_entropy(outputs[0], labels),
         batches=batches,

@@ -31,7 +31,7 @@ def serially(world: World, experiment: Experiment, weights: Path) -> list[Weight
     late = sync.width - 1
     state = started(world, experiment.replace(sync=Synchronous()), weights)
     own, stepper = OwnGradients(state.strategy), state.stepper
-    run, data, dtype = state.experiment, stepper.data, stepper.dtype
+    run, data, dtype = state.experiment, stepper.feed.data, stepper.dtype
     stepper = Stepper(run, state.model, own, data, world, dtype)
     parameters = state.model.trainable()
     sums: list[Weights] = []
