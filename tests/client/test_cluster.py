@@ -168,8 +168,8 @@ def test_arguments_of_the_wrong_kind(cluster):
     plan = Plan.data_parallel(mlp(4, 4), 2)
     with pytest.raises(TypeError, match="takes an Experiment, got Plan"):
         cluster.train(plan)
-    with pytest.raises(TypeError, match="takes a Plan, got Experiment"):
-        cluster.verify(experiment(plan))
+    with pytest.raises(TypeError, match="takes a Plan or an Experiment, got Graph"):
+        cluster.verify(plan.graph)
     with pytest.raises(ValueError, match="'fp64' or 'fp32', got 'bf16'"):
         cluster.verify(plan, precision="bf16")
     with pytest.raises(CheckpointError, match="nowhere is no complete checkpoint"):
