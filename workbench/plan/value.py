@@ -21,6 +21,19 @@ class Value(PydanticModel):
 
     _refusal: ClassVar[type[ValueError]] = ExperimentError
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuses a class of somebody's own: ranks get a value as text, and would not know it.
+
+        Raises:
+            TypeError: the class was not defined in this package.
+        """
+        super().__init_subclass__(**options)
+        if cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
+            raise TypeError(
+                f"{cls.__name__} extends {cls.__mro__[1].__name__}, which is a value: ranks get "
+                "its fields as text, and would run nothing that another class adds"
+            )
+
     def __init__(self, **fields: Any) -> None:
         with readable(self._refusal, type(self).__name__):
             super().__init__(**fields)

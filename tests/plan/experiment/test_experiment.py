@@ -7,6 +7,7 @@ from workbench.plan import (
     CIFAR10,
     SGD,
     AdamW,
+    Codec,
     Digits,
     Experiment,
     ExperimentError,
@@ -187,3 +188,9 @@ def test_names_are_those_of_the_value():
     names = {name for name in dir(SGD(0.1)) if not name.startswith("_")}
     assert names >= {"kind", "lr", "momentum", "nesterov", "replace", "weight_decay"}
     assert not names & {"model_dump", "copy", "json", "model_fields"}
+
+
+@pytest.mark.parametrize("base", [Codec, SGD, Synchronous, Synthetic, Experiment])
+def test_a_class_of_ones_own_would_not_reach_the_ranks(base):
+    with pytest.raises(TypeError, match=f"Mine extends {base.__name__}, which is a value"):
+        type("Mine", (base,), {"__module__": "__main__"})
