@@ -1,6 +1,5 @@
 """What the commands of `python -m workbench` do, and a run as one line of a terminal."""
 
-import math
 import sys
 import time
 from argparse import Namespace
@@ -11,6 +10,7 @@ from typing import TextIO
 from workbench.client.cluster import Cluster
 from workbench.client.jobs import lines
 from workbench.client.lifecycle import STORE
+from workbench.client.run import view
 from workbench.client.run.run import Run
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import SGD, Experiment
@@ -206,9 +206,7 @@ class Progress:
             told += [f"loss {last['loss']:.4g}", f"{last['samples_per_s']:.4g} samples/s"]
         if not run.is_done and (left := self._left_s(done)) is not None:
             told.append(f"{left:.0f} s left")
-        accuracy = run.evaluation.get("accuracy", math.nan)
-        if not math.isnan(accuracy):
-            told.append(f"test accuracy {accuracy:.1%}")
+        told += view.figures(run.evaluation)
         return ", ".join(told)
 
     def _take(self) -> None:

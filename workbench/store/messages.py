@@ -150,7 +150,7 @@ class TrainingOutcome:
             infinite).
         step: the number of optimizer updates made in all.
         checkpoint: the directory of the newest checkpoint, or None.
-        evaluation: the "loss" and "accuracy" on the test split; empty where it was not evaluated.
+        evaluation: the loss and the metrics on the test split; empty where it was not evaluated.
         message: the step and the layer, for "diverged".
         traffic: (group, operation, layer, phase, calls, messages, bytes, seconds, rounds,
             additions) of each row of the record.

@@ -115,6 +115,7 @@ def test_a_cluster_trains_and_verifies_it(cluster):
     run = experiment(evaluate_every=3)
     trained = cluster.train(run).wait()
     assert trained.evaluation.keys() == {"loss", "hits"}
+    assert f"test hits {trained.evaluation['hits']:.4g}" in repr(trained)
     assert trained.experiment == run
     saved = Experiment.load(trained.directory / "experiment.toml")
     assert saved.to_toml() == trained.experiment.to_toml()

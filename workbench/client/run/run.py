@@ -189,7 +189,7 @@ class Run:
 
     @property
     def evaluation(self) -> dict[str, float]:
-        """Loss and accuracy on the test split, as last measured; empty before the run's end."""
+        """Loss and metrics on the test split, as last measured; empty before the run's end."""
         return dict(self.outcomes[0].evaluation) if self.outcomes else {}
 
     @property

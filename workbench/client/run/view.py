@@ -1,8 +1,7 @@
 """What is seen of a run: its rows as a table, who is told of new ones, and how it is shown."""
 
-import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from html import escape
@@ -106,11 +105,11 @@ class Shown(Protocol):
 
     @property
     def evaluation(self) -> dict[str, float]:
-        """Loss and accuracy on the test split."""
+        """Loss and metrics on the test split."""
 
 
 def standing(run: Shown) -> list[str]:
-    """Where a run stands: state, step, loss, speed, accuracy, error."""
+    """Where a run stands: state, step, loss, speed, metrics, error."""
     told = [run.state]
     if run.is_stopping and not run.is_done:
         told[0] += " (stopping)"
@@ -120,12 +119,19 @@ def standing(run: Shown) -> list[str]:
         told.append(f"step {done(rows)} of {run.experiment.steps}")
         told.append(f"loss {rows[0]['loss']:.4g}")
         told.append(f"{rows[0]['samples_per_s']:.4g} samples/s")
-    accuracy = run.evaluation.get("accuracy", math.nan)
-    if not math.isnan(accuracy):
-        told.append(f"test accuracy {accuracy:.1%}")
+    told += figures(run.evaluation)
     if run.error is not None:
         told.append(str(run.error).partition("\n")[0])
     return told
+
+
+def figures(evaluation: Mapping[str, float]) -> list[str]:
+    """What an evaluation found, but for the loss: each figure with its name."""
+    return [
+        f"test {name} " + (f"{value:.1%}" if name == "accuracy" else f"{value:.4g}")
+        for name, value in evaluation.items()
+        if name != "loss"
+    ]
 
 
 def done(rows: Sequence[Row]) -> int:
