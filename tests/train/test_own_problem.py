@@ -28,6 +28,7 @@ from workbench.plan.experiment.experiment import (
 from workbench.plan.plan import Plan
 from workbench.train.loop.evaluation import evaluate
 from workbench.train.loop.state import RankState, group_specs_of
+from workbench.train.resharding import under
 
 RANKS, ROWS, STEPS, SAMPLES = 3, 10, 7, 33  # an epoch's last batch has 3 rows
 TRAIN, TEST = Spirals(SAMPLES, 0), Spirals(17, 1)
@@ -172,3 +173,26 @@ def test_weights_need_whole_batches():
         experiment(UNEQUAL, loss=loss, sync=LocalSGD(every=2))
     with pytest.raises(ExperimentError, match="with reduction='sum' multiply"):
         Loss(plain, reduction="sum", weights=by_row)
+
+
+def recut(world: World, run: Experiment, weights: Path, plan: Plan):
+    """As `on_a_rank`, under another plan after three steps."""
+    groups = world.groups(group_specs_of(run.plan))
+    state = RankState.start(run, world, groups, weights, None)
+    for step in range(run.steps):
+        if step == 3:
+            state = under(state, plan, step)
+        state.stepper.run(step)
+        state.stepper.update()
+    pieces = {name: piece.detach().clone() for name, piece in state.model.pieces().items()}
+    given = state.test_data, 5, state.everyone, world.device, state.stepper.dtype, state.scoring
+    return pieces, evaluate(state.model, *given)
+
+
+def test_a_run_keeps_its_loss_and_metrics_under_another_plan(on_ranks, weights):
+    run = experiment(UNEQUAL, loss=Loss(plain, weights=by_row), accumulate=2)
+    expected, figures = script(run, weighted_mean)
+    for rank, (pieces, evaluation) in enumerate(on_ranks(RANKS, recut, run, weights, CUT)):
+        for name, piece in pieces.items():
+            assert_close(piece, piece_of(CUT, name, expected[name], rank), rtol=1e-10, atol=1e-12)
+        assert (evaluation["loss"], evaluation["f1"]) == pytest.approx(figures, rel=1e-10)
