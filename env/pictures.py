@@ -1,30 +1,25 @@
-"""Runs the tour in Chromium and keeps what it shows, `python env/pictures.py`.
+"""The tour, run in Chromium: what it shows, with a picture in place of each widget.
 
-    notebooks/00-tour.ipynb     outputs, with a picture in place of each widget: what forges render
     notebooks/images/*.png      for README.md and the documentation: the tour, and the editor and
                                 the dashboard, light and dark
 
-Needs Chromium and some minutes: the notebook runs cell by cell, as a reader would run it, and the
-layer is edited in the table.
+Some minutes: the notebook runs cell by cell, as a reader would run it, and the layer is edited in
+the table. `python env/notebooks.py 00` does that and keeps the outputs.
 """
 
 import base64
 import io
-import os
-import re
 import shutil
-import socket
-import sys
-import tempfile
+import time
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import nbformat
+from nbformat import NotebookNode
 from PIL import Image
 
-ROOT = Path(__file__).resolve().parent.parent
-NOTEBOOK = ROOT / "notebooks" / "00-tour.ipynb"
-PICTURES = ROOT / "notebooks" / "images"
+PICTURES = Path(__file__).resolve().parent.parent / "notebooks" / "images"
 WIDGETS = {"editor": ".wb-editor", "train": ".wb-dashboard"}  # by the cell that shows them
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PATIENCE_MS = 600_000
@@ -41,28 +36,34 @@ RAN = (
 )
 
 
-def main() -> None:
-    """Opens JupyterLab on a copy of the notebook, goes through it, and writes what it shows."""
-    sys.path.insert(0, str(ROOT))
-    os.environ["PYTHONPATH"] = str(ROOT)  # of the kernel, installed or not
+class PictureError(Exception):
+    """Chromium is missing, or a cell failed in it."""
+
+
+def executed(path: Path, folder: Path) -> NotebookNode:
+    """The notebook with its outputs, after JupyterLab went through a copy of it.
+
+    Raises:
+        PictureError: there is no Chromium, or a cell failed.
+    """
     from tests.browser import browser, chromium, lab
 
     if chromium() is None:
-        sys.exit(
-            "the pictures are taken in Chromium; install it (Debian: apt-get install chromium)"
+        raise PictureError(
+            "the tour runs in Chromium; install it (Debian: apt-get install chromium)"
         )
     with (
-        tempfile.TemporaryDirectory() as folder,
-        lab(Path(folder)) as server,
+        lab(folder) as server,
         browser(viewport={"width": 1280, "height": 860}, device_scale_factor=1.5) as context,
     ):
-        copy = Path(shutil.copy(NOTEBOOK, folder))
+        copy = Path(shutil.copy(path, folder))
         live = b""
-        page = server.open(context, NOTEBOOK.name)
+        page = server.open(context, path.name)
         page.set_default_timeout(PATIENCE_MS)
         page.keyboard.press("Control+B")  # the file browser has nothing to tell
-        codes = [cell.id for cell in nbformat.read(NOTEBOOK, 4).cells if cell.cell_type == "code"]
+        codes = [cell.id for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
         for number, cell in enumerate(codes):
+            began = time.monotonic()
             _run(page, number, waits=cell != "replan")
             if cell == "editor":
                 _edit(page)
@@ -73,7 +74,8 @@ def main() -> None:
                 live = page.screenshot()
                 page.wait_for_function(RAN, arg=number)
             if page.locator(FAILED).count():
-                sys.exit(page.locator(FAILED).first.inner_text())
+                raise PictureError(f"cell {cell!r}: {page.locator(FAILED).first.inner_text()}")
+            print(f"    {time.monotonic() - began:6.1f} s  {cell}", flush=True)
         page.wait_for_timeout(2000)  # widgets keep their last picture when nothing moves
         page.set_viewport_size({"width": 1280, "height": 2400})  # whole widgets
         shown = {cell: _taken(page, selector) for cell, selector in WIDGETS.items()}
@@ -85,7 +87,11 @@ def main() -> None:
             _turn(page, theme)
             for cell, name in (("editor", "editor"), ("train", "dashboard")):
                 _write(f"{name}-{theme}", _taken(page, WIDGETS[cell]))
-        _keep(nbformat.read(copy, as_version=4), shown)
+        ran = nbformat.read(copy, as_version=4)
+    for cell in ran.cells:
+        if cell.id in shown:
+            _put(cell.outputs, shown[cell.id])
+    return ran
 
 
 def _run(page: Any, number: int, *, waits: bool) -> None:
@@ -138,43 +144,11 @@ def _small(png: bytes) -> bytes:
     return into.getvalue()
 
 
-def _keep(ran: nbformat.NotebookNode, shown: dict[str, bytes]) -> None:
-    """Writes the outputs into the notebook, with pictures for widgets."""
-    outputs = {cell.id: cell.outputs for cell in ran.cells if cell.cell_type == "code"}
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    for count, cell in enumerate((c for c in notebook.cells if c.cell_type == "code"), 1):
-        cell.execution_count = count
-        cell.outputs = [_still(one, shown.get(cell.id)) for one in outputs[cell.id]]
-    text = nbformat.writes(notebook)
-    NOTEBOOK.write_text(text + "\n", "utf-8")
-    print(f"wrote {NOTEBOOK}, {len(text) / 1024:,.0f} KiB")
-
-
-def _still(output: nbformat.NotebookNode, png: bytes | None) -> nbformat.NotebookNode:
-    """An output as forges show it: widgets as pictures, and nothing of this host."""
-    data = output.get("data", {})
-    if WIDGET in data and png is not None:
-        picture = base64.b64encode(_small(png)).decode()
-        text = _of_any_host(data["text/plain"])
-        return nbformat.v4.new_output("display_data", {"image/png": picture, "text/plain": text})
-    data.pop(WIDGET, None)
-    for kind, text in data.items():
-        if kind.startswith("text/"):
-            data[kind] = _of_any_host(text)
-    if "text" in output:
-        output.text = _of_any_host(output.text)
-    if "execution_count" in output:
-        output.execution_count = None
-    return output
-
-
-def _of_any_host(text: str) -> str:
-    """The text with another name for this host; ends the program where it names a folder."""
-    for folder in (ROOT, Path.home(), tempfile.gettempdir()):
-        if f"{folder}{os.sep}" in text:
-            sys.exit(f"an output names a folder of this host: {text[:2000]}")
-    return re.sub(rf"\b{re.escape(socket.gethostname())}\b", "localhost", text)
-
-
-if __name__ == "__main__":
-    main()
+def _put(outputs: list[NotebookNode], png: bytes) -> None:
+    """Puts a picture in place of the widget; what the widget says in words is its text."""
+    for output in outputs:
+        if WIDGET in output.get("data", {}):
+            words = escape(output.data["text/plain"])
+            source = f"data:image/png;base64,{base64.b64encode(_small(png)).decode()}"
+            image = f'<img alt="{words}" style="max-width:100%" src="{source}">'
+            output.data = {"text/html": image, "text/plain": output.data["text/plain"]}

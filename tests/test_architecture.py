@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "server": {"plan", "store", "scheduler", "hosts", "engine"},
     "engine": {"plan", "model", "train", "store"},
     "client": {
-        *("plan", "program", "model", "predict", "train"),
+        *("plan", "program", "model", "comm", "predict", "layers", "train"),
         *("store", "scheduler", "hosts", "supervisor"),
     },
     "widgets": {"plan", "program", "model", "predict", "store", "scheduler", "client"},

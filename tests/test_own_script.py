@@ -17,6 +17,7 @@ from workbench.client.run.own_objects import kept
 from workbench.comm.groups.world import World
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import Experiment, ParameterServer, Synchronous
+from workbench.plan.extension.own import opened
 from workbench.plan.plan import Plan
 from workbench.store import messages
 from workbench.train.loop.evaluation import evaluate
@@ -140,6 +141,7 @@ STRATEGIES = {
 
 
 def on_a_rank(world: World, run: Experiment, file: Path):
+    run = opened(run)
     state = RankState.start(run, world, world.groups(group_specs_of(run.plan)), file, None)
     for step in range(run.steps):
         state.updater.begin(step)

@@ -9,21 +9,29 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from workbench import extend as extend
+    from workbench.client import CheckedExtension as CheckedExtension
     from workbench.client import Cluster as Cluster
     from workbench.client import JSONLines as JSONLines
     from workbench.client import MLflow as MLflow
+    from workbench.client import OpenTelemetry as OpenTelemetry
     from workbench.client import Rebalancer as Rebalancer
     from workbench.client import Run as Run
     from workbench.client import TensorBoard as TensorBoard
     from workbench.client import Trackio as Trackio
     from workbench.client import WandB as WandB
+    from workbench.client import check_extension as check_extension
     from workbench.client import compare_runs as compare_runs
+    from workbench.client import export_checkpoint as export_checkpoint
     from workbench.client import runs as runs
     from workbench.hosts import Hosts as Hosts
     from workbench.model import CheckpointError as CheckpointError
     from workbench.model import ModelError as ModelError
     from workbench.model import TraceError as TraceError
     from workbench.model import trace as trace
+    from workbench.model.export import to_dtensor as to_dtensor
+    from workbench.model.export import to_fsdp as to_fsdp
+    from workbench.model.weights.exchange import read_weights as read_weights
     from workbench.plan import ASGD as ASGD
     from workbench.plan import CIFAR10 as CIFAR10
     from workbench.plan import SGD as SGD
@@ -47,6 +55,7 @@ if TYPE_CHECKING:
     from workbench.plan import MachineError as MachineError
     from workbench.plan import Metric as Metric
     from workbench.plan import NAdam as NAdam
+    from workbench.plan import OwnStrategy as OwnStrategy
     from workbench.plan import ParameterGroup as ParameterGroup
     from workbench.plan import ParameterServer as ParameterServer
     from workbench.plan import Partial as Partial
@@ -64,6 +73,8 @@ if TYPE_CHECKING:
     from workbench.plan import WarmupCosine as WarmupCosine
     from workbench.plan import apportion as apportion
     from workbench.predict import Balanced as Balanced
+    from workbench.predict import Compute as Compute
+    from workbench.predict import Network as Network
     from workbench.predict import Prediction as Prediction
     from workbench.predict import TimingModel as TimingModel
     from workbench.predict import balanced as balanced
@@ -98,18 +109,21 @@ _HOME = {
     name: home
     for home, names in {
         "client": (
-            "Cluster JSONLines MLflow Rebalancer Run TensorBoard Trackio WandB compare_runs runs"
+            "CheckedExtension Cluster JSONLines MLflow OpenTelemetry Rebalancer Run TensorBoard "
+            "Trackio WandB check_extension compare_runs export_checkpoint runs"
         ),
         "hosts": "Hosts",
+        "model.export": "to_dtensor to_fsdp",
         "model": "CheckpointError ModelError TraceError trace",
+        "model.weights.exchange": "read_weights",
         "plan": (
             "ASGD CIFAR10 SGD Adadelta Adagrad Adam AdamW Adamax Codec Curvature Digits Experiment "
             "apportion ExperimentError Graph ImageFolder LayerPlan LocalSGD Loss "
-            "LRScheduler Machine MachineError Metric NAdam ParameterGroup ParameterServer "
-            "Partial Pipelined Plan PlanError RAdam Replicate RMSprop Rprop Shard "
+            "LRScheduler Machine MachineError Metric NAdam OwnStrategy ParameterGroup "
+            "ParameterServer Partial Pipelined Plan PlanError RAdam Replicate RMSprop Rprop Shard "
             "Synchronous Synthetic TorchData WarmupCosine"
         ),
-        "predict": "Balanced Prediction TimingModel balanced predict",
+        "predict": "Balanced Compute Network Prediction TimingModel balanced predict",
         "predict.search": "MemoryLimitError SearchResult search",
         "store": (
             "ClusterError ControlMessageTooLarge Diverged EngineDied HostsError Profile RankError "
@@ -125,11 +139,13 @@ _HOME = {
     for name in names.split()
 }
 
-__all__ = sorted(_HOME)
+__all__ = sorted([*_HOME, "extend"])
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
+    if name == "extend":
+        return import_module("workbench.extend")
     try:
         home = _HOME[name]
     except KeyError:
@@ -148,6 +164,10 @@ def __dir__() -> list[str]:
 
 class _Facade(ModuleType):
     """Keeps `predict` and `program` functions, also once folders of these names are imported."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by its name, as all modules: what people write in a cell refers to it."""
+        return import_module, (self.__name__,)
 
     @property
     def predict(self) -> Any:

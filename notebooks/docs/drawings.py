@@ -6,7 +6,6 @@ from way import extension_points as extension_points
 from way import way as way
 
 import workbench as wb
-from workbench.predict import drawing
 from workbench.predict.closed_form import Coding, Compute, Network
 
 COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44")  # told apart by the color-blind, too
@@ -70,7 +69,7 @@ def timeline() -> str:
         steps=1,
     )
     prediction = wb.predict(plan, wb.Machine.preset("cpu-10gbe"), experiment)
-    return drawing.schedule_svg(prediction.timeline)
+    return prediction.timeline.svg()
 
 
 def strategies() -> str:

@@ -26,6 +26,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             f"\n\n*This page is `notebooks/{notebook.name}`: `./env/lab` opens it to be run.*\n"
         )
         text = re.sub(r"\]\((\d\d-[\w-]+)\.ipynb\)", r"](\1.md)", text)  # to each other
+        text = re.sub(r"\]\(docs/pages/([\w/-]+\.md)", r"](../\1", text)  # and to other pages
         title, _, rest = text.partition("\n")
         path = f"tutorial/{notebook.stem}.md"
         files.append(File.generated(config, path, content=f"{title}{opened}{rest}"))

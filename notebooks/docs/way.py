@@ -53,16 +53,18 @@ WAY = (
 
 # What is added, and where: (room, class or function), what it is there.
 EXTENSIONS = (
-    ("a scheme of a layer", ("plan", "schemes_of"), "which layers may have it"),
-    ("", ("plan", "before"), "the placement that it wants, and `after`: the one that it leaves"),
+    ("a scheme of a layer", ("plan", "Scheme"), "the base class: placements, pieces, computation"),
     ("", ("layers", "cut"), "where a layer is put in the place of the whole one"),
     ("a codec", ("plan", "Codec"), "its name, bytes and error"),
     ("", ("comm", "Coder"), "the base class: what travels instead of values"),
-    ("an all-reduce algorithm", ("plan", "chosen"), "its name, and when it is chosen"),
+    ("an all-reduce algorithm", ("comm", "Algorithm"), "the base class: rounds of messages"),
+    ("", ("plan", "chosen"), "its name, and when it is chosen"),
     ("", ("comm", "MessageRound"), "one round: what is sent, and what is done with what comes"),
     ("", ("predict.traffic", "Costs"), "its messages and bytes: a function of its own"),
-    ("a strategy", ("plan", "Synchronous"), "the value that an experiment has, beside this one"),
-    ("", ("train", "Strategy"), "the protocol: what a rank does with gradients"),
+    ("a strategy", ("plan", "Strategy"), "the base class: when gradients are summed and used"),
+    ("", ("plan", "Synchronous"), "the value that an experiment has, beside this one"),
+    ("", ("train", "Updates"), "the protocol: what a rank does with gradients"),
+    ("a rule for plans", ("plan", "Rule"), "the base class: a plan of any model"),
     ("a data set", ("train", "Dataset"), "the protocol: pixels and labels by index"),
     ("", ("train", "open_data"), "where a name becomes one"),
     ("a widget", ("widgets", "Widget"), "the base class: state, its still, its script"),

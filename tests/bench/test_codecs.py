@@ -36,3 +36,12 @@ def test_figures_are_parts_of_the_uncoded_transfer():
     rows = {row["codec"]: row for row in report.rows}
     assert rows["int8"]["smaller"] == pytest.approx(4 / (1 + 4 / 1024))
     assert "1 Gbit/s" in report.as_text()
+
+
+def test_a_codec_of_one_s_own_is_measured_beside():
+    report = codecs.compare(
+        FakeCluster(), NBYTES, 1, ("tests.own_sums:Half", "tests.own_sums:Sign")
+    )
+    rows = {row["codec"]: row for row in report.rows}
+    assert rows["Half"]["smaller"] == 2
+    assert "Sign_coding_traced_vs_transfer" in report.figures

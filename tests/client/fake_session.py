@@ -94,11 +94,15 @@ def all_raise(*, config: RankConfig, **given) -> TrainingOutcome:
     raise ValueError(f"rank {config.rank} has no data")
 
 
-def first_rank_ignores(*, config: RankConfig, **given) -> TrainingOutcome:
-    """The last rank raises; the first one is deaf, as if it were blocked in foreign code."""
+def first_rank_ignores(*, config: RankConfig, directory: Path, **given) -> TrainingOutcome:
+    """The last rank raises; the first one is deaf by then, as if blocked in foreign code."""
+    deaf = directory / "deaf"
     if config.rank == config.world_size - 1:
+        while not deaf.exists():
+            time.sleep(0.01)
         raise ValueError("enough")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    deaf.touch()
     while True:
         time.sleep(1)
 

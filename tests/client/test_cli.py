@@ -27,7 +27,7 @@ LONG_S = 300.0
 def experiment(tmp_path):
     graph = wb.trace("mobilenet_v3_small", input_shape=(3, 32, 32), num_classes=10)
     plan = wb.Plan.data_parallel(graph, 1)
-    made = wb.Experiment(plan=plan, batch_size=4, optimizer=wb.SGD(lr=0.1), steps=3)
+    made = wb.Experiment(plan=plan, data="digits", batch_size=4, optimizer=wb.SGD(lr=0.1), steps=3)
     made.save(tmp_path / "experiment.toml")
     plan.save(tmp_path / "plan.toml")
     return made

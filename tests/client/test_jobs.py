@@ -15,11 +15,16 @@ GRAPH = wb.trace(NET, input_shape=(1, 8, 8))
 @pytest.fixture(scope="module")
 def experiment():
     plan = wb.Plan.data_parallel(GRAPH, 1)
-    return wb.Experiment(plan=plan, batch_size=64, optimizer=wb.SGD(lr=0.1), steps=20)
+    return wb.Experiment(
+        plan=plan, data="digits", batch_size=64, optimizer=wb.SGD(lr=0.1), steps=20
+    )
 
 
 def test_a_sweep_shares_the_engines(cluster, experiment):
-    sweep = cluster.jobs.sweep(experiment, module=NET, lr=[0.1, 0.01], seed=[0, 1]).wait(LONG_S)
+    told = []
+    values = dict(lr=[0.1, 0.01], seed=[0, 1])
+    sweep = cluster.jobs.sweep(experiment, module=NET, log=told.append, **values).wait(LONG_S)
+    assert sorted(step["step"] for step in told) == sorted([*range(20)] * 4)
     assert len(sweep) == 4
     table = sweep.table()
     assert table["lr"].tolist() == [0.1, 0.1, 0.01, 0.01]

@@ -17,7 +17,7 @@ from workbench.store.telemetry import pack_row
 
 GRAPH = vgg()
 HYBRID, PARALLEL = Plan.hybrid(GRAPH, 4), Plan.data_parallel(GRAPH, 4)
-BASE = Experiment(plan=HYBRID, optimizer=SGD(lr=0.1, momentum=0.9), steps=10)
+BASE = Experiment(plan=HYBRID, data="digits", optimizer=SGD(lr=0.1, momentum=0.9), steps=10)
 
 
 def test_every_combination_has_a_name():

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from tests.layers import nets
 from workbench.model.tracing.trace import trace
 from workbench.plan.placement.placement import apportion
-from workbench.plan.placement.rules import schemes_of
+from workbench.plan.placement.schemes import schemes_of
 from workbench.plan.plan import Plan
 
 GRAPHS = {net: trace(net(), input_shape=net.shape) for net in nets.NETS}

@@ -18,7 +18,7 @@ from tests.oracle import blocks
 from tests.oracle.cases import CLASSES, REFUSALS, Case, Cut, Run, graph_of
 from tests.oracle.models import Net
 from workbench.plan.graph import Graph
-from workbench.plan.placement.rules import schemes_of
+from workbench.plan.placement.schemes import schemes_of
 
 SHAPES: tuple[tuple[int, ...], ...] = (
     (8,), (6,), (1, 6, 6), (2, 8, 8), (3, 6, 6), (4, 8), (3, 4), (2, 9), (2, 4, 4, 4),

@@ -18,7 +18,9 @@ MOMENTUM = wb.SGD(lr=0.1, momentum=0.9)
 
 
 def experiment(plan, **fields):
-    return wb.Experiment(plan=plan, **dict(optimizer=MOMENTUM, steps=1, batch_size=8) | fields)
+    return wb.Experiment(
+        plan=plan, **dict(data="digits", optimizer=MOMENTUM, steps=1, batch_size=8) | fields
+    )
 
 
 def predicted(plan, **fields):
@@ -53,12 +55,14 @@ def test_the_plan_is_the_one_given():
     assert len(other.memory.ranks) == 4
 
 
-def test_needs_an_experiment():
+def test_what_is_predicted_is_a_plan_or_an_experiment():
     plan = Plan.data_parallel(graphs.vgg(), 2)
-    with pytest.raises(ExperimentError, match=r"predict needs an Experiment too .* got None"):
-        wb.predict(plan)
     with pytest.raises(PlanError, match="predict needs a Plan or an Experiment, got None"):
         wb.predict(None)
+    with pytest.raises(PlanError, match=r"the Graph of Toy.*data_parallel"):
+        wb.predict(plan.graph)
+    with pytest.raises(ExperimentError, match=r"got 64; the order is plan or graph, machine"):
+        wb.predict(plan, None, 64)
     whole = experiment(plan)
     assert wb.predict(whole) == wb.predict(plan, experiment=whole)
     with pytest.raises(ExperimentError, match="got two"):

@@ -28,7 +28,7 @@ STRATEGIES = [
 
 
 def experiment(plan, **fields):
-    given = dict(optimizer=wb.SGD(lr=0.1), steps=1, batch_size=64)
+    given = dict(data="digits", optimizer=wb.SGD(lr=0.1), steps=1, batch_size=64)
     return wb.Experiment(plan=plan, **given | fields)
 
 

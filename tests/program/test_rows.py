@@ -13,7 +13,7 @@ GRAPH = graphs.vgg()
 
 
 def experiment(plan, **fields):
-    given = dict(optimizer=wb.SGD(lr=0.1), steps=1, batch_size=64)
+    given = dict(data="digits", optimizer=wb.SGD(lr=0.1), steps=1, batch_size=64)
     return wb.Experiment(plan=plan, **given | fields)
 
 

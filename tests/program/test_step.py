@@ -6,7 +6,7 @@ import pytest
 
 import workbench as wb
 from tests.plan import graphs
-from workbench.plan.errors import ExperimentError
+from workbench.plan.errors import MachineError, PlanError
 from workbench.plan.experiment.experiment import ParameterServer, Pipelined
 from workbench.plan.plan import Plan
 from workbench.program.instructions import (
@@ -29,7 +29,7 @@ PAIRS = Plan.hybrid(GRAPH, 4, 2)
 
 
 def experiment(plan, **fields):
-    given = dict(optimizer=wb.SGD(lr=0.1), steps=1, batch_size=32)
+    given = dict(data="digits", optimizer=wb.SGD(lr=0.1), steps=1, batch_size=32)
     return wb.Experiment(plan=plan, **given | fields)
 
 
@@ -45,7 +45,7 @@ ENDS = {
     "pipelined": (dict(sync=Pipelined(width=2)), ["wait", "agree", "reduce", "update"]),
     "compensated": (
         dict(sync=Pipelined(width=3, compensation="delay")),
-        ["wait", "agree", "reduce", "compensate", "update"],
+        ["wait", "agree", "reduce", "adjust", "update"],
     ),
     "server": (dict(sync=ParameterServer()), ["wait", "agree", "update", "hand_out"]),
     "local": (
@@ -196,9 +196,19 @@ def test_a_rank_that_is_not_there(rank):
         wb.program(experiment(PAIRS)).of(rank)
 
 
-def test_only_an_experiment_has_a_program():
-    with pytest.raises(ExperimentError, match="needs an Experiment"):
-        wb.program(PAIRS)
+def test_a_plan_alone_is_given_a_usual_step():
+    batch = dict(batch_size=4 * 32, optimizer=wb.SGD(lr=0.01, momentum=0.9))
+    assert wb.program(PAIRS) == wb.program(experiment(PAIRS, data="synthetic", **batch))
+    assert wb.program(PAIRS, None, experiment(PAIRS)) == wb.program(experiment(PAIRS))
+    with pytest.raises(PlanError, match="program needs a Plan or an Experiment, got 3"):
+        wb.program(3)
+
+
+def test_a_machine_says_who_shares_memory():
+    far = wb.Machine.preset("cpu-1gbe").replace(ranks_per_host=2)
+    assert wb.program(experiment(PAIRS), far).hosts != wb.program(experiment(PAIRS)).hosts
+    with pytest.raises(MachineError, match="program needs a Machine"):
+        wb.program(experiment(PAIRS), "cpu-1gbe")
 
 
 def test_conversions_of_several_steps_read_each_other():

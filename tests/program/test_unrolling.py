@@ -11,7 +11,9 @@ GRAPH = graphs.vgg()  # in order: conv, fc1, fc2; backward goes the other way
 
 def reductions(plan, bucket_bytes=2**20):
     sync = wb.Synchronous(bucket_bytes=bucket_bytes)
-    run = wb.Experiment(plan=plan, optimizer=wb.SGD(lr=0.1), steps=1, batch_size=32, sync=sync)
+    run = wb.Experiment(
+        plan=plan, data="digits", optimizer=wb.SGD(lr=0.1), steps=1, batch_size=32, sync=sync
+    )
     program = program_of(run)
     sums = Reductions(run, program.buckets)
     over_pairs = {n for n in program.pieces.names if plan.flow.weights[n].group_size == 2}

@@ -9,7 +9,7 @@ from tests.layers.drawn import GRAPHS, shares
 from tests.train.exact import Case, check
 from workbench.plan.errors import PlanError
 from workbench.plan.placement.placement import apportion
-from workbench.plan.placement.rules import schemes_of
+from workbench.plan.placement.schemes import schemes_of
 from workbench.plan.placement.tail import ROUNDS, RoundsError
 from workbench.plan.plan import Plan
 

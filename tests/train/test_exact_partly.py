@@ -61,7 +61,7 @@ def received(world, runs):
 def experiment(plan):
     sync = Synchronous(bucket_bytes=600)
     given = dict(optimizer=SGD(lr=0.1), batch_size=7, precision="fp64", sync=sync, steps=1)
-    return Experiment(plan=plan, **given)
+    return Experiment(plan=plan, data="digits", **given)
 
 
 def check_traffic(on_ranks, runs):

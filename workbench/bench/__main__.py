@@ -4,6 +4,7 @@ import argparse
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from workbench.bench.plot import charts_svg
 from workbench.bench.report import Report
@@ -44,7 +45,12 @@ BENCHES = {
         "convolutions replicated, linear layers sharded, against torch's DDP",
     ),
 }
-FURTHER = ("mutants", "random", "seed")
+# bench: its own options
+FURTHER = {
+    "exactness": ("mutants", "random", "seed"),
+    "collectives": ("algorithm",),
+    "codecs": ("codec",),
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -64,10 +70,17 @@ def main(arguments: list[str] | None = None) -> int:
     of_exactness.add_argument("--mutants", type=int, metavar="N", help="plant N faults, one a run")
     of_exactness.add_argument("--random", type=int, metavar="N", help="judge N drawn cases")
     of_exactness.add_argument("--seed", type=int, metavar="S", help="which; 0 where none is given")
+    own = parser.add_argument_group("besides what is built in: 'module:attribute' or entry point")
+    own.add_argument("--algorithm", metavar="WHICH", help="of collectives: an all-reduce algorithm")
+    own.add_argument("--codec", metavar="WHICH", help="of codecs: a codec")
     options = parser.parse_args(arguments)
-    further = {name: value for name in FURTHER if (value := getattr(options, name)) is not None}
-    if further and options.name != "exactness":
-        parser.error(f"--{', --'.join(further)}: of exactness only, not of {options.name}")
+    further: dict[str, Any] = {}
+    for bench, names in FURTHER.items():
+        given = {name: getattr(options, name) for name in names}
+        given = {name: value for name, value in given.items() if value is not None}
+        if given and options.name != bench:
+            parser.error(f"--{', --'.join(given)}: of {bench} only, not of {options.name}")
+        further |= given
     run = import_module(f"workbench.bench.{BENCHES[options.name][0]}").run
     report: Report = run(quick=options.quick, **further)
     print(report.as_text())

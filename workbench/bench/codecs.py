@@ -10,7 +10,7 @@ The network has 1 Gbit/s, on which the uncoded values would take 2 (p-1)/p n / (
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import get_args
 
@@ -20,7 +20,7 @@ from workbench.bench.plot import Bar, Chart
 from workbench.bench.report import Cell, Figure, Report
 from workbench.client.cluster import Cluster
 from workbench.comm.codecs import PieceCoding, coder_of
-from workbench.plan.experiment.codec import Codec, CodecName
+from workbench.plan.experiment.codec import AnyCodec, Codec, CodecName, OwnCodec, as_codec
 from workbench.plan.experiment.measured import PhaseName
 
 RANKS = 4
@@ -30,28 +30,38 @@ CODING: tuple[PhaseName, ...] = ("encode", "reduce", "decode")
 # How often each element goes through each operation, on one rank of a ring.
 TIMES = {"encode": 1.0, "add": (RANKS - 1) / RANKS, "decode": 1.0}
 
-Seconds = dict[CodecName, dict[str, list[float]]]
+Codecs = dict[str, AnyCodec]
+Seconds = dict[str, dict[str, list[float]]]
 
 
-def run(*, quick: bool) -> Report:
-    """Measures every codec; `quick` takes fewer rounds and 16 MiB instead of 64."""
+def run(*, quick: bool, codec: str | None = None) -> Report:
+    """Measures every codec; `quick` takes fewer rounds and 16 MiB instead of 64.
+
+    Args:
+        quick: whether it is short.
+        codec: "module:attribute" or entry point of one more codec; None: there is none.
+    """
     nbytes, rounds = (16 * MIB, 3) if quick else (64 * MIB, 7)
+    own = () if codec is None else (codec,)
     with Cluster(RANKS, timeout=120.0) as cluster:
-        return compare(cluster, nbytes, rounds)
+        return compare(cluster, nbytes, rounds, own)
 
 
-def compare(cluster: Cluster, nbytes: int, rounds: int) -> Report:
+def compare(cluster: Cluster, nbytes: int, rounds: int, own: Sequence[str] = ()) -> Report:
     """Measures every codec on a cluster of four engines.
 
     Args:
         cluster: the cluster whose engines communicate.
         nbytes: the bytes of fp32 values on each rank.
         rounds: the number of turns that each codec takes.
+        own: codecs of your own, "module:attribute" or entry points; without error feedback.
     """
     names: tuple[CodecName, ...] = get_args(CodecName)
-    codecs = {name: Codec(name=name) for name in names}
+    codecs: Codecs = {name: Codec(name=name) for name in names}
+    found: list[OwnCodec] = [as_codec(one) for one in own]
+    codecs |= {one.name: one.replace(error_feedback=False) for one in found}
     alone = measure(codecs, nbytes // 4, rounds)
-    traced: dict[CodecName, list[float]] = {name: [] for name in names}
+    traced: dict[str, list[float]] = {name: [] for name in codecs}
     for _ in range(rounds):
         for name, codec in codecs.items():
             trace = cluster.trace_all_reduce(nbytes, algorithm="ring", codec=codec, times=1)
@@ -60,7 +70,7 @@ def compare(cluster: Cluster, nbytes: int, rounds: int) -> Report:
     return _report(codecs, alone, traced, nbytes, rounds)
 
 
-def measure(codecs: dict[CodecName, Codec], numel: int, rounds: int) -> Seconds:
+def measure(codecs: Codecs, numel: int, rounds: int) -> Seconds:
     """The seconds of each codec's operations on `numel` values, for each round."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -70,7 +80,7 @@ def measure(codecs: dict[CodecName, Codec], numel: int, rounds: int) -> Seconds:
         found: Seconds = {name: {op: [] for op in TIMES} for name in codecs}
         for index in range(-1, rounds):
             for name, codec in codecs.items():
-                coding = PieceCoding(coder_of(codec, x.device))
+                coding = PieceCoding(coder_of(codec, x.device), x.device)
                 (wire,) = coding.buffers([numel])
                 operations = {
                     "encode": partial(coding.encode, x, wire),
@@ -93,9 +103,9 @@ def _timed(operation: Callable[[], None]) -> float:
 
 
 def _report(
-    codecs: dict[CodecName, Codec],
+    codecs: Codecs,
     alone: Seconds,
-    traced: dict[CodecName, list[float]],
+    traced: dict[str, list[float]],
     nbytes: int,
     rounds: int,
 ) -> Report:

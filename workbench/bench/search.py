@@ -99,7 +99,12 @@ def _row(graph: Graph, name: str, limit: str | None) -> dict[str, Cell]:
     for _ in range(REPEATS if limit is None else 1):
         try:
             result = search(
-                graph, machine, RANKS, limit, batch_size=ROWS * RANKS, optimizer=MOMENTUM
+                graph,
+                machine,
+                world_size=RANKS,
+                memory_limit=limit,
+                batch_size=ROWS * RANKS,
+                optimizer=MOMENTUM,
             )
         except MemoryLimitError as error:
             return {**row, "seconds": 0.0, "gap": "-", "step ms": "-", "plan": str(error)}
@@ -168,7 +173,7 @@ def _calibrated(
         machine = cluster.calibrate(
             *wanted, rows=ROWS, within_s=2.0 if quick else 40.0, module=model.module
         )
-        result = search(model.graph, machine, ENGINES, experiment=experiment)
+        result = search(model.graph, machine, experiment, world_size=ENGINES)
         if result.plan in wanted:
             break
         wanted.append(result.plan)

@@ -8,26 +8,34 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from workbench.client.calibration.rebalancer import Rebalancer as Rebalancer
+    from workbench.client.checks.extension import CheckedExtension as CheckedExtension
+    from workbench.client.checks.extension import check_extension as check_extension
     from workbench.client.cluster import Cluster as Cluster
     from workbench.client.loggers.files import JSONLines as JSONLines
     from workbench.client.loggers.files import TensorBoard as TensorBoard
     from workbench.client.loggers.services import MLflow as MLflow
     from workbench.client.loggers.services import Trackio as Trackio
     from workbench.client.loggers.services import WandB as WandB
+    from workbench.client.loggers.telemetry import OpenTelemetry as OpenTelemetry
     from workbench.client.records.comparison import compare_runs as compare_runs
+    from workbench.client.records.export import export_checkpoint as export_checkpoint
     from workbench.client.records.runs import runs as runs
     from workbench.client.run.run import Run as Run
 
 _HOME = {
+    "CheckedExtension": "checks.extension",
     "Cluster": "cluster",
     "JSONLines": "loggers.files",
     "MLflow": "loggers.services",
     "Rebalancer": "calibration.rebalancer",
     "Run": "run.run",
     "TensorBoard": "loggers.files",
+    "OpenTelemetry": "loggers.telemetry",
     "Trackio": "loggers.services",
     "WandB": "loggers.services",
+    "check_extension": "checks.extension",
     "compare_runs": "records.comparison",
+    "export_checkpoint": "records.export",
     "runs": "records.runs",
 }
 

@@ -48,7 +48,9 @@ def _attach(parser: argparse.ArgumentParser) -> None:
 
 def _predict(parser: argparse.ArgumentParser) -> None:
     _of_a_plan(parser)
-    parser.add_argument("--machine", metavar="NAME", help="a known machine, or one's file")
+    parser.add_argument(
+        "--machine", metavar="NAME", help="a known machine, or one's file; else no times"
+    )
     parser.set_defaults(carry_out=_late("predict"))
 
 
@@ -68,8 +70,9 @@ def _verify(parser: argparse.ArgumentParser) -> None:
 
 def _of_a_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, metavar="PLAN.toml", help="or an experiment")
-    parser.add_argument("--batch-size", type=int, default=32, help="of a plan alone; default: 32")
-    parser.add_argument("--precision", choices=("fp32", "bf16", "fp64"), default="fp32")
+    of = "instead of the experiment's; of a plan alone, "
+    parser.add_argument("--batch-size", type=int, metavar="N", help=f"{of}32 for each rank")
+    parser.add_argument("--precision", choices=("fp32", "bf16", "fp64"), help=f"{of}fp32")
 
 
 def _late(name: str) -> Command:

@@ -1,11 +1,12 @@
 """A cluster, as one object in a notebook: what is trained, measured and verified on its engines."""
 
+import math
 import os
 import warnings
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 from torch import nn
@@ -19,18 +20,21 @@ from workbench.client.leases import lent
 from workbench.client.loggers.logger import Logs
 from workbench.client.ranks import Ranks
 from workbench.client.run.run import Run
-from workbench.client.run.submitting import checkpoint_of, module_values
+from workbench.client.run.submitting import Weights, checkpoint_of, module_values
 from workbench.client.run.view import size
 from workbench.plan.experiment import stability
-from workbench.plan.experiment.codec import Codec
+from workbench.plan.experiment.algorithm import Algorithm
+from workbench.plan.experiment.codec import AnyCodec
 from workbench.plan.experiment.experiment import AnyOptimizer, Experiment
 from workbench.plan.experiment.stability import Curvature
-from workbench.plan.experiment.sync import Algorithm
 from workbench.plan.graph import Graph
-from workbench.plan.html import table
+from workbench.plan.html import frame_of, save, table
 from workbench.plan.machine.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.train.verify.verification import Verification
+
+if TYPE_CHECKING:
+    import pandas
 
 
 class Cluster(Engines):
@@ -83,6 +87,7 @@ class Cluster(Engines):
         *,
         resume: str | Path | Run | None = None,
         module: nn.Module | None = None,
+        weights: Weights = None,
         curvature: Curvature | None = None,
         priority: int = 0,
         log: Logs | Sequence[Logs] | None = None,
@@ -95,6 +100,8 @@ class Cluster(Engines):
                 one, to go on from.
             module: a module with other initial values than those of the module that was traced; it
                 is needed where that happened in another process. Ignored with `resume`.
+            weights: initial values instead of those: a .safetensors file, a folder of them as
+                Hugging Face has it, or one of `torch.distributed.checkpoint`; or tensors by name.
             curvature: the loss's curvature, as `curvature` has measured it: then a warning, and a
                 note on the run, say if a pipelined experiment is likely to diverge. Without it
                 nothing is claimed.
@@ -109,14 +116,17 @@ class Cluster(Engines):
 
         Raises:
             ClusterError: the plan needs more engines than are here, or more memory than they have.
-            CheckpointError: what to go on from is damaged, missing or of another model.
+            CheckpointError: what to go on from, or `weights`, is damaged, missing or of another
+                model.
             ModelError: `module` is needed and missing, or is another model than was traced.
             ControlMessageTooLarge: the model's own code is too large for a control message.
             ModuleNotFoundError: a logger's package is missing; the text says what to install.
         """
         if not isinstance(experiment, Experiment):
             raise TypeError(f"train takes an Experiment, got {type(experiment).__name__}")
-        run = self.jobs.submit(experiment, priority=priority, module=module, resume=resume, log=log)
+        run = self.jobs.submit(
+            experiment, priority=priority, module=module, weights=weights, resume=resume, log=log
+        )
         if curvature is not None and (doubt := stability.advice(experiment, curvature)):
             run.notes.append(doubt)
             warnings.warn(doubt, stacklevel=2)
@@ -200,15 +210,15 @@ class Cluster(Engines):
         nbytes: int,
         *,
         algorithm: Algorithm = "auto",
-        codec: str | Codec | None = None,
+        codec: str | AnyCodec | None = None,
         times: int = 5,
     ) -> SumTrace:
         """Shows where an all-reduce over all engines spends its time, phase by phase.
 
         Args:
             nbytes: bytes on each rank, in fp32.
-            algorithm: the all-reduce algorithm, which says who sums what.
-            codec: the codec, which says what values become while they travel.
+            algorithm: the all-reduce algorithm, which says who sums what; also one of your own.
+            codec: the codec, which says what values become while they travel; also one of your own.
             times: how many all-reduces there are, an odd number; the one of median time is shown.
 
         Raises:
@@ -359,29 +369,58 @@ class Cluster(Engines):
             f"{busy} busy" + (f", {dead} dead" if dead else "") + ">"
         )
 
+    def to_frame(self) -> "pandas.DataFrame":
+        """One line for each engine; bytes of its process (NaN: not known here) and its device."""
+        rows = []
+        if not self.is_stopped:
+            occupied, dead = self.occupied, self.dead
+            rows = [
+                {
+                    "engine": index,
+                    "host": device.host,
+                    "pid": pid,
+                    "device": str(device),
+                    "threads": device.threads,
+                    "resident_bytes": _resident(pid),
+                    "memory_bytes": device.memory_bytes,
+                    "state": "dead" if index in dead else occupied.get(index, "idle"),
+                }
+                for index, (device, pid) in enumerate(zip(self.devices, self.pids, strict=True))
+            ]
+        return frame_of(rows, _COLUMNS)
+
+    def save(self, path: str | Path) -> None:
+        """Writes its table into a file: "x.svg", "x.html" or "x.csv".
+
+        Raises:
+            ValueError: the name has another ending.
+        """
+        save(self, path)
+
     def _repr_html_(self) -> str:
         if self.is_stopped:
             return f"<div>{escape(repr(self))}</div>"
-        occupied, dead = self.occupied, self.dead
         rows = [
-            (
-                str(index),
-                device.host,
-                str(pid),
-                str(device),
-                str(device.threads),
-                f"{_resident(pid)} of {size(device.memory_bytes)}",
-                "dead" if index in dead else occupied.get(index, "idle"),
-            )
-            for index, (device, pid) in enumerate(zip(self.devices, self.pids, strict=True))
+            (*map(str, first), f"{_told(resident)} of {size(memory)}", state)
+            for *first, resident, memory, state in self.to_frame().itertuples(index=False)
         ]
         head = ("engine", "host", "pid", "device", "threads", "memory", "state")
         hosts = f"<br>{escape(repr(self.hosts))}" if self.hosts is not None else ""
         return f"<div><p>{escape(repr(self))}{hosts}</p>{table(head, rows)}</div>"
 
 
-def _resident(pid: int) -> str:
+_COLUMNS = (
+    *("engine", "host", "pid", "device", "threads"),
+    *("resident_bytes", "memory_bytes", "state"),
+)
+
+
+def _resident(pid: int) -> float:
     try:
-        return size(psutil.Process(pid).memory_info().rss)
+        return float(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
-        return "-"
+        return math.nan
+
+
+def _told(num_bytes: float) -> str:
+    return "-" if math.isnan(num_bytes) else size(num_bytes)

@@ -12,8 +12,8 @@ from workbench.client.jobs import lines
 from workbench.client.lifecycle import STORE
 from workbench.client.run import view
 from workbench.client.run.run import Run
-from workbench.plan.errors import ExperimentError
-from workbench.plan.experiment.experiment import SGD, Experiment
+from workbench.plan.experiment.asked import experiment_of, required_plan
+from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.machine.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.predict.prediction import predict as predicted
@@ -100,7 +100,7 @@ def _told(run: Run) -> int:
 
 def predict(options: Namespace) -> int:
     """Prints memory and traffic, and with a machine the time, of a step."""
-    experiment = _experiment(options.plan, options.batch_size, options.precision)
+    experiment = _experiment(options)
     machine = None if options.machine is None else _machine(options.machine)
     print(predicted(experiment.plan, machine, experiment))
     return 0
@@ -108,7 +108,7 @@ def predict(options: Namespace) -> int:
 
 def program(options: Namespace) -> int:
     """Prints what ranks execute in one step, an instruction on each line."""
-    found = programmed(_experiment(options.plan, options.batch_size, options.precision))
+    found = programmed(_experiment(options))
     if options.rank is None:
         print(found)
         return 0
@@ -121,22 +121,20 @@ def program(options: Namespace) -> int:
 
 def verify(options: Namespace) -> int:
     """Prints how far the split model is from the unsplit one; fails where it is not exact."""
-    plan = _experiment(options.plan, 1, "fp32").plan
+    plan = Plan.load(options.plan)
     with Cluster(plan.world_size, directory=options.directory) as cluster:
         found = cluster.verify(plan, steps=options.steps, precision=options.precision)
     print(found)
     return 0 if found.exact else 1
 
 
-def _experiment(path: Path, batch_size: int, precision: str) -> Experiment:
-    """What a file holds; a plan alone is given a batch."""
-    try:
-        return Experiment.load(path)
-    except ExperimentError:
-        plan = Plan.load(path)
-    size = max(batch_size, plan.world_size)
-    plain = Experiment(plan=plan, batch_size=size, optimizer=SGD(lr=0.01), steps=1)
-    return plain.replace(precision=precision)
+def _experiment(options: Namespace) -> Experiment:
+    """What a file holds, with what is asked for; a plan alone is given a usual step."""
+    text = options.plan.read_text()
+    held = Experiment.from_toml(text) if "\n[experiment]" in f"\n{text}" else Plan.from_toml(text)
+    plan = required_plan("workbench", held)
+    asked = {"batch_size": options.batch_size, "precision": options.precision}
+    return experiment_of("workbench", held, plan, None, **asked)
 
 
 def _machine(name: str) -> Machine:

@@ -18,10 +18,10 @@ from workbench.client.records.environment import Environment
 from workbench.client.run.job import Job
 from workbench.client.run.own_objects import kept
 from workbench.client.run.run import Run
-from workbench.client.run.submitting import checkpoint_of, on_ranks, request
+from workbench.client.run.submitting import Weights, checkpoint_of, on_ranks, request
 from workbench.client.sweep import Sweep, results, variations
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.html import table
+from workbench.plan.html import save, table
 from workbench.store import messages, run_folder
 from workbench.store.errors import ClusterError, StoreError
 from workbench.store.record import JobRecord
@@ -54,6 +54,7 @@ class Jobs:
         min_engines: int | None = None,
         max_engines: int | None = None,
         module: nn.Module | None = None,
+        weights: Weights = None,
         resume: str | Path | Run | None = None,
         tag: str = "",
         name: str = "",
@@ -69,6 +70,7 @@ class Jobs:
             min_engines: fewest ranks that it goes on with when engines are short.
             max_engines: most ranks that it grows to when engines are free.
             module: a module with other values than the one that was traced; see `Cluster.train`.
+            weights: other initial values; see `Cluster.train`.
             resume: a checkpoint, or a run that left one, to go on from.
             tag: the sweep, or whatever it is part of, for people.
             name: the job's name; "": its model's.
@@ -102,6 +104,7 @@ class Jobs:
             tag=tag,
             name=name,
             module=module,
+            weights=weights,
             resume=resume,
         )
         directory = Path(wanted.directory)
@@ -117,6 +120,7 @@ class Jobs:
         *,
         priority: int = 0,
         module: nn.Module | None = None,
+        log: Logs | Sequence[Logs] | None = None,
         **values: Iterable[Any],
     ) -> Sweep:
         """Submits the experiment once for each combination of values.
@@ -125,6 +129,7 @@ class Jobs:
             experiment: what is varied.
             priority: the priority of all of them; higher goes first.
             module: as in `submit`.
+            log: who is told of the steps of each; see `Cluster.train`.
             values: the values of each field, by its name: one of the experiment's (`plan`,
                 `batch_size`, `sync`, `seed`, ...) or of its optimizer's (`lr`, `momentum`, ...).
 
@@ -132,10 +137,12 @@ class Jobs:
             ExperimentError: neither has a field of a name, there are no values for one, or a
                 combination cannot be; nothing was submitted.
             ClusterError: one can never fit.
+            ModuleNotFoundError: a logger's package is missing; nothing was submitted.
         """
         tag = f"sweep-{uuid.uuid4().hex[:8]}"
+        alike: dict[str, Any] = dict(priority=priority, module=module, tag=tag, log=loggers(log))
         runs = [
-            self.submit(each.experiment, priority=priority, module=module, tag=tag, name=each.name)
+            self.submit(each.experiment, name=each.name, **alike)
             for each in variations(experiment, **values)
         ]
         return Sweep(tag, runs, self._engines.link.store)
@@ -144,11 +151,21 @@ class Jobs:
         """What came of the jobs of a sweep, of any notebook's: one line for each."""
         return results(self._engines.link.store, tag)
 
-    def table(self) -> "pandas.DataFrame":
+    def to_frame(self) -> "pandas.DataFrame":
         """One line for each job: state, engines, steps, when, and why it waits or failed."""
-        import pandas
+        return jobs_frame(self.records)
 
-        return pandas.DataFrame([columns_of(job) for job in self.records])
+    def table(self) -> "pandas.DataFrame":
+        """The same as `to_frame`."""
+        return self.to_frame()
+
+    def save(self, path: str | Path) -> None:
+        """Writes its table into a file: "x.svg", "x.html" or "x.csv".
+
+        Raises:
+            ValueError: the name has another ending.
+        """
+        save(self, path)
 
     @property
     def records(self) -> tuple[JobRecord, ...]:
@@ -220,6 +237,13 @@ class Jobs:
 
     def _repr_html_(self) -> str:
         return f"<div><p>{escape(repr(self))}</p>{table(HEAD, map(_told, self.records))}</div>"
+
+
+def jobs_frame(jobs: Iterable[JobRecord]) -> "pandas.DataFrame":
+    """One line for each job."""
+    import pandas  # only here: it takes long to load
+
+    return pandas.DataFrame([columns_of(job) for job in jobs])
 
 
 def columns_of(job: JobRecord) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from workbench.client.run.waiting import TICK_S
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import Row
+from workbench.plan.html import save
 from workbench.plan.value import Value
 from workbench.store import messages
 from workbench.store.rank_files import RankFiles
@@ -68,6 +69,18 @@ class Sweep:
         See `results`; `cluster.jobs.results(tag)` has it where this object is gone.
         """
         return results(self._store, self.tag)
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """The same as `table`."""
+        return self.table()
+
+    def save(self, path: str | Path) -> None:
+        """Writes its table into a file: "x.svg", "x.html" or "x.csv".
+
+        Raises:
+            ValueError: the name has another ending.
+        """
+        save(self, path)
 
     def __len__(self) -> int:
         return len(self.runs)

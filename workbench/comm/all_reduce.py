@@ -15,8 +15,8 @@ from workbench.comm.pending import Pending
 from workbench.comm.pieces import accumulator, even, shaped
 from workbench.comm.shared_memory import collectives as shared
 from workbench.comm.shared_memory.buffer import SharedBuffer
-from workbench.plan.experiment.codec import Codec
-from workbench.plan.experiment.sync import Algorithm
+from workbench.plan.experiment.algorithm import Algorithm
+from workbench.plan.experiment.codec import AnyCodec
 
 # The first portion is on the wire soon, and the last, for which nothing is left to do, is small.
 PORTION_BYTES = 2**22
@@ -28,7 +28,7 @@ def all_reduce(
     group: Group,
     *,
     algorithm: Algorithm = "auto",
-    codec: Codec | str | None = None,
+    codec: AnyCodec | str | None = None,
     residual: Tensor | None = None,
     layer: str = "",
     phase: StepPhase = "step",
@@ -87,7 +87,7 @@ def start_all_reduce(
     group: Group,
     *,
     algorithm: Algorithm = "auto",
-    codec: Codec | str | None = None,
+    codec: AnyCodec | str | None = None,
     residual: Tensor | None = None,
     layer: str = "",
 ) -> Pending:

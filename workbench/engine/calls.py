@@ -26,6 +26,7 @@ from types import FrameType
 from typing import Any
 
 from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.extension.own import opened
 from workbench.store import messages
 from workbench.store.errors import ClusterError
 from workbench.store.messages import Answer, StopRequest
@@ -127,7 +128,7 @@ def run(given: Assignment) -> None:
                 extra = {} if telemetry is None else {"control": control, "emit": telemetry.emit}
                 module, _, name = given.task.partition(":")
                 value = getattr(importlib.import_module(module), name)(
-                    experiment=messages.unpack(given.experiment),
+                    experiment=opened(messages.unpack(given.experiment)),
                     **{**messages.unpack_keywords(given.keywords), **given.own, **extra},
                 )
         answer = Answer("returned", value)

@@ -28,7 +28,7 @@ from workbench.layers.dropout import PlacedDropout
 from workbench.layers.idle import OutputType, nothing
 from workbench.model.tracing.attention import is_window_attention
 from workbench.plan.graph import Layer
-from workbench.plan.placement.layout import ROWS, Layout
+from workbench.plan.placement.layout import Layout
 from workbench.plan.placement.placement import Replicate, Shard
 from workbench.plan.placement.weights import heads_of
 from workbench.plan.plan import Plan
@@ -269,10 +269,9 @@ class ShiftedWindows:
 
 def heads_layout(plan: Plan, layer: Layer) -> Layout:
     """Returns how a tensor [rows, heads, ...] lies inside an attention layer under a plan."""
-    choice, read = plan.layers.get(layer.name), plan.flow.inputs[layer.name]
-    if read == ROWS or choice is None or choice.scheme != "shard_heads":
-        return read
-    return Layout(read.group_size, Shard(1, heads_of(layer, choice)))
+    heads = heads_of(layer, plan.layers.get(layer.name))
+    read = plan.flow.inputs[layer.name]
+    return read if heads is None else Layout(read.group_size, Shard(1, heads))
 
 
 def local_attention(

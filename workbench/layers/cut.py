@@ -145,7 +145,7 @@ class _Cutting:
         elif idle and not layer.weights:
             self._call(node, f"{layer.node}_idle", self._idle(layer, None), node.all_input_nodes)
         elif module is not None and not self._placed_before(layer):
-            local = local_module(module, layer, self.flow, self.rank, pieces)
+            local = self._local(module, layer, pieces)
             if layer.kind == "batch_norm":
                 local = self._batch_norm(layer, local)
             elif layer.kind == "attention":
@@ -160,6 +160,10 @@ class _Cutting:
             self.traced.set_submodule(str(node.target), local)
         elif node.op in ("call_function", "call_method"):
             self._function(layer, node)
+
+    def _local(self, module: nn.Module, layer: Layer, pieces: dict[str, Tensor]) -> nn.Module:
+        choice = self.plan.layers.get(layer.name)
+        return local_module(module, layer, self.flow, self.rank, pieces, choice)
 
     def _own_path(self, layer: Layer, node: torch.fx.Node) -> str:
         """Returns the path at which the module of this call stands.

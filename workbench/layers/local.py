@@ -6,22 +6,31 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from workbench.layers.faster import LARGE_BYTES, Linear, Repeat
 from workbench.model.weights.slices import Reader
+from workbench.plan.errors import PlanError
 from workbench.plan.graph import Layer
+from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.placement.flow import Flow
 from workbench.plan.placement.layout import Layout
 from workbench.plan.placement.placement import Replicate, Shard
 
 
 def local_module(
-    module: nn.Module, layer: Layer, flow: Flow, rank: int, pieces: dict[str, Tensor]
+    module: nn.Module,
+    layer: Layer,
+    flow: Flow,
+    rank: int,
+    pieces: dict[str, Tensor],
+    choice: LayerPlan | None = None,
 ) -> nn.Module:
     """Returns a copy of `module` with the local sizes and this rank's pieces of its weights.
 
     A convolution or linear layer cut by its input adds its bias on one rank of the group:
-    the piece of the others is empty, and they add none.
+    the piece of the others is empty, and they add none. A scheme may compute something else
+    instead (`Scheme.local`).
 
     Args:
         module: the module of the traced model, without values.
@@ -29,6 +38,10 @@ def local_module(
         flow: the placements of activations and weights.
         rank: the global rank.
         pieces: this rank's pieces of the layer's weights, by name in the state_dict.
+        choice: how the layer is split; None: it follows its input, or is replicated.
+
+    Raises:
+        PlanError: an own scheme makes no module that holds the layer's weights.
     """
     local = copy.copy(module)
     prefixes = {weight.name: weight.name.removeprefix(f"{layer.name}.") for weight in layer.weights}
@@ -43,7 +56,32 @@ def local_module(
         else:
             owner._buffers[leaf] = piece
     _set_sizes(local, layer, flow, rank)
+    if choice is not None and choice.group_size > 1:
+        local = _by_scheme(local, layer, rank, choice)
     return _faster(local, layer)
+
+
+def _by_scheme(local: nn.Module, layer: Layer, rank: int, choice: LayerPlan) -> nn.Module:
+    """Returns what the layer's scheme computes on this rank, with all the layer's weights in it."""
+    member, division = rank % choice.group_size, choice.division(layer)
+    expected = _tensors(local)
+    found = choice.meant.local(local, layer, division, member)
+    place = f"layer {layer.name!r}, scheme {choice.name!r}: `local`"
+    if not isinstance(found, nn.Module):
+        raise PlanError(f"{place} must return an nn.Module, got {type(found).__name__}")
+    if {name: id(tensor) for name, tensor in _tensors(found).items()} != {
+        name: id(tensor) for name, tensor in expected.items()
+    }:
+        raise PlanError(
+            f"{place} must return a module that holds the parameters and buffers of the one that "
+            f"it was given, under their names ({', '.join(expected) or 'none'}); this one has "
+            f"{', '.join(_tensors(found)) or 'none'}"
+        )
+    return found
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def _faster(local: nn.Module, layer: Layer) -> nn.Module:
@@ -72,17 +110,37 @@ def _own(module: nn.Module) -> None:
 
 
 def _set_sizes(local: nn.Module, layer: Layer, flow: Flow, rank: int) -> None:
+    """Gives a module the sizes that its pieces have, where torch's modules keep them."""
+    read = held(layer.input_shape, flow.inputs[layer.name], rank)
+    given = held(layer.output_shape, flow.outputs[layer.name], rank)
     if isinstance(local, nn.Linear):
         local.out_features, local.in_features = local.weight.shape
-    elif isinstance(local, nn.Conv2d):
-        local.out_channels = local.weight.shape[0]
-        local.in_channels = held(layer.input_shape, flow.inputs[layer.name], rank)[0]
-        if layer.groups > 1:
-            local.groups = layer.groups * local.out_channels // layer.output_shape[0]
-    if isinstance(local, nn.Linear | nn.Conv2d) and local.bias is not None:
-        if local.bias.numel() != local.weight.shape[0]:
-            local.register_parameter("unused_bias", cast(nn.Parameter, local.bias))
-            local.bias = None
+        _add_once(local, local.out_features)
+    elif isinstance(local, _ConvTransposeNd):
+        local.in_channels = local.weight.shape[0]
+        local.groups = local.groups * local.in_channels // max(layer.input_shape[0], 1)
+        local.out_channels = local.groups * local.weight.shape[1]
+        _add_once(local, local.out_channels)
+    elif isinstance(local, _ConvNd):
+        local.out_channels, local.in_channels = local.weight.shape[0], read[0]
+        if local.groups > 1:
+            local.groups = local.groups * local.out_channels // layer.output_shape[0]
+        _add_once(local, local.out_channels)
+    elif isinstance(local, nn.GroupNorm) and read[0]:
+        local.num_groups = local.num_groups * read[0] // layer.input_shape[0]
+        local.num_channels = read[0]
+    elif isinstance(local, nn.LayerNorm):
+        own = given[len(given) - len(local.normalized_shape) :]
+        local.normalized_shape = tuple(own)
+    elif isinstance(local, nn.Embedding):
+        local.num_embeddings, local.embedding_dim = local.weight.shape
+
+
+def _add_once(local: nn.Linear | _ConvNd, outputs: int) -> None:
+    """Leaves a bias out where its piece is empty: another rank of the group adds it."""
+    if local.bias is not None and local.bias.numel() != outputs:
+        local.register_parameter("unused_bias", cast(nn.Parameter, local.bias))
+        local.bias = None
 
 
 def held(shape: tuple[int, ...], layout: Layout, rank: int) -> tuple[int, ...]:

@@ -1,7 +1,8 @@
 """Errors about values: what was given, where, and what would be valid."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 
 from pydantic import ValidationError
 
@@ -19,8 +20,15 @@ class MachineError(ValueError):
 
 
 @contextmanager
-def readable(error: type[ValueError], what: str) -> Iterator[None]:
+def readable(
+    error: type[ValueError], what: str, meant: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[None]:
     """Turns pydantic's report into one short line for each wrong field.
+
+    Args:
+        error: what is raised.
+        what: what is made of the fields.
+        meant: what a field is, by its name, for those that are missing.
 
     Raises:
         ValueError: pydantic's validation fails; it is of the given type.
@@ -30,9 +38,14 @@ def readable(error: type[ValueError], what: str) -> Iterator[None]:
     except ValidationError as report:
         lines = []
         for item in report.errors():
-            place = ".".join(str(part) for part in item["loc"]) or what
-            given = "" if item["type"] == "missing" else f" (got {_short(item['input'])})"
-            lines.append(f"{place}: {item['msg'].removeprefix('Value error, ')}{given}")
+            place, said = ".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, ")
+            if not place:  # about several fields, which it names
+                lines.append(said)
+            elif item["type"] == "missing":
+                words = " ".join(meant.get(place, "").split())
+                lines.append(f"{place}: missing" + (f"; {words}" if words else ""))
+            else:
+                lines.append(f"{place}: {said} (got {_short(item['input'])})")
         raise error(f"{what}: " + "; ".join(lines)) from None
 
 

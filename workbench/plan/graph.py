@@ -14,10 +14,14 @@ from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from html import escape
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from workbench.plan.html import table
+from workbench.plan.html import frame_of, save, table
+
+if TYPE_CHECKING:
+    import pandas
 
 # What one layer does, and so which placements it can be given (`plan/placement/rules.py`).
 KINDS = (
@@ -90,7 +94,7 @@ class Layer:
         rows: the rows of dimension 0 for each sample (0: independent of the batch).
         weights: the layer's parameters and buffers.
         flops: the floating-point operations of the forward pass for one sample (a multiply-add is
-            2).
+            2); None: not known.
         activation_bytes: the bytes of its output for one sample.
         groups: the groups of a convolution, else 1.
         heads: the heads of an attention layer, else 0.
@@ -118,7 +122,7 @@ class Layer:
     output_shape: tuple[int, ...]
     rows: int = 1
     weights: tuple[Weight, ...] = ()
-    flops: int = 0
+    flops: int | None = 0
     activation_bytes: int = 0
     groups: int = 1
     heads: int = 0
@@ -131,6 +135,31 @@ class Layer:
     uncounted: bool = False
     evaluating: bool = False
     detached: bool = False
+
+    def __post_init__(self) -> None:
+        if self.uncounted and not self.flops:
+            object.__setattr__(self, "flops", None)
+
+    def within(self, weight: Weight) -> str:
+        """The name of a weight in this layer: "weight", "bias", "out_proj.weight"."""
+        return weight.name.removeprefix(f"{self.name}.")
+
+    @property
+    def calls_module(self) -> bool:
+        """Whether it is a module of the model, and no function or method."""
+        return bool(self.weights) or self.target.rpartition(".")[2][:1].isupper()
+
+    @property
+    def counted_flops(self) -> int:
+        """The FLOPs that are known: 0 where none are."""
+        return self.flops or 0
+
+    @property
+    def flops_text(self) -> str:
+        """Millions of FLOPs for people; "unknown", or what is known of them "or more"."""
+        if self.flops is None:
+            return "unknown"
+        return f"{self.flops / 1e6:,.2f}" + " or more" * self.uncounted
 
     @property
     def random(self) -> bool:
@@ -306,8 +335,8 @@ class Graph:
 
     @cached_property
     def flops(self) -> int:
-        """Floating-point operations of one sample's forward pass."""
-        return sum(layer.flops for layer in self.layers)
+        """Floating-point operations of one sample's forward pass, without those of `uncounted`."""
+        return sum(layer.counted_flops for layer in self.layers)
 
     @cached_property
     def uncounted(self) -> tuple[str, ...]:
@@ -321,6 +350,18 @@ class Graph:
         shape, layers, outputs = self.input_shape, self.layers, self.outputs
         content = repr((self.source, shape, layers, outputs, self.roles, evaluating))
         return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """One line for each layer: shapes of one sample, elements, FLOPs (None: unknown), bytes."""
+        return frame_of(map(_line, self.layers), _COLUMNS)
+
+    def save(self, path: str | Path) -> None:
+        """Writes its table into a file: "x.svg", "x.html" or "x.csv".
+
+        Raises:
+            ValueError: the name has another ending.
+        """
+        save(self, path)
 
     def _repr_html_(self) -> str:
         return _as_html(self)
@@ -397,6 +438,31 @@ class _Modules:
         return found
 
 
+_COLUMNS = (
+    "layer",
+    "kind",
+    "inputs",
+    "input_shape",
+    "output_shape",
+    "parameters",
+    "flops",
+    "activation_bytes",
+)
+
+
+def _line(layer: Layer) -> dict[str, Any]:
+    return {
+        "layer": layer.name,
+        "kind": layer.kind,
+        "inputs": layer.inputs,
+        "input_shape": layer.input_shape,
+        "output_shape": layer.output_shape,
+        "parameters": layer.parameters,
+        "flops": None if layer.uncounted else layer.flops,
+        "activation_bytes": layer.activation_bytes,
+    }
+
+
 def _as_html(graph: Graph) -> str:
     """The layers that hold parameters, as a table."""
     head = ("layer", "kind", "input", "output", "parameters", "MFLOP", "activation KB")
@@ -407,11 +473,11 @@ def _as_html(graph: Graph) -> str:
             "x".join(map(str, layer.input_shape)),
             "x".join(map(str, layer.output_shape)),
             f"{layer.parameters:,}",
-            f"{layer.flops / 1e6:,.2f}",
+            layer.flops_text,
             f"{layer.activation_bytes / 1e3:,.1f}",
         )
         for layer in graph.layers
-        if layer.parameters
+        if layer.parameters or layer.uncounted
     )
     more = f" FLOPs of {', '.join(graph.uncounted)} are not known." if graph.uncounted else ""
     return (

@@ -1,7 +1,146 @@
-"""Tables for people, as HTML that reads well without a kernel, and as text."""
+"""What a notebook shows, as HTML that reads well without a kernel, as text, and as files.
 
-from collections.abc import Iterable, Sequence
+All that is shown is a table, `to_frame()`, and some of it also a picture. `save` writes both.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from workbench.plan import svg
+
+if TYPE_CHECKING:
+    import pandas
+
+MOST_SHOWN = 40
+"""Lines of a table that a notebook shows; the rest is counted."""
+
+MOST_LINES = 200
+"""Lines of a table that is drawn; the rest is counted."""
+
+_LETTER, _LINE, _GAP = 7.2, 18, 22  # pixels of a monospaced letter at 12, and between columns
+
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:1000px;margin:2em auto;padding:0 1em;"
+    "color:#212121;background:#fff}table{border-collapse:collapse;margin:1em 0}"
+    "th,td{border-bottom:1px solid #e4e6e8;padding:.2em .8em .2em 0;vertical-align:top}"
+    "pre{overflow:auto;background:#f6f7f8;padding:.8em}img,svg{max-width:100%}"
+)
+
+
+class Shown(Protocol):
+    """What a notebook shows."""
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """Its table, in plain numbers: seconds, bytes, names."""
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+
+
+def save(shown: Shown, path: str | Path, picture: Callable[[], str] | None = None) -> None:
+    """Writes what a notebook shows into a file: "x.svg", "x.html" or "x.csv".
+
+    Args:
+        shown: what is shown.
+        path: the file; its ending says what is written: a picture, a page, or the table.
+        picture: what gives the picture, as a document; None: it is the table, drawn.
+
+    Raises:
+        ValueError: the name has another ending.
+    """
+    path = Path(path)
+    match path.suffix:
+        case ".svg":
+            content = table_svg(shown.to_frame()) if picture is None else picture()
+        case ".html":
+            content = page(_title(shown), [shown._repr_html_()])
+        case ".csv":
+            frame = shown.to_frame()
+            content = frame.to_csv(index=frame.index.name is not None)
+        case _:
+            raise ValueError(
+                f"{type(shown).__name__} is saved as .svg, .html or .csv, got {path.name!r}"
+            )
+    path.write_text(content, "utf-8")
+
+
+def is_picture(path: str | Path) -> bool:
+    """Whether a file's ending means a picture, a page or a table, and not the value itself."""
+    return Path(path).suffix in (".svg", ".html", ".csv", ".png", ".pdf", ".jpg", ".jpeg")
+
+
+def frame_of(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> "pandas.DataFrame":
+    """A table with these columns, also where it has no rows."""
+    import pandas  # only here: it takes long to load
+
+    return pandas.DataFrame(list(rows), columns=list(columns))
+
+
+def frame_html(title: str, frame: "pandas.DataFrame", what: str) -> str:
+    """A table of pandas for a notebook, its first lines.
+
+    Args:
+        title: what it is.
+        frame: the table.
+        what: what its lines are, in the plural.
+    """
+    rows = [tuple(_cell(value) for value in row) for row in frame[:MOST_SHOWN].to_numpy().tolist()]
+    told = shortened(rows, len(frame), what) if rows else rows
+    return f"<div><p>{escape(title)}</p>{table(list(map(str, frame.columns)), told)}</div>"
+
+
+def page(title: str, parts: Iterable[str]) -> str:
+    """A whole page to send to somebody: without scripts, and with nothing that is fetched.
+
+    Args:
+        title: its title, as text.
+        parts: what it shows, as HTML.
+    """
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>"
+        f"<body><h1>{escape(title)}</h1>{''.join(parts)}</body></html>\n"
+    )
+
+
+def table_svg(frame: "pandas.DataFrame") -> str:
+    """A table, drawn; a document of its own."""
+    if frame.index.name is not None:
+        frame = frame.reset_index()
+    lines = [tuple(_cell(value) for value in row) for row in frame.itertuples(index=False)]
+    head = tuple(map(str, frame.columns))
+    told = [head, *lines[:MOST_LINES]]
+    widths = [max(len(line[column]) for line in told) for column in range(len(head))]
+    starts, x = [], 10.0
+    for width in widths:
+        starts.append(x)
+        x += width * _LETTER + _GAP
+    parts = [svg.ground()]
+    for index, line in enumerate(told):
+        y = (index + 1) * _LINE
+        weight = 600 if index == 0 else 400
+        for start, cell in zip(starts, line, strict=True):
+            parts.append(svg.text(start, y, cell, fill="#212121", font_weight=weight))
+    parts.append(svg.path(f"M10 {_LINE + 5}H{x - _GAP:.0f}", stroke="#9aa0a6"))
+    height = (len(told) + 1) * _LINE
+    if len(lines) > MOST_LINES:
+        parts.append(svg.text(10, height, f"... {len(lines) - MOST_LINES:,} more", fill="#5f6368"))
+        height += _LINE
+    return svg.document(parts, x, height, font_family="monospace", font_size=12)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return "–" if value != value else f"{value:.6g}"
+    return "–" if value is None else str(value)
+
+
+def _title(shown: object) -> str:
+    """The first words of what it prints."""
+    first = repr(shown).partition("\n")[0].strip("<>")
+    return first.partition(": ")[0]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> str:

@@ -2,24 +2,30 @@
 
 import tomllib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from workbench.plan import serial, show
 from workbench.plan.errors import PlanError
-from workbench.plan.filters import Shares, filters, shares_of_rows
+from workbench.plan.extension.own import Own
 from workbench.plan.graph import Graph, Layer, unknown
-from workbench.plan.placement.choice import LayerPlan, checked, require
+from workbench.plan.html import is_picture, save
+from workbench.plan.placement.choice import LayerPlan, as_scheme, checked, require
 from workbench.plan.placement.division import checked_shares, shared_out
 from workbench.plan.placement.flow import Flow, flow_of
 from workbench.plan.placement.mesh import require_group
+from workbench.plan.placement.module_plan import ModulePlan, module_plan_of
 from workbench.plan.placement.recompute import choose, matching, segments_of
 from workbench.plan.placement.tail import ROUNDS, Rounds, RoundsError, Tail, tail_of
-from workbench.plan.presets import explained, hybrid
+from workbench.plan.rules.filters import Shares, filters, shares_of_rows
+from workbench.plan.rules.presets import explained, hybrid
+
+if TYPE_CHECKING:
+    import pandas
 
 BatchNorm = Literal["local", "synchronized"]
 BATCH_NORMS: tuple[BatchNorm, ...] = ("local", "synchronized")
@@ -66,6 +72,10 @@ class Plan:
         chosen = checked(self.graph, self.layers, size)
         object.__setattr__(self, "layers", MappingProxyType(chosen))
         object.__setattr__(self, "row_shares", checked_shares(self.row_shares, size))
+        if not self.is_at_hand:
+            return
+        if any(choice.is_own for choice in chosen.values()):
+            _ = self.flow  # refuses what a scheme must not state
         if self.rounds != "BK":
             _ = self.tail  # refuses what cannot be
 
@@ -101,9 +111,9 @@ class Plan:
         """SplitBrain: replicated convolutions; linear layers and attention sharded in groups.
 
         Which of them are sharded follows from their parameters and FLOPs, by a rule that
-        `repr(plan)` states along with its results for this model (`plan/presets.py`). Attention is
-        sharded by heads. A linear layer that reads the sharded output of another through
-        element-wise layers is sharded by its input (`shard_in`), so that the pair needs one
+        `repr(plan)` states along with its results for this model (`plan/rules/presets.py`).
+        Attention is sharded by heads. A linear layer that reads the sharded output of another
+        through element-wise layers is sharded by its input (`shard_in`), so that the pair needs one
         reduction; the others are sharded by their output (`shard_out`).
 
         Args:
@@ -132,8 +142,8 @@ class Plan:
         """Heterogeneous model parallelism: every layer's filters are divided by relative speeds.
 
         Layers alternate between filters (`shard_out`) and channels (`shard_in`), so that a pair
-        needs one reduction (`plan/filters.py`). Rows are divided alike, where `shares` is one for
-        all layers.
+        needs one reduction (`plan/rules/filters.py`). Rows are divided alike, where `shares` is one
+        for all layers.
 
         Args:
             graph: the model.
@@ -151,11 +161,37 @@ class Plan:
         every = shares_of_rows(shares, world_size, k)
         return cls(graph, world_size, filters(graph, k, shares, grain), row_shares=every)
 
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether this process has all its schemes, without which nothing follows from it.
+
+        A plan's text holds the name and the file of a person's own scheme. Only ranks open the
+        file (`plan/extension/own.py`); elsewhere such a plan can be kept, shown by name and
+        submitted.
+        """
+        return all(choice.is_at_hand for choice in self.layers.values())
+
+    def with_own(self, change: Callable[[Own, str], Own], place: str = "") -> "Plan":
+        """The plan with all own schemes changed; the same one where none of them is.
+
+        Args:
+            change: (scheme, its place) -> what stands there instead.
+            place: where the plan itself stands, for errors.
+        """
+        prefix = f"{place}." if place else ""
+        changed = {
+            name: replace(choice, scheme=new)
+            for name, choice in self.layers.items()
+            if isinstance(choice.scheme, Own)
+            and (new := change(choice.scheme, f"{prefix}layers.{name}.scheme")) is not choice.scheme
+        }
+        return replace(self, layers={**self.layers, **changed}) if changed else self
+
     def with_layer(
         self,
         name: str,
         *,
-        scheme: str | None = None,
+        scheme: object = None,
         group_size: int | None = None,
         shares: Sequence[float] | None = None,
         recompute: bool | None = None,
@@ -167,7 +203,8 @@ class Plan:
 
         Args:
             name: the layer's name.
-            scheme: the scheme of the layer; None: unchanged.
+            scheme: the scheme of the layer: the name of a built-in one, or one of your own, as in
+                `LayerPlan`; None: unchanged.
             group_size: the number of ranks in its groups; None: unchanged, or the whole world if it
                 was in none.
             shares: the relative sizes of the pieces; None: equal, or as the input is sharded;
@@ -185,7 +222,7 @@ class Plan:
         require(self.graph, name)
         now = self.layers.get(name, LayerPlan())
         recompute = now.recompute if recompute is None else recompute
-        scheme = now.scheme if scheme is None else scheme
+        scheme = now.scheme if scheme is None else as_scheme(scheme)
         if group_size is None:
             apart = now.group_size if now.group_size > 1 else self.world_size
             group_size = 1 if scheme == "replicate" else apart
@@ -273,7 +310,11 @@ class Plan:
 
     @cached_property
     def flow(self) -> Flow:
-        """The placement of every activation and weight, and the conversions between them."""
+        """The placement of every activation and weight, and the conversions between them.
+
+        Raises:
+            PlanError: an own scheme that is not at hand, or states what cannot be.
+        """
         return flow_of(self.graph, self.layers)
 
     @cached_property
@@ -296,6 +337,14 @@ class Plan:
         }
         plan.__dict__["flow"] = flow_of(graph, plan.layers, held)
         return plan
+
+    def module_plan(self) -> ModulePlan:
+        """The plan in torch's own words: `wb.to_dtensor` and `wb.to_fsdp` make objects of it.
+
+        Raises:
+            PlanError: torch cannot say it; the text names the layer, the reason, and a remedy.
+        """
+        return module_plan_of(self)
 
     def parameters_of(self, rank: int) -> int:
         """The number of trainable elements that a rank holds."""
@@ -326,8 +375,19 @@ class Plan:
         return cls(**fields)
 
     def save(self, path: str | Path) -> None:
-        """Writes `to_toml()` to a file."""
-        Path(path).write_text(self.to_toml())
+        """Writes `to_toml()` to a file; to "x.svg", "x.html" or "x.csv" what is shown of it."""
+        if is_picture(path):
+            save(self, path, self.svg)
+        else:
+            Path(path).write_text(self.to_toml())
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """One line for each layer that holds parameters or is recomputed: how it is split."""
+        return show.as_frame(self)
+
+    def svg(self) -> str:
+        """What each rank holds of each layer, as a picture; a document of its own."""
+        return show.pieces_svg(self)
 
     @classmethod
     def load(cls, path: str | Path, graph: Graph | None = None) -> "Plan":

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass as checked
 
 from workbench.plan.errors import PlanError, readable
+from workbench.plan.extension.own import Own
 from workbench.plan.graph import Graph, Layer, Source, Weight, unknown
 from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.value import dump
@@ -47,7 +48,7 @@ def to_toml(plan: PlanFields) -> str:
     }
     if plan.row_shares is not None:
         head["row_shares"] = plan.row_shares
-    choices = {name: _without_defaults(choice, LayerPlan()) for name, choice in plan.layers.items()}
+    choices = {name: _choice_entry(choice) for name, choice in plan.layers.items()}
     return (
         dump({"plan": head, "layers": choices})
         + "\n# The model, as traced. Written by the workbench; to be left as it is.\n"
@@ -108,9 +109,18 @@ def _flat(entries: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def _choice_entry(choice: LayerPlan) -> dict[str, Any]:
+    entry, own = _without_defaults(choice, LayerPlan()), choice.scheme
+    if not isinstance(own, Own):
+        return entry
+    text = own.name if own.is_imported else {"name": own.name, "file": own.file}
+    # A table of nothing but tables would be read as one of layers, so the size is always there.
+    return {**entry, "scheme": text, "group_size": choice.group_size}
+
+
 @checked(config=ConfigDict(extra="forbid", strict=True))
 class _Choice:
-    scheme: str = "replicate"
+    scheme: str | dict[str, str] = "replicate"
     group_size: int = 1
     shares: tuple[float, ...] | None = None
     recompute: bool = False
@@ -121,7 +131,8 @@ _CHOICE = TypeAdapter(_Choice)
 
 def _without_defaults(value: Any, default: Any) -> dict[str, Any]:
     pairs = ((f.name, getattr(value, f.name)) for f in fields(value))
-    return {name: item for name, item in pairs if item != getattr(default, name)}
+    # What is None follows from the rest: FLOPs that are not known.
+    return {n: item for n, item in pairs if item is not None and item != getattr(default, n)}
 
 
 _BLANK_LAYER = Layer("", "", (), (), ())

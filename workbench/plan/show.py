@@ -1,18 +1,21 @@
 """Plans as a text table, and as HTML that also reads well without a kernel."""
 
 from html import escape
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from workbench.plan import svg
 from workbench.plan.graph import Layer
-from workbench.plan.html import table, text_table
+from workbench.plan.html import frame_of, table, text_table
 from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.placement.flow import Flow
 from workbench.plan.placement.placement import Replicate
 from workbench.plan.placement.rules import SPLITTABLE
 from workbench.plan.placement.weights import heads_of
-from workbench.plan.presets import explained
+from workbench.plan.rules.presets import explained
 from workbench.plan.serial import PlanFields
+
+if TYPE_CHECKING:
+    import pandas
 
 # Okabe and Ito's palette: told apart by every kind of color vision.
 COLORS = {
@@ -22,6 +25,7 @@ COLORS = {
     "shard_heads": "#009e73",
     "duplicate": "#e69f00",
 }
+OWN_COLOR = "#cc79a7"
 _HEAD = (
     "layer",
     "kind",
@@ -35,11 +39,17 @@ _HEAD = (
 )
 
 
+_COLUMNS = (*(name for name in _HEAD if name != "per rank"), "least_held", "most_held")
+
+
 class ShownPlan(PlanFields, Protocol):
     """The parts of a `Plan` that are shown: its choices, and what follows from them."""
 
     @property
     def flow(self) -> Flow: ...
+
+    @property
+    def is_at_hand(self) -> bool: ...
 
     @property
     def segments(self) -> tuple[tuple[str, ...], ...]: ...
@@ -50,7 +60,7 @@ class ShownPlan(PlanFields, Protocol):
 def headline(plan: ShownPlan) -> str:
     """The plan in one line."""
     split = [
-        f"{name}={choice.scheme}/{choice.group_size}"
+        f"{name}={choice.name}/{choice.group_size}"
         for name, choice in plan.layers.items()
         if choice.scheme != "replicate"
     ]
@@ -63,12 +73,32 @@ def headline(plan: ShownPlan) -> str:
 
 def as_text(plan: ShownPlan) -> str:
     """One line for each layer with parameters or recomputed, each rank's totals, the reasons."""
+    if not plan.is_at_hand:
+        return "\n".join([headline(plan), _absent(plan)])
     lines = text_table(_HEAD, [_row(plan, layer) for layer in _shown(plan)])
     return "\n".join([headline(plan), *lines, _totals(plan), *explained(plan.graph, plan.layers)])
 
 
+def as_frame(plan: ShownPlan) -> "pandas.DataFrame":
+    """A line for each layer with parameters or recomputed; what ranks hold is in elements."""
+    rows = []
+    for layer in _shown(plan):
+        said = dict(zip(_HEAD, _row(plan, layer), strict=True))
+        held = [_held(plan, layer, rank) for rank in range(plan.world_size)]
+        numbers = {
+            "group": int(said["group"]),
+            "parameters": layer.parameters,
+            "least_held": min(held),
+            "most_held": max(held),
+        }
+        rows.append(said | numbers)
+    return frame_of(rows, _COLUMNS)
+
+
 def as_html(plan: ShownPlan) -> str:
     """The same table in HTML, under a picture of what each rank holds."""
+    if not plan.is_at_hand:
+        return f"<div><p>{escape(headline(plan))}</p><p>{escape(_absent(plan))}</p></div>"
     rows = (_row(plan, layer) for layer in _shown(plan))
     reasons = "<br>".join(map(escape, explained(plan.graph, plan.layers)))
     label = f"parameters that each of {plan.world_size} ranks holds"
@@ -79,6 +109,14 @@ def as_html(plan: ShownPlan) -> str:
         f"{svg.image(pieces_svg(plan), label)}{table(_HEAD, rows)}"
         + (f"<p>{reasons}</p>" if reasons else "")
         + "</div>"
+    )
+
+
+def _absent(plan: ShownPlan) -> str:
+    names = {choice.name for choice in plan.layers.values() if not choice.is_at_hand}
+    return (
+        f"What each rank holds is not known here: {', '.join(sorted(names))} was an object of the "
+        "process that made the plan; give it again with plan.with_layer(..., scheme=...)"
     )
 
 
@@ -114,13 +152,19 @@ def pieces_svg(plan: ShownPlan, width: int = 860, lane: int = 24) -> str:
             span = (width - left - 6) * layer.parameters / total
             held = _held(plan, layer, rank)
             tall = lane * held / layer.parameters
-            scheme = plan.layers.get(layer.name, LayerPlan()).scheme
+            scheme = plan.layers.get(layer.name, LayerPlan()).name
             wide, said = max(span - 1, 0.6), f"{layer.name}: {held:,} of {layer.parameters:,}"
             parts.append(svg.rect(x, top, wide, lane, fill="#8882"))
-            parts.append(svg.rect(x, top + lane - tall, wide, tall, said, fill=COLORS[scheme]))
+            parts.append(svg.rect(x, top + lane - tall, wide, tall, said, fill=color_of(scheme)))
             x += span
-    parts += svg.legend(COLORS.items(), left, height - 5, 92, fill="#888")
+    own = {choice.name: OWN_COLOR for choice in plan.layers.values() if choice.is_own}
+    parts += svg.legend((COLORS | own).items(), left, height - 5, 92, fill="#888")
     return svg.document(parts, width, height, font_family="sans-serif", font_size=11)
+
+
+def color_of(scheme: str) -> str:
+    """The color of a scheme, by its name: of all own ones, the same."""
+    return COLORS.get(scheme, OWN_COLOR)
 
 
 def _shown(plan: ShownPlan) -> list[Layer]:
@@ -136,17 +180,18 @@ def _row(plan: ShownPlan, layer: Layer) -> tuple[str, ...]:
     if layer.weights:
         weight = plan.flow.weights[layer.weights[0].name].placement
         pieces = "whole" if isinstance(weight, Replicate) else "/".join(map(str, weight.sizes))
-    if choice.scheme == "shard_heads":
-        pieces = f"{'/'.join(map(str, heads_of(layer, choice)))} heads"
+    if (heads := heads_of(layer, choice)) is not None:
+        pieces = f"{'/'.join(map(str, heads))} heads"
     edges = plan.flow.edges
     steps = [step.name for producer in layer.inputs for step in edges[producer, layer.name]]
     numbers = (index for index, names in enumerate(plan.segments, 1) if layer.name in names)
+    splits = layer.kind in SPLITTABLE or choice.group_size > 1
     per_rank = f"{held[0]:,}" if len(set(held)) == 1 else f"{min(held):,}-{max(held):,}"
     return (
         layer.name,
         layer.kind,
-        choice.scheme if layer.kind in SPLITTABLE else "follows",
-        str(choice.group_size if layer.kind in SPLITTABLE else read.group_size),
+        choice.name if splits else "follows",
+        str(choice.group_size if splits else read.group_size),
         pieces,
         f"{layer.parameters:,}",
         per_rank,

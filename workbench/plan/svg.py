@@ -5,7 +5,8 @@ keyword arguments with "_" for "-". Text is escaped where it is given, so no nam
 """
 
 import base64
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
@@ -96,6 +97,31 @@ def document(parts: Iterable[str], width: float, height: float, **look: str | fl
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
         f'width="{width:g}" height="{height:g}"{_written(look)}>{"".join(parts)}</svg>'
     )
+
+
+def stacked(documents: Sequence[str], gap: int = 14) -> str:
+    """Whole pictures below each other, as one."""
+    parts, y, widest = list[str](), float(gap), 0.0
+    for each in documents:
+        found = _BOX.search(each)
+        if found is None:
+            raise ValueError("a picture has no viewBox")
+        width, height = float(found[1]), float(found[2])
+        inner = re.sub(r"^<svg ", f'<svg x="{gap}" y="{_short(y)}" ', _sized(each, width, height))
+        parts.append(inner)
+        y += height + gap
+        widest = max(widest, width)
+    return document([ground(), *parts], widest + 2 * gap, y)
+
+
+_BOX = re.compile(r'viewBox="0 0 ([0-9.]+) ([0-9.]+)"')
+
+
+def _sized(picture: str, width: float, height: float) -> str:
+    """A picture with its size in pixels, also where it says none."""
+    head, _, rest = picture.partition(">")
+    head = re.sub(r' (?:width|height)="[^"]*"', "", head)
+    return f'{head} width="{width:g}" height="{height:g}">{rest}'
 
 
 def ground(**look: str | float) -> str:

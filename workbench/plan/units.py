@@ -1,6 +1,10 @@
 """Numbers as people read them; the widgets' `units.js` says the same in the browser."""
 
 import math
+import re
+
+BITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
+"""Units of a bandwidth in text, per second, as `tc` reads them."""
 
 
 def size(count: float) -> str:
@@ -50,6 +54,23 @@ def rate(bandwidth: float) -> str:
         if bits >= 0.9995 * scale:
             return f"{bits / scale:.3g} {unit}"
     return f"{bits / 1e3:.3g} kbit/s"
+
+
+def bandwidth_of(given: str | float) -> float:
+    """Bytes/s of a number, which is just that, or of text such as "1gbit" or "2.5 Gbit/s".
+
+    Raises:
+        ValueError: a text with another unit.
+    """
+    if not isinstance(given, str):
+        return float(given)
+    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-z]*)(?:/s)?\s*", given.lower())
+    if not found or found[2] not in BITS:
+        raise ValueError(
+            f"a bandwidth is a number of bytes/s, or text with one of {', '.join(BITS)} "
+            f"(per second), as in '100mbit', got {given!r}"
+        )
+    return float(found[1]) * BITS[found[2]] / 8
 
 
 def brief_seconds(seconds: float) -> str:

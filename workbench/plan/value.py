@@ -1,18 +1,42 @@
 """The base class of the values that an experiment consists of, and their text as TOML."""
 
-from collections.abc import Mapping, Sequence
+import inspect
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from inspect import Parameter, Signature
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args, get_origin
 
 import tomlkit
 from pydantic import BaseModel as PydanticModel
 from pydantic import BeforeValidator, ConfigDict
+from pydantic.fields import FieldInfo
 from tomlkit.items import InlineTable, Table
 
 from workbench.plan.errors import ExperimentError, MachineError, readable
 
+_INHERITED = frozenset(dir(PydanticModel))
 
-class Value(PydanticModel):
+
+if TYPE_CHECKING:  # it has no public name
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(PydanticModel)
+
+
+class _OwnNames(ModelMetaclass):
+    """Has Tab complete a class's own names, without pydantic's."""
+
+    def __dir__(cls) -> list[str]:
+        return own_names(super().__dir__())
+
+
+def own_names(names: Iterable[str]) -> list[str]:
+    """Those that pydantic does not bring; what begins with "_" is not shown anyway."""
+    return [name for name in names if name[:1] == "_" or name not in _INHERITED]
+
+
+class Value(PydanticModel, metaclass=_OwnNames):
     """A frozen value that refuses unknown fields and wrong types, with one readable error."""
 
     model_config = ConfigDict(
@@ -34,20 +58,66 @@ class Value(PydanticModel):
                 "its fields as text, and would run nothing that another class adds"
             )
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        """Has `?` and `help` tell of the fields: their names, defaults and documentation."""
+        super().__pydantic_init_subclass__(**options)
+        cls.__signature__ = _signature(cls)
+        if told := _told(cls):
+            cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\n{told}"
+
     def __init__(self, **fields: Any) -> None:
-        with readable(self._refusal, type(self).__name__):
+        cls = type(self)
+        meant = {name: field.description or "" for name, field in cls.model_fields.items()}
+        with readable(self._refusal, cls.__name__, meant):
             super().__init__(**fields)
 
     def __dir__(self) -> list[str]:
         """The value's own names, without pydantic's: what Tab completes."""
-        inherited = set(dir(PydanticModel))
-        return [name for name in super().__dir__() if name[:1] == "_" or name not in inherited]
+        return own_names(super().__dir__())
 
     def replace(self, **fields: Any) -> Self:
         """A copy with other values in some fields, validated."""
         current = {name: getattr(self, name) for name in type(self).model_fields}
         current |= self.model_extra or {}
         return type(self)(**{**current, **fields})
+
+
+def _signature(value: type[Value]) -> Signature:
+    """What its class is called with: fields by name, and first what it takes without."""
+    takes = inspect.signature(value.__init__).parameters.values()
+    bare = {each.name for each in takes if each.kind is Parameter.VAR_POSITIONAL}
+    first, rest = [], []
+    for name, field in value.model_fields.items():
+        if _is_constant(field):
+            continue
+        default = Parameter.empty if field.is_required() else field.get_default()
+        if name not in bare:
+            rest.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default))
+        elif isinstance(default, tuple):
+            first.append(Parameter(name, Parameter.VAR_POSITIONAL))
+        else:
+            first.append(Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default))
+    if value.model_config.get("extra") == "allow":
+        rest.append(Parameter("options", Parameter.VAR_KEYWORD))
+    return Signature([*first, *rest])
+
+
+def _is_constant(field: FieldInfo) -> bool:
+    """Whether it only tells one kind of value from another: nobody sets it."""
+    return get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
+
+
+def _told(value: type[Value]) -> str:
+    """The documentation of the fields, as a section of a docstring."""
+    lines = ["Attributes:"]
+    for name, field in value.model_fields.items():
+        if field.description and not _is_constant(field):
+            text = " ".join(field.description.split())
+            lines += textwrap.wrap(
+                f"{name}: {text}", 100, initial_indent="    ", subsequent_indent="        "
+            )
+    return "\n".join(lines) if len(lines) > 1 else ""
 
 
 def by_name(
@@ -65,15 +135,22 @@ def by_name(
         refused: why there is no value of a name that people may expect, by its lower case; also
             of the `kind` in a table.
     """
+    valid = ", ".join(map(repr, values)) + (f" and {also}" if also else "")
 
     def value(given: object) -> object:
+        if isinstance(given, Value):
+            return given
         name = given.get("kind") if isinstance(given, Mapping) else given
         if not isinstance(name, str):
-            return given
+            called = getattr(given, "__name__", type(given).__name__)
+            such = next(iter(values.values())).__name__
+            raise ValueError(
+                f"{called} is no {what} of the workbench; there are values such as wb.{such}(...), "
+                f"and their names: {valid}"
+            )
         why = refused.get(name.lower())
         if why is None and (name in values or isinstance(given, Mapping)):
             return given if isinstance(given, Mapping) else values[name]()
-        valid = ", ".join(map(repr, values)) + (f" and {also}" if also else "")
         because = "" if why is None else f": {why}"
         raise ValueError(f"no {what} {name!r}{because}; there are {valid}")
 

@@ -3,18 +3,23 @@
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import Span
-from workbench.plan.html import shortened, table, text_table
+from workbench.plan.html import frame_of, save, shortened, table, text_table
 from workbench.plan.plan import Plan
 from workbench.predict.drawing import picture
 from workbench.predict.measured import Timeline
 from workbench.predict.prediction import Prediction
+
+if TYPE_CHECKING:
+    import pandas
 
 MIB = 2**20
 
@@ -187,6 +192,29 @@ class Comparison:
 
     def __str__(self) -> str:
         return as_text(self)
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """One line for each part of a step, in seconds; the furthest off first."""
+        rows = [
+            {
+                **asdict(part),
+                "predicted_s": pair.predicted,
+                "measured_s": pair.measured,
+                "difference_s": pair.difference,
+                "error": pair.error,
+            }
+            for part, pair in self.parts.items()
+        ]
+        measured = ("predicted_s", "measured_s", "difference_s", "error")
+        return frame_of(rows, [*(f.name for f in fields(Part)), *measured])
+
+    def save(self, path: str | Path) -> None:
+        """Writes it into a file: "x.svg" and "x.csv" are the parts of a step, "x.html" a page.
+
+        Raises:
+            ValueError: the name has another ending.
+        """
+        save(self, path)
 
     def _repr_html_(self) -> str:
         return as_html(self)

@@ -6,12 +6,16 @@ which ui.perfetto.dev reads as well.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.plan import svg
 from workbench.plan.experiment.measured import LANES, Span
-from workbench.predict.time.simulation import Schedule
+from workbench.plan.html import frame_of
+
+if TYPE_CHECKING:
+    import pandas
 
 # Of middling lightness, so that they stand out from white as from black.
 COLORS = {
@@ -25,19 +29,11 @@ COLORS = {
     "step": "#8c8c8c",
 }
 
-_MOST_RANKS = 8
-
 _NO_GAP = 0.3  # of the picture's width unit: invisible
 
 _WIDTH, _LEFT, _LANE, _GAP = 760, 64, 12, 6
 
 _INK = "currentColor"
-
-
-def schedule_svg(schedule: Schedule) -> str:
-    """The step of the first ranks that differ."""
-    spans = {f"rank {rank:,}": schedule.spans(rank) for rank in shown_ranks(schedule)}
-    return picture(spans, "Predicted step")
 
 
 def picture(spans: Mapping[str, Sequence[Span]], title: str) -> str:
@@ -74,13 +70,6 @@ def picture(spans: Mapping[str, Sequence[Span]], title: str) -> str:
         aria_label=f"{title}: compute lane above, communication lane below, of each rank",
         style="max-width:100%;height:auto",
     )
-
-
-def shown_ranks(schedule: Schedule, most: int = _MOST_RANKS) -> tuple[int, ...]:
-    """The first ranks; in a large world, the first representatives."""
-    if schedule.world_size <= most:
-        return tuple(range(schedule.world_size))
-    return tuple(schedule.alike.ranks[:most].tolist())
 
 
 def _lane(spans: Sequence[Span], top: int, scale: float) -> list[str]:
@@ -122,6 +111,11 @@ def trace_of(spans: Iterable[Span]) -> dict[str, Any]:
 def save_trace(spans: Iterable[Span], path: str | Path) -> None:
     """Writes the trace to a file."""
     Path(path).write_text(json.dumps(trace_of(spans)))
+
+
+def spans_frame(spans: Iterable[Span]) -> "pandas.DataFrame":
+    """One line for each span, in seconds and bytes."""
+    return frame_of((asdict(span) for span in spans), [f.name for f in fields(Span)])
 
 
 def _event(span: Span) -> dict[str, Any]:

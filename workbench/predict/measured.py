@@ -3,10 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from workbench.plan.experiment.measured import Span
-from workbench.predict.drawing import picture, save_trace
+from workbench.plan.html import save
+from workbench.predict.drawing import picture, save_trace, spans_frame
 from workbench.predict.time.simulation import PARTS
+
+if TYPE_CHECKING:
+    import pandas
 
 _MOST_RANKS = 8
 
@@ -65,6 +70,29 @@ class Timeline:
         """Writes the step for Perfetto (ui.perfetto.dev) or chrome://tracing."""
         save_trace((span for own in self.of_rank for span in own), path)
 
+    def to_frame(self) -> "pandas.DataFrame":
+        """One line for each span: rank, lane, what, label, start_s, seconds, op, phase, bytes."""
+        return spans_frame(span for own in self.of_rank for span in own)
+
+    def svg(self) -> str:
+        """Two lanes for each of the first ranks, as a picture; a document of its own."""
+        rows: Mapping[str, tuple[Span, ...]] = {
+            f"rank {rank:,}": self.spans(rank) for rank in range(self.world_size)[:_MOST_RANKS]
+        }
+        return picture(rows, self._caption)
+
+    def save(self, path: str | Path) -> None:
+        """Writes it into a file: "x.svg" is the picture, "x.html" a page, "x.csv" the spans.
+
+        Raises:
+            ValueError: the name has another ending.
+        """
+        save(self, path, self.svg)
+
+    @property
+    def _caption(self) -> str:
+        return f"Step {self.step} as measured: {self.seconds * 1e3:,.4g} ms"
+
     def __repr__(self) -> str:
         count = sum(map(len, self.of_rank))
         return (
@@ -73,8 +101,4 @@ class Timeline:
         )
 
     def _repr_html_(self) -> str:
-        rows: Mapping[str, tuple[Span, ...]] = {
-            f"rank {rank:,}": self.spans(rank) for rank in range(self.world_size)[:_MOST_RANKS]
-        }
-        caption = f"Step {self.step} as measured: {self.seconds * 1e3:,.4g} ms"
-        return f"<div><p>{caption}</p>{picture(rows, caption)}</div>"
+        return f"<div><p>{self._caption}</p>{self.svg()}</div>"

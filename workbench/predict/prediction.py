@@ -4,15 +4,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from workbench.plan.errors import ExperimentError, MachineError, PlanError
-from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.errors import MachineError
+from workbench.plan.experiment.asked import experiment_of, required_plan
+from workbench.plan.experiment.experiment import Experiment, Optimizer
+from workbench.plan.html import frame_of, save
 from workbench.plan.machine.device import Device
 from workbench.plan.machine.link import Link
 from workbench.plan.machine.machine import Machine
 from workbench.plan.plan import Plan
-from workbench.predict.drawing import save_trace, shown_ranks
+from workbench.predict.drawing import save_trace
 from workbench.predict.memory.memory import Memory, memory_of
 from workbench.predict.scaling import (
     MOST_RANKS,
@@ -28,9 +30,13 @@ from workbench.predict.time.simulation import Schedule, Simulation, check_ranks,
 from workbench.predict.traffic.traffic import Traffic, traffic_of
 from workbench.program.step import Program, program_of
 
+if TYPE_CHECKING:
+    import pandas
+
 # Up to here all ranks are simulated: their program is made for memory and traffic anyway.
 _FEW_RANKS = 32
 _MOST_TRACED = 64
+_NAMED = {"step": "overhead"}  # what belongs to no other part of a step
 
 
 @dataclass(frozen=True)
@@ -200,9 +206,41 @@ class Prediction:
             ranks: the ranks to write; None: all, or of more than 64 ranks the first 64
                 representatives.
         """
-        chosen = shown_ranks(self.timeline, _MOST_TRACED) if ranks is None else ranks
+        chosen = self.timeline.shown(_MOST_TRACED) if ranks is None else ranks
         spans = (span for rank in chosen for span in self.timeline.spans(rank))
         save_trace(spans, path)
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """One line for each rank: seconds of a step, bytes at the peak, bytes received in a step.
+
+        Of a larger world than 64 ranks, a line for the ranks that stand for the others.
+        """
+        schedule = None if self.machine is None else self.timeline
+        rows = []
+        for rank in self.memory.ranks.kept:
+            parts = {} if schedule is None else schedule.breakdown(rank.rank)
+            rows.append(
+                {
+                    "rank": rank.rank,
+                    **({"step_s": sum(parts.values())} if parts else {}),
+                    **{f"{_NAMED.get(name, name)}_s": value for name, value in parts.items()},
+                    "peak_bytes": rank.peak_bytes,
+                    **{f"{name}_bytes": count for name, count in rank.categories.items()},
+                    "received_bytes": self.traffic.received_bytes(rank.rank),
+                }
+            )
+        return frame_of(rows, list(rows[0]))
+
+    def save(self, path: str | Path) -> None:
+        """Writes it into a file: "x.svg" is the timeline, "x.html" a page, "x.csv" the table.
+
+        Without a machine, the picture is the table of memory and traffic.
+
+        Raises:
+            ValueError: the name has another ending.
+        """
+        timed = None if self.machine is None else self.timeline.svg
+        save(self, path, timed)
 
     def _point(self, world_size: int, batch_size: int) -> Point:
         there = self.at(world_size=world_size, batch_size=batch_size)
@@ -241,7 +279,13 @@ class Prediction:
 
 
 def predict(
-    plan: Plan | Experiment, machine: Machine | None = None, experiment: Experiment | None = None
+    plan: Plan | Experiment,
+    machine: Machine | None = None,
+    experiment: Experiment | None = None,
+    *,
+    batch_size: int | None = None,
+    optimizer: Optimizer | str | None = None,
+    precision: str | None = None,
 ) -> Prediction:
     """Predicts the cost of a plan from its shapes alone: nothing runs, and torch is not loaded.
 
@@ -249,27 +293,29 @@ def predict(
         plan: the plan; or an experiment, whose own plan is meant.
         machine: the machine that runs it; None: only memory and traffic, which are the same on all
             machines with these kernels.
-        experiment: the experiment that runs it; its own plan is replaced by `plan`.
+        experiment: the experiment that runs it; its own plan is replaced by `plan`. None: a step
+            of momentum SGD with 32 samples for each rank.
+        batch_size: the samples of a step over all ranks, instead of the experiment's.
+        optimizer: the optimizer, instead of the experiment's.
+        precision: the precision, instead of the experiment's.
 
     Raises:
         PlanError: no plan.
         ExperimentError: no experiment, or one that cannot run this plan; or two.
         MachineError: no machine, or one that has devices for another number of ranks.
     """
-    if isinstance(plan, Experiment):
-        if experiment is not None:
-            raise ExperimentError("predict takes one Experiment, got two")
-        experiment = plan
-        plan = experiment.plan
-    if not isinstance(plan, Plan):
-        raise PlanError(f"predict needs a Plan or an Experiment, got {plan!r}")
-    if not isinstance(experiment, Experiment):
-        raise ExperimentError(
-            "predict needs an Experiment too (batch size, optimizer, precision), as in "
-            f"predict(plan, machine, experiment); got {experiment!r}"
-        )
+    chosen = required_plan("predict", plan)
     if machine is not None:
         if not isinstance(machine, Machine):
             raise MachineError(f"predict needs a Machine or None, got {machine!r}")
-        check_ranks(machine, plan.world_size)
-    return Prediction(experiment.replace(plan=plan), machine)
+        check_ranks(machine, chosen.world_size)
+    step = experiment_of(
+        "predict",
+        plan,
+        chosen,
+        experiment,
+        batch_size=batch_size,
+        optimizer=optimizer,
+        precision=precision,
+    )
+    return Prediction(step, machine)

@@ -1,17 +1,21 @@
 """Step times over world sizes: strong and weak scaling, and where communication dominates."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from workbench.plan.errors import ExperimentError, MachineError
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.html import table, text_table
+from workbench.plan.html import frame_of, save, table, text_table
 from workbench.plan.machine.device import Device
 from workbench.plan.machine.link import Link
 from workbench.plan.machine.machine import Machine
 from workbench.predict.time.simulation import Schedule
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,19 @@ class Scaling:
 
     def __str__(self) -> str:
         return "\n".join([repr(self), "", *text_table(_HEAD, self._rows())])
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """One line for each world size, in seconds."""
+        rows = ({**vars(point), "speedup": self.speedup(point)} for point in self.points)
+        return frame_of(rows, [*(f.name for f in fields(Point)), "speedup"])
+
+    def save(self, path: str | Path) -> None:
+        """Writes its table into a file: "x.svg", "x.html" or "x.csv".
+
+        Raises:
+            ValueError: the name has another ending.
+        """
+        save(self, path)
 
     def _repr_html_(self) -> str:
         return f"<div>{table(_HEAD, self._rows(), repr(self).strip('<>'))}</div>"

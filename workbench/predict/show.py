@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from html import escape
 
 from workbench.plan.html import shortened, table, text_table
-from workbench.predict.drawing import schedule_svg
 from workbench.predict.memory.memory import Memory
 from workbench.predict.memory.timeline import CATEGORIES
 from workbench.predict.time.simulation import PARTS, Simulation
@@ -51,7 +50,7 @@ class Shown:
         parts = []
         if self.simulation is not None:
             caption = "Where a step's time goes, ms"
-            parts.append(schedule_svg(self.simulation.schedule))
+            parts.append(self.simulation.schedule.svg())
             parts.append(table(_TIME, _time(self.simulation), caption))
         caption = "Memory at the highest point, MiB"
         parts.append(table(_MEMORY, _memory(self.memory), caption))

@@ -13,12 +13,7 @@ from functools import cached_property, reduce
 
 import numpy as np
 
-from workbench.plan.experiment.experiment import (
-    Experiment,
-    LocalSGD,
-    Pipelined,
-    Synchronous,
-)
+from workbench.plan.experiment.experiment import Experiment, Synchronous
 from workbench.plan.experiment.optimizers import AnyOptimizer
 from workbench.plan.placement.division import divide
 from workbench.plan.placement.placement import Replicate
@@ -227,7 +222,8 @@ class Column:
 
 def late(experiment: Experiment) -> int:
     """How many steps' gradients are in flight beside the one that is computed."""
-    return experiment.sync.width - 1 if isinstance(experiment.sync, Pipelined) else 0
+    found: int = experiment.sync.timing.late
+    return found
 
 
 def buckets_of(experiment: Experiment, pieces: Pieces) -> Buckets:
@@ -235,7 +231,7 @@ def buckets_of(experiment: Experiment, pieces: Pieces) -> Buckets:
 
     Gradients that are used late travel all at once, with them those that only one rank has.
     """
-    if isinstance(experiment.sync, LocalSGD):
+    if experiment.sync.timing.of_weights:
         return _made(experiment, pieces, [], 0)
     if late(experiment):
         return _made(experiment, pieces, [set(pieces.names)], WHOLE, alone=True)
@@ -272,10 +268,10 @@ def _made(
     return Buckets(of_place, place)
 
 
-def averaged(experiment: Experiment, sync: LocalSGD, pieces: Pieces) -> Buckets:
-    """Those in which local SGD averages parameters, and momentum where it is averaged too."""
+def averaged(experiment: Experiment, pieces: Pieces) -> Buckets:
+    """Those in which parameters are averaged, and momentum where it is averaged too."""
     ranks, place = _places(experiment, pieces)
-    of_place = tuple(tuple(_averaged(experiment, sync, pieces, rank)) for rank in ranks)
+    of_place = tuple(tuple(_averaged(experiment, pieces, rank)) for rank in ranks)
     return Buckets(of_place, place)
 
 
@@ -327,11 +323,9 @@ def _bucketed(
     return [Bucket(k, tuple(members), tuple(sizes)) for k, members, sizes in closed]
 
 
-def _averaged(
-    experiment: Experiment, sync: LocalSGD, pieces: Pieces, rank: int
-) -> Iterator[Bucket]:
-    placed = experiment.plan.flow.weights
-    with_state = sync.momentum == "average"
+def _averaged(experiment: Experiment, pieces: Pieces, rank: int) -> Iterator[Bucket]:
+    placed, limit = experiment.plan.flow.weights, experiment.sync.bucket_bytes
+    with_state = experiment.sync.timing.momentum == "average"
     times = {n: copies(one) * with_state for n, one in experiment.optimizers.items()}
     for k in sorted({placed[name].group_size for name in pieces.names}):
         if k == experiment.plan.world_size:
@@ -342,7 +336,7 @@ def _averaged(
             if pieces.sizes[name][rank]:
                 names.append(name)
             held = tuple(int(pieces.sizes[name][rank]) for name in names)
-            if sum(held) >= sync.bucket_bytes:
+            if sum(held) >= limit:
                 yield Bucket(k, tuple(names), held)
                 names = []
         if names:

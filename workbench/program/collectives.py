@@ -21,13 +21,14 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from workbench.plan.experiment.codec import Codec
+from workbench.plan.experiment.algorithm import Algorithm
+from workbench.plan.experiment.codec import AnyCodec
 from workbench.plan.experiment.experiment import Experiment, ParameterServer
-from workbench.plan.experiment.sync import Algorithm
 from workbench.plan.graph import Layer
 from workbench.plan.placement.layout import ROWS, Conversion, Layout
 from workbench.plan.placement.mesh import replica_groups, shard_groups
 from workbench.plan.placement.placement import Partial, Replicate, Shard
+from workbench.plan.placement.weights import heads_of
 from workbench.program.buckets import Column, moved_by
 from workbench.program.instructions import (
     Agree,
@@ -71,7 +72,7 @@ class Summed(NamedTuple):
 
     algorithm: Algorithm
     buffer: bool
-    codec: Codec | None = None
+    codec: AnyCodec | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -222,9 +223,13 @@ class Collectives:
             case Weigh():
                 one = self._everywhere
                 return (CollectiveCall("all_reduce", "weights", "step", "control", 1, one, _FP64),)
-            case Clip(norm=float()):
+            case Clip(norm=float(), every=every):
                 one = self._everywhere
-                return (CollectiveCall("all_reduce", "clip", "step", "control", 1, one, _FP64),)
+                return (
+                    CollectiveCall(
+                        "all_reduce", "clip", "step", "control", 1, one, _FP64, every=every
+                    ),
+                )
             case _:
                 return ()
 
@@ -265,7 +270,7 @@ class Collectives:
     def _in_common(self, layer: Layer) -> Iterator[CollectiveCall]:
         """The one gradient that heads of windowed attention, version 2, have in common."""
         hidden, choice = trained_hidden(layer), self.plan.layers.get(layer.name)
-        if not hidden or choice is None or choice.scheme != "shard_heads" or choice.group_size == 1:
+        if not hidden or choice is None or heads_of(layer, choice) is None:
             return
         numel, width = self._everywhere * (3 * hidden), self.itemsize
         yield CollectiveCall(
@@ -335,7 +340,16 @@ class Collectives:
         how = Summed(reduce.algorithm, True, codec)
         numel = column.bytes // width
         return CollectiveCall(
-            "all_reduce", "gradients", "step", "replica", k, numel, width, takes, how
+            "all_reduce",
+            "gradients",
+            "step",
+            "replica",
+            k,
+            numel,
+            width,
+            takes,
+            how,
+            every=reduce.every,
         )
 
     def _hand_out(self, hand_out: HandOut, column: Column) -> CollectiveCall:
@@ -350,6 +364,7 @@ class Collectives:
             width,
             column.there,
             server=self._serves(column.group_size) if served else None,
+            every=hand_out.every,
         )
 
     def _average(self, column: Column, every: int) -> CollectiveCall:

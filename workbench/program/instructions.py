@@ -17,11 +17,15 @@ all ranks at once. It knows neither seconds nor bytes; those are answers of whoe
     wait          for sums that have been started
     rescale       gradients that are to be means over other rows than the whole step's
     agree         all ranks on the loss and on whether to go on
-    compensate    gradients that are used late, for how far weights have moved since
+    adjust        gradients, by the strategy's own rule
     clip          gradients, by the norm of all of them or element by element
     update        of parameters, by the optimizer
     hand_out      parameters, from the ranks that have updated them to all that hold them
     average       parameters, every few steps
+    correct       parameters that were averaged, by the strategy's own rule
+
+What a strategy does only in every few steps is marked by how many (`every`): it is done in step s
+if s + 1 is a multiple. A program is that of a step in which all is done.
 
 The terms of torch and MPI are used where they have one: `zero_grad`, reduce, wait.
 """
@@ -29,8 +33,8 @@ The terms of torch and MPI are used where they have one: `zero_grad`, reduce, wa
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from workbench.plan.experiment.codec import Codec
-from workbench.plan.experiment.sync import Algorithm
+from workbench.plan.experiment.algorithm import Algorithm
+from workbench.plan.experiment.codec import AnyCodec
 from workbench.program.buckets import Buckets, Column
 from workbench.program.operations import Operation, Value
 from workbench.program.rows import Rows
@@ -89,10 +93,16 @@ class Weigh:
 
 @dataclass(frozen=True)
 class ZeroGrad:
-    """The gradients of these parameters are forgotten: what follows makes new ones."""
+    """The gradients of these parameters are forgotten: what follows makes new ones.
+
+    Attributes:
+        parameters: the parameters, by name.
+        every: the steps whose gradients are added up; they are forgotten before the first.
+    """
 
     word: ClassVar[str] = "zero_grad"
     parameters: tuple[str, ...]
+    every: int = 1
 
 
 @dataclass(frozen=True)
@@ -201,6 +211,7 @@ class Reduce:
         codec: the codec through which gradients travel.
         after: the index, for each place of the column, of the instruction behind which ranks there
             begin; those who come first wait for the others of their group. -1: at this one.
+        every: steps from one to the next, whose gradients have been added up.
     """
 
     word: ClassVar[str] = "reduce"
@@ -208,8 +219,9 @@ class Reduce:
     members: tuple[int, ...]
     to: Updater
     algorithm: Algorithm
-    codec: Codec | None
+    codec: AnyCodec | None
     after: tuple[int, ...]
+    every: int = 1
 
 
 @dataclass(frozen=True)
@@ -219,11 +231,13 @@ class Wait:
     Attributes:
         reduces: the indices of the instructions that begin them.
         late: how many steps before this one they began.
+        every: steps from one to the next.
     """
 
     word: ClassVar[str] = "wait"
     reduces: tuple[int, ...]
     late: int = 0
+    every: int = 1
 
 
 @dataclass(frozen=True)
@@ -249,11 +263,17 @@ class Agree:
 
 
 @dataclass(frozen=True)
-class Compensate:
-    """Late gradients for how far each of these parameters has moved since."""
+class Adjust:
+    """Gradients go through the strategy's own rule before they are used.
 
-    word: ClassVar[str] = "compensate"
+    Attributes:
+        parameters: the parameters, by name.
+        every: steps from one to the next.
+    """
+
+    word: ClassVar[str] = "adjust"
     parameters: tuple[str, ...]
+    every: int = 1
 
 
 @dataclass(frozen=True)
@@ -265,6 +285,7 @@ class Clip:
         norm: the greatest norm of all of them together, over which all ranks agree; None: any.
         value: the greatest magnitude of an element; None: any.
         by: who clips each: who updates it.
+        every: steps from one to the next.
     """
 
     word: ClassVar[str] = "clip"
@@ -272,6 +293,7 @@ class Clip:
     norm: float | None
     value: float | None
     by: Updater
+    every: int = 1
 
 
 @dataclass(frozen=True)
@@ -281,11 +303,13 @@ class Update:
     Attributes:
         parameters: the parameters, by name.
         by: who moves each, of the ranks that hold the same piece of it.
+        every: steps from one to the next.
     """
 
     word: ClassVar[str] = "update"
     parameters: tuple[str, ...]
     by: Updater
+    every: int = 1
 
 
 @dataclass(frozen=True)
@@ -296,12 +320,14 @@ class HandOut:
         buckets: the buckets in which they travel; each rank takes its own in their order.
         source: who has updated them.
         fused: whether it is the second half of an all-reduce of which `Reduce` was the first.
+        every: steps from one to the next.
     """
 
     word: ClassVar[str] = "hand_out"
     buckets: Buckets
     source: Updater
     fused: bool
+    every: int = 1
 
 
 @dataclass(frozen=True)
@@ -315,6 +341,20 @@ class Average:
 
     word: ClassVar[str] = "average"
     buckets: Buckets
+    every: int
+
+
+@dataclass(frozen=True)
+class Correct:
+    """Parameters that were averaged go through the strategy's own rule.
+
+    Attributes:
+        parameters: the parameters, by name.
+        every: steps from one to the next.
+    """
+
+    word: ClassVar[str] = "correct"
+    parameters: tuple[str, ...]
     every: int
 
 
@@ -332,10 +372,18 @@ Instruction = (
     | Wait
     | Rescale
     | Agree
-    | Compensate
+    | Adjust
     | Clip
     | Update
     | HandOut
     | Average
+    | Correct
     | Weigh
 )
+
+
+def turn_of(instruction: Instruction) -> int:
+    """Steps from one execution to the next; gradients are forgotten in other steps than that."""
+    if isinstance(instruction, ZeroGrad):
+        return 1
+    return int(getattr(instruction, "every", 1))

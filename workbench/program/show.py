@@ -4,19 +4,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.extension.extension import name_of
+from workbench.plan.html import frame_of
 from workbench.program.collectives import CollectiveCall, Collectives
 from workbench.program.instructions import (
+    Adjust,
     Agree,
     Average,
     Backward,
     Clip,
-    Compensate,
     Convert,
+    Correct,
     Forward,
     HandOut,
     Instruction,
@@ -32,9 +35,13 @@ from workbench.program.instructions import (
     Wait,
     Weigh,
     ZeroGrad,
+    turn_of,
 )
 from workbench.program.operations import Operation
 from workbench.program.rows import Representatives, Rows
+
+if TYPE_CHECKING:
+    import pandas
 
 _MOST_RANKS = 8
 _HEAD = ("", "instruction", "of", "how", "communicates", "when")
@@ -85,7 +92,7 @@ class Shown:
         """In one line."""
         experiment, world = self.experiment, self.ranks.world_size
         plan, sync = experiment.plan, experiment.sync
-        said = [sync.kind.replace("_", " ")]
+        said = [sync.shown]
         if plan.rounds != "BK":
             said.append(f"rounds {plan.rounds}")
         if experiment.accumulate > 1:
@@ -124,6 +131,11 @@ class Shown:
             f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></div>"
         )
 
+    def frame(self) -> "pandas.DataFrame":
+        """The same as a table of pandas."""
+        rows = ({**line._asdict(), "number": int(line.number)} for line in self.lines())
+        return frame_of(rows, Line._fields)
+
     def lines(self) -> Iterator[Line]:
         """Of one rank, those in which it takes part."""
         for index, instruction in enumerate(self.instructions):
@@ -132,6 +144,9 @@ class Shown:
             if alone and not any(self._takes(call) for call in calls):
                 continue
             of, how, when = self._said(index, instruction)
+            every = turn_of(instruction)
+            if every > 1 and not isinstance(instruction, Average):
+                when += f"{', ' if when else ''}every {every} steps"
             communicates = ", ".join(self._call(call) for call in calls if self._takes(call))
             yield Line(str(index), instruction.word, of, how, communicates, when)
 
@@ -142,8 +157,10 @@ class Shown:
                 return self._rows(rows), "", ""
             case Weigh():
                 return "weights of rows", "", ""
-            case ZeroGrad(names) | KeepWeights(names) | Compensate(names):
+            case ZeroGrad(names) | KeepWeights(names):
                 return _several(names), "", ""
+            case Adjust(names) | Correct(names):
+                return _several(names), self.experiment.sync.shown, ""
             case Prefetch(operation, on):
                 return _conversion(operation), "where no memory is shared", self._when(on)
             case Forward(operation, on):
@@ -164,7 +181,7 @@ class Shown:
                 how = "adds to gradients" if adds else ""
                 return operation.label, how, self._when(on)
             case Reduce(column, _, to, algorithm, codec, after):
-                how = algorithm if codec is None else f"{algorithm}, {codec.name}"
+                how = name_of(algorithm) + ("" if codec is None else f", {codec.name}")
                 how = how if to == "holders" else f"to the {to}"
                 held = [n for b in column.of_place if b is not None for n in b.names]
                 awaited = self._awaited.get(index)
@@ -206,7 +223,7 @@ class Shown:
         choice = self.experiment.plan.layers.get(operation.label)
         if choice is None:
             return str(operation.layout)
-        return f"{choice.scheme} {choice.group_size}"
+        return f"{choice.name} {choice.group_size}"
 
     def _when(self, on: Pass) -> str:
         return str(on) if on.round is None else f"{on}: {self._rows(on.rows)}"

@@ -1,12 +1,16 @@
 """A step as a value: what all ranks execute, in order."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import cast
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
-from workbench.plan.errors import ExperimentError
+from workbench.plan.experiment.asked import experiment_of, required_machine, required_plan
 from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.experiment.sync import warm
+from workbench.plan.html import save
+from workbench.plan.machine.machine import Machine
 from workbench.plan.placement.mesh import shard_groups
 from workbench.plan.plan import Plan
 from workbench.program.buckets import Bucket, Buckets, Pieces, buckets_of, handed_out, late
@@ -23,6 +27,9 @@ from workbench.program.operations import Operation, Operations, operations_of
 from workbench.program.rows import Hosts, Representatives
 from workbench.program.show import Shown
 from workbench.program.unrolling import unrolled
+
+if TYPE_CHECKING:
+    import pandas
 
 MANY_RANKS = 64
 """Beyond, few of them stand for all."""
@@ -41,6 +48,7 @@ class Program:
         hosts: the hosts of its ranks.
         representatives: these ranks, of a larger world; None: all ranks are written for.
         batches: the rows of each rank in each micro-batch; None: those of a whole batch.
+        carried: states of each parameter that the strategy keeps for steps to come.
     """
 
     experiment: Experiment
@@ -49,6 +57,29 @@ class Program:
     hosts: Hosts
     representatives: Representatives | None = None
     batches: tuple[tuple[int, ...], ...] | None = None
+    carried: int = 0
+
+    @property
+    def warmup(self) -> int:
+        """The number of first steps that are unlike the others: synchronous."""
+        found: int = self.experiment.sync.timing.warmup
+        return found
+
+    @cached_property
+    def warm(self) -> "Program":
+        """What the first steps execute."""
+        sync = self.experiment.sync
+        experiment = self.experiment.replace(sync=warm(sync))
+        return replace(self, experiment=experiment, carried=len(sync.timing.remembers))
+
+    @property
+    def remembered(self) -> int:
+        """How many states of each parameter the strategy remembers."""
+        return self.carried + len(self.experiment.sync.timing.remembers)
+
+    def at(self, step: int) -> "Program":
+        """What a step executes, if all that is done every few steps is done in it."""
+        return self.warm if step < self.warmup else self
 
     @property
     def plan(self) -> Plan:
@@ -109,6 +140,18 @@ class Program:
     def __str__(self) -> str:
         return self._shown().text()
 
+    def to_frame(self) -> "pandas.DataFrame":
+        """One line for each instruction."""
+        return self._shown().frame()
+
+    def save(self, path: str | Path) -> None:
+        """Writes its table into a file: "x.svg", "x.html" or "x.csv".
+
+        Raises:
+            ValueError: the name has another ending.
+        """
+        save(self, path)
+
     def _repr_html_(self) -> str:
         return self._shown().html()
 
@@ -134,6 +177,11 @@ class RankProgram:
 
     program: Program
     rank: int
+
+    @cached_property
+    def warm(self) -> "RankProgram":
+        """What it executes in the first steps, which are synchronous."""
+        return self.program.warm.of(self.rank)
 
     def calls(self) -> Iterator[CollectiveCall]:
         """The collectives that it takes part in, in the order in which it begins them.
@@ -212,6 +260,21 @@ class RankProgram:
     def __str__(self) -> str:
         return self.program._shown(self.rank).text()
 
+    def __repr__(self) -> str:
+        return f"<RankProgram {self.program._shown(self.rank).title}>"
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """One line for each instruction that it takes part in."""
+        return self.program._shown(self.rank).frame()
+
+    def save(self, path: str | Path) -> None:
+        """Writes its table into a file: "x.svg", "x.html" or "x.csv".
+
+        Raises:
+            ValueError: the name has another ending.
+        """
+        save(self, path)
+
     def _repr_html_(self) -> str:
         return self.program._shown(self.rank).html()
 
@@ -241,20 +304,29 @@ def reduced(experiment: Experiment, ranks: Representatives) -> Program:
     return Program(own, pieces, operations_of(own, pieces), hosts, ranks)
 
 
-def program(experiment: Experiment, ranks_per_host: int | None = None) -> Program:
+def program(
+    plan: Plan | Experiment,
+    machine: Machine | None = None,
+    experiment: Experiment | None = None,
+) -> Program:
     """What the ranks of an experiment execute in one step, to be looked at and compared.
 
     Of a world of more than 64 ranks a few are written for, which stand for the others.
 
     Args:
-        experiment: the experiment.
-        ranks_per_host: how many ranks share memory; None: all ranks of the world do.
+        plan: the plan; or an experiment, whose own plan is meant.
+        machine: the machine that says how many ranks share memory; None: all ranks of the world do.
+        experiment: the experiment that runs it; its own plan is replaced by `plan`. None: a step
+            of momentum SGD with 32 samples for each rank.
 
     Raises:
-        ExperimentError: it is no experiment.
+        PlanError: no plan.
+        ExperimentError: no experiment, or one that cannot run this plan; or two.
+        MachineError: no machine.
     """
-    if not isinstance(experiment, Experiment):
-        raise ExperimentError(f"program needs an Experiment, got {experiment!r}")
-    if experiment.plan.world_size > MANY_RANKS:
-        return reduced(experiment, Representatives.of(experiment, None))
-    return program_of(experiment, ranks_per_host)
+    chosen = required_plan("program", plan)
+    hosts = None if machine is None else required_machine("program", machine).ranks_per_host
+    step = experiment_of("program", plan, chosen, experiment)
+    if chosen.world_size > MANY_RANKS:
+        return reduced(step, Representatives.of(step, None))
+    return program_of(step, hosts)

@@ -12,15 +12,16 @@ more just before its last operation. In the step's last backward pass, or every 
 round is a step of its own, a bucket begins to be summed when the last of its gradients is there:
 strictly in the buckets' order, one that is filled early behind those before it. Where ranks of a
 replica group fill theirs in different places, which unequal pieces beside replicated layers can
-bring about, a sum begins with the last of them. Steps end as
+bring about, a sum begins with the last of them. What a step ends with follows from the strategy's
+timing, whoever's it is:
 
-    synchronous          wait, agree, update, and hand_out where each rank updates parts
-    parameter server     wait, agree, update, hand_out
-    pipelined            wait for an earlier step's sums, agree, reduce, compensate, update
-    local SGD            rescale, agree, update, average
+    gradients            wait, agree, update, and hand_out where not all holders update
+    gradients, late      wait for an earlier step's sums, agree, reduce, update
+    weights              rescale, agree, update, average
 
-Gradients are clipped before the update. Where they are late, that goes before the next reduction,
-behind whose bytes the few of the norm would queue on the wire.
+Gradients go through the strategy's own rule, if it has one (adjust), and are clipped, before the
+update; weights that were averaged, through another one (correct). Late ones are clipped before
+the next reduction, behind whose bytes the few of the norm would queue on the wire.
 """
 
 from collections import Counter
@@ -30,20 +31,19 @@ import numpy as np
 
 from workbench.plan.experiment.experiment import (
     Experiment,
-    LocalSGD,
     ParameterServer,
-    Pipelined,
     Synchronous,
 )
 from workbench.plan.placement.tail import Tail, round_rows
 from workbench.program.buckets import Bucket, Buckets, Pieces, averaged, late, tail_names
 from workbench.program.instructions import (
+    Adjust,
     Agree,
     Average,
     Backward,
     Clip,
-    Compensate,
     Convert,
+    Correct,
     Forward,
     HandOut,
     Instruction,
@@ -77,7 +77,8 @@ class Reductions:
     """
 
     def __init__(self, experiment: Experiment, buckets: Buckets) -> None:
-        self._experiment, self._buckets = experiment, buckets
+        self._experiment, self._buckets, timing = experiment, buckets, experiment.sync.timing
+        self._every = timing.every if timing.adds_up else 1
         self._columns = {(c.group_size, c.number): c for c in buckets.columns()}
         self._keys = [_keys(own) for own in buckets.of_place]
         self._places: dict[int, Mapping[int, set[int]]] = {}
@@ -142,13 +143,12 @@ class Reductions:
 
     def _reduce(self, key: _Key, members: tuple[int, ...]) -> Reduce:
         sync, to = self._experiment.sync, updater_of(self._experiment)
+        algorithm, codec = sync.summing
         column, come = self._columns[key], self._come[key]
         after = tuple(come.get(place, -1) for place in range(len(column.of_place)))
-        if not isinstance(sync, Synchronous | Pipelined):
-            return Reduce(column, members, to, "auto", None, after)
-        if not self._experiment.fused:
+        if to == "owners" and not self._experiment.fused:
             to = "holders"
-        return Reduce(column, members, to, sync.algorithm, sync.codec, after)
+        return Reduce(column, members, to, algorithm, codec, after, self._every)
 
 
 def updater_of(experiment: Experiment) -> Updater:
@@ -203,8 +203,9 @@ class _Unrolling:
     ) -> None:
         self.experiment, self.operations, self.handed = experiment, operations, handed
         self.plan, self.sync = experiment.plan, experiment.sync
+        self.timing = self.sync.timing
         self.tail: Tail | None = self.plan.tail if self.plan.rounds != "BK" else None
-        self.late = late(experiment)
+        self.late, self.every = late(experiment), self.timing.every
         of_rounds: set[str] = set()
         if isinstance(self.sync, Synchronous) and self.sync.per_round:
             of_rounds = tail_names(self.plan)
@@ -224,8 +225,8 @@ class _Unrolling:
         self._add(Load(Rows(totals), each))
         if self.experiment.loss is not None and self.experiment.loss.weights is not None:
             self._add(Weigh())
-        self._add(ZeroGrad(self.names))
-        if isinstance(self.sync, Pipelined) and self.sync.compensation is not None:
+        self._add(ZeroGrad(self.names, self._turn))
+        if self.timing.keeps_weights:
             self._add(KeepWeights(self.names))
         results = self.operations.results
         for index, rows in enumerate(batches):
@@ -241,28 +242,29 @@ class _Unrolling:
         return tuple(self.instructions)
 
     def _end(self) -> None:
-        if isinstance(self.sync, LocalSGD):
+        of_weights = self.timing.of_weights
+        if of_weights:
             self._add(Rescale(self.names, None))
         else:
             self._wait(self.step_sums, self._step_reduces)
-        self._add(Agree(), *self._clip())
+        self._add(Agree(), *self._adjust(), *self._clip())
         self._update(self.of_step)
-        if isinstance(self.sync, LocalSGD):
-            buckets = averaged(self.experiment, self.sync, Pieces.of(self.experiment))
-            self._add(Average(buckets, self.sync.every))
+        if of_weights:
+            buckets = averaged(self.experiment, Pieces.of(self.experiment))
+            self._add(Average(buckets, self.every))
+            if self.timing.corrects:
+                self._add(Correct(self.names, self.every))
 
     def _end_late(self) -> None:
         """Of sums that are used late; they begin behind the agreement, whose bytes go first."""
         reduces = list(self.step_sums.finish())
-        corrected: list[Instruction] = list(self._clip())
-        if isinstance(self.sync, Pipelined) and self.sync.compensation is not None:
-            corrected.insert(0, Compensate(self.names))
-        ahead = corrected if self._clip() else []
+        made: list[Instruction] = [*self._adjust(), *self._clip()]
+        ahead = made if self._clip() else []
         first = len(self.instructions) + 2 + len(ahead)
         waited = tuple(range(first, first + len(reduces)))
         self._add(Wait(waited, self.late), Agree(), *ahead, *reduces)
         if not ahead:
-            self._add(*corrected)
+            self._add(*made)
         self._update(self.of_step)
 
     def _whole(self, on: Pass, *, last: bool) -> None:
@@ -367,7 +369,8 @@ class _Unrolling:
                 self._add(Convert(operation, on, "backward", gradients=gradients))
                 continue
             names = [weight.name for weight in operation.layer.weights]
-            self._add(Backward(operation, on, adds and bool(names), gradients))
+            adds_up = (adds or self.timing.adds_up) and bool(names)
+            self._add(Backward(operation, on, adds_up, gradients))
             if names and not self.late:
                 self._settle(names, last=last)
 
@@ -387,21 +390,30 @@ class _Unrolling:
         """Begins what backward has not reached, and waits for all."""
         self._reduce(sums.finish(), begun)
         if begun:
-            self._add(Wait(tuple(begun)))
+            self._add(Wait(tuple(begun), every=self._turn))
 
     def _clip(self) -> tuple[Clip, ...]:
         norm, value = self.experiment.clip_norm, self.experiment.clip_value
         if norm is None and value is None:
             return ()
-        return (Clip(self.names, norm, value, updater_of(self.experiment)),)
+        return (Clip(self.names, norm, value, updater_of(self.experiment), self._turn),)
+
+    def _adjust(self) -> tuple[Adjust, ...]:
+        return (Adjust(self.names, self._turn),) if self.timing.adjusts else ()
+
+    @property
+    def _turn(self) -> int:
+        """Steps from one update to the next."""
+        return self.every if self.timing.adds_up else 1
 
     def _update(self, names: tuple[str, ...]) -> None:
         by = updater_of(self.experiment)
-        self._add(Update(names, by))
+        self._add(Update(names, by, self._turn))
         if by == "server":
             self._add(HandOut(self.handed, by, False))
         elif by == "owners":
-            self._add(HandOut(self.handed.within(set(names)), by, self.experiment.fused))
+            handed = self.handed.within(set(names))
+            self._add(HandOut(handed, by, self.experiment.fused, self._turn))
 
     def _rows(self, rows: tuple[int, ...]) -> Rows:
         """Passes of equal rows share what is computed of them."""

@@ -7,13 +7,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from workbench.client.run.run import Run
 from workbench.plan import svg
 from workbench.plan.experiment.sync import Sync
+from workbench.plan.html import frame_of, save
 from workbench.plan.panels import (
     COLORS,
     FAINT,
@@ -27,6 +30,9 @@ from workbench.plan.panels import (
 )
 from workbench.plan.units import rate
 from workbench.predict.closed_form import TimingModel, where_fastest
+
+if TYPE_CHECKING:
+    import pandas
 
 WIDTH, HEIGHT = 700, 380
 LEFT, RIGHT, TOP, BOTTOM = 64, 684, 50, 336
@@ -72,6 +78,23 @@ class TimingChart:
                 parts.append(svg.circle(*place, 4.5, fill="#fff", stroke=color, stroke_width=2.5))
         title = "Seconds of an iteration by the rate of the links: model (lines), runs (circles)"
         return document([Panel(title, tuple(legend), "".join(parts), WIDTH, HEIGHT)], columns=1)
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """Seconds of an iteration by bandwidth (bytes/s), one column for each system."""
+        lines = {name: self._line(sync) for name, sync in self.systems.items()}
+        rows = (
+            {"bandwidth": each, **{name: line[place] for name, line in lines.items()}}
+            for place, each in enumerate(self._rates())
+        )
+        return frame_of(rows, ("bandwidth", *lines))
+
+    def save(self, path: str | Path) -> None:
+        """Writes it into a file: "x.svg" is the chart, "x.html" a page, "x.csv" the table.
+
+        Raises:
+            ValueError: the name has another ending.
+        """
+        save(self, path, self.svg)
 
     def __repr__(self) -> str:
         return "\n".join(["<TimingChart: the fastest, by the rate of the links>", *self._ranges()])
@@ -147,6 +170,23 @@ class AccuracyChart:
             curves.append(Curve(name, steps, accuracies, color, last, dots=True))
         axis = Axis("test accuracy (%)", top=1.0, scale=100.0)
         return document([line_panel("Accuracy by step", curves, axis, width=860)], columns=1)
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """One line for each evaluation: run, steps made, accuracy."""
+        rows = (
+            {"run": name, "steps": int(steps), "accuracy": accuracy}
+            for name, run in self.runs.items()
+            for steps, accuracy in zip(*_measured(run), strict=True)
+        )
+        return frame_of(rows, ("run", "steps", "accuracy"))
+
+    def save(self, path: str | Path) -> None:
+        """Writes it into a file: "x.svg" is the chart, "x.html" a page, "x.csv" the table.
+
+        Raises:
+            ValueError: the name has another ending.
+        """
+        save(self, path, self.svg)
 
     def __repr__(self) -> str:
         lines = ["<AccuracyChart: at the end>"]

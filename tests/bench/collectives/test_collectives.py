@@ -7,14 +7,17 @@ import pytest
 import torch
 
 from tests.ranks import all_ranks
+from workbench.bench import codecs
 from workbench.bench.__main__ import main
-from workbench.bench.collectives import links
+from workbench.bench.collectives import collectives, links
 from workbench.bench.collectives.collectives import NAMED
 from workbench.bench.collectives.links import apart, late
+from workbench.bench.report import Report
 from workbench.comm.all_reduce import start_all_reduce
 from workbench.predict.closed_form import Fit, Network
 from workbench.predict.closed_form.fit import CONSTANTS
 
+REPORT = Report("nothing", (), {})
 SIZES = ("1KB", "4KB", "64KB", "1MB", "4MB", "64MB")
 
 
@@ -65,3 +68,30 @@ def test_what_is_found_on_late_links():
     assert found.figures["direct_vs_ring_9ms_4_1MB"].median == pytest.approx(3.0)
     assert found.figures["direct_vs_parameter_server_9ms_4_1MB"].max == pytest.approx(2.0)
     assert setting.systems == ("ring", "direct", "parameter server")
+
+
+def measured(config, fields):
+    return collectives.measure(config, None, weights=None, **fields)
+
+
+def test_an_algorithm_of_one_s_own_takes_its_turn(on_ranks):
+    class Seated:
+        def call(self, task, experiment, **fields):
+            assert task == f"{collectives.__name__}:measure"
+            return on_ranks.seated(2, measured, fields)
+
+    report = collectives.compare(Seated(), {2**10: 1}, 1, ("tests.own_sums:Tree",))
+    assert [row["system"] for row in report.rows] == [*collectives.OURS, *NAMED, "Tree"]
+    assert report.figures["Tree_over_gloo_vs_gloo_1KB"].min > 0
+
+
+def test_options_are_for_their_benches(capsys, monkeypatch):
+    given = []
+    for module in (collectives, codecs):
+        monkeypatch.setattr(module, "run", lambda **options: given.append(options) or REPORT)
+    assert main(["collectives", "--algorithm", "mine:Tree", "--quick"]) == 0
+    assert main(["codecs", "--codec", "sign"]) == 0
+    assert given == [dict(quick=True, algorithm="mine:Tree"), dict(quick=False, codec="sign")]
+    with pytest.raises(SystemExit):
+        main(["codecs", "--algorithm", "mine:Tree"])
+    assert "--algorithm: of collectives only, not of codecs" in capsys.readouterr().err

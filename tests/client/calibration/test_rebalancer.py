@@ -45,7 +45,7 @@ class FakeRun:
 
     def __init__(self, plan, batch_size, speeds, split):
         self.experiment = wb.Experiment(
-            plan=plan, batch_size=batch_size, optimizer=wb.SGD(lr=0.1), steps=1000
+            plan=plan, data="digits", batch_size=batch_size, optimizer=wb.SGD(lr=0.1), steps=1000
         )
         self.speeds, self.split, self.step, self.plans = speeds, split, 0, []
         self.notes, self.noise, self.scatter = [], {}, ((1.0,) * len(speeds),)
@@ -210,7 +210,12 @@ def test_a_slow_engine_gets_fewer_rows(cluster):
     """On engines, by given times: re-cuts under way, until rows are as the speeds."""
     plan = wb.Plan.data_parallel(wb.trace(NET, input_shape=(1, 8, 8)), 2)
     experiment = wb.Experiment(
-        plan=plan, batch_size=64, optimizer=wb.SGD(lr=0.01), steps=100_000, evaluate_every=None
+        plan=plan,
+        data="digits",
+        batch_size=64,
+        optimizer=wb.SGD(lr=0.01),
+        steps=100_000,
+        evaluate_every=None,
     )
     run = cluster.train(experiment, module=NET)
     balancer = Rebalancer(GivenTimes(run, lambda row: (0.1, 0.3)[row["rank"]] * _part(run, row)))

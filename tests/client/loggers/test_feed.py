@@ -10,6 +10,7 @@ from tests.client.fake_session import row
 from workbench.client.loggers.feed import Feed
 from workbench.client.loggers.logger import loggers, step_of
 from workbench.store.errors import ClusterError
+from workbench.store.evaluations import add_evaluation
 
 
 def steps(found):
@@ -121,6 +122,19 @@ def test_loggers_are_told_of_what_runs_and_of_how_it_ended(played):
     assert ["nobody is logged in" in played.notes[0], "too late" in played.notes[1]] == [True] * 2
 
 
+def test_a_step_has_what_was_evaluated_behind_it(played):
+    played.experiment = played.experiment.replace(steps=4, evaluate_every=2)
+    told = []
+    played.subscribe(Feed(played, loggers(told.append)))
+    for step in range(4):
+        if step % 2:
+            add_evaluation(played.directory, step + 1, {"loss": 0.5, "miou": 0.1 * step})
+        played.step(step)
+    played.end()
+    assert [step.get("test_miou") for step in told] == [None, 0.1, None, 0.1 * 3]
+    assert told[1]["test_loss"] == 0.5
+
+
 def test_a_logger_that_hangs_does_not_hold_the_run(played):
     may_go_on = threading.Event()
     played.subscribe(Feed(played, loggers(lambda _step: may_go_on.wait()), last_s=0.01))
@@ -141,7 +155,7 @@ def test_a_missing_package_is_an_error_before_anything_is_submitted(cluster, tra
     monkeypatch.setattr("workbench.client.records.optional.find_spec", lambda _name: None)
     experiment = train("train", steps=1).wait(60.0).experiment
     before = len(cluster.jobs)
-    for logger in (wb.TensorBoard("t"), wb.WandB(), wb.MLflow(), wb.Trackio()):
+    for logger in (wb.TensorBoard("t"), wb.WandB(), wb.MLflow(), wb.Trackio(), wb.OpenTelemetry()):
         extra = type(logger).__name__.lower()
         with pytest.raises(ModuleNotFoundError, match=rf"parallel-workbench\[{extra}\]"):
             cluster.train(experiment, log=[print, logger])

@@ -98,3 +98,34 @@ def test_trackio(played, package):
     assert run.of("log")[-1] == (({"test_accuracy": 0.75},), {"step": 1})
     assert {"step", "time"}.isdisjoint(run.of("log")[0][0][0])
     assert len(run.of("finish")) == 1
+
+
+def test_opentelemetry(played, package):
+    meter, provider = Recorder(), Recorder()
+    provider.get_meter = lambda name: meter
+    package("opentelemetry", metrics=SimpleNamespace(get_meter_provider=lambda: provider))
+    go(played, wb.OpenTelemetry())
+    units = {name: how["unit"] for (name,), how in meter.of("create_gauge")}
+    assert units["workbench.loss"] == "1"
+    assert units["workbench.wait_s"] == "s"
+    assert units["workbench.samples_per_s"] == "1/s"
+    assert units["workbench.peak_bytes"] == "By"
+    assert units["workbench.test_accuracy"] == "1"
+    assert len(units) == len(meter.of("create_gauge"))  # one for each, whatever the steps
+    assert {tuple(given[1].items()) for given, _ in meter.of("set")} == {
+        (("run", played.directory.name),)
+    }
+    assert [given[0] for given, _ in meter.of("set")][-1] == 0.75
+    assert provider.of("shutdown") == []  # it is not the run's
+
+
+def test_opentelemetry_sends_to_an_endpoint_until_the_end(played, package):
+    exported, provider = [], Recorder()
+    package("opentelemetry", metrics=None)
+    sdk, export = "opentelemetry.sdk.metrics", "opentelemetry.exporter.otlp.proto.http"
+    package(sdk, MeterProvider=lambda readers: exported.extend(readers) or provider)
+    package(f"{sdk}.export", PeriodicExportingMetricReader=lambda e, **how: (e, how))
+    package(f"{export}.metric_exporter", OTLPMetricExporter=lambda endpoint: endpoint)
+    go(played, wb.OpenTelemetry("http://host:4318/v1/metrics", every_s=2.0))
+    assert exported == [("http://host:4318/v1/metrics", {"export_interval_millis": 2000.0})]
+    assert len(provider.of("shutdown")) == 1

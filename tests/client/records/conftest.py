@@ -40,6 +40,7 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> Past:
     plan = wb.Plan.hybrid(wb.trace(NET, input_shape=(1, 8, 8)), world_size=2)
     first = wb.Experiment(
         plan=plan,
+        data="digits",
         batch_size=64,
         optimizer=wb.SGD(lr=0.1),
         steps=6,

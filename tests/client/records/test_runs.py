@@ -82,7 +82,7 @@ def test_the_rich_form_reads_without_a_kernel_and_names_cannot_break_out(both, t
     assert (tmp_path / "x.html").read_text().startswith("<!doctype html>")
     assert (tmp_path / "x.svg").read_text() == found.svg()
     assert len(pandas.read_csv(tmp_path / "x.csv")) == 2
-    with pytest.raises(ValueError, match=r"\.html, \.svg or \.csv, got x\.png"):
+    with pytest.raises(ValueError, match=r"\.svg, \.html or \.csv, got 'x\.png'"):
         found.save(tmp_path / "x.png")
 
 

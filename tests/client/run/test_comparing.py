@@ -17,6 +17,7 @@ from workbench.plan.experiment.measured import Span
 from workbench.plan.machine.work import work_of
 from workbench.predict.time.simulation import PARTS
 from workbench.store.errors import ClusterError
+from workbench.train.loop.requests import CarriedOut, LearningRate, RunRequests
 from workbench.train.trace.rank_trace import Called, RankTrace, Stretch
 from workbench.train.trace.traces import Sample, write
 
@@ -24,7 +25,7 @@ NET = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10
 GRAPH = wb.trace(NET, input_shape=(1, 8, 8))
 PLAN = wb.Plan.hybrid(GRAPH, world_size=2)
 EXPERIMENT = wb.Experiment(
-    plan=PLAN, batch_size=64, optimizer=wb.SGD(lr=0.1), steps=13, trace_every=3
+    plan=PLAN, data="digits", batch_size=64, optimizer=wb.SGD(lr=0.1), steps=13, trace_every=3
 )
 PRESET = wb.Machine.preset("cpu-10gbe").replace(ranks_per_host=None)  # as the engines are here
 LONG_S = 120.0
@@ -152,6 +153,32 @@ def test_a_measurement_leaves_out_the_first_steps_and_those_that_were_traced(tmp
     assert [line.step for line in found.timelines] == [5]
     local = EXPERIMENT.replace(sync=wb.LocalSGD(every=3))
     assert comparing.measurement_of(tmp_path, local, rows).step_s == pytest.approx((4.2, 5.2))
+
+
+def test_a_measurement_begins_where_the_run_went_on_under_its_plan(tmp_path):
+    """Steps under another plan took another time, and other memory."""
+    requests = RunRequests(tmp_path)
+    for value, step in ((PLAN, 4), (LearningRate(0.01), 8), (wb.Plan.data_parallel(GRAPH, 2), 0)):
+        number = requests.submit(value)
+        if step:  # the last one is not carried out yet
+            requests.carry_out(number, CarriedOut(step))
+    for step in (2, 7):
+        for rank in range(2):
+            write(tmp_path, sample(rank, 0.0, passes(0.5), [], step=step))
+    rows = [row(step, rank, 9.0 - step, 100 + step) for step in range(9) for rank in (0, 1)]
+    found = comparing.measurement_of(tmp_path, EXPERIMENT.replace(trace_every=0), rows)
+    assert [line.step for line in found.timelines] == [7]
+    assert found.step_s == (2.0, 2.0)  # the median of steps 6, 7 and 8
+    assert found.peak_bytes == (107, 107)
+
+
+def test_steps_that_were_traced_under_another_plan_are_no_measure(tmp_path):
+    requests = RunRequests(tmp_path)
+    requests.carry_out(requests.submit(PLAN), CarriedOut(6))
+    for rank in range(2):
+        write(tmp_path, sample(rank, 0.0, passes(0.5), [], step=5))
+    with pytest.raises(ClusterError, match="no step has been traced since step 6"):
+        comparing.whole_samples(tmp_path, EXPERIMENT)
 
 
 def test_an_epoch_s_short_batch_is_no_measure(tmp_path):

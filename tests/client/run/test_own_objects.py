@@ -5,17 +5,17 @@ import sys
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+import workbench as wb
 from workbench.client.run.own_objects import kept
 from workbench.model.tracing.trace import trace
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import SGD, Experiment, Metric, TorchData
+from workbench.plan.extension.own import OwnObjectError
 from workbench.plan.plan import Plan
 from workbench.store import messages
 from workbench.store.errors import RunError
-from workbench.train.data import own
-from workbench.train.data.errors import OwnObjectError
 
 
 def net():
@@ -59,8 +59,8 @@ def test_they_are_files_named_by_their_content(tmp_path):
     assert (tmp_path / "objects").stat().st_mode & 0o077 == 0
     back = messages.unpack(messages.pack(there))
     assert back.to_toml() == there.to_toml()
-    assert len(own.load(back.data.train)) == 24
-    assert own.load(back.metrics["hits"].result)(torch.tensor(12)) == 0.5
+    assert len(back.data.train.opened().loaded) == 24
+    assert back.metrics["hits"].result.opened().loaded(torch.tensor(12)) == 0.5
 
 
 def test_modules_beside_the_notebook_travel_as_they_are_now(tmp_path, monkeypatch):
@@ -76,13 +76,13 @@ def test_modules_beside_the_notebook_travel_as_they_are_now(tmp_path, monkeypatc
     monkeypatch.delitem(sys.modules, "my_losses")
     (tmp_path / "my_losses.py").unlink()
     back = messages.unpack(messages.pack(there))
-    assert own.load(back.loss.function)(torch.ones(2), None).tolist() == [2.0, 2.0]
+    assert back.loss.function.opened().loaded(torch.ones(2), None).tolist() == [2.0, 2.0]
 
 
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        (dict(loss="nowhere.at_all:loss"), "loss.function: 'nowhere.at_all:loss' cannot be imp"),
+        (dict(loss="nowhere.at_all:loss"), "loss.function: 'nowhere.at_all:loss' cannot be loaded"),
         (dict(loss="math:nothing"), "has no attribute 'nothing'"),
         (dict(metrics={"m": (lambda: (yield))()}), "metrics.m.sums: .*cannot be pickled"),
     ],
@@ -102,12 +102,12 @@ def test_only_files_of_this_cluster_are_loaded(tmp_path):
     (file,) = (tmp_path / "one" / "objects").glob("Corners-*")
     file.write_bytes(file.read_bytes() + b".")
     with pytest.raises(OwnObjectError, match="is not as it was written"):
-        own.load(text.data.train)
+        text.data.train.opened()
 
 
 def test_the_text_of_an_object_is_not_the_object(tmp_path):
     again = Experiment.from_toml(experiment().to_toml())
-    with pytest.raises(ExperimentError, match="was an object of the process that made this"):
+    with pytest.raises(ExperimentError, match="was an object of the process that made the"):
         kept(again, tmp_path)
 
 
@@ -124,6 +124,25 @@ def test_a_cluster_trains_and_verifies_it(cluster):
     assert {d.name for d in found.differences if d.what == "evaluation"} == {"loss", "hits"}
 
 
+def test_a_cluster_reads_what_is_only_iterated(cluster):
+    class Counting(IterableDataset):
+        def __iter__(self):
+            for index in range(24):
+                yield torch.tensor([index % 2, torch.rand(())]), torch.tensor(index % 3)
+
+    data = TorchData(train=Counting(), test=Counting(), samples=(24, 24))
+    run = experiment(data=data, steps=5, epochs=None, schedule=lambda step: 1 / (1 + step))
+    trained = cluster.train(run).wait()
+    half = cluster.train(run.replace(steps=2)).wait()
+    resumed = cluster.train(run, resume=half).wait()
+    losses = [
+        one.metrics.query("rank == 0").set_index("step")["loss"] for one in (trained, resumed)
+    ]
+    assert (losses[1] == losses[0].loc[2:]).all()
+    found = cluster.verify(run)
+    assert found.exact, found
+
+
 def test_what_fails_on_a_rank_is_told_by_its_name(cluster):
     data = TensorDataset(torch.rand(8, 2), torch.arange(8) % 3)
     with pytest.raises(RunError, match=r"loss .*mixing of 8 rows is .* must not depend on others"):
@@ -133,3 +152,12 @@ def test_what_fails_on_a_rank_is_told_by_its_name(cluster):
 def mixing(outputs, targets):
     """Not a loss over rows."""
     return (outputs - outputs.mean(0)).square().mean()
+
+
+def test_what_a_cell_says_of_the_workbench_travels_by_its_name(tmp_path):
+    def loss(outputs, targets):
+        assert wb.Plan is not None
+        return outputs.sum(1)
+
+    there = messages.unpack(messages.pack(kept(experiment(loss=loss), tmp_path)))
+    assert there.loss.function.opened().loaded(torch.ones(2, 3), None).tolist() == [3.0, 3.0]

@@ -21,6 +21,7 @@ UNEQUAL = HALVES.with_layer("1", shares=(3, 1)).with_layer("3", shares=(3, 1)).w
 def experiment():
     return wb.Experiment(
         plan=WHOLE,
+        data="digits",
         batch_size=64,
         optimizer=wb.SGD(lr=0.1, momentum=0.9),
         steps=600,

@@ -27,7 +27,9 @@ def experiment() -> wb.Experiment:
     """A module of the user's own, its two layers cut over both ranks."""
     plan = wb.Plan.hybrid(wb.trace(NET, input_shape=(1, 8, 8)), world_size=2)
     assert {choice.scheme for choice in plan.layers.values()} == {"shard_out", "shard_in"}
-    return wb.Experiment(plan=plan, batch_size=64, optimizer=wb.SGD(lr=0.1), steps=30)
+    return wb.Experiment(
+        plan=plan, data="digits", batch_size=64, optimizer=wb.SGD(lr=0.1), steps=30
+    )
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +165,9 @@ def test_an_interrupted_verification_leaves_the_cluster_usable(cluster, plan):
 
 @pytest.mark.slow
 def test_the_model_is_made_once(cluster, plan):
-    run = wb.Experiment(plan=plan, batch_size=8, optimizer=wb.SGD(lr=0.1), steps=1, seed=3)
+    run = wb.Experiment(
+        plan=plan, data="digits", batch_size=8, optimizer=wb.SGD(lr=0.1), steps=1, seed=3
+    )
     made = []
     for _ in range(2):
         cluster.train(run).wait(LONG_S)
@@ -176,7 +180,9 @@ def test_weights_that_cannot_be_made_are_told(cluster, plan):
     weights = cluster.folder / "weights"
     aside = weights.rename(weights.with_name("aside")) if weights.exists() else None
     weights.write_text("where a folder should be")
-    run = cluster.train(wb.Experiment(plan=plan, optimizer=wb.SGD(lr=0.1), steps=1, seed=5))
+    run = cluster.train(
+        wb.Experiment(plan=plan, data="digits", optimizer=wb.SGD(lr=0.1), steps=1, seed=5)
+    )
     with pytest.raises(ClusterError, match="the initial weights could not be made: "):
         run.wait(LONG_S)
     assert run.state == "failed"

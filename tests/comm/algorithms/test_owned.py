@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.comm.algorithms.test_algorithms import DTYPES, PROFILE, samples
 from tests.comm.lockstep import run
 from tests.ranks import all_ranks
-from workbench.comm.algorithms.flat import direct, from_owners, to_owners
+from workbench.comm.algorithms.flat import FLAT, from_owners, to_owners
 from workbench.comm.algorithms.owned import Owned
 from workbench.comm.pieces import cut
 
@@ -22,7 +22,7 @@ def test_whoever_owns_what_sums_have_the_bits_of_direct(sizes, dtype):
     """By k - 1 messages there, as many back, and (k - 1) s additions of s own elements."""
     ranks, length = len(sizes), sum(sizes)
     whole, flats = samples(length, ranks, dtype), samples(length, ranks, dtype)
-    run([direct(flat, range(ranks), me) for me, flat in enumerate(whole)])
+    run([FLAT["direct"].rounds(flat, range(ranks), me) for me, flat in enumerate(whole)])
     there = run([to_owners(flat, sizes, range(ranks), me) for me, flat in enumerate(flats)])
     for me, flat in enumerate(flats):
         mine = cut(flat, sizes)[me]

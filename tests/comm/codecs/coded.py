@@ -10,7 +10,7 @@ NAMES = ("fp16", "bf16", "bf16_truncated", "int8", "int4", "top_k")
 
 
 def coding(codec: Codec, residual=None) -> PieceCoding:
-    return PieceCoding(coder_of(codec, CPU), residual)
+    return PieceCoding(coder_of(codec, CPU), CPU, residual)
 
 
 def encoded(x, codec: Codec):

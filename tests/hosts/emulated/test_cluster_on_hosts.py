@@ -28,7 +28,9 @@ TRANSPORTS = {
 def experiment() -> wb.Experiment:
     """Layers cut inside each host; what their weights get is averaged between the hosts."""
     plan = wb.Plan.hybrid(wb.trace(NET, input_shape=(1, 8, 8)), world_size=4, group_size=2)
-    return wb.Experiment(plan=plan, batch_size=64, optimizer=wb.SGD(lr=0.1), steps=10)
+    return wb.Experiment(
+        plan=plan, data="digits", batch_size=64, optimizer=wb.SGD(lr=0.1), steps=10
+    )
 
 
 @pytest.fixture(scope="module")

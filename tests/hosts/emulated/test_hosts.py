@@ -17,7 +17,7 @@ from workbench.hosts.emulated.network import ShapedLink
 from workbench.hosts.emulated.quota import CpuController
 from workbench.store.errors import HostsError
 
-RATE, BURST = 20e6, 16 << 10
+RATE, BURST = 2.5e6, 16 << 10
 SPEED = 0.25
 
 # Receives what some others send, and says "ready PORT" first and "done" last.
@@ -58,7 +58,7 @@ print(time.perf_counter() - began)
 
 @pytest.fixture(scope="module")
 def hosts():
-    with wb.Hosts(3, bandwidth=RATE, burst=BURST, speeds=(1, 1, SPEED)) as hosts:
+    with wb.Hosts(3, bandwidth=RATE, burst_bytes=BURST, speeds=(1, 1, SPEED)) as hosts:
         yield hosts
     assert traces(os.getpid()) == []
 
@@ -87,7 +87,7 @@ def said(process: "subprocess.Popen[str]", *, told: str = "", status: int = 0) -
         (2, {"speeds": (1, 1, 1)}, "3 speeds for 2 hosts"),
         (2, {"speeds": (1, 0)}, r"from 0.01 to 1, got \(1.0, 0.0\)"),
         (2, {"speeds": (1, 1.5)}, r"from 0.01 to 1, got \(1.0, 1.5\)"),
-        (2, {"burst": 100}, "at least 2048 bytes"),
+        (2, {"burst_bytes": 100}, "at least 2048 bytes"),
         (2, {"queue_limit_s": 0}, "a positive number of seconds"),
     ],
 )
@@ -195,7 +195,7 @@ def test_a_link_passes_no_more_than_its_rate(hosts, pairs):
     assert [said(process) for process, _port in receivers.values()] == ["done\n"] * len(receivers)
     took = time.perf_counter() - began
     assert [said(process) for process in senders] == ["", ""]
-    assert took >= (len(pairs) * num_bytes - BURST) * 8 / RATE
+    assert took >= (len(pairs) * num_bytes - BURST) / RATE
 
 
 @needs_hosts

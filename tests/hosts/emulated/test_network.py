@@ -2,7 +2,8 @@
 
 import pytest
 
-from workbench.hosts.emulated.network import ShapedLink, rate
+from workbench.hosts.emulated.network import ShapedLink
+from workbench.plan.units import bandwidth_of
 
 
 @pytest.mark.parametrize(
@@ -14,24 +15,25 @@ from workbench.hosts.emulated.network import ShapedLink, rate
         (" 64KBIT ", 64e3),
         ("1000bit", 1e3),
         ("1tbit", 1e12),
-        (5e6, 5e6),
-        (2_000_000, 2e6),
+        (5e6, 40e6),
+        (2_000_000, 16e6),
     ],
 )
-def test_bandwidths_are_written_as_tc_does(given, bits):
-    assert rate(given) == bits
+def test_bandwidths_are_bytes_per_second_or_written_as_tc_does(given, bits):
+    assert bandwidth_of(given) == bits / 8
+    assert ShapedLink.of(given, None, 0.05).bandwidth == bits / 8
 
 
 @pytest.mark.parametrize("given", ["fast", "", "1", "1 gb", "1gbps", "-1gbit", "1e3gbit", "mbit"])
 def test_another_unit_is_refused(given):
     with pytest.raises(ValueError, match=r"one of bit, kbit, mbit, gbit, tbit .*, got '"):
-        rate(given)
+        bandwidth_of(given)
 
 
-@pytest.mark.parametrize("given", ["0gbit", "999bit", 0, -1e9, float("inf"), float("nan")])
+@pytest.mark.parametrize("given", ["0gbit", "999bit", 124, 0, -1e9, float("inf"), float("nan")])
 def test_a_bandwidth_that_no_link_has(given):
-    with pytest.raises(ValueError, match="at least 1 kbit per second"):
-        rate(given)
+    with pytest.raises(ValueError, match=r"at least 125 bytes/s \(1 kbit/s\)"):
+        ShapedLink.of(given, None, 0.05)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,6 @@ def test_a_queue_limit_is_a_positive_time(limit_s):
 
 @pytest.mark.parametrize(("bits", "text"), [(1e9, "1gbit"), (2.5e6, "2.5mbit"), (1e3, "1kbit")])
 def test_a_link_reads_as_it_is_written(bits, text):
-    link = ShapedLink.of(bits, None, 0.05)
+    link = ShapedLink.of(bits / 8, None, 0.05)
     assert str(link) == text
-    assert rate(str(link)) == bits
+    assert bandwidth_of(str(link)) == bits / 8

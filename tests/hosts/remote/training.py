@@ -14,7 +14,9 @@ NET = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10
 def experiment(world_size: int = 4) -> wb.Experiment:
     graph = wb.trace(NET, input_shape=(1, 8, 8))
     plan = wb.Plan.hybrid(graph, world_size=world_size, group_size=2)
-    return wb.Experiment(plan=plan, batch_size=64, optimizer=wb.SGD(lr=0.1), steps=10)
+    return wb.Experiment(
+        plan=plan, data="digits", batch_size=64, optimizer=wb.SGD(lr=0.1), steps=10
+    )
 
 
 def trains(cluster: wb.Cluster) -> None:

@@ -6,6 +6,8 @@ from torch import nn
 
 from tests.model.traced import calling
 from workbench.model import trace
+from workbench.plan import Layer, Machine, Plan
+from workbench.predict import predict
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
@@ -49,3 +51,31 @@ def test_what_does_no_such_operations_is_not_missed(module):
         return self.layer(x.abs().long().clamp(0, 3) if isinstance(module, nn.Embedding) else x)
 
     assert trace(calling(forward, layer=module), input_shape=(5, 8)).uncounted == ()
+
+
+def test_what_is_not_known_is_unknown_and_not_0():
+    graph = trace(
+        calling(
+            lambda self, x: self.both(x, x) + self.one(x),
+            both=nn.Bilinear(8, 8, 8),
+            one=nn.Linear(8, 8),
+        ),
+        input_shape=(8,),
+    )
+    assert graph["both"].flops is None
+    assert graph["both"].flops_text == "unknown"
+    assert graph["both"].counted_flops == 0
+    assert graph["one"].flops == 2 * 8 * 8
+    assert graph.flops == sum(layer.counted_flops for layer in graph.layers)
+    assert "<td style='text-align:left'>unknown</td>" in graph._repr_html_()
+    frame = graph.to_frame().set_index("layer")
+    assert frame["flops"].isna().sum() == 1
+    plan = Plan.data_parallel(graph, 2)
+    assert Plan.from_toml(plan.to_toml()).graph == graph
+    assert predict(plan, Machine.preset("h100-nvlink")).underestimated == ("both",)
+
+
+def test_what_is_known_in_part_is_said_so():
+    layer = Layer("x", "op", ("input",), (4,), (4,), flops=3_000_000, uncounted=True)
+    assert layer.flops_text == "3.00 or more"
+    assert Layer("x", "op", ("input",), (4,), (4,)).flops == 0

@@ -4,9 +4,15 @@ from typing import get_args
 
 import pytest
 
-from workbench.plan.experiment.sync import CODED, MOST_DIRECT, THRESHOLDS, Algorithm, chosen
+from workbench.plan.experiment.algorithm import (
+    CODED,
+    MOST_DIRECT,
+    THRESHOLDS,
+    AlgorithmName,
+    chosen,
+)
 
-NAMED = [name for name in get_args(Algorithm) if name != "auto"]
+NAMED = [name for name in get_args(AlgorithmName) if name != "auto"]
 SMALL, LARGE = THRESHOLDS.direct, THRESHOLDS.direct + 1
 
 

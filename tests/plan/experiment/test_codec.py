@@ -56,7 +56,7 @@ CODECS = st.one_of(
 @given(codec=CODECS)
 def test_an_experiment_with_a_codec_goes_through_toml(codec):
     experiment = Experiment(
-        plan=PLAN, optimizer=SGD(lr=0.1), steps=1, sync=Synchronous(codec=codec)
+        plan=PLAN, data="digits", optimizer=SGD(lr=0.1), steps=1, sync=Synchronous(codec=codec)
     )
     assert experiment.sync.codec == as_codec(codec)
     assert Experiment.from_toml(experiment.to_toml()) == experiment
@@ -71,7 +71,7 @@ def test_people_write_a_name_where_it_says_all():
 
 def test_what_is_inexact_is_said():
     experiment = Experiment(
-        plan=PLAN, optimizer=SGD(lr=0.1), steps=1, sync=Synchronous(codec="int8")
+        plan=PLAN, data="digits", optimizer=SGD(lr=0.1), steps=1, sync=Synchronous(codec="int8")
     )
     assert "gradients travel as int8 with a scale for every 1024 values" in repr(experiment)
     assert Synchronous().inexact == ""

@@ -25,7 +25,7 @@ from workbench.predict.memory.resident import optimizer_bytes
 from workbench.program.step import program_of
 
 PLAN = Plan.hybrid(vgg(), 4, 2)
-FIELDS = dict(plan=PLAN, optimizer=SGD(lr=0.1), steps=10)
+FIELDS = dict(plan=PLAN, data="digits", optimizer=SGD(lr=0.1), steps=10)
 IN_ROUNDS = Plan.hybrid(vgg(), 4, 2, rounds="B")
 BIASES = ParameterGroup("*.bias", weight_decay=0.0)
 
@@ -148,7 +148,7 @@ def test_clipping_is_listed_before_the_update():
     late = Pipelined(compensation="delay")
     for sync, listed in (
         ("synchronous", ["wait", "agree", "clip", "update"]),
-        (late, ["wait", "agree", "compensate", "clip", "reduce", "update"]),
+        (late, ["wait", "agree", "adjust", "clip", "reduce", "update"]),
     ):
         run = Experiment(**FIELDS, clip_norm=1.0, sync=sync)
         assert Experiment.from_toml(run.to_toml()) == run

@@ -8,7 +8,9 @@ from workbench.plan.experiment.experiment import SGD, AdamW, Experiment, Paramet
 from workbench.plan.experiment.schedule import LRScheduler, WarmupCosine
 from workbench.plan.plan import Plan
 
-FIELDS = dict(plan=Plan.hybrid(vgg(), 4, 2), optimizer=SGD(0.1, momentum=0.9), steps=10)
+FIELDS = dict(
+    plan=Plan.hybrid(vgg(), 4, 2), data="digits", optimizer=SGD(0.1, momentum=0.9), steps=10
+)
 CYCLE = LRScheduler("OneCycleLR", max_lr=[0.2, 0.4], total_steps=10, max_momentum=0.9)
 
 
@@ -20,6 +22,7 @@ CYCLE = LRScheduler("OneCycleLR", max_lr=[0.2, 0.4], total_steps=10, max_momentu
         LRScheduler("MultiStepLR", milestones=(2, 4), gamma=0.5),
         LRScheduler("OneCycleLR", max_lr=0.2, epochs=2, steps_per_epoch=5, total_steps=None),
         "warmup_cosine",
+        "math:exp",
     ],
 )
 def test_text_and_back(schedule):
@@ -48,8 +51,8 @@ def test_another_rate_scales_everything():
     ("made", "said"),
     [
         (lambda: LRScheduler("ReduceLROnPlateau"), "follows a metric.*use WarmupCosine or one of"),
-        (lambda: LRScheduler("LambdaLR", lr_lambda=1), "takes a function"),
-        (lambda: LRScheduler("SequentialLR"), "takes other schedulers"),
+        (lambda: LRScheduler("LambdaLR", lr_lambda=1), "give the function itself, schedule=f"),
+        (lambda: LRScheduler("SequentialLR"), "takes other schedulers.*schedule=f"),
         (lambda: LRScheduler("steplr"), "no schedule 'steplr'; use"),
         (lambda: LRScheduler("StepLR"), "StepLR needs step_size"),
         (lambda: LRScheduler("StepLR", step_size=0), "integer >= 1, got 0"),
@@ -73,6 +76,10 @@ def test_schedulers_that_are_refused(made, said):
         (dict(optimizer="adagrad", schedule=CYCLE), "Adagrad has none"),
         (dict(optimizer=Rprop(), schedule="warmup_cosine"), "Rprop .* would do nothing"),
         (dict(schedule="ReduceLROnPlateau"), "follows a metric"),
+        (dict(optimizer=Rprop(), schedule=lambda step: 1.0), "Rprop .* would do nothing"),
+        (dict(schedule=lambda step: -1.0), "of step 0 is -1.0: it must be a number >= 0"),
+        (dict(schedule=lambda step: 1 / step), "of step 0: ZeroDivisionError"),
+        (dict(schedule=lambda step: float("nan")), "of step 0 is nan"),
     ],
 )
 def test_schedules_that_do_not_fit(fields, said):

@@ -71,6 +71,7 @@ def images(world, batch_size=64):
     )
     return Experiment(
         plan=Plan.data_parallel(trace(net, input_shape=(3, 8, 8), num_classes=2), world),
+        data="digits",
         batch_size=batch_size,
         optimizer=SGD(lr=0.1, momentum=0.9),
         steps=1,
@@ -81,7 +82,11 @@ def experiment(world, batch_size=1200):
     builder = Builder((512,)).linear("a", 512).linear("b", 512).linear("c", 512).linear("d", 512)
     graph = builder.graph()
     return Experiment(
-        plan=Plan.data_parallel(graph, world), batch_size=batch_size, optimizer=SGD(lr=0.1), steps=1
+        plan=Plan.data_parallel(graph, world),
+        data="digits",
+        batch_size=batch_size,
+        optimizer=SGD(lr=0.1),
+        steps=1,
     )
 
 
@@ -199,7 +204,9 @@ def test_a_fast_device_with_little_memory_computes_more_and_stores_less():
     )
     plan = Plan.hybrid(trace(net, input_shape=(3, 8, 8)), 2)
     assert plan.layers["fc"].group_size == 2
-    value = Experiment(plan=plan, batch_size=32, optimizer=SGD(lr=0.1, momentum=0.9), steps=1)
+    value = Experiment(
+        plan=plan, data="digits", batch_size=32, optimizer=SGD(lr=0.1, momentum=0.9), steps=1
+    )
     free = balanced(value, machine((3, 1)), per_layer=True)
     needs = [rank.peak_bytes for rank in predict(free.plan, None, value).memory.ranks]
     limits = (int(needs[0] * 0.75), "2GiB")

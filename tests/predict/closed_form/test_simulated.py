@@ -21,6 +21,7 @@ LAYER_BYTES = 4 * 500 * 501
 def predicted(ranks, sync, wire=WIRE):
     value = wb.Experiment(
         plan=wb.Plan.data_parallel(GRAPH, ranks),
+        data="digits",
         optimizer=wb.SGD(lr=0.1),
         steps=1,
         batch_size=ranks * ROWS,

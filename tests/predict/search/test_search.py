@@ -50,7 +50,7 @@ def every_plan(graph, world, recompute=False, options=None):
 def tried(graph, some, world, batch=8, **how):
     """(seconds, bytes) of every plan."""
     experiment = wb.Experiment(
-        plan=Plan(graph, world), optimizer=MOMENTUM, steps=1, batch_size=batch
+        plan=Plan(graph, world), data="digits", optimizer=MOMENTUM, steps=1, batch_size=batch
     )
     found = []
     for plan in every_plan(graph, world, **how):
@@ -61,7 +61,7 @@ def tried(graph, some, world, batch=8, **how):
 
 def searched(graph, some, world, limit=None, **fields):
     given = dict(optimizer=MOMENTUM, batch_size=8, shares=False)
-    return search(graph, some, world, limit, **(given | fields))
+    return search(graph, some, world_size=world, memory_limit=limit, **(given | fields))
 
 
 def check(graph, some, world, found, limit, **fields):
@@ -170,7 +170,9 @@ def test_an_impossible_limit_says_what_is_needed():
     ) as info:
         searched(graph, some, 2, "1 KiB")
     error = info.value
-    experiment = wb.Experiment(plan=error.plan, optimizer=MOMENTUM, steps=1, batch_size=8)
+    experiment = wb.Experiment(
+        plan=error.plan, data="digits", optimizer=MOMENTUM, steps=1, batch_size=8
+    )
     assert wb.predict(error.plan, some, experiment).memory.peak_bytes == error.needed
     assert f"{error.needed:,} bytes" in str(error)
     assert error.least <= error.needed
@@ -200,7 +202,9 @@ def test_the_front_is_what_is_predicted_for_its_plans():
     front = searched(graph, some, 2, batch_size=64).pareto
     assert len(front) > 1
     for one in front:
-        experiment = wb.Experiment(plan=one.plan, optimizer=MOMENTUM, steps=1, batch_size=64)
+        experiment = wb.Experiment(
+            plan=one.plan, data="digits", optimizer=MOMENTUM, steps=1, batch_size=64
+        )
         prediction = wb.predict(one.plan, some, experiment)
         assert (one.step_time, one.peak_bytes) == (
             prediction.step_time,

@@ -23,7 +23,7 @@ PROFILE = settings(max_examples=40, derandomize=True, deadline=None, database=No
 
 
 def experiment(plan, **fields):
-    given = dict(optimizer=wb.SGD(lr=0.1), steps=1, batch_size=8)
+    given = dict(data="digits", optimizer=wb.SGD(lr=0.1), steps=1, batch_size=8)
     return wb.Experiment(plan=plan, **given | fields)
 
 

@@ -19,7 +19,12 @@ ALPHA, GAMMA = 1e-5, 2e-10
 def step_time(sync, bandwidth=1e9, ranks=4, rows=1, **fields):
     plan = Plan.data_parallel(ONE, ranks)
     run = wb.Experiment(
-        plan=plan, optimizer=wb.SGD(lr=0.1), steps=1, batch_size=ranks * rows, sync=sync
+        plan=plan,
+        data="digits",
+        optimizer=wb.SGD(lr=0.1),
+        steps=1,
+        batch_size=ranks * rows,
+        sync=sync,
     )
     toy = device(update_s_per_byte={"sgd": UPDATE})
     wire = link(latency_s=ALPHA, bandwidth=bandwidth, reduction_s_per_byte=GAMMA, **fields)
@@ -132,7 +137,9 @@ def test_parameters_are_averaged_as_the_backend_was_measured():
 def test_coding_takes_what_was_measured():
     """Of 4 ranks each encodes 5 quarters and decodes 6, where both at once take a second a byte."""
     sync, plan = wb.Synchronous(codec="int8", bucket_bytes=WHOLE), Plan.data_parallel(ONE, 4)
-    run = wb.Experiment(plan=plan, optimizer=wb.SGD(lr=0.1), steps=1, batch_size=4, sync=sync)
+    run = wb.Experiment(
+        plan=plan, data="digits", optimizer=wb.SGD(lr=0.1), steps=1, batch_size=4, sync=sync
+    )
     plain, coding = (
         wb.predict(plan, machine(device(coding_s_per_byte={"int8": rate})), run).step_time
         for rate in (0.0, 1.0)
@@ -149,7 +156,7 @@ def test_sums_into_new_memory_have_a_curve_of_their_own():
     assert sums["gradients"] < 1.0
     graph = graphs.mlp(400, 200, 100)
     plan = Plan.hybrid(graph, 4)
-    run = wb.Experiment(plan=plan, optimizer=wb.SGD(lr=0.1), steps=1, batch_size=4)
+    run = wb.Experiment(plan=plan, data="digits", optimizer=wb.SGD(lr=0.1), steps=1, batch_size=4)
     cut = wb.predict(plan, machine(within=link(curves=(slow,))), run).timeline.spans(0)
     taken = [s.seconds for s in cut if s.op == "all_reduce" and s.what == "collective"]
     assert taken == pytest.approx([3.0] * len(taken))
@@ -161,7 +168,9 @@ def test_clipping_and_averages_take_their_passes_and_eight_bytes():
     toy = machine(device(bandwidth=1e9, call_s=0.0), within=link(latency_s=ALPHA, bandwidth=1e9))
 
     def predicted(**fields):
-        run = wb.Experiment(plan=plan, optimizer=wb.SGD(lr=0.1), steps=1, batch_size=4, **fields)
+        run = wb.Experiment(
+            plan=plan, optimizer=wb.SGD(lr=0.1), steps=1, batch_size=4, data="digits", **fields
+        )
         return wb.predict(plan, toy, run)
 
     plain, averaged, clipped = predicted(), predicted(ema=0.9), predicted(clip_norm=1.0)

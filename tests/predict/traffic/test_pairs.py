@@ -98,7 +98,7 @@ def test_flat_algorithms_bring_what_they_cost(length, ranks, codec, name):
 def test_pairs_are_those_between_which_messages_go(name, length, ranks):
     flats = [torch.ones(length) for _ in range(ranks)]
     went: dict[tuple[int, int], int] = {}
-    run([executed.FLAT[name](flat, range(ranks), me) for me, flat in enumerate(flats)], went)
+    run([executed.FLAT[name].rounds(flat, range(ranks), me) for me, flat in enumerate(flats)], went)
     found = summed(Part(name, length, 4, None, 1), (ranks,))
     assert {
         (int(t), int(g)): int(found[t, g]) for t, g in zip(*found.nonzero(), strict=True)

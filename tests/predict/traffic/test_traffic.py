@@ -29,7 +29,7 @@ def experiment(plan, **fields):
     given = dict(
         optimizer=SGD(lr=0.1), batch_size=7, precision="fp64", sync=Synchronous(bucket_bytes=600)
     )
-    return Experiment(plan=plan, steps=1, **given | fields)
+    return Experiment(plan=plan, data="digits", steps=1, **given | fields)
 
 
 def check(on_ranks, run, net, hosts=""):

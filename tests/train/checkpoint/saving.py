@@ -86,7 +86,7 @@ class Alone:
 
 
 def experiment(plan: Plan, value: Optimizer) -> Experiment:
-    return Experiment(plan=plan, optimizer=value, steps=100)
+    return Experiment(plan=plan, data="digits", optimizer=value, steps=100)
 
 
 class Part:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import random
+from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ from workbench.model.tracing.trace import trace
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import SGD, Experiment
 from workbench.plan.experiment.task import TorchData
+from workbench.plan.extension import extension
+from workbench.plan.extension.own import OwnObjectError
 from workbench.plan.plan import Plan
-from workbench.train.data.errors import DataError, OwnObjectError
+from workbench.train.data.errors import DataError
 from workbench.train.data.feed import Feed
 from workbench.train.data.opening import open_data
 
@@ -39,6 +42,43 @@ class Drawing:
 def made():
     """A factory, as "module:function" names it."""
     return Spirals(7, seed=2)
+
+
+def both():
+    """The same for both splits."""
+    return Spirals(7, seed=2), Spirals(4, seed=3)
+
+
+class Fixed:
+    """A class with [index], which a place may name itself."""
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        return torch.tensor([float(index), 0.0]), torch.tensor(index % 3)
+
+
+@pytest.mark.parametrize(
+    ("place", "lengths"), [("made", (7, None)), ("both", (7, 4)), ("Fixed", (5, None))]
+)
+def test_installed_data_is_found_by_its_name(monkeypatch, place, lengths):
+    def entry_points(group):
+        assert group == "workbench.data"
+        return [EntryPoint("mine", f"{__name__}:{place}", group)]
+
+    monkeypatch.setattr(extension, "entry_points", entry_points)
+    assert len(opened("mine")) == lengths[0]
+    if lengths[1] is None:
+        with pytest.raises(DataError, match="has no test split"):
+            opened("mine", "test")
+    else:
+        assert len(opened("mine", "test")) == lengths[1]
+    text = Experiment(
+        plan=Plan.data_parallel(GRAPH, 1), data="mine", optimizer=SGD(0.1), steps=1, batch_size=4
+    )
+    monkeypatch.setattr(extension, "entry_points", lambda group: [])
+    assert Experiment.from_toml(text.to_toml()) == text  # a text names the place itself
 
 
 def opened(data, split="train", seed=0):
@@ -158,7 +198,7 @@ def test_what_is_wrong_is_said_once(data, text, workers):
 
 def test_what_is_no_data_set_is_refused():
     for given, text in (
-        ([iter([1])], "needs len"),
+        ([iter([1])], "needs len.. and .index., or to give a new iterator"),
         ((TensorDataset(torch.rand(0, 2)),) * 2, "has no samples"),
         ("no place", "no data 'no place'"),
         ((1, 2, 3), "got 3 entries"),
@@ -166,7 +206,7 @@ def test_what_is_no_data_set_is_refused():
         value = given[0] if isinstance(given, list) else given
         with pytest.raises(ExperimentError, match=text):
             opened(value)
-    with pytest.raises(OwnObjectError, match="cannot be loaded on this engine: ModuleNotFound"):
+    with pytest.raises(OwnObjectError, match="cannot be loaded in this process: ModuleNotFound"):
         opened("nowhere.at_all:made")
     with pytest.raises(DataError, match="no test split"):
         opened(Spirals(5, 0), "test")

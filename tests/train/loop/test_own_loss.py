@@ -10,8 +10,8 @@ from tests.train.data.spirals import Spirals, counts, f1, focal, paired
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Experiment
 from workbench.plan.experiment.task import Loss, Metric, TorchData
+from workbench.plan.extension.own import OwnObjectError
 from workbench.plan.plan import Plan
-from workbench.train.data.errors import OwnObjectError
 from workbench.train.data.opening import open_data
 from workbench.train.loop.own_loss import OwnLoss
 from workbench.train.loop.scoring import Scoring

@@ -11,6 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from tests.train.small import net
+from workbench.client.run.weights import weights_of
 from workbench.comm.groups.world import RankConfig, World
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
@@ -21,12 +22,15 @@ from workbench.plan.experiment.experiment import (
     Experiment,
     ImageFolder,
     LRScheduler,
+    Metric,
     ParameterGroup,
     Pipelined,
     Synthetic,
     WarmupCosine,
 )
 from workbench.plan.plan import Plan
+from workbench.store.errors import ClusterError
+from workbench.store.evaluations import read_evaluations
 from workbench.store.messages import StopRequest
 from workbench.train.checkpoint import checkpoint
 from workbench.train.checkpoint.checkpoint import latest
@@ -175,7 +179,35 @@ def test_checkpoints_and_evaluations_come_when_due(run):
     evaluated = [row["step"] for row in rows[0] if not math.isnan(row["accuracy"])]
     assert evaluated == [2, 5]
     folder = Path(outcomes[0].checkpoint).parent
-    assert sorted(path.name for path in folder.iterdir()) == ["step-000004", "step-000006"]
+    assert sorted(path.name for path in folder.glob("step-*")) == ["step-000004", "step-000006"]
+    found = read_evaluations(folder)
+    assert list(found) == [3, 6]
+    assert found[6] == outcomes[0].evaluation
+    assert found[3]["accuracy"] == rows[0][2]["accuracy"]
+
+
+def error(outputs, targets):
+    """What falls while it trains."""
+    return (outputs.softmax(1)[torch.arange(len(targets)), targets] - 1).abs()
+
+
+def test_the_best_checkpoint_stays_beside_the_newest(run):
+    fields = dict(metrics={"error": Metric(error)}, evaluate_every=1)
+    _, outcomes = run(HYBRID, **fields, keep_best="error", checkpoint_every=2)
+    folder = Path(outcomes[0].checkpoint).parent
+    found = {done: figures["error"] for done, figures in read_evaluations(folder).items()}
+    best = max(found, key=found.get)
+    assert best < 4
+    assert {int(p.name.removeprefix("step-")) for p in folder.glob("step-*")} == {best, 4, 6}
+    _, short = run(HYBRID, steps=best)
+    expected = checkpoint.state_dict(Path(short[0].checkpoint), GRAPH)
+    experiment = Experiment(plan=HYBRID, **FIELDS, **fields, keep_best="error")
+    taken = weights_of(folder, experiment, None, ema=False, best=True)
+    assert_close(taken, expected, rtol=1e-12, atol=1e-12)
+    with pytest.raises(ClusterError, match="by '-error' there is none"):
+        weights_of(
+            folder / "nowhere", experiment.replace(keep_best="-error"), None, ema=False, best=True
+        )
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_names_the_layer(run):

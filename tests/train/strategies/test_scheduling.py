@@ -9,7 +9,15 @@ from torch import nn
 from tests.plan.graphs import vgg
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import SGD, Adam, Experiment, ParameterGroup
-from workbench.plan.experiment.schedule import FUNCTIONS, KNOWN, REFUSED, LRScheduler, WarmupCosine
+from workbench.plan.experiment.schedule import (
+    FUNCTIONS,
+    KNOWN,
+    REFUSED,
+    LRScheduler,
+    StepFunction,
+    WarmupCosine,
+)
+from workbench.plan.extension.own import OwnObjectError
 from workbench.plan.plan import Plan
 from workbench.train.strategies.scheduling import Schedule
 
@@ -27,6 +35,7 @@ SCHEDULES = (
     LRScheduler("CosineAnnealingWarmRestarts", T_0=2, T_mult=2),
     LRScheduler("CyclicLR", base_lr=0.01, max_lr=0.2, step_size_up=3, mode="triangular2"),
     LRScheduler("OneCycleLR", max_lr=[0.2, 0.4], total_steps=STEPS, three_phase=True),
+    StepFunction(function=lambda step: 1 / (1 + step % 4)),
 )
 
 
@@ -39,6 +48,8 @@ def plain(value, schedule):
         scheduler = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda t: schedule.factor(t, STEPS)
         )
+    elif isinstance(schedule, StepFunction):
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1 / (1 + t % 4))
     else:
         known = getattr(torch.optim.lr_scheduler, schedule.name)
         scheduler = known(optimizer, **schedule.arguments)
@@ -56,7 +67,7 @@ def plain(value, schedule):
 def test_options_of_every_step_whoever_asks_first(schedule, kind):
     momentum = dict(momentum=0.9) if kind is SGD else {}
     value = kind(0.1, groups=[HEAD], **momentum)
-    run = Experiment(plan=PLAN, optimizer=value, steps=STEPS, schedule=schedule)
+    run = Experiment(plan=PLAN, data="digits", optimizer=value, steps=STEPS, schedule=schedule)
     expected, planned = plain(value, schedule), Schedule(run)
     for step in (0, 3, 8, 2, 2, 5):
         assert planned.at(step) == expected[step]
@@ -82,6 +93,16 @@ def test_arguments_are_torchs(name):
 
 def test_what_torch_refuses_is_an_error_of_the_schedule():
     schedule = LRScheduler("LinearLR", start_factor=2.0)
-    run = Experiment(plan=PLAN, optimizer=SGD(0.1), steps=STEPS, schedule=schedule)
+    run = Experiment(plan=PLAN, data="digits", optimizer=SGD(0.1), steps=STEPS, schedule=schedule)
     with pytest.raises(ExperimentError, match="schedule: LinearLR: "):
         Schedule(run)
+
+
+def test_a_function_that_fails_later_is_told_with_its_step():
+    schedule = StepFunction(function=lambda step: 1 - step)
+    planned = Schedule(
+        Experiment(plan=PLAN, data="digits", optimizer=SGD(0.1), steps=STEPS, schedule=schedule)
+    )
+    assert planned.at(1)[0]["lr"] == 0.0
+    with pytest.raises(OwnObjectError, match=r"of step 2 is -1\.0"):
+        planned.at(2)

@@ -196,6 +196,7 @@ def test_replicas_that_differ_cannot_share_a_state():
     with pytest.raises(ExperimentError, match=r"under LocalSGD each has its own; .*Synchronous"):
         Experiment(
             plan=PLANS["unequal"],
+            data="digits",
             optimizer=NESTEROV,
             sync=LocalSGD(),
             shard_optimizer=True,
@@ -214,12 +215,16 @@ def test_replicas_that_differ_cannot_share_a_state():
 )
 def test_shares_in_which_somebody_moves_every_weight(name, shares, said):
     with pytest.raises(ExperimentError, match=said):
-        Experiment(plan=PLANS[name], optimizer=NESTEROV, shard_optimizer=shares, steps=1)
+        Experiment(
+            plan=PLANS[name], data="digits", optimizer=NESTEROV, shard_optimizer=shares, steps=1
+        )
 
 
 @pytest.mark.parametrize("shares", [True, (1, 0, 2.5)])
 def test_survives_its_text(shares):
-    run = Experiment(plan=PLANS["unequal"], optimizer=NESTEROV, shard_optimizer=shares, steps=1)
+    run = Experiment(
+        plan=PLANS["unequal"], data="digits", optimizer=NESTEROV, shard_optimizer=shares, steps=1
+    )
     assert Experiment.from_toml(run.to_toml()) == run
     assert "sgd lr=0.05, sharded over replicas, fp32" in repr(run)
     fused = run.replace(sync=Synchronous(algorithm="direct"))
@@ -237,5 +242,7 @@ def test_survives_its_text(shares):
 )
 def test_nothing_else_is_fused(sync):
     plan = PLANS["unequal"]
-    run = Experiment(plan=plan, optimizer=NESTEROV, sync=sync, shard_optimizer=True, steps=1)
+    run = Experiment(
+        plan=plan, data="digits", optimizer=NESTEROV, sync=sync, shard_optimizer=True, steps=1
+    )
     assert not run.fused

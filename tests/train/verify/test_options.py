@@ -1,11 +1,17 @@
 """Verification knows optimizers, groups, schedules, clipping and averages: all in one run."""
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
 
 from tests.train.verify.test_verify import net, plan
 from workbench.client.verifying import experiment_for, merge
+from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import (
+    SGD,
     AdamW,
     Experiment,
     LRScheduler,
@@ -14,6 +20,7 @@ from workbench.plan.experiment.experiment import (
     Synthetic,
     WarmupCosine,
 )
+from workbench.plan.plan import Plan
 from workbench.train.verify.reference import write_reference
 from workbench.train.verify.verify import compare
 
@@ -76,3 +83,46 @@ def test_the_first_steps_of_an_experiment_are_those_of_all():
     found = experiment_for(run, precision="fp64", **given)
     assert (found.steps, found.epochs, found.schedule.total) == (2, None, 60)
     assert found.replace(steps=60, epochs=20, precision="bf16", schedule=run.schedule) == run
+
+
+def verified(on_ranks, tmp_path, run, module):
+    start, reference = tmp_path / "start.safetensors", tmp_path / "reference.safetensors"
+    weights = initialize(run.plan.graph, 0, tmp_path, module=module)
+    write_reference(run, weights, start, reference)
+    return merge(run, on_ranks.seated(2, held, run, start, reference, None))
+
+
+@pytest.mark.parametrize("batch_norm", ["local", "synchronized"])
+def test_micro_batches_are_seen_one_by_one(on_ranks, tmp_path, batch_norm):
+    """A batch norm has the statistics of each, in one process, too."""
+
+    def normed():
+        return nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.BatchNorm1d(8), nn.Linear(8, 5))
+
+    graph = trace(normed(), input_shape=(3, 2, 2))
+    parts = Plan.data_parallel(graph, 2).with_batch_norm(batch_norm)
+    data = Synthetic(samples=32, classes=5)
+    fields = dict(plan=parts, data=data, batch_size=16, steps=2, precision="fp64")
+    run = Experiment(**fields, optimizer="sgd", accumulate=2)
+    found = verified(on_ranks, tmp_path, run, normed())
+    assert found.exact, found
+    assert {d.what for d in found.differences} >= {"output", "gradient", "buffer"}
+
+
+@pytest.mark.parametrize("loss", [F.smooth_l1_loss, F.binary_cross_entropy_with_logits])
+def test_targets_may_be_of_single_precision(on_ranks, tmp_path, loss):
+    """As data sets give them; torch refuses or rounds where outputs are of double precision."""
+    module = nn.Linear(4, 3)
+    graph = trace(module, input_shape=(4,))
+    generator = torch.Generator().manual_seed(1)
+    inputs, targets = (torch.rand(32, n, generator=generator) for n in (4, 3))
+    run = Experiment(
+        plan=Plan.data_parallel(graph, 2),
+        data=(TensorDataset(inputs, targets),) * 2,
+        loss=loss,
+        batch_size=8,
+        steps=3,
+        precision="fp64",
+        optimizer=SGD(0.05),
+    )
+    assert verified(on_ranks, tmp_path, run, module).exact

@@ -19,7 +19,7 @@ from workbench.widgets.dashboard.series import CATEGORIES, Ranks
 
 PLAN = wb.Plan.hybrid(mlp(16, 16, 8), 2)
 EXPERIMENT = wb.Experiment(
-    plan=PLAN, batch_size=32, optimizer=wb.SGD(lr=0.1, momentum=0.9), steps=80
+    plan=PLAN, data="digits", batch_size=32, optimizer=wb.SGD(lr=0.1, momentum=0.9), steps=80
 )
 MACHINE = wb.Machine.preset("h100-nvlink")
 

@@ -161,6 +161,7 @@ def test_a_failure_is_an_alert_with_advice(stage, page):
     run = FakeRun()
     run.feed(0, 9)
     shown = stage(run)
+    shown.drawn(points="10")
     assert page.locator(".wb-alert:visible").count() == 0
     run.end("failed", error=RuntimeError("rank 2, layer classifier.3: <b>no memory</b>"))
     shown.drawn(state="failed")

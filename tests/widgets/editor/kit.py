@@ -6,9 +6,9 @@ from typing import Any
 
 import workbench as wb
 from tests.plan.graphs import Builder
+from workbench.plan.experiment.asked import usual
 from workbench.plan.graph import Graph
 from workbench.widgets.editor.state import Snapshot
-from workbench.widgets.editor.target import usual
 
 MACHINE = wb.Machine.preset("h100-nvlink")
 
@@ -62,11 +62,12 @@ class Seen:
         self.state, self.version = patched(self.state, content), content["version"]
 
 
-def searched(graph: Graph, machine: wb.Machine, world_size: int, limit: str | None, **_: object):
+def searched(plan: wb.Plan, machine: wb.Machine, _: object, *, memory_limit: str | None):
     """What a search comes to, in no time: two plans, or with a limit one that does not fit."""
+    graph, world_size = plan.graph, plan.world_size
     plans = [wb.Plan.hybrid(graph, world_size), wb.Plan.data_parallel(graph, world_size)]
     found = [wb.predict(plan, machine, usual(plan)) for plan in plans]
-    if limit is not None:
+    if memory_limit is not None:
         needed = found[0].memory.peak_bytes
         raise wb.MemoryLimitError(f"needs {needed:,} bytes", plans[0], needed, needed)
     pareto = [

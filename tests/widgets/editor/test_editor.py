@@ -25,7 +25,9 @@ def ask(editor, **content):
 def test_a_graph_begins_as_data_parallel(edit):
     assert edit(VGG).plan == wb.Plan.data_parallel(VGG, 4)
     assert edit(VGG, world_size=6).plan.world_size == 6
-    experiment = wb.Experiment(plan=HYBRID.with_world_size(8), optimizer=wb.SGD(lr=1), steps=1)
+    experiment = wb.Experiment(
+        plan=HYBRID.with_world_size(8), data="digits", optimizer=wb.SGD(lr=1), steps=1
+    )
     assert edit(VGG, None, experiment).plan.world_size == 8
     two = MACHINE.replace(devices=MACHINE.devices * 2)
     assert edit(VGG, two).plan.world_size == 2

@@ -5,6 +5,7 @@ import pytest
 import workbench as wb
 from tests.plan import graphs
 from tests.widgets.editor.kit import residual
+from workbench.plan.rules.rule import BUILT_IN
 from workbench.widgets.editor.edits import edited, preset, shares_of, whole
 
 VGG = graphs.vgg()
@@ -100,11 +101,11 @@ def test_a_whole_plan_that_cannot_be(field, value, reason):
 
 def test_presets_are_the_librarys():
     graph = residual(2)
-    assert preset(graph, 4, "data parallel", None).plan == wb.Plan.data_parallel(graph, 4)
-    assert preset(graph, 4, "hybrid", 2).plan == wb.Plan.hybrid(graph, 4, 2)
-    assert preset(graph, 4, "filters", None).plan == wb.Plan.filters(graph, 4)
-    with pytest.raises(wb.PlanError, match="no preset 'best'"):
-        preset(graph, 4, "best", None)
+    assert preset(graph, 4, BUILT_IN, "data parallel", None).plan == wb.Plan.data_parallel(graph, 4)
+    assert preset(graph, 4, BUILT_IN, "hybrid", 2).plan == wb.Plan.hybrid(graph, 4, 2)
+    assert preset(graph, 4, BUILT_IN, "filters", None).plan == wb.Plan.filters(graph, 4)
+    with pytest.raises(wb.PlanError, match="no rule 'best'"):
+        preset(graph, 4, BUILT_IN, "best", None)
 
 
 @pytest.mark.parametrize("text", ["3 1", "3, 1", "3:1", " 3;1 ", "3/1"])

@@ -18,7 +18,9 @@ PLANS = [
 
 def predicted(plan, machine=MACHINE):
     optimizer = wb.SGD(lr=0.1, momentum=0.9)
-    experiment = wb.Experiment(plan=plan, optimizer=optimizer, steps=1, batch_size=24)
+    experiment = wb.Experiment(
+        plan=plan, data="digits", optimizer=optimizer, steps=1, batch_size=24
+    )
     return wb.predict(plan, machine, experiment)
 
 

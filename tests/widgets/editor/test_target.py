@@ -92,7 +92,9 @@ def test_what_is_assigned_later_can_be_had(edit):
 
 
 def test_apply_to_a_run(edit):
-    run = FakeRun(wb.Experiment(plan=HYBRID, optimizer=wb.SGD(lr=0.1), steps=9, batch_size=12))
+    run = FakeRun(
+        wb.Experiment(plan=HYBRID, data="digits", optimizer=wb.SGD(lr=0.1), steps=9, batch_size=12)
+    )
     editor = edit(run.experiment.plan, run)
     assert editor.experiment is run.experiment
     plan = editor.edit("fc0", "group", 2)

@@ -176,7 +176,9 @@ def test_verify_and_measure_on_a_cluster(show, page):
 
 
 def test_apply_to_a_run(show, page):
-    run = FakeRun(wb.Experiment(plan=HYBRID, optimizer=wb.SGD(lr=0.1), steps=9, batch_size=12))
+    run = FakeRun(
+        wb.Experiment(plan=HYBRID, data="digits", optimizer=wb.SGD(lr=0.1), steps=9, batch_size=12)
+    )
     shown = show(HYBRID, run)
     page.get_by_label("group, fc0").select_option("2")
     page.get_by_role("button", name="Apply to the run").click()

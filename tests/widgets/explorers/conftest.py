@@ -16,7 +16,7 @@ def prediction():
 
 def predicted(plan, machine=MACHINE, **fields):
     given = {"batch_size": 64, "optimizer": wb.SGD(lr=0.1, momentum=0.9), "steps": 9, **fields}
-    return wb.predict(plan, machine, wb.Experiment(plan=plan, **given))
+    return wb.predict(plan, machine, wb.Experiment(plan=plan, data="digits", **given))
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def test_sums_are_those_of_runs(feedback):
     for _ in range(3):
         gradients = generator.standard_normal((workers, length)).astype(np.float32)
         flats = [torch.from_numpy(row.copy()) for row in gradients]
-        codings = [PieceCoding(coder_of(codec, CPU), r if feedback else None) for r in kept]
+        codings = [PieceCoding(coder_of(codec, CPU), CPU, r if feedback else None) for r in kept]
         run([
             rounds.direct(flat, range(workers), me, coding)
             for me, (flat, coding) in enumerate(zip(flats, codings, strict=True))

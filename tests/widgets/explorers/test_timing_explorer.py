@@ -1,6 +1,7 @@
 """The timing explorer without a browser: what it says is what the model says."""
 
 import re
+from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 import traitlets
@@ -9,6 +10,7 @@ from ipywidgets import Widget
 import workbench as wb
 from tests.plan import graphs
 from tests.widgets.explorers.conftest import MACHINE
+from workbench.plan.extension import extension
 from workbench.predict.closed_form import fastest
 from workbench.widgets.explorers.timing import strategies
 
@@ -93,7 +95,7 @@ def test_without_a_machine_the_button_says_what_is_missing(explore):
 
 def test_an_experiment_gives_gradient_workers_and_compute(explore):
     plan = wb.Plan.data_parallel(graphs.vgg(), 4)
-    run = wb.Experiment(plan=plan, batch_size=64, optimizer=wb.SGD(lr=0.1), steps=3)
+    run = wb.Experiment(plan=plan, data="digits", batch_size=64, optimizer=wb.SGD(lr=0.1), steps=3)
     explorer = explore(wb.TimingExplorer, MACHINE, run)
     assert explorer.world_size == 4
     assert explorer.gradient_bytes == 4 * sum(layer.parameters for layer in plan.graph.layers)
@@ -145,3 +147,13 @@ def test_a_still_picture_stays(explore):
     assert "<b>mine" not in still
     assert "In figures" in still
     assert repr(explorer).startswith("<TimingExplorer: world_size=8, bandwidth=")
+
+
+def test_installed_codecs_are_offered(explore, monkeypatch):
+    point = EntryPoint("sign", "tests.own_sums:Sign", "workbench.codecs")
+    offered = {"workbench.codecs": EntryPoints([point])}
+    monkeypatch.setattr(extension, "entry_points", lambda group: offered[group])
+    explorer = explore(wb.TimingExplorer, codec="sign", width=2)
+    assert "pipelined, width 2, Sign" in strategies(2, explorer._codec)
+    assert "sign" in explorer.controls["codec"].options
+    assert {"pipelined, width 2, Sign"} <= {e.label for e in explorer.picture().panels[0].legend}

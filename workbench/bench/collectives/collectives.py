@@ -6,7 +6,7 @@
     bucket              start_all_reduce and wait on a buffer of the group, in place
     over gloo           all_reduce as it is where no ranks share memory, out of place
     direct, ring,
-    halving_doubling    the same by that algorithm
+    halving_doubling    the same by that algorithm, and by one of your own (--algorithm)
 
 Four engines of one thread each, all in one run, interleaved: in every round each system takes its
 turn at each size. A round's figure is a ratio of two times of that round.
@@ -15,10 +15,11 @@ Then the same on links that are slow or late, where synchronisations count (`lin
 """
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -31,21 +32,29 @@ from workbench.client.cluster import Cluster
 from workbench.comm.all_reduce import all_reduce, start_all_reduce
 from workbench.comm.groups.group import Group
 from workbench.comm.groups.world import RankConfig, World
+from workbench.plan.experiment.algorithm import Algorithm, AlgorithmName
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.experiment.sync import Algorithm
+from workbench.plan.extension.extension import name_of
+from workbench.plan.extension.extension import named as extension_named
 
 ENGINES = 4
-NAMED: tuple[Algorithm, ...] = ("direct", "ring", "halving_doubling")
-SYSTEMS = ("gloo", "workbench", "bucket", "over gloo", *NAMED)
+NAMED: tuple[AlgorithmName, ...] = ("direct", "ring", "halving_doubling")
+OURS = ("gloo", "workbench", "bucket", "over gloo")
 # size in bytes: how often a system sums in one turn
 QUICK = {KIB: 50, 4 * KIB: 50, 64 * KIB: 50, MIB: 10, 4 * MIB: 4, 64 * MIB: 1}
 FULL = {KIB: 200, 4 * KIB: 200, 64 * KIB: 100, MIB: 20, 4 * MIB: 10, 64 * MIB: 2, 256 * MIB: 1}
 
 
-def run(*, quick: bool) -> Report:
-    """Measures seconds of one all-reduce; `quick` leaves out 256 MB and takes fewer rounds."""
+def run(*, quick: bool, algorithm: str | None = None) -> Report:
+    """Measures seconds of one all-reduce; `quick` leaves out 256 MB and takes fewer rounds.
+
+    Args:
+        quick: whether it is short.
+        algorithm: "module:attribute" or entry point of one more algorithm; None: there is none.
+    """
+    own = () if algorithm is None else (algorithm,)
     with Cluster(ENGINES, timeout=120.0) as cluster:
-        report = compare(cluster, *((QUICK, 3) if quick else (FULL, 7)))
+        report = compare(cluster, *((QUICK, 3) if quick else (FULL, 7)), own)
     for setting in links.QUICK if quick else links.FULL:
         found = links.run(setting, 2 if quick else 7)
         report = replace(
@@ -57,25 +66,35 @@ def run(*, quick: bool) -> Report:
     return report
 
 
-def compare(cluster: Cluster, turns: dict[int, int], rounds: int) -> Report:
+def compare(
+    cluster: Cluster, turns: dict[int, int], rounds: int, own: Sequence[str] = ()
+) -> Report:
     """Measures all-reduces on a cluster of four engines, which may be on several hosts.
 
     Args:
         cluster: the cluster whose engines communicate.
         turns: how often a system all-reduces in one turn, for each size in bytes.
         rounds: the number of turns that each system takes.
+        own: algorithms of your own, "module:attribute" or entry points.
     """
     ranks: list[tuple[Seconds, str]] = cluster.call(
         "workbench.bench.collectives.collectives:measure",
         experiment_of(ENGINES),
         turns=turns,
         rounds=rounds,
+        own=tuple(own),
     )
     return _report(*ranks[0], rounds)
 
 
 def measure(
-    config: RankConfig, experiment: Experiment, *, weights: Path, turns: dict[int, int], rounds: int
+    config: RankConfig,
+    experiment: Experiment,
+    *,
+    weights: Path,
+    turns: dict[int, int],
+    rounds: int,
+    own: Sequence[str] = (),
 ) -> tuple[Seconds, str]:
     """The seconds of one all-reduce on the slowest rank, for each size, system and round.
 
@@ -87,29 +106,32 @@ def measure(
         group = world.groups([spec])[spec]
         found: Seconds = {}
         for size, times in turns.items():
-            systems = _systems(group, size // 4)
-            found[size] = {name: [] for name in SYSTEMS}
+            systems = _systems(group, size // 4, own)
+            found[size] = {name: [] for name in systems}
             for index in range(-1, rounds):
-                for name in SYSTEMS:
+                for name in systems:
                     seconds = timed(systems[name], times, group)
                     if index >= 0:  # the first round warms up
                         found[size][name].append(seconds)
         return found, group.transport
 
 
-def _systems(group: Group, numel: int) -> dict[str, Callable[[], object]]:
+def _systems(group: Group, numel: int, own: Sequence[str]) -> dict[str, Callable[[], object]]:
     assert group.link is not None
     apart = tuple((rank,) for rank in range(group.size))
     link = replace(group.link, hosts=apart, local=None)
     gloo = Group("over gloo", group.ranks, group.rank, group.recorder, link)
     x = torch.zeros(numel)  # sums of zeros stay small, however often they are taken
     flat = group.buffer(numel, x)
+    algorithms = [
+        cast(Algorithm, extension_named(name, "algorithms", NAMED)) for name in (*NAMED, *own)
+    ]
     return {
         "gloo": lambda: dist.all_reduce(x, group=link.process_group),
         "workbench": lambda: all_reduce(x, group),
         "bucket": lambda: start_all_reduce(flat, group).wait(),
         "over gloo": lambda: all_reduce(x, gloo),
-        **{name: partial(all_reduce, x, gloo, algorithm=name) for name in NAMED},
+        **{name_of(one): partial(all_reduce, x, gloo, algorithm=one) for one in algorithms},
     }
 
 
@@ -131,7 +153,7 @@ def _report(found: Seconds, transport: str, rounds: int) -> Report:
             ("all_reduce_vs_gloo", "workbench", "gloo"),
             ("bucket_vs_gloo", "bucket", "gloo"),
             ("all_reduce_vs_over_gloo", "workbench", "over gloo"),
-            *((f"{name}_over_gloo_vs_gloo", name, "gloo") for name in NAMED),
+            *((f"{name}_over_gloo_vs_gloo", name, "gloo") for name in systems if name not in OURS),
         ):
             pairs = zip(systems[theirs], systems[ours], strict=True)
             figures[f"{figure}_{named(size)}"] = Figure.of([a / b for a, b in pairs])

@@ -10,8 +10,8 @@ from workbench.comm.all_reduce import start_all_reduce
 from workbench.comm.collectives import all_gather
 from workbench.comm.groups.group import Group
 from workbench.comm.groups.world import RankConfig, World
+from workbench.plan.experiment.algorithm import AlgorithmName
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.experiment.sync import Algorithm
 from workbench.plan.placement.placement import Shard
 from workbench.predict.closed_form import Measurement
 from workbench.train.loop.state import everyone, group_specs_of
@@ -26,7 +26,7 @@ def measure(
     *,
     weights: Path,
     sizes: Sequence[int],
-    algorithms: Sequence[Algorithm],
+    algorithms: Sequence[AlgorithmName],
     times: int,
 ) -> tuple[list[Measurement], float]:
     """Times exchanges on the slowest rank, and additions.
@@ -48,7 +48,7 @@ def measure(
 
 
 def exchanged(
-    group: Group, sizes: Sequence[int], algorithms: Sequence[Algorithm], times: int
+    group: Group, sizes: Sequence[int], algorithms: Sequence[AlgorithmName], times: int
 ) -> list[Measurement]:
     """Times exchanges of so many bytes by each algorithm, in turn."""
     found = []
@@ -61,7 +61,7 @@ def exchanged(
     return found
 
 
-def _exchange(group: Group, size: int, algorithm: Algorithm) -> float:
+def _exchange(group: Group, size: int, algorithm: AlgorithmName) -> float:
     each = Shard(0, (1,) * group.size)
     flat = torch.zeros(size // 4)
     all_gather(torch.zeros(1), each, group, layer="bench")  # all begin together

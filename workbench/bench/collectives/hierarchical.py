@@ -25,6 +25,6 @@ def run(*, quick: bool) -> Report:
     ):
         measured = hosts.measure()
         report = compare(cluster, turns, rounds)
-    links = ", ".join(f"{bits / 1e9:.2f}" for bits in measured.bandwidths)
+    links = ", ".join(f"{8 * each / 1e9:.2f}" for each in measured.bandwidths)
     note = f"2 hosts x 2 engines on links of 1 Gbit/s; they carried {links} Gbit/s of payload."
     return replace(report, bench="hierarchical", notes=(*report.notes, note))

@@ -87,19 +87,19 @@ class Headline:
         model: the name of the model, "alexnet" or "small".
         input_shape: the shape of one sample, as small as the model permits, so that one core
             computes a step quickly.
-        rate: the bandwidth of the links, in bits per second.
+        rate: the bandwidth of the links, in bytes/s.
         rounds: the number of interleaved rounds.
         rows: the rows of each rank in a step.
     """
 
     model: str = "alexnet"
     input_shape: tuple[int, int, int] = (3, 63, 63)
-    rate: float = 1e9
+    rate: float = 125e6
     rounds: int = 5
     rows: int = 4
 
 
-QUICK = Headline("small", INPUT_SHAPE, rate=100e6, rounds=1, rows=4)
+QUICK = Headline("small", INPUT_SHAPE, rate=12.5e6, rounds=1, rows=4)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ from workbench.store.errors import RunError
 if TYPE_CHECKING:
     import pandas
 
-RATE = 150e6  # bits per second: communication takes most of a synchronous step
+RATE = "150mbit"  # communication takes most of a synchronous step
 CLASSES = 100
 TOLERANCE = 0.005  # of accuracy, within which another one counts as reached
 BOLD = 0.1  # a learning rate that synchronous steps bear on digits, at momentum 0.9

@@ -36,7 +36,7 @@ def run(*, quick: bool) -> Report:
             "(1+r)/max(1,r) of the r measured in the same round; iterations beside "
             "max(l_up + l_comp, l_comm).",
             f"Headline: {compared.graph.source.name}, {compared.graph.parameters:,} parameters, "
-            f"links of {what.rate / 1e6:g} Mbit/s, {what.rows} rows per rank. Coding: what "
+            f"links of {8 * what.rate / 1e6:g} Mbit/s, {what.rows} rows per rank. Coding: what "
             "encoding, decoding and adding take beyond adding alone, over the plain exchange.",
             "Learning: accuracy_points is the mean difference over seeds; time_to_accuracy the "
             "ratio of seconds in steps until D-Sync's last accuracy less 0.5 points.",

@@ -36,7 +36,7 @@ from workbench.predict.closed_form import (
 
 ENGINES = 4
 QUEUE_S = 0.01  # of a link: so long does a small message wait behind gradients at most
-FIRST_RATE = 200e6  # bits per second
+FIRST_RATE = 25e6  # bytes/s
 SIZES = (2**12, 2**17, 2**19, 2**20, 2**21)
 COMPUTE = Turn("compute", LocalSGD(every=10**6), warm=1, steps=3)
 EXCHANGE = Turn("exchange", ONCE, warm=1, steps=2, alone=True)
@@ -94,11 +94,11 @@ def run(sweep: Sweep) -> Swept:
         Compute(update_s=0.0, forward_s=0.0, backward_s=compute_s),
         constants.network,
     )
-    payload = constants.network.bandwidth * 8 / FIRST_RATE  # headers take the rest
+    payload = constants.network.bandwidth / FIRST_RATE  # headers take the rest
     rows: list[dict[str, Cell]] = []
     figures: dict[str, Figure] = {}
     for r in sweep.ratios:
-        rate = 8 * model.bandwidth_for(r) / payload
+        rate = model.bandwidth_for(r) / payload
         widths = (2, 3, 4) if r == sweep.wide_at else (2,)
         with _hosts(rate) as hosts, Cluster(ENGINES, hosts=hosts, timeout=120.0) as cluster:
             turns = (COMPUTE, EXCHANGE, D_SYNC, *map(_pipelined, widths))
@@ -157,7 +157,7 @@ def _rows(r: float, rate: float, seen: dict[str, list[float]]) -> list[dict[str,
     return [
         {
             "r": f"{r:g}",
-            "link, Mbit/s": rate / 1e6,
+            "link, Mbit/s": 8 * rate / 1e6,
             "system": name,
             "ms of a step": 1e3 * statistics.median(seconds),
             "min": 1e3 * min(seconds),

@@ -19,6 +19,7 @@ from workbench.plan.experiment.experiment import (
     Synchronous,
     Synthetic,
 )
+from workbench.plan.extension.extension import name_of
 from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
 
@@ -255,7 +256,7 @@ def _words(recomputed: tuple[str, ...], experiment: Experiment) -> Iterator[str]
         yield "parameter server"
     if isinstance(sync, Synchronous | Pipelined):
         if sync.algorithm != "auto":
-            yield sync.algorithm
+            yield name_of(sync.algorithm)
         if sync.codec is not None:
             yield sync.codec.inexact
     if sync.bucket_bytes != type(sync)().bucket_bytes:

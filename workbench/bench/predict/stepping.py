@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from workbench.comm.groups.world import RankConfig, World
-from workbench.plan.experiment.experiment import Experiment, LocalSGD, Pipelined
+from workbench.plan.experiment.experiment import Experiment
 from workbench.train.loop.loop import agree
 from workbench.train.loop.memory import PeakMeter, tensor_bytes
 from workbench.train.loop.state import RankState, group_specs_of
@@ -18,12 +18,11 @@ from workbench.train.loop.state import RankState, group_specs_of
 def watched(experiment: Experiment) -> int:
     """The index of the step that is measured: the first one that follows an optimizer's update.
 
-    With local SGD it is one that ends with an averaging.
+    What is done every few steps is done in it.
     """
-    sync = experiment.sync
-    if isinstance(sync, LocalSGD):
-        return -(-3 // sync.every) * sync.every - 1
-    return max(2, sync.warmup + sync.width if isinstance(sync, Pipelined) else 0)
+    timing = experiment.sync.timing
+    first = max(2, timing.warmup + timing.late + 1 if timing.late else timing.warmup)
+    return -(-(first + 1) // timing.every) * timing.every - 1
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,8 @@ class Observed:
     Attributes:
         peak_bytes: the bytes of its tensors at the peak, shared memory included.
         traffic: the recorder's rows (group, op, layer, phase, calls, messages, bytes).
-        step_s: the median seconds of the steps after it; with local SGD, where one in a few is
-            longer, their mean; 0 if there were none.
+        step_s: the median seconds of the steps after it; where one in a few is longer,
+            their mean; 0 if there were none.
     """
 
     peak_bytes: int
@@ -106,7 +105,7 @@ def _seconds(state: RankState, steps: range) -> float:
         taken.append(time.perf_counter() - began)
     if not taken:
         return 0.0
-    in_mean = isinstance(state.experiment.sync, LocalSGD)
+    in_mean = state.experiment.sync.timing.every > 1
     return statistics.fmean(taken) if in_mean else statistics.median(taken)
 
 

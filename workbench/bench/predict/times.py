@@ -188,7 +188,11 @@ def speed_figures(graph: Graph, times: int) -> dict[str, Figure]:
     """
     plan, machine = Plan.hybrid(graph, WORLD), Machine.preset("h100-nvlink")
     experiment = Experiment(
-        plan=plan, optimizer=SGD(lr=0.1, momentum=0.9), steps=1, batch_size=8 * FAR
+        plan=plan,
+        data="synthetic",
+        optimizer=SGD(lr=0.1, momentum=0.9),
+        steps=1,
+        batch_size=8 * FAR,
     )
 
     def near() -> None:

@@ -104,6 +104,7 @@ def _training() -> Iterator[Run]:
     graph = trace(net, input_shape=(1, 8, 8))
     experiment = Experiment(
         plan=Plan.hybrid(graph, RANKS),
+        data="digits",
         batch_size=256,
         optimizer=SGD(lr=0.01, momentum=0.9),
         steps=STEPS,

@@ -7,11 +7,13 @@ from pathlib import Path
 import pandas as pd
 
 from workbench.plan import svg
-from workbench.plan.experiment.codec import Codec, as_codec
+from workbench.plan.experiment.algorithm import Algorithm
+from workbench.plan.experiment.codec import AnyCodec, as_codec
 from workbench.plan.experiment.experiment import SGD, Experiment, Synchronous, Synthetic
 from workbench.plan.experiment.measured import PHASES, CollectiveTrace
-from workbench.plan.experiment.sync import Algorithm
+from workbench.plan.extension.extension import name_of
 from workbench.plan.graph import Graph, Layer, Source, Weight
+from workbench.plan.html import save
 from workbench.plan.plan import Plan
 from workbench.plan.units import size
 
@@ -64,9 +66,17 @@ class SumTrace:
         ]
         return pd.DataFrame(rows, columns=["rank", *PHASES, "all"])
 
+    def to_frame(self) -> pd.DataFrame:
+        """The same as `phases`."""
+        return self.phases
+
     def save(self, path: str | Path) -> None:
-        """Writes the timeline as SVG."""
-        Path(path).write_text(self.svg())
+        """Writes it into a file: "x.svg" is the timeline, "x.html" a page, "x.csv" the phases.
+
+        Raises:
+            ValueError: the name has another ending.
+        """
+        save(self, path, self.svg)
 
     def svg(self) -> str:
         """The timeline: a lane for each rank, a bar for each phase."""
@@ -101,7 +111,9 @@ class SumTrace:
         return f"<SumTrace {self.what}: {1e3 * self.seconds:.2f} ms, {said}>"
 
 
-def experiment_for(world_size: int, algorithm: Algorithm, codec: str | Codec | None) -> Experiment:
+def experiment_for(
+    world_size: int, algorithm: Algorithm, codec: str | AnyCodec | None
+) -> Experiment:
     """What ranks are asked with: only its strategy and its world size matter.
 
     Raises:
@@ -124,5 +136,5 @@ def described(experiment: Experiment, nbytes: int, ranks: Sequence[CollectiveTra
     sync = experiment.sync
     assert isinstance(sync, Synchronous)
     coded = f" as {sync.codec.inexact}" if sync.codec is not None else ""
-    what = f"all-reduce ({sync.algorithm}) of {size(nbytes)}{coded}, {len(ranks)} ranks"
+    what = f"all-reduce ({name_of(sync.algorithm)}) of {size(nbytes)}{coded}, {len(ranks)} ranks"
     return SumTrace(what, tuple(ranks))

@@ -18,6 +18,7 @@ from workbench.client.loggers.logger import Log, LoggedRun, Logger, step_of
 from workbench.client.records.configuration import fields_of, short
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import Row
+from workbench.store.evaluations import read_evaluations
 
 LAST_S = 60.0
 OVER = frozenset(("finished", "stopped", "failed", "unfinished"))
@@ -93,7 +94,16 @@ class Feed:
                 target=self._serve, args=arguments, name="loggers", daemon=True
             )
             self._thread.start()
-        self._steps.put(step_of(tuple(ranks.values())))
+        self._steps.put(step_of(tuple(ranks.values())) | self._evaluated(number + 1))
+
+    def _evaluated(self, done: int) -> Row:
+        """The figures of an evaluation behind so many steps; none where none was due."""
+        experiment = self._run.experiment
+        every = experiment.evaluate_every
+        if done != experiment.steps and (every is None or done % every):
+            return {}
+        found = read_evaluations(self._run.directory).get(done, {})
+        return {f"test_{name}": value for name, value in found.items()}
 
     def _serve(self, steps: "SimpleQueue[Row | None]", described: LoggedRun) -> None:
         """The feed's thread, from the first step to the run's end."""

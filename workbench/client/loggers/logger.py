@@ -4,7 +4,8 @@
 
 A step is one dict, of all ranks together:
 
-    step, time, loss, samples_per_s     as rank 0 reports them; accuracy where it was measured
+    step, time, loss, samples_per_s     as rank 0 reports them
+    test_loss, test_accuracy, ...       where the step was followed by an evaluation
     compute_s, wait_s, ...              seconds: the mean over ranks
     peak_bytes, rss_bytes, ...          bytes: of the rank with the most
 """

@@ -16,13 +16,11 @@ from workbench.client.records.configuration import (
     varied,
 )
 from workbench.client.records.curves import accuracy_panel, loss_panel
-from workbench.client.records.page import page
 from workbench.client.run.run import Run
 from workbench.plan import svg
-from workbench.plan.html import table, text_table
+from workbench.plan.html import save, table, text_table
 from workbench.plan.panels import document
 from workbench.plan.units import digits, duration, percent, size
-from workbench.store.files import write_whole
 
 if TYPE_CHECKING:
     import pandas
@@ -91,17 +89,7 @@ class RunComparison:
         Raises:
             ValueError: the name has another ending.
         """
-        path = Path(path)
-        match path.suffix:
-            case ".html":
-                content = page(f"Comparison of {len(self.runs)} runs", [self._repr_html_()])
-            case ".svg":
-                content = self.svg()
-            case ".csv":
-                content = self.to_frame().to_csv()
-            case _:
-                raise ValueError(f"a comparison is saved as .html, .svg or .csv, got {path.name}")
-        write_whole(path, content)
+        save(self, path, self.svg)
 
     def __repr__(self) -> str:
         lines = [f"<RunComparison of {', '.join(self.runs)}>"]

@@ -1,6 +1,7 @@
 """An experiment as fields with names, and the fields in which several differ: for tables."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from workbench.plan.experiment.experiment import Experiment
@@ -18,7 +19,17 @@ def short(value: Any) -> Shown:
         return f"{cut}, {value.world_size} ranks"
     if isinstance(value, Value):
         return repr(value)
+    if isinstance(value, Mapping) and value.keys() == {"name", "file"}:
+        return _own(**value)
+    if isinstance(value, Mapping) and "own" in value:
+        return _own(**value["own"]) + ", with error feedback" * value["error_feedback"]
     return value if isinstance(value, int | float | str | None) else str(value)
+
+
+def _own(name: str, file: str) -> str:
+    """What is a person's own; its file's content tells versions of it apart."""
+    called = name.rpartition(":")[2].rpartition(".")[2]
+    return f"{called} ({Path(file).stem.rpartition('-')[2][:6]})" if file else called
 
 
 def fields_of(experiment: Experiment) -> dict[str, Any]:

@@ -15,11 +15,10 @@ from workbench.client.records.curves import (
 )
 from workbench.client.records.environment import Environment
 from workbench.client.records.optional import require
-from workbench.client.records.page import page
 from workbench.client.run import view
 from workbench.plan import svg
 from workbench.plan.errors import ExperimentError, MachineError
-from workbench.plan.html import table
+from workbench.plan.html import page, table
 from workbench.plan.machine.machine import Machine
 from workbench.plan.panels import document
 from workbench.predict.compare import Comparison
@@ -88,9 +87,22 @@ def _notes(notes: list[str]) -> str:
 
 
 def _curves(run: Reported) -> str:
+    try:
+        drawn = curves_svg(run)
+    except ClusterError as error:
+        return f"<p>{escape(str(error))}</p>"
+    return svg.image(drawn, f"Loss, accuracy, speed, time and memory of {run.directory.name}")
+
+
+def curves_svg(run: Reported) -> str:
+    """Loss, accuracy, speed, time and memory of a run, as a picture.
+
+    Raises:
+        ClusterError: no step was measured.
+    """
     metrics = run.metrics
     if not len(metrics):
-        return "<p>No step was measured.</p>"
+        raise ClusterError("No step was measured.")
     learned = {"loss": metrics}
     panels = [
         loss_panel(learned),
@@ -99,8 +111,7 @@ def _curves(run: Reported) -> str:
         time_panel(metrics),
         memory_panel(metrics),
     ]
-    drawn = document([panel for panel in panels if panel is not None])
-    return svg.image(drawn, f"Loss, accuracy, speed, time and memory of {run.directory.name}")
+    return document([panel for panel in panels if panel is not None])
 
 
 def _configuration(run: Reported) -> list[tuple[str, str]]:

@@ -16,11 +16,12 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from workbench.plan.experiment.experiment import Experiment, LocalSGD
+from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import Lane, Row, Span
 from workbench.predict.compare import Measurement
 from workbench.predict.measured import Timeline
 from workbench.store.errors import ClusterError
+from workbench.train.loop.requests import RunRequests
 from workbench.train.trace.rank_trace import Called, united, without
 from workbench.train.trace.traces import Sample, read, traced_steps
 
@@ -128,7 +129,7 @@ def samples_of(directory: Path, experiment: Experiment, step: int | None) -> tup
 
 
 def whole_samples(directory: Path, experiment: Experiment) -> list[tuple[Sample, ...]]:
-    """All traced steps of a whole batch; an epoch's last one may be short.
+    """All traced steps of a whole batch under the present plan; an epoch's last one may be short.
 
     Steps in which a run still chooses kernels and memory are left out where there are others.
 
@@ -136,8 +137,13 @@ def whole_samples(directory: Path, experiment: Experiment) -> list[tuple[Sample,
         ClusterError: there is none.
         ValueError: a trace is damaged.
     """
-    world = experiment.plan.world_size
-    every = [read(directory, step, world) for step in _traced(directory, experiment)]
+    world, since = experiment.plan.world_size, RunRequests(directory).replanned_at()
+    steps = [step for step in _traced(directory, experiment) if step >= since]
+    if not steps:
+        raise ClusterError(
+            f"no step has been traced since step {since}, when this run went on under another plan"
+        )
+    every = [read(directory, step, world) for step in steps]
     whole = [
         samples for samples in every if sum(map(sum, samples[0].rows)) == experiment.batch_size
     ]
@@ -145,21 +151,23 @@ def whole_samples(directory: Path, experiment: Experiment) -> list[tuple[Sample,
         raise ClusterError(
             f"of the traced steps none has a whole batch of {experiment.batch_size} samples"
         )
-    return [samples for samples in whole if samples[0].step >= _SETTLED] or whole
+    return [samples for samples in whole if samples[0].step >= since + _SETTLED] or whole
 
 
 def measurement_of(directory: Path, experiment: Experiment, rows: Sequence[Row]) -> Measurement:
-    """What a prediction is held against.
+    """What a prediction is held against: the steps under the plan that the run has now.
 
     Raises:
         ClusterError: no step was traced.
         ValueError: a trace is damaged.
     """
+    since = RunRequests(directory).replanned_at()
+    rows = [row for row in rows if row["step"] >= since]
     timelines: list[Timeline] = [timeline_of(s) for s in whole_samples(directory, experiment)]
     ranks = range(experiment.plan.world_size)
-    settled = [row for row in rows if row["step"] >= _SETTLED] or list(rows)
+    settled = [row for row in rows if row["step"] >= since + _SETTLED] or rows
     plain = [row for row in settled if not _is_traced(row, experiment)] or settled
-    if isinstance(experiment.sync, LocalSGD):  # some steps are longer, and count as such
+    if experiment.sync.timing.every > 1:  # some steps are longer, and count as such
         step_s = [statistics.fmean(map(_seconds, _of(settled, rank))) for rank in ranks]
     else:
         step_s = [statistics.median(map(_seconds, _of(plain, rank))) for rank in ranks]

@@ -5,56 +5,46 @@ in, by value. So a rank has the text that the notebook has now, wherever it runs
 has imported an hour ago. What is installed is imported there.
 """
 
-import importlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
 
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.experiment.own import Own, digest_of
-from workbench.plan.value import Value
+from workbench.plan.experiment.sync import check_own
+from workbench.plan.extension.own import Own, OwnObjectError, digest_of, mapped
+from workbench.plan.plan import Plan
 from workbench.store.files import write_whole
 
+T = TypeVar("T", Experiment, Plan)
 
-def kept(experiment: Experiment, folder: Path) -> Experiment:
-    """The experiment with all own objects in files, each named by its content.
+
+def kept(value: T, folder: Path, place: str = "") -> T:
+    """An experiment or a plan with all own objects in files, each named by its content.
 
     Args:
-        experiment: what is to run.
+        value: what is to run.
         folder: the cluster's folder.
+        place: where the value itself stands, for errors.
 
     Raises:
-        ExperimentError: an object cannot be pickled, or "module:attribute" is not there.
+        ExperimentError: an object cannot be pickled, or "module:attribute" is not there, or is not
+            what it is given as.
         OSError: the disk is full, or the folder cannot be written to.
     """
-    changed = {
-        name: value
-        for name in ("data", "loss", "metrics")
-        if (value := _kept(getattr(experiment, name), folder / "objects", name))
-        is not getattr(experiment, name)
-    }
-    return experiment.replace(**changed) if changed else experiment
-
-
-def _kept(value: Any, folder: Path, place: str) -> Any:
-    """The same value where nothing of it has to be written."""
-    if isinstance(value, Own):
-        return _written(value, folder, place)
-    if isinstance(value, Mapping):
-        new = {name: _kept(one, folder, f"{place}.{name}") for name, one in value.items()}
-        return value if all(new[name] is value[name] for name in value) else new
-    if not isinstance(value, Value):
-        return value
-    own = {name: getattr(value, name) for name in type(value).model_fields}
-    new = {name: _kept(one, folder, f"{place}.{name}") for name, one in own.items()}
-    changed = {name: one for name, one in new.items() if one is not own[name]}
-    return value.replace(**changed) if changed else value
+    objects = folder / "objects"
+    found: T = mapped(value, lambda own, place: _written(own, objects, place), place)
+    if isinstance(found, Experiment):
+        try:
+            check_own(found.sync)
+        except ValueError as error:
+            raise ExperimentError(f"sync: {error}") from error
+    return found
 
 
 def _written(own: Own, folder: Path, place: str) -> Own:
@@ -66,7 +56,10 @@ def _written(own: Own, folder: Path, place: str) -> Own:
             "from it could do anything; give the object again"
         )
     if own.held is None:
-        _look(own, place)
+        try:
+            _ = own.loaded
+        except OwnObjectError as error:
+            raise ExperimentError(f"{place}: {error}") from error
         return own
     try:
         with _by_value():
@@ -81,22 +74,6 @@ def _written(own: Own, folder: Path, place: str) -> Own:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(path, content)
     return own.lying_in(str(path))
-
-
-def _look(own: Own, place: str) -> None:
-    """Raises unless an own object that is given by its name alone can be imported."""
-    if not own.is_imported:
-        raise ExperimentError(
-            f"{place}: {own} was an object of the process that made this experiment, and is not in "
-            "its text: give the object again, or 'module:attribute'"
-        )
-    module, _, attribute = own.name.partition(":")
-    try:
-        found = importlib.import_module(module)
-        for name in attribute.split("."):
-            found = getattr(found, name)
-    except (ImportError, AttributeError) as error:
-        raise ExperimentError(f"{place}: {own.name!r} cannot be imported: {error}") from error
 
 
 @contextmanager

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.optimizers import AnyOptimizer, Rprop
-from workbench.plan.experiment.sync import Pipelined, Synchronous
 from workbench.plan.machine.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.plan.reshard import Recut
@@ -93,7 +92,7 @@ class Cost:
 
     Attributes:
         received_bytes: what each rank receives [bytes]: weights, optimizer state, and what
-            pipelined steps and error feedback keep, as when a pipeline is full.
+            strategies and error feedback keep, as when a pipeline is full.
         seconds: what the rank takes that receives most; None: without a machine nothing is
             claimed.
     """
@@ -110,13 +109,11 @@ def cost_of(experiment: Experiment, plan: Plan, machine: Machine | None = None) 
     """
     recut = Recut(experiment.plan, plan)
     width = 8 if experiment.precision == "fp64" else 4
-    sync, sums, late = experiment.sync, 1, 0
-    if isinstance(sync, Pipelined):
-        sums = sync.width
-        late = (sync.width - 1) * (1 if sync.compensation is None else 2)
-    late += experiment.ema is not None
-    states = {name: copies(one) + late for name, one in experiment.optimizers.items()}
-    codec = sync.codec if isinstance(sync, Pipelined | Synchronous) else None
+    timing, (_, codec) = experiment.sync.timing, experiment.sync.summing
+    sums = 1 + timing.late
+    kept = timing.late * (2 if timing.keeps_weights else 1) + timing.adds_up
+    kept += len(timing.remembers) + (experiment.ema is not None)
+    states = {name: copies(one) + kept for name, one in experiment.optimizers.items()}
     residuals = sums if codec is not None and codec.error_feedback else 0
     received = tuple(
         width * recut.received(rank, states, residuals) for rank in range(plan.world_size)

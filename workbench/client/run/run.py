@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -15,9 +16,12 @@ from workbench.client.records.recorded import RecordedJob
 from workbench.client.run import comparing, view, waiting
 from workbench.client.run.changes import Changes
 from workbench.client.run.job import Followed, Waits
+from workbench.client.run.own_objects import kept
 from workbench.client.run.requests import Replan, RequestHandle, learning_rate
+from workbench.client.run.weights import weights_of
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import Row
+from workbench.plan.html import save
 from workbench.plan.machine.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.predict.compare import Comparison, compare
@@ -28,13 +32,12 @@ from workbench.store.errors import ClusterError, Diverged
 from workbench.store.files import write_whole
 from workbench.store.messages import TrainingOutcome
 from workbench.store.record import EventRecord
-from workbench.train.checkpoint.checkpoint import StateDict, latest, state_dict
+from workbench.train.checkpoint.checkpoint import StateDict, latest
 from workbench.train.loop.requests import LearningRate, RunRequests, SaveNow
 
 if TYPE_CHECKING:
     import pandas
 
-INTERRUPTED = "interrupted; the engines stop after their current step and leave a checkpoint"
 State = Literal[
     "queued", "starting", "running", "paused", "finished", "stopped", "failed", "unfinished"
 ]
@@ -167,24 +170,33 @@ class Run:
         """One line for each step and rank, sorted; see `workbench.plan.experiment.measured`."""
         return self._frame.of(self.rows[:])
 
+    @property
+    def evaluations(self) -> "pandas.DataFrame":
+        """What each evaluation found on the test split: a line for each, by steps done."""
+        return view.evaluations(self.directory)
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """The same as `metrics`."""
+        return self.metrics
+
+    def svg(self) -> str:
+        """Loss, accuracy, speed, time and memory, as a picture; a document of its own."""
+        return report.curves_svg(self)
+
+    def save(self, path: str | Path) -> None:
+        """Writes "x.svg", which is `svg`, "x.html", what is shown, or "x.csv", `metrics`."""
+        save(self, path, self.svg)
+
     def to_csv(self, path: str | Path) -> None:
         """Writes `metrics` as a text with commas."""
         write_whole(Path(path), self.metrics.to_csv(index=False))
 
     def to_parquet(self, path: str | Path) -> None:
-        """Writes `metrics` as a Parquet file.
-
-        Raises:
-            ModuleNotFoundError: pyarrow is not installed; the text says what to install.
-        """
+        """Writes `metrics` as a Parquet file; a ModuleNotFoundError says if pyarrow is missing."""
         report.write_parquet(self.metrics, Path(path))
 
     def to_html(self, path: str | Path) -> None:
-        """Writes one page to send to somebody: configuration, environment, curves and notes.
-
-        It needs no script, and fetches nothing. Where `machine` is known and steps were traced,
-        what was predicted stands beside what was measured.
-        """
+        """Writes one page to send to somebody: configuration, environment, curves and notes."""
         write_whole(Path(path), report.report(self))
 
     @property
@@ -198,23 +210,21 @@ class Run:
         reported = [outcome.checkpoint for outcome in self.outcomes if outcome.checkpoint]
         return Path(reported[0]) if reported else latest(self.directory)
 
-    def state_dict(self, *, ema: bool = False) -> StateDict:
+    def state_dict(self, *, ema: bool = False, best: bool = False) -> StateDict:
         """The newest checkpoint's weights and buffers, whole, on this process's CPU.
 
-        `module.load_state_dict(run.state_dict())` makes an ordinary torch module of them.
+        `module.load_state_dict(run.state_dict())` makes a torch module of them.
 
         Args:
             ema: whether weights are the averaged ones, as evaluations use them.
+            best: whether to take the best checkpoint, by `Experiment.keep_best`.
 
         Raises:
-            ClusterError: there is no checkpoint yet.
+            ClusterError: there is no such checkpoint yet.
             CheckpointError: it is damaged; or it has no averages, without `Experiment.ema`.
         """
-        if (newest := self.checkpoint) is None:
-            raise ClusterError(
-                f"{self!r} has left no checkpoint yet; run.stop() makes it leave one"
-            )
-        return state_dict(newest, self.experiment.plan.graph, ema=ema)
+        given = self.directory, self.experiment, self.checkpoint
+        return weights_of(*given, ema=ema, best=best)
 
     def timeline(self, step: int | None = None) -> Timeline:
         """What every rank did when, in a step that was traced (`Experiment.trace_every`).
@@ -266,11 +276,7 @@ class Run:
             TimeoutError: it did not end in time; it goes on.
             RunError: it failed.
         """
-        try:
-            if not waiting.follow(self, timeout, progress):
-                raise TimeoutError(f"{self!r} goes on after {timeout:g} s")
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(self._interrupted()) from None
+        waiting.end(self, timeout, progress)
         return self._ended()
 
     def join(self, timeout: float) -> bool:
@@ -295,12 +301,8 @@ class Run:
         return self
 
     async def _wait(self) -> Self:
-        await waiting.come(self._done.is_set, self._interrupted)
+        await waiting.come(self._done.is_set, partial(waiting.interrupt, self))
         return self._ended()
-
-    def _interrupted(self) -> str:
-        self.stop()
-        return INTERRUPTED
 
     def _ended(self) -> Self:
         if self.error is not None:
@@ -313,10 +315,7 @@ class Run:
         return self._stopping.is_set()
 
     def stop(self) -> None:
-        """Asks all ranks to stop after their current step and leave a checkpoint; returns at once.
-
-        One that waits for engines ends at once. A run that has ended stays as it is.
-        """
+        """Asks all ranks to stop after their current step, with a checkpoint; returns at once."""
         self._stopping.set()
         if not self.is_done:
             self._job.stop()
@@ -367,11 +366,12 @@ class Run:
 
         Raises:
             PlanError: the plan is of another model or number of ranks.
-            ExperimentError: the experiment cannot run under it.
+            ExperimentError: the experiment cannot run under it, or no rank can have its schemes.
             ClusterError: the run has ended.
         """
         with self._lock:
             self._require()
+            plan = plan if (engines := self.cluster) is None else kept(plan, engines.folder, "plan")
             return self._changes.replan(self.experiment, plan, machine, self._done.is_set)
 
     def set_lr(self, value: float) -> RequestHandle:

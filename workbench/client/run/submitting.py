@@ -1,13 +1,15 @@
 """From an experiment to one job specification: what the server has to know before it starts."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from workbench.client.calibration import cache
 from workbench.client.engines import Engines
 from workbench.client.run.run import Run
 from workbench.model.errors import ModelError
+from workbench.model.weights.exchange import read_weights
 from workbench.model.weights.initial import initialize
 from workbench.plan.errors import ExperimentError, MachineError, PlanError
 from workbench.plan.experiment.experiment import Experiment
@@ -18,6 +20,9 @@ from workbench.store.errors import ClusterError
 from workbench.store.record import Request
 from workbench.store.run_folder import damaged_files
 from workbench.train.checkpoint.checkpoint import CheckpointError, latest, load
+
+Weights = str | Path | Mapping[str, Tensor] | None
+"""A file or folder that `read_weights` reads, tensors by name, or None: the usual values."""
 
 
 def request(
@@ -31,6 +36,7 @@ def request(
     tag: str = "",
     name: str = "",
     module: nn.Module | None = None,
+    weights: Weights = None,
     resume: str | Path | Run | None = None,
     directory: Path | None = None,
 ) -> Request:
@@ -46,13 +52,14 @@ def request(
         tag: the sweep that it is part of.
         name: the job's name; "": its model's.
         module: a module with other values than the one that was traced; see `Cluster.train`.
+        weights: other initial values; see `Cluster.train`.
         resume: a checkpoint, or a run that left one, to go on from.
         directory: the folder of a run that goes on; None: a new one.
 
     Raises:
         ClusterError: the plan needs more engines than are here, the numbers of engines cannot be,
-            or the run left no checkpoint.
-        CheckpointError: the checkpoint is damaged, missing or of another model.
+            the run left no checkpoint, or there are both weights and something to go on from.
+        CheckpointError: the checkpoint or the weights are damaged, missing or of another model.
         ModelError: `module` is needed and missing, or is another model than was traced.
         ControlMessageTooLarge: the model's own code is too large for a control message.
     """
@@ -70,10 +77,14 @@ def request(
     # For each other number of ranks that it may have; some have no plan.
     others = {size: on_ranks(experiment, size) for size in range(fewest, most + 1) if size != own}
     variants = {size: messages.pack(other) for size, other in others.items() if other is not None}
-    weights = checkpoint or module_values(experiment, module, engines.folder)
+    if resume is not None and weights is not None:
+        raise ClusterError(
+            "a run that goes on has the weights of its checkpoint: give resume or weights, not both"
+        )
+    values = checkpoint or initial_values(experiment, module, weights, engines.folder)
     if directory is None:
         directory = run_folder.new_directory(engines.directory, experiment)
-    keywords = {"weights": weights, "directory": directory, "resume": checkpoint}
+    keywords = {"weights": values, "directory": directory, "resume": checkpoint}
     return Request(
         kind="train",
         name=name or experiment.plan.graph.source.name,
@@ -90,8 +101,25 @@ def request(
         variants=variants,
         steps=experiment.steps,
         tag=tag,
-        needs_weights=weights is None,
+        needs_weights=values is None,
     )
+
+
+def initial_values(
+    experiment: Experiment, module: nn.Module | None, weights: Weights, folder: Path
+) -> Path | None:
+    """As `module_values`, where no other weights are given; else these.
+
+    Raises:
+        CheckpointError: the weights are damaged, missing or of another model.
+        ModelError: the cause of `module_values`.
+    """
+    if weights is None:
+        return module_values(experiment, module, folder)
+    graph = experiment.plan.graph
+    given = weights if isinstance(weights, Mapping) else read_weights(weights)
+    own = graph.source.module if module is None else module
+    return initialize(graph, experiment.seed, folder / "weights", module=own, given=given)
 
 
 def module_values(experiment: Experiment, module: nn.Module | None, folder: Path) -> Path | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import COLUMNS, Row
 from workbench.plan.html import table
+from workbench.store.evaluations import read_evaluations
 
 if TYPE_CHECKING:
     import pandas
@@ -37,6 +38,15 @@ class Frame:
                 self._frame = frame.sort_values(["step", "rank"], ignore_index=True)
                 self._num_rows = len(rows)
             return self._frame.copy()
+
+
+def evaluations(directory: Path) -> "pandas.DataFrame":
+    """The figures of a run's evaluations, by the steps that were done before each."""
+    import pandas
+
+    found = read_evaluations(directory)
+    frame = pandas.DataFrame(list(found.values()), index=pandas.Index(list(found), name="done"))
+    return frame.reset_index()
 
 
 class Subscribers:

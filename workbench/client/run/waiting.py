@@ -12,6 +12,7 @@ from workbench.client.run.view import Shown, latest, made
 # Short, because neither a thread nor a kernel's event loop notices an interrupt before its
 # current sleep ends.
 TICK_S = 0.1
+INTERRUPTED = "interrupted; the engines stop after their current step and leave a checkpoint"
 LEFT = "interrupted; the run goes on"
 
 
@@ -20,6 +21,29 @@ class Waited(Shown, Protocol):
 
     def join(self, timeout: float) -> bool:
         """Waits for its end, at most so many seconds; whether it came."""
+
+    def stop(self) -> None:
+        """Asks all ranks to stop after their current step."""
+
+
+def end(run: Waited, timeout: float | None, progress: bool | None) -> None:
+    """Waits in this thread for a run's end; an interrupt stops it.
+
+    Raises:
+        TimeoutError: it did not end in time; it goes on.
+        KeyboardInterrupt: somebody interrupted it.
+    """
+    try:
+        if not follow(run, timeout, progress):
+            raise TimeoutError(f"{run!r} goes on after {timeout:g} s")
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(interrupt(run)) from None
+
+
+def interrupt(run: Waited) -> str:
+    """Stops a run, for which somebody does not wait any more; the text of the error."""
+    run.stop()
+    return INTERRUPTED
 
 
 def follow(run: Waited, timeout: float | None, progress: bool | None) -> bool:

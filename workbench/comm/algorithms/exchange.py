@@ -5,7 +5,7 @@ resumed when what it wanted to receive is there and what it wanted to send may b
 It knows neither how tensors travel nor who waits for them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,15 +35,6 @@ class MessageRound:
 
 
 MessageRounds = Iterator[MessageRound]
-
-
-class FlatAlgorithm(Protocol):
-    """Sums `flat` in place over `members`, of which this rank is number `me`.
-
-    Afterwards all of them have the same bits. All members call it with equal lengths.
-    """
-
-    def __call__(self, flat: Tensor, members: Sequence[int], me: int) -> MessageRounds: ...
 
 
 class AsyncOperation(Protocol):

@@ -1,17 +1,14 @@
 """All-reduces under way: our algorithms round by round, torch's own on threads of its own."""
 
-from functools import partial
-from types import MappingProxyType
-
 import torch.distributed as dist
 from torch import Tensor
 
 from workbench.comm.algorithms.exchange import AsyncOperation, MessageRound, MessageRounds
-from workbench.comm.algorithms.flat import FLAT
-from workbench.comm.codecs import rounds as coded
+from workbench.comm.algorithms.flat import algorithm_of
 from workbench.comm.codecs.coding import PieceCoding
 from workbench.comm.groups.group import GroupCall, GroupLink
 from workbench.comm.groups.watch import AsyncWork
+from workbench.plan.extension.own import Own
 
 
 class BackendAllReduce:
@@ -52,8 +49,6 @@ class BackendAllReduce:
             self._link.wait([self._work], self._call)
             self._work = None
 
-
-_CODED = MappingProxyType({"direct": coded.direct, "ring": coded.ring})
 
 # Messages of so many executors of one call have tags of their own.
 MOST_AT_ONCE = 1024
@@ -113,12 +108,16 @@ class RoundExecutor:
 
 
 def begin(
-    name: str, flat: Tensor, link: GroupLink, call: GroupCall, coding: PieceCoding | None = None
+    name: str | Own,
+    flat: Tensor,
+    link: GroupLink,
+    call: GroupCall,
+    coding: PieceCoding | None = None,
 ) -> AsyncOperation:
     """Starts to sum `flat` in place over all ranks of a group.
 
     Args:
-        name: the name of an algorithm that knows no hosts, or "backend".
+        name: the name of an algorithm that knows no hosts, or one of a person's own, or "backend".
         flat: the summand [elements], contiguous, on the communicator's device.
         link: the group's connection.
         call: the call that this is part of.
@@ -126,8 +125,10 @@ def begin(
     """
     if name == "backend":
         return BackendAllReduce(flat, link, call)
-    algorithm = FLAT[name] if coding is None else partial(_CODED[name], coding=coding)
-    return RoundExecutor(algorithm(flat, range(call.group.size), call.group.rank), call)
+    algorithm, members, me = algorithm_of(name), range(call.group.size), call.group.rank
+    if coding is None:
+        return RoundExecutor(algorithm.rounds(flat, members, me), call)
+    return RoundExecutor(algorithm.coded_rounds(flat, members, me, coding), call)
 
 
 def start_exchange(exchange: MessageRound, call: GroupCall, index: int) -> AsyncWork | None:

@@ -9,7 +9,7 @@ rounded:
     ring              2 (k-1)         1               up to k-1
     halving_doubling  2 log2(k)       1               log2(k)
 
-`flat` [elements] is summed in place over `members`, of which this rank is number `me`.
+Direct and ring also take a codec (`comm/codecs/rounds.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,16 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from workbench.comm.algorithms.exchange import FlatAlgorithm, MessageRound, MessageRounds
+from workbench.comm.algorithms.algorithm import Algorithm
+from workbench.comm.algorithms.exchange import MessageRound, MessageRounds
+from workbench.comm.codecs import rounds as coded
+from workbench.comm.codecs.coding import PieceCoding
 from workbench.comm.pieces import added, blocks, cut, even
+from workbench.plan.extension.extension import extension_of
+from workbench.plan.extension.own import Own
 
 
-def direct(flat: Tensor, members: Sequence[int], me: int) -> MessageRounds:
+class Direct(Algorithm):
     """All-reduces with two synchronisations, whatever the number of ranks.
 
     Each rank owns a segment. In the first round every rank sends every other its segment; the
@@ -36,9 +41,18 @@ def direct(flat: Tensor, members: Sequence[int], me: int) -> MessageRounds:
     synchronisations are from the abstract); a reduce-scatter and an all-gather by pairwise
     exchange, Thakur, Rabenseifner and Gropp 2005, doi:10.1177/1094342005051521.
     """
-    sizes = even(len(flat), len(members))
-    yield from to_owners(flat, sizes, members, me)
-    yield from from_owners(flat, sizes, members, me)
+
+    name = "direct"
+
+    def rounds(self, flat: Tensor, members: Sequence[int], me: int) -> MessageRounds:
+        sizes = even(len(flat), len(members))
+        yield from to_owners(flat, sizes, members, me)
+        yield from from_owners(flat, sizes, members, me)
+
+    def coded_rounds(
+        self, flat: Tensor, members: Sequence[int], me: int, coding: PieceCoding
+    ) -> MessageRounds:
+        return coded.direct(flat, members, me, coding)
 
 
 def to_owners(flat: Tensor, sizes: Sequence[int], members: Sequence[int], me: int) -> MessageRounds:
@@ -82,7 +96,7 @@ def _next_first(count: int, me: int) -> list[int]:
     return [(me + distance) % count for distance in range(1, count)]
 
 
-def ring(flat: Tensor, members: Sequence[int], me: int) -> MessageRounds:
+class Ring(Algorithm):
     """All-reduces in 2 (k-1) rounds, in which a rank receives only from the one before it.
 
     The k near-equal segments travel round the ring: first every rank adds its own part to a
@@ -91,21 +105,30 @@ def ring(flat: Tensor, members: Sequence[int], me: int) -> MessageRounds:
 
     Source: Patarasuk and Yuan 2009, doi:10.1016/j.jpdc.2008.09.002.
     """
-    k = len(members)
-    segments = cut(flat, even(len(flat), k))
-    before, after = members[me - 1], members[(me + 1) % k]
-    room = flat.new_empty(len(segments[0]))  # the first is the longest
-    for step in range(1, k):
-        passed_on, own = segments[(me - step) % k], segments[(me - step - 1) % k]
-        arrived = room[: len(own)]
-        yield MessageRound(((after, passed_on),), ((before, arrived),), len(own))
-        own += arrived
-    for step in range(k - 1):
-        passed_on, whole = segments[(me - step) % k], segments[(me - step - 1) % k]
-        yield MessageRound(((after, passed_on),), ((before, whole),))
+
+    name = "ring"
+
+    def rounds(self, flat: Tensor, members: Sequence[int], me: int) -> MessageRounds:
+        k = len(members)
+        segments = cut(flat, even(len(flat), k))
+        before, after = members[me - 1], members[(me + 1) % k]
+        room = flat.new_empty(len(segments[0]))  # the first is the longest
+        for step in range(1, k):
+            passed_on, own = segments[(me - step) % k], segments[(me - step - 1) % k]
+            arrived = room[: len(own)]
+            yield MessageRound(((after, passed_on),), ((before, arrived),), len(own))
+            own += arrived
+        for step in range(k - 1):
+            passed_on, whole = segments[(me - step) % k], segments[(me - step - 1) % k]
+            yield MessageRound(((after, passed_on),), ((before, whole),))
+
+    def coded_rounds(
+        self, flat: Tensor, members: Sequence[int], me: int, coding: PieceCoding
+    ) -> MessageRounds:
+        return coded.ring(flat, members, me, coding)
 
 
-def halving_doubling(flat: Tensor, members: Sequence[int], me: int) -> MessageRounds:
+class HalvingDoubling(Algorithm):
     """All-reduces in 2 log2(k) rounds, for k a power of two.
 
     Ranks at distance k/2 swap halves and add them up, then those at distance k/4 quarters of these
@@ -119,20 +142,24 @@ def halving_doubling(flat: Tensor, members: Sequence[int], me: int) -> MessageRo
     Source: Rabenseifner's algorithm, as in Thakur, Rabenseifner and Gropp 2005,
     doi:10.1177/1094342005051521, on all-reduce.
     """
-    power = 1 << (len(members).bit_length() - 1)
-    surplus = len(members) - power
-    if me >= power:
-        partner = members[me - power]
-        yield MessageRound(sends=((partner, flat),))
-        yield MessageRound(receives=((partner, flat),))
-        return
-    if me < surplus:
-        arrived = flat.new_empty(len(flat))
-        yield MessageRound(receives=((members[power + me], arrived),), additions=len(flat))
-        flat += arrived
-    yield from _among_a_power_of_two(flat, members[:power], me)
-    if me < surplus:
-        yield MessageRound(sends=((members[power + me], flat),))
+
+    name = "halving_doubling"
+
+    def rounds(self, flat: Tensor, members: Sequence[int], me: int) -> MessageRounds:
+        power = 1 << (len(members).bit_length() - 1)
+        surplus = len(members) - power
+        if me >= power:
+            partner = members[me - power]
+            yield MessageRound(sends=((partner, flat),))
+            yield MessageRound(receives=((partner, flat),))
+            return
+        if me < surplus:
+            arrived = flat.new_empty(len(flat))
+            yield MessageRound(receives=((members[power + me], arrived),), additions=len(flat))
+            flat += arrived
+        yield from _among_a_power_of_two(flat, members[:power], me)
+        if me < surplus:
+            yield MessageRound(sends=((members[power + me], flat),))
 
 
 def _among_a_power_of_two(flat: Tensor, members: Sequence[int], me: int) -> MessageRounds:
@@ -157,7 +184,19 @@ def _among_a_power_of_two(flat: Tensor, members: Sequence[int], me: int) -> Mess
         yield MessageRound(((members[other], mine),), ((members[other], theirs),))
 
 
-FLAT: Mapping[str, FlatAlgorithm] = MappingProxyType(
-    {"direct": direct, "ring": ring, "halving_doubling": halving_doubling}
+FLAT: Mapping[str, Algorithm] = MappingProxyType(
+    {one.name: one for one in (Direct(), Ring(), HalvingDoubling())}
 )
 """The algorithms of this file, by name."""
+
+
+def algorithm_of(which: str | Own) -> Algorithm:
+    """Returns a built-in algorithm that knows no hosts, or one of a person's own.
+
+    Raises:
+        OwnObjectError: it cannot be loaded, or is no algorithm.
+    """
+    if isinstance(which, str):
+        return FLAT[which]
+    found: Algorithm = extension_of(which, "algorithms")
+    return found

@@ -16,26 +16,23 @@ Source: the scheme of Goyal et al. 2017 (arXiv:1706.02677, sec. 4.1: within serv
 with a wire for every rank; stripes for unequal hosts are ours.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 
 from torch import Tensor
 
-from workbench.comm.algorithms.exchange import (
-    FlatAlgorithm,
-    HostGroups,
-    MessageRound,
-    MessageRounds,
-)
+from workbench.comm.algorithms.exchange import HostGroups, MessageRound, MessageRounds
 from workbench.comm.algorithms.executor import MOST_AT_ONCE, RoundExecutor
-from workbench.comm.algorithms.flat import direct
+from workbench.comm.algorithms.flat import FLAT
 from workbench.comm.codecs import rounds as coded
 from workbench.comm.codecs.coding import PieceCoding
 from workbench.comm.groups.group import GroupCall, GroupLink
 from workbench.comm.pieces import blocks, cut, even
 from workbench.comm.shared_memory import collectives as shared
 from workbench.plan.placement.placement import Shard
+
+_Rounds = Callable[[Tensor, Sequence[int], int], MessageRounds]
 
 
 def across(
@@ -55,7 +52,8 @@ def across(
     owners = list(_stripes(len(part), length, hosts, rank, here))
     sizes = [size for size, _ in owners]
     two = len(hosts) == 2
-    algorithms: list[FlatAlgorithm] = [_of_two if two else direct] * len(sizes)
+    exact = _of_two if two else FLAT["direct"].rounds
+    algorithms: list[_Rounds] = [exact] * len(sizes)
     if coding is not None:
         by = coded.swap if two else coded.direct
         algorithms = [partial(by, coding=own) for own in coding.cut(sizes)]

@@ -1,7 +1,6 @@
 """What each codec does to flat tensors: shorter floating-point types, quantisation, top-k."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from math import ceil
@@ -10,20 +9,19 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from workbench.plan.experiment.codec import Codec, CodecName
+from workbench.comm.codecs.coder import Coder
+from workbench.plan.experiment.codec import AnyCodec, Codec, CodecName, OwnCodec
+from workbench.plan.extension.extension import extension_of
 
 # Values are coded so many at a time on a CPU: with their scratch they take 1 MiB of its cache. With
 # a quarter of that, calls into torch take as long as what they do.
 BLOCK = 2**17
 
 
-class Coder(ABC):
-    """Turns flat floating-point tensors into bytes, and back.
+class BlockCoder(Coder):
+    """A built-in codec, whose values are coded in blocks with scratch memory between.
 
-    What is encoded together is decoded together: bytes say neither how many values they hold nor
-    of which codec they are. Everything is computed in fp32; of fp64, what fp32 holds is encoded.
-
-    One thread at a time: the coder keeps scratch memory.
+    Everything is computed in fp32; of fp64, what fp32 holds is encoded. One thread at a time.
 
     Args:
         codec: the codec and its options.
@@ -32,36 +30,12 @@ class Coder(ABC):
 
     def __init__(self, codec: Codec, device: torch.device) -> None:
         self.codec, self.device = codec, device
+        self.name, self.inexact = codec.name, codec.inexact
+        self.error_feedback = codec.error_feedback
         self._scratch: dict[torch.dtype, Tensor] = {}
 
-    @abstractmethod
-    def encode(self, x: Tensor, wire: Tensor) -> None:
-        """Fills `wire`, uint8 [encoded_bytes(len(x))], from x.
-
-        What cannot be encoded, say because it is NaN, leaves bytes of which `peak` is not finite.
-
-        Args:
-            x: the values [length], contiguous.
-            wire: the bytes [encoded_bytes(length)], contiguous; its memory begins at a multiple of
-                4 bytes.
-        """
-
-    @abstractmethod
-    def peak(self, wire: Tensor, length: int) -> Tensor:
-        """Returns a number [] that is finite if and only if all that `wire` holds is.
-
-        Args:
-            wire: the bytes [encoded_bytes(length)].
-            length: the number of values that were encoded.
-        """
-
-    @abstractmethod
-    def add(self, wire: Tensor, out: Tensor, sign: int = 1) -> None:
-        """Adds `sign` times what `wire` holds to `out` [length], fp32 or fp64."""
-
-    @abstractmethod
-    def decode(self, wire: Tensor, out: Tensor) -> None:
-        """Fills `out` [length], fp32 or fp64, from `wire`."""
+    def encoded_bytes(self, length: int) -> int:
+        return self.codec.encoded_bytes(length)
 
     def scratch(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Returns memory [length], until somebody asks for some of this dtype again."""
@@ -77,7 +51,7 @@ class Coder(ABC):
             yield slice(start, min(start + step, length))
 
 
-class Cast(Coder):
+class Cast(BlockCoder):
     """A shorter floating-point type: rounds to its nearest value, to the even one of two.
 
     Args:
@@ -88,16 +62,16 @@ class Cast(Coder):
 
     def __init__(self, codec: Codec, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(codec, device)
-        self._dtype = dtype
+        self._dtype, self.error = dtype, torch.finfo(dtype).eps / 2
 
     def encode(self, x: Tensor, wire: Tensor) -> None:
         short = wire.view(self._dtype)
         for block in self.blocks(len(x)):
             self._shorten(x[block], short[block])
 
-    def peak(self, wire: Tensor, length: int) -> Tensor:
+    def peak(self, x: Tensor, wire: Tensor) -> Tensor:
         short, found = wire.view(self._dtype), wire.new_zeros((), dtype=self._dtype)
-        for block in self.blocks(length):
+        for block in self.blocks(len(x)):
             room = self.scratch(block.stop - block.start, self._dtype)
             found = torch.maximum(found, torch.abs(short[block], out=room).max())
         return found
@@ -123,6 +97,7 @@ class Chop(Cast):
 
     def __init__(self, codec: Codec, device: torch.device) -> None:
         super().__init__(codec, device, torch.bfloat16)
+        self.error = torch.finfo(torch.bfloat16).eps
 
     def _shorten(self, x: Tensor, short: Tensor) -> None:
         if x.dtype != torch.float32:
@@ -134,7 +109,7 @@ class Chop(Cast):
 _SCALE_BYTES = 4
 
 
-class Int8(Coder):
+class Int8(BlockCoder):
     """Uniform quantisation: whole multiples, from -127 to 127, of a scale for each chunk.
 
         [fp32 scale of each chunk] [int8 of each value, or two of 4 bits in each byte]
@@ -146,7 +121,7 @@ class Int8(Coder):
     Chunks of any size, and 4 bits, are ours.
     """
 
-    most = 127
+    most, error = 127, 0.5 / 127
 
     def encode(self, x: Tensor, wire: Tensor) -> None:
         scales = self._scales(wire, len(x))
@@ -166,9 +141,8 @@ class Int8(Coder):
             multiples[values].view_as(rows).copy_(room)
         self._store(multiples, wire)
 
-    def peak(self, wire: Tensor, length: int) -> Tensor:
-        scales = self._scales(wire, length)
-        return scales.max() * self.most if length else scales.new_zeros(())
+    def peak(self, x: Tensor, wire: Tensor) -> Tensor:
+        return self._scales(wire, len(x)).max() * self.most
 
     def add(self, wire: Tensor, out: Tensor, sign: int = 1) -> None:
         scales, multiples = self._scales(wire, len(out)), self._load(wire, len(out))
@@ -221,7 +195,7 @@ class Int8(Coder):
 class Int4(Int8):
     """As `Int8`, of 4 bits, from -7 to 7: the first half of the values in the low bits."""
 
-    most = 7
+    most, error = 7, 0.5 / 7
 
     def _room_for_multiples(self, wire: Tensor, length: int) -> Tensor:
         return self.scratch(length, torch.int8)
@@ -245,7 +219,7 @@ class Int4(Int8):
 _SAMPLES = 2**14
 
 
-class TopK(Coder):
+class TopK(BlockCoder):
     """The largest magnitudes and where they are: fp32 values, then int32 indices in rising order.
 
     Everything else becomes zero, so this codec wants error feedback.
@@ -260,9 +234,9 @@ class TopK(Coder):
         indices.copy_(found)
         values.copy_(x[found])
 
-    def peak(self, wire: Tensor, length: int) -> Tensor:
+    def peak(self, x: Tensor, wire: Tensor) -> Tensor:
         values, _ = self._parts(wire)
-        return values.abs().max() if length else values.new_zeros(())
+        return values.abs().max()
 
     def add(self, wire: Tensor, out: Tensor, sign: int = 1) -> None:
         values, indices = self._parts(wire)
@@ -291,7 +265,7 @@ def _largest(magnitudes: Tensor, count: int) -> Tensor:
     return magnitudes.topk(count, sorted=False).indices
 
 
-_CODERS: Mapping[CodecName, Callable[[Codec, torch.device], Coder]] = MappingProxyType(
+_CODERS: Mapping[CodecName, Callable[[Codec, torch.device], BlockCoder]] = MappingProxyType(
     {
         "fp16": partial(Cast, dtype=torch.float16),
         "bf16": partial(Cast, dtype=torch.bfloat16),
@@ -303,6 +277,13 @@ _CODERS: Mapping[CodecName, Callable[[Codec, torch.device], Coder]] = MappingPro
 )
 
 
-def coder_of(codec: Codec, device: torch.device) -> Coder:
-    """Returns the coder that does on tensors of a device what a codec says."""
+def coder_of(codec: AnyCodec, device: torch.device) -> Coder:
+    """Returns the coder that does on tensors of a device what a codec says.
+
+    Raises:
+        OwnObjectError: a codec of a person's own cannot be loaded, or is none.
+    """
+    if isinstance(codec, OwnCodec):
+        found: Coder = extension_of(codec.own, "codecs")
+        return found
     return _CODERS[codec.name](codec, device)

@@ -8,14 +8,15 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from workbench.comm.codecs.coders import Coder, coder_of
+from workbench.comm.codecs.coder import Coder
+from workbench.comm.codecs.coders import BlockCoder, coder_of
 from workbench.comm.groups.errors import CodecError
 from workbench.comm.groups.group import Group, GroupCall
 from workbench.comm.groups.record import PhaseMark, unheard
 from workbench.comm.pieces import accumulator, cut
-from workbench.plan.experiment.codec import Codec, CodecName, as_codec
+from workbench.plan.experiment.codec import AnyCodec, Codec, OwnCodec, as_codec
 
-_HOLDS: Mapping[CodecName, float] = MappingProxyType(
+_HOLDS: Mapping[str, float] = MappingProxyType(
     {"fp16": torch.finfo(torch.float16).max, "bf16": torch.finfo(torch.bfloat16).max}
 )
 # A piece's bytes begin where any type's may.
@@ -28,6 +29,7 @@ class PieceCoding:
 
     Attributes:
         coder: what encodes and decodes.
+        device: the device of all tensors.
         residual: what earlier encodings left out of the elements that are coded [elements]; None:
             nobody keeps it.
         what: the collective and the rank, for errors.
@@ -36,13 +38,14 @@ class PieceCoding:
     """
 
     coder: Coder
+    device: torch.device
     residual: Tensor | None = None
     what: str = ""
     mark: PhaseMark = unheard
 
     def size(self, length: int) -> int:
         """Returns the bytes of `length` values that are encoded together."""
-        return self.coder.codec.encoded_bytes(length)
+        return self.coder.encoded_bytes(length) if length else 0
 
     def cut(self, sizes: Sequence[int]) -> "list[PieceCoding]":
         """Returns the coding of each of consecutive pieces, of these sizes [elements]."""
@@ -54,7 +57,7 @@ class PieceCoding:
         """Returns memory, uint8 [size(length)], for each piece of `length` values."""
         sizes = [self.size(length) for length in lengths]
         padded = [-(-size // _ALIGNED) * _ALIGNED for size in sizes]
-        whole = torch.empty(sum(padded), dtype=torch.uint8, device=self.coder.device)
+        whole = torch.empty(sum(padded), dtype=torch.uint8, device=self.device)
         return [piece[:size] for piece, size in zip(cut(whole, padded), sizes, strict=True)]
 
     def encode(self, x: Tensor, wire: Tensor) -> None:
@@ -73,7 +76,7 @@ class PieceCoding:
         if self.residual is not None:
             x = self.residual.add_(x)
         self.coder.encode(x, wire)
-        if not bool(torch.isfinite(self.coder.peak(wire, len(x)))):
+        if not bool(torch.isfinite(self.coder.peak(x, wire))):
             raise self._fault(x)
         if self.residual is not None:
             self.coder.add(wire, self.residual, sign=-1)
@@ -91,11 +94,13 @@ class PieceCoding:
             self.coder.decode(wire, out)
 
     def _fault(self, x: Tensor) -> CodecError:
-        name = self.coder.codec.name
+        name = self.coder.name
         worst = x.abs().max().item()
         if not math.isfinite(worst):
             bad = int((~torch.isfinite(x)).sum())
             said = f"{bad} of {len(x)} values to be encoded are NaN or infinite"
+        elif not isinstance(self.coder, BlockCoder):
+            said = f"of finite magnitudes up to {worst:.5g} it decodes some to NaN or infinity"
         else:
             most = _HOLDS.get(name, torch.finfo(torch.float32).max)
             said = f"holds magnitudes up to {most:.5g}, and got {worst:.5g}"
@@ -104,8 +109,8 @@ class PieceCoding:
 
 
 def checked(
-    codec: Codec | str | None, x: Tensor, group: Group, residual: Tensor | None
-) -> Codec | None:
+    codec: AnyCodec | str | None, x: Tensor, group: Group, residual: Tensor | None
+) -> AnyCodec | None:
     """Returns the codec that is meant; refuses what cannot be coded before anybody communicates.
 
     Args:
@@ -118,22 +123,22 @@ def checked(
         ValueError: there is no such codec, or x is of a type that codecs do not know, or `residual`
             is not what the codec wants for it.
     """
-    codec = as_codec(codec)
-    if codec is None:
+    if not isinstance(codec, Codec | OwnCodec | str | None):
+        raise ValueError(f"codec must be a Codec, a name or None, got {type(codec).__name__}")
+    found: AnyCodec | None = as_codec(codec)
+    if found is None:
         if residual is not None:
             raise ValueError(
                 f"a residual is for a codec with error feedback, and group {group.name} was given "
                 "no codec"
             )
         return None
-    if not isinstance(codec, Codec):
-        raise ValueError(f"codec must be a Codec, a name or None, got {type(codec).__name__}")
     if not x.is_floating_point():
-        raise ValueError(f"codec {codec.name!r} is for floating-point tensors, got {x.dtype}")
-    if codec.error_feedback != (residual is not None):
-        does = "needs" if codec.error_feedback else "has no use for"
+        raise ValueError(f"codec {found.name!r} is for floating-point tensors, got {x.dtype}")
+    if found.error_feedback != (residual is not None):
+        does = "needs" if found.error_feedback else "has no use for"
         raise ValueError(
-            f"codec {codec.name!r} with error_feedback={codec.error_feedback} {does} a residual"
+            f"codec {found.name!r} with error_feedback={found.error_feedback} {does} a residual"
         )
     if residual is not None:
         device = x.device if group.link is None else group.link.device
@@ -141,16 +146,19 @@ def checked(
         given = (tuple(residual.shape), residual.dtype, residual.device.type)
         if given != wanted:
             raise ValueError(
-                f"the residual of codec {codec.name!r} in group {group.name} has (shape, dtype, "
+                f"the residual of codec {found.name!r} in group {group.name} has (shape, dtype, "
                 f"device) {wanted}, got {given}"
             )
-    return codec
+    return found
 
 
-def coding_of(codec: Codec | None, call: GroupCall, residual: Tensor | None) -> PieceCoding | None:
+def coding_of(
+    codec: AnyCodec | None, call: GroupCall, residual: Tensor | None
+) -> PieceCoding | None:
     """Returns what encodes in a call; None where there is no codec, or nothing travels."""
     group = call.group
     if codec is None or group.link is None:
         return None
     what = f"{call}, rank {group.ranks[group.rank]}"
-    return PieceCoding(coder_of(codec, group.link.device), residual, what, call.mark)
+    device = group.link.device
+    return PieceCoding(coder_of(codec, device), device, residual, what, call.mark)

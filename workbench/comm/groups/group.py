@@ -25,9 +25,9 @@ from workbench.comm.groups.watch import AsyncWork, PeerWatch, Waiters
 from workbench.comm.pieces import even
 from workbench.comm.shared_memory.buffer import SharedBuffer, allocate
 from workbench.comm.shared_memory.staging import Staging
-from workbench.plan.experiment.codec import Codec
+from workbench.plan.experiment.algorithm import Algorithm, chosen
+from workbench.plan.experiment.codec import AnyCodec
 from workbench.plan.experiment.measured import CollectiveTrace
-from workbench.plan.experiment.sync import Algorithm, chosen
 
 _SILENT = nullcontext()
 
@@ -155,7 +155,7 @@ class Group:
         return None if self.link is None else self.link.staging
 
     def chosen(
-        self, algorithm: Algorithm, nbytes: int, *, beside: bool, codec: Codec | None = None
+        self, algorithm: Algorithm, nbytes: int, *, beside: bool, codec: AnyCodec | None = None
     ) -> Algorithm:
         """Returns the algorithm that stands for `algorithm` in this group.
 

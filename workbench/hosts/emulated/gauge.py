@@ -53,7 +53,7 @@ def receive(seconds: float) -> float:
                     began = end
                 else:
                     num_bytes += arrived
-            return 8 * num_bytes / (end - began)
+            return num_bytes / (end - began)
 
 
 def send(seconds: float) -> float:

@@ -7,19 +7,22 @@ from contextlib import ExitStack
 from dataclasses import replace
 from html import escape
 from pathlib import Path
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from workbench.hosts.emulated import login, network
 from workbench.hosts.emulated.measuring import HostMeasurement, measure
 from workbench.hosts.emulated.network import ShapedLink
 from workbench.hosts.emulated.quota import CpuController
 from workbench.hosts.host import Host, assign, divide, probe
-from workbench.plan.html import table
+from workbench.plan.html import frame_of, save, table
 from workbench.plan.placement.placement import apportion
 from workbench.store.cluster_spec import EngineDevice, Site, of_interface
 from workbench.store.errors import HostsError
 
 LEAST_SPEED = 0.01
+if TYPE_CHECKING:
+    import pandas
+
 INTERFACE = of_interface(network.INTERFACE)
 # Each program replaces the one before, so that signals to the first one reach the last.
 JOIN = 'echo $$ >"$1" && shift && exec "$@"'
@@ -44,10 +47,9 @@ class Hosts:
 
     Args:
         count: the number of hosts.
-        bandwidth: the bandwidth of each host's link, each way: "1gbit", "100mbit", or bits per
-            second.
+        bandwidth: the bandwidth of each host's link, each way: "1gbit", "100mbit", or bytes/s.
         speeds: the part of its cores' time that each host gets, from 0.01 to 1; None: 1.
-        burst: the bytes that pass a link at once after a pause; None: one millisecond's.
+        burst_bytes: the bytes that pass a link at once after a pause; None: one millisecond's.
         queue_limit_s: the seconds that a packet waits for its turn on a link, at most; one that
             would wait longer is dropped, as in a switch whose buffer is full.
 
@@ -66,14 +68,14 @@ class Hosts:
         *,
         bandwidth: str | float = "1gbit",
         speeds: Sequence[float] | None = None,
-        burst: int | None = None,
+        burst_bytes: int | None = None,
         queue_limit_s: float = 0.05,
     ) -> None:
         if isinstance(count, bool) or not isinstance(count, int):
             raise ValueError(f"the number of hosts is an integer, got {count!r}")
         if not 1 <= count <= network.MOST_HOSTS:
             raise ValueError(f"there are from 1 to {network.MOST_HOSTS} hosts, got {count}")
-        self.link = ShapedLink.of(bandwidth, burst, queue_limit_s)
+        self.link = ShapedLink.of(bandwidth, burst_bytes, queue_limit_s)
         self.speeds = (1.0,) * count if speeds is None else tuple(map(float, speeds))
         if len(self.speeds) != count:
             raise ValueError(
@@ -249,6 +251,31 @@ class Hosts:
         speeds = "" if set(self.speeds) == {1.0} else f", speeds={self.speeds}"
         state = "" if self.is_up else ": not started"
         return f"<Hosts({len(self)}, bandwidth='{self.link}'{speeds}){state}>"
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """One line for each host, once they are there; the bandwidth is in bytes/s."""
+        rows = []
+        if self.is_up:
+            cells = zip(self.names, self.addresses, self.cores, self.speeds, strict=True)
+            rows = [
+                {
+                    "host": name,
+                    "address": address,
+                    "cores": cores,
+                    "speed": speed,
+                    "bandwidth": self.link.bandwidth,
+                }
+                for name, address, cores, speed in cells
+            ]
+        return frame_of(rows, ("host", "address", "cores", "speed", "bandwidth"))
+
+    def save(self, path: str | Path) -> None:
+        """Writes its table into a file: "x.svg", "x.html" or "x.csv".
+
+        Raises:
+            ValueError: the name has another ending.
+        """
+        save(self, path)
 
     def _repr_html_(self) -> str:
         return _html(self)

@@ -20,7 +20,7 @@ class HostMeasurement:
     """What was measured of emulated hosts.
 
     Attributes:
-        bandwidths: the payload [bits per second] from each host to the next one, from the last to
+        bandwidths: the payload in bytes/s from each host to the next one, from the last to
             the first; all at once, as in a ring. Empty for a single host.
         speeds: the share of its cores' time that each host gets while all hosts compute.
     """

@@ -14,6 +14,7 @@ one network is named <tag>-<what>.
 import ipaddress
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -27,6 +28,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from workbench.hosts.processes import is_alive
+from workbench.plan.units import BITS, bandwidth_of
 from workbench.store.errors import HostsError
 
 INTERFACE = "eth0"  # in each host's namespace
@@ -35,9 +37,8 @@ ADDRESSES = ipaddress.IPv4Network("198.18.0.0/15")  # for measurements inside a 
 PREFIX = 24
 MOST_HOSTS = 250
 
-UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}  # as tc reads them
 LEAST_BURST_BYTES = 2048  # a packet that is larger than the bucket would never pass
-LEAST_RATE = 1e3
+LEAST_BANDWIDTH = 125.0  # bytes/s: 1 kbit/s
 
 LOCK = "/run/workbench-hosts.lock"
 LOCK_WITHIN_S = 60.0
@@ -57,7 +58,7 @@ class ShapedLink:
     """A token bucket each way: what leaves a host, and what reaches it.
 
     Attributes:
-        bits_per_s: the rate [bits per second], every header of a packet included.
+        bandwidth: the rate in bytes/s, every header of a packet included.
         burst_bytes: the bytes that pass at once after a pause.
         queue_limit_s: the seconds that a packet waits for its turn, at most; one that would wait
             longer is dropped, as in a switch whose buffer is full.
@@ -66,11 +67,15 @@ class ShapedLink:
         ValueError: no link can have this rate, burst or queue limit.
     """
 
-    bits_per_s: float
+    bandwidth: float
     burst_bytes: int
     queue_limit_s: float
 
     def __post_init__(self) -> None:
+        if not LEAST_BANDWIDTH <= self.bandwidth < float("inf"):
+            raise ValueError(
+                f"a bandwidth is at least 125 bytes/s (1 kbit/s), got {self.bandwidth!r} bytes/s"
+            )
         if self.burst_bytes < LEAST_BURST_BYTES:
             raise ValueError(
                 f"a burst is at least {LEAST_BURST_BYTES} bytes, got {self.burst_bytes}"
@@ -81,14 +86,19 @@ class ShapedLink:
             )
 
     @classmethod
-    def of(cls, bandwidth: str | float, burst: int | None, queue_limit_s: float) -> "ShapedLink":
+    def of(
+        cls, bandwidth: str | float, burst_bytes: int | None, queue_limit_s: float
+    ) -> "ShapedLink":
         """Returns a link; a burst of None is one millisecond's, but 16 KiB at least."""
-        bits = rate(bandwidth)
-        return cls(bits, max(16 << 10, int(bits / 8e3)) if burst is None else burst, queue_limit_s)
+        rate = bandwidth_of(bandwidth)
+        if burst_bytes is None and math.isfinite(rate):
+            burst_bytes = max(16 << 10, int(rate / 1e3))
+        return cls(rate, burst_bytes or 0, queue_limit_s)
 
     def __str__(self) -> str:
-        unit = next(name for name, size in reversed(UNITS.items()) if self.bits_per_s >= size)
-        return f"{self.bits_per_s / UNITS[unit]:g}{unit}"
+        bits = 8 * self.bandwidth
+        unit = next(name for name, size in reversed(BITS.items()) if bits >= size)
+        return f"{bits / BITS[unit]:g}{unit}"
 
 
 @dataclass(frozen=True)
@@ -175,7 +185,7 @@ def _plug(port: str, switch: str, interface: str, inside: tuple[str, ...]) -> No
 
 
 def _shape(namespace: str, interface: str, link: ShapedLink) -> None:
-    rate = ["rate", f"{link.bits_per_s:.0f}bit", "burst", str(link.burst_bytes)]
+    rate = ["rate", f"{8 * link.bandwidth:.0f}bit", "burst", str(link.burst_bytes)]
     latency = ["latency", f"{link.queue_limit_s * 1e6:.0f}us"]
     call(*["tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", "tbf"], *rate, *latency)
 
@@ -194,27 +204,6 @@ def _free_subnet() -> ipaddress.IPv4Network:
     raise HostsError(
         f"this host has routes to all of {ADDRESSES}, of which emulated hosts take some"
     )
-
-
-def rate(bandwidth: str | float) -> float:
-    """Returns the bits per second of "1gbit", "2.5 Mbit", or a number that is just that.
-
-    Raises:
-        ValueError: the unit is unknown, or the bandwidth is less than 1 kbit/s.
-    """
-    if isinstance(bandwidth, str):
-        found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-z]*)\s*", bandwidth.lower())
-        if not found or found[2] not in UNITS:
-            raise ValueError(
-                f"a bandwidth is a number with one of {', '.join(UNITS)} (per second), as in "
-                f"'100mbit', got {bandwidth!r}"
-            )
-        bits = float(found[1]) * UNITS[found[2]]
-    else:
-        bits = float(bandwidth)
-    if not LEAST_RATE <= bits < float("inf"):
-        raise ValueError(f"a bandwidth is at least 1 kbit per second, got {bandwidth!r}")
-    return bits
 
 
 @contextmanager

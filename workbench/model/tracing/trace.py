@@ -299,7 +299,8 @@ def keep_outputs(
         if item.op == "placeholder" or item.meta["rows"] != 1 or not item.meta["shape"]:
             raise TraceError(
                 f"the model returns {item.name!r}, which has {item.meta['rows']} rows of shape "
-                f"{item.meta['shape']} for each sample; predictions are one row of scores"
+                f"{item.meta['shape']} for each sample; a prediction has one row, of one dimension "
+                "or more: of one number it is [rows, 1], and the loss can take the last one off"
             )
     if chosen != found:
         output.args = (tuple(chosen) if len(chosen) > 1 else chosen[0],)

@@ -16,11 +16,16 @@ from workbench.model.build import build
 from workbench.model.errors import CheckpointError, ModelError
 from workbench.model.weights.files import write_tensors
 from workbench.model.weights.slices import WeightsFile, expect
-from workbench.plan.graph import Graph, Weight
+from workbench.plan.graph import Graph, Weight, unknown
 
 
 def initialize(
-    graph: Graph, seed: int, directory: Path, *, module: nn.Module | None = None
+    graph: Graph,
+    seed: int,
+    directory: Path,
+    *,
+    module: nn.Module | None = None,
+    given: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Writes a model's initial values as one safetensors file; an intact one is used again.
 
@@ -33,15 +38,25 @@ def initialize(
         seed: the seed of the random values.
         directory: the folder that the file is written to.
         module: the user's module, if the graph was traced from one.
+        given: values instead of those, by the names of the model's `state_dict`.
 
     Returns:
         The path of the file, named by model, fingerprint, and seed or contents.
 
     Raises:
         ModelError: a module is needed and missing, or differs from the one that was traced.
-        CheckpointError: the file cannot be written, for instance since the disk is full.
+        CheckpointError: the values given are another model's; or the file cannot be written, for
+            instance since the disk is full.
     """
     weights = [weight for layer in graph.layers for weight in layer.weights]
+    if given is not None:
+        values = _given(given, weights, graph)
+        others = [weight for weight in weights if not weight.persistent]
+        if others:
+            with _seeded(seed):
+                whole = build(graph.source) if module is None else module
+            values |= _values(whole, others, graph)
+        return _kept(values, weights, graph, directory)
     if module is None:
         path = directory / f"{graph.source.name}-{graph.fingerprint}-seed{seed}.safetensors"
         if _intact(path, weights):
@@ -50,11 +65,43 @@ def initialize(
             module = build(graph.source)
         write_tensors(path, _values(module, weights, graph))
         return path
-    values = _values(module, weights, graph)
+    return _kept(_values(module, weights, graph), weights, graph, directory)
+
+
+def _kept(
+    values: Mapping[str, Tensor], weights: list[Weight], graph: Graph, directory: Path
+) -> Path:
+    """The file of values that no seed tells."""
     path = directory / f"{graph.source.name}-{graph.fingerprint}-{_digest(values)}.safetensors"
     if not _intact(path, weights):
         write_tensors(path, values)
     return path
+
+
+def _given(given: Mapping[str, Tensor], weights: list[Weight], graph: Graph) -> dict[str, Tensor]:
+    """The values given, by their names in the graph.
+
+    Raises:
+        CheckpointError: one is missing, too many, or of another shape; the first are named.
+    """
+    values, wrong, used = {}, [], set()
+    for weight in (weight for weight in weights if weight.persistent):
+        names = [name for name in (weight.name, *weight.aliases) if name in given]
+        used.update(names)
+        if not names:
+            wrong.append(unknown("tensor", weight.name, given))
+        elif tuple(given[names[0]].shape) != weight.shape:
+            shape = tuple(given[names[0]].shape)
+            wrong.append(f"{weight.name!r} has shape {shape}, the model's has {weight.shape}")
+        else:
+            values[weight.name] = given[names[0]].to(dtype=getattr(torch, weight.dtype))
+    wrong += [f"the model has no {name!r}" for name in given if name not in used]
+    if wrong:
+        more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise CheckpointError(
+            f"these weights are not those of {graph.source.name}: {'; '.join(wrong[:3])}{more}"
+        )
+    return values
 
 
 def _values(module: nn.Module, weights: list[Weight], graph: Graph) -> dict[str, Tensor]:

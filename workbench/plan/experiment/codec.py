@@ -1,10 +1,21 @@
 """Codecs as values: how gradients are compressed, and into how many bytes."""
 
+from collections.abc import Mapping
 from math import ceil
 from typing import Annotated, Any, Literal, Self, cast, get_args
 
-from pydantic import BeforeValidator, Field, model_serializer, model_validator
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
+from workbench.plan.extension.extension import extension_of, installed, name_of, named
+from workbench.plan.extension.own import Own, OwnObjectError
 from workbench.plan.value import Value
 
 CodecName = Literal["fp16", "bf16", "bf16_truncated", "int8", "int4", "top_k"]
@@ -37,6 +48,7 @@ class Codec(Value):
     """
 
     name: CodecName
+    """Which one it is; `codec="int8"` is this codec with all defaults."""
     error_feedback: bool = False
     """Keep on each rank what its encodings lost, and add it to what they encode next time.
 
@@ -86,19 +98,89 @@ class Codec(Value):
         return {"name": self.name, **said} if said else self.name
 
 
+class OwnCodec(Value):
+    """A codec of a person's own: an object that extends `wb.extend.Codec`. Inexact."""
+
+    own: Own
+    """The codec: an object, its class, "module:attribute", or the name under which an installed
+    package offers it."""
+    error_feedback: bool
+    """As for `Codec`; what the codec's own attribute says, unless it is given."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keeps_what_it_says(cls, fields: Any) -> Any:
+        if not isinstance(fields, Mapping) or "error_feedback" in fields or "own" not in fields:
+            return fields
+        own = named(fields["own"], "codecs", ())
+        says = isinstance(own, Own) and bool(extension_of(own, "codecs").error_feedback)
+        return {**fields, "own": own, "error_feedback": says}
+
+    @field_validator("own", mode="before")
+    @classmethod
+    def _is_a_codec(cls, given: Any) -> Any:
+        return named(given, "codecs", ())
+
+    @property
+    def name(self) -> str:
+        """What it is called in tables and errors."""
+        return name_of(self.own)
+
+    @property
+    def inexact(self) -> str:
+        """The format of what is sent, in words."""
+        said = getattr(self.own.held, "inexact", "") or self.name
+        return f"{said}, with error feedback" if self.error_feedback else said
+
+    def encoded_bytes(self, length: int) -> int:
+        """The bytes of `length` values that are encoded together; of none, none.
+
+        Raises:
+            OwnObjectError: it cannot be loaded, or says something else than a number of bytes.
+        """
+        if length == 0:
+            return 0
+        size = extension_of(self.own, "codecs").encoded_bytes(length)
+        if type(size) is not int or size < 0:
+            raise OwnObjectError(
+                f"codec {self.name!r}: encoded_bytes({length}) must be a whole number >= 0, "
+                f"got {size!r}"
+            )
+        return size
+
+
+AnyCodec = Codec | OwnCodec
+"""A built-in codec, or one of a person's own."""
+
+
 def as_codec(value: Any) -> Any:
-    """Converts a codec's name to the codec; leaves everything else alone.
+    """Converts a codec's name, or a codec of a person's own, to the value; leaves values alone.
 
     Raises:
         ValueError: there is no such codec.
     """
-    if not isinstance(value, str):
+    if value is None or isinstance(value, AnyCodec | Mapping):
         return value
-    if value not in get_args(CodecName):
-        names = ", ".join(map(repr, get_args(CodecName)))
-        raise ValueError(f"no codec {value!r}; there are {names}")
-    return Codec(name=cast(CodecName, value))
+    names = get_args(CodecName)
+    if isinstance(value, str) and ":" not in value and value not in names:
+        others = installed("codecs")
+        if value not in others:
+            there = ", ".join(map(repr, (*names, *others)))
+            raise ValueError(f"no codec {value!r}; there are {there}")
+    found = named(value, "codecs", names)
+    if isinstance(found, Own):
+        return OwnCodec.model_validate({"own": found})
+    return Codec(name=cast(CodecName, found))
 
 
-NamedCodec = Annotated[Codec | None, BeforeValidator(as_codec)]
-"""A field that takes a codec, its name, or None: values are sent as they are."""
+def _whose(value: Any) -> str:
+    own = isinstance(value, OwnCodec) or (isinstance(value, Mapping) and "own" in value)
+    return "own" if own else "built-in"
+
+
+_Either = Annotated[
+    Annotated[Codec, Tag("built-in")] | Annotated[OwnCodec, Tag("own")], Discriminator(_whose)
+]
+NamedCodec = Annotated[_Either | None, BeforeValidator(as_codec)]
+"""A field that takes a codec, its name, one of a person's own, or None: values are sent as they
+are."""

@@ -15,6 +15,11 @@ from pydantic import (
 )
 
 from workbench.plan.errors import ExperimentError
+from workbench.plan.experiment.data import CIFAR10 as CIFAR10
+from workbench.plan.experiment.data import Data as Data
+from workbench.plan.experiment.data import Digits as Digits
+from workbench.plan.experiment.data import ImageFolder as ImageFolder
+from workbench.plan.experiment.data import Synthetic as Synthetic
 from workbench.plan.experiment.least_rows import Schedule, check_rows
 from workbench.plan.experiment.optimizers import ASGD as ASGD
 from workbench.plan.experiment.optimizers import SGD as SGD
@@ -34,6 +39,7 @@ from workbench.plan.experiment.schedule import LRScheduler as LRScheduler
 from workbench.plan.experiment.schedule import RateSchedule as RateSchedule
 from workbench.plan.experiment.schedule import WarmupCosine as WarmupCosine
 from workbench.plan.experiment.sync import LocalSGD as LocalSGD
+from workbench.plan.experiment.sync import OwnStrategy as OwnStrategy
 from workbench.plan.experiment.sync import ParameterServer as ParameterServer
 from workbench.plan.experiment.sync import Pipelined as Pipelined
 from workbench.plan.experiment.sync import Sync as Sync
@@ -42,61 +48,9 @@ from workbench.plan.experiment.task import DataSet as DataSet
 from workbench.plan.experiment.task import Loss as Loss
 from workbench.plan.experiment.task import Metric as Metric
 from workbench.plan.experiment.task import TorchData as TorchData
-from workbench.plan.experiment.task import as_data, as_loss, as_metrics
+from workbench.plan.experiment.task import as_loss, as_metrics
 from workbench.plan.plan import Plan
-from workbench.plan.value import Value, by_name, dump
-
-
-class Digits(DataSet):
-    """scikit-learn's 1,797 real 8x8 grey images of ten digits, resized to the model's input."""
-
-    kind: Literal["digits"] = "digits"
-
-    @property
-    def known_samples(self) -> tuple[int, int]:
-        """The samples of the training and of the test split."""
-        return 1442, 355
-
-
-class Synthetic(DataSet):
-    """Seeded images drawn around one centre for each class: learnable, of any shape and size."""
-
-    kind: Literal["synthetic"] = "synthetic"
-    samples: int = Field(default=1024, ge=1)
-    """Images of the training split; the test split has a quarter as many."""
-    classes: int = Field(default=10, ge=2)
-
-    @property
-    def known_samples(self) -> tuple[int, int]:
-        """The samples of the training and of the test split."""
-        return self.samples, max(1, self.samples // 4)
-
-
-class CIFAR10(DataSet):
-    """60,000 32x32 color images of ten classes, through torchvision."""
-
-    kind: Literal["cifar10"] = "cifar10"
-    root: str = "data"
-    """Folder that holds, or receives, the data set."""
-    download: bool = False
-
-
-class ImageFolder(DataSet):
-    """A folder with `train/<class>/*` and `test/<class>/*` images, through torchvision."""
-
-    kind: Literal["imagefolder"] = "imagefolder"
-    root: str
-
-
-Data = Annotated[
-    Annotated[Digits | Synthetic | CIFAR10 | ImageFolder | TorchData, Field(discriminator="kind")],
-    by_name(
-        "data",
-        {"digits": Digits, "synthetic": Synthetic, "cifar10": CIFAR10},
-        "ImageFolder(root), a torch Dataset, two of them (train, test), and 'module:function'",
-    ),
-    BeforeValidator(as_data),
-]
+from workbench.plan.value import Value, dump
 
 
 def _is_plan(value: object) -> Plan:
@@ -124,7 +78,10 @@ class Experiment(Value):
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     plan: Annotated[Any, AfterValidator(_is_plan)]
-    data: Data = Digits()
+    """How the model is split over ranks."""
+    data: Data
+    """The samples: "digits", "synthetic", "cifar10", `ImageFolder(root)`, or one's own: a torch
+    Dataset, two of them (train, test), or "module:function"."""
     loss: Annotated[Loss | None, BeforeValidator(as_loss)] = None
     """(outputs, targets) -> the loss; None: cross-entropy, of auxiliary heads a part."""
     metrics: Annotated[dict[str, Metric] | None, BeforeValidator(as_metrics)] = None
@@ -133,11 +90,14 @@ class Experiment(Value):
     batch_size: int = Field(default=128, ge=1)
     """Samples of one step over all ranks (the global batch)."""
     optimizer: Optimizer
+    """The optimizer, as `wb.SGD(0.1)`; or the name of one with all defaults, as "adamw"."""
     steps: int = Field(ge=1)
     """The number of optimizer updates."""
     epochs: int | None = Field(default=None, ge=1)
     """The same in passes over the training split, from which `steps` follow."""
     sync: Sync = Synchronous()
+    """When gradients are summed and used: a strategy, or its name: "synchronous", "pipelined",
+    "local_sgd", "parameter_server"."""
     shard_optimizer: bool | tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...] = False
     """Shard the optimizer's state, and its work, over the ranks that hold the same parameters: the
     same weights bit by bit, in 1/n of the memory (`train/strategies/optimizer.py`). Relative
@@ -169,6 +129,11 @@ class Experiment(Value):
     """Steps between checkpoints; None: one at the end, or when stopped."""
     evaluate_every: int | None = Field(default=None, ge=1)
     """Steps between evaluations on the test split; None: one at the end."""
+    keep_best: str | None = None
+    """The figure of evaluations by which the best checkpoint is kept, beside the newest ones:
+    "loss", of which the least is best, or a metric, of which the largest is; "-error": the least.
+    It is saved behind each evaluation that is better than those before; `run.state_dict(best=True)`
+    has its weights. None: none is kept."""
     trace_every: int = Field(default=20, ge=0)
     """Steps from one whose layers and collectives are timed (`run.timeline`) to the next; 0: none.
     The others have no overhead."""
@@ -179,7 +144,9 @@ class Experiment(Value):
         epochs, steps, size = given.get("epochs"), given.get("steps"), given.get("batch_size", 128)
         if not isinstance(epochs, int) or not isinstance(size, int) or min(epochs, size) < 1:
             return given  # as the fields' own checks say
-        data = TypeAdapter(Data).validate_python(given.get("data", Digits()))
+        if "data" not in given:
+            return given
+        data = TypeAdapter(Data).validate_python(given["data"])
         if data.known_samples is None:
             raise ValueError(
                 f"epochs: how many samples {data.kind!r} has is not known before it is opened; "
@@ -194,8 +161,23 @@ class Experiment(Value):
         return {**given, "steps": due, "data": data}
 
     @model_validator(mode="after")
+    def _has_what_is_best(self) -> Self:
+        if self.keep_best is not None:
+            plain = {"accuracy": None} if self.loss is None else {}
+            names = ["loss", *(plain if self.metrics is None else self.metrics)]
+            if self.keep_best.removeprefix("-") not in names:
+                valid = ", ".join(map(repr, names))
+                raise ValueError(
+                    f"keep_best: evaluations have no {self.keep_best!r}; there are {valid}"
+                )
+            if isinstance(self.data, TorchData) and self.data.test is None:
+                raise ValueError("keep_best: nothing is evaluated, as data has no test split")
+        return self
+
+    @model_validator(mode="after")
     def _can_be_evaluated(self) -> Self:
-        _ = self.plan.evaluation  # refuses a choice that a layer cannot have there
+        if self.plan.is_at_hand:
+            _ = self.plan.evaluation  # refuses a choice that a layer cannot have there
         return self
 
     @model_validator(mode="after")
@@ -209,7 +191,7 @@ class Experiment(Value):
 
     @model_validator(mode="after")
     def _ranks_have_enough_rows(self) -> Self:
-        if self.data.known_samples is not None:
+        if self.data.known_samples is not None and self.plan.is_at_hand:
             self.check_rows(self.data.known_samples)
         return self
 
@@ -242,13 +224,15 @@ class Experiment(Value):
     @property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of whole parameters."""
-        placed = self.plan.flow.weights
-        return {name: placed[name].shape for name in self.plan.graph.trainable}
+        weights = (weight for layer in self.plan.graph.layers for weight in layer.weights)
+        shapes = {weight.name: weight.shape for weight in weights}
+        return {name: shapes[name] for name in self.plan.graph.trainable}
 
     @model_validator(mode="after")
     def _dampening_begins_at_once(self) -> Self:
-        late = isinstance(self.sync, Pipelined) and self.sync.width > 1
-        forgets = isinstance(self.sync, LocalSGD) and self.sync.momentum == "reset"
+        timing = self.sync.timing
+        late = timing.late > 0 or timing.adds_up
+        forgets = timing.of_weights and timing.momentum == "reset"
         dampened = any(
             isinstance(value, SGD) and value.momentum > 0 and value.dampening > 0
             for value in self.optimizer.parted
@@ -256,7 +240,7 @@ class Experiment(Value):
         if dampened and (late or forgets):
             raise ValueError(
                 "optimizer: dampening leaves the first gradient whole, and under "
-                f"{type(self.sync).__name__} a checkpoint may be made before a parameter has one, "
+                f"{self.sync.title} a checkpoint may be made before a parameter has one, "
                 "which momentum alone does not tell; set dampening=0, or use Synchronous"
             )
         return self
@@ -279,10 +263,10 @@ class Experiment(Value):
         named = [name for name in ("clip_norm", "clip_value") if getattr(self, name) is not None]
         if len(named) > 1:
             raise ValueError("clip_norm and clip_value exclude each other: one of them is valid")
-        if named and isinstance(self.sync, LocalSGD):
+        if named and self.sync.timing.of_weights:
             raise ValueError(
-                f"{named[0]} clips the gradient of the whole batch, and under LocalSGD no rank has "
-                "it; it is valid with Synchronous, ParameterServer and Pipelined"
+                f"{named[0]} clips the gradient of the whole batch, and under {self.sync.title} no "
+                "rank has it; it is valid with Synchronous, ParameterServer and Pipelined"
             )
         if named and isinstance(self.sync, Synchronous) and self.sync.per_round:
             raise ValueError(
@@ -295,12 +279,12 @@ class Experiment(Value):
     def _weights_are_those_of_the_batch(self) -> Self:
         if self.loss is None or self.loss.weights is None:
             return self
-        alone = isinstance(self.sync, LocalSGD)
+        alone = self.sync.timing.of_weights
         if alone or (isinstance(self.sync, Synchronous) and self.sync.per_round):
             raise ValueError(
                 "loss: the weights of all rows of a batch add up, and weights step before under "
-                f"{'LocalSGD' if alone else 'per_round=True'}; they are valid with Synchronous, "
-                "ParameterServer and Pipelined"
+                f"{self.sync.title if alone else 'per_round=True'}; they are valid with "
+                "Synchronous, ParameterServer and Pipelined"
             )
         return self
 
@@ -308,10 +292,10 @@ class Experiment(Value):
     def _weights_that_are_averaged_move_together(self) -> Self:
         if self.ema is None:
             return self
-        if isinstance(self.sync, LocalSGD):
+        if self.sync.timing.of_weights:
             raise ValueError(
-                "ema averages the weights of the model, and under LocalSGD each rank has its own; "
-                "it is valid with Synchronous, ParameterServer and Pipelined"
+                f"ema averages the weights of the model, and under {self.sync.title} each rank has "
+                "its own; it is valid with Synchronous, ParameterServer and Pipelined"
             )
         if isinstance(self.sync, Synchronous) and self.sync.per_round:
             raise ValueError(
@@ -322,10 +306,10 @@ class Experiment(Value):
 
     @model_validator(mode="after")
     def _replicas_step_alike(self) -> Self:
-        if self.shard_optimizer and isinstance(self.sync, LocalSGD):
+        if self.shard_optimizer and self.sync.timing.of_weights:
             raise ValueError(
                 "shard_optimizer needs ranks that update the same weights with the same "
-                "gradients, and under LocalSGD each has its own; "
+                f"gradients, and under {self.sync.title} each has its own; "
                 "it is valid with Synchronous and Pipelined"
             )
         return self
@@ -340,7 +324,7 @@ class Experiment(Value):
                 f"shard_optimizer: shares must be {world} numbers >= 0, one for each rank, "
                 f"got {shares}"
             )
-        for name, placed in self.plan.flow.weights.items():
+        for name, placed in self.plan.flow.weights.items() if self.plan.is_at_hand else ():
             k = placed.group_size
             for first in range(k) if placed.trainable and k < world else ():
                 if not any(shares[first::k]):
@@ -404,7 +388,7 @@ class Experiment(Value):
     @model_validator(mode="after")
     def _rounds_are_there(self) -> Self:
         if isinstance(self.sync, Synchronous) and self.sync.per_round:
-            if self.plan.rounds == "BK" or self.plan.tail is None:
+            if self.plan.rounds == "BK" or (self.plan.is_at_hand and self.plan.tail is None):
                 raise ValueError(
                     f"sync: per_round needs a plan that gathers rows in rounds 'B' or 'B/K', "
                     f"this one has rounds {self.plan.rounds!r}; see plan.with_rounds"

@@ -17,10 +17,18 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from workbench.plan.experiment.options import (
+    Betas,
+    Decay,
+    Decoupled,
+    Epsilon,
+    Greatest,
+    Momentum,
+    Positive,
+    Rate,
+    Shrinking,
+)
 from workbench.plan.value import Value, by_name
-
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
@@ -119,7 +127,7 @@ class _Optimizer(Value):
     _copies_gradient: ClassVar[bool] = True
     """Of one that is not fused: whether another of them holds the gradient with weight decay."""
 
-    lr: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
+    lr: Rate = 1e-3
     maximize: bool = False
     """Whether to climb."""
     groups: tuple[ParameterGroup, ...] = ()
@@ -254,10 +262,12 @@ class SGD(_Optimizer):
 
     fused: ClassVar[bool] = True
     kind: Literal["sgd"] = "sgd"
-    momentum: float = Field(default=0.0, ge=0, lt=1)
+    momentum: Momentum = 0.0
     dampening: float = Field(default=0.0, ge=0)
-    weight_decay: Positive = 0.0
+    """The part of a gradient that does not enter the velocity."""
+    weight_decay: Decay = 0.0
     nesterov: bool = False
+    """Whether the velocity is that after the next step: Nesterov's momentum."""
 
     @model_validator(mode="after")
     def _nesterov_needs_momentum(self) -> Self:
@@ -277,11 +287,11 @@ class Adam(_Optimizer):
 
     fused: ClassVar[bool] = True
     kind: Literal["adam"] = "adam"
-    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
-    eps: Positive = 1e-8
-    weight_decay: Positive = 0.0
-    amsgrad: bool = False
-    decoupled_weight_decay: bool = False
+    betas: Betas = (0.9, 0.999)
+    eps: Epsilon = 1e-8
+    weight_decay: Decay = 0.0
+    amsgrad: Greatest = False
+    decoupled_weight_decay: Decoupled = False
 
     @property
     def remembers(self) -> Remembered:
@@ -293,17 +303,17 @@ class AdamW(_Optimizer):
 
     fused: ClassVar[bool] = True
     kind: Literal["adamw"] = "adamw"
-    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
-    eps: Positive = 1e-8
-    weight_decay: Positive = 1e-2
-    amsgrad: bool = False
+    betas: Betas = (0.9, 0.999)
+    eps: Epsilon = 1e-8
+    weight_decay: Shrinking = 1e-2
+    amsgrad: Greatest = False
 
     @property
     def remembers(self) -> Remembered:
         return _of_adam(self.amsgrad)
 
 
-def _of_adam(amsgrad: bool) -> Remembered:
+def _of_adam(amsgrad: Greatest) -> Remembered:
     return Remembered(_zeros("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if amsgrad else ())))
 
 
@@ -313,11 +323,13 @@ class Adagrad(_Optimizer):
     _streamed: ClassVar[int] = 11
     _temporaries: ClassVar[int] = 1
     kind: Literal["adagrad"] = "adagrad"
-    lr: float = Field(default=1e-2, gt=0, allow_inf_nan=False)
+    lr: Rate = 1e-2
     lr_decay: Positive = 0.0
-    weight_decay: Positive = 0.0
+    """How fast the learning rate falls: lr / (1 + step lr_decay)."""
+    weight_decay: Decay = 0.0
     initial_accumulator_value: Positive = 0.0
-    eps: Positive = 1e-10
+    """What the sums of squares begin with."""
+    eps: Epsilon = 1e-10
 
     @property
     def remembers(self) -> Remembered:
@@ -330,10 +342,11 @@ class Adadelta(_Optimizer):
     _streamed: ClassVar[int] = 27
     _temporaries: ClassVar[int] = 2
     kind: Literal["adadelta"] = "adadelta"
-    lr: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    lr: Rate = 1.0
     rho: float = Field(default=0.9, ge=0, le=1)
-    eps: Positive = 1e-6
-    weight_decay: Positive = 0.0
+    """The part of the average of squares that each update keeps."""
+    eps: Epsilon = 1e-6
+    weight_decay: Decay = 0.0
 
     @property
     def remembers(self) -> Remembered:
@@ -346,10 +359,10 @@ class Adamax(_Optimizer):
     _streamed: ClassVar[int] = 16
     _temporaries: ClassVar[int] = 1
     kind: Literal["adamax"] = "adamax"
-    lr: float = Field(default=2e-3, gt=0, allow_inf_nan=False)
-    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
-    eps: Positive = 1e-8
-    weight_decay: Positive = 0.0
+    lr: Rate = 2e-3
+    betas: Betas = (0.9, 0.999)
+    eps: Epsilon = 1e-8
+    weight_decay: Decay = 0.0
 
     @property
     def remembers(self) -> Remembered:
@@ -362,12 +375,13 @@ class NAdam(_Optimizer):
     _streamed: ClassVar[int] = 22
     _temporaries: ClassVar[int] = 2
     kind: Literal["nadam"] = "nadam"
-    lr: float = Field(default=2e-3, gt=0, allow_inf_nan=False)
-    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
-    eps: Positive = 1e-8
-    weight_decay: Positive = 0.0
+    lr: Rate = 2e-3
+    betas: Betas = (0.9, 0.999)
+    eps: Epsilon = 1e-8
+    weight_decay: Decay = 0.0
     momentum_decay: Positive = 4e-3
-    decoupled_weight_decay: bool = False
+    """How fast the momentum grows from step to step."""
+    decoupled_weight_decay: Decoupled = False
 
     @property
     def remembers(self) -> Remembered:
@@ -380,10 +394,10 @@ class RAdam(_Optimizer):
     _streamed: ClassVar[int] = 25
     _temporaries: ClassVar[int] = 5
     kind: Literal["radam"] = "radam"
-    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
-    eps: Positive = 1e-8
-    weight_decay: Positive = 0.0
-    decoupled_weight_decay: bool = False
+    betas: Betas = (0.9, 0.999)
+    eps: Epsilon = 1e-8
+    weight_decay: Decay = 0.0
+    decoupled_weight_decay: Decoupled = False
 
     @property
     def remembers(self) -> Remembered:
@@ -396,12 +410,14 @@ class RMSprop(_Optimizer):
     _streamed: ClassVar[int] = 13
     _temporaries: ClassVar[int] = 1
     kind: Literal["rmsprop"] = "rmsprop"
-    lr: float = Field(default=1e-2, gt=0, allow_inf_nan=False)
+    lr: Rate = 1e-2
     alpha: Positive = 0.99
-    eps: Positive = 1e-8
-    weight_decay: Positive = 0.0
-    momentum: float = Field(default=0.0, ge=0, lt=1)
+    """The part of the average of squares that each update keeps."""
+    eps: Epsilon = 1e-8
+    weight_decay: Decay = 0.0
+    momentum: Momentum = 0.0
     centered: bool = False
+    """Whether the average is subtracted from the squares: their variance."""
 
     @property
     def remembers(self) -> Remembered:
@@ -417,9 +433,11 @@ class Rprop(_Optimizer):
     _temporaries: ClassVar[int] = 3
     _copies_gradient: ClassVar[bool] = False
     kind: Literal["rprop"] = "rprop"
-    lr: float = Field(default=1e-2, gt=0, allow_inf_nan=False)
+    lr: Rate = 1e-2
     etas: tuple[Annotated[float, Field(gt=0, lt=1)], Annotated[float, Field(gt=1)]] = (0.5, 1.2)
+    """The factors of a step size after a change of sign, and after none."""
     step_sizes: tuple[Positive, Positive] = (1e-6, 50.0)
+    """The least and the greatest step size."""
 
     @property
     def remembers(self) -> Remembered:
@@ -432,11 +450,14 @@ class ASGD(_Optimizer):
     _streamed: ClassVar[int] = 7
     _temporaries: ClassVar[int] = 1
     kind: Literal["asgd"] = "asgd"
-    lr: float = Field(default=1e-2, gt=0, allow_inf_nan=False)
+    lr: Rate = 1e-2
     lambd: Positive = 1e-4
+    """How fast weights decay, times the learning rate."""
     alpha: Positive = 0.75
+    """The power with which the learning rate falls."""
     t0: Positive = 1e6
-    weight_decay: Positive = 0.0
+    """The step at which averaging begins."""
+    weight_decay: Decay = 0.0
 
     @property
     def remembers(self) -> Remembered:

@@ -1,7 +1,7 @@
 """Schedules as values: the learning rate as a function of the step alone.
 
 So a run that is resumed, or goes on under another plan, has the rates that it would have had. One
-that follows a metric, or a function of somebody's own, is refused by its name.
+that follows a metric is refused by its name.
 
 A rate that is requested of a running run scales the whole schedule, by its ratio to the rate of the
 experiment.
@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from workbench.plan.experiment.optimizers import AnyOptimizer, Rprop, at_rate
+from workbench.plan.extension.own import OwnObject, OwnObjectError
 from workbench.plan.value import Value, by_name
 
 
@@ -70,6 +71,68 @@ class WarmupCosine(Value):
         return self
 
 
+class StepFunction(Value):
+    """A function of your own: in step t = 0, 1, ... the optimizer's rate times `function(t)`.
+
+    It is called for the same step on every rank, and again after a resume, so that it must give the
+    same each time; as the `lr_lambda` of torch's `LambdaLR`.
+
+    Raises:
+        ExperimentError: of step 0 it gives no number >= 0.
+    """
+
+    kind: Literal["function"] = "function"
+    function: OwnObject
+    """step -> a number >= 0."""
+
+    @model_validator(mode="after")
+    def _gives_a_number(self) -> Self:
+        if self.function.held is not None:
+            self.factor(0)
+        return self
+
+    def factor(self, step: int) -> float:
+        """What the optimizer's rate is multiplied by in a step.
+
+        Raises:
+            OwnObjectError: the function cannot be loaded, fails, or gives no number >= 0.
+        """
+        try:
+            factor = float(self.function.loaded(step))
+        except OwnObjectError:
+            raise
+        except Exception as error:  # whatever the function raises
+            why = f"{type(error).__name__}: {error}"
+            raise OwnObjectError(f"schedule {self.function} of step {step}: {why}") from error
+        if not 0 <= factor < math.inf:
+            raise OwnObjectError(
+                f"schedule {self.function} of step {step} is {factor}: it must be a number >= 0, "
+                "by which the optimizer's rate is multiplied"
+            )
+        return factor
+
+    def check(self, optimizer: AnyOptimizer, steps: int) -> None:
+        """Checks that it is a schedule of so many steps with this optimizer.
+
+        Raises:
+            ValueError: it is not; the text says what would be.
+        """
+        _check_reads_rates(optimizer)
+
+    def at_rate(self, base: float, lr: float) -> Self:
+        """The same where the optimizer has another rate, to which all here is relative."""
+        return self
+
+
+def as_schedule(given: object) -> object:
+    """A function, or "module:function", for the `StepFunction` of it."""
+    if isinstance(given, str) and ":" in given:
+        return StepFunction(function=given)
+    if callable(given) and not isinstance(given, type):
+        return StepFunction(function=given)
+    return given
+
+
 @dataclass(frozen=True)
 class _Known:
     """The arguments of one of torch's: needed, possible, and which of them are rates."""
@@ -105,8 +168,8 @@ KNOWN: Mapping[str, _Known] = {
     ),
 }
 
-_FUNCTION = "it takes a function, which the text of an experiment cannot hold"
-_SEVERAL = "it takes other schedulers, of which an experiment has one"
+_FUNCTION = "give the function itself, schedule=f, where f(step) is what the rate is multiplied by"
+_SEVERAL = f"it takes other schedulers, of which an experiment has one; or {_FUNCTION}"
 REFUSED = {
     "reducelronplateau": "it follows a metric, and rates are to be a function of the step alone, "
     "so that a run that goes on has those that it would have had",
@@ -144,6 +207,7 @@ class LRScheduler(Value):
 
     kind: Literal["lr_scheduler"] = "lr_scheduler"
     name: str
+    """The class of `torch.optim.lr_scheduler`; given first, without its name."""
 
     def __init__(self, name: str, **arguments: Any) -> None:
         super().__init__(name=name, **arguments)
@@ -231,12 +295,15 @@ def _check_reads_rates(optimizer: AnyOptimizer) -> None:
         )
 
 
+AnySchedule = WarmupCosine | LRScheduler | StepFunction
+
 RateSchedule = Annotated[
-    Annotated[WarmupCosine | LRScheduler, Field(discriminator="kind")],
+    Annotated[AnySchedule, Field(discriminator="kind")],
     by_name(
         "schedule",
         {"warmup_cosine": WarmupCosine},
-        "LRScheduler(name, ...)",
+        "LRScheduler(name, ...) and a function of the step",
         refused=REFUSED,
     ),
+    BeforeValidator(as_schedule),
 ]

@@ -1,99 +1,49 @@
 """Synchronisation strategies as values: when ranks exchange gradients or weights, and how."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from workbench.plan.experiment.codec import Codec, NamedCodec
+from workbench.plan.errors import ExperimentError
+from workbench.plan.experiment.algorithm import Algorithm, NamedAlgorithm, chosen
+from workbench.plan.experiment.codec import AnyCodec, NamedCodec, OwnCodec
+from workbench.plan.experiment.dry_run import algorithm_of
+from workbench.plan.experiment.strategy import Averaging, Compensated, Late, Strategy, Timing
+from workbench.plan.extension.extension import extension_of, installed, name_of, named
+from workbench.plan.extension.own import Own, OwnObject
 from workbench.plan.value import Value, by_name
 
-Algorithm = Literal["auto", "direct", "ring", "halving_doubling", "hierarchical", "backend"]
-"""The all-reduce algorithms. All sum exactly, in different orders; "backend" is what gloo or nccl
-do themselves."""
 
-CODED: tuple[Algorithm, ...] = ("auto", "direct", "ring", "hierarchical")
-"""The algorithms that can send values through a codec."""
+class SyncValue(Value):
+    """What all strategies' values have in common."""
 
-MOST_DIRECT = 8
-""""auto" with a codec is "direct" up to so many hosts, and "ring" beyond. Both send and encode the
-same; "direct" rounds values less often and has 2 rounds, not 2 (k-1), but receives all at once.
-Where some of several hosts have several ranks, "auto" is "hierarchical"."""
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy itself; it sums gradients in every step and uses them, if not said."""
+        return Strategy()
 
+    @property
+    def timing(self) -> Timing:
+        """When ranks exchange what, and when it is used."""
+        return Timing.of(self.strategy)
 
-@dataclass(frozen=True)
-class Thresholds:
-    """The largest messages of an algorithm, where no two ranks share memory.
+    @property
+    def summing(self) -> tuple[Algorithm, AnyCodec | None]:
+        """The algorithm by which gradients are summed, and the codec through which they travel."""
+        return "auto", None
 
-    Attributes:
-        direct: the most bytes of a "direct" all-reduce; beyond, the backend's own is used.
-    """
+    @property
+    def title(self) -> str:
+        """What it is called in errors."""
+        return type(self).__name__
 
-    direct: int
-
-
-THRESHOLDS = Thresholds(direct=2**16)
-"""Measured with `python -m workbench.bench collectives`, which has a row for each algorithm over
-gloo. Of four ranks on four cores, medians of seven interleaved rounds, in ms:
-
-                      1 KB    1 MB    4 MB    64 MB
-    gloo's own         5.1     7.7      10      103
-    direct             6.6     8.4      14      191
-    ring               8.4     9.5      13      171
-    halving_doubling   7.1      10      15      222
-
-Gloo's own has fewer threads to wake, and sums in place; it stays some 10 % faster below 64 KB too,
-also over a link of 1 Gbit/s (`bench hierarchical`). Small sums are direct all the same: taken in
-rank order, they have the bits that they have in shared memory.
-"""
+    @property
+    def shown(self) -> str:
+        """What it is called where it is drawn."""
+        return str(getattr(self, "kind", "")).replace("_", " ")
 
 
-def chosen(
-    algorithm: Algorithm,
-    hosts: Sequence[int],
-    backend: str,
-    nbytes: int,
-    *,
-    beside: bool,
-    codec: str = "",
-) -> Algorithm:
-    """The algorithm that a group uses for `algorithm`: itself, or the one that "auto" means there.
-
-    Args:
-        algorithm: the algorithm that is asked for.
-        hosts: how many of the group's ranks share the memory of each host; a rank that shares none
-            is a host of its own.
-        backend: the torch.distributed backend: "gloo" or "nccl".
-        nbytes: the bytes that each rank contributes.
-        beside: whether the data are in a rank's own memory, and are reduced while the rank
-            computes.
-        codec: the name of the codec that the data are compressed with; "": none.
-
-    Raises:
-        ValueError: an unknown algorithm, or one that cannot take a codec.
-    """
-    if algorithm not in get_args(Algorithm):
-        names = ", ".join(map(repr, get_args(Algorithm)))
-        raise ValueError(f"no all-reduce algorithm {algorithm!r}; there are {names}")
-    if codec and algorithm not in CODED:
-        names = ", ".join(map(repr, CODED))
-        raise ValueError(f"algorithm {algorithm!r} cannot take codec {codec!r}; {names} can")
-    if algorithm != "auto":
-        return algorithm
-    if codec:
-        shared = 1 < len(hosts) < sum(hosts)
-        return "hierarchical" if shared else "direct" if len(hosts) <= MOST_DIRECT else "ring"
-    if len(hosts) == 1:
-        return "backend" if beside else "direct"
-    if len(hosts) < sum(hosts):
-        return "hierarchical"
-    if beside or backend != "gloo" or nbytes > THRESHOLDS.direct:
-        return "backend"
-    return "direct"
-
-
-class Synchronous(Value):
+class Synchronous(SyncValue):
     """Every step averages all gradients before the optimizer updates: exact at any world size.
 
     Only `per_round` and `codec` make it inexact.
@@ -102,15 +52,17 @@ class Synchronous(Value):
     kind: Literal["synchronous"] = "synchronous"
     bucket_bytes: int = Field(default=8 << 20, ge=1)
     """The approximate size of a gradient bucket in bytes; buckets are reduced during backward."""
-    algorithm: Algorithm = "auto"
+    algorithm: NamedAlgorithm = "auto"
     """The all-reduce algorithm: all sum exactly, in different orders. "auto" is "direct" through
     shared memory within one host, "hierarchical" on several hosts of which some have several ranks,
     and otherwise "backend". That one runs on threads beside backward; the others start their next
-    round whenever a gradient is ready, and take no core from it."""
+    round whenever a gradient is ready, and take no core from it. Or an algorithm of your own, which
+    extends `wb.extend.Algorithm`: what it sends is predicted by running it without data."""
     codec: NamedCodec = None
-    """The compression of gradients that ranks send: inexact. A name, as "int8", or a `Codec`. Sums
-    are taken in fp32 or wider, and have the same bits on all ranks; "ring", "direct" and
-    "hierarchical", which encodes only between hosts, can take one, and "auto" is one of them."""
+    """The compression of gradients that ranks send: inexact. A name, as "int8", a `Codec`, or one
+    of your own, which extends `wb.extend.Codec`. Sums are taken in fp32 or wider, and have the same
+    bits on all ranks; "ring", "direct" and "hierarchical", which encodes only between hosts, can
+    take one, and "auto" is one of them."""
     per_round: bool = False
     """Update the weights behind the gather after every round, with the mean gradient of its rows,
     and the others once: inexact, for plans with rounds "B" or "B/K". A loss that is not a number
@@ -124,13 +76,18 @@ class Synchronous(Value):
         return self
 
     @property
+    def summing(self) -> tuple[Algorithm, AnyCodec | None]:
+        """The algorithm and the codec of its fields."""
+        return self.algorithm, self.codec
+
+    @property
     def inexact(self) -> str:
         """Why the result differs from that of one process; "": it does not."""
         stepping = "weights behind the gather step after every round" if self.per_round else ""
         return "; ".join(filter(None, (stepping, _coded(self.codec))))
 
 
-class LocalSGD(Value):
+class LocalSGD(SyncValue):
     """Ranks update by themselves, and average their parameters every `every` steps. Inexact.
 
     In a step the gradient of a parameter is the mean over the rows of the ranks that share its
@@ -163,12 +120,17 @@ class LocalSGD(Value):
     """The approximate size of a bucket of parameters in bytes."""
 
     @property
+    def strategy(self) -> Strategy:
+        """The averaging."""
+        return Averaging(self.every, self.momentum)
+
+    @property
     def inexact(self) -> str:
         """Why the result differs from that of one process; "": it does not."""
         return f"local SGD averages parameters every {self.every} steps"
 
 
-class Pipelined(Value):
+class Pipelined(SyncValue):
     """Gradients are reduced while the next steps compute, and used `width` - 1 steps late.
 
     With w[t] the weights that step t computes its gradient G[t] at, and S[t] the sum of G[t] over
@@ -194,7 +156,7 @@ class Pipelined(Value):
     warmup: int = Field(default=0, ge=0)
     """The number of first steps that are synchronous. The width - 1 steps after them fill the
     pipeline."""
-    algorithm: Algorithm = "auto"
+    algorithm: NamedAlgorithm = "auto"
     """The all-reduce algorithm, as for `Synchronous`."""
     codec: NamedCodec = None
     """The compression of gradients, as for `Synchronous`; also in synchronous steps. Error feedback
@@ -236,6 +198,20 @@ class Pipelined(Value):
         return self
 
     @property
+    def strategy(self) -> Strategy:
+        """Steps whose gradients are late, corrected where that is wanted."""
+        if self.width == 1:
+            return Strategy()
+        if self.compensation is None:
+            return Late(self.width - 1, self.warmup)
+        return Compensated(self.width - 1, self.warmup, self.compensation_lambda)
+
+    @property
+    def summing(self) -> tuple[Algorithm, AnyCodec | None]:
+        """The algorithm and the codec of its fields."""
+        return self.algorithm, self.codec
+
+    @property
     def inexact(self) -> str:
         """Why the result differs from that of one process; "": it does not."""
         late = ""
@@ -246,7 +222,7 @@ class Pipelined(Value):
         return "; ".join(filter(None, (late, _coded(self.codec))))
 
 
-class ParameterServer(Value):
+class ParameterServer(SyncValue):
     """Every step all ranks send their gradients to one, which sends new weights back: PS-Sync.
 
     The server computes like all others, adds the gradients in rank order, and is the only one with
@@ -273,25 +249,154 @@ class ParameterServer(Value):
         return ""
 
 
+class OwnStrategy(SyncValue):
+    """A strategy of your own: an object of a class that extends `wb.extend.Strategy`.
+
+    Raises:
+        ExperimentError: it is none, or what it states excludes each other.
+    """
+
+    kind: Literal["own"] = "own"
+    given: OwnObject
+    """The object or its class, "module:attribute" of either, or the name of an installed one."""
+    bucket_bytes: int = Field(default=8 << 20, ge=1)
+    """The approximate size of a bucket of gradients, or of parameters that are averaged."""
+    algorithm: NamedAlgorithm = "auto"
+    """The all-reduce algorithm of gradients, as for `Synchronous`."""
+    codec: NamedCodec = None
+    """The compression of gradients, as for `Synchronous`."""
+    states: Timing | None = None
+    """What the strategy states, so that its text says it where the object is not there."""
+    claims: str | None = None
+    """Its own `inexact`."""
+
+    def __init__(self, *given: Any, **fields: Any) -> None:
+        if len(given) > 1:
+            raise TypeError("OwnStrategy takes its strategy alone without a name")
+        super().__init__(**dict(zip(("given",), given, strict=False)), **fields)
+
+    @field_validator("given", mode="before")
+    @classmethod
+    def _named(cls, given: object) -> object:
+        return named(given, Strategy.kind, ())
+
+    @model_validator(mode="after")
+    def _stated(self) -> Self:
+        own: Own = self.given
+        if own.held is not None or self.states is None:
+            strategy = extension_of(own, Strategy.kind)
+            timing = Timing.of(strategy)
+            if self.states not in (None, timing):
+                raise ValueError(
+                    f"{self.title} states other things here than in the experiment's text: "
+                    f"{timing!r}, not {self.states!r}; it was changed since"
+                )
+            self.__dict__["states"], self.__dict__["claims"] = timing, strategy.inexact
+        return self
+
+    @model_validator(mode="after")
+    def _codec_has_a_place(self) -> Self:
+        _check_coded(self.algorithm, self.codec)
+        if self.codec is not None and (self.timing.of_weights or self.timing.adds_up):
+            raise ValueError(
+                f"codec: {self.title} sums no gradients in every step, and what a codec leaves out "
+                "of one is added to the next; it is valid with exchanges='gradients' and every=1"
+            )
+        return self
+
+    @property
+    def strategy(self) -> Strategy:
+        """The object."""
+        found: Strategy = extension_of(self.given, Strategy.kind)
+        return found
+
+    @property
+    def timing(self) -> Timing:
+        """What the strategy states."""
+        if self.states is None:
+            raise ExperimentError(f"nothing is known of {self.title}")
+        return self.states
+
+    @property
+    def summing(self) -> tuple[Algorithm, AnyCodec | None]:
+        """The algorithm and the codec of its fields."""
+        return self.algorithm, self.codec
+
+    @property
+    def title(self) -> str:
+        """Its own name."""
+        return name_of(self.given)
+
+    @property
+    def shown(self) -> str:
+        """Its own name."""
+        return self.title
+
+    @property
+    def inexact(self) -> str:
+        """What the strategy states; if nothing, that it is one's own."""
+        own = f"by a strategy of one's own, {self.title}" if self.claims is None else self.claims
+        return "; ".join(filter(None, (own, _coded(self.codec))))
+
+
+_BUILT_IN: dict[str, type[Value]] = {
+    "synchronous": Synchronous,
+    "local_sgd": LocalSGD,
+    "pipelined": Pipelined,
+    "parameter_server": ParameterServer,
+}
+
+
+def _own_strategy(given: object) -> object:
+    """A strategy of one's own, or its place, for the value of it."""
+    is_place = False
+    if isinstance(given, str) and given not in _BUILT_IN:
+        is_place = ":" in given or given in installed(Strategy.kind)
+    is_class = isinstance(given, type) and issubclass(given, Strategy)
+    return OwnStrategy(given) if is_place or is_class or isinstance(given, Strategy) else given
+
+
 Sync = Annotated[
-    Annotated[Synchronous | LocalSGD | Pipelined | ParameterServer, Field(discriminator="kind")],
+    Annotated[
+        Synchronous | LocalSGD | Pipelined | ParameterServer | OwnStrategy,
+        Field(discriminator="kind"),
+    ],
     by_name(
         "sync",
-        {
-            "synchronous": Synchronous,
-            "local_sgd": LocalSGD,
-            "pipelined": Pipelined,
-            "parameter_server": ParameterServer,
-        },
+        _BUILT_IN,
+        "a wb.extend.Strategy, 'module:attribute' of one, and the name of an installed one",
     ),
+    BeforeValidator(_own_strategy),
 ]
 
 
-def _check_coded(algorithm: Algorithm, codec: Codec | None) -> None:
-    """Checks that this algorithm can take this codec."""
+def check_own(sync: Sync) -> None:
+    """Loads what is a person's own in a strategy, and checks that it goes together.
+
+    Raises:
+        OwnObjectError: it cannot be loaded, or is no algorithm or codec.
+        ValueError: the algorithm cannot take the codec.
+    """
+    algorithm, codec = sync.summing
+    if isinstance(algorithm, Own):
+        algorithm_of(algorithm)
+    if isinstance(codec, OwnCodec):
+        extension_of(codec.own, "codecs")
     if codec is not None:
         chosen(algorithm, (1,), "gloo", 0, beside=True, codec=codec.name)
 
 
-def _coded(codec: Codec | None) -> str:
+def warm(sync: Sync) -> Pipelined:
+    """What a strategy's first steps are, if these are unlike the others: synchronous."""
+    algorithm, codec = sync.summing
+    return Pipelined(width=1, algorithm=algorithm, codec=codec, bucket_bytes=sync.bucket_bytes)
+
+
+def _check_coded(algorithm: Algorithm, codec: AnyCodec | None) -> None:
+    """Checks that this algorithm can take this codec, where that is known without loading one."""
+    if codec is not None and (not isinstance(algorithm, Own) or algorithm.held is not None):
+        chosen(algorithm, (1,), "gloo", 0, beside=True, codec=codec.name)
+
+
+def _coded(codec: AnyCodec | None) -> str:
     return "" if codec is None else f"gradients travel as {codec.inexact}"

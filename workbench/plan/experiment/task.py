@@ -5,7 +5,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from workbench.plan.experiment.own import OwnObject
+from workbench.plan.extension.extension import installed
+from workbench.plan.extension.own import Own, OwnObject
 from workbench.plan.value import Value
 
 
@@ -19,7 +20,7 @@ class DataSet(Value):
 
 
 class TorchData(DataSet):
-    """Data sets of your own: any map-style `torch.utils.data.Dataset`, or what reads like one.
+    """Data sets of your own: any `torch.utils.data.Dataset`, or what reads like one.
 
     A batch is what `collate` makes of samples: the inputs, one tensor [rows, *input_shape], and the
     targets, a tensor or any nesting of tensors with a row for each sample. A rank reads its own
@@ -29,15 +30,22 @@ class TorchData(DataSet):
     experiment's seed, the epoch and the sample's index: random transforms give the same on any
     rank and in any worker, after a resume too. The test split is read alike in every epoch.
 
+    A data set without `[index]` is iterated once an epoch by every rank, which keeps its own rows:
+    so it must give the same to all, whichever rank or worker it is in. Its samples come in its own
+    order, and its `set_epoch` is called, if it has one. Give its length as `samples`; a run that is
+    resumed goes through what it has used already.
+
     Raises:
-        ExperimentError: a data set has no length or no `[index]`.
+        ExperimentError: a data set has neither a length and `[index]` nor can be iterated again
+            and again; or is iterated, and has workers or no known length.
     """
 
     kind: Literal["torch"] = "torch"
     train: OwnObject
-    """A data set, or "module:function" of what makes it."""
+    """A data set, or "module:attribute" of one, of (train, test), or of what makes either."""
     test: OwnObject | None = None
-    """The split to evaluate on; None: nothing is evaluated."""
+    """The split to evaluate on; None: nothing is evaluated. Of a place that has (train, test), each
+    split is its own."""
     collate: OwnObject | None = None
     """Makes a batch of a list of samples; None: torch's `default_collate`."""
     inputs: str | None = None
@@ -47,7 +55,8 @@ class TorchData(DataSet):
     workers: int = Field(default=0, ge=0)
     """Processes of each rank that read ahead; 0: the rank reads when it needs the rows."""
     samples: tuple[int, int] | None = None
-    """The lengths of both, where they are known before they are opened."""
+    """The lengths of both, where they are known before they are opened; None: those that data sets
+    say themselves."""
 
     @model_validator(mode="after")
     def _can_be_read(self) -> Self:
@@ -55,25 +64,69 @@ class TorchData(DataSet):
             held = None if own is None else own.held
             if held is None:
                 continue
-            if not (hasattr(held, "__len__") and hasattr(held, "__getitem__")):
+            if hasattr(held, "batch_sampler"):
                 raise ValueError(
-                    f"{split}: {own} is no map-style data set: it needs len() and [index], so that "
-                    "each rank reads its own rows alone, in an order that the seed decides; what "
-                    "only iterates can be collected first, list(data)"
+                    f"{split}: {type(held).__name__} gives batches: give its dataset, its "
+                    "collate function and workers; the experiment has batch_size and seed"
                 )
-            if split == "train" and len(held) == 0:
-                raise ValueError(f"train: {own} has no samples")
-        if self.train.held is not None and (self.test is None or self.test.held is not None):
-            lengths = (len(self.train.held), 0 if self.test is None else len(self.test.held))
+            if is_iterated(held):
+                self._check_iterated(split, held)
+            elif not (hasattr(held, "__len__") and hasattr(held, "__getitem__")):
+                raise ValueError(
+                    f"{split}: {own} is no data set: it needs len() and [index], or to give a new "
+                    "iterator each time; what can be iterated once can be collected first, "
+                    "list(data)"
+                )
+        said = self.samples or (None, None)
+        lengths = (_length(self.train, said[0]), _length(self.test, said[1]))
+        if None not in lengths:
             self.__dict__["samples"] = lengths
+        if self.samples is not None and self.samples[0] == 0:
+            raise ValueError(f"train: {self.train} has no samples")
         if (self.inputs is None) != (self.targets is None):
             raise ValueError("inputs and targets are the keys of a mapping: give both, or neither")
         return self
+
+    def _check_iterated(self, split: str, held: object) -> None:
+        name = type(held).__name__
+        if self.workers:
+            raise ValueError(
+                f"{split}: {name} has no [index]: each rank iterates it, with workers=0, got "
+                f"{self.workers}"
+            )
+        if self.samples is None and not hasattr(held, "__len__"):
+            raise ValueError(
+                f"{split}: {name} has neither [index] nor len(): give how many samples an epoch "
+                "and the test split have, samples=(train, test)"
+            )
 
     @property
     def known_samples(self) -> tuple[int, int] | None:
         """The samples of the training and of the test split, if they are known without loading."""
         return self.samples
+
+
+def is_iterated(data: object) -> bool:
+    """Whether a data set has no `[index]`, and gives a new iterator each time."""
+    again = hasattr(data, "__iter__") and not hasattr(data, "__next__")
+    return again and not any(
+        "__getitem__" in vars(kind)
+        for kind in type(data).__mro__
+        # Those of torch itself only say that there is none.
+        if (kind.__module__, kind.__name__) not in _WITHOUT_INDEX
+    )
+
+
+_WITHOUT_INDEX = frozenset(
+    ("torch.utils.data.dataset", name) for name in ("Dataset", "IterableDataset")
+)
+
+
+def _length(own: Own | None, said: int | None) -> int | None:
+    """The length of a split; None: it is not known here."""
+    if own is None:
+        return 0
+    return len(own.held) if hasattr(own.held, "__len__") else said
 
 
 class Loss(Value):
@@ -158,5 +211,27 @@ def as_data(given: object) -> object:
             raise ValueError(f"a tuple of data is (train, test), got {len(given)} entries")
         return TorchData(train=given[0], test=given[1])
     if isinstance(given, str):
-        return TorchData(train=given) if ":" in given else given
+        return TorchData(train=given) if ":" in given else _installed(given)
     return TorchData(train=given)
+
+
+def made(own: Own) -> Any:
+    """What a place has: a data set or (train, test), or what the function or class there makes.
+
+    Raises:
+        OwnObjectError: it cannot be imported.
+    """
+    found = own.loaded
+    is_made = isinstance(found, type) or not hasattr(found, "__getitem__")
+    return found() if own.is_imported and callable(found) and is_made else found
+
+
+_BUILT_IN = ("digits", "synthetic", "cifar10", "imagefolder")
+
+
+def _installed(name: str) -> object:
+    """The data of an installed package, by the name of its entry point; else the name."""
+    own = None if name in _BUILT_IN else installed("data").get(name)
+    if own is None:
+        return name
+    return TorchData(train=own, test=own if isinstance(made(own), tuple) else None)

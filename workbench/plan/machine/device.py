@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from workbench.plan.machine.experience import Estimate, Experience, Rates, Sample
+from workbench.plan.machine.link import Bandwidth
 from workbench.plan.machine.work import Work
 from workbench.plan.value import MachineValue
 
@@ -16,9 +17,12 @@ class Device(MachineValue):
     """The device that one rank computes on."""
 
     name: str
+    """What it is called, for people."""
     kind: Literal["cpu", "cuda"]
+    """The kind of processor."""
     memory_bytes: int = Field(gt=0)
-    bandwidth: float = Field(gt=0)
+    """The bytes of its memory."""
+    bandwidth: Bandwidth
     """Attained bytes per second of streaming memory access."""
     flops: dict[str, Annotated[float, Field(gt=0)]] = Field(min_length=1)
     """Attained floating-point operations per second of matrix products, by precision."""
@@ -35,6 +39,7 @@ class Device(MachineValue):
     step_s: float = Field(default=0.0, ge=0)
     """Seconds of the fixed cost of every step."""
     samples: tuple[Sample, ...] = ()
+    """The times of layers that were measured on it."""
     source: str = ""
     """The origin of the figures."""
 

@@ -35,14 +35,21 @@ class Sample(MachineValue):
     """The measured time of one layer shape at one number of rows."""
 
     kind: str
+    """The kind of the layer, as in `Layer`."""
     key: str
     """The key of the layer shape, as in `Work`."""
     precision: str
+    """The precision that it was computed in."""
     rows: int = Field(ge=0)
+    """The rows of the batch."""
     flops: float = Field(ge=0)
+    """The floating-point operations of the forward pass."""
     bytes: float = Field(ge=0)
+    """The bytes that the forward pass reads and writes."""
     forward_s: float = Field(ge=0)
+    """Seconds of the forward pass."""
     backward_s: float = Field(ge=0)
+    """Seconds of the backward pass."""
     error: float = Field(default=0.0, ge=0)
     """Relative half width of the 95 % confidence interval of forward and backward together."""
 

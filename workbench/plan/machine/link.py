@@ -10,10 +10,11 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from functools import cached_property
 from itertools import pairwise
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from workbench.plan.units import bandwidth_of
 from workbench.plan.value import MachineValue
 
 INTO_NEW = "all_reduce into new memory"
@@ -21,6 +22,13 @@ BY_BACKEND = "all_reduce by the backend"
 EXCHANGE = "exchange"
 """One piece that is exchanged with another rank through torch's communicator, also where ranks
 share memory."""
+
+
+Bandwidth = Annotated[
+    float,
+    BeforeValidator(lambda given: bandwidth_of(given) if isinstance(given, str) else given),
+    Field(gt=0),
+]
 
 
 class Curve(MachineValue):
@@ -32,6 +40,7 @@ class Curve(MachineValue):
     of activations, whose sum needs new memory, are `INTO_NEW`, and torch's own `BY_BACKEND`. Other
     algorithms consist of `EXCHANGE`s; and parameter servers "broadcast"."""
     ranks: int = Field(ge=1)
+    """The ranks that took part."""
     points: tuple[tuple[float, float], ...] = Field(min_length=1)
     """(bytes that a rank receives, the mean over ranks, seconds), in ascending order of bytes."""
 
@@ -58,10 +67,11 @@ class Link(MachineValue):
     """The connection of a group of ranks."""
 
     name: str
+    """What it is called, for people."""
     latency_s: float = Field(ge=0)
     """Seconds of latency of one exchange between two ranks (alpha)."""
-    bandwidth: float = Field(gt=0)
-    """Bytes per second that one rank receives (1 / beta)."""
+    bandwidth: Bandwidth
+    """Bytes per second that one rank receives (1 / beta); or text such as "10gbit"."""
     reduction_s_per_byte: float = Field(default=0.0, ge=0)
     """Seconds for each byte that a rank adds up (gamma)."""
     busy: float = Field(default=0.0, ge=0, le=1)

@@ -5,17 +5,20 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
 
 from workbench.plan.errors import MachineError
 from workbench.plan.graph import unknown
-from workbench.plan.html import table
+from workbench.plan.html import frame_of, is_picture, save, table
 from workbench.plan.machine.device import Device
 from workbench.plan.machine.known_machines import KNOWN
 from workbench.plan.machine.link import Link
 from workbench.plan.value import MachineValue, dump
+
+if TYPE_CHECKING:
+    import pandas
 
 _DEVICES = ("ranks", "device", "memory", "bandwidth", "products", "layer shapes", "figures")
 
@@ -30,6 +33,7 @@ class Machine(MachineValue):
     """
 
     name: str
+    """What it is called, for people."""
     devices: tuple[Device, ...] = Field(min_length=1)
     """One device, which every rank of a world of any size has; or one for each rank, so that a plan
     has no more ranks than there are devices, and a smaller one uses the first."""
@@ -130,8 +134,15 @@ class Machine(MachineValue):
         return cls(**content["machine"], **links, devices=content.get("device", ()))
 
     def save(self, path: str | Path) -> None:
-        """Writes `to_toml()` to a file."""
-        Path(path).write_text(self.to_toml())
+        """Writes `to_toml()` to a file; to "x.svg", "x.html" or "x.csv" what is shown of it."""
+        if is_picture(path):
+            save(self, path)
+        else:
+            Path(path).write_text(self.to_toml())
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """One line for each device and link: bytes, bytes/s, seconds, FLOP/s by precision."""
+        return as_frame(self)
 
     @classmethod
     def load(cls, path: str | Path) -> "Machine":
@@ -159,6 +170,38 @@ def headline(machine: "Machine") -> str:
     known = f"{shapes} measured layer shapes" if shapes else "no measured layer shapes"
     hosts = "" if machine.ranks_per_host is None else f", {machine.ranks_per_host} to a host"
     return f"<Machine {machine.name}: {ranks} on {device.name}{hosts}, {known}>"
+
+
+def as_frame(machine: "Machine") -> "pandas.DataFrame":
+    """The machine's devices and links in plain numbers."""
+    precisions = dict.fromkeys(name for device in machine.devices for name in device.flops)
+    links = {"within": machine.within, "across": machine.across}
+    rows: list[dict[str, Any]] = [
+        {
+            "part": "device",
+            "rank": None if len(machine.devices) == 1 else rank,
+            "name": device.name,
+            "memory_bytes": device.memory_bytes,
+            "bandwidth": device.bandwidth,
+            **{f"flops_{name}": device.flops.get(name) for name in precisions},
+            "layer_shapes": len(device.samples),
+            "source": device.source,
+        }
+        for rank, device in enumerate(machine.devices)
+    ]
+    rows += [
+        {
+            "part": name,
+            "name": link.name,
+            "bandwidth": link.bandwidth,
+            "latency_s": link.latency_s,
+            "reduction_s_per_byte": link.reduction_s_per_byte,
+            "source": link.source,
+        }
+        for name, link in links.items()
+        if link is not None
+    ]
+    return frame_of(rows, list(dict.fromkeys(name for row in rows for name in row)))
 
 
 def as_html(machine: "Machine") -> str:

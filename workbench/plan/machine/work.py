@@ -14,7 +14,7 @@ from workbench.plan.graph import Graph, Layer
 from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.placement.flow import Flow
 from workbench.plan.placement.layout import Layout
-from workbench.plan.placement.placement import Partial, Shard
+from workbench.plan.placement.placement import Shard
 from workbench.plan.placement.weights import heads_of
 from workbench.plan.plan import BatchNorm
 
@@ -125,7 +125,7 @@ def _of_piece(plan: PlacedLayers, layer: Layer, member: int, samples: int, preci
     placed = [flow.weights[weight.name] for weight in owner.weights]
     weights = [weight.piece_shape(member) for weight in placed]
     weight_bytes = float(sum(map(math.prod, weights)) * weight_itemsize)
-    heads = _heads(plan, layer)
+    heads = heads_of(layer, plan.layers.get(layer.name))
     own_heads = layer.heads if heads is None else heads[member]
     times = samples if layer.rows else 1
     activations = float(math.prod(output) * (layer.rows * samples or 1))
@@ -135,7 +135,7 @@ def _of_piece(plan: PlacedLayers, layer: Layer, member: int, samples: int, preci
         key=_key(layer, _how(plan, layer), [s for s, _ in inputs], output, weights, own_heads),
         precision=precision,
         rows=samples * layer.rows if layer.rows else 1,
-        flops=layer.flops * times * _part(plan, layer, member, output),
+        flops=layer.counted_flops * times * _part(plan, layer, member, output),
         bytes=activations * itemsize + weight_bytes,
         weight_bytes=weight_bytes,
     )
@@ -159,22 +159,13 @@ def _local(shape: tuple[int, ...], layout: Layout, member: int) -> tuple[int, ..
     return (*shape[: cut.dim - 1], cut.length(member), *shape[cut.dim :])
 
 
-def _heads(plan: PlacedLayers, layer: Layer) -> tuple[int, ...] | None:
-    """The heads of each member, where a layer is sharded by heads."""
-    choice = plan.layers.get(layer.name)
-    if choice is None or choice.scheme != "shard_heads":
-        return None
-    return heads_of(layer, choice)
-
-
 def _part(plan: PlacedLayers, layer: Layer, member: int, output: tuple[int, ...]) -> float:
     """The share of the layer's operations that this member of a group computes, 0 to 1."""
-    heads = _heads(plan, layer)
-    if heads is not None:
-        return heads[member] / layer.heads
-    read, given = plan.flow.inputs[layer.name], plan.flow.outputs[layer.name]
-    if isinstance(given.placement, Partial) and isinstance(read.placement, Shard):
-        return read.placement.length(member) / read.placement.extent
+    choice = plan.layers.get(layer.name)
+    if choice is not None and choice.group_size > 1:
+        read, given = plan.flow.inputs[layer.name], plan.flow.outputs[layer.name]
+        division = choice.division(layer)
+        return choice.meant.flops(layer, division, member, read.placement, given.placement)
     whole = math.prod(layer.output_shape)
     return math.prod(output) / whole if whole else 1.0
 

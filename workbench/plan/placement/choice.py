@@ -3,11 +3,20 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 from workbench.plan.errors import PlanError
+from workbench.plan.extension.extension import extension_of, installed, name_of, named
+from workbench.plan.extension.own import Own, OwnObjectError
 from workbench.plan.graph import Graph, Layer, unknown
+from workbench.plan.placement.layout import ROWS, Layout
 from workbench.plan.placement.mesh import group_sizes
-from workbench.plan.placement.rules import SPLITTABLE, schemes_of
+from workbench.plan.placement.placement import Replicate
+from workbench.plan.placement.rules import SPLITTABLE
+from workbench.plan.placement.scheme import Division, Scheme, divided
+from workbench.plan.placement.schemes import BUILT_IN, SCHEMES, schemes_of
+from workbench.plan.placement.stated import Stated
 
 
 @dataclass(frozen=True)
@@ -15,19 +24,105 @@ class LayerPlan:
     """How one layer is split, and whether it is recomputed.
 
     Attributes:
-        scheme: the layer's scheme, one of `rules.SCHEMES`.
-        group_size: the number of ranks that form one shard group; 1 for `replicate`.
+        scheme: the layer's scheme: the name of a built-in one, out of `schemes.SCHEMES`; or one of
+            a person's own, which is held as `Own`: an object of a class that extends `Scheme`, that
+            class, "module:attribute", or the name of an entry point of `workbench.schemes`.
+        group_size: the number of ranks that form one shard group; 1 for `replicate`. In a group of
+            one rank any scheme computes the whole layer.
         shares: the relative sizes of the pieces, one for each rank of the group; None: equal, or
             for `shard_in` the sizes of the input's sharding. `shard_heads` divides whole heads: a
             rank may have none, where there are fewer heads than ranks.
         recompute: whether its forward pass is recomputed in the backward pass, so that it saves
             nothing meanwhile (`plan/placement/recompute.py`).
+
+    Raises:
+        PlanError: an own scheme that extends another class than `Scheme`, or cannot be loaded.
     """
 
-    scheme: str = "replicate"
+    scheme: Any = "replicate"
     group_size: int = 1
     shares: tuple[float, ...] | None = None
     recompute: bool = False
+
+    def __post_init__(self) -> None:
+        if type(self.scheme) is not str or self.scheme not in BUILT_IN:
+            object.__setattr__(self, "scheme", as_scheme(self.scheme))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "meant"}
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the scheme is a person's own."""
+        return isinstance(self.scheme, Own)
+
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether this process has the scheme: a built-in one, an object of it, or an import."""
+        own = self.scheme
+        return not isinstance(own, Own) or own.held is not None or own.is_imported
+
+    @property
+    def name(self) -> str:
+        """What the scheme is called in tables and errors."""
+        return name_of(self.scheme)
+
+    @cached_property
+    def meant(self) -> Scheme:
+        """The scheme itself.
+
+        Raises:
+            PlanError: an own one that this process cannot load.
+        """
+        if not isinstance(self.scheme, Own):
+            return BUILT_IN[self.scheme]
+        try:
+            return Stated(extension_of(self.scheme, Scheme.kind))
+        except OwnObjectError as error:
+            raise PlanError(f"scheme {self.name!r}: {error}") from error
+
+    def division(self, layer: Layer) -> Division:
+        """The division of a layer's units over the group."""
+        return divided(self.meant.units(layer), self.group_size, self.shares)
+
+    def sums_back(self, given: Layout) -> bool:
+        """Whether an input that is read whole has a gradient of summands, given the output."""
+        return self.meant.summed_back and given.placement != Replicate()
+
+
+def as_scheme(given: object) -> object:
+    """The name of a built-in scheme, or the `Own` of another; unknown names stay as they are.
+
+    Raises:
+        PlanError: it is no scheme.
+    """
+    if isinstance(given, str) and ":" not in given and given not in installed(Scheme.kind):
+        return given  # refused with the layer's name, where it is not built in
+    try:
+        found = named(given, Scheme.kind, SCHEMES)
+    except ValueError as error:
+        raise PlanError(f"scheme: {error}") from error
+    if isinstance(found, Own) and name_of(found) in BUILT_IN:
+        raise PlanError(f"scheme: {name_of(found)!r} is built in; an own one needs another name")
+    return found
+
+
+def placed_by_scheme(
+    layer: Layer, choice: LayerPlan | None, coming: Layout
+) -> tuple[Layout, Layout]:
+    """The layouts of the input and output of a layer that has a scheme.
+
+    Args:
+        layer: the layer.
+        choice: the plan's choice for it; None: it is replicated.
+        coming: the layout of its input before any conversion.
+    """
+    if choice is None or choice.group_size == 1:
+        return ROWS, ROWS
+    k = choice.group_size
+    near = coming.placement if coming.group_size == k else None
+    read, given = choice.meant.layouts(layer, choice.division(layer), near)
+    return Layout(k, read), Layout(k, given)
 
 
 def checked(
@@ -85,14 +180,11 @@ def check(layer: Layer, choice: LayerPlan, world_size: int, *, shares_weights: b
     _check_recompute(place, layer, choice.recompute)
     if choice.recompute and replace(choice, recompute=False) == LayerPlan():
         return  # which every layer can have
-    schemes = schemes_of(layer)
-    if not schemes:
-        raise PlanError(
-            f"{place} is of kind {layer.kind!r} and follows its input; "
-            f"a scheme can be chosen for {', '.join(SPLITTABLE)} layers"
-        )
-    if choice.scheme not in schemes:
-        raise PlanError(f"{place}: {unknown('scheme', str(choice.scheme), schemes)}")
+    if choice.is_own:
+        if choice.is_at_hand:
+            _check_own(layer, choice)
+    else:
+        _check_built_in(place, layer, choice)
     if shares_weights and choice.scheme != "replicate":
         raise PlanError(f"{place} shares its weights and can only be 'replicate'")
     k = choice.group_size
@@ -108,6 +200,27 @@ def check(layer: Layer, choice: LayerPlan, world_size: int, *, shares_weights: b
         )
     if choice.shares is not None:
         _check_shares(place, layer, choice, choice.shares)
+
+
+def _check_built_in(place: str, layer: Layer, choice: LayerPlan) -> None:
+    built_in = BUILT_IN.get(choice.scheme)
+    if built_in is not None and built_in.takes(layer):
+        return
+    schemes = schemes_of(layer)
+    if not schemes:
+        raise PlanError(
+            f"{place} is of kind {layer.kind!r} and follows its input; "
+            f"a scheme can be chosen for {', '.join(SPLITTABLE)} layers"
+        )
+    raise PlanError(f"{place}: {unknown('scheme', str(choice.scheme), schemes)}")
+
+
+def _check_own(layer: Layer, choice: LayerPlan) -> None:
+    """Checks that an own scheme takes the layer; what it states is checked as it is asked."""
+    scheme = choice.meant
+    assert isinstance(scheme, Stated)
+    if not scheme.takes(layer):
+        raise PlanError(scheme.refusal(layer))
 
 
 def _check_recompute(place: str, layer: Layer, recompute: bool) -> None:
@@ -126,8 +239,8 @@ def _check_recompute(place: str, layer: Layer, recompute: bool) -> None:
 
 
 def _check_shares(place: str, layer: Layer, choice: LayerPlan, shares: tuple[float, ...]) -> None:
-    if choice.scheme in ("replicate", "duplicate"):
-        raise PlanError(f"{place}: {choice.scheme!r} is not cut and takes no shares, got {shares}")
+    if choice.is_at_hand and not choice.meant.units(layer):
+        raise PlanError(f"{place}: {choice.name!r} is not cut and takes no shares, got {shares}")
     if len(shares) != choice.group_size:
         raise PlanError(
             f"{place}: {len(shares)} shares {shares} for a group of {choice.group_size} ranks"

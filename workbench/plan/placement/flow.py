@@ -23,7 +23,7 @@ from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.placement.layout import ROWS, Conversion, Gradient, Layout, route
 from workbench.plan.placement.placement import Replicate, Shard
 from workbench.plan.placement.placing import Placing
-from workbench.plan.placement.rules import CARRIES_PARTIAL, SPLITTABLE, SUMMED_BACK
+from workbench.plan.placement.rules import CARRIES_PARTIAL
 from workbench.plan.placement.weights import WeightPlacement, place_weight
 
 
@@ -98,8 +98,9 @@ def conversions(
         layout = inputs[reader.name]
         if layout == ROWS or layout.placement != Replicate():
             return "same"
-        if reader.kind in SPLITTABLE:
-            return "partial" if choices[reader.name].scheme in SUMMED_BACK else "same"
+        choice = choices.get(reader.name)
+        if choice is not None and choice.group_size > 1:
+            return "partial" if choice.sums_back(outputs[reader.name]) else "same"
         return carried[reader.name] if reader.kind in CARRIES_PARTIAL else "same"
 
     for name in [*(layer.name for layer in reversed(graph.layers)), "input"]:
@@ -111,6 +112,7 @@ def conversions(
         shape = graph.input_shape if name == "input" else graph[name].output_shape
         rows = 1 if name == "input" else graph[name].rows
         may_carry = name != "input" and graph[name].kind in CARRIES_PARTIAL
+        may_carry = may_carry and (name not in choices or choices[name].group_size == 1)
         readers = [graph[reader] for reader in names]
         by_target: dict[Layout, list[Layer]] = {}
         for reader in readers:

@@ -5,16 +5,15 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from workbench.plan.graph import Graph, Layer
-from workbench.plan.placement.choice import LayerPlan
-from workbench.plan.placement.layout import ROWS, Layout, over, volume
-from workbench.plan.placement.placement import Partial, Replicate, Shard, apportion
+from workbench.plan.placement.choice import LayerPlan, placed_by_scheme
+from workbench.plan.placement.layout import ROWS, Layout, volume
+from workbench.plan.placement.placement import Replicate, Shard
 from workbench.plan.placement.rules import (
     SPLITTABLE,
     UNARY,
     after,
     before,
     can_keep,
-    feature_dim,
     joins,
 )
 
@@ -38,6 +37,12 @@ class Placing:
         self.graph = graph
         self.choices = choices
         self.held = held
+        # Of the layers that lie over a group by a scheme, the layout that they prefer to read.
+        self.schemes = {
+            name: placed_by_scheme(graph[name], choice, ROWS)[0]
+            for name, choice in choices.items()
+            if choice.group_size > 1
+        }
         self.inputs: dict[str, Layout] = {}
         self.outputs: dict[str, Layout] = {"input": ROWS}
         self.gathered = self._gathered_early()
@@ -47,7 +52,7 @@ class Placing:
         for layer in self.graph.layers:
             coming = [self.outputs[name] for name in layer.inputs]
             held = self.held.get(layer.name)
-            if layer.kind in SPLITTABLE:
+            if layer.kind in SPLITTABLE or layer.name in self.schemes:
                 first = coming[0] if held is None else held
                 read, given = placed_by_scheme(layer, self.choices.get(layer.name), first)
             else:
@@ -57,30 +62,17 @@ class Placing:
                 given = after(layer, read)
             self.inputs[layer.name], self.outputs[layer.name] = read, given
 
-    def _scheme(self, layer: Layer) -> tuple[str, int]:
-        return _scheme(layer, self.choices.get(layer.name))
-
-    def _read_cut(self, layer: Layer, k: int) -> Shard:
-        """The sharding that a layer prefers which reads its own features."""
-        shares = self.choices[layer.name].shares or (1,) * k
-        dim = feature_dim(layer.input_shape, layer.kind)
-        each = layer.input_shape[0] // layer.groups if layer.groups > 1 else 1
-        return Shard(dim, apportion(layer.input_shape[dim - 1] // each, shares)).scaled(each)
-
     def _preferred(self) -> dict[str, Layout]:
         """The layout that each layer prefers for its inputs."""
         preferred: dict[str, Layout] = {}
         for layer in reversed(self.graph.layers):
-            scheme, k = self._scheme(layer)
             readers = self.graph.consumers[layer.name]
             wanted = preferred[readers[0]] if readers else ROWS
-            if k == 1 and (wanted is ROWS or layer.kind in SPLITTABLE):
+            by_scheme = self.schemes.get(layer.name)
+            if by_scheme is not None:
+                preferred[layer.name] = by_scheme
+            elif wanted is ROWS or layer.kind in SPLITTABLE:
                 preferred[layer.name] = ROWS
-            elif layer.kind in SPLITTABLE:
-                if scheme == "shard_in" or (scheme == "shard_out" and layer.groups > 1):
-                    preferred[layer.name] = Layout(k, self._read_cut(layer, k))
-                else:
-                    preferred[layer.name] = over(k, Replicate())
             elif layer.kind in ("batch_norm", "add", "mul"):
                 preferred[layer.name] = wanted if can_keep(layer, wanted) else ROWS
             elif joins(layer):
@@ -93,8 +85,8 @@ class Placing:
         """The layers without a scheme between a reader of whole groups and its cheapest gather."""
         early: dict[str, Layout] = {}
         for layer in self.graph.layers:
-            scheme, k = self._scheme(layer)
-            if k == 1 or scheme == "shard_in" or layer.groups > 1:
+            gathered = self.schemes.get(layer.name)
+            if gathered is None or gathered.placement != Replicate() or layer.groups > 1:
                 continue
             path: list[Layer] = []
             name = layer.inputs[0]
@@ -103,51 +95,14 @@ class Placing:
                 above = self.graph[name]
                 if above.kind not in UNARY or len(self.graph.consumers[name]) > 1:
                     break
+                if name in self.schemes:
+                    break
                 path.append(above)
                 if math.prod(above.input_shape) < best:
                     best, cut = math.prod(above.input_shape), len(path)
                 name = above.inputs[0]
-            early.update({above.name: Layout(k, Replicate()) for above in path[:cut]})
+            early.update({above.name: gathered for above in path[:cut]})
         return early
-
-
-def placed_by_scheme(
-    layer: Layer, choice: LayerPlan | None, coming: Layout
-) -> tuple[Layout, Layout]:
-    """The layouts of the input and output of a layer that can be split.
-
-    Args:
-        layer: a layer of a kind in `SPLITTABLE`.
-        choice: the plan's choice for it; None: it is replicated.
-        coming: the layout of its input before any conversion.
-    """
-    scheme, k = _scheme(layer, choice)
-    if choice is None or scheme == "replicate":
-        return ROWS, ROWS
-    if scheme == "duplicate":
-        return Layout(k, Replicate()), Layout(k, Replicate())
-    if scheme == "shard_heads":
-        return Layout(k, Replicate()), Layout(k, Partial())
-    shares = choice.shares
-    out_dim = feature_dim(layer.output_shape, layer.kind)
-    in_dim = feature_dim(layer.input_shape, layer.kind)
-    if scheme == "shard_out":
-        if layer.groups == 1:
-            sizes = apportion(layer.output_shape[out_dim - 1], shares or (1,) * k)
-            return Layout(k, Replicate()), Layout(k, Shard(out_dim, sizes))
-        groups = Shard(1, apportion(layer.groups, shares or (1,) * k))
-        read = groups.scaled(layer.input_shape[0] // layer.groups)
-        given = groups.scaled(layer.output_shape[0] // layer.groups)
-        return Layout(k, read), Layout(k, given)
-    if (
-        shares is None
-        and coming.group_size == k
-        and isinstance(coming.placement, Shard)
-        and coming.placement.dim == in_dim
-    ):
-        return coming, Layout(k, Partial())
-    sizes = apportion(layer.input_shape[in_dim - 1], shares or (1,) * k)
-    return Layout(k, Shard(in_dim, sizes)), Layout(k, Partial())
 
 
 def read_without_scheme(
@@ -181,12 +136,6 @@ def read_without_scheme(
         candidates = [layout for layout in every if _shared(layer, shapes, layout)]
         return _least(graph, candidates, layer, coming, preferred)
     return _rows_or_whole(graph, layer, coming, preferred)
-
-
-def _scheme(layer: Layer, choice: LayerPlan | None) -> tuple[str, int]:
-    if layer.kind not in SPLITTABLE or choice is None or choice.group_size == 1:
-        return "replicate", 1
-    return choice.scheme, choice.group_size
 
 
 def _rows_or_whole(

@@ -1,4 +1,4 @@
-"""The placement rules: the schemes and layouts that each kind of layer can have.
+"""The placement rules: the layouts that each kind of layer can have; schemes are in `schemes.py`.
 
     kind                                   reads and keeps
     conv2d, linear, attention              the layouts of its scheme
@@ -9,40 +9,19 @@
     layer_norm, op                         ROWS; R where every input is R over the same group
     parameter, size                        independent of the batch: ROWS
 
-    scheme         of               input        weight               output
-    replicate      all              ROWS         whole                ROWS
-    shard_out      conv2d, linear   R            S(0)                 S over features
-    shard_in       conv2d, linear   S features   S(1)                 P
-    shard_heads    attention        R            whole heads of all   P
-    duplicate      all              R            whole                R
-
-An unknown operation is never split: each rank runs it on complete samples.
+An unknown operation is never split by itself: each rank runs it on complete samples. A scheme of a
+person's own may split it.
 """
 
 from workbench.plan.graph import Layer
 from workbench.plan.placement.layout import ROWS, Layout
 from workbench.plan.placement.placement import Partial, Replicate, Shard
 
-SCHEMES = ("replicate", "shard_out", "shard_in", "shard_heads", "duplicate")
 SPLITTABLE = ("conv2d", "linear", "attention")
-# Schemes with replicated input and local weights: gradients of the input are partial sums.
-SUMMED_BACK = ("shard_out", "shard_heads")
-
 # One tensor in, one out, the layout kept; backward is linear in the gradient, so that
 # summands of a gradient may pass through before they are summed.
 UNARY = ("elementwise", "dropout", "stochastic_depth", "pool", "flatten")
 CARRIES_PARTIAL = (*UNARY, "add", "mul")
-
-
-def schemes_of(layer: Layer) -> tuple[str, ...]:
-    """The schemes that a layer can have; empty where it follows its input."""
-    if layer.kind not in SPLITTABLE:
-        return ()
-    if layer.kind == "attention":
-        return ("replicate", "shard_heads", "duplicate")
-    if layer.groups > 1:
-        return ("replicate", "shard_out", "duplicate")
-    return tuple(scheme for scheme in SCHEMES if scheme != "shard_heads")
 
 
 def feature_dim(shape: tuple[int, ...], kind: str) -> int:

@@ -19,17 +19,26 @@ Source: ours; that a device which costs more than it helps gets nothing is FuPer
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from workbench.plan.errors import ExperimentError, MachineError, PlanError
+from workbench.plan.experiment.asked import experiment_of, required_machine, required_plan
 from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.html import frame_of, save, table
 from workbench.plan.machine.device import Device
 from workbench.plan.machine.machine import Machine
 from workbench.plan.plan import Plan
+from workbench.plan.units import milliseconds
 from workbench.predict.balance.partition import Partition
 from workbench.predict.balance.sharing import SPLITS, Limit, Shared, Sharing, Split, limits_of
 from workbench.predict.balance.time_model import Kind
 from workbench.predict.balance.times import Times
 from workbench.predict.prediction import predict
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,36 @@ class Balanced:
         """The speed-up over the fastest device by itself, for computation alone."""
         return min(self.alone_s) / self.end_s
 
+    def to_frame(self) -> "pandas.DataFrame":
+        """One line for each device: its units and seconds, here and with all of the work."""
+        sizes, seconds = self.partition.sizes, self.partition.seconds
+        rows = (
+            {
+                "rank": rank,
+                self.split: sizes[rank] if rank < len(sizes) else 0,
+                "seconds": seconds[rank] if rank < len(sizes) else 0.0,
+                "alone_s": alone,
+            }
+            for rank, alone in enumerate(self.alone_s)
+        )
+        return frame_of(rows, ("rank", self.split, "seconds", "alone_s"))
+
+    def save(self, path: str | Path) -> None:
+        """Writes its table into a file: "x.svg", "x.html" or "x.csv".
+
+        Raises:
+            ValueError: the name has another ending.
+        """
+        save(self, path)
+
+    def _repr_html_(self) -> str:
+        rows = (
+            (str(rank), str(units), milliseconds(seconds), milliseconds(alone))
+            for rank, units, seconds, alone in self.to_frame().itertuples(index=False)
+        )
+        head = ("rank", self.split, "computes", "all of it alone")
+        return f"<div><p>{escape(repr(self).strip('<>'))}</p>{table(head, rows)}</div>"
+
     def __repr__(self) -> str:
         sizes = ":".join(map(str, self.partition.sizes))
         each = f", {len(self.by_layer)} cuts by their own times" if self.by_layer else ""
@@ -89,8 +128,9 @@ class Balanced:
 
 
 def balanced(
-    experiment: Experiment,
+    plan: Plan | Experiment,
     machine: Machine,
+    experiment: Experiment | None = None,
     *,
     split: Split = "rows",
     per_layer: bool = False,
@@ -105,9 +145,11 @@ def balanced(
     """Divides work over the devices of a machine, by the times of the model's layers on each.
 
     Args:
-        experiment: the experiment whose plan's model is trained, with its batch; with "rows" the
-            plan is kept, and gets other rows; with "filters" it is made anew over all ranks.
+        plan: the plan, or an experiment, whose own plan is meant; with "rows" it is kept, and gets
+            other rows; with "filters" it is made anew over all ranks.
         machine: the machine, with one device for each rank.
+        experiment: the experiment that runs it, whose batch is divided; its own plan is replaced by
+            `plan`. None: a step of momentum SGD with 32 samples for each rank.
         split: the work that is divided: "rows" of a batch, or the "filters" of every layer.
         per_layer: whether each sharded block of the plan gets shares of its own, by the times of
             its layers' shapes; with "rows" those of the plan's sharded layers, besides the rows.
@@ -127,14 +169,17 @@ def balanced(
             does not converge in `machine`.
 
     Raises:
-        MachineError: a machine has no device for some rank.
-        PlanError: an unknown split, bounds that allow no division, or too few filters in a layer
-            for `least`; the text names the layer.
+        MachineError: no machine, or one that has no device for some rank.
+        ExperimentError: no experiment, or one that cannot run this plan; or two.
+        PlanError: no plan, an unknown split, bounds that allow no division, or too few filters in a
+            layer for `least`; the text names the layer.
 
     Source: Moreno-Alvarez et al. 2020 and 2021, with functional performance models.
     """
-    world = experiment.plan.world_size
-    devices, notes = trusted(machine, last_good, world, experiment.precision)
+    given = required_plan("balanced", plan)
+    machine = required_machine("balanced", machine)
+    step, world = experiment_of("balanced", plan, given, experiment), given.world_size
+    devices, notes = trusted(machine, last_good, world, step.precision)
     if split not in SPLITS:
         raise PlanError(f"there is no split {split!r}; 'rows' and 'filters' are valid")
     if per_layer and overheads_s is not None:
@@ -143,13 +188,13 @@ def balanced(
 
     def sharing(ranks: int) -> Sharing:
         """The division over the first ranks."""
-        plan = experiment.plan
+        over = given
         if ranks < world:
-            plan = plan.with_rows(None).with_world_size(ranks)
+            over = over.with_rows(None).with_world_size(ranks)
         if split == "filters":
-            plan = Plan.filters(plan.graph, ranks, grain=grain).with_batch_norm(plan.batch_norm)
-        own = experiment.replace(plan=plan)
-        times = Times(own, plan, devices[:ranks], kind)
+            over = Plan.filters(over.graph, ranks, grain=grain).with_batch_norm(over.batch_norm)
+        own = step.replace(plan=over)
+        times = Times(own, over, devices[:ranks], kind)
         limits = None if bounds is None else bounds[:ranks]
         own_most = None if most is None else most[:ranks]
         return Sharing(times, split, per_layer, least, own_most, limits, overheads_s, grain)

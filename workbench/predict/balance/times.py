@@ -17,15 +17,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.filters import grain_of
 from workbench.plan.graph import Layer
 from workbench.plan.machine.device import Device
 from workbench.plan.machine.work import work_of
 from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.placement.layout import ROWS, Layout
 from workbench.plan.placement.placement import Shard, apportion
-from workbench.plan.placement.rules import feature_dim
 from workbench.plan.plan import Plan
+from workbench.plan.rules.filters import grain_of
 from workbench.predict.balance.time_model import Kind, Point, TimeModel
 
 Sizes = Mapping[str, tuple[int, ...]]
@@ -63,8 +62,8 @@ class Cuts:
             cut_alike = [
                 given[name] for name in layer.inputs if name in given and flow.outputs[name] == read
             ]
-            if choice.scheme in ("shard_out", "shard_in", "shard_heads"):
-                follows = choice.scheme == "shard_in" or layer.groups > 1
+            if choice.group_size > 1 and choice.meant.units(layer):
+                follows = _is_cut(read)
                 found[layer.name] = cut_alike[0] if follows and cut_alike else layer.name
             elif cut_alike and (gives or _is_cut(read)):
                 found[layer.name] = root(cut_alike[0])
@@ -80,7 +79,7 @@ class Cuts:
         """The number of filters (neurons, groups, heads) to divide, for each leader."""
         graph, layers = self.plan.graph, self.plan.layers
         leaders = dict.fromkeys(self.leader_of.values())
-        return {name: _units(graph[name], layers[name]) for name in leaders}
+        return {name: layers[name].meant.units(graph[name]) for name in leaders}
 
     def grain(self, leader: str, grain: int) -> int:
         """The filters of a leader that stay together: whole groups of followers."""
@@ -104,8 +103,8 @@ class Cuts:
         graph, layers = self.plan.graph, dict[str, LayerPlan]()
         for name, choice in self.plan.layers.items():
             leader = self.leader_of.get(name)
-            units = _units(graph[name], choice)
-            shares = None if leader is None else _scaled(sizes[leader], units)
+            units = choice.meant.units(graph[name])
+            shares = None if leader is None or not units else _scaled(sizes[leader], units)
             k = choice.group_size if group_size is None or choice.group_size == 1 else group_size
             layers[name] = replace(choice, group_size=k, shares=shares)
         return Plan(graph, world_size, layers, self.plan.batch_norm, self.plan.rounds)
@@ -287,17 +286,6 @@ def _group_rows(rows: Sequence[int], k: int) -> list[int]:
 
 def _is_cut(layout: Layout) -> bool:
     return layout.group_size > 1 and isinstance(layout.placement, Shard)
-
-
-def _units(layer: Layer, choice: LayerPlan) -> int:
-    """The units of a layer's shares: heads, groups, or channels (input ones for `shard_in`)."""
-    if choice.scheme == "shard_heads":
-        return layer.heads
-    if choice.scheme == "shard_in":
-        return layer.input_shape[feature_dim(layer.input_shape, layer.kind) - 1]
-    if layer.groups > 1:
-        return layer.groups
-    return layer.output_shape[feature_dim(layer.output_shape, layer.kind) - 1]
 
 
 def _scaled(sizes: tuple[int, ...], units: int) -> tuple[int, ...]:

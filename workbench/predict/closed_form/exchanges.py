@@ -37,8 +37,11 @@ from types import MappingProxyType
 from typing import Self
 
 from workbench.plan.errors import ExperimentError, MachineError
-from workbench.plan.experiment.codec import Codec
+from workbench.plan.experiment.codec import AnyCodec
+from workbench.plan.experiment.dry_run import dry_run
+from workbench.plan.extension.own import Own
 from workbench.plan.machine.link import Link
+from workbench.plan.units import bandwidth_of
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class Network:
     """The constants of a network.
 
     Attributes:
-        bandwidth: 1 / β, in bytes per second one way.
+        bandwidth: 1 / β, in bytes per second one way; may be given as text, "10gbit".
         latency_s: α, the seconds of a message.
         reduction_s_per_byte: γ, the seconds to add up a byte.
         synchronisation_s: s, the seconds of a collective.
@@ -102,6 +105,10 @@ class Network:
     synchronisation_s: float = 0.0
 
     def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "bandwidth", bandwidth_of(self.bandwidth))
+        except ValueError as error:
+            raise MachineError(f"Network: {error}") from None
         if not self.bandwidth > 0:
             raise MachineError(
                 f"Network: bandwidth is a positive number of bytes/s, got {self.bandwidth}"
@@ -163,10 +170,10 @@ FREE = Coding()
 
 ITEM_BYTES = 4  # gradients are added up in fp32
 
-Exchange = Callable[[int, float, Codec | None], Terms]
+Exchange = Callable[[int, float, AnyCodec | None], Terms]
 
 
-def ratio(codec: Codec | None, length: float) -> float:
+def ratio(codec: AnyCodec | None, length: float) -> float:
     """Bytes that are sent for a byte of fp32, where `length` values are encoded together."""
     if codec is None:
         return 1.0
@@ -174,17 +181,17 @@ def ratio(codec: Codec | None, length: float) -> float:
     return codec.encoded_bytes(values) / (ITEM_BYTES * values)
 
 
-def ring(workers: int, nbytes: float, codec: Codec | None = None) -> Terms:
+def ring(workers: int, nbytes: float, codec: AnyCodec | None = None) -> Terms:
     """The counts of a ring all-reduce, in which a rank receives only from the one before it."""
     return _in_segments(workers, nbytes, codec, rounds=2 * (workers - 1))
 
 
-def direct(workers: int, nbytes: float, codec: Codec | None = None) -> Terms:
+def direct(workers: int, nbytes: float, codec: AnyCodec | None = None) -> Terms:
     """The counts of a direct all-reduce, which has two rounds for any number of workers."""
     return _in_segments(workers, nbytes, codec, rounds=2)
 
 
-def halving_doubling(workers: int, nbytes: float, codec: Codec | None = None) -> Terms:
+def halving_doubling(workers: int, nbytes: float, codec: AnyCodec | None = None) -> Terms:
     """The counts of an all-reduce by recursive halving and doubling over a power of two of workers.
 
     The other workers are folded in: two rounds more, and for the busiest link the whole gradient
@@ -200,7 +207,23 @@ def halving_doubling(workers: int, nbytes: float, codec: Codec | None = None) ->
     return terms + Terms(2, once, nbytes, 0, coded, coded, pieces)
 
 
-def recursive_doubling(workers: int, nbytes: float, codec: Codec | None = None) -> Terms:
+def run_dry(own: Own, workers: int, nbytes: float, codec: AnyCodec | None = None) -> Terms:
+    """The counts of an algorithm of a person's own: of the longest chains of what it exchanges.
+
+    Raises:
+        OwnObjectError: it cannot be loaded, or its ranks do not fit together.
+    """
+    if workers == 1:
+        return Terms()
+    found = dry_run(own, ceil(nbytes / ITEM_BYTES), ITEM_BYTES, workers, codec)
+    counts, longest = zip(found.encoded, found.decoded, found.pieces, strict=True), found.longest
+    encoded, decoded, pieces = max(counts, key=sum)
+    added = longest.additions * ITEM_BYTES
+    coded = encoded * ITEM_BYTES, decoded * ITEM_BYTES, pieces
+    return Terms(longest.rounds, longest.bytes, added, 1, *coded)
+
+
+def recursive_doubling(workers: int, nbytes: float, codec: AnyCodec | None = None) -> Terms:
     """The counts of an all-reduce in which pairs swap all that they have, at distances 1, 2, 4, ...
 
     Raises:
@@ -216,7 +239,7 @@ def recursive_doubling(workers: int, nbytes: float, codec: Codec | None = None) 
     return Terms(rounds, swapped * part, swapped, calls, coded, coded, pieces)
 
 
-def parameter_server(workers: int, nbytes: float, codec: Codec | None = None) -> Terms:
+def parameter_server(workers: int, nbytes: float, codec: AnyCodec | None = None) -> Terms:
     """The counts of a reduce to one worker and a broadcast; its link carries all gradients."""
     if workers == 1:
         return Terms()
@@ -260,7 +283,7 @@ FLAT: Mapping[str, Exchange] = MappingProxyType(
 """The algorithms without hosts, by name: functions of (workers, gradient bytes, codec)."""
 
 
-def _in_segments(workers: int, nbytes: float, codec: Codec | None, *, rounds: float) -> Terms:
+def _in_segments(workers: int, nbytes: float, codec: AnyCodec | None, *, rounds: float) -> Terms:
     """The counts of a reduce-scatter and an all-gather of p segments."""
     if workers == 1:
         return Terms()

@@ -24,9 +24,18 @@ from typing import Any
 import numpy as np
 
 from workbench.plan.errors import ExperimentError, MachineError
-from workbench.plan.experiment.codec import Codec
-from workbench.plan.experiment.sync import LocalSGD, ParameterServer, Pipelined, Sync, Synchronous
-from workbench.predict.closed_form.exchanges import FLAT, FREE, Coding, Network, Terms, hierarchical
+from workbench.plan.experiment.codec import AnyCodec
+from workbench.plan.experiment.sync import ParameterServer, Sync, Synchronous, warm
+from workbench.plan.extension.own import Own
+from workbench.predict.closed_form.exchanges import (
+    FLAT,
+    FREE,
+    Coding,
+    Network,
+    Terms,
+    hierarchical,
+    run_dry,
+)
 
 ONCE = Synchronous(algorithm="ring", bucket_bytes=2**62)
 """D-Sync of Pipe-SGD: one ring all-reduce of the whole gradient after the backward pass."""
@@ -112,7 +121,7 @@ class TimingModel:
         """
         name, codec, calls = self._exchange(sync)
         seconds = self._seconds(name, codec, calls)
-        return seconds / sync.every if isinstance(sync, LocalSGD) else seconds
+        return seconds / sync.timing.every
 
     def coding_s(self, sync: Sync) -> float:
         """The part of l_comm in which a rank encodes and decodes, in seconds."""
@@ -121,28 +130,33 @@ class TimingModel:
 
     def step_s(self, sync: Sync = ONCE) -> float:
         """Seconds of one iteration in the steady state."""
-        seconds = self.communication_s(sync)
-        if _is_late(sync):
+        seconds, timing = self.communication_s(sync), sync.timing
+        if timing.late:
             return pipelined_s(self.compute, seconds)
-        calls = 1 if isinstance(sync, LocalSGD) else self._exchange(sync)[2]
-        return synchronous_s(self.compute, seconds, calls)
+        if timing.of_weights:
+            return synchronous_s(self.compute, seconds, 1)
+        whole = synchronous_s(self.compute, seconds * timing.every, self._exchange(sync)[2])
+        return (whole + (timing.every - 1) * self.compute.seconds) / timing.every
 
     def total_s(self, sync: Sync, iterations: int) -> float:
         """Seconds of a run: a pipeline's fill and drain included, and its synchronous warm-up."""
-        if not isinstance(sync, Pipelined) or sync.width == 1:
-            return iterations * self.step_s(sync)
-        early, late = min(sync.warmup, iterations), max(0, iterations - sync.warmup)
-        warm = Synchronous(
-            algorithm=sync.algorithm, codec=sync.codec, bucket_bytes=sync.bucket_bytes
-        )
-        total = early * self.step_s(warm)
-        if late:
-            total += pipelined_total_s(self.compute, self.communication_s(sync), late)
-        return total
+        timing = sync.timing
+        early = min(timing.warmup, iterations)
+        total = early * self.step_s(warm(sync)) if early else 0.0
+        if early == iterations:
+            return total
+        if not timing.late:
+            return total + (iterations - early) * self.step_s(sync)
+        late = pipelined_total_s(self.compute, self.communication_s(sync), iterations - early)
+        return total + late
 
     def r(self, sync: Sync = ONCE) -> float:
         """The ratio r = l_comm / (l_up + l_comp)."""
         return ratio_r(self.compute, self.communication_s(sync))
+
+    def gain_bound(self, sync: Sync = ONCE) -> float:
+        """The largest speed-up of a pipeline over D-Sync with this exchange: `gain_bound(r)`."""
+        return gain_bound(self.r(sync))
 
     def bandwidth_for(self, r: float, sync: Sync = ONCE) -> float:
         """The bandwidth, in bytes/s, at which `r` has this value.
@@ -160,19 +174,16 @@ class TimingModel:
         transfer = self.at(bandwidth=1.0).communication_s(sync) - fixed
         return transfer / left
 
-    def _exchange(self, sync: Sync) -> tuple[str, Codec | None, int]:
+    def _exchange(self, sync: Sync) -> tuple[str | Own, AnyCodec | None, int]:
         """(algorithm, codec, L): the exchange, and in how many collectives it is done."""
         calls = max(1, ceil(self.gradient_bytes / sync.bucket_bytes))
-        match sync:
-            case LocalSGD():
-                return "ring", None, calls
-            case ParameterServer():
-                return "parameter_server", None, calls
-            case Synchronous() | Pipelined():
-                name = "ring" if sync.algorithm in AS_RING else sync.algorithm
-                return name, sync.codec, 1 if _is_late(sync) else calls
+        if isinstance(sync, ParameterServer):
+            return "parameter_server", None, calls
+        algorithm, codec = sync.summing
+        name = "ring" if algorithm in AS_RING or sync.timing.of_weights else algorithm
+        return name, codec, 1 if sync.timing.late else calls
 
-    def _seconds(self, name: str, codec: Codec | None, calls: int) -> float:
+    def _seconds(self, name: str | Own, codec: AnyCodec | None, calls: int) -> float:
         if name == "hierarchical" and codec is None and self.within is not None:
             levels = hierarchical(self.workers, self.ranks_per_host, self.gradient_bytes)
             inner, outer = (terms.in_calls(calls) for terms in levels)
@@ -181,7 +192,9 @@ class TimingModel:
         coding = 0.0 if codec is None else self._coding_s(codec, terms)
         return self.network.seconds(terms) + coding
 
-    def _flat(self, name: str, codec: Codec | None, calls: int) -> Terms:
+    def _flat(self, name: str | Own, codec: AnyCodec | None, calls: int) -> Terms:
+        if isinstance(name, Own):
+            return run_dry(name, self.workers, self.gradient_bytes, codec).in_calls(calls)
         if name not in FLAT:
             raise ExperimentError(
                 f"algorithm {name!r} has a closed form without a codec, and where a network "
@@ -189,12 +202,8 @@ class TimingModel:
             )
         return FLAT[name](self.workers, self.gradient_bytes, codec).in_calls(calls)
 
-    def _coding_s(self, codec: Codec, terms: Terms) -> float:
+    def _coding_s(self, codec: AnyCodec, terms: Terms) -> float:
         return self.coding.get(codec.name, FREE).seconds(terms)
-
-
-def _is_late(sync: Sync) -> bool:
-    return isinstance(sync, Pipelined) and sync.width > 1
 
 
 def synchronous_s(compute: Compute, communication_s: float, calls: int = 1) -> float:

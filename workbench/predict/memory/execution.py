@@ -268,10 +268,8 @@ class Execution:
     def _heads(self, layer: Layer) -> npt.NDArray[np.float64] | None:
         """The fraction of an attention layer's heads on each rank [ranks]; None: not sharded."""
         plan = self.program.plan
-        choice = plan.layers.get(layer.name)
-        if choice is None or choice.scheme != "shard_heads":
-            return None
-        return tiled(heads_of(layer, choice), plan.world_size) / layer.heads
+        heads = heads_of(layer, plan.layers.get(layer.name))
+        return None if heads is None else tiled(heads, plan.world_size) / layer.heads
 
 
 def is_parameter(operation: Operation) -> bool:

@@ -21,6 +21,7 @@ memory for what it receives, in segments of n/k elements of a bucket of n elemen
     parameter server     the buckets of all others, on the server
     with a codec         direct: encodings of all segments, k - 1 of the own one, and its sum;
                          ring: two encodings of a segment; between two hosts: two of the sent part
+    one of your own      what its messages need at one time, run without data
 
 A bucket's reduction begins when its last gradient is made and the reductions of all buckets before
 it have begun. Its memory is freed when the rank next polls: at the next gradient, or while it waits
@@ -35,8 +36,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from workbench.plan.experiment.codec import Codec
-from workbench.plan.experiment.experiment import LocalSGD, ParameterServer, Pipelined, Synchronous
+from workbench.plan.experiment.algorithm import Algorithm
+from workbench.plan.experiment.codec import AnyCodec
+from workbench.plan.experiment.dry_run import dry_run
+from workbench.plan.experiment.experiment import ParameterServer
+from workbench.plan.extension.own import Own
 from workbench.plan.graph import Layer
 from workbench.plan.placement.mesh import replica_groups
 from workbench.predict.memory.timeline import Timeline
@@ -119,7 +123,7 @@ class Gradients:
         self.timeline = timeline
         self.half = experiment.precision == "bf16"
         self.sizes = {name: pieces.sizes[name] for name in pieces.names}
-        sums = not isinstance(experiment.sync, LocalSGD)
+        sums = not experiment.sync.timing.of_weights
         self.in_bucket = program.buckets.names
         rewritten = (
             layer.weights[0].name
@@ -196,10 +200,12 @@ _FP32 = 4
 def _lies_there(program: Program) -> bool:
     """Whether all buckets are reduced in place."""
     sync = program.experiment.sync
-    if isinstance(sync, Synchronous | Pipelined):
-        one = len(program.hosts.ranks) == 1
-        return one and sync.algorithm in ("auto", "hierarchical") and sync.codec is None
-    return isinstance(sync, LocalSGD)
+    algorithm, codec = sync.summing
+    if isinstance(sync, ParameterServer):
+        return False
+    one = len(program.hosts.ranks) == 1
+    alike = one and algorithm in ("auto", "hierarchical") and codec is None
+    return alike or sync.timing.of_weights
 
 
 def _at_server(column: Column, server: int) -> Counts:
@@ -218,10 +224,12 @@ def _at_owners(program: Program, column: Column) -> Counts:
 
 
 def _room(
-    name: str, length: int, itemsize: int, hosts: tuple[int, ...], codec: Codec | None
+    name: Algorithm, length: int, itemsize: int, hosts: tuple[int, ...], codec: AnyCodec | None
 ) -> Counts:
     """Bytes that an all-reduce needs on each rank of a group [ranks]."""
     ranks = sum(hosts)
+    if isinstance(name, Own):
+        return np.array(dry_run(name, length, itemsize, ranks, codec).memory, dtype=np.int64)
     own = segments(length, ranks)
     sizes = encoded(own, itemsize, codec)
     if name == "hierarchical" and len(hosts) > 1:

@@ -2,13 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
+from workbench.plan.html import frame_html, frame_of, save
+from workbench.plan.units import size
 from workbench.predict.memory.kept import is_guessed
 from workbench.predict.memory.step import timeline_of
 from workbench.predict.memory.timeline import CATEGORIES, Category, Moment
 from workbench.program.step import Program
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True)
@@ -98,13 +104,50 @@ class Memory:
     def __getitem__(self, rank: int) -> RankMemory:
         return self.ranks[rank]
 
+    def to_frame(self) -> "pandas.DataFrame":
+        """One line for each rank that is written for: bytes at the peak, and of each category."""
+        rows = (
+            {"rank": rank.rank, "peak_bytes": rank.peak_bytes, **rank.categories}
+            for rank in self.ranks.kept
+        )
+        return frame_of(rows, ("rank", "peak_bytes", *CATEGORIES))
+
+    def save(self, path: str | Path) -> None:
+        """Writes its table into a file: "x.svg", "x.html" or "x.csv".
+
+        Raises:
+            ValueError: the name has another ending.
+        """
+        save(self, path)
+
+    def __repr__(self) -> str:
+        return f"<Memory of {len(self.ranks):,} ranks: at most {size(self.peak_bytes)}>"
+
+    def _repr_html_(self) -> str:
+        return frame_html(f"{repr(self).strip('<>')}; in bytes", self.to_frame(), "ranks")
+
 
 def memory_of(program: Program) -> Memory:
-    """The memory of a step in the middle of an experiment's run.
+    """The memory of a step in the middle of an experiment's run, or of its first ones.
+
+    Where the first steps are unlike the others, each rank has the larger peak.
 
     It counts torch's allocator on CPUs, and the memory that ranks share: all ranks are taken to be
     on one host. `workbench.train.loop.memory.PeakMeter` measures the same.
     """
+    if program.warmup:
+        return _larger(_memory_of(program), _memory_of(program.warm))
+    return _memory_of(program)
+
+
+def _larger(middle: Memory, first: Memory) -> Memory:
+    """For each rank the larger peak; both are written for the same ranks."""
+    both = zip(middle.ranks.kept, first.ranks.kept, strict=True)
+    kept = tuple(max(ranks, key=lambda one: one.peak_bytes) for ranks in both)
+    return replace(middle, ranks=replace(middle.ranks, kept=kept))
+
+
+def _memory_of(program: Program) -> Memory:
     guessed = tuple(layer.name for layer in program.plan.graph.layers if is_guessed(layer))
     held: dict[int, Mapping[tuple[Category, str], int]] = {}  # equal ranks share it
     ranks, timeline = [], timeline_of(program)

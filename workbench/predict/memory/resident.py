@@ -2,7 +2,8 @@
 
     weights     parameters and buffers, as the plan places them
     optimizer   what it remembers of updated parameters: SGD nothing, with momentum one copy, Adam
-                two and a count of steps; and averaged weights, if there are any
+                two and a count of steps; averaged weights, if there are any; and what a strategy
+                of one's own remembers
     staging     memory for conversions and reductions between ranks of one host
     sums        of gradient buckets, which ranks of one host share
     in flight   gradients of earlier steps, which will be used in later ones, and their sums
@@ -17,7 +18,7 @@ Source: Rajbhandari et al. 2020 (arXiv:1910.02054, sec. 3) for the copies of opt
 
 import numpy as np
 
-from workbench.plan.experiment.experiment import ParameterServer, Pipelined, Synchronous
+from workbench.plan.experiment.experiment import ParameterServer
 from workbench.plan.placement.mesh import replica_groups, shard_groups
 from workbench.program.buckets import Buckets, Pieces, copies, late, moved_by, updated
 from workbench.program.rows import Counts, Groups
@@ -56,6 +57,18 @@ def optimizer_bytes(program: Program, buckets: Buckets) -> dict[str, Counts]:
             known[key] = size * times + numbers * _NUMBER_BYTES * (size > 0)
         held[name] = known[key]
     return program.pieces.by_layer(held)
+
+
+def remembered_bytes(program: Program, pieces: Pieces) -> dict[str, Counts]:
+    """Bytes of what a strategy remembers of each parameter [ranks], by layer.
+
+    Args:
+        program: the program whose strategy it is.
+        pieces: the pieces of the ranks that are written for.
+    """
+    count = program.remembered
+    held = {name: pieces.sizes[name] * count for name in pieces.names if count}
+    return pieces.by_layer(held)
 
 
 def moved_bytes(program: Program, buckets: Buckets) -> dict[str, Counts]:
@@ -105,18 +118,16 @@ def sums_bytes(program: Program, buckets: Buckets) -> Counts:
 
 def flying_bytes(program: Program) -> dict[str, Counts]:
     """Bytes of earlier steps' gradients, and of their weights if compensated [ranks], by layer."""
-    sync, count = program.experiment.sync, late(program.experiment)
+    count, weights = late(program.experiment), program.experiment.sync.timing.keeps_weights
     if count == 0:
         return {}
-    weights = isinstance(sync, Pipelined) and sync.compensation is not None
     held = {name: program.pieces.sizes[name] for name in program.pieces.names}
     return program.pieces.by_layer({n: s * count * (1 + weights) for n, s in held.items()})
 
 
 def residual_bytes(program: Program) -> dict[str, Counts]:
     """Bytes of error feedback for the gradients that are encoded, for each layer [ranks]."""
-    sync, plan = program.experiment.sync, program.plan
-    codec = sync.codec if isinstance(sync, Synchronous | Pipelined) else None
+    plan, (_, codec) = program.plan, program.experiment.sync.summing
     if codec is None or not codec.error_feedback:
         return {}
     count = 1 + late(program.experiment)

@@ -18,6 +18,7 @@ from workbench.predict.memory.resident import (
     flying_bytes,
     moved_bytes,
     optimizer_bytes,
+    remembered_bytes,
     residual_bytes,
     staging_bytes,
     sums_bytes,
@@ -26,12 +27,13 @@ from workbench.predict.memory.resident import (
 from workbench.predict.memory.timeline import Timeline
 from workbench.program.buckets import Column, moved_by
 from workbench.program.instructions import (
+    Adjust,
     Agree,
     Average,
     Backward,
     Clip,
-    Compensate,
     Convert,
+    Correct,
     Forward,
     HandOut,
     Instruction,
@@ -105,6 +107,7 @@ class _Step:
         timeline, whole = self.timeline, self.whole
         timeline.reside("weights", weight_bytes(self.pieces))
         timeline.reside("optimizer", self._of_optimizer())
+        timeline.reside("optimizer", remembered_bytes(self.whole, self.pieces))
         timeline.reside("in_flight", flying_bytes(self.program))
         timeline.reside("codec", residual_bytes(self.program))
         timeline.reside("gradients", self.gradients.resident())
@@ -146,7 +149,7 @@ class _Step:
                 sample = int(np.prod(self.program.plan.graph.input_shape))
                 per_row = sample * self.program.itemsize + _INT64
                 timeline.make(rows.own * per_row, "data", "input")
-            case ZeroGrad(names):
+            case ZeroGrad(names, every) if every == 1:
                 self.gradients.begin(set(names))
             case KeepWeights(names):
                 for name in names:
@@ -162,8 +165,8 @@ class _Step:
                 self.arriving.begin(
                     replace(instruction, column=self._everywhere(instruction.column))
                 )
-            case Compensate(names):
-                self._compensate(names)
+            case Adjust(names) | Correct(names):
+                self._own_rule(names)
             case Clip(names, norm=float()):
                 self._norm(names)
             case Update(names):
@@ -174,10 +177,11 @@ class _Step:
             case HandOut():
                 self._hand_out(instruction)
 
-    def _compensate(self, names: Sequence[str]) -> None:
-        """Writes how far each parameter has moved and its gradient's correction, one by one."""
+    def _own_rule(self, names: Sequence[str]) -> None:
+        """Writes what a strategy's own rule makes beside each parameter, one by one."""
+        copies = self.program.experiment.sync.timing.temporaries
         for name in names:
-            room = 3 * self.pieces.sizes[name]
+            room = copies * self.pieces.sizes[name]
             self.timeline.pass_by(room, "workspace", self.pieces.owners[name])
 
     def _hand_out(self, hand_out: HandOut) -> None:

@@ -2,17 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from workbench.plan.errors import ExperimentError, MachineError, PlanError
-from workbench.plan.experiment.experiment import SGD, Experiment, Optimizer
+from workbench.plan.errors import MachineError, PlanError
+from workbench.plan.experiment.asked import experiment_of, required_machine
+from workbench.plan.experiment.experiment import Experiment, Optimizer
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.machine.machine import Machine
 from workbench.plan.placement.choice import LayerPlan, check
 from workbench.plan.plan import Plan
-from workbench.predict.search.space.choices import Pin, Shares, checked_sizes, options_of, pinned
+from workbench.predict.search.space.choices import (
+    Pin,
+    Shares,
+    checked_sizes,
+    options_of,
+    own_schemes,
+    pinned,
+)
 from workbench.predict.search.space.trellis import Floats
 from workbench.predict.time.duration import Speeds, layer_seconds
 from workbench.program.rows import Rows, micro_batches
@@ -69,7 +76,7 @@ class Question:
 
     def plan(self, choices: Mapping[str, LayerPlan], again: Sequence[str] = ()) -> Plan:
         """The plan of these choices, with these layers recomputed."""
-        layers = dict(choices)
+        layers = {name: choice for name, choice in choices.items() if choice != LayerPlan()}
         for name in again:
             layers[name] = replace(layers.get(name, LayerPlan()), recompute=True)
         return replace(self.experiment.plan, layers=layers)
@@ -88,14 +95,14 @@ class Question:
 
 
 def question_of(
-    graph: Graph,
+    graph: Graph | Plan | Experiment,
     machine: Machine,
-    world_size: int,
+    world_size: int | None,
     limit: int | None,
     *,
     experiment: Experiment | None,
     batch_size: int | None,
-    optimizer: Optimizer | None,
+    optimizer: Optimizer | str | None,
     precision: str | None,
     pin: Mapping[str, Pin] | None,
     group_sizes: Sequence[int] | None,
@@ -103,32 +110,39 @@ def question_of(
     rounds: bool,
     recompute: bool,
     seconds: float,
+    schemes: Sequence[object] = (),
 ) -> Question:
     """Checks the arguments of `search`.
 
     Raises:
         MachineError: no machine, or one of another world size.
-        PlanError: no graph, or an invalid pin, group size or shares.
+        PlanError: no model or number of ranks, or an invalid pin, group size or shares.
         ExperimentError: an invalid experiment, or one for another kind of plan.
     """
-    if not isinstance(graph, Graph):
-        raise PlanError(f"search needs a Graph, as trace() gives one, got {graph!r}")
-    if not isinstance(machine, Machine):
-        raise MachineError(
-            f"search needs a Machine: cluster.calibrate() measures one, and Machine.preset(name) "
-            f"knows {', '.join(Machine.presets())}; got {machine!r}"
-        )
-    plan = Plan.data_parallel(graph, world_size)
-    if len(machine.devices) not in (1, world_size):
+    if not isinstance(graph, Graph | Plan | Experiment):
+        raise PlanError(f"search needs a Graph, as trace() gives one, or a Plan, got {graph!r}")
+    machine = required_machine("search", machine)
+    plan = _over(graph, machine, experiment, world_size)
+    world = plan.world_size
+    if len(machine.devices) not in (1, world):
         raise MachineError(
             f"machine {machine.name!r} has {len(machine.devices)} devices, one for each rank, "
-            f"and the search is for {world_size} ranks; calibrate a cluster of that size"
+            f"and the search is for {world} ranks; calibrate a cluster of that size"
         )
-    sizes = checked_sizes(world_size, group_sizes)
-    experiment = _experiment(plan, experiment, batch_size, optimizer, precision)
+    sizes = checked_sizes(world, group_sizes)
+    experiment = experiment_of(
+        "search",
+        graph,
+        plan,
+        experiment,
+        batch_size=batch_size,
+        optimizer=optimizer,
+        precision=precision,
+    )
     speeds = _speeds(experiment, machine)
-    pins = pinned(graph, pin or {})
-    options = options_of(graph, world_size, sizes, _shares(speeds, sizes, shares), pins)
+    pins = pinned(plan.graph, pin or {})
+    cuts, own = _shares(speeds, sizes, shares), own_schemes(schemes)
+    options = options_of(plan.graph, world, sizes, cuts, pins, own)
     if limit is None:
         limit = min(device.memory_bytes for device in machine.devices)
     weights = speeds / speeds.sum()
@@ -139,21 +153,34 @@ def question_of(
     )
 
 
-def _experiment(
-    plan: Plan,
+def _over(
+    given: Graph | Plan | Experiment,
+    machine: Machine,
     experiment: Experiment | None,
-    batch_size: int | None,
-    optimizer: Optimizer | None,
-    precision: str | None,
-) -> Experiment:
-    given = {"batch_size": batch_size, "optimizer": optimizer, "precision": precision}
-    fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if experiment is None:
-        experiment = Experiment(plan=plan, optimizer=SGD(lr=0.01, momentum=0.9), steps=1)
-    if not isinstance(experiment, Experiment):
-        raise ExperimentError(f"experiment must be an Experiment, got {experiment!r}")
-    plan = plan.with_batch_norm(experiment.plan.batch_norm)
-    return experiment.replace(**fields, plan=plan)
+    world_size: int | None,
+) -> Plan:
+    """The model, replicated on every rank that is searched for.
+
+    Raises:
+        PlanError: nothing says how many ranks there are.
+    """
+    own = given.plan if isinstance(given, Experiment) else given
+    like = own if isinstance(own, Plan) else None
+    if like is None and isinstance(experiment, Experiment):
+        like = experiment.plan
+    if world_size is None:
+        if like is not None:
+            world_size = like.world_size
+        elif len(machine.devices) > 1:
+            world_size = len(machine.devices)
+        else:
+            raise PlanError(
+                "search needs a number of ranks: search(graph, machine, world_size=4), since "
+                f"machine {machine.name!r} describes one device for any number of ranks"
+            )
+    graph = own.graph if isinstance(own, Plan) else own
+    plan = Plan.data_parallel(graph, world_size)
+    return plan if like is None else plan.with_batch_norm(like.batch_norm)
 
 
 def _speeds(experiment: Experiment, machine: Machine) -> Floats:

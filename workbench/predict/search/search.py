@@ -296,14 +296,14 @@ class PlanSearch:
 
 
 def search(
-    graph: Graph,
+    graph: Graph | Plan | Experiment,
     machine: Machine,
-    world_size: int,
-    memory_limit: float | str | None = None,
-    *,
     experiment: Experiment | None = None,
+    *,
+    world_size: int | None = None,
+    memory_limit: float | str | None = None,
     batch_size: int | None = None,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizer | str | None = None,
     precision: str | None = None,
     pin: Mapping[str, Pin] | None = None,
     group_sizes: Sequence[int] | None = None,
@@ -311,16 +311,19 @@ def search(
     rounds: bool = True,
     recompute: bool = True,
     time_limit: float = 10.0,
+    schemes: Sequence[object] = (),
 ) -> SearchResult:
     """Finds the plan with the least predicted step time under a memory limit of each rank.
 
     Args:
-        graph: the model.
+        graph: the model; or a plan or an experiment, whose model, number of ranks and mode of batch
+            norm are meant.
         machine: the machine that it will run on: measured, or a preset.
-        world_size: the number of ranks.
-        memory_limit: the bytes of a rank, or text such as "2GiB"; None: the devices' memory.
         experiment: the experiment that runs it; its plan is ignored, except for its mode of batch
-            norm.
+            norm. None: a step of momentum SGD with 32 samples for each rank.
+        world_size: the number of ranks; None: that of the plan or the experiment that is given,
+            else one for each of several devices of the machine.
+        memory_limit: the bytes of a rank, or text such as "2GiB"; None: the devices' memory.
         batch_size: the samples of a step over all ranks, instead of the experiment's.
         optimizer: the optimizer, instead of the experiment's.
         precision: the precision, instead of the experiment's.
@@ -333,12 +336,17 @@ def search(
         recompute: whether layers may be recomputed in the backward pass.
         time_limit: the seconds of work after which a search returns what it has; among many plans
             it ends before that once no plan can be faster by more than 1 %.
+        schemes: schemes of your own to consider beside the built-in ones: objects or classes that
+            extend `Scheme`, "module:attribute", or entry points of `workbench.schemes`. They are
+            considered for convolutions, linear layers, attention and operations that follow their
+            input whatever comes later; what they state is taken for the layer by itself, so that
+            the bound holds for them as for the others.
 
     Raises:
         MemoryLimitError: no plan fits; it says how much memory one needs at least, and holds the
             leanest plan found.
-        PlanError: a pin, a group size or a limit that cannot be.
-        MachineError: a machine of another world size.
+        PlanError: no model or number of ranks; a pin, a group size or a limit that cannot be.
+        MachineError: no machine, or one of another world size.
         ExperimentError: an experiment that cannot be predicted.
     """
     began = time.perf_counter()
@@ -357,6 +365,7 @@ def search(
         rounds=rounds,
         recompute=recompute,
         seconds=time_limit,
+        schemes=schemes,
     )
     with uncollected():
         return PlanSearch(question, began).result()

@@ -4,7 +4,7 @@ All ranks run one program, so a step is one list of events: work on the compute 
 collectives, collectives started on the communication lane, and waits for these.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -100,6 +100,26 @@ class Segments:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnSums:
+    """What replicas reduce by an algorithm of a person's own.
+
+    Attributes:
+        numel: the elements that each simulated rank reduces [ranks].
+        group_size: the number of ranks in a shard group, which is the distance between replicas.
+        bytes: for each number of elements, the bytes that each replica receives [replicas].
+    """
+
+    numel: Counts
+    group_size: int
+    bytes: Mapping[int, Sequence[int]]
+
+    def received(self, ranks: Counts) -> Counts:
+        """Bytes that ranks of the world receive; `numel[i]` is rank i's or its representative's."""
+        places = zip(self.numel.tolist(), (ranks // self.group_size).tolist(), strict=True)
+        return np.array([self.bytes[numel][place] for numel, place in places], dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """A collective, on all ranks at once.
 
@@ -114,7 +134,7 @@ class Call:
         busy: the share of that time in which the device works for the collective and computes
             nothing else.
         takes: a mask of the ranks that take part [ranks]; None: all.
-        segments: the segments that ranks reduce in an all-reduce over replicas; None: another one.
+        segments: what ranks reduce in an all-reduce over replicas; None: another collective.
     """
 
     op: str
@@ -125,7 +145,7 @@ class Call:
     bytes: Counts
     busy: float = 0.0
     takes: NDArray[np.bool_] | None = None
-    segments: Segments | None = None
+    segments: Segments | OwnSums | None = None
 
     def received(self, column: int, rank: int) -> int:
         """Bytes that one rank of the world receives, which a simulated rank represents."""

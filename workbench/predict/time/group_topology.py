@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workbench.plan.experiment.sync import Algorithm, chosen
+from workbench.plan.experiment.algorithm import AlgorithmName, chosen
 from workbench.plan.machine.link import BY_BACKEND, INTO_NEW, Link
 from workbench.plan.machine.machine import Machine
 
@@ -82,7 +82,7 @@ class GroupTopology:
     def all_reduce(
         self,
         nbytes: float,
-        algorithm: Algorithm,
+        algorithm: AlgorithmName,
         *,
         beside: bool,
         into_new: bool = False,

@@ -6,11 +6,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.plan.experiment.codec import Codec
-from workbench.plan.experiment.sync import Algorithm
+from workbench.plan.experiment.algorithm import Algorithm
+from workbench.plan.experiment.codec import AnyCodec
+from workbench.plan.experiment.dry_run import dry_run
+from workbench.plan.extension.extension import name_of
+from workbench.plan.extension.own import Own
 from workbench.plan.machine.device import Device
 from workbench.predict.time.duration import Speeds
-from workbench.predict.time.events import Call, Grouping, Segments
+from workbench.predict.time.events import Call, Grouping, OwnSums, Segments
 from workbench.predict.time.group_topology import GroupTopology
 from workbench.program.rows import Counts, Representatives
 
@@ -54,7 +57,7 @@ class Replicas:
         algorithm: Algorithm = "auto",
         beside: bool = False,
         shared: bool = False,
-        codec: Codec | None = None,
+        codec: AnyCodec | None = None,
         takes: NDArray[np.bool_] | None = None,
     ) -> Call:
         """An all-reduce over the replica groups.
@@ -73,13 +76,18 @@ class Replicas:
             takes: a mask of the ranks that take part [ranks]; None: all.
         """
         count, names = self.count(group_size), self.algorithms.setdefault(label, {})
+        by = "direct" if isinstance(algorithm, Own) else algorithm
+        if isinstance(algorithm, Own) and count > 1:
+            coded = "" if codec is None else f" with {codec.name}"
+            names.setdefault(f"{name_of(algorithm)}{coded}")
+            return self._own(algorithm, codec, sizes, itemsize, group_size, label, phase, takes)
 
         def seconds(topology: GroupTopology, nbytes: int) -> float:
             there = shared and topology.memory and max(topology.hosts) > 1
             coded = "" if codec is None else codec.name
             done = topology.all_reduce(
                 nbytes,
-                algorithm,
+                by,
                 beside=beside and not there,
                 into_new=not (beside or shared),
                 codec=coded,
@@ -96,7 +104,7 @@ class Replicas:
 
     def _coded(
         self,
-        codec: Codec,
+        codec: AnyCodec,
         sizes: Counts,
         itemsize: int,
         group_size: int,
@@ -114,15 +122,59 @@ class Replicas:
         numel = -(-sizes // itemsize // count)
         travels = count * np.array([codec.encoded_bytes(n) if n else 0 for n in numel.tolist()])
         call = self._call("all_reduce", label, phase, group_size, travels, seconds, takes)
-        often = (3 * count - 1) / count / 2  # there and back
-
-        def rate(device: Device) -> float:
-            both_ways = device.coding_s_per_byte.get(codec.name)
-            return _CODING / device.bandwidth if both_ways is None else often * both_ways
-
-        coding = sizes * np.array([rate(device) for device in self.speeds.devices])
+        often = (3 * count - 1) / count
+        rates = [self._rate(device, codec, count) for device in self.speeds.devices]
+        coding = often * sizes * np.array(rates)
         coding = self.grouping(group_size).latest(coding)
         return replace(call, seconds=call.seconds + coding, bytes=2 * (travels - travels // count))
+
+    @staticmethod
+    def _rate(device: Device, codec: AnyCodec, count: int) -> float:
+        """Seconds for a byte that a device encodes or decodes, among so many replicas."""
+        both_ways = device.coding_s_per_byte.get(codec.name)
+        if both_ways is not None:
+            return both_ways / 2
+        return _CODING / device.bandwidth * count / (3 * count - 1)
+
+    def _own(
+        self,
+        algorithm: Own,
+        codec: AnyCodec | None,
+        sizes: Counts,
+        itemsize: int,
+        group_size: int,
+        label: str,
+        phase: str,
+        takes: NDArray[np.bool_] | None,
+    ) -> Call:
+        """An all-reduce by an algorithm of a person's own, of what its ranks exchange when dry.
+
+        Its time is that of the longest chain of messages that wait for each other, of bytes that
+        follow each other, and of additions.
+        """
+        count, numel = self.count(group_size), sizes // itemsize
+        runs = {
+            length: dry_run(algorithm, length, itemsize, count, codec)
+            for length in set(numel.tolist())
+        }
+
+        def seconds(topology: GroupTopology, nbytes: int) -> float:
+            longest = runs[nbytes // itemsize].longest
+            if longest.rounds == 0:
+                return 0.0
+            added = longest.additions * itemsize
+            return topology.link.exchanges(count, longest.bytes, longest.rounds, added)
+
+        call = self._call("all_reduce", label, phase, group_size, sizes, seconds, takes)
+        if codec is not None:
+            places = zip(numel.tolist(), (self.ranks.ranks // group_size).tolist(), strict=True)
+            coded = [runs[length].encoded[i] + runs[length].decoded[i] for length, i in places]
+            rates = [self._rate(device, codec, count) for device in self.speeds.devices]
+            coding = self.grouping(group_size).latest(itemsize * np.array(coded) * rates)
+            call = replace(call, seconds=call.seconds + coding)
+        bytes_ = {length: run.bytes for length, run in runs.items()}
+        sums = OwnSums(numel, group_size, bytes_)
+        return replace(call, bytes=sums.received(self.ranks.ranks), segments=sums)
 
     def to_server(self, sizes: Counts, group_size: int, serves: NDArray[np.bool_]) -> Call:
         """A reduce of gradients of so many bytes [ranks] to the parameter servers."""

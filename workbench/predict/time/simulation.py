@@ -3,14 +3,18 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from workbench.plan.errors import MachineError
-from workbench.plan.experiment.experiment import Experiment, LocalSGD
+from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import Lane, Span
+from workbench.plan.html import save
 from workbench.plan.machine.machine import Machine
+from workbench.predict.drawing import picture, spans_frame
 from workbench.predict.time.duration import Seconds, Speeds
 from workbench.predict.time.events import (
     AwaitCollective,
@@ -22,6 +26,11 @@ from workbench.predict.time.step_events import Written, written
 from workbench.predict.time.streams import Step, StragglerModel, Streams, TimedEvent, advanced
 from workbench.program.rows import Representatives
 from workbench.program.step import Program, reduced
+
+if TYPE_CHECKING:
+    import pandas
+
+_MOST_RANKS = 8  # that are drawn
 
 # The parts of the compute lane's time, which add up to the step.
 PARTS = ("load", "forward", "loss", "backward", "communication", "wait", "update", "step")
@@ -122,6 +131,36 @@ class Schedule:
     def spans(self, rank: int) -> tuple[Span, ...]:
         """The spans of one rank in the step that is shown, by when they begin."""
         return tuple(sorted(self._spans(rank, self._column(rank)), key=lambda s: s.start_s))
+
+    def shown(self, most: int = _MOST_RANKS) -> tuple[int, ...]:
+        """The first ranks; in a large world, the first representatives."""
+        if self.world_size <= most:
+            return tuple(range(self.world_size))
+        return tuple(self.alike.ranks[:most].tolist())
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """One line for each span of the ranks that are simulated, in seconds and bytes."""
+        return spans_frame(span for rank in self.alike.ranks.tolist() for span in self.spans(rank))
+
+    def svg(self) -> str:
+        """The step of the first ranks that differ, as a picture; a document of its own."""
+        return picture(
+            {f"rank {rank:,}": self.spans(rank) for rank in self.shown()}, "Predicted step"
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Writes it into a file: "x.svg" is the picture, "x.html" a page, "x.csv" the spans.
+
+        Raises:
+            ValueError: the name has another ending.
+        """
+        save(self, path, self.svg)
+
+    def __repr__(self) -> str:
+        return f"<Schedule of {self.world_size:,} ranks: {self.seconds * 1e3:,.4g} ms a step>"
+
+    def _repr_html_(self) -> str:
+        return f"<div><p>{repr(self).strip('<>')}</p>{self.svg()}</div>"
 
     def _column(self, rank: int) -> int:
         if not 0 <= rank < self.world_size:
@@ -226,18 +265,15 @@ def simulated(
     speeds = Speeds(machine, ranks.ranks.tolist())
     count = len(ranks.ranks)
     lanes = Streams(count, machine.slowdown, StragglerModel.on(machine, count))
-    plain = written(own, speeds)
-    step = lanes.steady(plain.events)
-    if not isinstance(experiment.sync, LocalSGD):
-        return _simulation(Schedule(ranks, step, ((1.0, step),)), plain)
-    averaging = written(own, speeds, averaging=True)
-    often = experiment.sync.every
+    often, due = experiment.sync.timing.every, written(own, speeds)
     if often == 1:
-        shown = lanes.steady(averaging.events)
-        return _simulation(Schedule(ranks, shown, ((1.0, shown),)), averaging)
-    shown, after = lanes.step(averaging.events), lanes.step(plain.events)
+        step = lanes.steady(due.events)
+        return _simulation(Schedule(ranks, step, ((1.0, step),)), due)
+    plain = written(own, speeds, due=False)
+    step = lanes.steady(plain.events)
+    shown, after = lanes.step(due.events), lanes.step(plain.events)
     mean = ((1 - 2 / often, step), (1 / often, shown), (1 / often, after))
-    return _simulation(Schedule(ranks, shown, mean), averaging)
+    return _simulation(Schedule(ranks, shown, mean), due)
 
 
 def _simulation(schedule: Schedule, of: Written) -> Simulation:

@@ -13,11 +13,13 @@ from workbench.predict.time.pass_events import LayerTimes, PassEvents
 from workbench.predict.time.replicas import Replicas, some
 from workbench.program.collectives import takes_part
 from workbench.program.instructions import (
+    Adjust,
     Agree,
     Average,
     Backward,
     Clip,
     Convert,
+    Correct,
     Forward,
     HandOut,
     Instruction,
@@ -30,6 +32,7 @@ from workbench.program.instructions import (
     Updater,
     Wait,
     Weigh,
+    turn_of,
 )
 from workbench.program.rows import Counts, Rows
 from workbench.program.step import Program
@@ -52,20 +55,20 @@ class Written:
     algorithms: Mapping[str, tuple[str, ...]]
 
 
-def written(program: Program, speeds: Speeds, *, averaging: bool = False) -> Written:
+def written(program: Program, speeds: Speeds, *, due: bool = True) -> Written:
     """Writes the events of a step on the simulated ranks.
 
     Args:
         program: the program of these ranks.
         speeds: the devices and links of these ranks.
-        averaging: whether local SGD averages the parameters in this step.
+        due: whether what is done only in every few steps is done in this one.
     """
-    return _Step(program, speeds, averaging).written()
+    return _Step(program, speeds, due).written()
 
 
 class _Step:
-    def __init__(self, program: Program, speeds: Speeds, averaging: bool) -> None:
-        self.program, self.speeds, self.averaging = program, speeds, averaging
+    def __init__(self, program: Program, speeds: Speeds, due: bool) -> None:
+        self.program, self.speeds, self.due = program, speeds, due
         self.script = Script()
         self.times = LayerTimes(program.plan, program.experiment.precision, speeds)
         self.replicas = Replicas(program.ranks, speeds)
@@ -75,7 +78,8 @@ class _Step:
 
     def written(self) -> Written:
         for index, instruction in enumerate(self.program.instructions):
-            self._write(index, instruction)
+            if self.due or turn_of(instruction) == 1:
+                self._write(index, instruction)
         self.updates.rest()
         algorithms = {label: tuple(names) for label, names in self.replicas.algorithms.items()}
         estimated = tuple(self.times.estimated)
@@ -115,8 +119,12 @@ class _Step:
                 self.updates.update(instruction)
             case HandOut():
                 self.updates.hand_out(instruction)
-            case Average() if self.averaging:
+            case Average():
                 self.updates.average(instruction)
+            case Adjust(names):
+                self.updates.own_rule(names, "adjust")
+            case Correct(names):
+                self.updates.own_rule(names, "correct")
 
     def _load(self, rows: Rows) -> None:
         sample = int(np.prod(self.program.plan.graph.input_shape)) * self.program.itemsize
@@ -137,6 +145,8 @@ _COPIED = 4  # an average is read and written once into its bucket, and once bac
 _HANDED_OUT = 4
 
 _AVERAGED = 5  # averaged weights are scaled, and weights added to them
+
+_RULED = 3  # a rule reads a gradient and weights, and writes one of them
 
 _SCALED = 2  # a gradient is read and written
 
@@ -240,6 +250,13 @@ class Updates:
                 sizes, self.program.itemsize, k, "parameters", beside=True, takes=some(sizes)
             )
             self.script.meet(call)
+
+    def own_rule(self, names: Sequence[str], label: str) -> None:
+        """Writes what a strategy makes itself of gradients or weights, which is elementwise."""
+        timing = self.experiment.sync.timing
+        passes = _RULED + 2 * len(timing.remembers) + timing.keeps_weights
+        held = self._updated(names, "holders").astype(np.int64)
+        self.script.work("update", label, self.speeds.streaming(passes * held))
 
     def rest(self) -> None:
         """Writes the fixed cost of every step."""

@@ -10,7 +10,8 @@ With b bytes, k ranks, m hosts of n ranks each, and everything divisible, a rank
 
 and the functions here say what it is where nothing divides: of `length` elements in k segments
 the first `length mod k` are longer by one. They are derived from the algorithms' descriptions, not
-from their code, which is tested against them.
+from their code, which is tested against them. What an algorithm of a person's own exchanges is
+found by running it without data (`plan/experiment/dry_run.py`).
 
 Sources: direct, halving-doubling: Thakur, Rabenseifner and Gropp 2005,
 doi:10.1177/1094342005051521, on pairwise exchange and on Rabenseifner's algorithm; ring:
@@ -41,8 +42,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.plan.experiment.codec import Codec
-from workbench.plan.experiment.sync import Algorithm
+from workbench.plan.experiment.algorithm import Algorithm
+from workbench.plan.experiment.codec import AnyCodec
+from workbench.plan.experiment.dry_run import DryRun, dry_run
+from workbench.plan.extension.own import Own
 from workbench.plan.placement.placement import Shard
 from workbench.program.rows import Counts, Groups
 
@@ -75,6 +78,12 @@ class Costs:
     messages: Counts
     bytes: Counts
     rounds: Counts
+
+    @classmethod
+    def of(cls, dry: DryRun) -> "Costs":
+        """The cost of an all-reduce that was run dry."""
+        counts = dry.messages, dry.bytes, dry.rounds
+        return cls(*(np.array(each, dtype=np.int64) for each in counts))
 
     @classmethod
     def none(cls, ranks: int) -> "Costs":
@@ -118,7 +127,7 @@ class TwoLevelCosts:
         return self.within + self.across
 
 
-def direct(length: int, itemsize: int, ranks: int, codec: Codec | None = None) -> Costs:
+def direct(length: int, itemsize: int, ranks: int, codec: AnyCodec | None = None) -> Costs:
     """Every rank sends every other a segment, twice; with a codec, its encoding."""
     if ranks == 1:
         return Costs.none(1)
@@ -128,7 +137,7 @@ def direct(length: int, itemsize: int, ranks: int, codec: Codec | None = None) -
     return Costs(messages, (ranks - 2) * sizes + sizes.sum(), np.full_like(own, 2))
 
 
-def ring(length: int, itemsize: int, ranks: int, codec: Codec | None = None) -> Costs:
+def ring(length: int, itemsize: int, ranks: int, codec: AnyCodec | None = None) -> Costs:
     """A ring: in each of its two phases a rank receives all segments but one.
 
     In the reduce-scatter the missing segment is the one that it sends first, its predecessor's; in
@@ -168,7 +177,7 @@ def halving_doubling(length: int, itemsize: int, ranks: int) -> Costs:
 
 
 def hierarchical(
-    length: int, itemsize: int, hosts: Sequence[int], codec: Codec | None = None
+    length: int, itemsize: int, hosts: Sequence[int], codec: AnyCodec | None = None
 ) -> TwoLevelCosts:
     """The cost of an all-reduce that is direct within each host, and per stripe across hosts.
 
@@ -207,7 +216,7 @@ FLAT: Mapping[str, Callable[[int, int, int], Costs]] = MappingProxyType(
 """The algorithms that know no hosts: of (length, itemsize, ranks), the cost of each rank."""
 
 
-def encoded(lengths: Counts, itemsize: int, codec: Codec | None) -> Counts:
+def encoded(lengths: Counts, itemsize: int, codec: AnyCodec | None) -> Counts:
     """Bytes of pieces of so many elements, each encoded by itself; None: not encoded."""
     if codec is None:
         return lengths * itemsize
@@ -216,7 +225,7 @@ def encoded(lengths: Counts, itemsize: int, codec: Codec | None) -> Counts:
     return np.array(sizes, dtype=np.int64)[place]
 
 
-def _across(length: int, itemsize: int, hosts: int, codec: Codec | None) -> Costs:
+def _across(length: int, itemsize: int, hosts: int, codec: AnyCodec | None) -> Costs:
     if hosts == 2:
         one = np.ones(2, dtype=np.int64)
         return Costs(one * (length > 0), encoded(one * length, itemsize, codec), one)
@@ -250,7 +259,7 @@ class Part(NamedTuple):
     """Equal all-reduces.
 
     Attributes:
-        name: the name of the algorithm.
+        name: the algorithm.
         length: the number of elements.
         itemsize: the bytes of an element.
         codec: the codec that they are compressed with, if any.
@@ -260,8 +269,12 @@ class Part(NamedTuple):
     name: Algorithm
     length: int
     itemsize: int
-    codec: Codec | None
+    codec: AnyCodec | None
     times: int
+
+    def dry(self, own: Own, ranks: int) -> DryRun:
+        """What one of them exchanges on so many ranks, by an algorithm of a person's own."""
+        return dry_run(own, self.length, self.itemsize, ranks, self.codec)
 
 
 def add_gathered(pieces: Counts, groups: Groups, table: Table, times: Counts) -> None:
@@ -321,6 +334,8 @@ def summed(part: Part, hosts: Sequence[int]) -> Table:
         hosts: how many of the group's ranks each host has [hosts].
     """
     ranks = sum(hosts)
+    if isinstance(part.name, Own) and ranks > 1:
+        return np.array(part.dry(part.name, ranks).pairs, dtype=np.int64)
     match part.name:
         case "ring":
             return _ring(part, ranks)
@@ -347,7 +362,7 @@ def _add(block: Table, members: list[int], table: Table, times: Counts) -> None:
     table[np.ix_(members, members)] += found
 
 
-def _direct(length: int, itemsize: int, ranks: int, codec: Codec | None) -> Table:
+def _direct(length: int, itemsize: int, ranks: int, codec: AnyCodec | None) -> Table:
     own = encoded(segments(length, ranks), itemsize, codec)
     found: Table = own[:, None] + own[None, :]
     np.fill_diagonal(found, 0)
@@ -395,7 +410,7 @@ def _hierarchical(part: Part, hosts: Sequence[int]) -> Table:
     return found
 
 
-def _senders_across(length: int, itemsize: int, hosts: int, codec: Codec | None) -> Table:
+def _senders_across(length: int, itemsize: int, hosts: int, codec: AnyCodec | None) -> Table:
     """Bytes for each pair of hosts: two hosts swap everything at once; more do it directly."""
     if hosts == 2:
         (size,) = encoded(np.array([length]), itemsize, codec)

@@ -22,8 +22,9 @@ from functools import partial
 
 import numpy as np
 
-from workbench.plan.experiment.codec import Codec
-from workbench.plan.experiment.sync import Algorithm, chosen
+from workbench.plan.experiment.algorithm import Algorithm, chosen
+from workbench.plan.experiment.codec import AnyCodec
+from workbench.plan.extension.own import Own
 from workbench.plan.placement.layout import ROWS
 from workbench.plan.placement.mesh import shard_groups
 from workbench.plan.placement.placement import Shard
@@ -127,7 +128,7 @@ class Summing:
         algorithm: Algorithm,
         *,
         buffer: bool,
-        codec: Codec | None = None,
+        codec: AnyCodec | None = None,
     ) -> Received:
         """An all-reduce that is started beside computation.
 
@@ -178,7 +179,7 @@ def _waited_for(length: int, itemsize: int, hosts: tuple[int, ...]) -> tuple[Par
 def _started(
     algorithm: Algorithm,
     buffer: bool,
-    codec: Codec | None,
+    codec: AnyCodec | None,
     length: int,
     itemsize: int,
     hosts: tuple[int, ...],
@@ -188,7 +189,7 @@ def _started(
 
 
 def started_as(
-    algorithm: Algorithm, buffer: bool, codec: Codec | None, nbytes: int, hosts: tuple[int, ...]
+    algorithm: Algorithm, buffer: bool, codec: AnyCodec | None, nbytes: int, hosts: tuple[int, ...]
 ) -> Algorithm:
     """The algorithm that a started all-reduce uses on a group of ranks on these hosts."""
     beside = not buffer or len(hosts) == sum(hosts)  # ranks that share no memory share no buffers
@@ -197,7 +198,7 @@ def started_as(
 
 
 def _part(
-    name: Algorithm, length: int, itemsize: int, codec: Codec | None = None, times: int = 1
+    name: Algorithm, length: int, itemsize: int, codec: AnyCodec | None = None, times: int = 1
 ) -> Part:
     """One part of an all-reduce.
 
@@ -210,8 +211,13 @@ def _part(
 
 def _costs(parts: tuple[Part, ...], hosts: tuple[int, ...]) -> Costs:
     found = Costs.none(sum(hosts))
-    for name, length, itemsize, codec, times in parts:
-        if name == "hierarchical":
+    for part in parts:
+        name, length, itemsize, codec, times = part
+        if sum(hosts) == 1:
+            continue
+        if isinstance(name, Own):
+            costs = Costs.of(part.dry(name, sum(hosts)))
+        elif name == "hierarchical":
             costs = hierarchical(length, itemsize, hosts, codec).both
         elif codec is not None:
             costs = (ring if name == "ring" else direct)(length, itemsize, sum(hosts), codec)

@@ -4,16 +4,23 @@ The rows are those of the workbench's recorder, which counts what a rank receive
 instruction by instruction of the step's program, for each rank or each pair.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from workbench.plan.errors import ExperimentError
+from workbench.plan.html import frame_html, frame_of, save
 from workbench.predict.traffic.collective_costs import Table
 from workbench.predict.traffic.received import Received, Summing, received_of
+from workbench.program.buckets import late
 from workbench.program.collectives import CollectiveCall, Phase, Purpose
 from workbench.program.rows import Counts
 from workbench.program.step import Program
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True)
@@ -43,15 +50,24 @@ class Collective:
     every: int = 1
 
 
+_OF_AN_UPDATE = ("parameters", "clip")
+
+
 @dataclass(frozen=True)
 class Traffic:
     """The collectives of one step.
 
     Attributes:
         collectives: the collectives, in the order of the step.
+        first: those of the first steps, where these are unlike the others.
+        warmup: how many first steps that are.
+        late: how many steps after these move no weights, as no sum has come yet.
     """
 
     collectives: tuple[Collective, ...]
+    first: tuple[Collective, ...] = ()
+    warmup: int = 0
+    late: int = 0
 
     def received_bytes(self, rank: int) -> float:
         """Bytes that one rank receives in a step; what comes every n steps counts an n-th."""
@@ -67,6 +83,40 @@ class Traffic:
         """Number of ranks."""
         return len(self.collectives[0].bytes)
 
+    def to_frame(self) -> "pandas.DataFrame":
+        """One line for each collective: what the rank receives that receives most of it."""
+        rows = (
+            {
+                "op": one.op,
+                "layer": one.layer,
+                "phase": one.phase,
+                "purpose": one.purpose,
+                "calls": max(one.calls),
+                "messages": max(one.messages),
+                "bytes": max(one.bytes),
+                "every": one.every,
+            }
+            for one in self.collectives
+        )
+        columns = ("op", "layer", "phase", "purpose", "calls", "messages", "bytes", "every")
+        return frame_of(rows, columns)
+
+    def save(self, path: str | Path) -> None:
+        """Writes its table into a file: "x.svg", "x.html" or "x.csv".
+
+        Raises:
+            ValueError: the name has another ending.
+        """
+        save(self, path)
+
+    def __repr__(self) -> str:
+        most = f"{self.most_received_bytes / 1e6:,.2f} MB" if self.collectives else "nothing"
+        return f"<Traffic of {len(self.collectives):,} collectives: a rank receives at most {most}>"
+
+    def _repr_html_(self) -> str:
+        title = f"{repr(self).strip('<>')} in a step"
+        return frame_html(title, self.to_frame(), "collectives")
+
     def rows(
         self, rank: int, step: int | None = None
     ) -> tuple[tuple[str, str, str, str, int, int, int], ...]:
@@ -74,23 +124,31 @@ class Traffic:
 
         Args:
             rank: the rank's number in the world.
-            step: the number of the step, since local SGD's averaging is not in every one; None: a
-                step that has all collectives.
+            step: the number of the step, since some are unlike others; None: a step behind the
+                first ones that has all collectives.
         """
         found: list[tuple[str, str, str, str, int, int, int]] = []
-        for one in self.collectives:
+        is_first = step is not None and step < self.warmup
+        fills = step is not None and 0 <= step - self.warmup < self.late
+        for one in self.first if is_first else self.collectives:
             ranks = next(group for group in one.groups if rank in group)
             name = f"{one.purpose}({','.join(map(str, ranks))})"
             counts = (one.calls[rank], one.messages[rank], one.bytes[rank])
             due = step is None or (step + 1) % one.every == 0
+            if fills and one.layer in _OF_AN_UPDATE:
+                continue
             if one.calls[rank] and due:
                 found.append((name, one.op, one.layer, one.phase, *counts))
         return tuple(found)
 
 
 def traffic_of(program: Program) -> Traffic:
-    """The collectives of one step of an experiment."""
-    return Counting(program).found()
+    """The collectives of one step of an experiment, and of its first steps."""
+    found = Counting(program).found()
+    if program.warmup:
+        first = Counting(program.warm).found().collectives
+        found = replace(found, first=first, warmup=program.warmup)
+    return replace(found, late=late(program.experiment))
 
 
 Key = tuple[str, str, Phase, Purpose, tuple[tuple[int, ...], ...], int]

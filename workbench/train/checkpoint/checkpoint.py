@@ -31,6 +31,7 @@ from workbench.train.checkpoint import folder
 from workbench.train.checkpoint.in_flight import IN_FLIGHT, RESIDUAL, InFlight, ages, kind
 from workbench.train.strategies.optimizer import Updater
 from workbench.train.strategies.remembered import EMA, entry
+from workbench.train.strategies.rules import is_of_strategy
 
 __all__ = ["Checkpoint", "CheckpointError", "in_flight", "latest", "load", "restore"]
 
@@ -102,6 +103,14 @@ def restore(saved: Checkpoint, model: CutModel, updater: Updater) -> None:
         for state in known[name].names
         if entry(state, name) not in names
     }
+    of_strategy = {state for state in missing if is_of_strategy(state)}
+    if of_strategy and missing == of_strategy:
+        kept = " and ".join(sorted(state.rpartition(".")[2] for state in missing))
+        raise CheckpointError(
+            f"{saved.path} has no {kept} of the strategy: it was saved under "
+            f"{saved.experiment().sync.title}, and can only go on under a strategy that remembers "
+            "no more"
+        )
     if missing == {EMA}:
         raise CheckpointError(
             f"{saved.path} has no averaged weights: it was saved without ema, and can only go on "

@@ -67,13 +67,14 @@ def publish(directory: Path, step: int) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def prune(directory: Path, step: int, keep: int) -> None:
-    """Removes all but the newest `keep` checkpoints up to this step.
+def prune(directory: Path, step: int, keep: int, best: int = 0) -> None:
+    """Removes all but the newest `keep` checkpoints up to this step, and the best one.
 
     Later ones, of a run that was taken back, are not ours to remove.
     """
     there = complete_checkpoints(directory)
-    for other in sorted(number for number in there if number <= step)[:-keep]:
+    old = sorted(number for number in there if number <= step)[:-keep]
+    for other in (number for number in old if number != best):
         shutil.rmtree(there[other], ignore_errors=True)
 
 

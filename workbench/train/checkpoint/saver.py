@@ -237,7 +237,14 @@ class Saver:
         self._writing: _Writing | None = None
         self.newest: Path | None = None
 
-    def begin(self, step: int, part: Part, files: tuple[str, ...], experiment: Experiment) -> None:
+    def begin(
+        self,
+        step: int,
+        part: Part,
+        files: tuple[str, ...],
+        experiment: Experiment,
+        best: int = 0,
+    ) -> None:
         """Copies this rank's part, which may change as soon as this returns.
 
         Args:
@@ -245,6 +252,7 @@ class Saver:
             part: this rank's pieces, and
             files: the files of all ranks, as `parts` gives them.
             experiment: what is run.
+            best: the step whose checkpoint is kept, however old it is; 0: none.
 
         Raises:
             CheckpointError: a rank could not write this checkpoint or the one before, say because
@@ -267,6 +275,7 @@ class Saver:
             experiment,
             self._everyone.rank,
             self._keep,
+            best,
         )
 
     def finish(self) -> None:
@@ -313,10 +322,12 @@ class _Writing:
         experiment: Experiment,
         rank: int,
         keep: int,
+        best: int,
     ) -> None:
         self.step = step
         self._directory, self._part = directory, folder.partial(directory, step)
-        self._snapshot, self._experiment, self._keep = snapshot, experiment, keep
+        self._snapshot, self._experiment = snapshot, experiment
+        self._keep, self._best = keep, best
         self._rank, self._own, self._files = rank, files[rank], [name for name in files if name]
         self._error: BaseException | None = None
         self._given_up, self._is_written = threading.Event(), threading.Event()
@@ -371,4 +382,4 @@ class _Writing:
         index_pieces(self._part, self._files)
         folder.describe(self._part, self.step, self._experiment)
         folder.publish(self._directory, self.step)
-        folder.prune(self._directory, self.step, self._keep)
+        folder.prune(self._directory, self.step, self._keep, self._best)

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from workbench.plan.experiment.experiment import Experiment
-from workbench.train.data.opening import Dataset
+from workbench.train.data.opening import Dataset, order_seed
 from workbench.train.data.order import epoch_of, length_of_step, order
-from workbench.train.data.own_samples import Batch, Key, OwnSamples
+from workbench.train.data.own_samples import Batch, OwnSamples
+from workbench.train.data.reading import Key
 
 Batches = Sequence[tuple[int, ...]]
 """For each micro-batch, the rows of each rank."""
@@ -117,7 +118,8 @@ class Feed:
         length, size = len(self.data), self._experiment.batch_size
         epoch = epoch_of(length, size, step)
         if self._order[0] != epoch:
-            self._order = epoch, order(self._experiment.seed, epoch, length)
+            seed = order_seed(self.data, self._experiment.seed)
+            self._order = epoch, order(seed, epoch, length)
         batches, begin = self._batches_of(self.samples(step)), step % -(-length // size) * size
         found = []
         for rows, first in zip(batches, first_rows(batches), strict=True):
@@ -131,7 +133,16 @@ def _has_workers(data: Dataset) -> bool:
 
 
 def moved(batch: Batch, device: torch.device, dtype: torch.dtype) -> Batch:
-    """Inputs and targets on a device; inputs of floating point in this type."""
+    """Inputs and targets on a device; inputs of floating point in this type, targets at least."""
     inputs, targets = batch
     inputs = inputs.to(device, dtype) if inputs.is_floating_point() else inputs.to(device)
-    return inputs, tree_map(lambda each: each.to(device), targets)
+    return inputs, tree_map(lambda each: as_wide(each, dtype).to(device), targets)
+
+
+def as_wide(target: Tensor, dtype: torch.dtype) -> Tensor:
+    """A target of floating point in this type, where that holds all its values exactly.
+
+    Losses of torch give what is less exact where outputs and targets differ in type, or refuse.
+    """
+    wider = target.is_floating_point() and torch.promote_types(target.dtype, dtype) == dtype
+    return target.to(dtype) if wider else target

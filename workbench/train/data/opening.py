@@ -77,6 +77,11 @@ def open_data(
     return opened
 
 
+def order_seed(data: Dataset, seed: int) -> int | None:
+    """The seed of the order in which epochs take the samples; None: they take them as they come."""
+    return None if isinstance(data, OwnSamples) and data.is_stream else seed
+
+
 def _picture(data: Data, input_shape: tuple[int, ...]) -> tuple[int, int, int]:
     if len(input_shape) != 3:
         raise DataError(f"{data!r} gives (channels, height, width), the model reads {input_shape}")

@@ -8,12 +8,14 @@ from torch import Tensor
 EVALUATION = -1
 
 
-def order(seed: int, epoch: int, length: int) -> Tensor:
-    """The permutation of all `length` samples that epoch `epoch` goes through."""
+def order(seed: int | None, epoch: int, length: int) -> Tensor:
+    """The permutation of all samples that an epoch goes through; with no seed, as they come."""
+    if seed is None:
+        return torch.arange(length)
     return torch.from_numpy(np.random.default_rng((seed, epoch)).permutation(length))
 
 
-def rows_of_step(length: int, batch_size: int, seed: int, step: int) -> Tensor:
+def rows_of_step(length: int, batch_size: int, seed: int | None, step: int) -> Tensor:
     """Indices of the global batch of step `step` (from 0), the same on every rank.
 
     An epoch has ceil(length / batch_size) steps, of which the last may be short: each sample

@@ -1,30 +1,18 @@
-"""A user's own data sets: samples that are read under seeds of their own, and collated.
+"""A user's own data sets: samples that are read, and collated to batches that fit the model."""
 
-A sample is the same whoever reads it, and whenever: while it is read, the generators of torch,
-numpy and Python are seeded by the experiment's seed, the epoch and the sample's index.
-"""
-
-import hashlib
-import random
-import struct
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, Literal
 
-import numpy as np
-import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, default_collate
 
-from workbench.plan.experiment.own import Own
-from workbench.plan.experiment.task import TorchData
-from workbench.train.data import own
+from workbench.plan.experiment.task import TorchData, is_iterated, made
+from workbench.plan.extension.own import Own
 from workbench.train.data.errors import DataError
 from workbench.train.data.order import EVALUATION
+from workbench.train.data.reading import Indexed, Key, Streamed
 
-Key = tuple[int, int]
-"""(epoch, index) of a sample."""
 Batch = tuple[Tensor, Any]
 """Inputs [rows, *input_shape] and targets."""
 
@@ -56,10 +44,33 @@ class OwnSamples:
         if given is None:
             raise DataError(f"{value!r} has no {split} split")
         self.name, self.workers, self._shape = f"{split} data {given}", value.workers, shape
-        self._samples = _Seeded(_opened(given), seed, self.name)
-        collate = default_collate if value.collate is None else own.load(value.collate)
+        self._samples = self._reading(value, given, split, seed)
+        collate = default_collate if value.collate is None else value.collate.loaded
         self._collate = _Collated(collate, value.inputs, value.targets, self.name)
         self._empty: Batch | None = None
+
+    def _reading(
+        self, value: TorchData, given: Own, split: Literal["train", "test"], seed: int
+    ) -> Indexed | Streamed:
+        data = _opened(given, split)
+        if not is_iterated(data):
+            return Indexed(data, seed, self.name)
+        if value.samples is None:
+            raise DataError(
+                f"{self.name} has no [index], and how many samples it has is not known: give "
+                "samples=(of train, of test)"
+            )
+        if value.workers:
+            raise DataError(
+                f"{self.name} has no [index]: it is iterated by each rank, with workers=0, got "
+                f"{value.workers}"
+            )
+        return Streamed(data, value.samples[split == "test"], seed, self.name)
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether its samples come in an order of their own."""
+        return isinstance(self._samples, Streamed)
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -132,12 +143,15 @@ class OwnSamples:
         return inputs, targets
 
 
-def _opened(given: Own) -> Any:
-    data = own.load(given)
-    if given.is_imported and callable(data) and not hasattr(data, "__getitem__"):
-        data = data()
-    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-        raise DataError(f"{given} gives {type(data).__name__}, which has no len() or no [index]")
+def _opened(given: Own, split: Literal["train", "test"]) -> Any:
+    data = made(given)
+    if isinstance(data, tuple) and len(data) == 2:
+        data = data[split == "test"]
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")) and not is_iterated(data):
+        raise DataError(
+            f"{given} gives {type(data).__name__}, which has no len() and [index], and cannot be "
+            "iterated more than once"
+        )
     return data
 
 
@@ -153,52 +167,6 @@ class _Full:
 
     def __iter__(self) -> Iterator[list[Key]]:
         return (keys for keys in self._requests() if keys)
-
-
-class _Seeded(Dataset[Any]):
-    """Samples by (epoch, index), each read under a seed of its own.
-
-    Args:
-        data: the data set.
-        seed: the experiment's.
-        name: what it is called in errors.
-    """
-
-    def __init__(self, data: Any, seed: int, name: str) -> None:
-        self._data, self._seed, self._name = data, seed, name
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
-        """Samples, one after another; torch's workers ask so, too."""
-        with _generators_kept():
-            return [self._read(*key) for key in keys]
-
-    def _read(self, epoch: int, index: int) -> Any:
-        words = struct.pack("=3q", self._seed, epoch, index)
-        seed = int.from_bytes(hashlib.blake2b(words, digest_size=4).digest())
-        torch.default_generator.manual_seed(seed)
-        np.random.seed(seed)
-        random.seed(seed)
-        try:
-            return self._data[index]
-        except Exception as error:
-            raise DataError(
-                f"{self._name}: sample {index} cannot be read: {type(error).__name__}: {error}"
-            ) from error
-
-
-@contextmanager
-def _generators_kept() -> Iterator[None]:
-    """Gives the three generators back as they were."""
-    of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(of_torch)
-        np.random.set_state(of_numpy)
-        random.setstate(of_python)
 
 
 class _Collated:
@@ -250,5 +218,6 @@ class _Collated:
                 f"{self._name}: a batch is (inputs, targets), or a mapping whose keys are given by "
                 f"inputs= and targets=, got {type(batch).__name__}"
                 + (f" of {len(batch)}" if isinstance(batch, Sequence) else "")
+                + "; collate= can make it, say inputs, (targets, weights)"
             )
         return batch[0], batch[1]

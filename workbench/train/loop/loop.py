@@ -23,8 +23,10 @@ from workbench.comm.groups.world import RankConfig, World
 from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import Row
+from workbench.plan.extension.own import opened
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plan import Plan
+from workbench.store.evaluations import Best, add_evaluation
 from workbench.store.messages import EndReason, StopRequest, TrainingOutcome
 from workbench.train.checkpoint.saver import Saver, parts
 from workbench.train.loop.equality import check_equal
@@ -128,6 +130,8 @@ class Loop:
         self.control, self.emit = control, emit
         self.saver = Saver(directory, state.everyone)
         self.evaluation: dict[str, float] = {}
+        by = state.experiment.keep_best
+        self._best = Best() if by is None else Best.of(directory, by, state.first_step)
         self._by_sender, self._num_counted = BytesBySender(), 0
         self._compared = -1  # the steps after which ranks were last compared
         self.requests = RunRequests(directory)
@@ -169,12 +173,14 @@ class Loop:
                 self.state.strategy.settle()
             if done == self.state.first_step + 1:
                 self._compare(done)
+            is_best = False
             if last or _due(done, experiment.evaluate_every):
                 self._compare(done)
                 self.evaluation = self._evaluate(done)
+                is_best = self._is_best(done)
                 row["accuracy"] = self.evaluation.get("accuracy", math.nan)
             self.emit(row)
-            if last or stop or _due(done, experiment.checkpoint_every):
+            if last or stop or is_best or _due(done, experiment.checkpoint_every):
                 self._save(done)
             if stop and not last:
                 return self._outcome("stopped", done)
@@ -212,7 +218,7 @@ class Loop:
         """Carries out what was requested meanwhile; of plans, the last."""
         graph = self.state.experiment.plan.graph
         numbers = range(self._heard + 1, newest + 1)
-        waiting = {number: self.requests.read(number, graph) for number in numbers}
+        waiting = {number: opened(self.requests.read(number, graph)) for number in numbers}
         plans = [number for number, request in waiting.items() if isinstance(request, Plan)]
         self._heard = newest
         for number, request in waiting.items():
@@ -279,6 +285,15 @@ class Loop:
             state.notes.append(f"evaluated after step {done}: {', '.join(bad)}")
         return found
 
+    def _is_best(self, done: int) -> bool:
+        """Keeps what was evaluated; says whether it is the best so far, where that is asked."""
+        if self.evaluation and self.state.everyone.rank == 0:
+            add_evaluation(self.directory, done, self.evaluation)
+        by, before = self.state.experiment.keep_best, self._best
+        if by is not None:
+            self._best = before.then(done, self.evaluation, by)
+        return self._best is not before
+
     def _compare(self, done: int) -> None:
         """Raises if ranks that are to hold the same weights do not; once a step is enough."""
         if done != self._compared and self.state.strategy.is_settled:
@@ -297,7 +312,7 @@ class Loop:
             in_flight=state.strategy.in_flight,
             residuals=state.strategy.residuals,
         )
-        self.saver.begin(done, part, files, self._as_it_is(done))
+        self.saver.begin(done, part, files, self._as_it_is(done), self._best.done)
 
     def _as_it_is(self, done: int) -> Experiment:
         """The experiment, with the learning rate that is asked for; a schedule starts from it."""
@@ -374,7 +389,7 @@ def train(
         ReplicasDiffer: ranks that hold the same weights do not have the same bits of them any more.
     """
     requests = RunRequests(directory)
-    experiment = requests.in_force(experiment)
+    experiment = opened(requests.in_force(experiment))
     rates = LearningRates.of(experiment.optimizer.lr, requests)
     with PeakMeter(torch.device(config.device)) as meter, World.open(config) as world:
         groups = world.groups(group_specs_of(experiment.plan))

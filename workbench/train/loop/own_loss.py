@@ -14,10 +14,8 @@ from torch import Tensor, nn
 from workbench.comm.all_reduce import all_reduce
 from workbench.comm.groups.group import Group
 from workbench.layers.cut_model import CutModel
-from workbench.plan.experiment.own import Own
 from workbench.plan.experiment.task import Loss
-from workbench.train.data import own
-from workbench.train.data.errors import OwnObjectError
+from workbench.plan.extension.own import Own, OwnObjectError
 from workbench.train.data.feed import MicroBatch
 from workbench.train.loop.objective import own_rows
 from workbench.train.loop.trial import Trial
@@ -44,7 +42,7 @@ class OwnLoss:
     ) -> None:
         self.name, self._mean, self._everyone = str(value.function), value.is_mean, everyone
         self._function = self._loaded(value.function, device, dtype)
-        self._weights = None if value.weights is None else own.load(value.weights)
+        self._weights = None if value.weights is None else value.weights.loaded
 
     def __call__(
         self, model: CutModel, outputs: tuple[Tensor, ...], targets: Any, total: float
@@ -139,7 +137,7 @@ class OwnLoss:
         )
 
     def _loaded(self, given: Own, device: torch.device, dtype: torch.dtype) -> Any:
-        function = own.load(given)
+        function = given.loaded
         if isinstance(function, type):
             raise OwnObjectError(f"loss {self.name} is a class: give an object of it")
         if not isinstance(function, nn.Module):

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -114,9 +115,17 @@ class RunRequests:
         for number in sorted(self._done(), reverse=True):
             request = self.read(number, experiment.plan.graph)
             if isinstance(request, Plan):
-                fits = request.world_size == experiment.plan.world_size
-                return experiment.replace(plan=request) if fits else experiment
+                if request.world_size != experiment.plan.world_size:
+                    return experiment
+                return experiment.replace(plan=_with_known(request, experiment.plan))
         return experiment
+
+    def replanned_at(self) -> int:
+        """The first step under the plan that a run has now; 0: it never had another one."""
+        plans = (
+            n for n in self._done() if not {"learning_rate", "checkpoint"} & self._content(n).keys()
+        )
+        return max((done.step for n in plans if (done := self.carried_out(n))), default=0)
 
     def submit(self, request: RunRequest) -> int:
         """Writes a request down; gives its number, which no other has."""
@@ -134,11 +143,10 @@ class RunRequests:
             PlanError: a plan that is for another model, or no plan.
             ValueError: it says nothing that can be read.
         """
-        path = self._folder / f"{number:04d}.toml"
-        content = tomllib.loads(path.read_text())
+        content = self._content(number)
         if "learning_rate" in content:
             return _RATE.validate_python(content["learning_rate"])
-        return SaveNow() if "checkpoint" in content else Plan.load(path, graph)
+        return SaveNow() if "checkpoint" in content else Plan.load(self._path(number), graph)
 
     def carry_out(self, number: int, found: CarriedOut) -> None:
         """Notes that a request was carried out."""
@@ -165,7 +173,7 @@ class RunRequests:
     def _small(self) -> Iterator[tuple[int, LearningRate | SaveNow, CarriedOut]]:
         """Those that were carried out and are no plans."""
         for number in sorted(self._done()):
-            content = tomllib.loads((self._folder / f"{number:04d}.toml").read_text())
+            content = self._content(number)
             done = self.carried_out(number)
             if done is None:
                 continue
@@ -174,8 +182,21 @@ class RunRequests:
             elif "checkpoint" in content:
                 yield number, SaveNow(), done
 
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:04d}.toml"
+
+    def _content(self, number: int) -> dict[str, Any]:
+        return tomllib.loads(self._path(number).read_text())
+
     def _done(self) -> list[int]:
         return [int(path.name.split(".")[0]) for path in self._folder.glob("[0-9]*.done.toml")]
+
+
+def _with_known(plan: Plan, known: Plan) -> Plan:
+    """A plan from a text, with the own schemes that another plan has already at hand."""
+    schemes = (choice.scheme for choice in known.layers.values() if choice.is_own)
+    at_hand = {own.file: own for own in schemes if own.file}
+    return plan.with_own(lambda own, _: at_hand.get(own.file, own))
 
 
 def _text(request: RunRequest) -> str:

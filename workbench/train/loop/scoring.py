@@ -9,8 +9,7 @@ from torch import Tensor
 from workbench.layers.loss import cross_entropy_sum
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.task import Metric
-from workbench.train.data import own
-from workbench.train.data.errors import OwnObjectError
+from workbench.plan.extension.own import OwnObjectError
 from workbench.train.loop.own_loss import OwnLoss
 from workbench.train.loop.trial import Trial
 
@@ -78,8 +77,8 @@ class OwnMetric:
     """
 
     def __init__(self, name: str, value: Metric) -> None:
-        self._name, self._sums = name, own.load(value.sums)
-        self._result = None if value.result is None else own.load(value.result)
+        self._name, self._sums = name, value.sums.loaded
+        self._result = None if value.result is None else value.result.loaded
 
     def sums(self, outputs: Outputs, targets: Any, rows: int) -> Tensor:
         given = outputs[0] if len(outputs) == 1 else outputs
@@ -211,7 +210,7 @@ def own_score(name: str, value: Metric) -> Score:
     """
     if name == "loss":
         raise OwnObjectError("metrics: 'loss' is the name of the loss; give another one")
-    loaded = own.load(value.sums)
+    loaded = value.sums.loaded
     if hasattr(loaded, "_reductions") and hasattr(loaded, "compute"):
         return StatesOfMetric(name, loaded)
     return OwnMetric(name, value)

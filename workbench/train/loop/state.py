@@ -29,7 +29,8 @@ from workbench.train.loop.scoring import Scoring
 from workbench.train.loop.step import Stepper
 from workbench.train.loop.trial import Trial
 from workbench.train.strategies.optimizer import Updater
-from workbench.train.strategies.strategy import Strategy, strategy_of, updater_of
+from workbench.train.strategies.strategy import strategy_of, updater_of
+from workbench.train.strategies.updates import Updates
 from workbench.train.trace.tracing import Tracer
 
 CONTROL = "control"
@@ -97,7 +98,7 @@ class RankState:
     everyone: Group
     model: CutModel
     updater: Updater
-    strategy: Strategy
+    strategy: Updates
     stepper: Stepper
     test_data: Dataset | None
     loss: StepLoss

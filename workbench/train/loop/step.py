@@ -35,6 +35,7 @@ from workbench.program.instructions import (
     Recompute,
     Reduce,
     Weigh,
+    turn_of,
 )
 from workbench.program.rows import micro_batches
 from workbench.program.step import RankProgram
@@ -47,7 +48,7 @@ from workbench.train.loop.passes import (
     Passes,
     Precision,
 )
-from workbench.train.strategies.strategy import Strategy
+from workbench.train.strategies.updates import Updates
 
 Batches = tuple[tuple[int, ...], ...]
 """For each micro-batch, the rows of each rank."""
@@ -101,7 +102,7 @@ class Stepper:
         self,
         experiment: Experiment,
         model: CutModel,
-        strategy: Strategy,
+        strategy: Updates,
         data: Dataset,
         world: World,
         dtype: torch.dtype,
@@ -181,7 +182,7 @@ _Run = tuple[_Kind, Pass | None, list[tuple[int, Instruction]]]
 
 
 def bind(
-    program: RankProgram, passes: Passes, strategy: Strategy, load: Action
+    program: RankProgram, passes: Passes, strategy: Updates, load: Action
 ) -> tuple[tuple[Action, ...], tuple[Action, ...]]:
     """What a rank does at the instructions of its program: up to the agreement, and behind it.
 
@@ -211,9 +212,10 @@ def bind(
                 case Agree():
                     actions = behind
                 case Reduce():
-                    actions.append(strategy.reducing(expected.at([index for index, _ in run])))
+                    begin = strategy.reducing(expected.at([index for index, _ in run]))
+                    actions.append(_in_turn(begin, instruction))
                 case _:
-                    actions.append(strategy.bound(instruction))
+                    actions.append(_in_turn(strategy.bound(instruction), instruction))
             continue
         if on.micro_batch > begun:
             begun = on.micro_batch
@@ -226,11 +228,20 @@ def bind(
             case "loss":
                 actions.append(computing.loss(on))
             case "backward":
-                actions.append(strategy.expecting(*expected.within(first, end)))
+                expect = strategy.expecting(*expected.within(first, end))
+                actions.append(_in_turn(expect, *expected.reduces))
                 actions.append(computing.backward(on))
         if end == last[on.micro_batch]:
             actions.append(computing.end(on.micro_batch))
     return tuple(filter(None, before)), tuple(filter(None, behind))
+
+
+def _in_turn(action: Action | None, *instructions: Instruction) -> Action | None:
+    """An action, only in the steps in which its instructions are executed; all in the same ones."""
+    every = max(map(turn_of, instructions), default=1)
+    if action is None or every == 1:
+        return action
+    return lambda run: action(run) if (run.step + 1) % every == 0 else None
 
 
 class _Expected:
@@ -243,6 +254,7 @@ class _Expected:
     def __init__(self, program: RankProgram) -> None:
         order = {bucket.names: place for place, bucket in enumerate(program.buckets)}
         made = defaultdict[str, list[int]](list)
+        self.reduces = [one for one in program.program.instructions if isinstance(one, Reduce)]
         self._behind: list[tuple[int, int, Bucket]] = []
         self._at: dict[int, Bucket] = {}
         self._final: list[tuple[int, str]] = []

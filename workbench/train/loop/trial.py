@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from workbench.plan.graph import Graph
-from workbench.train.data.opening import Dataset
+from workbench.train.data.feed import as_wide
+from workbench.train.data.opening import Dataset, order_seed
 
 ROWS = 64
 
@@ -39,13 +40,15 @@ class Trial:
             dtype: the type of outputs.
         """
         rows = min(ROWS, len(data))
-        # Data sets are often sorted by class.
-        _, targets = data.batch(torch.arange(rows) * len(data) // rows)
+        # Data sets are often sorted by class; but what is only iterated shall not be read whole.
+        spread = 1 if order_seed(data, 0) is None else len(data) / rows
+        _, targets = data.batch((torch.arange(rows) * spread).long())
         generator = torch.Generator().manual_seed(0)
         shapes = [(graph[name].rows * rows, *graph[name].output_shape) for name in graph.outputs]
         drawn = [torch.rand(shape, generator=generator, dtype=dtype) for shape in shapes]
         outputs = tuple((0.05 + 0.9 * output).to(device) for output in drawn)
-        return cls(rows, outputs, tree_map(lambda each: each.to(device), targets))
+        targets = tree_map(lambda each: as_wide(each, dtype).to(device), targets)
+        return cls(rows, outputs, targets)
 
     def cut(self, at: int) -> Iterator["Trial"]:
         """The rows up to this one, and the others; parts without rows are left out."""

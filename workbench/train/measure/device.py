@@ -128,7 +128,7 @@ def _update(value: Optimizer, device: torch.device) -> Callable[[], object]:
 def _coding(codec: Codec, device: torch.device) -> Callable[[], object]:
     """Encodes and decodes, as a rank does with what it sends and receives."""
     x = torch.randn(_CODED_BYTES // 4, device=device)
-    coding = PieceCoding(coder_of(codec, device))
+    coding = PieceCoding(coder_of(codec, device), device)
     (wire,) = coding.buffers([len(x)])
 
     def there_and_back() -> None:

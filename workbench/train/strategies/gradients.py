@@ -195,6 +195,24 @@ class GradientSum:
             bucket.wait()
 
     @torch.no_grad()
+    def hold(self, gradients: Mapping[str, Tensor]) -> None:
+        """Takes sums that were computed before, one for each parameter, as if they were its own."""
+        self.takes_gradients = True
+        for name, parameter in self.parameters.items():
+            home = self._home.get(name)
+            parameter.grad = gradients[name] if home is None else home.views[name]
+            if home is not None:
+                home.views[name].copy_(gradients[name])
+
+    @torch.no_grad()
+    def go_on(self) -> None:
+        """Gradients are added to sums: on one of the ranks that have them, on others to nothing."""
+        for bucket in self._buckets.values():
+            bucket.waiting, bucket.pending = set(bucket.views), None
+            if bucket.group.rank > 0:
+                bucket.flat.zero_()
+
+    @torch.no_grad()
     def hand_out(self) -> None:
         """Copies every parameter from its server to the ranks that hold it as well.
 

@@ -12,7 +12,6 @@ equal parts these are the factors of SplitBrain's table (a sum over k rounds div
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,16 +19,23 @@ from torch import Tensor
 from workbench.comm.all_reduce import start_all_reduce
 from workbench.comm.groups.group import Group
 from workbench.layers.cut_model import CutModel
-from workbench.plan.experiment.experiment import LocalSGD
 from workbench.plan.placement.mesh import shard_group
 from workbench.program.buckets import Bucket
-from workbench.program.instructions import Average, Instruction, Rescale, Update, ZeroGrad
+from workbench.program.instructions import (
+    Adjust,
+    Average,
+    Correct,
+    Instruction,
+    Rescale,
+    Update,
+    ZeroGrad,
+)
 from workbench.program.step import RankProgram
-from workbench.train.loop.passes import Action, Execution
+from workbench.train.loop.passes import Action
 from workbench.train.strategies.gradients import OutOfOrder
 from workbench.train.strategies.optimizer import Updater
 from workbench.train.strategies.remembered import forget
-from workbench.train.strategies.synchronous import ImmediateStrategy
+from workbench.train.strategies.updates import ImmediateUpdates
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,7 @@ def _rooms(buckets: Sequence[Sequence[Tensor]]) -> dict[torch.dtype, Tensor]:
     return {dtype: like[dtype].new_empty(numel) for dtype, numel in most.items()}
 
 
-class LocalUpdates(ImmediateStrategy):
+class LocalUpdates(ImmediateUpdates):
     """Each rank (or shard group) by itself, until the next averaging.
 
     Args:
@@ -117,8 +123,9 @@ class LocalUpdates(ImmediateStrategy):
     def __init__(self, program: RankProgram, model: CutModel, updater: Updater) -> None:
         super().__init__(program)
         experiment = program.program.experiment
-        assert isinstance(experiment.sync, LocalSGD)
-        self.sync, self.model, self.updater = experiment.sync, model, updater
+        self.momentum = experiment.sync.timing.momentum
+        self._bucket_bytes: int = experiment.sync.bucket_bytes
+        self.model, self.updater = model, updater
         self._parameters = model.trainable()
         nobody = (0,) * model.plan.world_size
         self._since = nobody  # rows of each rank since the last averaging
@@ -132,12 +139,16 @@ class LocalUpdates(ImmediateStrategy):
                 return lambda run: self._rescale(run.rows)
             case Update():
                 return lambda run: self._step(run.step)
-            case Average(_, every):
-                return partial(self._average_if_due, every)
+            case Average():
+                return lambda _: self._average(self.momentum == "average")
+            case Adjust(names):
+                return lambda run: self._adjust(names, run.step)
+            case Correct():
+                return lambda run: self._correct(run.step)
         raise OutOfOrder(f"local steps do nothing at {instruction.word!r}")
 
     def reducing(self, buckets: Sequence[Bucket]) -> Action:
-        raise OutOfOrder("local SGD sums no gradients")
+        raise OutOfOrder("local steps sum no gradients")
 
     def _step(self, step: int) -> None:
         self.updater.begin(step)
@@ -156,15 +167,20 @@ class LocalUpdates(ImmediateStrategy):
                 parameter.grad.mul_(sum(rows) / seen)
         self._since = tuple(a + b for a, b in zip(self._since, rows, strict=True))
 
-    def _average_if_due(self, every: int, run: Execution) -> None:
-        if (run.step + 1) % every == 0:
-            self._average(self.sync.momentum == "average")
+    def _adjust(self, names: Sequence[str], step: int) -> None:
+        assert self.updater.rules is not None
+        named = {name: self._parameters[name].grad for name in names}
+        self.updater.rules.adjust(step, {n: grad for n, grad in named.items() if grad is not None})
+
+    def _correct(self, step: int) -> None:
+        assert self.updater.rules is not None
+        self.updater.rules.correct(step)
 
     def settle(self) -> None:
         """An averaging in which even momentum to be kept is averaged."""
         if any(self._since):
-            self._average(self.sync.momentum != "reset")
-        elif self.sync.momentum == "keep" and any(self._before):
+            self._average(self.momentum != "reset")
+        elif self.momentum == "keep" and any(self._before):
             self._mean(self._state(), self._before)
         self._before = (0,) * len(self._before)
 
@@ -179,7 +195,7 @@ class LocalUpdates(ImmediateStrategy):
     def _average(self, with_state: bool) -> None:
         tensors = [(name, p.detach()) for name, p in self._parameters.items()]
         self._mean(tensors + (self._state() if with_state else []), self._since)
-        if self.sync.momentum == "reset":
+        if self.momentum == "reset":
             forget(self.updater.optimizer, self.updater.value)
         self._before, self._since = self._since, (0,) * len(self._since)
 
@@ -191,7 +207,7 @@ class LocalUpdates(ImmediateStrategy):
             mine = [tensor for name, tensor in tensors if placements[name].group_size == k]
             part = self._seen(rows, k) / sum(rows)
             means.append(Mean(mine, part, self.model.replica_group(k)))
-        average(means, self.sync.bucket_bytes)
+        average(means, self._bucket_bytes)
 
     def _state(self) -> list[tuple[str, Tensor]]:
         """What the optimizer remembers of each element."""

@@ -55,6 +55,7 @@ from workbench.train.strategies.remembered import (
     load_state,
     state_tensors,
 )
+from workbench.train.strategies.rules import Rules
 from workbench.train.strategies.scheduling import Options, Schedule
 
 
@@ -71,7 +72,9 @@ class Updater:
         clipping: what gradients are clipped to before they are used; None: they are not.
         schedule: the options of each step; None: they stay as they are.
         lr: the learning rate that is asked for, to which all others keep their ratio.
-        remembered: what there is to be kept of each parameter: the optimizer's, and averages.
+        rules: what the strategy makes itself of gradients and weights; None: nothing.
+        remembered: what there is to be kept of each parameter: the optimizer's, averages, and the
+            strategy's.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Updater:
         self.value, self.model, self.held = value, model, held
         self.clipping: Clipping | None = None
         self.schedule: Schedule | None = None
+        self.rules: Rules | None = None
         self.lr = value.lr
         self._unscheduled: Sequence[Options] = [{"lr": one.lr} for one in value.parted]
         self._decay: float | None = None
@@ -97,6 +101,13 @@ class Updater:
         for name, known in self.remembered.items():
             elements = {**known.elements, EMA: math.nan}
             self.remembered[name] = Remembered(elements, known.numbers)
+
+    def follow(self, rules: Rules) -> None:
+        """From now on keeps what the strategy remembers."""
+        self.rules = rules
+        for name, known in self.remembered.items():
+            own = dict.fromkeys(rules.names, math.nan)
+            self.remembered[name] = Remembered({**known.elements, **own}, known.numbers)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -163,7 +174,7 @@ class Updater:
         Args:
             wanted: the entries that must be there; there may be others.
         """
-        return state_tensors(self.optimizer, self.values, self.held) | self._named_averages()
+        return state_tensors(self.optimizer, self.values, self.held) | self._named_others()
 
     def load(self, read: Callable[[str, str], Tensor]) -> None:
         """Puts back what was remembered.
@@ -171,9 +182,9 @@ class Updater:
         Args:
             read: (state, name) -> this rank's piece of that state.
         """
-        load_state(self.optimizer, self.values, self.held, read)
-        for name, average in self._averages.items():
-            average.copy_(read(EMA, name))
+        self._load_moved(read)
+        if self.rules is not None:
+            self.rules.load(read)
 
     @property
     def owned(self) -> Mapping[tuple[str, ...], Owned]:
@@ -188,6 +199,14 @@ class Updater:
         for held in self.optimizer.state.values():
             yield from (value for value in held.values() if isinstance(value, Tensor))
         yield from self._averages.values()
+        if self.rules is not None:
+            yield from (tensor for _, _, tensor in self.rules.named())
+
+    def _load_moved(self, read: Callable[[str, str], Tensor]) -> None:
+        """Puts back what is remembered of what this rank moves."""
+        load_state(self.optimizer, self.values, self.held, read)
+        for name, average in self._averages.items():
+            average.copy_(read(EMA, name))
 
     @torch.no_grad()
     def _step(self) -> None:
@@ -200,9 +219,11 @@ class Updater:
         """Averages of this rank's pieces; every rank calls it."""
         return self._averages
 
-    def _named_averages(self) -> dict[str, Tensor]:
-        """Those of this rank's pieces, by entry; every rank calls it."""
-        return {entry(EMA, name): average for name, average in self._whole_averages().items()}
+    def _named_others(self) -> dict[str, Tensor]:
+        """Averages of this rank's pieces, and the strategy's states; every rank calls it."""
+        found = {entry(EMA, name): average for name, average in self._whole_averages().items()}
+        kept = () if self.rules is None else self.rules.named()
+        return found | {entry(kind, name): tensor for kind, name, tensor in kept}
 
 
 class ServingUpdater(Updater):
@@ -242,7 +263,7 @@ class ServingUpdater(Updater):
                 told = broadcast(held, root_of(group, self.server), group, layer="optimizer")
                 if key in wanted:
                     found[key] = told
-        return found | self._named_averages()
+        return found | self._named_others()
 
     def _whole_averages(self) -> dict[str, Tensor]:
         found = {}
@@ -402,7 +423,7 @@ class ShardedUpdater(Updater):
                     whole = self._gathered(found.pop(key, None), bucket, name, state)
                     if key in wanted:
                         found[key] = whole
-        return found | self._named_averages()
+        return found | self._named_others()
 
     def _whole_averages(self) -> dict[str, Tensor]:
         found = dict(self._averages)
@@ -411,7 +432,7 @@ class ShardedUpdater(Updater):
                 found[name] = self._gathered(found.pop(name, None), bucket, name, EMA)
         return found
 
-    def load(self, read: Callable[[str, str], Tensor]) -> None:
+    def _load_moved(self, read: Callable[[str, str], Tensor]) -> None:
         homes = {name: bucket for bucket in self._buckets for name in bucket.parts}
 
         def read_part(state: str, name: str) -> Tensor:
@@ -420,7 +441,7 @@ class ShardedUpdater(Updater):
                 return piece
             return _own(piece, homes[name], name).clone()
 
-        super().load(read_part)
+        super()._load_moved(read_part)
 
     def _hand_out(self, bucket: ShardedBucket) -> None:
         """Makes the parameters of a bucket whole again."""

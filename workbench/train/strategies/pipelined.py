@@ -20,18 +20,17 @@ Source: Pipe-SGD (arXiv:1811.03619); steps skipped while the pipeline fills: SAP
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from workbench.comm.pending import ProgressThread
 from workbench.layers.cut_model import CutModel
-from workbench.plan.experiment.experiment import Pipelined, Sync
+from workbench.plan.experiment.strategy import Timing
 from workbench.program.buckets import Bucket
 from workbench.program.instructions import (
+    Adjust,
     Clip,
-    Compensate,
     HandOut,
     Instruction,
     KeepWeights,
@@ -44,7 +43,6 @@ from workbench.train.checkpoint.in_flight import InFlight, Residuals
 from workbench.train.loop.passes import Action
 from workbench.train.strategies.gradients import GradientSum, OutOfOrder
 from workbench.train.strategies.optimizer import Updater
-from workbench.train.strategies.synchronous import SynchronousUpdates
 
 
 @dataclass(frozen=True)
@@ -57,17 +55,16 @@ class _Flight:
 
 
 class PipelinedUpdates:
-    """Moves the weights by sums that are `width` - 1 steps old; before `warmup`, by new ones.
+    """Moves the weights by sums that are `late` steps old.
 
     Parameters without replicas wait as long as the others, so that all are equally late.
 
     Args:
-        program: what this rank executes in a step in the middle of a run, of width 2 or more.
+        program: what this rank executes in a step in the middle of a run.
         model: this rank's part.
         updater: the updater of its pieces.
-        first_step: the step that this session begins with.
-        left: the gradients in flight from the session before, the oldest first; fewer than the
-            width.
+        left: the gradients in flight from the session before, the oldest first; no more than
+            steps are late.
         notes: takes what people should know of steps that were unlike others.
     """
 
@@ -76,33 +73,25 @@ class PipelinedUpdates:
         program: RankProgram,
         model: CutModel,
         updater: Updater,
-        first_step: int,
         left: Sequence[InFlight],
         notes: list[str],
     ) -> None:
         sync = program.program.experiment.sync
-        assert isinstance(sync, Pipelined)
-        self.sync, self.model, self.updater, self._notes = sync, model, updater, notes
+        self.late, (_, self._codec) = sync.timing.late, sync.summing
+        self.model, self.updater, self._notes = model, updater, notes
         self._program = program
         self._progress = ProgressThread()
         self._flying: deque[_Flight] = deque()  # the oldest first
         self._idle: list[GradientSum] = []
         self._filling: GradientSum | None = None
         self._then: dict[str, Tensor] = {}
-        self._warm: SynchronousUpdates | None = None
-        if first_step < sync.warmup:
-            self._warm = SynchronousUpdates(_as_synchronous(program), model, updater)
         for each in left:
             self._flying.append(_Flight(each.step, self._holding(each), each.weights))
 
     def program(self, step: int) -> RankProgram:
-        if self._warm is not None and step >= self.sync.warmup:
-            self._cool()
-        return self._program if self._warm is None else self._warm.program(step)
+        return self._program
 
     def bound(self, instruction: Instruction) -> Action:
-        if self._warm is not None:
-            return self._warm.bound(instruction)
         match instruction:
             case ZeroGrad(names):
                 return lambda _: self._zero_grad(names)
@@ -110,8 +99,8 @@ class PipelinedUpdates:
                 return lambda _: self._keep_weights()
             case Wait():
                 return lambda _: self._wait()
-            case Compensate(names):
-                return lambda run: self._compensate(names, run.step)
+            case Adjust(names):
+                return lambda run: self._adjust(names, run.step)
             case Clip():
                 return lambda run: self._clip(run.step)
             case Update():
@@ -121,12 +110,10 @@ class PipelinedUpdates:
         raise OutOfOrder(f"pipelined steps do nothing at {instruction.word!r}")
 
     def reducing(self, buckets: Sequence[Bucket]) -> Action:
-        if self._warm is not None:
-            return self._warm.reducing(buckets)
         return lambda run: self._start(run.step)
 
     def expecting(self, names: Collection[str], buckets: Sequence[Bucket]) -> Action | None:
-        return None if self._warm is None else self._warm.expecting(names, buckets)
+        return None
 
     def _zero_grad(self, names: Sequence[str]) -> None:
         self._filling = self._idle.pop() if self._idle else self._new()
@@ -136,7 +123,7 @@ class PipelinedUpdates:
         self._then = {n: p.detach().clone() for n, p in self.model.trainable().items()}
 
     def _wait(self) -> None:
-        if len(self._flying) == self.sync.width - 1:
+        if len(self._flying) == self.late:
             self._flying[0].sums.wait()
 
     def _start(self, step: int) -> None:
@@ -167,11 +154,9 @@ class PipelinedUpdates:
     @property
     def residuals(self) -> Residuals:
         """Of all sums that take turns, the next one's first."""
-        if self._warm is not None:
-            return self._warm.residuals
-        if self.sync.codec is None or not self.sync.codec.error_feedback:
+        if self._codec is None or not self._codec.error_feedback:
             return []
-        while len(self._idle) + len(self._flying) < self.sync.width:
+        while len(self._idle) + len(self._flying) < self.late + 1:
             self._idle.insert(0, self._new())
         turns = [*reversed(self._idle), *(flight.sums for flight in self._flying)]
         return [sums.residuals for sums in turns]
@@ -182,17 +167,7 @@ class PipelinedUpdates:
         sums += [self._filling] if self._filling is not None else []
         held = [flat for each in sums for flat in each.buffers]
         held += [weight for flight in self._flying for weight in flight.weights.values()]
-        return held + (self._warm.buffers if self._warm is not None else [])
-
-    def _cool(self) -> None:
-        """Steps are late from now on; what the codec has left out is not forgotten."""
-        assert self._warm is not None
-        left_out = self._warm.residuals
-        self._warm.close()
-        self._warm = None
-        for mine, before in zip(self.residuals, left_out, strict=False):
-            for name, piece in before.items():
-                mine[name].copy_(piece)
+        return held
 
     def _new(self) -> GradientSum:
         """Memory for one more gradient; all ranks come here before the same step."""
@@ -206,20 +181,17 @@ class PipelinedUpdates:
 
     def _due(self, step: int) -> _Flight | None:
         """The gradient that a step moves weights by; None: it fills the pipeline."""
-        if self._flying and self._flying[0].step == step - (self.sync.width - 1):
+        if self._flying and self._flying[0].step == step - self.late:
             return self._flying[0]
         return None
 
-    @torch.no_grad()
-    def _compensate(self, names: Sequence[str], step: int) -> None:
-        flight, parameters = self._due(step), self.model.trainable()
+    def _adjust(self, names: Sequence[str], step: int) -> None:
+        flight, rules = self._due(step), self.updater.rules
         if flight is None:
             return
-        views, strength = flight.sums.views, self.sync.compensation_lambda
-        for name in names:
-            if name in views and name in flight.weights:
-                moved = parameters[name] - flight.weights[name]
-                views[name].add_(strength * views[name] * views[name] * moved)
+        assert rules is not None
+        views = {name: flight.sums.views[name] for name in names if name in flight.sums.views}
+        rules.adjust(step, views, flight.weights)
 
     def _clip(self, step: int) -> None:
         flight = self._due(step)
@@ -241,19 +213,11 @@ class PipelinedUpdates:
         self._idle.append(flight.sums)
 
 
-def _as_synchronous(program: RankProgram) -> RankProgram:
-    """What a rank executes while its steps are not late."""
-    whole = program.program
-    sync = whole.experiment.sync.replace(width=1, compensation=None)
-    experiment = whole.experiment.replace(sync=sync)
-    return replace(whole, experiment=experiment).of(program.rank)
-
-
-def stays_in_flight(sync: Sync, first_step: int) -> int:
+def stays_in_flight(timing: Timing, first_step: int) -> int:
     """How many gradients of earlier steps may be in flight before a step, under any strategy."""
-    if isinstance(sync, Pipelined) and first_step >= sync.warmup:
-        return sync.width - 1
-    return 0
+    if first_step < timing.warmup:
+        return 0
+    return int(not timing.begins(first_step)) if timing.adds_up else timing.late
 
 
 def drain(

@@ -13,14 +13,16 @@ from torch import nn
 
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.experiment.schedule import LRScheduler, WarmupCosine
+from workbench.plan.experiment.schedule import AnySchedule, StepFunction, WarmupCosine
 from workbench.train.strategies.remembered import build_optimizer
 
 Options = Mapping[str, Any]
 
 
 def build_scheduler(
-    schedule: WarmupCosine | LRScheduler, optimizer: torch.optim.Optimizer, steps: int
+    schedule: AnySchedule,
+    optimizer: torch.optim.Optimizer,
+    steps: int,
 ) -> torch.optim.lr_scheduler.LRScheduler:
     """Torch's scheduler of this value.
 
@@ -31,7 +33,10 @@ def build_scheduler(
 
     Raises:
         ExperimentError: torch refuses an argument.
+        OwnObjectError: the user's own function cannot be loaded, or gives no number.
     """
+    if isinstance(schedule, StepFunction):
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, schedule.factor)
     if isinstance(schedule, WarmupCosine):
         factor = partial(schedule.factor, steps=steps)
         return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)

@@ -21,14 +21,16 @@ be, so that what it is compared with is not flattered. One Weird Trick (arXiv:14
 the factors are those of SplitBrain's table (divided by G only, not by k).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
+import torch
 from torch import Tensor
 
 from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment.experiment import ParameterServer
 from workbench.program.buckets import Bucket
 from workbench.program.instructions import (
+    Adjust,
     Clip,
     HandOut,
     Instruction,
@@ -43,68 +45,54 @@ from workbench.train.checkpoint.in_flight import InFlight, Residuals
 from workbench.train.loop.passes import Action, Execution
 from workbench.train.strategies.gradients import GradientSum, OutOfOrder
 from workbench.train.strategies.optimizer import Updater
+from workbench.train.strategies.updates import ImmediateUpdates
 
 
-class ImmediateStrategy:
-    """Between steps nothing travels or waits to be used; without a codec nothing is left out.
-
-    Args:
-        program: what this rank executes in every step.
-    """
-
-    def __init__(self, program: RankProgram) -> None:
-        self._program = program
-
-    def program(self, step: int) -> RankProgram:
-        return self._program
-
-    def expecting(self, names: Collection[str], buckets: Sequence[Bucket]) -> Action | None:
-        return None
-
-    def settle(self) -> None:
-        """Replicas are always equal."""
-
-    @property
-    def is_settled(self) -> bool:
-        return True
-
-    def rest(self) -> None:
-        """Nothing travels."""
-
-    @property
-    def in_flight(self) -> list[InFlight]:
-        return []
-
-    @property
-    def residuals(self) -> Residuals:
-        return []
-
-
-class SynchronousUpdates(ImmediateStrategy):
+class SynchronousUpdates(ImmediateUpdates):
     """One process's step at any world size, to rounding.
+
+    Where gradients of several steps are added up, each rank adds up its own. They are summed over
+    the replicas when weights are to move, and when a checkpoint is to have them: from then on, one
+    of the ranks that share a piece goes on from the sum, and the others from nothing.
 
     Args:
         program: what this rank executes in every step.
         model: this rank's part.
         updater: the updater of its pieces. What has no gradient does not move, so that it serves
             weights that step apart.
+        left: sums of steps before, to which gradients are added; one at most.
     """
 
-    def __init__(self, program: RankProgram, model: CutModel, updater: Updater) -> None:
+    def __init__(
+        self,
+        program: RankProgram,
+        model: CutModel,
+        updater: Updater,
+        left: Sequence[InFlight] = (),
+    ) -> None:
         super().__init__(program)
         self.updater = updater
         self._sums = GradientSum(program, model, updater.owned)
         self._served = isinstance(program.program.experiment.sync, ParameterServer)
+        self._newest: int | None = None  # of the steps whose gradients are added up
+        self._has_sums = False
+        for each in left:
+            self._sums.hold(each.gradients)
+            self._newest, self._has_sums = each.step, True
 
     def bound(self, instruction: Instruction) -> Action:
         match instruction:
-            case ZeroGrad(names):
+            case ZeroGrad(names, every):
                 zero_grad = self._sums.zeroing(names)
-                return lambda _: zero_grad()
+                if every == 1:
+                    return lambda _: zero_grad()
+                return lambda run: self._add(zero_grad, run.step)
             case Wait():
                 return lambda _: self._sums.wait()
             case Rescale(names, Pass() as on):
                 return self._rescaling(names, int(on.rows.own.sum()))
+            case Adjust(names):
+                return lambda run: self._adjust(names, run.step)
             case Clip():
                 return lambda _: self.updater.clip()
             case Update():
@@ -126,6 +114,21 @@ class SynchronousUpdates(ImmediateStrategy):
         self.updater.step()
         self._hand_out()
 
+    def settle(self) -> None:
+        """Sums what has been added up so far; replicas are always equal."""
+        if self._newest is not None and not self._has_sums:
+            self._sums.start()
+            self._sums.wait()
+            self._has_sums = True
+
+    @property
+    def in_flight(self) -> list[InFlight]:
+        if self._newest is None:
+            return []
+        named = self._sums.parameters.items()
+        every = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in named}
+        return [InFlight(self._newest, every)]
+
     @property
     def residuals(self) -> Residuals:
         return [self._sums.residuals] if self._sums.keeps_residuals else []
@@ -138,9 +141,23 @@ class SynchronousUpdates(ImmediateStrategy):
         """Leaves the parameters to another strategy."""
         self._sums.close()
 
+    def _add(self, zero_grad: Callable[[], None], step: int) -> None:
+        """Before a step whose gradients are added to what there is."""
+        if self._newest is None:
+            zero_grad()
+        elif self._has_sums:
+            self._sums.go_on()
+        self._newest, self._has_sums = step, False
+
+    def _adjust(self, names: Sequence[str], step: int) -> None:
+        assert self.updater.rules is not None
+        named = {name: self._sums.parameters[name].grad for name in names}
+        self.updater.rules.adjust(step, {n: grad for n, grad in named.items() if grad is not None})
+
     def _step(self, step: int) -> None:
         self.updater.begin(step)
         self.updater.step()
+        self._newest, self._has_sums = None, False
 
     def _start(self, buckets: Sequence[Bucket]) -> None:
         self._sums.start(buckets)

@@ -11,7 +11,7 @@ twice, a norm cut in the wrong place or a gradient that never arrives would chan
 """
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from itertools import cycle, pairwise, repeat
 from pathlib import Path
@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from workbench.layers.context import BatchContext
 from workbench.layers.draws import PlacedDraws
@@ -31,8 +32,8 @@ from workbench.model.weights.slices import WeightsFile
 from workbench.plan.experiment.experiment import Experiment, TorchData
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.plan import Plan
-from workbench.train.data import own
-from workbench.train.data.opening import open_data
+from workbench.program.rows import micro_batches
+from workbench.train.data.opening import open_data, order_seed
 from workbench.train.data.order import epoch_of, rows_of_step
 from workbench.train.loop.evaluation import NO_STEP
 from workbench.train.loop.objective import AUXILIARY_WEIGHT
@@ -295,12 +296,12 @@ def _trained(experiment: Experiment, weights: Path, dtype: torch.dtype) -> dict[
     loss = _loss_of(experiment, dtype)
     found: dict[str, Tensor] = {}
     for step in range(experiment.steps):
-        order = rows_of_step(len(data), experiment.batch_size, seed, step)
+        order = rows_of_step(len(data), experiment.batch_size, order_seed(data, seed), step)
         inputs, targets = data.batch(order, epoch_of(len(data), experiment.batch_size, step))
-        context.set((len(order),), step=step)
-        outputs = trained_on(model(_as(inputs, dtype)))
+        counts = [sum(rows) for rows in micro_batches(experiment, len(order))]
+        outputs = _outputs(model, _as(inputs, dtype), counts, context, step)
         optimizer.zero_grad()
-        loss(outputs, targets).backward()
+        loss(outputs, _widened(targets, dtype)).backward()
         if step == 0:
             found |= {f"output/{i}": out.detach().clone() for i, out in enumerate(outputs)}
             found |= {
@@ -328,6 +329,18 @@ def _trained(experiment: Experiment, weights: Path, dtype: torch.dtype) -> dict[
     for name, average in averages.items():
         trained[name].detach().copy_(average)
     return found | _evaluated(experiment, loss, model, weights, context, dtype)
+
+
+def _outputs(
+    model: nn.Module, inputs: Tensor, counts: Sequence[int], context: BatchContext, step: int
+) -> tuple[Tensor, ...]:
+    """What the model gives for a batch; it sees micro-batches of so many rows one by one."""
+    found, first = [], 0
+    for part in inputs.split(list(counts)):
+        context.set((len(part),), first_row=first, step=step)
+        found.append(trained_on(model(part)))
+        first += len(part)
+    return tuple(torch.cat(each) for each in zip(*found, strict=True))
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -367,8 +380,8 @@ def _loss_of(experiment: Experiment, dtype: torch.dtype) -> Objective:
     value = experiment.loss
     if value is None:
         return _cross_entropy
-    function = own.load(value.function)
-    weigh = None if value.weights is None else own.load(value.weights)
+    function = value.function.loaded
+    weigh = None if value.weights is None else value.weights.loaded
     if isinstance(function, nn.Module):
         function = deepcopy(function).to(dtype)
 
@@ -394,6 +407,13 @@ def _as(inputs: Tensor, dtype: torch.dtype) -> Tensor:
     return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
 
+def _widened(targets: Any, dtype: torch.dtype) -> Any:
+    """In double precision, targets that were made in single precision, exactly."""
+    if dtype != torch.float64:
+        return targets
+    return tree_map(lambda each: _as(each, dtype), targets)
+
+
 def _evaluated(
     experiment: Experiment,
     loss: Objective,
@@ -417,6 +437,7 @@ def _evaluated(
     data = open_data(value, graph.input_shape, graph.num_classes, "test", experiment.seed)
     rows = min(len(data), experiment.batch_size)
     inputs, targets = data.batch(torch.arange(rows))
+    targets = _widened(targets, dtype)
     context.set((rows,), step=NO_STEP)
     model.eval()
     with torch.no_grad():

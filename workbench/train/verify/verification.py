@@ -1,11 +1,16 @@
 """What `verify` found: the split model against the unsplit one."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from workbench.plan.graph import Graph
-from workbench.plan.html import table
+from workbench.plan.html import frame_of, save, table
+
+if TYPE_CHECKING:
+    import pandas
 
 KINDS = ("output", "gradient", "weight", "buffer", "optimizer", "evaluation", "repeat")
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-4}
@@ -172,6 +177,21 @@ class Verification:
         alike = {True: ("two runs are alike",), False: ("TWO RUNS DIFFER",), None: ()}
         covered = () if self.coverage is None else (str(self.coverage),)
         return alike[self.repeatable] + covered
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """One line for each tensor that was compared: how far off it is, and what is allowed."""
+        rows = (
+            {**asdict(each), "tolerance": self.tolerance(each.what)} for each in self.differences
+        )
+        return frame_of(rows, [*(f.name for f in fields(Difference)), "tolerance"])
+
+    def save(self, path: str | Path) -> None:
+        """Writes it into a file: "x.svg" and "x.csv" are all tensors, "x.html" a page.
+
+        Raises:
+            ValueError: the name has another ending.
+        """
+        save(self, path)
 
     def _repr_html_(self) -> str:
         rows = [

@@ -19,7 +19,9 @@ from workbench.train.data.order import EVALUATION
 from workbench.train.loop.evaluation import evaluate
 from workbench.train.loop.objective import average_statistics, own_rows
 from workbench.train.loop.state import RankState, group_specs_of
+from workbench.train.loop.step import StepResult
 from workbench.train.strategies.remembered import entry
+from workbench.train.strategies.rules import is_of_strategy
 from workbench.train.verify.reference import write_reference
 from workbench.train.verify.verification import TOLERANCE, Difference
 
@@ -58,7 +60,7 @@ def compare(
         for step in range(experiment.steps):
             result = state.stepper.run(step)
             if step == 0:
-                found += _outputs(state, result.outputs, whole)
+                found += _outputs(state, result, whole)
                 found += _gradients(state, whole)
             state.stepper.update()
         found += _values(run.ended(state), whole)
@@ -95,16 +97,17 @@ class _Run:
         return state
 
 
-def _outputs(state: RankState, outputs: tuple[Tensor, ...], whole: WeightsFile) -> list[Difference]:
-    model, rank = state.model, state.world.rank
-    rows = Shard(0, model.context.rows)
+def _outputs(state: RankState, result: StepResult, whole: WeightsFile) -> list[Difference]:
+    """Of several micro-batches, those of the last."""
+    model, rank, last = state.model, state.world.rank, result.batches[-1]
+    rows = Shard(0, (last.first_row, *last.rows))  # the others lie before them
     found = []
     for index, name in enumerate(model.plan.graph.outputs):
         with torch.no_grad():
-            mine = own_rows(model, name, outputs[index])
+            mine = own_rows(model, name, result.outputs[index])
         what = f"output/{index}"
         scale = _scale(whole, what)
-        error = _error(mine, whole.read(what, rows, rank), scale)
+        error = _error(mine, whole.read(what, rows, 1 + rank), scale)
         found.append(Difference("output", name, rank, error, _rounding(whole, what, scale)))
     return found
 
@@ -136,6 +139,8 @@ def _optimizer(state: RankState, whole: WeightsFile) -> list[Difference]:
     held = state.updater.state({entry(kind, name) for name in known for kind in known[name].names})
     found = []
     for kind in dict.fromkeys(kind for one in known.values() for kind in one.names):
+        if is_of_strategy(kind):  # one process has no strategy
+            continue
         mine = {name: held[entry(kind, name)] for name in known if entry(kind, name) in held}
         number = any(kind in one.numbers for one in known.values())
         found += _compared(state, whole, "optimizer", mine, 1.0, kind, is_number=number)

@@ -1,14 +1,21 @@
 """What all widgets have in common: bundled scripts, and a picture for where no kernel runs."""
 
 import threading
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import anywidget
 import ipywidgets
 import traitlets
 from IPython.display import DisplayHandle, display
+
+from workbench.plan import svg
+from workbench.plan.html import save
+
+if TYPE_CHECKING:
+    import pandas
 
 BUNDLE = Path(__file__).parent.parent / "bundle"
 REST_S = 1.0
@@ -43,6 +50,26 @@ class Displayed(ipywidgets.DOMWidget):  # type: ignore[misc]
     def still(self) -> str:
         """The last state as HTML without scripts, which untrusted notebooks show, too."""
         raise NotImplementedError
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """What it shows, as a table in plain numbers."""
+        raise NotImplementedError
+
+    def pictures(self) -> Sequence[str]:
+        """The pictures that it shows, documents of their own; none: it shows a table."""
+        return ()
+
+    def save(self, path: str | Path) -> None:
+        """Writes what it shows now into a file: "x.svg", "x.html" or "x.csv".
+
+        Raises:
+            ValueError: the name has another ending.
+        """
+        drawn = self.pictures()
+        save(self, path, partial(svg.stacked, drawn) if drawn else None)
+
+    def _repr_html_(self) -> str:
+        return self.still()
 
     def keep(self) -> None:
         """Brings the picture that saved notebooks hold up to date."""

@@ -1,12 +1,13 @@
 """A live view of runs: how they learn, what each rank does and needs, and what can be done."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import traitlets
 
+from workbench.client.run.view import Frame
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.machine.machine import Machine
 from workbench.widgets.base.background import BackgroundTasks, failed
@@ -18,6 +19,9 @@ from workbench.widgets.dashboard.run import Run, Status, runs_of
 from workbench.widgets.dashboard.series import RankFigures
 from workbench.widgets.dashboard.timeline import StepTimeline, TimelineCache
 from workbench.widgets.dashboard.watched import LOOK_EVERY_S, WatchedRun, WatchedRuns
+
+if TYPE_CHECKING:
+    import pandas
 
 
 class Dashboard(Widget):
@@ -166,6 +170,16 @@ class Dashboard(Widget):
             if self._thread.is_alive() and threading.current_thread() is not self._thread:
                 self._thread.join()  # it may be sending, and a closed widget cannot
         super().close()
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """The metrics of the run that is shown."""
+        return Frame().of([dict(row) for row in self.run.rows])
+
+    def pictures(self) -> Sequence[str]:
+        """The charts, as one picture."""
+        self._read()
+        with self._guard:
+            return [still.picture(self._watched, self.shown, self._forecast, self._timelines)]
 
     def still(self) -> str:
         """Charts and tables, as they are now."""

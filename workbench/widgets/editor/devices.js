@@ -62,6 +62,7 @@ const SCHEMES = {
   replicate: "--wb-gray", shard_out: "--wb-blue", shard_in: "--wb-sky",
   shard_heads: "--wb-green", duplicate: "--wb-orange",
 };
+const colorOf = (scheme) => SCHEMES[scheme] ?? "--wb-purple"; // all own ones alike
 
 export function holdingsPanel(store) {
   const body = element("div", { class: "wb-lanes", role: "list", "aria-label": "what each rank holds" });
@@ -81,7 +82,7 @@ export function holdingsPanel(store) {
     body.replaceChildren(...Array.from({ length: lanes }, (_, rank) => lane(picture, rank, whole)));
     const schemes = [...new Set(picture.map((run) => run.scheme))];
     legend.replaceChildren(...schemes.map((scheme) => element("li", {},
-      element("i", { style: `--wb-color: var(${SCHEMES[scheme]})` }), scheme)));
+      element("i", { style: `--wb-color: var(${colorOf(scheme)})` }), scheme)));
     setText(note, `${lanes < world ? `the first ${lanes} of ${world} ranks; ` : ""}wide as a layer has parameters, high as the rank's share`);
   };
   return { root, draw };
@@ -93,7 +94,7 @@ function lane(picture, rank, whole) {
   const runs = picture.map((run) => {
     const part = run.held[rank] / run.parameters;
     const names = run.first === run.last ? run.first : `${run.first} … ${run.last}`;
-    const fill = element("i", { style: `height: ${100 * part}%; --wb-color: var(${SCHEMES[run.scheme]})` });
+    const fill = element("i", { style: `height: ${100 * part}%; --wb-color: var(${colorOf(run.scheme)})` });
     return element("span", {
       style: `flex-grow: ${run.parameters / whole}`,
       title: `${names}: ${run.scheme}${run.group > 1 ? ` over ${run.group}` : ""}; rank ${rank} holds ${run.held[rank].toLocaleString("en-US")} of ${run.parameters.toLocaleString("en-US")} parameters`,

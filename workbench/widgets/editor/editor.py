@@ -1,14 +1,15 @@
 """The plan editor: the plan that it shows is the one that runs."""
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import traitlets
 
 from workbench.plan.errors import ExperimentError, MachineError, PlanError
+from workbench.plan.experiment.asked import required_plan, usual
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.graph import Graph
 from workbench.plan.machine.machine import Machine
@@ -19,8 +20,12 @@ from workbench.widgets.base.background import BackgroundTasks
 from workbench.widgets.base.widget import Widget
 from workbench.widgets.editor import edits, still
 from workbench.widgets.editor.forecast import Figures, Forecast, Question
+from workbench.widgets.editor.offered import Offered
 from workbench.widgets.editor.state import EditorModel
-from workbench.widgets.editor.target import ADVICE, Target, usual
+from workbench.widgets.editor.target import ADVICE, Target
+
+if TYPE_CHECKING:
+    import pandas
 
 Refusals = (PlanError, ExperimentError, MachineError)
 
@@ -34,13 +39,18 @@ class PlanEditor(Widget):
     reason, and the plan stays as it is.
 
     Args:
-        plan: a plan; or a graph, which begins as data parallel.
+        plan: a plan; or a graph, which begins as data parallel; or an experiment, whose own plan is
+            meant.
         target: a machine to predict time on; or a cluster, to verify the plan and measure the
             machine on; or a run, to go on under the plan; None: memory and traffic are predicted.
         experiment: batch, optimizer, precision and strategy that predictions are for; None: a step
             of momentum SGD with 32 samples for each rank.
         world_size: number of ranks of a graph's first plan; None: as many as the target has, or 4.
         module: the user's own module, where the model was traced from one, for `verify`.
+        schemes: schemes of your own that the menu offers besides the built-in ones, those of the
+            plan, and installed ones (entry points of `workbench.schemes`).
+        rules: plan rules of your own that the menu offers besides the built-in and installed ones
+            (entry points of `workbench.rules`).
 
     Attributes:
         plan: the plan as it is.
@@ -51,7 +61,8 @@ class PlanEditor(Widget):
         run: the run that the plan can be applied to, or None.
 
     Raises:
-        TypeError: neither a graph nor a plan, or a target that is none.
+        TypeError: no graph, plan or experiment, or a target that is none.
+        PlanError: what was given as a scheme or a rule is none.
     """
 
     script = "editor"
@@ -74,16 +85,23 @@ class PlanEditor(Widget):
 
     def __init__(
         self,
-        plan: Graph | Plan,
+        plan: Graph | Plan | Experiment,
         target: object = None,
         experiment: Experiment | None = None,
         *,
         world_size: int | None = None,
         module: Any = None,
+        schemes: Sequence[object] = (),
+        rules: Sequence[object] = (),
     ) -> None:
-        if not isinstance(plan, Graph | Plan):
-            raise TypeError(f"PlanEditor takes a Graph or a Plan, got {type(plan).__name__}")
+        if not isinstance(plan, Graph | Plan | Experiment):
+            raise TypeError(
+                f"PlanEditor takes an Experiment, a Graph or a Plan, got {type(plan).__name__}"
+            )
         goal = Target.of(target)
+        if isinstance(plan, Experiment):
+            experiment = experiment or plan
+            plan = required_plan("PlanEditor", plan)
         if goal.run is not None:
             experiment = experiment or goal.run.experiment
         if isinstance(plan, Graph):
@@ -92,7 +110,8 @@ class PlanEditor(Widget):
         self._rank: int | None = None
         self._suggested: tuple[Plan, ...] = ()
         self._label: tuple[str, tuple[str, ...]] = ("", ())
-        self._model = EditorModel(plan, experiment or usual(plan))
+        self._offered = Offered(schemes, rules)
+        self._model = EditorModel(plan, experiment or usual(plan), self._offered)
         self._forecast = Forecast(self._predicted, self._unpredicted, self.keep)
         self._tasks = BackgroundTasks(self._tell, ADVICE)
         with self._edits:
@@ -129,7 +148,8 @@ class PlanEditor(Widget):
         Args:
             layers: a layer's name, or several.
             field: one of "scheme", "group", "shares" or "recompute".
-            value: the value as the table shows it: "shard_out", 4, "3 1", True.
+            value: the value as the table shows it: "shard_out", 4, "3 1", True; or a scheme of your
+                own.
 
         Raises:
             PlanError: it cannot be; the cells are marked, and the plan stays as it is.
@@ -137,7 +157,7 @@ class PlanEditor(Widget):
         names = [layers] if isinstance(layers, str) else list(layers)
         with self._edits:
             places = [f"{self._model.index(n)}:{field}" for n in names if n in self._model.names]
-            self._try(places, lambda: edits.edited(self.plan, names, field, value))
+            self._try(places, lambda: self._edited(names, field, value))
             return self.plan
 
     def edit_plan(self, field: str, value: Any) -> Plan:
@@ -151,14 +171,16 @@ class PlanEditor(Widget):
             return self.plan
 
     def preset(self, name: str, group_size: int | None = None) -> Plan:
-        """Goes on with a plan by a rule: "data parallel", "hybrid" or "filters".
+        """Goes on with a plan by a rule: "data parallel", "hybrid", "filters" or another on offer.
 
         Raises:
-            PlanError: no such rule, or a group size that does not divide the world.
+            PlanError: no such rule, a group size that does not divide the world, or a rule of your
+                own that made no plan; the plan stays as it is.
         """
         with self._edits:
             graph, world = self.plan.graph, self.plan.world_size
-            self._try(["preset"], lambda: edits.preset(graph, world, name, group_size))
+            rules = self._offered.rules
+            self._try(["preset"], lambda: edits.preset(graph, world, rules, name, group_size))
             return self.plan
 
     def go_on(self, plan: Plan, what: str, notes: tuple[str, ...] = ()) -> None:
@@ -188,6 +210,14 @@ class PlanEditor(Widget):
             self._tasks.close()
         super().close()
 
+    def to_frame(self) -> "pandas.DataFrame":
+        """The table of the plan as it is."""
+        return self.plan.to_frame()
+
+    def pictures(self) -> Sequence[str]:
+        """What each rank holds."""
+        return [still.devices_svg(self.plan)]
+
     def still(self) -> str:
         """The table, the totals and the picture of devices, as HTML without scripts."""
         with self._edits:
@@ -196,6 +226,10 @@ class PlanEditor(Widget):
     def __repr__(self) -> str:
         predicted = "" if self.prediction is None else f", {self.prediction!r}"
         return f"<PlanEditor: {self.plan!r}{predicted}>"
+
+    def _edited(self, names: list[str], field: str, value: Any) -> edits.Edited:
+        value = self._offered.scheme(value) if field == "scheme" else value
+        return edits.edited(self.plan, names, field, value)
 
     def _try(self, places: Iterable[str], make: Callable[[], edits.Edited]) -> None:
         """Makes an edit, or marks where it was refused."""
@@ -215,10 +249,13 @@ class PlanEditor(Widget):
             (what, notes), self._label = self._label, ("", ())
             if self.plan.graph == self._model.plan.graph:
                 self._model.take(self.plan, what or "assigned", notes)
+                if self._model.offer(self.plan):  # of which no view has heard
+                    self._model.patch()
+                    self.send({"type": "state", "state": self._model.state()})
                 self._refresh()
                 return
             # Another model: a view begins anew.
-            self._model = EditorModel(self.plan, self.experiment)
+            self._model = EditorModel(self.plan, self.experiment, self._offered)
             self._note_target(self._target)
             self._suggested, self._rank = (), None
             self._model.patch()

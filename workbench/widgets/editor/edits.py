@@ -6,17 +6,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.plan.errors import PlanError
-from workbench.plan.graph import Graph, unknown
+from workbench.plan.extension.extension import name_of
+from workbench.plan.extension.own import Own
+from workbench.plan.graph import Graph, Layer, unknown
 from workbench.plan.placement.choice import LayerPlan, check
 from workbench.plan.placement.mesh import group_sizes
-from workbench.plan.placement.rules import schemes_of
+from workbench.plan.placement.schemes import schemes_of
 from workbench.plan.placement.tail import RoundsError
 from workbench.plan.plan import Plan
+from workbench.plan.rules.rule import GroupRule, Rule, plan_by
 
 # What can be said of a layer, and of a whole plan.
 FIELDS = ("scheme", "group", "shares", "recompute")
 WHOLE = ("world_size", "rounds", "batch_norm", "rows")
-PRESETS = ("data parallel", "hybrid", "filters")
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ def edited(plan: Plan, layers: Sequence[str], field: str, value: Any) -> Edited:
         plan: the plan as it is.
         layers: names of the layers.
         field: one of `FIELDS`.
-        value: a scheme; a group size; shares as text ("3 1", "" for none); whether to recompute.
+        value: a scheme, as `LayerPlan` takes it; a group size; shares as text ("3 1", "" for none);
+            whether to recompute.
 
     Raises:
         PlanError: a choice that cannot be; the text names the layer and what is valid.
@@ -54,7 +57,10 @@ def edited(plan: Plan, layers: Sequence[str], field: str, value: Any) -> Edited:
     chosen = _affected(plan, layers, field, value)
     choices = dict(plan.layers)
     for name in chosen:
-        choices[name] = _changed(plan, choices.get(name, LayerPlan()), field, value)
+        now = choices.get(name, LayerPlan())
+        choices[name] = _changed(plan, now, field, value)
+        if now.is_own and choices[name] == LayerPlan():
+            del choices[name]  # it follows its input again
     what = f"{field} of {_counted(chosen)}: {_value_text(value)}"
     notes = []
     if len(chosen) < len(layers):
@@ -89,21 +95,20 @@ def whole(plan: Plan, field: str, value: Any) -> Edited:
     return Edited(makers[field](), f"{field.replace('_', ' ')}: {_value_text(value)}")
 
 
-def preset(graph: Graph, world_size: int, name: str, group_size: int | None) -> Edited:
-    """A plan by one of the library's rules, `PRESETS`.
+def preset(
+    graph: Graph, world_size: int, rules: Mapping[str, Rule], name: str, group_size: int | None
+) -> Edited:
+    """A plan by a rule, out of those that are offered.
 
     Raises:
-        PlanError: no such rule, or a group size that does not divide the world.
+        PlanError: no such rule, a group size that does not divide the world, or a rule of a
+            person's own that made no plan for this model.
     """
-    makers: Mapping[str, Callable[[], Plan]] = {
-        "data parallel": lambda: Plan.data_parallel(graph, world_size),
-        "hybrid": lambda: Plan.hybrid(graph, world_size, group_size),
-        "filters": lambda: Plan.filters(graph, world_size, group_size=group_size),
-    }
-    if name not in makers:
-        raise PlanError(unknown("preset", name, PRESETS))
-    over = "" if name == "data parallel" else f" over groups of {group_size or world_size}"
-    return Edited(makers[name](), f"{name}{over}")
+    if name not in rules:
+        raise PlanError(unknown("rule", name, rules))
+    grouped = isinstance(rules[name], GroupRule)
+    over = f" over groups of {group_size or world_size}" if grouped else ""
+    return Edited(plan_by(rules[name], graph, world_size, group_size), f"{name}{over}")
 
 
 def shares_of(text: Any) -> tuple[float, ...] | None:
@@ -138,7 +143,7 @@ def _affected(plan: Plan, layers: Sequence[str], field: str, value: Any) -> list
     def means(name: str) -> bool:
         if field == "scheme":
             shared = name in graph.shares_weights and value != "replicate"
-            return value in schemes_of(graph[name]) and not shared
+            return not shared and _takes(graph[name], value)
         if field == "recompute":
             return _accepts(plan, name, bool(value))
         return name in now and now[name].scheme != "replicate"
@@ -150,6 +155,14 @@ def _affected(plan: Plan, layers: Sequence[str], field: str, value: Any) -> list
             f"none of these {len(layers)} layers can have {field} {_value_text(value)}{first}"
         )
     return found
+
+
+def _takes(layer: Layer, scheme: object) -> bool:
+    """Whether a layer can have a scheme; any that follows its input can go back to that."""
+    choice = LayerPlan(scheme)
+    if choice.is_own:
+        return choice.meant.takes(layer)
+    return choice.scheme in schemes_of(layer)
 
 
 def _accepts(plan: Plan, name: str, recompute: bool) -> bool:
@@ -186,6 +199,8 @@ def _counted(names: Sequence[str]) -> str:
 
 
 def _value_text(value: Any) -> str:
+    if isinstance(value, Own):
+        return name_of(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value) if str(value).strip() else "none"

@@ -27,9 +27,10 @@ from typing import Any, Literal
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.placement.placement import Replicate
-from workbench.plan.placement.rules import SPLITTABLE, schemes_of
+from workbench.plan.placement.rules import SPLITTABLE
 from workbench.plan.placement.weights import WeightPlacement, heads_of
 from workbench.plan.plan import Plan
+from workbench.widgets.editor.offered import Offered
 
 Columns = dict[str, list[Any]]
 
@@ -39,8 +40,8 @@ MOST_RANKS = 16  # whose pieces are drawn
 PLACED = ("follows", "pieces", "arrives")
 
 
-def facts(graph: Graph) -> Columns:
-    """What a model says of its layers.
+def facts(graph: Graph, offered: Offered) -> Columns:
+    """What a model says of its layers, and which of the schemes on offer each can have.
 
     Columns: name, kind, input and output (one sample's shapes), parameters, flops, schemes that
     it can be given, and whether it sees samples, so that it can be recomputed.
@@ -54,7 +55,7 @@ def facts(graph: Graph) -> Columns:
         "output": ["×".join(map(str, layer.output_shape)) for layer in layers],
         "parameters": [layer.parameters for layer in layers],
         "flops": [layer.flops for layer in layers],
-        "schemes": [list(schemes_of(layer)) for layer in layers],
+        "schemes": [offered.of(graph, layer) for layer in layers],
         "samples": [bool(layer.rows) for layer in layers],
         "shared": [layer.name in shared for layer in layers],
     }
@@ -72,7 +73,7 @@ def cells(plan: Plan) -> Columns:
     choices = [plan.layers.get(layer.name, _WHOLE) for layer in layers]
     texts = {id(layout): str(layout) for layout in {id(x): x for x in outputs.values()}.values()}
     return {
-        "scheme": [choice.scheme for choice in choices],
+        "scheme": [choice.name for choice in choices],
         "group": [choice.group_size for choice in choices],
         "shares": [shares_text(choice.shares) for choice in choices],
         "recompute": [choice.recompute for choice in choices],
@@ -88,8 +89,8 @@ _WHOLE = LayerPlan()
 
 def _pieces(plan: Plan, layer: Layer, choice: LayerPlan) -> str:
     """How the layer's own weight is cut: "" where it has none or is whole."""
-    if choice.scheme == "shard_heads":
-        return "/".join(map(str, heads_of(layer, choice))) + " heads"
+    if (heads := heads_of(layer, choice)) is not None:
+        return "/".join(map(str, heads)) + " heads"
     if not layer.weights:
         return ""
     placement = plan.flow.weights[layer.weights[0].name].placement
@@ -274,9 +275,9 @@ def runs(plan: Plan, most_ranks: int = MOST_RANKS) -> tuple[Run, ...]:
         split = any(not isinstance(one.placement, Replicate) for one in placed)
         group = max(one.group_size for one in placed)
         held = _held(placed, ranks) if split else (layer.parameters,) * len(ranks)
-        alike = (choice.scheme, group, choice.shares)
+        alike = (choice.name, group, choice.shares)
         # Norms are a few parameters, and lie as what they follow.
-        if not found or (alike != found[-1][0] and layer.kind in SPLITTABLE):
+        if not found or (alike != found[-1][0] and (layer.kind in SPLITTABLE or choice.is_own)):
             found.append((alike, [], []))
         _, layers, pieces = found[-1]
         layers.append(layer)

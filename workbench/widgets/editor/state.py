@@ -15,6 +15,7 @@ from workbench.plan.placement.tail import ROUNDS
 from workbench.plan.plan import BATCH_NORMS, Plan
 from workbench.widgets.editor import edits
 from workbench.widgets.editor.forecast import Figures, Totals
+from workbench.widgets.editor.offered import Offered
 from workbench.widgets.editor.rows import (
     PLACED,
     Columns,
@@ -143,22 +144,25 @@ class EditorModel:
     Args:
         plan: the plan to begin with.
         experiment: what predictions are for.
+        offered: the schemes and rules of its menus; None: the built-in and the installed ones.
     """
 
-    def __init__(self, plan: Plan, experiment: Experiment) -> None:
+    def __init__(self, plan: Plan, experiment: Experiment, offered: Offered | None = None) -> None:
         self.history, self.experiment = History(plan), experiment
+        self.offered = Offered() if offered is None else offered
+        self.offered.take(plan)
         self.static = {
-            "facts": facts(plan.graph),
+            "facts": facts(plan.graph, self.offered),
             "nodes": [_plain(node) for node in folded(plan.graph)],
             "model": plan.graph.source.name,
-            "presets": list(edits.PRESETS),
+            "rules": self.offered.menu(),
             "rounds": list(ROUNDS),
             "norms": list(BATCH_NORMS),
         }
         self._columns = cells(plan)
         self._values: dict[str, Any] = {
             "errors": {},
-            "notes": [],
+            "notes": list(self.offered.complaints),
             "predicted": None,
             "complaint": "",
             "tasks": {},
@@ -189,6 +193,13 @@ class EditorModel:
         if plan is not self.plan:
             self.history.add(plan, what)
         self._show(notes)
+
+    def offer(self, plan: Plan) -> bool:
+        """Offers a plan's own schemes from now on; whether views have to begin anew for them."""
+        new = self.offered.take(plan)
+        if new:
+            self.static = {**self.static, "facts": facts(plan.graph, self.offered)}
+        return new
 
     def undo(self) -> Plan:
         """Goes back by one edit."""

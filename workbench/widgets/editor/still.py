@@ -10,7 +10,7 @@ from workbench.plan.html import shortened, table
 from workbench.plan.panels import FAINT, INK, RULE
 from workbench.plan.placement.rules import SPLITTABLE
 from workbench.plan.plan import Plan
-from workbench.plan.show import COLORS
+from workbench.plan.show import color_of
 from workbench.plan.units import digits, milliseconds, size
 from workbench.plan.units import shortened as shortened_name
 from workbench.widgets.editor.rows import MOST_RANKS, Columns, runs
@@ -31,13 +31,13 @@ def devices_svg(plan: Plan) -> str:
             tall = lane * run.held[rank] / run.parameters
             wide = max(span - 1, 0.6)
             parts.append(svg.rect(x, y, wide, lane, fill=RULE))
-            parts.append(svg.rect(x, y + lane - tall, wide, tall, fill=COLORS[run.scheme]))
+            parts.append(svg.rect(x, y + lane - tall, wide, tall, fill=color_of(run.scheme)))
             x += span
     y = shown * (lane + gap) + 10
     if plan.world_size > shown:
         more = f"and {plan.world_size - shown:,} more ranks"
         parts.append(svg.text(left, y + 4, more, fill=FAINT))
-    colors = {run.scheme: COLORS[run.scheme] for run in found}.items()
+    colors = {run.scheme: color_of(run.scheme) for run in found}.items()
     parts += svg.legend(colors, left, y + 19, 96, fill=FAINT)
     return svg.document(parts, width, height, font_size=11)
 
@@ -96,7 +96,7 @@ def _ranks(predicted: Mapping[str, Any], world_size: int) -> str:
 
 
 def _row(layer: Layer, cell: Mapping[str, Any]) -> tuple[str, ...]:
-    split = layer.kind in SPLITTABLE
+    split = layer.kind in SPLITTABLE or cell["group"] > 1
     received = cell.get("moved", 0) + cell.get("summed", 0)
     seconds = cell.get("work_s", 0) + cell.get("exchange_s", 0)
     return (

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
+from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.graph import Graph
 from workbench.plan.machine.machine import Machine
 from workbench.plan.plan import Plan
@@ -17,7 +17,6 @@ from workbench.predict.search.limit import bytes_of
 from workbench.predict.search.result import summary
 
 RANKS = 4  # where nothing says how many there are
-ROWS = 32  # of each rank, where nothing says how large a batch is
 
 ADVICE = {
     "suggest": "Raise the memory limit, or take more ranks; the plan is as it was.",
@@ -157,7 +156,7 @@ class Target:
             raise ValueError(_NO_MACHINE)
         most = limit or None
         try:
-            found = search(plan.graph, self.machine, plan.world_size, most, experiment=experiment)
+            found = search(plan, self.machine, experiment, memory_limit=most)
         except MemoryLimitError as error:
             point = {"step_s": None, "peak": error.needed, "plan": summary(error.plan)}
             least = None if most is None else bytes_of(most)
@@ -218,14 +217,3 @@ class Target:
 
 def _given(module: Any) -> dict[str, Any]:
     return {} if module is None else {"module": module}
-
-
-def usual(plan: Plan) -> Experiment:
-    """An experiment for predictions where none is given: a plain step of momentum SGD."""
-    return Experiment(
-        plan=plan,
-        data=Synthetic(),
-        batch_size=ROWS * plan.world_size,
-        optimizer=SGD(lr=0.01, momentum=0.9),
-        steps=1,
-    )

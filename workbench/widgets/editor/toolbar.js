@@ -19,16 +19,21 @@ export function toolbar(store, table) {
     presets.value = "";
     store.send({ type: "preset", name, group });
   });
-  const offer = (world, groups) => {
-    if (offered === String(world)) return;
-    offered = String(world);
+  const offer = (world, groups, rules) => {
+    const key = JSON.stringify([world, rules]);
+    if (offered === key) return;
+    offered = key;
     const option = (value, text) => element("option", { value: value && JSON.stringify(value) }, text);
     const sizes = groups.filter((size) => size > 1).reverse();
     presets.replaceChildren(
       option("", "Start from …"),
-      option(["data parallel", null], "data parallel"),
-      ...["hybrid", "filters"].map((name) => element("optgroup", { label: name },
-        ...sizes.map((size) => option([name, size], size === world ? `${name}, all ${size} ranks` : `${name}, groups of ${size}`)))));
+      ...rules.map(({ name, description, grouped }) => {
+        const made = grouped ? element("optgroup", { label: name },
+          ...sizes.map((size) => option([name, size], size === world ? `${name}, all ${size} ranks` : `${name}, groups of ${size}`)))
+          : option([name, null], name);
+        made.title = description;
+        return made;
+      }));
   };
 
   const plan = (what, convert = String) => (value) => store.send({ type: "plan", field: what, value: convert(value) });
@@ -67,8 +72,8 @@ export function toolbar(store, table) {
   rank.node.addEventListener("change", () => { shown = rank.node.value; });
 
   const draw = () => {
-    const { values, static: { rounds: every, norms } } = store.state;
-    offer(values.world_size, values.groups);
+    const { values, static: { rounds: every, norms, rules } } = store.state;
+    offer(values.world_size, values.groups, rules);
     undo.disabled = values.undo === null;
     undo.title = values.undo === null ? "nothing to undo" : `take back: ${values.undo}`;
     redo.disabled = values.redo === null;

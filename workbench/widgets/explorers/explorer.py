@@ -9,16 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ipywidgets
 
 from workbench.plan import svg
-from workbench.plan.html import shortened, table
+from workbench.plan.html import frame_of, shortened, table
 from workbench.widgets.base.live import Live, View
 from workbench.widgets.base.widget import Displayed
 from workbench.widgets.drawing.theme import COLORS
 from workbench.widgets.explorers.controls import Button, Control
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,14 @@ class Drawing(Live):
         """The same as the explorer's."""
         return self._explorer.still()
 
+    def to_frame(self) -> "pandas.DataFrame":
+        """The same as the explorer's."""
+        return self._explorer.to_frame()
+
+    def pictures(self) -> Sequence[str]:
+        """The same as the explorer's."""
+        return self._explorer.pictures()
+
 
 class Explorer(Displayed, ipywidgets.VBox):  # type: ignore[misc]
     """Pictures of a model, with what it depends on under sliders.
@@ -222,6 +233,15 @@ class Explorer(Displayed, ipywidgets.VBox):  # type: ignore[misc]
             ]
             return still_html(self.drawing.shown, values)
 
+    def to_frame(self) -> "pandas.DataFrame":
+        """Its figures, as they are shown; empty where nothing can be drawn."""
+        return figures_frame(self.drawing.shown)
+
+    def pictures(self) -> Sequence[str]:
+        """Its panels."""
+        with self.guard:
+            return [panel["svg"] for panel in self.drawing.shown["panels"]]
+
     def close(self) -> None:
         """Ends the view; its values stay readable."""
         if self._begun:
@@ -288,6 +308,15 @@ def still_html(view: Mapping[str, Any], values: Sequence[str]) -> str:
         told = table(figures["head"], rows, figures["caption"])
         parts.append(f"<details><summary>In figures</summary>{told}</details>")
     return f"<div>{''.join(parts)}</div>"
+
+
+def figures_frame(view: Mapping[str, Any]) -> "pandas.DataFrame":
+    """The figures of a view."""
+    figures = view["table"]
+    if figures is None:
+        return frame_of([], ())
+    head = figures["head"]
+    return frame_of((dict(zip(head, row, strict=True)) for row in figures["rows"]), head)
 
 
 def _legend(panel: Mapping[str, Any]) -> str:

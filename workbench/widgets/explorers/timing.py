@@ -8,9 +8,10 @@ import numpy as np
 import traitlets
 
 from workbench.plan.errors import ExperimentError, MachineError
-from workbench.plan.experiment.codec import Codec
+from workbench.plan.experiment.codec import AnyCodec, as_codec
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.sync import LocalSGD, ParameterServer, Pipelined, Sync, Synchronous
+from workbench.plan.extension.extension import installed
 from workbench.plan.machine.link import Link
 from workbench.plan.machine.machine import Machine
 from workbench.plan.units import (
@@ -129,7 +130,7 @@ class TimingExplorer(Explorer):
             Slider("gradient_bytes", "gradient", decades(1e3, 1e11), size),
             Slider("compute_s", "compute", decades(1e-4, 1e2), brief_seconds),
             Slider("width", "pipeline width", range(1, 9), str),
-            Choice("codec", "codec", CODECS),
+            Choice("codec", "codec", codecs()),
             Button("machine", "Take the machine's link", none),
         )
 
@@ -156,8 +157,9 @@ class TimingExplorer(Explorer):
                 setattr(self, field, value)
 
     @property
-    def _codec(self) -> Codec | None:
-        return None if self.codec is None else Codec.model_validate({"name": self.codec})
+    def _codec(self) -> AnyCodec | None:
+        found: AnyCodec | None = as_codec(self.codec)
+        return found
 
     @traitlets.validate("bandwidth", "latency_s", "gradient_bytes", "compute_s")
     def _is_positive(self, proposal: Mapping[str, Any]) -> float:
@@ -178,10 +180,16 @@ class TimingExplorer(Explorer):
     @traitlets.validate("codec")
     def _is_known(self, proposal: Mapping[str, Any]) -> str | None:
         value: str | None = proposal["value"]
-        if value not in CODECS.values():
-            names = ", ".join(str(name) for name in CODECS.values())
+        known = codecs().values()
+        if value not in known:
+            names = ", ".join(str(name) for name in known)
             raise traitlets.TraitError(f"codec must be one of {names}, got {value!r}")
         return value
+
+
+def codecs() -> Mapping[str, str | None]:
+    """The names of codecs, by how they read: those that are built in, and installed ones."""
+    return {**CODECS, **{name: name for name in installed("codecs")}}
 
 
 def links(machine: Machine | None) -> tuple[Known, ...]:
@@ -196,7 +204,7 @@ def links(machine: Machine | None) -> tuple[Known, ...]:
     )
 
 
-def strategies(width: int, codec: Codec | None) -> dict[str, Sync]:
+def strategies(width: int, codec: AnyCodec | None) -> dict[str, Sync]:
     """What is compared, the simplest first: it is named where several are equally fast."""
     found: dict[str, Sync] = {
         "synchronous": Synchronous(algorithm="ring", bucket_bytes=ONE_CALL),
@@ -219,7 +227,7 @@ def strategies(width: int, codec: Codec | None) -> dict[str, Sync]:
 
 
 def timing_picture(
-    model: TimingModel, width: int, codec: Codec | None, marked: Sequence[Known] = ()
+    model: TimingModel, width: int, codec: AnyCodec | None, marked: Sequence[Known] = ()
 ) -> Picture:
     """The picture at one point of the model.
 

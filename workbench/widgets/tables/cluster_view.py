@@ -1,15 +1,19 @@
 """The engines of a cluster, live: device, state, job, processor and memory of each."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import traitlets
 
+from workbench.plan.html import frame_of
 from workbench.plan.units import size
 from workbench.store.record import EngineRecord, JobRecord, JobState
 from workbench.store.store import Store
 from workbench.widgets.base.live import View
 from workbench.widgets.tables.cluster_table import ClusterTable, brief, table_html
+
+if TYPE_CHECKING:
+    import pandas
 
 
 def rows(
@@ -135,6 +139,12 @@ class ClusterView(ClusterTable):
     def act(self, content: Mapping[str, Any]) -> None:
         """Nothing can be asked of engines here: `cluster.pause`, `slow` and `kill` are faults."""
         raise ValueError(f"there is no {content['type']!r} to do")
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """One line for each engine, as it is shown."""
+        with self._guard:
+            rows: list[dict[str, Any]] = self._shown["rows"]
+            return frame_of(rows, list(rows[0]) if rows else ("index", "state"))
 
     def still(self) -> str:
         """The engines as a table without scripts."""

@@ -9,15 +9,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import traitlets
 
+from workbench.client.jobs import jobs_frame
 from workbench.scheduler.jobs import length, order
 from workbench.store.record import ACTIVE, ENDED, JobRecord, JobState
 from workbench.store.store import Store
 from workbench.widgets.base.live import View
 from workbench.widgets.tables.cluster_table import ClusterTable, brief, table_html
+
+if TYPE_CHECKING:
+    import pandas
 
 ACTIONS = ("pause", "resume", "stop", "cancel", "up", "down")
 _LIVELY = {"running": 0, "stopping": 0, "starting": 0, "queued": 1, "paused": 2}
@@ -308,6 +312,11 @@ class JobTable(ClusterTable):
         else:
             work = partial(getattr(jobs, action), number)
         self.ask(str(number), work, _DOING[action])
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """One line for each job of the cluster, on every page."""
+        with self._guard:
+            return jobs_frame(self._jobs)
 
     def still(self) -> str:
         """The page as a table without scripts."""

@@ -55,6 +55,7 @@ def searching(graph, machine, world, **fields):
 def test_bounds_are_below(data, graph, machine, precision, optimizer, batch, accumulate, sync):
     experiment = wb.Experiment(
         plan=Plan(graph, 2),
+        data="digits",
         optimizer=optimizer,
         precision=precision,
         steps=1,
@@ -75,7 +76,7 @@ def test_rows_fall_into_rounds_otherwise_under_each_scheme():
     """Of one row on each rank, "B/K" has two in its first round, and "B" one in each."""
     graph = graphs.Builder((4, 4, 4)).conv("conv", 4).add("flat", "flatten", (64,)).linear("fc", 6)
     plan, sgd = Plan(graph.graph(), 2), wb.SGD(lr=0.1)
-    experiment = wb.Experiment(plan=plan, optimizer=sgd, steps=1, batch_size=2)
+    experiment = wb.Experiment(plan=plan, data="digits", optimizer=sgd, steps=1, batch_size=2)
     quick = machine(latency=1e-8, busy=0.0, slowdown=1.0)
     check_bounds(quick, experiment, lambda found, able: (dict.fromkeys(("conv", "fc"), cut()), []))
 
@@ -85,7 +86,7 @@ def test_gradients_of_what_a_tail_reads_are_not_added_up_before_it():
     builder.same("add", "add", "conv0", "conv1")
     graph = builder.add("flatten", "flatten", (64,)).linear("fc", 6).graph()
     plan, sgd = Plan(graph, 2), wb.SGD(lr=0.1)
-    experiment = wb.Experiment(plan=plan, optimizer=sgd, steps=1, batch_size=2)
+    experiment = wb.Experiment(plan=plan, data="digits", optimizer=sgd, steps=1, batch_size=2)
     quick = machine(latency=1e-8, bandwidth=1e10, busy=0.0, slowdown=1.0)
     check_bounds(quick, experiment, lambda found, able: ({"conv1": cut()}, []))
 

@@ -99,6 +99,8 @@ def test_a_limit_that_no_plan_meets_is_refused_where_plans_are_many():
     with pytest.raises(MemoryLimitError, match="the leanest plan found") as info:
         searched(graph, some, 2, 1024, batch_size=64, time_limit=600.0)
     error = info.value
-    experiment = wb.Experiment(plan=error.plan, optimizer=MOMENTUM, steps=1, batch_size=64)
+    experiment = wb.Experiment(
+        plan=error.plan, data="digits", optimizer=MOMENTUM, steps=1, batch_size=64
+    )
     assert wb.predict(error.plan, some, experiment).memory.peak_bytes == error.needed
     assert 1024 < error.least <= error.needed

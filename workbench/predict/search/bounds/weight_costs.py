@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workbench.plan.experiment.experiment import Experiment, LocalSGD, Synchronous
+from workbench.plan.experiment.experiment import Experiment, Synchronous
+from workbench.plan.extension.own import Own
 from workbench.plan.graph import Layer
 from workbench.plan.placement.mesh import group_sizes, replica_groups
 from workbench.plan.placement.weights import WeightPlacement
@@ -55,6 +56,7 @@ class WeightCosts:
             return WeightCost(summed, update, memory, settled, added)
         experiment = self.experiment
         synchronous = isinstance(experiment.sync, Synchronous)
+        of_weights = experiment.sync.timing.of_weights
         optimizer = experiment.optimizer
         for index, weight in enumerate(layer.weights):
             where = placed[weight.name]
@@ -62,11 +64,11 @@ class WeightCosts:
             memory += float(size.mean())
             if not weight.trainable:
                 continue
-            if not isinstance(experiment.sync, Synchronous | LocalSGD):
+            if not synchronous and not of_weights:
                 continue  # a server may have all of it
             members = self.world // where.group_size
             if not (isinstance(experiment.sync, Synchronous) and experiment.sync.per_round):
-                buckets = members > 1 and not isinstance(experiment.sync, LocalSGD)
+                buckets = members > 1 and not of_weights
                 added += self._mean(addition(layer, index, size, buckets, self.speeds))
             owners = members if experiment.shard_optimizer else 1
             kept = copies(optimizer) + (experiment.ema is not None)
@@ -102,6 +104,8 @@ class WeightCosts:
         """
         sync = self.experiment.sync
         if not isinstance(sync, Synchronous) or sync.codec or group_size == self.world:
+            return 0.0, 0.0
+        if isinstance(sync.algorithm, Own):  # its time need not grow evenly with its bytes
             return 0.0, 0.0
         members = range(0, self.world, group_size)
         topology, algorithm = self.speeds.topology(members), sync.algorithm

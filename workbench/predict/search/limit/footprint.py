@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from workbench.plan.experiment.experiment import Experiment, LocalSGD, Synchronous
+from workbench.plan.experiment.experiment import Experiment, Synchronous
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.placement.layout import Layout
@@ -46,7 +46,7 @@ class Footprints:
         self.rows, self.itemsizes, self.learns = rows, itemsizes, learns
         self.precision = experiment.precision
         sync = experiment.sync
-        self.rewrites = self.precision != "bf16" and not isinstance(sync, LocalSGD)
+        self.rewrites = self.precision != "bf16" and not sync.timing.of_weights
         self.anew = isinstance(sync, Synchronous) and sync.per_round  # in every round
         self.kept = {layer.name: saved_by(plan, layer) for layer in self.graph.layers}
 
@@ -124,8 +124,8 @@ class Footprints:
     def _beside(self, layer: Layer, choice: LayerPlan | None, given: Layout) -> float:
         """Bytes of masks, indices and other tensors that a layer makes to save."""
         keeps = self.kept[layer.name]
-        heads = 1.0 if choice is None else self._heads(layer, choice)
-        words = keeps.words + keeps.of_heads * float(np.mean(heads))
+        heads = self._heads(layer, choice)
+        words = keeps.words + keeps.of_heads * (1.0 if heads is None else float(heads.mean()))
         each = words * self.itemsizes[layer.name] + keeps.bytes
         elements = self.rows.elements(given, layer.output_shape, layer.rows)
         return each * float(elements.mean()) if each else 0.0
@@ -191,18 +191,16 @@ class Footprints:
             return kernels.convolution(layer, x, weight * width // whole, y, rows, width)
         if layer.kind == "attention":
             size, windows = self._bytes(layer.name, given), Windows.of(layer)
-            cut = choice is not None and choice.scheme == "shard_heads"
-            heads = self._heads(layer, choice) if choice is not None and cut else None
+            heads = self._heads(layer, choice)
             if windows is not None:
                 return windows.workspace(size, 1.0 if heads is None else heads)
             return kernels.attention(size, heads)
         return kernels.Workspace()
 
-    def _heads(self, layer: Layer, choice: LayerPlan) -> np.ndarray:
-        """The fraction of an attention layer's heads that each rank has [ranks]."""
-        if choice.scheme != "shard_heads":
-            return np.ones(self.rows.world_size)
-        return tiled(heads_of(layer, choice), self.rows.world_size) / layer.heads
+    def _heads(self, layer: Layer, choice: LayerPlan | None) -> np.ndarray | None:
+        """The fraction of an attention layer's heads on each rank [ranks]; None: all."""
+        heads = heads_of(layer, choice)
+        return None if heads is None else tiled(heads, self.rows.world_size) / layer.heads
 
     def _rows(self, name: str) -> bool:
         return self.graph[name].rows > 0

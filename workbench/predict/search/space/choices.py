@@ -9,18 +9,27 @@ layer can be placed by itself, and a search can go through the graph layer by la
 """
 
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 
 from workbench.plan.errors import PlanError
+from workbench.plan.extension.own import Own
 from workbench.plan.graph import Graph, Layer, unknown
-from workbench.plan.placement.choice import LayerPlan, check
-from workbench.plan.placement.layout import Layout
+from workbench.plan.placement.choice import LayerPlan, as_scheme, check, placed_by_scheme
+from workbench.plan.placement.layout import ROWS, Layout
 from workbench.plan.placement.mesh import group_sizes
+from workbench.plan.placement.placement import Replicate
 from workbench.plan.placement.placing import Placing, read_without_scheme
-from workbench.plan.placement.rules import SCHEMES, SPLITTABLE, after, joins, schemes_of
+from workbench.plan.placement.rules import SPLITTABLE, after, joins
+from workbench.plan.placement.schemes import BUILT_IN, SCHEMES, schemes_of
 
-# A preferred layout: ("rows", 1, None), ("whole", k, None) or ("cut", k, shares).
-Preference = tuple[str, int, tuple[float, ...] | None]
+# A preferred layout: ("rows", 1, None), ("whole", k, None) or ("cut", k, shares); or a person's own
+# scheme in the place of "cut", whose layers read features that are cut as it says.
+Preference = tuple[Hashable, int, tuple[float, ...] | None]
+
+# Layers that follow their input, and of which no later layer decides how: besides those that can be
+# split, they can be given a scheme of a person's own in a search.
+_FOLLOWING = ("op", "layer_norm")
 
 
 class LocalPlacement:
@@ -34,12 +43,16 @@ class LocalPlacement:
     def __init__(self, graph: Graph, options: Mapping[str, Sequence[LayerPlan]]) -> None:
         self.graph = graph
         self.preferences = preferences(graph, options)
-        self.deciders = _deciders(graph)
-        able = [layer for layer in graph.layers if layer.kind in SPLITTABLE]
+        self.deciders = _deciders(graph, options)
+        able = [graph[name] for name in options]
         # Where all layers prefer the same, each one is placed as if only its decider did.
         self._uniform = {
             preference: Placing(
-                graph, {layer.name: choice_preferring(layer, preference) for layer in able}
+                graph,
+                {
+                    layer.name: choice_preferring(layer, preference, options[layer.name])
+                    for layer in able
+                },
             )
             for preference in self.preferences
         }
@@ -96,8 +109,6 @@ Pin = str | LayerPlan
 
 Shares = Sequence[float]
 
-_CUT = ("shard_out", "shard_in", "shard_heads")
-
 
 def options_of(
     graph: Graph,
@@ -105,8 +116,13 @@ def options_of(
     sizes: Sequence[int],
     shares: Mapping[int, Sequence[Shares]],
     pins: Mapping[str, Pin],
+    own: Sequence[Own] = (),
 ) -> dict[str, tuple[LayerPlan, ...]]:
     """The choices to consider, for each layer that can be split.
+
+    Own schemes are considered for the layers that can be split without them, and for operations
+    that follow their input whatever comes later. ReLU, pools and the like, which pass on what later
+    layers prefer, follow their input in a search.
 
     Args:
         graph: the model.
@@ -115,17 +131,21 @@ def options_of(
         shares: the relative sizes of unequal pieces to consider beside equal ones, for each group
             size.
         pins: the choices that the user has fixed, by the layer's name.
+        own: the person's own schemes to consider.
 
     Raises:
-        PlanError: a pin that the layer cannot have.
+        PlanError: a pin that the layer cannot have, or an own scheme that states what cannot be.
     """
     found = {}
     for layer in graph.layers:
-        if layer.kind not in SPLITTABLE:
+        pin = pins.get(layer.name)
+        if layer.kind not in (*SPLITTABLE, *_FOLLOWING) or joins(layer):
             continue
         together = layer.name in graph.shares_weights
-        every = (LayerPlan(),) if together else tuple(_choices(layer, sizes, shares))
-        pin = pins.get(layer.name)
+        more = [] if together else _own_choices(layer, sizes, shares, own)
+        if layer.kind not in SPLITTABLE and not more and pin is None:
+            continue
+        every = (LayerPlan(),) if together else (*_choices(layer, sizes, shares), *more)
         if isinstance(pin, LayerPlan):
             check(layer, pin, world_size, shares_weights=together)
             every = (pin,)
@@ -154,9 +174,47 @@ def _choices(
             if k == 1 or scheme == "replicate":
                 continue
             found.append(LayerPlan(scheme, k))
-            if scheme in _CUT:
+            if BUILT_IN[scheme].units(layer):
                 found += [LayerPlan(scheme, k, tuple(cut)) for cut in shares.get(k, ())]
     return found
+
+
+def _own_choices(
+    layer: Layer,
+    sizes: Sequence[int],
+    shares: Mapping[int, Sequence[Shares]],
+    own: Sequence[Own],
+) -> list[LayerPlan]:
+    """The choices of own schemes that take a layer and can divide it over so many ranks."""
+    found = []
+    for scheme in own:
+        for k in sizes:
+            choice = LayerPlan(scheme, k)
+            if k == 1 or not choice.meant.takes(layer):
+                continue
+            units = choice.meant.units(layer)
+            for cut in (None, *(map(tuple, shares.get(k, ())) if units else ())):
+                one = LayerPlan(scheme, k, cut)
+                with suppress(PlanError):  # too few units for so many ranks
+                    placed_by_scheme(layer, one, ROWS)
+                    found.append(one)
+    return found
+
+
+def own_schemes(given: Sequence[object]) -> tuple[Own, ...]:
+    """The own schemes to consider in a search.
+
+    Raises:
+        PlanError: one of them is no scheme of a person's own.
+    """
+    found = [as_scheme(one) for one in given]
+    for one in found:
+        if not isinstance(one, Own):
+            raise PlanError(
+                f"schemes: {one!r} is no own scheme; the built-in ones ({', '.join(SCHEMES)}) are "
+                f"always considered"
+            )
+    return tuple(one for one in found if isinstance(one, Own))
 
 
 def pinned(graph: Graph, pin: Mapping[str, Pin]) -> dict[str, Pin]:
@@ -168,6 +226,7 @@ def pinned(graph: Graph, pin: Mapping[str, Pin]) -> dict[str, Pin]:
         PlanError: a name or pattern that matches no layer, or a value that is no choice.
     """
     able = [layer.name for layer in graph.layers if layer.kind in SPLITTABLE]
+    also = [layer.name for layer in graph.layers if layer.kind in _FOLLOWING]
     found: dict[str, Pin] = {}
     for pattern, choice in pin.items():
         if not isinstance(choice, str | LayerPlan):
@@ -175,7 +234,8 @@ def pinned(graph: Graph, pin: Mapping[str, Pin]) -> dict[str, Pin]:
                 f"pin of {pattern!r} must be a scheme ({', '.join(SCHEMES)}) or a LayerPlan, "
                 f"got {choice!r}"
             )
-        fitting = [name for name in able if name == pattern or fnmatchcase(name, pattern)]
+        names = able + also if isinstance(choice, LayerPlan) and choice.is_own else able
+        fitting = [name for name in names if name == pattern or fnmatchcase(name, pattern)]
         if not fitting:
             raise PlanError(f"pin: {unknown('layer', pattern, able, of=graph.source.name)}")
         found.update(dict.fromkeys(fitting, choice))
@@ -202,10 +262,10 @@ def preference_of(layer: Layer, choice: LayerPlan) -> Preference:
     """The layout that a choice prefers to read."""
     if choice.group_size == 1:
         return "rows", 1, None
-    grouped = choice.scheme == "shard_out" and layer.groups > 1
-    if choice.scheme == "shard_in" or grouped:
-        return "cut", choice.group_size, choice.shares
-    return "whole", choice.group_size, None
+    read, _ = placed_by_scheme(layer, choice, ROWS)
+    if read.placement == Replicate():
+        return "whole", choice.group_size, None
+    return choice.scheme if choice.is_own else "cut", choice.group_size, choice.shares
 
 
 def preferences(graph: Graph, options: Mapping[str, Sequence[LayerPlan]]) -> tuple[Preference, ...]:
@@ -217,13 +277,18 @@ def preferences(graph: Graph, options: Mapping[str, Sequence[LayerPlan]]) -> tup
     return tuple(dict.fromkeys((own, *every)))
 
 
-def choice_preferring(layer: Layer, preference: Preference) -> LayerPlan:
-    """A choice with this preference."""
+def choice_preferring(
+    layer: Layer, preference: Preference, options: Sequence[LayerPlan]
+) -> LayerPlan:
+    """A choice with this preference; of an own scheme that is not among the options, none."""
     form, k, shares = preference
     if form == "rows":
         return LayerPlan()
     if form == "whole":
         return LayerPlan("duplicate", k)
+    if isinstance(form, Own) or layer.kind not in SPLITTABLE:
+        wanted = (one for one in options if (one.scheme, one.group_size, one.shares) == preference)
+        return next(wanted, LayerPlan())
     return LayerPlan("shard_out" if layer.groups > 1 else "shard_in", k, shares)
 
 
@@ -233,15 +298,15 @@ def _shape(layer: Layer) -> Hashable:
     return layer.kind, shapes, bool(layer.inputs), joins(layer)
 
 
-def _deciders(graph: Graph) -> dict[str, str]:
-    """For each layer without a scheme, its decider; the last layers have none."""
+def _deciders(graph: Graph, options: Mapping[str, Sequence[LayerPlan]]) -> dict[str, str]:
+    """For each layer without options, its decider; the last layers have none."""
     found: dict[str, str] = {}
     for layer in reversed(graph.layers):
         readers = graph.consumers[layer.name]
-        if layer.kind in SPLITTABLE or not readers:
+        if layer.name in options or not readers:
             continue
         first = readers[0]
-        if graph[first].kind in SPLITTABLE:
+        if first in options:
             found[layer.name] = first
         elif first in found:
             found[layer.name] = found[first]

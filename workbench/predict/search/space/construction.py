@@ -13,11 +13,10 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from workbench.plan.graph import Graph, Layer
-from workbench.plan.placement.choice import LayerPlan
+from workbench.plan.placement.choice import LayerPlan, placed_by_scheme
 from workbench.plan.placement.layout import ROWS, Layout
 from workbench.plan.placement.placement import Replicate
-from workbench.plan.placement.placing import placed_by_scheme
-from workbench.plan.placement.rules import CARRIES_PARTIAL, SPLITTABLE, SUMMED_BACK
+from workbench.plan.placement.rules import CARRIES_PARTIAL, SPLITTABLE
 from workbench.predict.search.space.choices import LocalPlacement, Preference, preference_of
 from workbench.predict.search.space.trellis import (
     Cost,
@@ -66,7 +65,7 @@ def frames_of(
         whom = placement.deciders.get(layer.name)
         if whom is not None and whom not in heard:
             heard.append(whom)
-        own = layer.name if layer.kind in SPLITTABLE else whom
+        own = layer.name if layer.name in options else whom
         readers = graph.consumers[layer.name]
         found.append(
             Frame(
@@ -238,6 +237,10 @@ class _Construction:
         kinds = Numbering[Hashable]()
         self.kinds = {name: kinds.of(costs.alike(name)) for name in graph.consumers}
         self.rules = {layer.name: kinds.of(placement.alike(layer.name)) for layer in graph.layers}
+        self._preferring = {
+            name: [(choice, frozenset({preference_of(graph[name], choice)})) for choice in those]
+            for name, those in options.items()
+        }
         self._stages: dict[Hashable, tuple[Stage, Integers]] = {}
         self._layer_steps: dict[Hashable, list[LayerStep]] = {}
         self._input_reads: dict[tuple[int, int, int], dict[tuple[int, bool], InputRead | None]] = {}
@@ -290,8 +293,13 @@ class _Construction:
             frame.lives,
             frame.may_carry,
             self.options.get(name),
+            self._asked_by_name(name),
             self.rules[name],
         )
+
+    def _asked_by_name(self, name: str) -> str:
+        """Its name, where an own scheme is asked about it, which may look at anything; else ""."""
+        return name if any(choice.is_own for choice in self.options.get(name, ())) else ""
 
     def _made(self, frame: Frame, alike: int, states: Integers) -> tuple[Stage, Integers]:
         count, width = len(states), len(frame.names)
@@ -386,7 +394,7 @@ class _Construction:
             if not frame.lives:
                 costs += self._value_cost(layer.name, self._number(LiveValue(given)))
             for carried in (False, True) if frame.may_carry and whole else (False,):
-                sums = carried if choice is None else whole and choice.scheme in SUMMED_BACK
+                sums = carried if choice is None else whole and choice.sums_back(given)
                 own = (self._number(LiveValue(given, carried)),) if frame.lives else ()
                 found.append(LayerStep(place, preferences, self.layouts.of(read), sums, own, costs))
         return found
@@ -428,7 +436,8 @@ class _Construction:
         self, layer: Layer, choice: LayerPlan | None, read: Layout, given: Layout
     ) -> tuple[int, ...]:
         kind = self.kinds[layer.name]
-        key = (kind, choice, self.layouts.of(read), self.layouts.of(given))
+        own = layer.name if choice is not None and choice.is_own else ""
+        key = (kind, choice, self.layouts.of(read), self.layouts.of(given), own)
         if key not in self._costs:
             self._costs[key] = self._cost(lambda costs: costs.layer(layer, choice, read, given))
         return self._costs[key]
@@ -457,11 +466,20 @@ class _Construction:
                 (
                     place,
                     choice,
-                    *placed_by_scheme(layer, choice, coming[0]),
-                    frozenset({preference_of(layer, choice)}),
+                    *self._of_choice(layer, choice, coming),
+                    preferred,
                 )
-                for place, choice in enumerate(self.options[layer.name])
+                for place, (choice, preferred) in enumerate(self._preferring[layer.name])
             ]
         ways = self.placement.followed(layer, coming)
         every = self.preferences.values[_ALL]
         return [(-1, None, *place, every if len(ways) == 1 else ways[place]) for place in ways]
+
+    def _of_choice(
+        self, layer: Layer, choice: LayerPlan, coming: tuple[Layout, ...]
+    ) -> tuple[Layout, Layout]:
+        """The layouts of a layer under one of its choices, of which one may be to follow."""
+        if layer.kind in SPLITTABLE or choice.group_size > 1:
+            return placed_by_scheme(layer, choice, coming[0])
+        (place,) = self.placement.followed(layer, coming)  # no later layer has a say in it
+        return place

@@ -77,7 +77,7 @@ def verdicts(graph: Graph) -> tuple[Verdict, ...]:
         if layer.kind not in (*CANDIDATES, "conv2d"):
             continue
         parameters = layer.parameters / graph.parameters
-        flops = layer.flops / max(graph.flops, 1)
+        flops = layer.counted_flops / max(graph.flops, 1)
         reason: Reason = "cut"
         if layer.kind == "conv2d":
             reason = "convolution"
@@ -177,6 +177,6 @@ def _percent(share: float) -> str:
 
 def _shown(choice: LayerPlan) -> str:
     if choice.scheme == "replicate":
-        return choice.scheme
+        return choice.name
     shares = f" by {'/'.join(map('{:g}'.format, choice.shares))}" if choice.shares else ""
-    return f"{choice.scheme}/{choice.group_size}{shares}"
+    return f"{choice.name}/{choice.group_size}{shares}"

@@ -8,7 +8,7 @@ from tests.plan.graphs import Builder, mlp, transformer, vgg
 from workbench.plan.graph import Graph
 from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.plan import Plan
-from workbench.plan.presets import verdicts
+from workbench.plan.rules.presets import verdicts
 
 BLOCK = Plan.hybrid(transformer(), 4, 2)
 

@@ -1,0 +1,81 @@
+"""One check for every kind of extension, which a wrong one does not pass."""
+
+import pytest
+import torch
+
+import workbench as wb
+from tests.own_sums import Sign, Tree
+
+
+class Lossy(Sign):
+    """Forgets the last value."""
+
+    def decode(self, wire, out):
+        super().decode(wire, out)
+        out[-1:] = 0.0
+
+
+class Whole(wb.extend.Scheme):
+    """Gives its summands for the whole sum."""
+
+    def takes(self, layer):
+        return layer.kind == "linear"
+
+    def units(self, layer):
+        return layer.input_shape[-1]
+
+    def layouts(self, layer, division, coming):
+        dim = len(layer.input_shape)
+        return wb.extend.Shard(dim, division.sizes), wb.extend.Replicate()
+
+    def holds(self, layer, weight, division, read):
+        if len(weight.shape) == 1:
+            return wb.extend.held_by(division.first, weight.shape[0], division.group_size)
+        return wb.extend.Shard(1, division.sizes)
+
+
+class Nothing(wb.extend.Rule):
+    """Makes no plan."""
+
+    def plan(self, graph, world_size):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "ok"),
+    [
+        (Tree, "algorithms", True),
+        ("tests.own_sums:Tree", "algorithms", True),
+        (Sign(), "codecs", True),
+        (Lossy(), "codecs", False),
+        (Whole(), "schemes", False),
+        (Nothing(), "rules", False),
+    ],
+)
+def test_each_kind_has_its_checks(cluster, given, kind, ok):
+    found = wb.check_extension(given, cluster)
+    assert (found.kind, found.ok) == (kind, ok), found
+    frame = found.to_frame()
+    assert frame["ok"].all() == ok
+    assert len(frame) == len(found.checks) >= 3
+    assert found.checks[0].what in found._repr_html_()
+    assert found.checks[0].what in str(found)
+
+
+def test_what_extends_nothing_is_refused():
+    for given in (3, torch.nn.Linear(1, 1), "math:exp"):
+        with pytest.raises(TypeError, match=r"extends none of wb\.extend\.Algorithm, Codec"):
+            wb.check_extension(given)
+
+
+def test_base_classes_are_those_of_the_built_in_ones():
+    from workbench.comm.algorithms.flat import FLAT
+    from workbench.plan.placement.schemes import SCHEMES
+    from workbench.plan.rules.rule import BUILT_IN
+
+    assert all(isinstance(one, wb.extend.Algorithm) for one in FLAT.values())
+    assert all(isinstance(one, wb.extend.Rule) for one in BUILT_IN.values())
+    assert len(SCHEMES) == 5
+    for sync in (wb.Synchronous(), wb.LocalSGD(), wb.Pipelined(), wb.ParameterServer()):
+        assert isinstance(sync.strategy, wb.extend.Strategy)
+    assert {"Algorithm", "Codec", "Rule", "Scheme", "Strategy"} <= set(dir(wb.extend))

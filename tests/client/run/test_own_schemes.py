@@ -1,0 +1,150 @@
+"""A person's own scheme on the ranks of a cluster: exact, or found not to be."""
+
+import pytest
+import torch
+from torch import nn
+
+import workbench as wb
+from tests.plan.placement.own import ByGroups, ConvOut, Inside, OtherSlice, Twice, Unsummed
+from workbench.client.checks.schemes import cluster_checks_of
+from workbench.layers.scheme_checks import small_models
+from workbench.plan.plan import Plan
+from workbench.store.errors import RunError
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.conv = nn.Conv1d(3, 6, 3, padding=1)
+        self.up = nn.ConvTranspose2d(6, 8, 2)
+        self.norm = nn.GroupNorm(4, 8)
+        self.fc = nn.Linear(144, 10)
+
+    def forward(self, x):
+        x = self.conv(self.first(x).tanh()).unsqueeze(-1)
+        return self.fc(torch.flatten(self.norm(self.up(x)), 1))
+
+
+def net():
+    torch.manual_seed(0)
+    return Net()
+
+
+GRAPH = wb.trace(net(), input_shape=(3, 8))
+WHOLE = Plan.data_parallel(GRAPH, 2)
+
+
+def own(scheme=None, **schemes):
+    plan = WHOLE
+    for name, given in {"conv": ConvOut(), "up": ConvOut(), "fc": Inside(), **schemes}.items():
+        plan = plan.with_layer(name, scheme=given, group_size=2)
+    return plan.with_layer("norm", scheme=ByGroups(), group_size=2)
+
+
+def experiment(plan, **fields):
+    data = wb.Synthetic(samples=64, classes=10)
+    given = dict(data=data, batch_size=16, optimizer=wb.SGD(0.1, momentum=0.9), steps=6)
+    return wb.Experiment(plan=plan, **given | fields)
+
+
+def test_right_ones_are_exact_with_any_shares(cluster):
+    found = cluster.verify(own())
+    assert found.exact, found
+    assert found.coverage.missing == ()
+    unequal = own()
+    for name, shares in {"conv": (5, 1), "up": (1, 3), "norm": (3, 1), "fc": (1, 2)}.items():
+        unequal = unequal.with_layer(name, shares=shares)
+    assert cluster.verify(unequal, repeat=False).exact
+    idle = own().with_layer("conv", shares=(1, 0)).with_layer("norm", shares=(0, 1))
+    assert cluster.verify(idle, repeat=False).exact
+
+
+@pytest.mark.parametrize(
+    "schemes", [{"conv": Unsummed()}, {"fc": OtherSlice()}, {"fc": Twice()}], ids=str
+)
+def test_wrong_ones_are_found(cluster, schemes):
+    assert not cluster.verify(own(**schemes), repeat=False).exact
+
+
+def test_what_makes_no_module_is_refused_by_name(cluster):
+    class Bare(Inside):
+        def local(self, module, layer, division, member):
+            return nn.Identity()
+
+    text = r"layer 'fc', scheme 'Bare': `local` must return a module that holds the parameters"
+    with pytest.raises(RunError, match=text):
+        cluster.verify(own(fc=Bare()), repeat=False)
+
+
+def test_a_run_trains_is_loaded_goes_on_and_is_cut_anew(cluster):
+    run = cluster.train(experiment(own(), checkpoint_every=3)).wait()
+    assert run.experiment.plan == own().with_own(
+        lambda scheme, place: run.experiment.plan.layers[place.split(".")[1]].scheme
+    )
+    saved = wb.Run.load(run.directory).experiment
+    assert saved.to_toml() == run.experiment.to_toml()
+    assert not saved.plan.is_at_hand
+    assert "ConvOut" in repr(saved.plan)
+    more = run.experiment.replace(steps=12)
+    assert cluster.train(more, resume=run).wait().state == "finished"
+    whole = cluster.train(experiment(WHOLE, steps=12)).wait()
+    split = cluster.train(experiment(own(), steps=12)).wait()
+    losses = [one.metrics.query("rank == 0").loss.to_numpy() for one in (whole, split)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_a_run_goes_on_under_it(cluster):
+    run = cluster.train(experiment(WHOLE, steps=400))
+    change = run.replan(own())
+    run.wait()
+    assert change.carried_out is not None
+    assert run.experiment.plan.layers["conv"].name == "ConvOut"
+    assert run.experiment.plan.flow.weights["conv.weight"].piece_numel(0) == 27
+
+
+def test_predicted_bytes_are_those_that_are_recorded(cluster):
+    """Of every collective of a step: conversions, gradients of activations and of weights."""
+    run = cluster.train(experiment(own(), steps=12, trace_every=3)).wait()
+    machine = wb.Machine.preset("cpu-10gbe").replace(ranks_per_host=None)  # as engines are here
+    compared = run.compare(wb.predict(run.experiment, machine))
+    assert len(compared.ranks) == 2
+    for rank in compared.ranks:
+        assert rank.received_bytes.measured == rank.received_bytes.predicted > 0
+
+
+def test_memory_and_flops_follow_from_what_it_states():
+    whole, split = (wb.predict(experiment(plan)) for plan in (WHOLE, own()))
+    for name in ("conv", "up"):
+        there, here = (one.memory[0].of_layer(name)["weights"] for one in (whole, split))
+        assert 2 * here == there == 4 * GRAPH[name].parameters
+    # It reads all rows of the group, and saves these; its output is cut.
+    rows, features = 16, 3 * 8
+    assert split.memory[0].of_layer("conv")["activations"] == rows * (features + 6 * 8 // 2) * 4
+    works = [wb.plan.work_of(own(), GRAPH["conv"], rank, (8, 8), "fp32") for rank in (0, 1)]
+    assert works[0].flops == GRAPH["conv"].flops * 16 / 2
+    assert works[0] == works[1]
+
+
+class Elsewhere(ConvOut):
+    """Wrong: on ranks it states something else than where it is predicted."""
+
+    def takes(self, layer):
+        return layer.target == "torch.nn.Conv1d"
+
+    @property
+    def summed_back(self):
+        import os
+
+        return "WORKBENCH_ENGINE" in os.environ
+
+
+@pytest.mark.parametrize(
+    ("scheme", "expected"),
+    [(ConvOut(), [True, True]), (Unsummed(), [False, True]), (Elsewhere(), [True, False])],
+)
+def test_the_checks_of_a_cluster(cluster, scheme, expected):
+    models = small_models(scheme)
+    found = cluster_checks_of(scheme, cluster, models[:1])
+    assert [check.ok for check in found] == expected, found
+    assert expected[1] or "were predicted" in found[1].said

@@ -1,0 +1,61 @@
+"""What `?`, Tab and an error tell of a value."""
+
+import inspect
+from collections.abc import Iterator
+
+import pytest
+from pydantic import BaseModel
+
+import workbench as wb
+from tests.plan import graphs
+from workbench.plan.errors import ExperimentError
+from workbench.plan.value import Value
+
+
+def values(base: type = Value) -> Iterator[type[Value]]:
+    for each in base.__subclasses__():
+        yield each
+        yield from values(each)
+
+
+PUBLIC = sorted(
+    {each for each in values() if each.__name__ in wb.__all__ and getattr(wb, each.__name__)},
+    key=lambda each: each.__name__,
+)
+
+
+@pytest.mark.parametrize("value", PUBLIC, ids=lambda value: value.__name__)
+def test_every_field_that_can_be_given_is_documented(value):
+    told = inspect.getdoc(value)
+    for name in inspect.signature(value).parameters:
+        if name in value.model_fields:
+            assert f"\n    {name}: " in told
+
+
+@pytest.mark.parametrize("value", PUBLIC, ids=lambda value: value.__name__)
+def test_tab_completes_what_is_ours(value):
+    pydantic = {name for name in dir(BaseModel) if name[:1] != "_"} - set(vars(value))
+    assert pydantic.isdisjoint(dir(value))
+    assert "replace" in dir(value)
+
+
+def test_instances_as_well():
+    shown = [name for name in dir(wb.SGD(0.1)) if name[:1] != "_"]
+    assert {"lr", "momentum", "replace"} <= set(shown)
+    assert not [name for name in shown if name.startswith("model_")]
+
+
+def test_signatures_say_what_is_given_without_a_name():
+    assert str(inspect.signature(wb.Codec)).startswith("(*, name, error_feedback=False")
+    assert str(inspect.signature(wb.AdamW)).startswith("(lr=0.001, *, maximize=False")
+    assert str(inspect.signature(wb.ParameterGroup)) == "(*patterns, dims=None, **options)"
+
+
+def test_data_is_to_be_given():
+    plan = wb.Plan.data_parallel(graphs.mlp(4, 4), 1)
+    with pytest.raises(ExperimentError, match=r'data: missing; The samples: "digits", "synth'):
+        wb.Experiment(plan=plan, optimizer="sgd", steps=1)
+    with pytest.raises(ExperimentError, match="data: missing"):
+        wb.Experiment(plan=plan, optimizer="sgd", epochs=1)
+    with pytest.raises(ExperimentError, match="steps: missing; The number of optimizer updates"):
+        wb.Experiment(plan=plan, data="digits", optimizer="sgd")

@@ -1,0 +1,1 @@
+"""What extensions are checked for, with a cluster at hand."""

@@ -1,0 +1,155 @@
+"""Checks an idea of a person's own, whatever kind it is of, before anything is built on it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workbench.client.checks import schemes, strategies, sums
+from workbench.client.cluster import Cluster
+from workbench.comm.algorithms.algorithm import Algorithm
+from workbench.comm.algorithms.checks import checks_of as algorithm_checks_of
+from workbench.comm.codecs.checks import checks_of as codec_checks_of
+from workbench.comm.codecs.coder import Coder
+from workbench.layers.scheme_checks import checks_of as scheme_checks_of
+from workbench.layers.scheme_checks import small_models
+from workbench.model.tracing.trace import trace
+from workbench.plan.experiment.codec import Codec, OwnCodec
+from workbench.plan.experiment.strategy import Strategy
+from workbench.plan.extension.extension import Check, Extension, extension_of
+from workbench.plan.extension.own import Own
+from workbench.plan.html import frame_of, save, table
+from workbench.plan.placement.scheme import Scheme
+from workbench.plan.rules.checks import checks_of as rule_checks_of
+from workbench.plan.rules.rule import Rule
+
+if TYPE_CHECKING:
+    import pandas
+
+ENGINES = 2
+_MODELS = ("vgg11", "resnet18", "vit_b_16")
+
+
+@dataclass(frozen=True)
+class CheckedExtension:
+    """What an extension was checked for, and what came of it.
+
+    Attributes:
+        name: its name.
+        kind: its kind, such as "codecs".
+        checks: each of the checks.
+    """
+
+    name: str
+    kind: str
+    checks: tuple[Check, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether all checks hold."""
+        return all(check.ok for check in self.checks)
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """One line for each check."""
+        return frame_of(map(asdict, self.checks), ["what", "ok", "said"])
+
+    def save(self, path: str | Path) -> None:
+        """Writes it into a file: "x.svg" and "x.csv" are the table, "x.html" a page.
+
+        Raises:
+            ValueError: the name has another ending.
+        """
+        save(self, path)
+
+    @property
+    def _verdict(self) -> str:
+        held = sum(check.ok for check in self.checks)
+        return f"{self.name}, one of the {self.kind}: {held} of {len(self.checks)} checks hold"
+
+    def __str__(self) -> str:
+        lines = [f"  {'ok ' if c.ok else 'NOT'}  {c.what}: {c.said}" for c in self.checks]
+        return "\n".join([self._verdict, *lines])
+
+    def __repr__(self) -> str:
+        return f"<CheckedExtension {self._verdict}>"
+
+    def _repr_html_(self) -> str:
+        rows = [("✓" if check.ok else "✗", check.what, check.said) for check in self.checks]
+        return f"<div><p>{escape(self._verdict)}</p>{table(('', 'checked', 'found'), rows)}</div>"
+
+
+def check_extension(extension: Any, cluster: Cluster | None = None) -> CheckedExtension:
+    """Checks that an extension does what the built-in ones of its kind do.
+
+    An algorithm sums as torch does, leaves the same bits on all ranks and exchanges what its dry
+    run says; a codec decodes what it encodes, in the bytes that it states; a scheme computes what
+    the whole layer computes, with all gradients; a strategy does what its methods say under every
+    cut; a rule makes valid plans. All but rules also run on engines, where what each rank receives
+    must be what is predicted.
+
+    Args:
+        extension: an object of a class that extends one of `wb.extend`, the class, or
+            "module:attribute" of either.
+        cluster: a cluster whose engines are free; None: two engines are started, and end with it.
+
+    Raises:
+        TypeError: it is no extension.
+        OwnObjectError: it cannot be imported.
+        ClusterError: engines are in use, or cannot be started.
+    """
+    found = _taken(extension)
+    if isinstance(found, Rule):
+        graphs = [trace(name, input_shape=(3, 224, 224), num_classes=10) for name in _MODELS]
+        return _of(found, rule_checks_of(found, graphs))
+    with _engines(cluster) as engines:
+        return _of(found, _checks(found, engines))
+
+
+def _taken(given: Any) -> Extension:
+    if isinstance(given, str):
+        given = Own(name=given).loaded
+    if isinstance(given, type) and issubclass(given, Extension):
+        given = given()
+    if not isinstance(given, Extension):
+        raise TypeError(
+            f"{given!r} is no extension: it extends none of wb.extend.Algorithm, Codec, Scheme, "
+            "Strategy and Rule"
+        )
+    found: Extension = extension_of(Own.of(given), given.kind)
+    return found
+
+
+def _checks(extension: Extension, cluster: Cluster) -> list[Check]:
+    match extension:
+        case Algorithm():
+            own = Own.of(extension)
+            found = algorithm_checks_of(extension) + sums.checks_on(cluster, algorithm=own)
+            if extension.takes_codec:
+                found += sums.checks_on(cluster, algorithm=own, codec=Codec(name="int8"))
+            return found
+        case Coder():
+            coding = OwnCodec(own=Own.of(extension), error_feedback=False)
+            return codec_checks_of(extension) + sums.checks_on(cluster, codec=coding)
+        case Scheme():
+            models = small_models(extension)
+            return scheme_checks_of(extension) + schemes.cluster_checks_of(
+                extension, cluster, models
+            )
+        case Strategy():
+            return strategies.checks_of(extension, cluster)
+    raise TypeError(f"{extension!r} is of a kind that nothing checks")
+
+
+def _of(extension: Extension, checks: list[Check]) -> CheckedExtension:
+    return CheckedExtension(extension.name, extension.kind, tuple(checks))
+
+
+@contextmanager
+def _engines(cluster: Cluster | None) -> Iterator[Cluster]:
+    if cluster is not None:
+        yield cluster
+        return
+    with Cluster(ENGINES) as own:
+        yield own

@@ -1,0 +1,1 @@
+"""What a person brings: objects of their own, and ideas that extend the workbench."""

@@ -1,0 +1,103 @@
+"""Ideas of a person's own: what all kinds have in common, and where installed ones are found.
+
+An extension is an object of a class that extends one of the public base classes. It is given where
+the name of a built-in one is: the object itself, "module:attribute" of it or of its class, or the
+name under which an installed package offers it as an entry point of the group
+`workbench.algorithms`, `workbench.codecs`, `workbench.data`, `workbench.rules`, `workbench.schemes`
+or `workbench.strategies`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any, ClassVar
+
+from workbench.plan.extension.own import Own, OwnObjectError, taken
+
+
+class Extension:
+    """What all kinds of extensions have.
+
+    Attributes:
+        kind: the kind, in the plural: that of its base class.
+        name: what it is called in tables and errors; by default its class's name.
+    """
+
+    kind: ClassVar[str] = ""
+    name: str = ""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "name" not in vars(cls):
+            cls.name = cls.__name__
+
+
+@dataclass(frozen=True)
+class Check:
+    """What an extension was checked for, and what came of it.
+
+    Attributes:
+        what: what must hold.
+        ok: whether it does.
+        said: how it was tried; where it does not hold, the first case in which it does not.
+    """
+
+    what: str
+    ok: bool
+    said: str
+
+
+def installed(kind: str) -> Mapping[str, Own]:
+    """The extensions of a kind that installed packages offer, by name."""
+    return {point.name: Own(name=point.value) for point in entry_points(group=f"workbench.{kind}")}
+
+
+def extension_of(own: Own, kind: str) -> Any:
+    """The extension itself; of a class, an object of it.
+
+    Raises:
+        OwnObjectError: it cannot be loaded, or is no extension of this kind.
+    """
+    found = own.loaded
+    if isinstance(found, type):
+        found = found()
+    if not isinstance(found, Extension) or found.kind != kind:
+        raise OwnObjectError(f"{own} is none of the {kind}: it does not extend their base class")
+    return found
+
+
+def name_of(given: str | Own) -> str:
+    """What a built-in one, or one of a person's own, is called in tables and errors."""
+    if isinstance(given, str):
+        return given
+    name = given.held.name if isinstance(given.held, Extension) else given.name
+    return name.rpartition(":")[2].rpartition(".")[2]
+
+
+def named(given: object, kind: str, names: Sequence[str]) -> object:
+    """The name of a built-in one, or the `Own` of an extension.
+
+    Args:
+        given: a name, "module:attribute", an extension or its class, or an entry of a text.
+        kind: the kind of extension.
+        names: the names of those that are built in.
+
+    Raises:
+        ValueError: there is none of this name, or the object is no extension of this kind.
+    """
+    if given is None or isinstance(given, Own):
+        return given
+    if isinstance(given, str) and ":" not in given:
+        if given in names:
+            return given
+        others = installed(kind)
+        if given not in others:
+            valid = ", ".join(map(repr, (*names, *others)))
+            raise ValueError(f"none of the {kind} is called {given!r}; there are {valid}")
+        return others[given]
+    if isinstance(given, type) and issubclass(given, Extension):
+        given = given()
+    own = taken(given)
+    if isinstance(own, Own) and own.held is not None:
+        extension_of(own, kind)
+    return own

@@ -1,0 +1,189 @@
+"""What a person brings to an experiment: functions and objects of their own.
+
+Here they are names, with the object itself where this process has it. What can be imported
+anywhere is given as "module:attribute". Anything else is written to a file when the experiment is
+submitted (`client/run/own_objects.py`), and its ranks open that file before they begin. Nobody
+else opens one: what is loaded from it could do anything.
+"""
+
+import hashlib
+import importlib
+import pickle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Protocol, Self, runtime_checkable
+
+from pydantic import BeforeValidator, PrivateAttr
+
+from workbench.plan.value import Value
+
+
+class OwnObjectError(ValueError):
+    """An own object that cannot be loaded in this process, or does not do what it is for."""
+
+
+class Own(Value):
+    """A function, class or object of the user's own."""
+
+    name: str
+    """"module:attribute", which is imported; or what it is called where it was made."""
+    file: str = ""
+    """Where it lies, pickled; "": it is imported, or was not submitted yet."""
+    _held: Any = PrivateAttr(None)
+
+    @classmethod
+    def of(cls, given: object) -> Self:
+        """An object of this process."""
+        kind = given if hasattr(given, "__qualname__") else type(given)
+        name = getattr(kind, "__qualname__", "object").replace("<locals>.", "")
+        module = getattr(kind, "__module__", None)
+        own = cls(name=name if module in (None, "__main__") else f"{module}.{name}")
+        own._held = given
+        return own
+
+    def lying_in(self, file: str) -> "Own":
+        """The same, once it is in a file."""
+        own = type(self)(name=self.name, file=file)
+        own._held = self._held
+        return own
+
+    def opened(self) -> "Own":
+        """The same with the object of its file, which this process executes.
+
+        Raises:
+            OwnObjectError: the file cannot be read, or is not as it was written.
+        """
+        if self._held is not None or not self.file:
+            return self
+        own = type(self)(name=self.name, file=self.file)
+        try:
+            content = Path(self.file).read_bytes()
+            if not Path(self.file).stem.endswith(digest_of(content)):
+                raise OwnObjectError(f"{self.file} is not as it was written")
+            own._held = pickle.loads(content)
+        except OwnObjectError:
+            raise
+        except Exception as error:  # whatever its own code raises
+            raise self._cannot_be_loaded(error) from error
+        return own
+
+    @property
+    def held(self) -> Any:
+        """The object, where this process has it; else None."""
+        return self._held
+
+    @property
+    def loaded(self) -> Any:
+        """The object, imported where its name says from where.
+
+        Raises:
+            OwnObjectError: it cannot be imported, or was an object of another process.
+        """
+        if self._held is not None:
+            return self._held
+        if not self.is_imported:
+            raise OwnObjectError(
+                f"{self.name!r} was an object of the process that made the experiment, and is not "
+                "in its text: give the object again, or 'module:attribute'"
+            )
+        module, _, attribute = self.name.partition(":")
+        try:
+            found = importlib.import_module(module)
+            for name in attribute.split("."):
+                found = getattr(found, name)
+        except Exception as error:  # whatever its own code raises
+            raise self._cannot_be_loaded(error) from error
+        return found
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether its name says where it is imported from."""
+        return self._held is None and not self.file and ":" in self.name
+
+    def _cannot_be_loaded(self, error: Exception) -> OwnObjectError:
+        why = f"{type(error).__name__}: {error}"
+        return OwnObjectError(f"{self.name!r} cannot be loaded in this process: {why}")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Own):
+            return NotImplemented
+        if self.file and other.file:
+            return self.file == other.file
+        if self._held is not None and other._held is not None:
+            return self._held is other._held
+        return (self.name, self.file) == (other.name, other.file)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def taken(given: object) -> object:
+    """An object, "module:attribute", or an entry of a text, for its `Own`.
+
+    Raises:
+        ValueError: a text that is no place to import from.
+    """
+    if isinstance(given, Own) or given is None:
+        return given
+    if isinstance(given, dict) and "name" in given and given.keys() <= {"name", "file"}:
+        return Own(**given)  # as text has it
+    if isinstance(given, str):
+        module, _, attribute = given.partition(":")
+        if not (module and attribute):
+            raise ValueError(
+                f"{given!r} is no place to import from: give 'module:attribute', or the object"
+            )
+        return Own(name=given)
+    return Own.of(given)
+
+
+def digest_of(content: bytes) -> str:
+    """What the name of an object's file ends with."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+OwnObject = Annotated[Any, BeforeValidator(taken)]
+"""An object, or "module:attribute"; the field holds an `Own`."""
+
+
+@runtime_checkable
+class HoldsOwn(Protocol):
+    """A value of another kind that may hold own objects: a plan, in its schemes."""
+
+    def with_own(self, change: Callable[[Own, str], Own], place: str) -> Self: ...
+
+
+def mapped(value: Any, change: Callable[[Own, str], Own], place: str = "") -> Any:
+    """A value with all own objects in it changed; the same one where none of them is.
+
+    Args:
+        value: an `Own`, or what may hold some.
+        change: (own, its place) -> what stands there instead.
+        place: where the value itself stands, for errors.
+    """
+    if isinstance(value, Own):
+        return change(value, place)
+    if isinstance(value, HoldsOwn):
+        return value.with_own(change, place)
+    if isinstance(value, Mapping):
+        entries = {name: mapped(one, change, f"{place}.{name}") for name, one in value.items()}
+        return value if all(entries[name] is value[name] for name in value) else entries
+    if not isinstance(value, Value):
+        return value
+    prefix = f"{place}." if place else ""
+    fields = {name: getattr(value, name) for name in type(value).model_fields}
+    new = {name: mapped(one, change, prefix + name) for name, one in fields.items()}
+    changed = {name: one for name, one in new.items() if one is not fields[name]}
+    return value.replace(**changed) if changed else value
+
+
+def opened(value: Any) -> Any:
+    """A value whose own objects are all there, from their files: on the ranks of a run.
+
+    Raises:
+        OwnObjectError: a file cannot be read, or is not as it was written.
+    """
+    return mapped(value, lambda own, _: own.opened())

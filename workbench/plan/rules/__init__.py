@@ -1,0 +1,1 @@
+"""Rules that make plans for whole models."""
