@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 import ipyparallel as ipp
+import psutil
 import torch
 from torch.distributed import TCPStore
 
@@ -19,6 +20,10 @@ from workbench.comm.groups.world import RankConfig, World
 
 # Between tasks SIGINT would cost an engine the answer that it is about to send.
 INTERRUPT = signal.SIGUSR1
+
+
+class RankDied(RuntimeError):
+    """The process of a rank has ended, and with it all that it was to answer."""
 
 
 class Ranks:
@@ -98,8 +103,8 @@ class Ranks:
             for view, config in zip(self._views, rank_configs, strict=False)
         ]
         try:
-            failed = _first_failure(answers, time.monotonic() + limit_s)
-        except TimeoutError:
+            failed = self._first_failure(answers, time.monotonic() + limit_s)
+        except (TimeoutError, RankDied):
             self._interrupt(answers)
             raise
         if failed is not None:
@@ -107,23 +112,32 @@ class Ranks:
             failed.get()
         return [answer.get() for answer in answers]
 
+    @property
+    def died(self) -> list[int]:
+        """The ranks whose processes have ended."""
+        return [rank for rank, pid in enumerate(self._pids) if not psutil.pid_exists(pid)]
+
+    def _first_failure(
+        self, answers: list[ipp.AsyncResult], until: float
+    ) -> ipp.AsyncResult | None:
+        """The answer that failed first; None when all have come."""
+        while waiting := [rank for rank, answer in enumerate(answers) if not answer.ready()]:
+            if died := sorted({*waiting} & {*self.died}):
+                raise RankDied(f"the process of rank {died[0]} has ended")
+            if time.monotonic() > until:
+                raise TimeoutError(f"{len(waiting)} of {len(answers)} ranks do not answer")
+            answers[waiting[0]].wait(0.01)
+            for answer in answers:
+                if answer.ready() and not answer.successful():
+                    return answer
+        return None
+
     def _interrupt(self, answers: list[ipp.AsyncResult]) -> None:
         for pid, answer in zip(self._pids, answers, strict=False):
-            while not answer.ready():
-                os.kill(pid, INTERRUPT)
-                answer.wait(0.5)
-
-
-def _first_failure(answers: list[ipp.AsyncResult], until: float) -> ipp.AsyncResult | None:
-    """The answer that failed first; None when all have come."""
-    while waiting := [answer for answer in answers if not answer.ready()]:
-        if time.monotonic() > until:
-            raise TimeoutError(f"{len(waiting)} of {len(answers)} ranks do not answer")
-        waiting[0].wait(0.01)
-        for answer in answers:
-            if answer.ready() and not answer.successful():
-                return answer
-    return None
+            with suppress(ProcessLookupError):
+                while not answer.ready():
+                    os.kill(pid, INTERRUPT)
+                    answer.wait(0.5)
 
 
 def _settle(rank: int, owner: int, controller: int, pinned: bool) -> int:

@@ -414,4 +414,25 @@ EQUAL = {
         ),
         Cut(2),
     ),
+    "inputs changed in place, and evaluated after every step": Case(
+        Net(
+            (2, 9),
+            ("self.head = nn.Linear(18, 3)",),
+            ("x = x.transpose(1, 2)", "x += 0.1", "x = self.head(torch.flatten(x, 1))"),
+        ),
+        Cut(1),
+        Run(steps=3, precision="fp32", evaluate_every=1),
+    ),
+    "an LSTM that evaluates no rows": Case(
+        Net(
+            (2, 9),
+            (
+                "self.m = nn.LSTM(9, 9, 2, dropout=0.2, batch_first=True)",
+                "self.head = nn.Linear(18, 3)",
+            ),
+            ("x = self.m(x)[0]", "x = self.head(torch.flatten(x, 1))"),
+        ),
+        Cut(2, rows=(3, 0)),
+        Run(precision="fp32"),
+    ),
 }

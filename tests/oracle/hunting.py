@@ -4,8 +4,10 @@ import re
 import tempfile
 import warnings
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -61,8 +63,8 @@ def hunt(count: int, number: int, *, reduce: bool = True) -> Hunt:
         reduce: whether to make failures small, which takes some dozens of runs for each kind.
     """
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder, started(Path(folder)) as client:
-        ranks = OnRanks(client).seated
+    with Engines() as engines:
+        ranks = engines.seated
         found = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch, about what drawn modules do
@@ -75,6 +77,19 @@ def hunt(count: int, number: int, *, reduce: bool = True) -> Hunt:
                 wrong.setdefault(kind(verdict.why), []).append((case, verdict.why))
         small = [_small(some, ranks, reduce) for some in wrong.values()]
     return Hunt(tuple(verdict for _, verdict in found), tuple(small))
+
+
+class Engines(ExitStack):
+    """Engines that are started anew where a case has killed one."""
+
+    ranks: OnRanks | None = None
+
+    def seated(self, *args: Any, **limits: float) -> list[Any]:
+        if self.ranks is None or self.ranks.died:
+            self.close()
+            folder = self.enter_context(tempfile.TemporaryDirectory())
+            self.ranks = OnRanks(self.enter_context(started(Path(folder))))
+        return self.ranks.seated(*args, **limits)
 
 
 def kind(why: str) -> str:

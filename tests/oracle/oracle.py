@@ -190,7 +190,7 @@ def _step(
     size, more = divmod(count, task.accumulate)
     sizes = [size + 1] * more + [size] * (task.accumulate - more)
     for turn, rows in enumerate(filter(None, sizes)):
-        inputs = batch.inputs[first : first + rows].to(_dtype(task))
+        inputs = _own(batch.inputs[first : first + rows], task)
         labels = batch.labels[first : first + rows]
         draws.start(index, first, rows)
         norms.ranks = batch.ranks[turn] if batch.ranks else ()
@@ -201,6 +201,11 @@ def _step(
         total += loss.item()
         first += rows
     return total, tuple(output.detach().clone() for output in task.outputs(outputs))
+
+
+def _own(inputs: Tensor, task: Task) -> Tensor:
+    """A copy, which the module may change in place: the rows are evaluated after every step."""
+    return inputs.to(_dtype(task), copy=True)
 
 
 def evaluate(module: nn.Module, task: Task, norms: "LocalNorms") -> tuple[float, float]:
@@ -214,7 +219,7 @@ def evaluate(module: nn.Module, task: Task, norms: "LocalNorms") -> tuple[float,
     with torch.no_grad():
         for norms.ranks in task.test_ranks:
             some = slice(first, first + sum(norms.ranks))
-            logits = task.outputs(module(inputs[some].to(_dtype(task))))[0]
+            logits = task.outputs(module(_own(inputs[some], task)))[0]
             loss += F.cross_entropy(logits, labels[some], reduction="sum").item()
             hits += int((logits.argmax(1) == labels[some]).sum())
             first = some.stop

@@ -94,10 +94,11 @@ def verified(on_ranks, tmp_path, run, module):
 
 @pytest.mark.parametrize("batch_norm", ["local", "synchronized"])
 def test_micro_batches_are_seen_one_by_one(on_ranks, tmp_path, batch_norm):
-    """A batch norm has the statistics of each, in one process, too."""
+    """A batch norm has the statistics of each, and dropout goes on where the last one ended."""
 
     def normed():
-        return nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.BatchNorm1d(8), nn.Linear(8, 5))
+        normalized = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.BatchNorm1d(8))
+        return normalized.extend([nn.Dropout(0.5), nn.Linear(8, 5)])
 
     graph = trace(normed(), input_shape=(3, 2, 2))
     parts = Plan.data_parallel(graph, 2).with_batch_norm(batch_norm)

@@ -34,7 +34,9 @@ def evaluate(
     whole = evaluating(model).eval()
     names = whole.plan.graph.outputs[: 1 if scoring.prediction_only else None]
     totals = torch.zeros(scoring.numel, dtype=torch.float64)
-    with torch.inference_mode():
+    # In inference mode torch decomposes no operation, and what it has instead of an LSTM ends the
+    # process of a rank without rows.
+    with torch.no_grad():
         for first in range(0, len(data), batch_size):
             count = min(batch_size, len(data) - first)
             rows = model.plan.rows_of(count)
