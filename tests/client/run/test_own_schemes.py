@@ -61,10 +61,10 @@ def test_right_ones_are_exact_with_any_shares(cluster):
 
 
 @pytest.mark.parametrize(
-    "schemes", [{"conv": Unsummed()}, {"fc": OtherSlice()}, {"fc": Twice()}], ids=str
+    ("layer", "scheme"), [("conv", Unsummed), ("fc", OtherSlice), ("fc", Twice)]
 )
-def test_wrong_ones_are_found(cluster, schemes):
-    assert not cluster.verify(own(**schemes), repeat=False).exact
+def test_wrong_ones_are_found(cluster, layer, scheme):
+    assert not cluster.verify(own(**{layer: scheme()}), repeat=False).exact
 
 
 def test_what_makes_no_module_is_refused_by_name(cluster):
