@@ -59,3 +59,8 @@ def test_data_is_to_be_given():
         wb.Experiment(plan=plan, optimizer="sgd", epochs=1)
     with pytest.raises(ExperimentError, match="steps: missing; The number of optimizer updates"):
         wb.Experiment(plan=plan, data="digits", optimizer="sgd")
+
+
+def test_what_is_given_without_a_name_is_told_the_names():
+    with pytest.raises(TypeError, match=r"TorchData takes its fields by name, train=, .*; got 2 "):
+        wb.TorchData([1], [2])

@@ -66,8 +66,13 @@ class Value(PydanticModel, metaclass=_OwnNames):
         if told := _told(cls):
             cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\n{told}"
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, *unnamed: Any, **fields: Any) -> None:
         cls = type(self)
+        if unnamed:
+            names = ", ".join(f"{name}=" for name in _signature(cls).parameters)
+            raise TypeError(
+                f"{cls.__name__} takes its fields by name, {names}; got {len(unnamed)} without one"
+            )
         meant = {name: field.description or "" for name, field in cls.model_fields.items()}
         with readable(self._refusal, cls.__name__, meant):
             super().__init__(**fields)

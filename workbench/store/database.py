@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -375,8 +375,9 @@ class _Connection(sqlite3.Connection):
         self.is_closed = True
         super().close()
 
-    def __del__(self) -> None:
-        if self.pid == os.getpid() and not self.is_closed:
+    # Bound here: when the interpreter ends, `os` may have gone before.
+    def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:
+        if self.pid == getpid() and not self.is_closed:
             self.close()
 
 

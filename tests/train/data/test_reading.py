@@ -111,6 +111,18 @@ def made():
     return Walk()
 
 
+def column(self, name):
+    """What `[name]` gives of some data sets that are only iterated."""
+    raise KeyError(name)
+
+
+@pytest.mark.parametrize("kind", [Walk, type("Plain", (), dict(vars(Walk)))])
+def test_a_name_of_a_column_is_no_index(kind):
+    indexed = type("Columns", (kind,), {"__getitem__": column})()
+    data = TorchData(train=indexed, samples=(LENGTH, 0))
+    assert steps_of(experiment(data))[6].equal(steps_of(experiment())[6])
+
+
 def test_epochs_follow_from_the_length_that_is_given():
     assert experiment(steps=None, epochs=2).steps == 6
     with_length = Walk()

@@ -107,19 +107,21 @@ class TorchData(DataSet):
 
 
 def is_iterated(data: object) -> bool:
-    """Whether a data set has no `[index]`, and gives a new iterator each time."""
+    """Whether a data set is read from its beginning, and gives a new iterator each time.
+
+    It is so for what torch's `DataLoader` takes for iterable, and for what has not both a length
+    and `[index]`: some have `[name]` of a column.
+    """
+    kinds = {(kind.__module__, kind.__name__): kind for kind in type(data).__mro__}
     again = hasattr(data, "__iter__") and not hasattr(data, "__next__")
-    return again and not any(
-        "__getitem__" in vars(kind)
-        for kind in type(data).__mro__
-        # Those of torch itself only say that there is none.
-        if (kind.__module__, kind.__name__) not in _WITHOUT_INDEX
-    )
+    if (_TORCH, "IterableDataset") in kinds:
+        return again
+    kinds.pop((_TORCH, "Dataset"), None)  # its [index] only says that there is none
+    indexed = any("__getitem__" in vars(kind) for kind in kinds.values())
+    return again and not (indexed and hasattr(data, "__len__"))
 
 
-_WITHOUT_INDEX = frozenset(
-    ("torch.utils.data.dataset", name) for name in ("Dataset", "IterableDataset")
-)
+_TORCH = "torch.utils.data.dataset"
 
 
 def _length(own: Own | None, said: int | None) -> int | None:
