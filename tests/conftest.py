@@ -20,7 +20,8 @@ BOTH = [
 ]
 
 
-# Most of what takes long waits most of the time; a core is left for what does not.
+# Most of what takes long waits most of the time; of more than two cores, one is left for what
+# does not.
 SIDE_BY_SIDE = 3
 # What takes longest begins first, so that no process is left with it at the end.
 LONGEST = ("test_notebooks.py", "bench", "client")
@@ -31,7 +32,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Processes for `-n auto`; none but pytest's own for tests that were named, or with `-s`."""
     named = config.args_source is pytest.Config.ArgsSource.ARGS
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    workers = min(SIDE_BY_SIDE, (cores or 1) - 1)
+    cores = cores or 1
+    workers = min(SIDE_BY_SIDE, cores - 1 if cores > 2 else cores)
     return workers if workers > 1 and not named and config.option.capture != "no" else 0
 
 
