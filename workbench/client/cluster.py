@@ -26,6 +26,7 @@ from workbench.plan import stability
 from workbench.plan.experiment.algorithm import Algorithm
 from workbench.plan.experiment.codec import AnyCodec
 from workbench.plan.experiment.experiment import AnyOptimizer, Experiment
+from workbench.plan.experiment.precision import Precision
 from workbench.plan.graph import Graph
 from workbench.plan.html import frame_of, save, table
 from workbench.plan.machine.machine import Machine
@@ -160,7 +161,7 @@ class Cluster(Engines):
         self,
         *what: Graph | Plan,
         rows: int | Sequence[int] = (8, 32),
-        precision: Literal["fp32", "bf16", "fp64"] = "fp32",
+        precision: Precision = "fp32",
         optimizer: AnyOptimizer | None = None,
         data: Any = None,
         within_s: float = 60.0,
