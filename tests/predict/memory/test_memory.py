@@ -160,7 +160,6 @@ CASES = [
     ("partly", "in groups", dict(optimizer=Adam())),
     ("partly", "in groups", dict(precision="bf16")),
     ("partly", "in groups", dict(precision="fp16", clip_norm=0.1)),
-    ("attention", "heads", dict(precision="fp16")),
     ("partly", "recomputed", {}),
     ("attention", "data parallel", {}),
     ("attention", "heads", {}),
