@@ -18,6 +18,7 @@ from workbench.plan.experiment.experiment import (
     Adam,
     AdamW,
     Experiment,
+    Loss,
     LossScale,
     Synchronous,
     Synthetic,
@@ -266,6 +267,27 @@ def test_runs_without_a_scale_go_on_with_the_first_one(on_ranks, weights, tmp_pa
         on_ranks, weights, tmp_path / "back", resume=saved, steps=steps + 1, **plain
     )
     assert "loss_scale" not in checkpoint.load(Path(outcomes[0].checkpoint), GRAPH).reader.names
+
+
+def weighted(outputs, targets):
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def heavier(targets):
+    return 1.0 + targets
+
+
+def test_a_loss_of_one_s_own_is_scaled_as_well(on_ranks, weights, tmp_path):
+    """Rows weigh differently; the losses that are told are not scaled."""
+    own = Loss(weighted, weights=heavier)
+    fields = dict(loss=own, loss_scale=OVERFLOWS, plan=ALONE.with_batch_norm("synchronized"))
+    alone, (one,) = run_on(on_ranks, weights, tmp_path / "alone", **fields)
+    rows, many = run_on(on_ranks, weights, tmp_path / "cut", **fields | dict(plan=PAIRS))
+    losses = [row["loss"] for row in alone]
+    assert [row["loss"] for row in rows] == pytest.approx(losses, rel=0.02)
+    assert losses[SKIPPED] < 3
+    assert losses[-1] < 0.98 * losses[0]
+    assert one.notes == many[0].notes != ()
 
 
 def test_what_was_skipped_is_noted(on_ranks, weights, tmp_path):
