@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from workbench.plan import LayerPlan as LayerPlan
     from workbench.plan import LocalSGD as LocalSGD
     from workbench.plan import Loss as Loss
+    from workbench.plan import LossScale as LossScale
     from workbench.plan import LRScheduler as LRScheduler
     from workbench.plan import Machine as Machine
     from workbench.plan import MachineError as MachineError
@@ -119,7 +120,7 @@ _HOME = {
         "plan": (
             "ASGD CIFAR10 SGD Adadelta Adagrad Adam AdamW Adamax Codec Curvature Digits Experiment "
             "apportion ExperimentError Graph ImageFolder LayerPlan LocalSGD Loss "
-            "LRScheduler Machine MachineError Metric NAdam OwnStrategy ParameterGroup "
+            "LossScale LRScheduler Machine MachineError Metric NAdam OwnStrategy ParameterGroup "
             "ParameterServer Partial Pipelined Plan PlanError RAdam Replicate RMSprop Rprop Shard "
             "Synchronous Synthetic TorchData WarmupCosine"
         ),

@@ -85,6 +85,18 @@ def test_a_run_trains_and_says_what_it_holds(cluster, sync):
     assert (run.metrics["peak_bytes"] >= run.metrics["tensor_bytes"]).all()
 
 
+@pytest.mark.parametrize("sync", [wb.Synchronous(), wb.ParameterServer()])
+def test_a_scale_that_overflows_is_found_on_the_gpu(cluster, sync):
+    scale = wb.LossScale(init_scale=2.0**40, backoff_factor=2.0**-30)
+    run = cluster.train(
+        experiment(cluster, precision="fp16", loss_scale=scale, sync=sync), module=net()
+    ).wait()
+    assert run.state == "finished"
+    (note,) = [note for note in run.notes if "updated nothing" in note]
+    assert note.startswith("1 of 3 steps")
+    assert note.endswith("it is 1024 now")
+
+
 FEEDBACK = Codec(name="top_k", fraction=0.2, error_feedback=True)
 LATE = wb.Pipelined(width=3, compensation="delay")
 

@@ -53,7 +53,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Run:
-    """An experiment but for its plan; `optimizer` and `sync` as they are written."""
+    """An experiment but for its plan; `optimizer`, `sync` and others as they are written."""
 
     batch_size: int = 6
     samples: int = 16
@@ -61,6 +61,7 @@ class Run:
     optimizer: str = "SGD(lr=0.1)"
     sync: str = "Synchronous()"
     precision: str = "fp64"
+    loss_scale: str = "None"
     accumulate: int = 1
     shard: bool | tuple[float, ...] = False
     clip: tuple[tuple[str, float], ...] = ()
@@ -79,6 +80,7 @@ class Run:
             optimizer=eval(self.optimizer, vars(experiments)),
             sync=eval(self.sync, vars(experiments)),
             precision=self.precision,
+            loss_scale=eval(self.loss_scale, vars(experiments)),
             accumulate=self.accumulate,
             shard_optimizer=self.shard,
             **dict(self.clip),

@@ -33,7 +33,9 @@ class Compared:
         sync = self.experiment.sync
         yield from self._outputs()
         yield from self._loss()
-        if isinstance(sync, Synchronous | Pipelined) and not self.experiment.fused:
+        yield from self._scale()
+        alike = isinstance(sync, Synchronous | Pipelined) and not self.experiment.fused
+        if alike and not self.step.skipped:  # those that are no numbers need not be the same ones
             if not (isinstance(sync, Pipelined) and sync.width > 1):
                 yield from self._gradients()
         if isinstance(sync, LocalSGD) and not self._averaged(sync):
@@ -66,6 +68,14 @@ class Compared:
             if not abs(seen.loss - self.step.loss) <= tolerance:
                 yield f"step {self.index}: loss on rank {rank} is {seen.loss}, not {self.step.loss}"
                 return
+
+    def _scale(self) -> Iterator[str]:
+        for rank, seen in enumerate(self.found):
+            if seen.scale != self.step.scale:
+                yield (
+                    f"step {self.index}: the loss scale on rank {rank} is {seen.scale}, "
+                    f"not {self.step.scale}"
+                )
 
     def _gradients(self) -> Iterator[str]:
         wide = self.wide.gradients if self.wide else None
@@ -159,7 +169,7 @@ class Compared:
         wide: Mapping[str, Tensor | None] | None,
     ) -> Iterator[str]:
         """Every rank's pieces against their places in whole tensors."""
-        floor = 1.0 if self.experiment.precision == "bf16" else FLOOR[what]
+        floor = 1.0 if self.experiment.half else FLOOR[what]
         least = floor * max(map(largest, whole.values()), default=0.0)
         pairs = [(tensor, (wide or {}).get(name)) for name, tensor in whole.items()]
         for rank, mine in enumerate(pieces):

@@ -64,7 +64,7 @@ def judged(case: Case, ranks: Ranks) -> Verdict:
     except NotSpecifiedError as error:
         return Verdict("wrong", f"accepted, though {error}")
     except (ValueError, RuntimeError) as error:
-        if not case.cut.local or experiment.precision == "bf16":
+        if not case.cut.local or experiment.half:
             return Verdict("invalid", f"torch itself says {type(error).__name__}: {error}")
         return Verdict("wrong", f"accepted, though torch says {type(error).__name__}: {error}")
     with tempfile.TemporaryDirectory() as folder:

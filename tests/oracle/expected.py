@@ -18,11 +18,11 @@ from workbench.train.data.opening import open_data
 from workbench.train.data.order import rows_of_step
 
 EXACT, MARGIN = 1e-9, 10.0
-SHAKEN = {"fp64": 1e-14, "fp32": 1e-6, "bf16": 4e-3}
-# No wrong factor is as small, whatever the rounding: of fp32, and of bf16.
+SHAKEN = {"fp64": 1e-14, "fp32": 1e-6, "bf16": 4e-3, "fp16": 5e-4}
+# No wrong factor is as small, whatever the rounding: of fp32, of bf16, and of fp16.
 # Adam's first steps are the gradient's sign: in bf16, rounding may turn it, by twice lr = 0.01.
-LEAST = {"fp64": EXACT, "fp32": 1e-4, "bf16": 3e-2}
-MOST = {"fp64": 1e-3, "fp32": 0.24, "bf16": 0.5}
+LEAST = {"fp64": EXACT, "fp32": 1e-4, "bf16": 3e-2, "fp16": 4e-3}
+MOST = {"fp64": 1e-3, "fp32": 0.24, "bf16": 0.5, "fp16": 0.5}
 # A tensor counts as no smaller than this part of the largest of its kind.
 FLOOR = {"output": 1.0, "gradient": 1e-3, "weight": 1.0, "buffer": 1e-3, "state": 1e-3}
 AUXILIARY = 0.3
@@ -40,8 +40,12 @@ class Expected:
         self.steps = self._trained(self.module, self.task)
         self.rounded: list[Step] = []
         if experiment.precision != "fp64":
-            wide = replace(self.task, precision="fp64")
-            self.rounded = self._trained(case.net.build(), wide)
+            self.rounded = self._trained(case.net.build(), self._wide())
+
+    def _wide(self) -> Task:
+        """The same in fp64, where no scale is too large: it skips what was skipped."""
+        skipped = frozenset(index for index, step in enumerate(self.steps) if step.skipped)
+        return replace(self.task, precision="fp64", scaler=None, skipped=skipped)
 
     def shaken(self, seed: int) -> None:
         """Finds out what rounding does to this case: its inputs move by as much as rounding does.
@@ -78,7 +82,8 @@ class Expected:
             return wide if precision == "fp64" else wide.to(x.dtype)
 
         batches = [replace(batch, inputs=moved(batch.inputs)) for batch in self.task.batches]
-        return self._trained(self.case.net.build(), replace(self.task, batches=batches))
+        task = self._wide() if precision == "fp64" else self.task
+        return self._trained(self.case.net.build(), replace(task, batches=batches))
 
     def _trained(self, module: nn.Module, task: Task) -> list[Step]:
         if task.precision == "fp64":
@@ -107,6 +112,7 @@ class Expected:
                 for first in range(0, len(test[1]), experiment.batch_size)
             ],
             precision=experiment.precision,
+            scaler=_scaler_of(experiment),
             accumulate=experiment.accumulate,
             seed=experiment.seed,
             draws={layer.name: layer.draws for layer in graph.layers if layer.draws},
@@ -120,9 +126,16 @@ class Expected:
         )
 
 
+def _scaler_of(experiment: Experiment) -> dict[str, float] | None:
+    """The arguments of torch's own GradScaler."""
+    if experiment.precision != "fp16":
+        return None
+    return {} if experiment.loss_scale is None else experiment.loss_scale.model_dump()
+
+
 def mean_loss(outputs: tuple[Tensor, ...], labels: Tensor) -> Tensor:
     """Cross-entropy of the first output, and of the others as auxiliary heads."""
-    wide = [o.float() if o.dtype == torch.bfloat16 else o for o in outputs]
+    wide = [o.float() if o.dtype in (torch.bfloat16, torch.float16) else o for o in outputs]
     loss = F.cross_entropy(wide[0], labels)
     for auxiliary in wide[1:]:
         loss = loss + AUXILIARY * F.cross_entropy(auxiliary, labels)

@@ -264,8 +264,10 @@ def _run(dice: Dice, world: int) -> Run:
     elif not sync.startswith("Parameter") and dice.one(range(4)) == 0:
         shard = dice.one((True, tuple(range(1, world + 1))))
     precision = dice.one(("fp64",) * 6 + ("fp32", "bf16"))
-    if precision == "bf16" and not sync.startswith("LocalSGD"):
-        # Adam's steps are the gradient's sign, which the rounding of bf16 turns.
+    if precision == "bf16" and sync.startswith(("Synchronous", "Parameter", "Pipelined(width=1")):
+        precision = dice.one(("bf16", "fp16"))
+    if precision in ("bf16", "fp16") and not sync.startswith("LocalSGD"):
+        # Adam's steps are the gradient's sign, which the rounding of halves turns.
         optimizer = dice.one([each for each in OPTIMIZERS if each.startswith("SGD")])
     return Run(
         batch_size=dice.one(range(5, 14)),

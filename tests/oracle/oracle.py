@@ -46,7 +46,9 @@ class Task:
         batches: of every step.
         test: inputs and labels to evaluate on.
         test_ranks: rows of each rank, for each batch of the evaluation, one after the other.
-        precision: "fp64", "fp32" or "bf16" (autocast; weights in fp32).
+        precision: "fp64", "fp32", "bf16" or "fp16" (autocast; weights in fp32).
+        scaler: arguments of torch's own GradScaler; None: losses are not scaled.
+        skipped: steps that update nothing whatever their gradients, as they did elsewhere.
         accumulate: micro-batches of a step; a batch is cut evenly, the first ones larger.
         seed: of draws.
         draws: the layers that draw, in order, with the batch's dimensions (`Draws`).
@@ -67,6 +69,8 @@ class Task:
     test: tuple[Tensor, Tensor]
     test_ranks: Sequence[tuple[int, ...]]
     precision: str = "fp64"
+    scaler: Mapping[str, Any] | None = None
+    skipped: frozenset[int] = frozenset()
     accumulate: int = 1
     seed: int = 0
     draws: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -86,11 +90,13 @@ class Step:
     Attributes:
         outputs: of the last micro-batch.
         loss: mean over the batch.
-        gradients: before the update; None where there is none.
+        gradients: before the update, unscaled; None where there is none.
         weights: after the update.
         buffers: after the update.
         state: of the optimizer, by parameter.
         evaluation: loss and accuracy on the test rows.
+        scale: of the loss, of the next step, and updates since it moved; None: there is none.
+        skipped: whether nothing was updated.
     """
 
     outputs: tuple[Tensor, ...]
@@ -100,6 +106,8 @@ class Step:
     buffers: dict[str, Tensor]
     state: dict[str, dict[str, Tensor]]
     evaluation: tuple[float, float]
+    scale: tuple[float, int] | None = None
+    skipped: bool = False
 
 
 def train(module: nn.Module, task: Task) -> list[Step]:
@@ -114,23 +122,30 @@ def train(module: nn.Module, task: Task) -> list[Step]:
     optimizer.step()  # of nothing; torch warns where the first steps move no weights
     draws = Draws(module, task.draws, task.seed)
     norms = LocalNorms(module, task.local)
+    scaler = torch.amp.GradScaler("cpu", **(task.scaler or {}), enabled=task.scaler is not None)
+    # Torch's fused kernels skip steps themselves; a first one leaves momentum that nobody wrote.
+    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
     waiting: list[dict[str, Tensor | None]] = []
     found = []
     for index, batch in enumerate(task.batches):
         optimizer.zero_grad()
-        loss, outputs = _step(module, task, batch, index, draws, norms)
+        loss, outputs = _step(module, task, batch, index, draws, norms, scaler)
+        scale, skipped = scaler.get_scale(), index in task.skipped
+        scaler.unscale_(optimizer)
         gradients = {name: _copy(p.grad) for name, p in parameters.items()}
         waiting.append(gradients)
         late = 0 if index < task.warmup else task.late
-        if index - late >= (task.warmup if late else 0):
+        if index - late >= (task.warmup if late else 0) and not skipped:
             for name, parameter in parameters.items():
                 parameter.grad = _copy(waiting[index - late][name])
             if task.clip_norm is not None:
                 nn.utils.clip_grad_norm_(parameters.values(), task.clip_norm)
             if task.clip_value is not None:
                 nn.utils.clip_grad_value_(parameters.values(), task.clip_value)
-            optimizer.step()
-            for name, average in averages.items():
+            scaler.step(optimizer)
+            scaler.update()
+            skipped = scaler.get_scale() < scale  # as torch's own documentation tells it
+            for name, average in averages.items() if not skipped else ():
                 assert task.ema is not None
                 average.copy_(task.ema * average + (1 - task.ema) * parameters[name].detach())
         if scheduler is not None:
@@ -144,6 +159,8 @@ def train(module: nn.Module, task: Task) -> list[Step]:
                 {name: b.detach().clone() for name, b in module.named_buffers()},
                 _state(optimizer, parameters, averages),
                 _evaluated(module, task, norms, parameters, averages),
+                None if task.scaler is None else (scaler.get_scale(), scaler._get_growth_tracker()),
+                skipped,
             )
         )
     return found
@@ -182,7 +199,13 @@ def _evaluated(
 
 
 def _step(
-    module: nn.Module, task: Task, batch: Batch, index: int, draws: Draws, norms: "LocalNorms"
+    module: nn.Module,
+    task: Task,
+    batch: Batch,
+    index: int,
+    draws: Draws,
+    norms: "LocalNorms",
+    scaler: torch.amp.GradScaler,
 ) -> tuple[float, tuple[Tensor, ...]]:
     """Gradients of the mean over the batch; the loss, and the last micro-batch's outputs."""
     count, total, first = len(batch.labels), 0.0, 0
@@ -197,7 +220,7 @@ def _step(
         with draws, _autocast(task):
             outputs = module(inputs)
         loss = task.loss(task.outputs(outputs), labels) * (rows / count)
-        loss.backward()
+        scaler.scale(loss).backward()
         total += loss.item()
         first += rows
     return total, tuple(output.detach().clone() for output in task.outputs(outputs))
@@ -274,7 +297,8 @@ class LocalNorms:
 
 
 def _autocast(task: Task) -> Any:
-    return torch.autocast("cpu", torch.bfloat16) if task.precision == "bf16" else nullcontext()
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(task.precision)
+    return nullcontext() if half is None else torch.autocast("cpu", half)
 
 
 def _dtype(task: Task) -> torch.dtype:

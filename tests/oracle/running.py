@@ -28,11 +28,12 @@ class Seen:
         step: its index.
         rows: of each rank, of the last micro-batch.
         outputs: of the last micro-batch, this rank's rows.
-        gradients: before the update, of this rank's pieces; None where there is none.
+        gradients: before the update, unscaled, of this rank's pieces; None where there is none.
         pieces: of weights and buffers, after the update.
         state: of the optimizer, by entry.
         loss: of the whole batch.
         evaluation: on the test rows; None where it was not made.
+        scale: of the loss, of the next step, and updates since it moved; None: there is none.
     """
 
     step: int
@@ -43,6 +44,7 @@ class Seen:
     state: dict[str, Tensor]
     loss: float
     evaluation: dict[str, float] | None
+    scale: tuple[float, ...] | None
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ def trained(config: RankConfig, leg: Leg) -> tuple[list[Seen], TrainingOutcome]:
 
         def looking(self, run: Callable[[int], Any]) -> Callable[[int], Any]:
             def looked(step: int) -> Any:
+                scaling = self.state.updater.scaling
+                scale = 1.0 if scaling is None else scaling.scale
                 result = run(step)
                 model = self.state.model
                 with torch.no_grad():
@@ -98,7 +102,7 @@ def trained(config: RankConfig, leg: Leg) -> tuple[list[Seen], TrainingOutcome]:
                     rows=model.context.rows,
                     outputs=outputs,
                     gradients={
-                        name: None if p.grad is None else p.grad.detach().clone()
+                        name: None if p.grad is None else p.grad.detach().clone() / scale
                         for name, p in model.trainable().items()
                     },
                 )
@@ -118,6 +122,9 @@ def trained(config: RankConfig, leg: Leg) -> tuple[list[Seen], TrainingOutcome]:
                     state={n: t.detach().clone() for n, t in updater.state(wanted).items()},
                     loss=row["loss"],
                     evaluation=dict(self.evaluation) if evaluated else None,
+                    scale=None
+                    if updater.scaling is None
+                    else tuple(updater.scaling.state().tolist()),
                 )
             )
             self.emitted(row)

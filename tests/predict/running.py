@@ -30,9 +30,11 @@ def received_in_a_step(
     groups = world.groups(group_specs_of(plan))
     context = BatchContext(world.rank, (0,) * world.size, seed=nets.SEED)
     reader = nets.Memory(nets.made(net).state_dict())
-    model = cut(plan, context, groups, reader, device=world.device)
+    dtype = torch.float64 if experiment.precision == "fp64" else torch.float32
+    model = cut(plan, context, groups, reader, device=world.device, dtype=dtype)
     stepper = stepper_of(world, model, experiment)
     images, labels = nets.batch(net, experiment.batch_size)
+    images = images.to(dtype)
     first, batches = 0, []
     for count in apportion(len(images), (1,) * experiment.accumulate):
         rows = apportion(count, (1,) * world.size)

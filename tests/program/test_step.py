@@ -47,6 +47,11 @@ ENDS = {
         dict(sync=Pipelined(width=3, compensation="delay")),
         ["wait", "agree", "reduce", "adjust", "update"],
     ),
+    "scaled": (dict(precision="fp16"), ["wait", "agree", "unscale", "update"]),
+    "scaled, clipped, in parts": (
+        dict(precision="fp16", clip_norm=1.0, shard_optimizer=True),
+        ["wait", "agree", "unscale", "clip", "update", "hand_out"],
+    ),
     "server": (dict(sync=ParameterServer()), ["wait", "agree", "update", "hand_out"]),
     "local": (
         dict(sync=wb.LocalSGD(every=3)),
@@ -175,6 +180,13 @@ def test_each_instruction_is_one_line():
     html = program._repr_html_()
     assert html.count("<tr>") == len(lines) + 1
     assert "<script" not in html
+
+
+def test_it_is_said_what_hangs_on_gradients_that_are_numbers():
+    (line,) = [line for line in str(wb.program(experiment(PAIRS, precision="fp16"))).splitlines()
+               if " unscale " in line]  # fmt: skip
+    assert "nothing follows unless all are numbers" in line
+    assert "all_reduce 1" in line
 
 
 def test_one_rank_s_lines_are_those_in_which_it_takes_part():

@@ -72,7 +72,7 @@ def _of_a_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, metavar="PLAN.toml", help="or an experiment")
     of = "instead of the experiment's; of a plan alone, "
     parser.add_argument("--batch-size", type=int, metavar="N", help=f"{of}32 for each rank")
-    parser.add_argument("--precision", choices=("fp32", "bf16", "fp64"), help=f"{of}fp32")
+    parser.add_argument("--precision", choices=("fp32", "bf16", "fp16", "fp64"), help=f"{of}fp32")
 
 
 def _late(name: str) -> Command:

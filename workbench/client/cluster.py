@@ -22,15 +22,16 @@ from workbench.client.ranks import Ranks
 from workbench.client.run.run import Run
 from workbench.client.run.submitting import Weights, checkpoint_of, module_values
 from workbench.client.run.view import size
-from workbench.plan.experiment import stability
+from workbench.plan import stability
 from workbench.plan.experiment.algorithm import Algorithm
 from workbench.plan.experiment.codec import AnyCodec
 from workbench.plan.experiment.experiment import AnyOptimizer, Experiment
-from workbench.plan.experiment.stability import Curvature
+from workbench.plan.experiment.precision import Precision
 from workbench.plan.graph import Graph
 from workbench.plan.html import frame_of, save, table
 from workbench.plan.machine.machine import Machine
 from workbench.plan.plan import Plan
+from workbench.plan.stability import Curvature
 from workbench.train.verify.verification import Verification
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ class Cluster(Engines):
         self,
         *what: Graph | Plan,
         rows: int | Sequence[int] = (8, 32),
-        precision: Literal["fp32", "bf16", "fp64"] = "fp32",
+        precision: Precision = "fp32",
         optimizer: AnyOptimizer | None = None,
         data: Any = None,
         within_s: float = 60.0,

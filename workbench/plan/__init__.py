@@ -16,6 +16,7 @@ from workbench.plan.experiment.experiment import (
     ImageFolder,
     LocalSGD,
     Loss,
+    LossScale,
     LRScheduler,
     Metric,
     NAdam,
@@ -31,7 +32,6 @@ from workbench.plan.experiment.experiment import (
     TorchData,
     WarmupCosine,
 )
-from workbench.plan.experiment.stability import Curvature
 from workbench.plan.graph import Graph, Layer, Source, Weight
 from workbench.plan.machine.device import Device
 from workbench.plan.machine.experience import Estimate, Sample
@@ -41,6 +41,7 @@ from workbench.plan.machine.work import Work, work_of, works_of
 from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.placement.placement import Partial, Replicate, Shard, apportion
 from workbench.plan.plan import Plan
+from workbench.plan.stability import Curvature
 
 __all__ = [
     "ASGD",
@@ -67,6 +68,7 @@ __all__ = [
     "Link",
     "LocalSGD",
     "Loss",
+    "LossScale",
     "Machine",
     "MachineError",
     "Metric",

@@ -105,8 +105,8 @@ class Layer:
             of a sample are adjacent; -1: the tensor does not depend on the batch.
         least_rows: the fewest rows of a batch that it takes in training
             (`plan/experiment/least_rows.py`); 0: any number, even none.
-        least_rows_bf16: the fewest rows under autocast to bf16; 1 where the output's type differs
-            without rows, as in torch's LSTM.
+        least_rows_half: the fewest rows under autocast to bf16 or fp16; 1 where the output's type
+            differs without rows, as in torch's LSTM.
         uncounted: whether it does more floating-point operations than `flops`, since some could not
             be counted.
         evaluating: whether its module is in eval mode while the model trains, and so computes
@@ -131,7 +131,7 @@ class Layer:
     shared: str = ""
     draws: tuple[int, ...] = ()
     least_rows: int = 0
-    least_rows_bf16: int = 0
+    least_rows_half: int = 0
     uncounted: bool = False
     evaluating: bool = False
     detached: bool = False

@@ -21,7 +21,7 @@ from workbench.plan.placement.weights import WeightPlacement
 from workbench.plan.plan import Plan
 from workbench.program.rows import Counts, tiled
 
-BYTES = {"fp32": 4, "bf16": 4, "fp64": 8}  # of an element of a weight, or of an image
+BYTES = {"fp32": 4, "bf16": 4, "fp16": 4, "fp64": 8}  # of an element of a weight, or of an image
 # Linear layers with as large a weight write its gradient where the last step's was.
 KEEPS_GRADIENT_BYTES = 2**22
 

@@ -43,6 +43,7 @@ from workbench.program.instructions import (
     Loss,
     Recompute,
     Reduce,
+    Unscale,
     Weigh,
 )
 from workbench.program.operations import Operation, Operations, Value
@@ -81,8 +82,8 @@ class CollectiveCall:
 
     Attributes:
         op: "all_gather", "reduce_scatter", "all_to_all", "all_reduce", "reduce" or "broadcast".
-        label: the layer, or "gradients", "parameters", "status", "clip", "labels",
-            "weights".
+        label: the layer, or "gradients", "parameters", "status", "clip", "unscale",
+            "labels", "weights".
         phase: the phase of the step.
         purpose: the purpose of its groups: "shard" is over shard groups, "replica" and "norm" are
             over ranks that hold the same piece, "control" is over the world.
@@ -223,6 +224,9 @@ class Collectives:
             case Weigh():
                 one = self._everywhere
                 return (CollectiveCall("all_reduce", "weights", "step", "control", 1, one, _FP64),)
+            case Unscale():
+                one = self._everywhere
+                return (CollectiveCall("all_reduce", "unscale", "step", "control", 1, one, _FP64),)
             case Clip(norm=float(), every=every):
                 one = self._everywhere
                 return (

@@ -17,6 +17,7 @@ all ranks at once. It knows neither seconds nor bytes; those are answers of whoe
     wait          for sums that have been started
     rescale       gradients that are to be means over other rows than the whole step's
     agree         all ranks on the loss and on whether to go on
+    unscale       gradients of a loss that was scaled; if one is no number, nothing is updated
     adjust        gradients, by the strategy's own rule
     clip          gradients, by the norm of all of them or element by element
     update        of parameters, by the optimizer
@@ -263,6 +264,23 @@ class Agree:
 
 
 @dataclass(frozen=True)
+class Unscale:
+    """Gradients of a scaled loss become the loss's; all ranks agree on whether all are numbers.
+
+    If not, what follows it is left out of this step, on all ranks. A program is that of a step in
+    which they are.
+
+    Attributes:
+        parameters: the parameters, by name.
+        by: who unscales each: who updates it.
+    """
+
+    word: ClassVar[str] = "unscale"
+    parameters: tuple[str, ...]
+    by: Updater
+
+
+@dataclass(frozen=True)
 class Adjust:
     """Gradients go through the strategy's own rule before they are used.
 
@@ -372,6 +390,7 @@ Instruction = (
     | Wait
     | Rescale
     | Agree
+    | Unscale
     | Adjust
     | Clip
     | Update

@@ -119,7 +119,7 @@ class _Writing:
     def __init__(self, experiment: Experiment, pieces: Pieces) -> None:
         self.experiment, self.plan, self.pieces = experiment, experiment.plan, pieces
         self.graph, self.flow = self.plan.graph, self.plan.flow
-        self.half = experiment.precision == "bf16"
+        self.half = experiment.half
         self.itemsize = BYTES[experiment.precision]
         self.by_value: dict[Value, Operation] = {}
         self._learning = self.graph.learning

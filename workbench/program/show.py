@@ -31,6 +31,7 @@ from workbench.program.instructions import (
     Recompute,
     Reduce,
     Rescale,
+    Unscale,
     Update,
     Wait,
     Weigh,
@@ -198,6 +199,8 @@ class Shown:
                 return _several(names), f"mean over {over}", ""
             case Agree():
                 return "loss, stop, requests", "", ""
+            case Unscale(names):
+                return _several(names), "nothing follows unless all are numbers", ""
             case Clip(names, norm, value):
                 how = f"value {value:g}" if norm is None else f"norm {norm:g}"
                 return _several(names), how, ""

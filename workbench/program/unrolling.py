@@ -19,9 +19,10 @@ timing, whoever's it is:
     gradients, late      wait for an earlier step's sums, agree, reduce, update
     weights              rescale, agree, update, average
 
-Gradients go through the strategy's own rule, if it has one (adjust), and are clipped, before the
-update; weights that were averaged, through another one (correct). Late ones are clipped before
-the next reduction, behind whose bytes the few of the norm would queue on the wire.
+Gradients of a scaled loss are unscaled first, go through the strategy's own rule, if it has one
+(adjust), and are clipped, before the update; weights that were averaged, through another one
+(correct). Late ones are clipped before the next reduction, behind whose bytes the few of the norm
+would queue on the wire.
 """
 
 from collections import Counter
@@ -55,6 +56,7 @@ from workbench.program.instructions import (
     Recompute,
     Reduce,
     Rescale,
+    Unscale,
     Update,
     Updater,
     Wait,
@@ -247,7 +249,7 @@ class _Unrolling:
             self._add(Rescale(self.names, None))
         else:
             self._wait(self.step_sums, self._step_reduces)
-        self._add(Agree(), *self._adjust(), *self._clip())
+        self._add(Agree(), *self._unscale(), *self._adjust(), *self._clip())
         self._update(self.of_step)
         if of_weights:
             buckets = averaged(self.experiment, Pieces.of(self.experiment))
@@ -397,6 +399,11 @@ class _Unrolling:
         if norm is None and value is None:
             return ()
         return (Clip(self.names, norm, value, updater_of(self.experiment), self._turn),)
+
+    def _unscale(self) -> tuple[Unscale, ...]:
+        if self.experiment.scaling is None:
+            return ()
+        return (Unscale(self.names, updater_of(self.experiment)),)
 
     def _adjust(self) -> tuple[Adjust, ...]:
         return (Adjust(self.names, self._turn),) if self.timing.adjusts else ()

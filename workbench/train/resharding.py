@@ -5,7 +5,7 @@
     built anew      this rank's part of the model, its optimizer, its strategy's buckets
     dropped         what codecs have left out of parameters that no two ranks hold now: nothing of
                     theirs is encoded any more; the run notes it
-    as before       the data and its order, the step, the seed
+    as before       the data and its order, the step, the seed, the loss scale
 
 Elements that belong elsewhere under the new plan (`plan/reshard.py`) travel straight from place to
 place (`comm/parts.py`), so that nothing more than the pieces is held, while each rank copies what
@@ -219,7 +219,7 @@ def under(state: RankState, plan: Plan, done: int) -> RankState:
     model = cut(plan, context, groups, reader, device=device, dtype=dtype, traced=traced)
     program = program_of(experiment).of(world.rank)
     updater = updater_of(program, model, state.everyone)
-    updater.lr = state.updater.lr
+    updater.lr, updater.scaling = state.updater.lr, state.updater.scaling
     updater.begin(done)
 
     def read(kept: str, name: str) -> Tensor:

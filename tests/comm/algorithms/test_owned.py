@@ -75,6 +75,34 @@ def test_turn_after_turn(on_either, sizes):
         assert (there.additions, back.additions) == (TURNS * own, 0)
 
 
+def given_up(world, sizes):
+    """Every other sum is used by nobody; some ranks are late each time."""
+    group, found = all_ranks(world), []
+    owned = Owned(sizes, group, torch.zeros(0))
+    for turn in range(2 * TURNS):
+        owned.flat.copy_(brought(sum(sizes), turn, group.rank))
+        owned.start_sum(layer="gradients").wait()
+        if turn % 2:
+            owned.give_up()
+            assert not owned.is_summed
+            continue
+        owned.outgoing.copy_(owned.mine)
+        owned.start_hand_out(layer="parameters").wait()
+        found.append(torch.cat(list(owned.pieces)))
+    owned.give_up()  # of nothing
+    return found
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_a_sum_that_nobody_uses_leaves_the_next_ones_alone(on_either, sizes):
+    for found in on_either(len(sizes), given_up, sizes):
+        for turn, handed_out in zip(range(0, 2 * TURNS, 2), found, strict=True):
+            total = torch.zeros(sum(sizes))
+            for each in range(len(sizes)):
+                total += brought(sum(sizes), turn, each)
+            assert torch.equal(handed_out, total)
+
+
 def out_of_turn(world):
     owned = Owned((1, 1), all_ranks(world), torch.zeros(0))
     with pytest.raises(RuntimeError, match="once it has been summed"):

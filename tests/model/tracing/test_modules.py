@@ -1,5 +1,6 @@
 """Modules of a user's own: what is traced, and how it is described."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -246,6 +247,47 @@ def test_recurrent_layers_with_the_batch_first():
     graph = traced(calling(forward, lstm=nn.LSTM(8, 4, batch_first=True)), 5, 8)
     assert graph["lstm"].kind == "op"
     assert graph["lstm"].output_shape == (5, 4)
+    assert (graph["lstm"].least_rows, graph["lstm"].least_rows_half) == (0, 1)
+
+
+def wide_without_rows(x, half):
+    """As torch's LSTM in bf16: under this autocast, the type of no rows is not that of some."""
+    is_half = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == half
+    return x.sin().to(half) if is_half and len(x) else x.sin()
+
+
+@torch.fx.wrap
+def wide_in_bf16(x):
+    return wide_without_rows(x, torch.bfloat16)
+
+
+@torch.fx.wrap
+def wide_in_fp16(x):
+    return wide_without_rows(x, torch.float16)
+
+
+@torch.fx.wrap
+def not_in_fp16(x):
+    if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.float16:
+        raise RuntimeError("no kernel")
+    return x.sin()
+
+
+@pytest.mark.parametrize(
+    ("forward", "least"),
+    [
+        (lambda self, x: self.head(wide_in_bf16(x)), 1),
+        (lambda self, x: self.head(wide_in_fp16(x)), 1),
+        (lambda self, x: self.head(not_in_fp16(x)), 0),
+        (lambda self, x: self.head(torch.sin(x)), 0),
+    ],
+    ids=["bf16", "fp16", "no kernel in fp16", "neither"],
+)
+def test_a_type_that_hangs_on_rows_is_seen_in_either_half(forward, least):
+    """What one of them has no kernel for is not known of it."""
+    graph = trace(calling(forward, head=nn.Linear(6, 3)), input_shape=(6,))
+    (found,) = [layer for layer in graph.layers if layer.name != "head"]
+    assert (found.least_rows, found.least_rows_half) == (0, least)
 
 
 def test_parametrized_layers_are_traced_inside():

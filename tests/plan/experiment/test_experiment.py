@@ -67,7 +67,7 @@ def test_text_and_back(data, optimizer, tmp_path):
         (dict(batch_size=-2), "batch_size: .*got -2"),
         (dict(batch_size=2, accumulate=3), "batch_size 2 cannot be computed in 3 micro-batches"),
         (dict(optimizer=0.1), "optimizer: .*got 0.1"),
-        (dict(precision="fp8"), "precision: .*'fp32', 'bf16' or 'fp64'.*got 'fp8'"),
+        (dict(precision="fp8"), "precision: .*'fp32', 'bf16', 'fp16' or 'fp64'.*got 'fp8'"),
         (dict(passes=3), "passes: Extra inputs are not permitted"),
         (dict(plan="vgg"), "plan must be a Plan, got str"),
         (dict(sync="local"), "sync: no sync 'local'; there are 'synchronous', 'local_sgd'"),

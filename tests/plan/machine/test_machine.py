@@ -175,7 +175,7 @@ def test_presets_time_a_model_and_say_where_they_come_from(name):
     assert "data sheet" in known.device(0).source
     assert known.within.source
     assert known.device(0).update_s_per_byte.keys() == {"sgd", "adam", "adamw"}
-    for precision in ("fp32", "bf16", "fp64"):
+    for precision in ("fp32", "bf16", "fp16", "fp64"):
         for layer in plan.graph.layers:
             for one in works_of(plan, layer, [8] * 4, precision):
                 found = known.device(0).seconds(one)

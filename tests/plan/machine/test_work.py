@@ -75,7 +75,7 @@ def test_heads_are_shares_of_attention():
     assert two.flops + one.flops == pytest.approx(2 * graph["attention"].flops)
 
 
-@pytest.mark.parametrize(("precision", "bytes"), [("fp64", 2.0), ("bf16", 0.5)])
+@pytest.mark.parametrize(("precision", "bytes"), [("fp64", 2.0), ("bf16", 0.5), ("fp16", 0.5)])
 def test_bytes_follow_the_precision(precision, bytes):
     plan = Plan.data_parallel(GRAPH, 1)
     fp32, other = (work_of(plan, GRAPH["relu0"], 0, [4], p) for p in ("fp32", precision))

@@ -162,6 +162,29 @@ def test_sums_into_new_memory_have_a_curve_of_their_own():
     assert taken == pytest.approx([3.0] * len(taken))
 
 
+def test_a_scaled_loss_takes_two_passes_and_eight_bytes():
+    """Of gradients, at 10^9 bytes a second: read, and written unscaled."""
+    plan = Plan.data_parallel(ONE, 4)
+    toy = machine(device(bandwidth=1e9, call_s=0.0), within=link(latency_s=ALPHA, bandwidth=1e9))
+
+    def predicted(precision):
+        run = wb.Experiment(
+            plan=plan,
+            optimizer=wb.SGD(lr=0.1),
+            steps=1,
+            batch_size=4,
+            data="digits",
+            precision=precision,
+        )
+        return wb.predict(plan, toy, run)
+
+    scaled = predicted("fp16")
+    (sum_,) = [s.seconds for s in scaled.timeline.spans(0) if s.label == "unscale" and s.op]
+    added = sum(s.seconds for s in scaled.timeline.spans(0) if s.label == "unscale" and not s.op)
+    assert (added, sum_ > 0) == (pytest.approx(2 * BYTES / 1e9, rel=1e-6), True)
+    assert not [s for s in predicted("bf16").timeline.spans(0) if s.label == "unscale"]
+
+
 def test_clipping_and_averages_take_their_passes_and_eight_bytes():
     """One pass for the norm and two to scale it, five for averages, at 10^9 bytes a second."""
     plan = Plan.data_parallel(ONE, 4)

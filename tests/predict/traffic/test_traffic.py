@@ -91,6 +91,8 @@ STRATEGIES = {
         sync=LocalSGD(every=1, momentum="average", bucket_bytes=600), optimizer=Adam()
     ),
     "clipped": dict(clip_norm=0.1),
+    "scaled": dict(precision="fp16", loss_scale=8.0),
+    "scaled, clipped": dict(precision="fp16", loss_scale=8.0, clip_norm=0.1, accumulate=2),
 }
 
 
@@ -158,6 +160,23 @@ def test_updates_fused_into_the_all_reduce(on_ranks, hosts, shares):
     plan = Plan.hybrid(GRAPHS[nets.Images], 4, 2)
     sync = Synchronous(algorithm="direct", bucket_bytes=600)
     check(on_ranks, experiment(plan, sync=sync, shard_optimizer=shares), nets.Images, hosts)
+
+
+ENDS = {
+    "whole": {},
+    "in parts": dict(shard_optimizer=True),
+    "fused": dict(sync=Synchronous(algorithm="direct"), shard_optimizer=(1, 0, 0, 2)),
+    "a server": dict(sync=ParameterServer(server=2)),
+}
+
+
+@pytest.mark.parametrize("hosts", ["aaaa", "aabb"])
+@pytest.mark.parametrize("fields", ENDS.values(), ids=ENDS)
+def test_losses_that_are_scaled(on_ranks, fields, hosts):
+    plan = Plan.hybrid(GRAPHS[nets.Images], 4, 2).with_batch_norm("synchronized")
+    check(
+        on_ranks, experiment(plan, precision="fp16", loss_scale=8.0, **fields), nets.Images, hosts
+    )
 
 
 @pytest.mark.parametrize("rounds", ["BK", "B/K"])

@@ -110,6 +110,6 @@ def test_a_device_s_figures_are_rates(on_ranks):
     for found in on_ranks.seated(2, attained):
         assert found.bandwidth > 1e8
         assert all(rate > 1e7 for rate in found.flops.values())
-        assert set(found.flops) == {"fp32", "bf16", "fp64"}
+        assert set(found.flops) == {"fp32", "bf16", "fp16", "fp64"}
         assert 0 < found.call_s < 1e-2
         assert set(found.update_s_per_byte) == {"sgd", "adam", "adamw"}

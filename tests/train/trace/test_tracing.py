@@ -33,6 +33,10 @@ CASES = {
         dict(accumulate=2),
     ),
     "bf16, sharded": (HYBRID, dict(precision="bf16", shard_optimizer=True)),
+    "fp16, fused": (
+        HYBRID,
+        dict(precision="fp16", shard_optimizer=True, sync=Synchronous(algorithm="direct")),
+    ),
     "rounds, per round": (
         tailed_plan(4, 2, "B/K"),
         dict(optimizer=AdamW(), sync=Synchronous(per_round=True, bucket_bytes=500)),

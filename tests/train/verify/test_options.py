@@ -85,6 +85,15 @@ def test_the_first_steps_of_an_experiment_are_those_of_all():
     assert found.replace(steps=60, epochs=20, precision="bf16", schedule=run.schedule) == run
 
 
+def test_a_loss_scale_is_of_no_use_where_verify_computes():
+    run = Experiment(
+        plan=plan(), data="digits", steps=9, optimizer="adamw", precision="fp16", loss_scale=8.0
+    )
+    given = dict(batch_size=None, steps=2, optimizer=None, data=None, seed=None)
+    found = experiment_for(run, precision="fp32", **given)
+    assert (found.precision, found.scaling) == ("fp32", None)
+
+
 def verified(on_ranks, tmp_path, run, module):
     start, reference = tmp_path / "start.safetensors", tmp_path / "reference.safetensors"
     weights = initialize(run.plan.graph, 0, tmp_path, module=module)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.comm.lockstep import run
 from workbench.comm.codecs import PieceCoding, coder_of, rounds
 from workbench.plan.experiment.codec import Codec
-from workbench.plan.experiment.stability import limit
+from workbench.plan.stability import limit
 from workbench.widgets.explorers.descent import (
     WORKERS,
     Descent,

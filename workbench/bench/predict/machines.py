@@ -9,12 +9,13 @@ One machine is merged from several calibrations of the same engines, as the medi
 
 from collections.abc import Iterable, Sequence
 from statistics import fmean, median
-from typing import Literal, Protocol
+from typing import Protocol
 
 from torch import nn
 
 from workbench.bench.predict.cases import Case
 from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.experiment.precision import Precision
 from workbench.plan.graph import Graph
 from workbench.plan.machine.device import Device
 from workbench.plan.machine.experience import Sample
@@ -77,7 +78,7 @@ class Calibrating(Protocol):
         self,
         *what: Graph | Plan,
         rows: int | Sequence[int] = ...,
-        precision: Literal["fp32", "bf16", "fp64"] = ...,
+        precision: Precision = ...,
         within_s: float = ...,
         module: nn.Module | None = ...,
         machine: Machine | None = ...,

@@ -4,11 +4,13 @@ import hashlib
 import platform
 from collections.abc import Iterable
 from pathlib import Path
+from typing import get_args
 
 import platformdirs
 import torch
 
 from workbench.plan.errors import MachineError
+from workbench.plan.experiment.precision import Precision
 from workbench.plan.machine.machine import Machine
 from workbench.store.cluster_spec import EngineDevice
 
@@ -16,11 +18,14 @@ from workbench.store.cluster_spec import EngineDevice
 def fingerprint(devices: Iterable[EngineDevice], hosts: object) -> str:
     """Twelve hexadecimal digits of the hardware that some ranks run on, and of what drives it.
 
+    Also of the precisions that there are: a machine has figures of all of them.
+
     Args:
         devices: the devices of the ranks: cores, threads, GPUs and who shares them.
         hosts: emulated hosts, whose text says bandwidth and speeds; None: this host.
     """
-    content = [processor(), torch.__version__, *map(repr, devices), repr(hosts)]
+    driven = [processor(), torch.__version__, *get_args(Precision)]
+    content = [*driven, *map(repr, devices), repr(hosts)]
     return hashlib.sha256("\n".join(content).encode()).hexdigest()[:12]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -23,6 +23,7 @@ from workbench.client.calibration.devices import (
 from workbench.client.leases import Lease
 from workbench.client.run.submitting import module_values
 from workbench.plan.experiment.experiment import SGD, AnyOptimizer, Experiment, Synthetic
+from workbench.plan.experiment.precision import Precision
 from workbench.plan.graph import Graph, Layer, Source, Weight
 from workbench.plan.machine.experience import costs
 from workbench.plan.machine.link import Curve, Link
@@ -106,7 +107,7 @@ class CalibrationSpec:
     """
 
     rows: tuple[int, ...]
-    precision: Literal["fp32", "bf16", "fp64"]
+    precision: Precision
     optimizer: AnyOptimizer | None
     data: Any
     within_s: float

@@ -41,7 +41,7 @@ class Owned:
 
     Attributes:
         flat: the buffer [sum(sizes)].
-        is_summed: whether this rank's segment is summed, and not handed out yet.
+        is_summed: whether this rank's segment is summed, and neither handed out nor given up yet.
 
     Raises:
         ValueError: there is not one size for each rank, or a negative one.
@@ -82,7 +82,7 @@ class Owned:
             layer: the layer under which this is recorded.
 
         Raises:
-            RuntimeError: the last sum has not been handed out.
+            RuntimeError: the last sum has not been handed out, nor given up.
         """
         if self.is_summed:
             raise RuntimeError("what was summed last must be handed out before the next sum starts")
@@ -113,6 +113,12 @@ class Owned:
         call.count(self.sizes, self.flat.itemsize)
         buffer.hand_out(call)
         return self._advanced(Pending(call, buffer))
+
+    def give_up(self) -> None:
+        """Lets go of a sum that nobody uses, if there is one; all ranks of the group call it."""
+        if self.is_summed and self._buffer is not None:
+            self._buffer.give_up()
+        self.is_summed = False
 
     def _start(self, rounds: Callable[..., MessageRounds], call: GroupCall) -> Pending:
         """Starts one round of messages, where ranks share no memory."""

@@ -97,7 +97,7 @@ class SharedBuffer:
                 the group; None: there is but one host.
             mark: a function that hears of the phases.
             holds: whether to end with the sum of this rank's own segment, there in its buffer;
-                `hand_out` is to follow.
+                `hand_out` or `give_up` is to follow.
 
         Raises:
             RuntimeError: the buffer's last sum is still under way, or held.
@@ -126,6 +126,15 @@ class SharedBuffer:
         self._what = what
         self._summed[self.staging.rank].post(self._turn)
         self._stage = _Stage.SUMMING
+
+    def give_up(self) -> None:
+        """Ends a sum that is held: nobody hands out anything, and all call this.
+
+        Nobody is waited for: nobody reads the sums, and whoever begins the next one has said this.
+        """
+        assert self._stage is _Stage.HELD, "what is given up was summed before"
+        self._summed[self.staging.rank].post(self._turn)
+        self._stage = _Stage.DONE
 
     def advance(self) -> bool:
         """Does what has become possible without waiting; returns whether the sum is there."""

@@ -70,6 +70,8 @@ _DRAWS = (
     Draw("binary", midst=False),
 )
 
+_HALVES = (torch.bfloat16, torch.float16)
+
 
 class _Undecided(Exception):
     """With these numbers, the operation shows nothing."""
@@ -80,7 +82,7 @@ def show_independence(
 ) -> None:
     """Tries every operation that could mix samples, and finds the fewest rows that each takes.
 
-    Sets `meta["least_rows"]` and `meta["least_rows_bf16"]` of every node (see `plan.graph.Layer`).
+    Sets `meta["least_rows"]` and `meta["least_rows_half"]` of every node (see `plan.graph.Layer`).
 
     Args:
         graph: the traced graph of a `ValueTracer`, with its values.
@@ -97,7 +99,7 @@ def show_independence(
         warnings.simplefilter("ignore")  # of made-up values
         for node in graph.nodes:
             least = trials.least_rows(node, node in returned)
-            node.meta["least_rows"], node.meta["least_rows_bf16"] = least
+            node.meta["least_rows"], node.meta["least_rows_half"] = least
 
 
 def constants_of(module: nn.Module) -> dict[str, Tensor]:
@@ -110,10 +112,10 @@ def constants_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 class Least(NamedTuple):
-    """The fewest rows that an operation takes: in any precision, and under autocast to bf16."""
+    """The fewest rows that an operation takes: in any precision, and under autocast."""
 
     rows: int
-    bf16: int
+    half: int
 
 
 ANY = Least(0, 0)
@@ -233,12 +235,16 @@ class _Trial(Probe):
             return Least(1, 1)
         if _shapes(none) != [shape_for(pair, 0) for pair in self._leaves()]:
             return Least(1, 1)
-        return Least(0, int(self._types(()) != self._types(BATCH)))
+        return Least(0, int(any(map(self._types_differ, _HALVES))))
 
-    def _types(self, samples: Samples) -> list[torch.dtype]:
-        """The types under autocast; torch's LSTM gives another type for no rows than for some."""
-        with torch.autocast("cpu", torch.bfloat16):
-            return [leaf.dtype for leaf in tensors(self.run(self.node, samples, {}))]
+    def _types_differ(self, half: torch.dtype) -> bool:
+        """Whether no rows give another type than some under autocast, as in torch's LSTM."""
+        try:
+            with torch.autocast("cpu", half):
+                none, some = (tensors(self.run(self.node, rows, {})) for rows in ((), BATCH))
+        except RuntimeError:  # this processor has no kernel for the type, as others may
+            return False
+        return [leaf.dtype for leaf in none] != [leaf.dtype for leaf in some]
 
     def show_numbers(self, numbers: Sequence[Node]) -> None:
         """Checks that other numbers of the batch give no other values of the same shape.

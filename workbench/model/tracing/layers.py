@@ -92,7 +92,7 @@ class _Layers:
             shared=shared,
             draws=meta["draws"],
             least_rows=_least_rows(node, module),
-            least_rows_bf16=int(meta["least_rows_bf16"]),
+            least_rows_half=int(meta["least_rows_half"]),
             uncounted=kind == "op" and meta["uncounted"],
             evaluating=module is not None and _evaluates(module),
         )
@@ -180,7 +180,7 @@ class _Layers:
                         flops=0,
                         draws=(),
                         least_rows=0,
-                        least_rows_bf16=0,
+                        least_rows_half=0,
                         uncounted=False,
                     )
 

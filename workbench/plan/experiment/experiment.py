@@ -3,7 +3,7 @@
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
@@ -35,6 +35,8 @@ from workbench.plan.experiment.optimizers import ParameterGroup as ParameterGrou
 from workbench.plan.experiment.optimizers import RAdam as RAdam
 from workbench.plan.experiment.optimizers import RMSprop as RMSprop
 from workbench.plan.experiment.optimizers import Rprop as Rprop
+from workbench.plan.experiment.precision import HALVES, Precision, Scale, check_scaled
+from workbench.plan.experiment.precision import LossScale as LossScale
 from workbench.plan.experiment.schedule import LRScheduler as LRScheduler
 from workbench.plan.experiment.schedule import RateSchedule as RateSchedule
 from workbench.plan.experiment.schedule import WarmupCosine as WarmupCosine
@@ -119,8 +121,12 @@ class Experiment(Value):
     clip_value: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """The greatest magnitude of an element of a gradient, as `torch.nn.utils.clip_grad_value_`
     clips it; None: any."""
-    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
-    """"bf16" is autocast: weights and reductions stay in fp32."""
+    precision: Precision = "fp32"
+    """"bf16" and "fp16" are autocast: weights and sums of gradients stay in fp32."""
+    loss_scale: LossScale | Scale | None = None
+    """What the loss is scaled by in fp16: a `LossScale`, which follows the gradients, or a number,
+    which stays; None: `LossScale()`. A step whose gradients overflow updates nothing, on any rank,
+    neither weights nor averages; the schedule goes on."""
     accumulate: int = Field(default=1, ge=1)
     """The number of micro-batches that each step is computed in, to bound activation memory."""
     seed: int = Field(default=0, ge=0)
@@ -276,6 +282,23 @@ class Experiment(Value):
         return self
 
     @model_validator(mode="after")
+    def _overflows_can_be_skipped(self) -> Self:
+        check_scaled(self.precision, self.loss_scale, self.sync)
+        return self
+
+    @property
+    def half(self) -> bool:
+        """Whether layers compute in 16 bits, by autocast."""
+        return self.precision in HALVES
+
+    @property
+    def scaling(self) -> LossScale | float | None:
+        """What the loss is scaled by; None: by nothing."""
+        if self.precision != "fp16":
+            return None
+        return LossScale() if self.loss_scale is None else self.loss_scale
+
+    @model_validator(mode="after")
     def _weights_are_those_of_the_batch(self) -> Self:
         if self.loss is None or self.loss.weights is None:
             return self
@@ -335,7 +358,9 @@ class Experiment(Value):
         return self
 
     def replace(self, **fields: Any) -> Self:
-        """A copy with other values in some fields, validated; epochs stay, unless steps are given.
+        """A copy with other values in some fields, validated.
+
+        Epochs stay, unless steps are given; a loss scale does, unless another precision is.
 
         Raises:
             ExperimentError: as the class.
@@ -344,6 +369,8 @@ class Experiment(Value):
             fields = {"epochs": None, **fields}
         elif self.epochs is not None or fields.get("epochs") is not None:
             fields = {"steps": None, **fields}
+        if fields.get("precision", "fp16") != "fp16":
+            fields = {"loss_scale": None, **fields}
         return super().replace(**fields)
 
     @property
@@ -410,8 +437,7 @@ class Experiment(Value):
             ExperimentError: a rank has too few rows; the text names the batch, the rank and the
                 layer.
         """
-        half = self.precision == "bf16"
-        schedule = Schedule(self.batch_size, self.accumulate, self.steps, samples, half)
+        schedule = Schedule(self.batch_size, self.accumulate, self.steps, samples, self.half)
         check_rows(self.plan, schedule)
 
     def to_toml(self) -> str:

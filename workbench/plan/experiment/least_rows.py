@@ -31,7 +31,7 @@ class Schedule:
         accumulate: the micro-batches of a step.
         steps: the number of steps of the run.
         samples: the samples of the training and of the test split.
-        half: whether it computes in bf16.
+        half: whether it computes in 16 bits, by autocast.
     """
 
     batch_size: int
@@ -63,7 +63,7 @@ def check_rows(plan: Plan, schedule: Schedule) -> None:
 
 
 def _least(layer: Layer, schedule: Schedule) -> int:
-    return max(layer.least_rows, layer.least_rows_bf16 if schedule.half else 0)
+    return max(layer.least_rows, layer.least_rows_half if schedule.half else 0)
 
 
 def _trained(schedule: Schedule) -> Iterator[tuple[str, int]]:

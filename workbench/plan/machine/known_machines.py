@@ -30,6 +30,7 @@ def _device(
     bandwidth: float,
     fp32: float,
     bf16: float,
+    fp16: float,
     fp64: float,
     loading: float,
     call_s: float,
@@ -43,7 +44,7 @@ def _device(
         bandwidth=moved,
         flops={
             precision: rate * _GB * _PRODUCTS
-            for precision, rate in (("fp32", fp32), ("bf16", bf16), ("fp64", fp64))
+            for precision, rate in (("fp32", fp32), ("bf16", bf16), ("fp16", fp16), ("fp64", fp64))
         },
         call_s=call_s,
         update_s_per_byte={"sgd": 5 / moved, "adam": 7 / moved, "adamw": 7 / moved},
@@ -74,6 +75,7 @@ _H100 = _device(
     bandwidth=3350,
     fp32=66_900,
     bf16=989_400,
+    fp16=989_400,
     fp64=66_900,
     loading=64,  # PCIe 5, each way
     call_s=8e-6,
@@ -86,6 +88,7 @@ _A100 = _device(
     bandwidth=2039,
     fp32=19_500,
     bf16=312_000,
+    fp16=312_000,
     fp64=19_500,
     loading=32,
     call_s=8e-6,
@@ -93,11 +96,13 @@ _A100 = _device(
 _T4 = _device(
     "NVIDIA T4",
     "cuda",
-    "https://sysrqmts.com/en/gpus/nvidia/tesla/t4; bf16 is computed in fp32",
+    "https://sysrqmts.com/en/gpus/nvidia/tesla/t4; fp16: NVIDIA's data sheet of the T4; bf16 is "
+    "computed in fp32",
     memory=16,
     bandwidth=320,
     fp32=8_141,
     bf16=8_141,
+    fp16=65_000,
     fp64=254,
     loading=15.75,  # PCIe 3, each way
     call_s=8e-6,
@@ -105,11 +110,13 @@ _T4 = _device(
 _RTX_4090 = _device(
     "NVIDIA GeForce RTX 4090",
     "cuda",
-    "https://waredb.com/processor/nvidia-geforce-rtx-4090",
+    "https://waredb.com/processor/nvidia-geforce-rtx-4090; fp16 with sums in fp32: NVIDIA's white "
+    "paper of the Ada architecture",
     memory=24,
     bandwidth=1008,
     fp32=82_580,
     bf16=165_150,
+    fp16=165_150,
     fp64=1_290,
     loading=31.5,  # PCIe 4, each way
     call_s=8e-6,
@@ -120,11 +127,12 @@ _EPYC = _device(
     "64 cores of 2.45 GHz with two 256-bit fused multiply-add units, eight channels of "
     "DDR4-3200: https://techgage.com/article/amd-epyc-milan-launch-performance/ and "
     "https://www.microway.com/knowledge-center-articles/"
-    "detailed-specifications-of-the-amd-epyc-rome-cpus/; bf16 is computed in fp32",
+    "detailed-specifications-of-the-amd-epyc-rome-cpus/; bf16 and fp16 are computed in fp32",
     memory=256,
     bandwidth=204.8,
     fp32=64 * 2.45 * 32,
     bf16=64 * 2.45 * 32,
+    fp16=64 * 2.45 * 32,
     fp64=64 * 2.45 * 16,
     loading=10,
     call_s=3e-6,

@@ -19,7 +19,7 @@ from workbench.plan.placement.weights import heads_of
 from workbench.plan.plan import BatchNorm
 
 # Bytes of an element: of activations, of weights (autocast keeps weights in fp32).
-_ITEMSIZE = {"fp32": (4, 4), "bf16": (2, 4), "fp64": (8, 8)}
+_ITEMSIZE = {"fp32": (4, 4), "bf16": (2, 4), "fp16": (2, 4), "fp64": (8, 8)}
 
 
 class PlacedLayers(Protocol):
@@ -52,7 +52,7 @@ class Work:
     Attributes:
         kind: the kind of the layer (`graph.KINDS`).
         key: the operation and the local shapes of inputs, output and weights, for one sample.
-        precision: "fp32", "bf16" or "fp64".
+        precision: "fp32", "bf16", "fp16" or "fp64".
         rows: the rows of dimension 0 that the rank computes: its group's, where the layer is
             sharded; 1 where the layer does not depend on the batch.
         flops: the floating-point operations of all rows, the local part only.

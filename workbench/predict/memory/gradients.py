@@ -121,7 +121,7 @@ class Gradients:
     def __init__(self, program: Program, timeline: Timeline, arriving: ReductionBuffers) -> None:
         experiment, plan, pieces = program.experiment, program.plan, program.pieces
         self.timeline = timeline
-        self.half = experiment.precision == "bf16"
+        self.half = experiment.half
         self.sizes = {name: pieces.sizes[name] for name in pieces.names}
         sums = not experiment.sync.timing.of_weights
         self.in_bucket = program.buckets.names

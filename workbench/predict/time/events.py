@@ -125,7 +125,7 @@ class Call:
 
     Attributes:
         op: the collective's name in the recorder, such as "all_reduce".
-        label: the layer, or "gradients", "parameters", "status", "clip", "labels",
+        label: the layer, or "gradients", "parameters", "status", "unscale", "clip", "labels",
             "weights".
         phase: "forward", "backward" or "step".
         groups: the groups whose ranks take part together.

@@ -28,6 +28,7 @@ from workbench.program.instructions import (
     Prefetch,
     Recompute,
     Reduce,
+    Unscale,
     Update,
     Updater,
     Wait,
@@ -113,6 +114,8 @@ class _Step:
                 self.updates.agree()
             case Weigh():
                 self.updates.weigh()
+            case Unscale():
+                self.updates.unscale(instruction)
             case Clip():
                 self.updates.clip(instruction)
             case Update():
@@ -202,6 +205,16 @@ class Updates:
         """Writes the all-reduce of the rows' weights."""
         if self.replicas.ranks.world_size > 1:
             self.script.meet(self.replicas.all_reduce(self.ones * _FP64, _FP64, 1, "weights"))
+
+    def unscale(self, unscale: Unscale) -> None:
+        """Writes the scaling of gradients, and the agreement that all are numbers.
+
+        Steps are taken to be such as update weights.
+        """
+        mine = self._updated(unscale.parameters, unscale.by).astype(np.int64)
+        self.script.work("update", "unscale", self.speeds.streaming(_SCALED * mine))
+        if self.replicas.ranks.world_size > 1:
+            self.script.meet(self.replicas.all_reduce(self.ones * _FP64, _FP64, 1, "unscale"))
 
     def clip(self, clip: Clip) -> None:
         """Writes the norm of all gradients, which ranks add up, and their scaling; or the latter.

@@ -8,8 +8,9 @@
 
 Logical tensors are the entries of the whole model's `state_dict`, and the optimizer's state as
 `strategies/remembered.py` names it, what is in flight and what codecs have left out, as
-`in_flight.py` does. Where the data stands needs no entry of its own: the rows of a step follow
-from the seed and the step. Trained weights can be had whole again (`state_dict`).
+`in_flight.py` does, and `loss_scale`: the scale of fp16 and the updates in a row. Where the data
+stands needs no entry of its own: the rows of a step follow from the seed and the step. Trained
+weights can be had whole again (`state_dict`).
 
 A checkpoint is written as `step-000050.tmp` (`Saver`) and takes its name when all of it is there;
 older ones are removed only after that.
@@ -33,7 +34,9 @@ from workbench.train.strategies.optimizer import Updater
 from workbench.train.strategies.remembered import EMA, entry
 from workbench.train.strategies.rules import is_of_strategy
 
-__all__ = ["Checkpoint", "CheckpointError", "in_flight", "latest", "load", "restore"]
+__all__ = ["LOSS_SCALE", "Checkpoint", "CheckpointError", "in_flight", "latest", "load", "restore"]
+
+LOSS_SCALE = "loss_scale"
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ def load(path: Path, graph: Graph) -> Checkpoint:
     reader = PieceSet(path)
     if meta.fingerprint != graph.fingerprint:
         weights = {weight.name: weight for layer in graph.layers for weight in layer.weights}
-        apart = ("optimizer/", IN_FLIGHT, RESIDUAL)
+        apart = ("optimizer/", IN_FLIGHT, RESIDUAL, LOSS_SCALE)
         theirs = {name for name in reader.names if not name.startswith(apart)}
         expect(reader, weights.values(), of=str(path))
         only = sorted(theirs - set(weights))
@@ -86,12 +89,13 @@ def load(path: Path, graph: Graph) -> Checkpoint:
 
 
 def restore(saved: Checkpoint, model: CutModel, updater: Updater) -> None:
-    """Reads this rank's pieces of the optimizer's state.
+    """Reads this rank's pieces of the optimizer's state, and the loss scale.
 
     Args:
         saved: the checkpoint, under any plan.
         model: this rank's part.
-        updater: a new one of its trainable pieces.
+        updater: a new one of its trainable pieces. Its scale stays the first one if the run had
+            none before.
 
     Raises:
         CheckpointError: another optimizer was saved.
@@ -128,6 +132,8 @@ def restore(saved: Checkpoint, model: CutModel, updater: Updater) -> None:
         return _read(saved.reader, entry(state, name), model, name)
 
     updater.load(read)
+    if updater.scaling is not None and LOSS_SCALE in names:
+        updater.scaling.load(saved.reader.read(LOSS_SCALE))
 
 
 def in_flight(saved: Checkpoint, model: CutModel) -> list[InFlight]:

@@ -33,7 +33,7 @@ from workbench.plan.placement.placement import Shard
 from workbench.plan.placement.weights import WeightPlacement
 from workbench.store.run_folder import checkpoint_path
 from workbench.train.checkpoint import folder
-from workbench.train.checkpoint.checkpoint import latest
+from workbench.train.checkpoint.checkpoint import LOSS_SCALE, latest
 from workbench.train.checkpoint.in_flight import InFlight, Residuals, named, residual_entry
 from workbench.train.strategies.optimizer import Updater
 from workbench.train.strategies.remembered import entry
@@ -121,10 +121,14 @@ def parts(
     waiting = {what: pieces for each in in_flight for what, pieces in each.by_age(step).items()}
     every = _all_holdings(model, updater.remembered) + _waiting_holdings(model, waiting)
     every += residual_holdings(model, len(residuals))
+    if updater.scaling is not None:
+        every.append(Holding(LOSS_SCALE, None, 0, 2, tuple(range(world))))
     written = assign(every, world)
     files = tuple(f"rank-{rank:05d}.safetensors" if own else "" for rank, own in enumerate(written))
     tensors = model.pieces() | updater.state({held.name for held in written[rank]})
     tensors |= named(model, residuals)
+    if updater.scaling is not None:
+        tensors[LOSS_SCALE] = updater.scaling.state()
     for what, pieces in waiting.items():
         tensors |= {what + name: piece for name, piece in pieces.items()}
     return {held.name: _piece(held, tensors[held.name]) for held in written[rank]}, files

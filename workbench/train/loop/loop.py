@@ -23,6 +23,7 @@ from workbench.comm.groups.world import RankConfig, World
 from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import Row
+from workbench.plan.experiment.precision import LEAST_SCALE
 from workbench.plan.extension.own import opened
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plan import Plan
@@ -149,11 +150,13 @@ class Loop:
             self.saver.close()
 
     def _run(self) -> TrainingOutcome:
-        experiment = self.state.experiment
+        experiment, scaling = self.state.experiment, self.state.updater.scaling
         for step in range(self.state.first_step, experiment.steps):
             taken = self._step(step)
             if taken.bad is not None:
                 return self._diverged(step, taken.bad)
+            if scaling is not None and scaling.is_spent:
+                return self._spent(step, scaling.scale)
             row = step_row(
                 step=step,
                 rank=self.state.world.rank,
@@ -260,11 +263,23 @@ class Loop:
         state = self.state
         state.model.context.set(batch.rows, first_row=batch.first_row, step=step)
         layer = first_bad_layer(state.model, batch.inputs, state.everyone)
+        state.strategy.rest()
+        return self._ended(step, f"the loss became {result.loss} at step {step}, first in {layer}")
+
+    def _spent(self, step: int, scale: float) -> TrainingOutcome:
+        """Ends after a step whose gradients were no numbers, though nearly nothing scaled them."""
+        return self._ended(
+            step,
+            f"gradients of step {step} were no numbers, and the loss scale fell to {scale:g}, "
+            f"below {LEAST_SCALE:g}: fp16 holds them at no scale; set precision='bf16', or 'fp32' "
+            "to see whether they are numbers at all",
+        )
+
+    def _ended(self, step: int, why: str) -> TrainingOutcome:
+        """Diverged: what is kept is from before."""
         self.saver.finish()
         kept = f"; the last checkpoint is {self.saver.newest}" if self.saver.newest else ""
-        state.strategy.rest()
-        message = f"the loss became {result.loss} at step {step}, first in {layer}{kept}"
-        return self._outcome("diverged", step, message)
+        return self._outcome("diverged", step, why + kept)
 
     def _evaluate(self, done: int) -> dict[str, float]:
         state = self.state
@@ -320,6 +335,9 @@ class Loop:
 
     def _outcome(self, reason: EndReason, step: int, message: str = "") -> TrainingOutcome:
         self.saver.finish()
+        scaling, notes = self.state.updater.scaling, list(self.state.notes)
+        if scaling is not None and scaling.skipped:
+            notes.append(scaling.note)
         return TrainingOutcome(
             reason,
             step,
@@ -327,7 +345,7 @@ class Loop:
             self.evaluation,
             message,
             tuple(astuple(row) for row in self.state.world.recorder.rows()),
-            tuple(self.state.notes),
+            tuple(notes),
             self._by_sender.rows(),
             self._num_counted,
         )

@@ -10,6 +10,7 @@ round's activations of the tail are alive.
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.fx
@@ -23,6 +24,7 @@ from workbench.program.instructions import Instruction, Load, Loss, Pass
 from workbench.train.data.feed import MicroBatch, first_rows
 from workbench.train.loop.objective import StepLoss, step_loss
 from workbench.train.loop.own_loss import OwnLoss
+from workbench.train.strategies.scaling import LossScaling
 
 Precision = Callable[[], AbstractContextManager[object]]
 
@@ -46,6 +48,7 @@ class Execution:
         gradient: the gradient of the boundary, as far as rounds have left it.
         parts: for each round, this rank's rows of the boundary.
         rounds: the outputs of each round that is done.
+        updates: whether its gradients move weights: all of them are numbers.
     """
 
     step: int
@@ -62,6 +65,7 @@ class Execution:
     gradient: Tensor | None = None
     parts: list[Tensor] = field(default_factory=list)
     rounds: list[tuple[Tensor, ...]] = field(default_factory=list)
+    updates: bool = True
 
     @property
     def total(self) -> float:
@@ -85,10 +89,17 @@ class Passes:
         model: this rank's part.
         precision: makes the context in which forward passes run.
         loss: the loss of a step.
+        scaling: what losses are scaled by before backward passes; None: they are not.
     """
 
-    def __init__(self, model: CutModel, precision: Precision, loss: StepLoss = step_loss) -> None:
-        self.model, self.precision, self.loss = model, precision, loss
+    def __init__(
+        self,
+        model: CutModel,
+        precision: Precision,
+        loss: StepLoss = step_loss,
+        scaling: LossScaling | None = None,
+    ) -> None:
+        self.model, self.precision, self.loss, self.scaling = model, precision, loss, scaling
         plan = model.plan
         parted = plan.rounds != "BK" and plan.tail is not None
         self.parted = PartedModel(model, plan.tail) if parted and plan.tail else None
@@ -97,6 +108,16 @@ class Passes:
         """Adds up the weights of all rows of the step."""
         assert isinstance(self.loss, OwnLoss)
         run.weight = self.loss.total(run.batches, self.model.context.rank)
+
+    def lose(self, run: Execution, targets: Any) -> float:
+        """Sets what the next backward pass begins with.
+
+        Returns:
+            The part of the loss to report, which is not scaled.
+        """
+        objective, reported = self.loss(self.model, run.returned, targets, run.total)
+        run.objective = objective if self.scaling is None else self.scaling.scaled(objective)
+        return reported
 
     @property
     def parts(self) -> tuple[torch.fx.GraphModule, ...]:
@@ -152,11 +173,10 @@ class WholePass:
 
     def loss(self, on: Pass) -> Action:
         """The loss of what the model has returned."""
-        index, model, loss_of = on.micro_batch, self._model, self._passes.loss
+        index, lose = on.micro_batch, self._passes.lose
 
         def loss(run: Execution) -> None:
-            targets = run.batches[index].targets
-            run.objective, run.reported = loss_of(model, run.returned, targets, run.total)
+            run.reported = lose(run, run.batches[index].targets)
 
         return loss
 
@@ -229,14 +249,12 @@ class RoundsPass:
 
     def loss(self, on: Pass) -> Action:
         index, (_, brought) = on.micro_batch, self._round(on)
-        model, loss_of = self._model, self._passes.loss
-        rows = brought.rows[model.context.rank]
+        lose, rows = self._passes.lose, brought.rows[self._model.context.rank]
 
         def loss(run: Execution) -> None:
             every = run.batches[index].targets
             targets = tree_map(lambda each: each.narrow(0, brought.begin, rows), every)
-            run.objective, reported = loss_of(model, run.returned, targets, run.total)
-            run.reported += reported
+            run.reported += lose(run, targets)
 
         return loss
 

@@ -27,7 +27,7 @@ from workbench.train.loop.own_loss import OwnLoss
 from workbench.train.loop.requests import LearningRates
 from workbench.train.loop.scoring import Scoring
 from workbench.train.loop.step import Stepper
-from workbench.train.loop.trial import Trial
+from workbench.train.loop.trial import Trial, try_fp16
 from workbench.train.strategies.optimizer import Updater
 from workbench.train.strategies.strategy import strategy_of, updater_of
 from workbench.train.strategies.updates import Updates
@@ -132,7 +132,7 @@ class RankState:
 
         Raises:
             ExperimentError: the data has so many samples that a layer gets too few rows of some
-                batch; on every rank.
+                batch; on every rank. Or this rank's device does not compute a layer in fp16.
             DataError: the data is not there, or does not fit the model.
             OwnObjectError: a loss or a metric of the user's own cannot be loaded, fails, or mixes
                 rows.
@@ -149,6 +149,8 @@ class RankState:
         reader: Reader = WeightsFile(weights) if saved is None else saved.reader
         context = BatchContext(world.rank, (0,) * world.size, seed=experiment.seed)
         traced, device = skeleton(plan.graph), world.device
+        if experiment.precision == "fp16":
+            try_fp16(traced, device)
         model = cut(
             plan, context, groups, reader, device=device, dtype=dtype, traced=deepcopy(traced)
         )

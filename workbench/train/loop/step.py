@@ -110,7 +110,8 @@ class Stepper:
     ) -> None:
         self.experiment, self.model, self.strategy = experiment, model, strategy
         self.world, self.dtype = world, dtype
-        self.passes = Passes(model, _precision(experiment, world.device), loss)
+        precision = _precision(experiment, world.device)
+        self.passes = Passes(model, precision, loss, strategy.scaling)
         self._batches: dict[int, Batches] = {}
         self._known: dict[Batches, _Bound] = {}
         self.feed = Feed(experiment, data, world.rank, world.device, dtype, self._rows)
@@ -146,6 +147,8 @@ class Stepper:
     def update(self) -> None:
         """Executes what the program lists behind the agreement: the weights move.
 
+        They do not where gradients of a scaled loss are no numbers: what follows is left out.
+
         Raises:
             RuntimeError: no step waits for that.
         """
@@ -154,6 +157,8 @@ class Stepper:
         (run, bound), self._waiting = self._waiting, None
         for action in bound.behind:
             action(run)
+            if not run.updates:
+                return
 
     def _load(self, run: Execution) -> None:
         if not run.batches:
@@ -336,6 +341,7 @@ def _pass_of(instruction: Instruction) -> Pass | None:
 
 def _precision(experiment: Experiment, device: torch.device) -> Precision:
     """Makes the context in which forward passes run."""
-    if experiment.precision == "bf16":
-        return partial(torch.autocast, device.type, torch.bfloat16)
+    halves = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    if experiment.half:
+        return partial(torch.autocast, device.type, halves[experiment.precision])
     return nullcontext

@@ -1,13 +1,14 @@
-"""Samples and outputs on which a user's own loss and metrics are tried before the first step."""
+"""What is tried before the first step: a user's own loss and metrics, and fp16."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from workbench.plan.errors import ExperimentError
 from workbench.plan.graph import Graph
 from workbench.train.data.feed import as_wide
 from workbench.train.data.opening import Dataset, order_seed
@@ -65,3 +66,27 @@ class Trial:
     def __str__(self) -> str:
         shapes = " and ".join(str(tuple(output.shape)) for output in self.outputs)
         return f"outputs of shape {shapes} and the targets of {self.rows} samples"
+
+
+def try_fp16(module: nn.Module, device: torch.device) -> None:
+    """Tries layers that not every processor computes in fp16: of oneDNN, those are LSTMs.
+
+    Args:
+        module: the model, with or without values.
+        device: where it is to compute.
+
+    Raises:
+        ExperimentError: the device does not compute one; the text names the layer.
+    """
+    for name, layer in module.named_modules():
+        if not isinstance(layer, nn.LSTM):
+            continue
+        small = nn.LSTM(2, 2, proj_size=min(layer.proj_size, 1), device=device)
+        try:
+            with torch.autocast(device.type, torch.float16):
+                small(torch.zeros(1, 1, 2, device=device))
+        except RuntimeError as error:
+            raise ExperimentError(
+                f"precision: layer {name!r} is an LSTM, which this {device.type} does not compute "
+                f"in fp16 ({error}); set precision='bf16' or 'fp32'"
+            ) from error

@@ -22,8 +22,8 @@ from torch import Tensor
 from workbench.comm.all_reduce import all_reduce
 from workbench.comm.groups.world import RankConfig, World
 from workbench.plan.experiment.experiment import Experiment, Synchronous
-from workbench.plan.experiment.stability import Curvature
 from workbench.plan.placement.placement import Shard
+from workbench.plan.stability import Curvature
 from workbench.train.loop.state import RankState, group_specs_of
 
 Pieces = dict[str, Tensor]
@@ -47,8 +47,8 @@ def measure_curvature(
 
     Args:
         config: the place of this rank.
-        experiment: the experiment, for its loss; its strategy does not matter, and bf16 is measured
-            in fp32.
+        experiment: the experiment, for its loss; its strategy does not matter, and bf16 and
+            fp16 are measured in fp32.
         weights: the initial weights.
         resume: a checkpoint, whose weights it is measured at.
         batches: how many batches the loss is a mean over: the first ones that would be trained on.

@@ -24,7 +24,12 @@ from workbench.train.measure.repeating import Repetition, Until, estimate, finis
 from workbench.train.strategies.remembered import build_optimizer
 
 _UNTIL = Until(relative=0.05, least=3, most=40)
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+_DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp64": torch.float64,
+}
 _OPTIMIZERS: tuple[Optimizer, ...] = (SGD(lr=1e-6, momentum=0.9), Adam(lr=1e-6), AdamW(lr=1e-6))
 _CODECS: tuple[CodecName, ...] = get_args(CodecName)
 _COPIED_BYTES, _UPDATED_BYTES, _CODED_BYTES = 2**26, 2**24, 2**22

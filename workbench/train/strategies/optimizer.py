@@ -56,6 +56,7 @@ from workbench.train.strategies.remembered import (
     state_tensors,
 )
 from workbench.train.strategies.rules import Rules
+from workbench.train.strategies.scaling import LossScaling
 from workbench.train.strategies.scheduling import Options, Schedule
 
 
@@ -70,6 +71,7 @@ class Updater:
     Attributes:
         values: the optimizer of each parameter of the model, with the options of its group.
         clipping: what gradients are clipped to before they are used; None: they are not.
+        scaling: what losses are scaled by; None: they are not.
         schedule: the options of each step; None: they stay as they are.
         lr: the learning rate that is asked for, to which all others keep their ratio.
         rules: what the strategy makes itself of gradients and weights; None: nothing.
@@ -82,6 +84,7 @@ class Updater:
     ) -> None:
         self.value, self.model, self.held = value, model, held
         self.clipping: Clipping | None = None
+        self.scaling: LossScaling | None = None
         self.schedule: Schedule | None = None
         self.rules: Rules | None = None
         self.lr = value.lr
@@ -141,11 +144,15 @@ class Updater:
         """
         if self.clipping is None:
             return
+        mine = self.mine(gradients)
+        self.clipping.clip(mine, {name: self.users(name) for name in mine})
+
+    def mine(self, gradients: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """What this rank moves its parameters by, as `clip`; but for parts without elements."""
         if gradients is None:
             named = self.model.trainable().items()
             gradients = {name: p.grad for name, p in named if p.grad is not None}
-        mine = {name: part for name, part in self.used(gradients).items() if part.numel() > 0}
-        self.clipping.clip(mine, {name: self.users(name) for name in mine})
+        return {name: part for name, part in self.used(gradients).items() if part.numel() > 0}
 
     def used(self, gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """What this rank moves its parameters by, of gradients in pieces: views of them."""

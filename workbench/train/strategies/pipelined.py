@@ -43,6 +43,7 @@ from workbench.train.checkpoint.in_flight import InFlight, Residuals
 from workbench.train.loop.passes import Action
 from workbench.train.strategies.gradients import GradientSum, OutOfOrder
 from workbench.train.strategies.optimizer import Updater
+from workbench.train.strategies.scaling import LossScaling
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,10 @@ class PipelinedUpdates:
         return lambda run: self._start(run.step)
 
     def expecting(self, names: Collection[str], buckets: Sequence[Bucket]) -> Action | None:
+        return None
+
+    @property
+    def scaling(self) -> LossScaling | None:
         return None
 
     def _zero_grad(self, names: Sequence[str]) -> None:

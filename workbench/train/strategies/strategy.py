@@ -17,6 +17,7 @@ from workbench.train.strategies.local_sgd import LocalUpdates
 from workbench.train.strategies.optimizer import ServingUpdater, ShardedUpdater, Updater
 from workbench.train.strategies.pipelined import PipelinedUpdates, drain, stays_in_flight
 from workbench.train.strategies.rules import Rules
+from workbench.train.strategies.scaling import LossScaling
 from workbench.train.strategies.scheduling import Schedule
 from workbench.train.strategies.synchronous import SynchronousUpdates
 from workbench.train.strategies.updates import ImmediateUpdates, Updates
@@ -53,7 +54,7 @@ def updater_of(program: RankProgram, model: CutModel, everyone: Group | None = N
     Args:
         program: what this rank executes.
         model: this rank's part.
-        everyone: all ranks, who agree on how much gradients are clipped; None: they are not.
+        everyone: all ranks, who agree on how gradients are clipped and scaled; None: they are not.
     """
     updater, experiment = _plain(program, model), program.program.experiment
     if experiment.schedule is not None:
@@ -62,6 +63,9 @@ def updater_of(program: RankProgram, model: CutModel, everyone: Group | None = N
         updater.average(experiment.ema)
     if everyone is not None and (experiment.clip_norm or experiment.clip_value):
         updater.clipping = Clipping(experiment.clip_norm, experiment.clip_value, everyone)
+    if everyone is not None and experiment.scaling is not None:
+        device = next(iter(model.trainable().values())).device
+        updater.scaling = LossScaling(experiment.scaling, everyone, device)
     rules = Rules.of(experiment.sync, model)
     if rules is not None:
         updater.follow(rules)

@@ -36,6 +36,7 @@ from workbench.program.instructions import (
     Instruction,
     Pass,
     Rescale,
+    Unscale,
     Update,
     Wait,
     ZeroGrad,
@@ -45,6 +46,7 @@ from workbench.train.checkpoint.in_flight import InFlight, Residuals
 from workbench.train.loop.passes import Action, Execution
 from workbench.train.strategies.gradients import GradientSum, OutOfOrder
 from workbench.train.strategies.optimizer import Updater
+from workbench.train.strategies.scaling import LossScaling
 from workbench.train.strategies.updates import ImmediateUpdates
 
 
@@ -91,6 +93,8 @@ class SynchronousUpdates(ImmediateUpdates):
                 return lambda _: self._sums.wait()
             case Rescale(names, Pass() as on):
                 return self._rescaling(names, int(on.rows.own.sum()))
+            case Unscale():
+                return self._unscale
             case Adjust(names):
                 return lambda run: self._adjust(names, run.step)
             case Clip():
@@ -137,6 +141,10 @@ class SynchronousUpdates(ImmediateUpdates):
     def buffers(self) -> list[Tensor]:
         return self._sums.buffers
 
+    @property
+    def scaling(self) -> LossScaling | None:
+        return self.updater.scaling
+
     def close(self) -> None:
         """Leaves the parameters to another strategy."""
         self._sums.close()
@@ -148,6 +156,12 @@ class SynchronousUpdates(ImmediateUpdates):
         elif self._has_sums:
             self._sums.go_on()
         self._newest, self._has_sums = step, False
+
+    def _unscale(self, run: Execution) -> None:
+        if self.scaling is not None:
+            run.updates = self.scaling.unscale(list(self.updater.mine().values()))
+        for owned in () if run.updates else self.updater.owned.values():
+            owned.give_up()
 
     def _adjust(self, names: Sequence[str], step: int) -> None:
         assert self.updater.rules is not None

@@ -10,6 +10,7 @@ from workbench.program.instructions import Instruction
 from workbench.program.step import RankProgram
 from workbench.train.checkpoint.in_flight import InFlight, Residuals
 from workbench.train.loop.passes import Action
+from workbench.train.strategies.scaling import LossScaling
 
 
 class Updates(Protocol):
@@ -68,6 +69,11 @@ class Updates(Protocol):
         """What it keeps from step to step, for the account of memory."""
         ...
 
+    @property
+    def scaling(self) -> LossScaling | None:
+        """What backward passes begin with a multiple of the loss by; None: with the loss."""
+        ...
+
 
 class ImmediateUpdates:
     """Between steps nothing travels or waits to be used; without a codec nothing is left out.
@@ -102,3 +108,7 @@ class ImmediateUpdates:
     @property
     def residuals(self) -> Residuals:
         return []
+
+    @property
+    def scaling(self) -> LossScaling | None:
+        return None

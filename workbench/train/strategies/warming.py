@@ -10,6 +10,7 @@ from workbench.program.step import RankProgram
 from workbench.train.checkpoint.in_flight import InFlight, Residuals
 from workbench.train.loop.passes import Action
 from workbench.train.strategies.rules import Rules
+from workbench.train.strategies.scaling import LossScaling
 from workbench.train.strategies.synchronous import SynchronousUpdates
 from workbench.train.strategies.updates import Updates
 
@@ -69,6 +70,10 @@ class WarmingUpdates:
     @property
     def buffers(self) -> list[Tensor]:
         return self._now.buffers
+
+    @property
+    def scaling(self) -> LossScaling | None:
+        return self._now.scaling
 
     def _cool(self) -> None:
         """What the codec has left out is not forgotten; states begin with the weights of now."""

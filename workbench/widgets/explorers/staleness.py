@@ -9,9 +9,9 @@ import traitlets
 from workbench.plan.errors import ExperimentError, MachineError
 from workbench.plan.experiment.codec import Codec
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.experiment.stability import limit
 from workbench.plan.experiment.sync import Pipelined, Synchronous
 from workbench.plan.machine.machine import Machine
+from workbench.plan.stability import limit
 from workbench.plan.units import brief_seconds, digits, milliseconds, percent, times
 from workbench.predict.closed_form import Compute, Network, TimingModel
 from workbench.widgets.drawing.plot import Line, Mark, Scale, plot

@@ -46,7 +46,7 @@ def searching(graph, machine, world, **fields):
     data=st.data(),
     graph=st.one_of(convolutions(), tokens()),
     machine=machines(),
-    precision=st.sampled_from(("fp32", "bf16", "fp64")),
+    precision=st.sampled_from(("fp32", "bf16", "fp16", "fp64")),
     optimizer=st.sampled_from((wb.SGD(lr=0.1), wb.SGD(lr=0.1, momentum=0.9), wb.Adam())),
     batch=st.sampled_from((2, 7, 16)),
     accumulate=st.sampled_from((1, 2)),

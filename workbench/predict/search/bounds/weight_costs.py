@@ -77,7 +77,7 @@ class WeightCosts:
             update += self._mean(held) / owners
             if members == 1 or not synchronous:
                 rewrites = layer.kind == "linear" and index == 0
-                rewrites &= synchronous and experiment.precision != "bf16"
+                rewrites &= synchronous and not experiment.half
                 stays = float((size * ((size >= KEEPS_GRADIENT_BYTES) & rewrites)).mean())
                 memory += stays
                 settled += float(size.mean()) - stays

@@ -44,9 +44,9 @@ class Footprints:
         plan: Plan = experiment.plan
         self.graph: Graph = plan.graph
         self.rows, self.itemsizes, self.learns = rows, itemsizes, learns
-        self.precision = experiment.precision
+        self.precision, self.half = experiment.precision, experiment.half
         sync = experiment.sync
-        self.rewrites = self.precision != "bf16" and not sync.timing.of_weights
+        self.rewrites = not self.half and not sync.timing.of_weights
         self.anew = isinstance(sync, Synchronous) and sync.per_round  # in every round
         self.kept = {layer.name: saved_by(plan, layer) for layer in self.graph.layers}
 
@@ -116,7 +116,7 @@ class Footprints:
 
     def read(self, layer: Layer, name: str, read: Layout) -> float:
         """Bytes of a value as a layer reads and saves it."""
-        casts = self.precision == "bf16" and layer.kind in ("conv2d", "linear")
+        casts = self.half and layer.kind in ("conv2d", "linear")
         width = self.itemsizes[name]
         share = min(width, HALF) / width if casts else 1.0
         return float(self._bytes(name, read).mean()) * share

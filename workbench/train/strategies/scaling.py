@@ -1,0 +1,103 @@
+"""The loss scaled before the backward pass of fp16, and gradients unscaled where they are used.
+
+With s the scale and g the gradients of s times the loss, summed over the ranks that hold a piece,
+
+    g <- g (1 / s)                               where a rank moves weights by it
+    some g on some rank is no number             nobody moves any; s <- s backoff_factor
+    growth_interval updates in a row             s <- s growth_factor, unless that is infinite
+
+Ranks agree on the second by one number in fp64. They keep equal scales without sending them, since
+they see the same steps. Scale, reciprocal and count are computed by torch's own kernels, so that
+they have the bits of `torch.amp.GradScaler`.
+
+Source: Micikevicius et al. 2018 (arXiv:1710.03740); `torch.amp.GradScaler`.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from workbench.comm.all_reduce import all_reduce
+from workbench.comm.groups.group import Group
+from workbench.plan.experiment.precision import LEAST_SCALE, LossScale
+
+
+class LossScaling:
+    """The scale of one rank, the same on all of them.
+
+    Args:
+        value: what the scale is, or how it follows the gradients.
+        everyone: all ranks.
+        device: the device of gradients.
+
+    Attributes:
+        steps: the steps of this session that would have updated weights.
+        skipped: those of them that did not, as a gradient was no number.
+    """
+
+    def __init__(self, value: LossScale | float, everyone: Group, device: torch.device) -> None:
+        self.everyone, self.steps, self.skipped = everyone, 0, 0
+        self._follows = value if isinstance(value, LossScale) else None
+        first = value.init_scale if isinstance(value, LossScale) else value
+        self._scale = torch.full((), first, dtype=torch.float32, device=device)
+        self._in_a_row = torch.zeros((), dtype=torch.int32, device=device)
+
+    @property
+    def scale(self) -> float:
+        """What the next loss is multiplied by."""
+        return self._scale.item()
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the scale has followed the gradients to where it scales nothing any more."""
+        return self._follows is not None and self.scale < LEAST_SCALE
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """The loss times the scale: what a backward pass begins with."""
+        return loss * self._scale
+
+    @torch.no_grad()
+    def unscale(self, gradients: Sequence[Tensor]) -> bool:
+        """Unscales gradients in place; every rank calls it.
+
+        Args:
+            gradients: those that this rank moves weights by, summed over the replicas.
+
+        Returns:
+            Whether all of them are numbers, on all ranks; the scale of the next step follows.
+        """
+        found = torch.zeros((), dtype=torch.float32, device=self._scale.device)
+        reciprocal = self._scale.double().reciprocal().float()
+        torch._amp_foreach_non_finite_check_and_unscale_(list(gradients), found, reciprocal)
+        bad = all_reduce(found.double().cpu().view(1), self.everyone, layer="unscale").item() > 0
+        self.steps, self.skipped = self.steps + 1, self.skipped + bad
+        if self._follows is not None:
+            torch._amp_update_scale_(
+                self._scale,
+                self._in_a_row,
+                found.fill_(bad),
+                self._follows.growth_factor,
+                self._follows.backoff_factor,
+                self._follows.growth_interval,
+            )
+        return not bad
+
+    def state(self) -> Tensor:
+        """[2] fp64 on the host: the scale, and the updates in a row: what a checkpoint keeps."""
+        return torch.tensor([self.scale, self._in_a_row.item()], dtype=torch.float64)
+
+    def load(self, state: Tensor) -> None:
+        """Goes on from where `state` was; a scale that stays is the experiment's."""
+        if self._follows is not None:
+            self._scale.fill_(state[0].item())
+            self._in_a_row.fill_(int(state[1].item()))
+
+    @property
+    def note(self) -> str:
+        """What people should know of this session, if steps were skipped."""
+        now = f"it is {self.scale:g} now" if self._follows else f"it stays {self.scale:g}"
+        return (
+            f"{self.skipped} of {self.steps} steps updated nothing, since gradients overflowed "
+            f"fp16 at their loss scale; {now}"
+        )
