@@ -292,8 +292,9 @@ class Fleet:
     def _settle(self, record: EngineRecord) -> None:
         """Writes what is known of an engine that has come, or has become another.
 
-        The store says which process is which engine. One that says otherwise is told to become
-        what it is there; but for an assistant that was told to take another's place and has.
+        The store says which process is which engine. Where a process reports another index, the
+        store wins, and the process is told its index; but not for a spare just swapped in, which
+        the store does not know under its new index yet.
         """
         came = self._came.get(record.pid) if record.pid is not None else None
         if came is None or record.pid in self.died:
@@ -325,7 +326,7 @@ class Fleet:
         )
 
     def _adopt(self) -> None:
-        """Takes those that are in no record for what they say, where nobody else is."""
+        """Registers unknown processes under the index they report, if it has no live engine."""
         known = {record.pid for record in self.records.values()}
         for came in list(self._came.values()):
             record = self.records.get(came.index)
