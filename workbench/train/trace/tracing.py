@@ -37,7 +37,7 @@ from workbench.comm.groups.record import Doing, RecordedCall, Recorder
 from workbench.layers.convert import ConvertLayout
 from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment.measured import What
-from workbench.train.trace.rank_trace import Called, Interval, RankTrace, Stretch
+from workbench.train.trace.rank_trace import Called, Computed, Interval, RankTrace
 
 Runner = Callable[[torch.fx.GraphModule, torch.fx.Node, Callable[[], Any]], Any]
 
@@ -342,7 +342,7 @@ class Tracer:
 
     def _resolved(self, end: Moment) -> RankTrace:
         stretches = [
-            Stretch(what, label, self._during((begin, until)), conversion)
+            Computed(what, label, self._during((begin, until)), conversion)
             for (what, label, conversion), begin, until in self._stretches
         ]
         return RankTrace(
