@@ -68,7 +68,7 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Shown:
+class ProgramDisplay:
     """What is shown of a program.
 
     Attributes:

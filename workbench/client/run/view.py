@@ -88,7 +88,7 @@ def latest(rows: Sequence[Row], world_size: int) -> list[Row]:
     return [found[rank] for rank in sorted(found)]
 
 
-class Shown(Protocol):
+class ShownRun(Protocol):
     """A run, as far as it is shown; see `Run`."""
 
     directory: Path
@@ -118,7 +118,7 @@ class Shown(Protocol):
         """Loss and metrics on the test split."""
 
 
-def standing(run: Shown) -> list[str]:
+def standing(run: ShownRun) -> list[str]:
     """Where a run stands: state, step, loss, speed, metrics, error."""
     told = [run.state]
     if run.is_stopping and not run.is_done:
@@ -149,14 +149,14 @@ def done(rows: Sequence[Row]) -> int:
     return int(min(row["step"] for row in rows)) + 1
 
 
-def made(run: Shown) -> int:
+def made(run: ShownRun) -> int:
     """The steps that every rank has reported."""
     world_size = run.experiment.plan.world_size
     newest = latest(run.rows, world_size)
     return done(newest) if len(newest) == world_size else 0
 
 
-def html(run: Shown) -> str:
+def html(run: ShownRun) -> str:
     """A run for a notebook, in inline styles: it reads well without a kernel."""
     peaks = dict[float, float]()
     for row in run.rows[:]:
