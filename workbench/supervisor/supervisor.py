@@ -28,7 +28,7 @@ from workbench.store.errors import ClusterError, StoreError
 from workbench.store.profile import Launch
 from workbench.store.record import EngineRecord, JobState
 from workbench.store.store import Store
-from workbench.supervisor.fleet import ClusterProcesses, Ended
+from workbench.supervisor.cluster_processes import ClusterProcesses, Ended
 from workbench.supervisor.server_process import Backoff, RestartPolicy, ServerProcess
 
 
