@@ -21,7 +21,6 @@ from workbench.client.loggers.logger import Logs
 from workbench.client.ranks import Ranks
 from workbench.client.run.run import Run
 from workbench.client.run.submitting import Weights, checkpoint_of, module_values
-from workbench.client.run.view import size
 from workbench.plan.experiment import stability
 from workbench.plan.experiment.algorithm import Algorithm
 from workbench.plan.experiment.codec import AnyCodec
@@ -31,6 +30,7 @@ from workbench.plan.graph import Graph
 from workbench.plan.html import frame_of, save, table
 from workbench.plan.machine.machine import Machine
 from workbench.plan.plan import Plan
+from workbench.plan.units import size
 from workbench.train.verify.verification import Verification
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import COLUMNS, Row
 from workbench.plan.html import table
+from workbench.plan.units import size
 from workbench.store.evaluations import read_evaluations
 
 if TYPE_CHECKING:
@@ -182,12 +183,3 @@ def html(run: ShownRun) -> str:
         f"<div><p><b>{escape(plan.graph.source.name)}</b>: {'<br>'.join(map(escape, lines))}</p>"
         f"{failed}{table(head, ranks) if ranks else ''}</div>"
     )
-
-
-def size(num_bytes: float) -> str:
-    """Bytes for people: 1536 is "1.5 KiB"."""
-    for unit in ("B", "KiB", "MiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.3g} GiB"
