@@ -106,7 +106,7 @@ class Cluster(Engines):
                 note on the run, say if a pipelined experiment is likely to diverge. Without it
                 nothing is claimed.
             priority: higher goes first.
-            log: who is told of each step: `wb.JSONLines(path)`, `wb.TensorBoard(folder)`,
+            log: the loggers of its steps: `wb.JSONLines(path)`, `wb.TensorBoard(folder)`,
                 `wb.WandB(...)`, `wb.MLflow(...)`, `wb.Trackio(...)`, any function of a step (a dict
                 of all ranks together), or a list of them. They run in this process, on a thread of
                 their own, from what the run reports anyway, so ranks do nothing for them. Where

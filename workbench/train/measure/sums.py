@@ -17,7 +17,7 @@ class RecordedSum:
     """One sum on one rank.
 
     Attributes:
-        digest: that of the sum's bits.
+        digest: the digest of the sum's bits.
         error: the largest difference to what one process sums, relative to the sum of magnitudes.
         messages: the non-empty messages that this rank received.
         bytes: the bytes of these messages from each rank [ranks].

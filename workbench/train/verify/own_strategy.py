@@ -41,11 +41,13 @@ class Observed:
 
     Attributes:
         traffic: the recorder's rows of each step.
-        digests: of its weights, after each step in which replicas are to be equal; else "".
+        digests: the digest of its weights after each step in which replicas are to be equal; else
+            "".
         weights: its weights in the end, whole.
-        goes_on: whether a run that was resumed from a checkpoint left the bits of that which wrote
-            it; and, where gradients are exchanged, that one the weights of one that wrote none.
-        resharded: whether another plan left the same weights and states, of which it has pieces.
+        goes_on: whether a run that resumed from a checkpoint left the same bits as the run that
+            wrote it; and, where gradients are exchanged, whether that run left the same weights as
+            one without checkpoints.
+        resharded: whether the pieces under another plan were of the same weights and states.
     """
 
     traffic: tuple[Rows, ...]
