@@ -47,6 +47,9 @@ LIVES_IN = {
     "anywidget": {"widgets"},
 }
 
+INNER = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
+NOT_TOLD = {"AssertionError", "NotImplementedError", "SystemExit"}
+
 WITHOUT_TORCH = ("plan", "program", "predict")
 
 TOP_LEVEL = {
@@ -209,6 +212,43 @@ def test_no_module_imports_itself():
     while starts := imports.keys() - set().union(*imports.values()):
         imports = {m: targets for m, targets in imports.items() if m not in starts}
     assert not imports, f"in circles of imports: {', '.join(sorted(imports))}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=name)
+def test_what_is_raised_is_documented(path):
+    """In the docstring of what raises it, or its class's; who has none does what its base says."""
+    missing = [
+        f"line {function.lineno}: {function.name}"
+        for function, told in documented(ast.parse(path.read_text("utf-8")))
+        if "Raises" not in told and any(map(is_error, own(function)))
+    ]
+    assert not missing, "\n".join([f"{name(path)} has functions without `Raises:`", *missing])
+
+
+def documented(
+    tree: ast.AST, of_class: str = ""
+) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, str]]:
+    """Public functions with a docstring, or constructors with their class's."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from documented(node, ast.get_docstring(node) or "")
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            told = ast.get_docstring(node) or (of_class if node.name == "__init__" else "")
+            if told and (node.name == "__init__" or not node.name.startswith("_")):
+                yield node, told
+
+
+def own(node: ast.AST) -> Iterator[ast.AST]:
+    """What is in a function, but for functions in it."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, INNER):
+            yield from (child, *own(child))
+
+
+def is_error(node: ast.AST) -> bool:
+    """Whether an error is raised here by its name."""
+    made = node.exc.func if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) else None
+    return isinstance(made, ast.Name) and made.id[0].isupper() and made.id not in NOT_TOLD
 
 
 def test_the_facade_loads_nothing():
