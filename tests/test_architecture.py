@@ -1,12 +1,18 @@
 """The house rules that a machine can check: imports, the sizes of files, and what lies where."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
+from torch import nn
+
+import workbench as wb
+from workbench.supervisor import supervisor_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -46,6 +52,17 @@ LIVES_IN = {
     "IPython": {"magics", "widgets"},
     "anywidget": {"widgets"},
 }
+
+# a process: packages whose libraries it never loads
+DOES_WITHOUT = {
+    "workbench.supervisor": {"scipy", "pandas", "torchvision", "safetensors"},
+    "workbench.server": {"torch", "scipy", "pandas", "torchvision", "safetensors"},
+    "ipyparallel.controller": {"torch", "scipy", "pandas", "pydantic_core"},
+    "ipyparallel.engine": {"scipy", "pandas", "torchvision", "sklearn"},
+}
+
+INNER = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
+NOT_TOLD = {"AssertionError", "NotImplementedError", "SystemExit"}
 
 WITHOUT_TORCH = ("plan", "program", "predict")
 
@@ -211,6 +228,43 @@ def test_no_module_imports_itself():
     assert not imports, f"in circles of imports: {', '.join(sorted(imports))}"
 
 
+@pytest.mark.parametrize("path", modules(), ids=name)
+def test_what_is_raised_is_documented(path):
+    """In the docstring of what raises it, or its class's; who has none does what its base says."""
+    missing = [
+        f"line {function.lineno}: {function.name}"
+        for function, told in documented(ast.parse(path.read_text("utf-8")))
+        if "Raises" not in told and any(map(is_error, own(function)))
+    ]
+    assert not missing, "\n".join([f"{name(path)} has functions without `Raises:`", *missing])
+
+
+def documented(
+    tree: ast.AST, of_class: str = ""
+) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, str]]:
+    """Public functions with a docstring, or constructors with their class's."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from documented(node, ast.get_docstring(node) or "")
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            told = ast.get_docstring(node) or (of_class if node.name == "__init__" else "")
+            if told and (node.name == "__init__" or not node.name.startswith("_")):
+                yield node, told
+
+
+def own(node: ast.AST) -> Iterator[ast.AST]:
+    """What is in a function, but for functions in it."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, INNER):
+            yield from (child, *own(child))
+
+
+def is_error(node: ast.AST) -> bool:
+    """Whether an error is raised here by its name."""
+    made = node.exc.func if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) else None
+    return isinstance(made, ast.Name) and made.id[0].isupper() and made.id not in NOT_TOLD
+
+
 def test_the_facade_loads_nothing():
     assert loaded_with("workbench").isdisjoint({*LIVES_IN, "numpy", "pandas", "pydantic"})
 
@@ -228,6 +282,40 @@ def test_the_facade_loads_nothing():
 def test_a_process_begins_with_what_it_needs(module, without):
     """Supervisor and server stay small, and start before anything that takes seconds to import."""
     assert loaded_with(module).isdisjoint(without)
+
+
+def test_processes_hold_what_they_need(tmp_path):
+    """The kernel says so, after a step of training; Python's own list is of this process only.
+
+    The supervisor has torch's store, where ranks meet; an engine has IPython's history in SQLite.
+    """
+    if not Path("/proc/self/maps").exists():
+        pytest.skip("no /proc, which says what another process has loaded")
+    module = nn.Sequential(nn.Flatten(), nn.Linear(12, 10))
+    graph = wb.trace(module, input_shape=(3, 2, 2), num_classes=10)
+    experiment = wb.Experiment(
+        plan=wb.Plan.data_parallel(graph, 1),
+        data=wb.Synthetic(samples=8),
+        batch_size=4,
+        optimizer=wb.SGD(lr=0.1),
+        steps=1,
+    )
+    with wb.Cluster(1, directory=tmp_path) as cluster:
+        cluster.train(experiment, module=module).wait(60.0)
+        supervisor = supervisor_of(cluster.link.folder)
+        assert supervisor is not None
+        first = psutil.Process(supervisor.pid)
+        processes = [first, *first.children(recursive=True)]
+        found = {what: mapped(processes, what) for what in DOES_WITHOUT}
+    for what, without in DOES_WITHOUT.items():
+        assert "numpy" in found[what], f"{what} is not there"
+        assert found[what].isdisjoint(without), f"{what} holds {found[what] & without}"
+
+
+def mapped(processes: list[psutil.Process], what: str) -> set[str]:
+    """The packages with libraries in the memory of those processes that run a module."""
+    maps = [Path(f"/proc/{p.pid}/maps").read_text() for p in processes if what in p.cmdline()]
+    return set(re.findall(r"/(?:site|dist)-packages/(\w+)/", "".join(maps)))
 
 
 def loaded_with(*names: str) -> set[str]:

@@ -13,7 +13,7 @@ def run(
 
     Args:
         ranks: what each does.
-        pairs: is given the bytes that went, by (taker, giver).
+        pairs: is given the bytes that went, by (receiver, sender).
 
     Returns:
         Of each rank: messages that it received, their bytes, and its rounds.

@@ -12,7 +12,7 @@ from workbench.comm.shared_memory.staging import SLOT_BYTES
 def exchange(world, cases):
     """What came on this rank in each case, and what was recorded."""
     ranks = tuple(range(world.size))
-    group = world.groups([("recut", ranks)])["recut", ranks]
+    group = world.groups([("reshard", ranks)])["reshard", ranks]
     found = []
     for sizes, dtype in cases:
         flat = torch.cat([part(world.rank, to, n, dtype) for to, n in enumerate(sizes[world.rank])])
@@ -59,7 +59,7 @@ def test_any_sizes(on_either, data):
 
 def test_sizes_must_fit(on_ranks):
     def refused(world):
-        group = world.groups([("recut", (0,))])["recut", (0,)]
+        group = world.groups([("reshard", (0,))])["reshard", (0,)]
         with pytest.raises(ValueError, match="1 x 1 sizes"):
             all_to_all_v(torch.zeros(1), ((1, 1),), group)
         with pytest.raises(ValueError, match="sends 2 elements"):

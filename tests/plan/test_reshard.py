@@ -11,7 +11,7 @@ from tests.layers import nets
 from tests.layers.drawn import GRAPHS, plans
 from workbench.plan.errors import PlanError
 from workbench.plan.plan import Plan
-from workbench.plan.reshard import Move, Recut, held
+from workbench.plan.reshard import Move, Reshard, held
 
 
 @st.composite
@@ -32,14 +32,14 @@ def painted(placed, rank):
 
 @given(pairs())
 def test_every_rank_has_its_new_pieces_and_is_sent_nothing_twice(pair):
-    recut = Recut(*pair)
-    for name, old in recut.before.flow.weights.items():
-        new = recut.after.flow.weights[name]
-        for rank in range(recut.before.world_size):
+    reshard = Reshard(*pair)
+    for name, old in reshard.before.flow.weights.items():
+        new = reshard.after.flow.weights[name]
+        for rank in range(reshard.before.world_size):
             had, wants = painted(old, rank), painted(new, rank)
             assert had.sum() == old.piece_numel(rank)
             came = np.zeros_like(had)
-            for move in recut.moves:
+            for move in reshard.moves:
                 if move.name == name and move.target == rank:
                     place = tuple(slice(*span) for span in move.region)
                     assert painted(old, move.source)[place].all()
@@ -50,8 +50,8 @@ def test_every_rank_has_its_new_pieces_and_is_sent_nothing_twice(pair):
 def test_only_what_is_lacked_travels():
     graph = GRAPHS[nets.Images]
     whole, halves = Plan.data_parallel(graph, 2), Plan.hybrid(graph, 2)
-    assert Recut(whole, halves).moves == ()
-    back = Recut(halves, whole)
+    assert Reshard(whole, halves).moves == ()
+    back = Reshard(halves, whole)
     assert back.received(0, {}) == graph.parameters - halves.parameters_of(0)
     twice = dict.fromkeys(graph.trainable, 2)
     assert back.received(1, twice) == 3 * (graph.parameters - halves.parameters_of(1))
@@ -61,7 +61,7 @@ def test_a_border_that_shifts_moves_what_lies_between():
     graph = GRAPHS[nets.Images]
     before = Plan.hybrid(graph, 2).with_layer("head.0", scheme="shard_out", shares=(5, 5))
     after = before.with_layer("head.0", shares=(7, 3))
-    moves = {move.name: move for move in Recut(before, after).moves}
+    moves = {move.name: move for move in Reshard(before, after).moves}
     assert moves["head.0.weight"].region == ((5, 7), (0, 63))
     assert (moves["head.0.weight"].source, moves["head.0.weight"].target) == (1, 0)
 
@@ -82,7 +82,7 @@ def test_holders_send_about_alike():
     graph = GRAPHS[nets.Images]
     before = Plan.hybrid(graph, 4, 2)
     sent = Counter()
-    for move in Recut(before, Plan.data_parallel(graph, 4)).moves:
+    for move in Reshard(before, Plan.data_parallel(graph, 4)).moves:
         sent[move.source] += move.numel
     assert max(sent.values()) <= 2 * min(sent.values())
 
@@ -90,6 +90,6 @@ def test_holders_send_about_alike():
 def test_another_model_or_world_is_refused():
     plan = Plan.data_parallel(GRAPHS[nets.Images], 2)
     with pytest.raises(PlanError, match="cannot go on as"):
-        Recut(plan, Plan.data_parallel(GRAPHS[nets.Tokens], 2))
+        Reshard(plan, Plan.data_parallel(GRAPHS[nets.Tokens], 2))
     with pytest.raises(PlanError, match="2 ranks cannot go on on 3"):
-        Recut(plan, Plan.data_parallel(GRAPHS[nets.Images], 3))
+        Reshard(plan, Plan.data_parallel(GRAPHS[nets.Images], 3))

@@ -21,12 +21,12 @@ from workbench.train.loop.state import everyone, group_specs_of
 def received_in_a_step(
     world: World, experiment: Experiment, net: type[torch.nn.Module]
 ) -> tuple[list[tuple[object, ...]], tuple[tuple[object, ...], ...]]:
-    """(group, op, layer, phase, calls, messages, bytes) of every row of the record, and the givers.
+    """(group, op, layer, phase, calls, messages, bytes) of every row of the record, and senders.
 
-    Those are (op, phase, rank, bytes).
+    Senders are rows of (op, phase, rank, bytes).
     """
-    plan, givers = experiment.plan, BytesBySender()
-    world.recorder.by_sender = givers
+    plan, by_sender = experiment.plan, BytesBySender()
+    world.recorder.by_sender = by_sender
     groups = world.groups(group_specs_of(plan))
     context = BatchContext(world.rank, (0,) * world.size, seed=nets.SEED)
     reader = nets.Memory(nets.made(net).state_dict())
@@ -47,7 +47,7 @@ def received_in_a_step(
     stepper.update()
     stepper.strategy.rest()
     world.recorder.by_sender = None
-    return [row.counts for row in world.recorder.rows()], givers.rows()
+    return [row.counts for row in world.recorder.rows()], by_sender.rows()
 
 
 def peak_of_a_step(config: RankConfig, experiment: Experiment, weights: Path) -> int:

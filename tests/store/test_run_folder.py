@@ -61,7 +61,7 @@ def test_how_a_run_ended_is_text_that_is_read_back(tmp_path):
     )
     assert files.RunOutcome.load(tmp_path) is None
     (tmp_path / "environment.json").write_text('{"seed": 3}')
-    found.save(tmp_path, files.Times(1.0, 2.0, 3.0))
+    found.save(tmp_path, files.JobTimes(1.0, 2.0, 3.0))
     assert files.RunOutcome.load(tmp_path) == found
     known = json.loads((tmp_path / "environment.json").read_text())
     assert known == {"seed": 3, "times": {"submitted": 1.0, "started": 2.0, "ended": 3.0}}

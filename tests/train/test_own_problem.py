@@ -175,7 +175,7 @@ def test_weights_need_whole_batches():
         Loss(plain, reduction="sum", weights=by_row)
 
 
-def recut(world: World, run: Experiment, weights: Path, plan: Plan):
+def reshard(world: World, run: Experiment, weights: Path, plan: Plan):
     """As `on_a_rank`, under another plan after three steps."""
     groups = world.groups(group_specs_of(run.plan))
     state = RankState.start(run, world, groups, weights, None)
@@ -192,7 +192,7 @@ def recut(world: World, run: Experiment, weights: Path, plan: Plan):
 def test_a_run_keeps_its_loss_and_metrics_under_another_plan(on_ranks, weights):
     run = experiment(UNEQUAL, loss=Loss(plain, weights=by_row), accumulate=2)
     expected, figures = script(run, weighted_mean)
-    for rank, (pieces, evaluation) in enumerate(on_ranks(RANKS, recut, run, weights, CUT)):
+    for rank, (pieces, evaluation) in enumerate(on_ranks(RANKS, reshard, run, weights, CUT)):
         for name, piece in pieces.items():
             assert_close(piece, piece_of(CUT, name, expected[name], rank), rtol=1e-10, atol=1e-12)
         assert (evaluation["loss"], evaluation["f1"]) == pytest.approx(figures, rel=1e-10)

@@ -15,9 +15,9 @@ from workbench.plan.experiment.codec import Codec
 from workbench.plan.experiment.experiment import SGD, AdamW, Experiment, Synthetic
 from workbench.plan.experiment.sync import ParameterServer, Pipelined, Synchronous
 from workbench.plan.plan import Plan
-from workbench.plan.reshard import Recut, held
+from workbench.plan.reshard import Reshard, held
 from workbench.train.loop.state import RankState, group_specs_of
-from workbench.train.resharding import recut_bytes, under
+from workbench.train.resharding import resharded_bytes, under
 
 GRAPH = trace(net(), input_shape=(3, 8, 8))
 
@@ -57,9 +57,9 @@ def trained(world, first, plans, weights):
     losses, received, step = [], [], 0
     for plan in (first.plan, *plans):
         if step:
-            before = recut_bytes(world.recorder)
+            before = resharded_bytes(world.recorder)
             state = under(state, plan, step)
-            received.append(recut_bytes(world.recorder) - before)
+            received.append(resharded_bytes(world.recorder) - before)
         for _ in range(first.steps):
             losses.append(state.stepper.run(step).loss)
             state.stepper.update()
@@ -103,9 +103,9 @@ def test_only_what_changes_hands_travels(on_ranks, weights):
     first = experiment(PLANS[0])
     every = on_ranks(3, trained, first, PLANS[1:], weights)
     for index, (before, after) in enumerate(itertools.pairwise(PLANS)):
-        recut = Recut(before, after)
+        reshard = Reshard(before, after)
         for rank, (_, _, received) in enumerate(every):
-            assert received[index] == 8 * recut.received(rank, dict.fromkeys(GRAPH.trainable, 2))
+            assert received[index] == 8 * reshard.received(rank, dict.fromkeys(GRAPH.trainable, 2))
 
 
 def rows_taken(world, first, weights):
@@ -160,9 +160,9 @@ def left_out(world, first, plans, weights):
             step += 1
         state.strategy.settle()  # what is encoded is left out from then on
         found.append(placed(state))
-        before = recut_bytes(world.recorder)
+        before = resharded_bytes(world.recorder)
         state = under(state, plan, step)
-        received.append(recut_bytes(world.recorder) - before)
+        received.append(resharded_bytes(world.recorder) - before)
         found.append(placed(state))
     return found, received, list(state.notes)
 
@@ -196,14 +196,14 @@ def test_what_codecs_have_left_out_goes_along(on_ranks, weights, sync):
     ways = [(whole, pairs), (pairs, whole), (whole, alone)]
     every = on_ranks(4, left_out, first, [after for _, after in ways], weights)
     for index, (before, after) in enumerate(ways):
-        recut = Recut(before, after)
+        reshard = Reshard(before, after)
         for use in range(len(every[0][0][0])):
             sums = [
                 total([rank[0][2 * index + late][use] for rank in every]) for late in (False, True)
             ]
             for name, then in sums[0].items():
                 assert then.abs().sum() > 0
-                if recut.residuals_kept(name):
+                if reshard.residuals_kept(name):
                     torch.testing.assert_close(sums[1][name], then, rtol=1e-12, atol=1e-15)
                 else:
                     assert name not in sums[1]

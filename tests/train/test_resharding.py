@@ -13,8 +13,8 @@ from workbench.comm.groups.errors import CommError
 from workbench.comm.parts import exchange_parts
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plan import Plan
-from workbench.plan.reshard import Recut
-from workbench.train import resharding as recut
+from workbench.plan.reshard import Reshard
+from workbench.train import resharding
 from workbench.train.resharding import Entry, move_pieces
 
 
@@ -54,7 +54,7 @@ def moved(world, pairs):
         entries = entries_of(before)
         own = {e.key: piece(e, before.flow.weights[e.weight], world.rank) for e in entries}
         records = sum(row.bytes for row in world.recorder.rows())
-        pieces = move_pieces(Recut(before, after), entries, own, everyone)
+        pieces = move_pieces(Reshard(before, after), entries, own, everyone)
         found.append((pieces, sum(row.bytes for row in world.recorder.rows()) - records))
     return found
 
@@ -62,7 +62,7 @@ def moved(world, pairs):
 def check(run, pairs):
     for rank, found in enumerate(run(pairs[0][0].world_size, moved, pairs)):
         for (before, after), (pieces, received) in zip(pairs, found, strict=True):
-            moves = [m for m in Recut(before, after).moves if m.target == rank]
+            moves = [m for m in Reshard(before, after).moves if m.target == rank]
             expected = 0
             for entry in entries_of(before):
                 assert torch.equal(
@@ -116,9 +116,9 @@ def failed(world, before, after):
         return exchange_parts(*args, **keywords)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recut, "exchange_parts", fails)
+        patch.setattr(resharding, "exchange_parts", fails)
         with pytest.raises(CommError, match="is gone"):
-            move_pieces(Recut(before, after), entries, own, everyone)
+            move_pieces(Reshard(before, after), entries, own, everyone)
     return all(torch.equal(own[key], copies[key]) for key in own)
 
 

@@ -21,7 +21,6 @@ from workbench.client.loggers.logger import Logs
 from workbench.client.ranks import Ranks
 from workbench.client.run.run import Run
 from workbench.client.run.submitting import Weights, checkpoint_of, module_values
-from workbench.client.run.view import size
 from workbench.plan import stability
 from workbench.plan.experiment.algorithm import Algorithm
 from workbench.plan.experiment.codec import AnyCodec
@@ -32,6 +31,7 @@ from workbench.plan.html import frame_of, save, table
 from workbench.plan.machine.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.plan.stability import Curvature
+from workbench.plan.units import size
 from workbench.train.verify.verification import Verification
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Cluster(Engines):
                 note on the run, say if a pipelined experiment is likely to diverge. Without it
                 nothing is claimed.
             priority: higher goes first.
-            log: who is told of each step: `wb.JSONLines(path)`, `wb.TensorBoard(folder)`,
+            log: the loggers of its steps: `wb.JSONLines(path)`, `wb.TensorBoard(folder)`,
                 `wb.WandB(...)`, `wb.MLflow(...)`, `wb.Trackio(...)`, any function of a step (a dict
                 of all ranks together), or a list of them. They run in this process, on a thread of
                 their own, from what the run reports anyway, so ranks do nothing for them. Where

@@ -107,7 +107,11 @@ def predict(options: Namespace) -> int:
 
 
 def program(options: Namespace) -> int:
-    """Prints what ranks execute in one step, an instruction on each line."""
+    """Prints what ranks execute in one step, an instruction on each line.
+
+    Raises:
+        ValueError: the plan has no such rank.
+    """
     found = programmed(_experiment(options))
     if options.rank is None:
         print(found)

@@ -25,7 +25,7 @@ ANSWER_WITHIN_S = 10.0
 _READY = ("idle", "busy", "paused")
 
 
-class Link:
+class ClusterLink:
     """Way to a cluster that has a supervisor; may be used from any thread.
 
     While a process has one that is attached, the cluster lasts.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from workbench import supervisor
-from workbench.client.connection import Link
+from workbench.client.connection import ClusterLink
 from workbench.client.faults import Faults
 from workbench.client.lifecycle import UNFINISHED, cluster_spec, end, sweep, validate
 from workbench.hosts.emulated.hosts import Hosts
@@ -124,7 +124,7 @@ class Engines(Faults):
 
     def _adopt(self, spec: ClusterSpec, leave: Callable[[], None]) -> None:
         """Makes this object one of a cluster that has a supervisor."""
-        self.link, self._launch = Link(self.folder), spec.launch
+        self.link, self._launch = ClusterLink(self.folder), spec.launch
         # Also when the last reference goes, and before the interpreter does.
         self._end = weakref.finalize(self, _leave, self.link, leave, self.hosts is not None)
         spec = self.link.wait(spec)
@@ -227,7 +227,7 @@ class Engines(Faults):
         return self.link.store.engines()[: self._n]
 
 
-def _leave(link: Link, leave: Callable[[], None], is_bound: bool) -> None:
+def _leave(link: ClusterLink, leave: Callable[[], None], is_bound: bool) -> None:
     """What becomes of a cluster that nobody here refers to any more."""
     try:
         link.end() if is_bound else link.leave()

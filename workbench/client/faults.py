@@ -96,7 +96,7 @@ class Faults:
 
     Args:
         pid_of: gives the process of an engine, by its number.
-        expect: takes the number of an engine, and whether it stands still on purpose.
+        expect: is told the number of an engine, and whether it is paused on purpose from now on.
         is_relayed: says whether an engine is on another host, and its process here a relay.
     """
 

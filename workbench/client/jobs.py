@@ -74,7 +74,7 @@ class Jobs:
             resume: a checkpoint, or a run that left one, to go on from.
             tag: the sweep, or whatever it is part of, for people.
             name: the job's name; "": its model's.
-            log: who is told of its steps; see `Cluster.train`.
+            log: the loggers of its steps; see `Cluster.train`.
 
         Raises:
             ClusterError: it can never fit; the text says what would.
@@ -129,7 +129,7 @@ class Jobs:
             experiment: what is varied.
             priority: the priority of all of them; higher goes first.
             module: as in `submit`.
-            log: who is told of the steps of each; see `Cluster.train`.
+            log: the loggers of the steps of each; see `Cluster.train`.
             values: the values of each field, by its name: one of the experiment's (`plan`,
                 `batch_size`, `sync`, `seed`, ...) or of its optimizer's (`lr`, `momentum`, ...).
 

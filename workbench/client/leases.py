@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.client.connection import TICK_S, Link
+from workbench.client.connection import TICK_S, ClusterLink
 from workbench.client.engines import Engines
 from workbench.client.run.job import Job
 from workbench.client.run.own_objects import kept
@@ -35,7 +35,7 @@ class Lease:
         id: the job that holds the engines; None: the assistant, which nobody lends.
     """
 
-    link: Link
+    link: ClusterLink
     places: tuple[int, ...]
     id: int | None = None
 

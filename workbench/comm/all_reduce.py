@@ -38,9 +38,9 @@ def all_reduce(
     Args:
         x: the summand, of one shape and dtype on all ranks.
         group: the ranks that sum.
-        algorithm: which rank sums what, and what travels. "direct" and "hierarchical" go through
-            the memory that ranks of a host share; the others through torch's communicators, even
-            there.
+        algorithm: the algorithm, which says which rank sums what, and what travels. "direct" and
+            "hierarchical" go through the memory that ranks of a host share; the others through
+            torch's communicators, even there.
         codec: the codec through which values travel between communicators: also on one host,
             unless the algorithm is "hierarchical", which encodes between hosts only. Sums are
             taken in fp32 or wider. None: values stay as they are.
@@ -109,7 +109,7 @@ def start_all_reduce(
     Args:
         flat: the summand, contiguous and one-dimensional; it becomes the sum.
         group: the ranks that sum.
-        algorithm: which rank sums what, and what travels, as for `all_reduce`.
+        algorithm: the algorithm, as for `all_reduce`.
         codec: the codec through which values travel, as for `all_reduce`. What it cannot encode
             is raised here, or by whoever polls or waits.
         residual: what a codec with error feedback has left out so far, as for `all_reduce`; like

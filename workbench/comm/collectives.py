@@ -267,7 +267,7 @@ def _spread(flat: Tensor, owned: Sequence[int], call: GroupCall) -> None:
 
 
 def _overlaps(source: Shard, target: Shard, group: Group) -> tuple[list[int], list[int]]:
-    """Returns what this rank sends to and receives from each rank when one dimension is recut."""
+    """What this rank sends to and receives from each rank when one dimension is resharded."""
     if source.extent != target.extent or len(target.sizes) != group.size:
         raise ValueError(f"cannot turn {source} into {target} on {group}")
     sends = [_overlap(source.span(group.rank), target.span(r)) for r in range(group.size)]

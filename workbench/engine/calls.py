@@ -90,7 +90,7 @@ class Assignment:
         keywords: further arguments, packed by `messages.pack_keywords`.
         own: arguments that differ by rank or attempt; they go before `keywords`.
         folder: the attempt's folder.
-        rank: which rank this is.
+        rank: the number of this rank.
         trains: whether the function also gets `control`, whose `stop_requested` SIGUSR1 sets, and
             `emit`, which takes a row of metrics.
     """

@@ -193,6 +193,9 @@ def assign(num_engines: int, host: Host) -> tuple[EngineDevice, ...]:
     handed out whole and disjoint, neighbours together. Where there are fewer cores than
     engines they go round as well. Under a container's quota nobody knows which cores its
     neighbours use, so engines are not pinned there, only their threads are counted.
+
+    Raises:
+        ValueError: fewer than one engine is asked for.
     """
     if num_engines < 1:
         raise ValueError(f"a cluster has at least one engine, got {num_engines}")

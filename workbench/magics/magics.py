@@ -90,6 +90,9 @@ class WorkbenchMagics(Magics):
         %wb close         gives those engines back
 
         What follows a # is a comment.
+
+        Raises:
+            UsageError: there is no such word, or not the one cluster or plan that it needs.
         """
         word, _, rest = _without_comment(line).partition(" ")
         words: dict[str, Callable[[str], None]] = {
@@ -115,6 +118,10 @@ class WorkbenchMagics(Magics):
         In reach there: `model` (this rank's part), `plan`, `experiment`, `state`, `rank`,
         `world_size`, `world`, `group` (all ranks), `groups`, `device`, `wb`, `comm`, `torch`,
         `dist`, and what cells before it made. Ranks that say the same are shown together.
+
+        Raises:
+            UsageError: not one group of ranks is open, or `--ranks` is no list of numbers.
+            CellFailed: the cell raised on a rank, or did not end there.
         """
         chosen = parse_argstring(self.ranks, _without_comment(line))
         try:

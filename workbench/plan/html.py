@@ -29,7 +29,7 @@ _STYLE = (
 )
 
 
-class Shown(Protocol):
+class Displayable(Protocol):
     """What a notebook shows."""
 
     def to_frame(self) -> "pandas.DataFrame":
@@ -39,7 +39,7 @@ class Shown(Protocol):
         """What a notebook shows of it."""
 
 
-def save(shown: Shown, path: str | Path, picture: Callable[[], str] | None = None) -> None:
+def save(shown: Displayable, path: str | Path, picture: Callable[[], str] | None = None) -> None:
     """Writes what a notebook shows into a file: "x.svg", "x.html" or "x.csv".
 
     Args:

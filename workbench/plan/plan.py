@@ -176,7 +176,7 @@ class Plan:
 
         Args:
             change: (scheme, its place) -> what stands there instead.
-            place: where the plan itself stands, for errors.
+            place: the plan's own place, for errors.
         """
         prefix = f"{place}." if place else ""
         changed = {

@@ -66,7 +66,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Recut:
+class Reshard:
     """The transition from one plan to another of the same model on the same ranks.
 
     Attributes:

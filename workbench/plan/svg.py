@@ -100,7 +100,11 @@ def document(parts: Iterable[str], width: float, height: float, **look: str | fl
 
 
 def stacked(documents: Sequence[str], gap: int = 14) -> str:
-    """Whole pictures below each other, as one."""
+    """Whole pictures below each other, as one.
+
+    Raises:
+        ValueError: a picture has no viewBox.
+    """
     parts, y, widest = list[str](), float(gap), 0.0
     for each in documents:
         found = _BOX.search(each)

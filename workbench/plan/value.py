@@ -37,7 +37,11 @@ def own_names(names: Iterable[str]) -> list[str]:
 
 
 class Value(PydanticModel, metaclass=_OwnNames):
-    """A frozen value that refuses unknown fields and wrong types, with one readable error."""
+    """A frozen value that refuses unknown fields and wrong types, with one readable error.
+
+    Raises:
+        TypeError: a field is given without its name.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=False, use_attribute_docstrings=True

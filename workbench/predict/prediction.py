@@ -25,7 +25,7 @@ from workbench.predict.scaling import (
     point_of,
     scaling,
 )
-from workbench.predict.show import Shown
+from workbench.predict.show import PredictionDisplay
 from workbench.predict.time.simulation import Schedule, Simulation, check_ranks, simulated
 from workbench.predict.traffic.traffic import Traffic, traffic_of
 from workbench.program.step import Program, program_of
@@ -272,10 +272,10 @@ class Prediction:
     def _repr_html_(self) -> str:
         return self._shown().html()
 
-    def _shown(self) -> Shown:
+    def _shown(self) -> PredictionDisplay:
         simulation = None if self.machine is None else self.simulation
         below = () if simulation is None else self.underestimated
-        return Shown(repr(self), self.memory, self.traffic, simulation, below)
+        return PredictionDisplay(repr(self), self.memory, self.traffic, simulation, below)
 
 
 def predict(

@@ -18,7 +18,7 @@ _LINES = 40
 
 
 @dataclass(frozen=True)
-class Shown:
+class PredictionDisplay:
     """The contents of a prediction's display.
 
     Attributes:

@@ -245,7 +245,7 @@ class Collectives:
         Args:
             operation: the operation.
             rows: the rows of the pass.
-            phase: which way.
+            phase: "forward" or "backward".
         """
         layer = operation.layer
         if operation.step is not None:

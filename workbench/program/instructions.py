@@ -207,7 +207,8 @@ class Reduce:
         column: the bucket.
         members: Ranks r whose r % group size is one of these take part; the others, which fill
             theirs elsewhere or have none, do not.
-        to: who has the sums: all that hold the parameters, owners their parts, or the server.
+        to: the ranks that get the sums: all that hold the parameters, owners their parts, or the
+            server.
         algorithm: the algorithm that was asked for.
         codec: the codec through which gradients travel.
         after: the index, for each place of the column, of the instruction behind which ranks there
@@ -302,7 +303,7 @@ class Clip:
         parameters: the parameters, by name.
         norm: the greatest norm of all of them together, over which all ranks agree; None: any.
         value: the greatest magnitude of an element; None: any.
-        by: who clips each: who updates it.
+        by: the ranks that clip each, which are those that update it.
         every: steps from one to the next.
     """
 
@@ -320,7 +321,7 @@ class Update:
 
     Attributes:
         parameters: the parameters, by name.
-        by: who moves each, of the ranks that hold the same piece of it.
+        by: the ranks that move each, of those that hold the same piece of it.
         every: steps from one to the next.
     """
 
@@ -336,7 +337,7 @@ class HandOut:
 
     Attributes:
         buckets: the buckets in which they travel; each rank takes its own in their order.
-        source: who has updated them.
+        source: the ranks that have updated them.
         fused: whether it is the second half of an all-reduce of which `Reduce` was the first.
         every: steps from one to the next.
     """

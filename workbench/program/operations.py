@@ -40,7 +40,7 @@ class Operation(NamedTuple):
         look: a number that operations share which compute alike, as in the equal blocks of a deep
             model: they are predicted once.
         wanted: the values that it reads to which a gradient flows back.
-        segment: which of the plan's segments it is computed again with; None: it is not.
+        segment: the number of the segment with which it is recomputed; None: it is not.
     """
 
     label: str

@@ -223,7 +223,7 @@ Groups = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Hosts:
+class HostLayout:
     """Ranks on hosts, in their order: the first ones on the first host, and so on.
 
     Attributes:
@@ -234,7 +234,7 @@ class Hosts:
     ranks: tuple[int, ...]
 
     @classmethod
-    def of(cls, world_size: int, ranks_per_host: int | None = None) -> "Hosts":
+    def of(cls, world_size: int, ranks_per_host: int | None = None) -> "HostLayout":
         """As many ranks on every host, but for the last; None: all of them on one."""
         n = min(ranks_per_host or world_size, world_size)
         full, rest = divmod(world_size, n)

@@ -10,7 +10,7 @@ import numpy as np
 
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.extension.extension import name_of
-from workbench.plan.html import frame_of
+from workbench.plan.html import frame_of, table
 from workbench.program.collectives import CollectiveCall, Collectives
 from workbench.program.instructions import (
     Adjust,
@@ -69,7 +69,7 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Shown:
+class ProgramDisplay:
     """What is shown of a program.
 
     Attributes:
@@ -121,15 +121,9 @@ class Shown:
 
     def html(self) -> str:
         """The same as a table."""
-        cell = "<td style='text-align:left'>{}</td>"
-        head = "".join(f"<th style='text-align:left'>{name}</th>" for name in _HEAD)
-        body = "".join(
-            f"<tr>{''.join(cell.format(escape(text)) for text in line)}</tr>"
-            for line in self.lines()
-        )
         return (
             f"<div><p><b>{escape(self.title)}</b></p><div style='max-height:40em;overflow:auto'>"
-            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></div>"
+            f"{table(_HEAD, self.lines())}</div></div>"
         )
 
     def frame(self) -> "pandas.DataFrame":

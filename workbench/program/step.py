@@ -24,8 +24,8 @@ from workbench.program.instructions import (
     Reduce,
 )
 from workbench.program.operations import Operation, Operations, operations_of
-from workbench.program.rows import Hosts, Representatives
-from workbench.program.show import Shown
+from workbench.program.rows import HostLayout, Representatives
+from workbench.program.show import ProgramDisplay
 from workbench.program.unrolling import unrolled
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Program:
     experiment: Experiment
     pieces: Pieces
     operations: Operations
-    hosts: Hosts
+    hosts: HostLayout
     representatives: Representatives | None = None
     batches: tuple[tuple[int, ...], ...] | None = None
     carried: int = 0
@@ -130,9 +130,11 @@ class Program:
             raise IndexError(f"no rank {rank}: there are 0 to {world - 1}")
         return RankProgram(self, rank)
 
-    def _shown(self, rank: int | None = None) -> Shown:
+    def _shown(self, rank: int | None = None) -> ProgramDisplay:
         column = None if rank is None else int(self.ranks.column[rank])
-        return Shown(self.experiment, self.ranks, self.instructions, self.collectives, rank, column)
+        return ProgramDisplay(
+            self.experiment, self.ranks, self.instructions, self.collectives, rank, column
+        )
 
     def __repr__(self) -> str:
         return f"<Program {self._shown().title}>"
@@ -286,7 +288,7 @@ def program_of(experiment: Experiment, ranks_per_host: int | None = None) -> Pro
         experiment: the experiment.
         ranks_per_host: how many ranks share memory; None: all ranks of the world do.
     """
-    hosts = Hosts.of(experiment.plan.world_size, ranks_per_host)
+    hosts = HostLayout.of(experiment.plan.world_size, ranks_per_host)
     pieces = Pieces.of(experiment)
     return Program(experiment, pieces, operations_of(experiment, pieces), hosts)
 
@@ -300,7 +302,7 @@ def reduced(experiment: Experiment, ranks: Representatives) -> Program:
     """
     own = ranks.reduced(experiment)
     pieces = Pieces.of(own)
-    hosts = Hosts.of(own.plan.world_size)
+    hosts = HostLayout.of(own.plan.world_size)
     return Program(own, pieces, operations_of(own, pieces), hosts, ranks)
 
 

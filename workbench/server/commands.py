@@ -39,14 +39,16 @@ class Commands:
             if command.kind in KEEPERS:
                 continue
             try:
-                if command.kind not in self._known:
-                    known = ", ".join(sorted(self._known))
-                    raise ClusterError(f"no command {command.kind!r}; there are {known}")
-                self._known[command.kind](command)
+                self._handler(command.kind)(command)
             except (ClusterError, KeyError, TypeError, ValueError) as error:
                 self._store.answer_command(command.id, str(error) or type(error).__name__)
             else:
                 self._store.answer_command(command.id)
+
+    def _handler(self, kind: str) -> Callable[[CommandRecord], None]:
+        if kind not in self._known:
+            raise ClusterError(f"no command {kind!r}; there are {', '.join(sorted(self._known))}")
+        return self._known[kind]
 
     def request(self, job: JobRecord, requested: str) -> bool:
         """Has a job that holds engines end its attempt for a reason; whether that is new."""

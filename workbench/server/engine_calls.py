@@ -233,7 +233,11 @@ class ControllerCalls:
         job: int | None = None,
         tag: object = None,
     ) -> None:
-        """Calls an importable function on an engine."""
+        """Calls an importable function on an engine.
+
+        Raises:
+            ClusterError: the engine is not registered.
+        """
         calls = self._calls
         if calls is None or engine_id not in calls.registered:
             raise ClusterError(f"engine {engine_id} is not registered")
@@ -243,7 +247,11 @@ class ControllerCalls:
     def assume_identity(
         self, engine_id: int, function: Callable[..., Any], *arguments: Any
     ) -> None:
-        """Calls a function that answers as `introduce` does: the engine arrives once more."""
+        """Calls a function that answers as `introduce` does: the engine arrives once more.
+
+        Raises:
+            ClusterError: the engine is not registered.
+        """
         calls = self._calls
         if calls is None or engine_id not in calls.registered:
             raise ClusterError(f"engine {engine_id} is not registered")

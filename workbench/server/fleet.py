@@ -83,9 +83,9 @@ class Fleet:
 
     Args:
         store: the cluster's store.
-        hands: the way to call the engines.
+        engine_calls: the way to call the engines.
         devices: what each engine computes on, by its index.
-        can_stand_in: the engines that the assistant can take the place of.
+        replaceable: the engines whose place the assistant can take.
     """
 
     def __init__(
@@ -93,16 +93,16 @@ class Fleet:
         store: Store,
         engine_calls: EngineCalls,
         devices: tuple[EngineDevice, ...],
-        can_stand_in: set[int],
+        replaceable: set[int],
     ) -> None:
         self._store, self._engine_calls, self._devices = store, engine_calls, devices
-        self._can_stand_in = can_stand_in
+        self._replaceable = replaceable
         self._watch = Watch()
         self._connection = engine_calls.connection
         self._came: dict[int, Arrival] = {}  # by process
-        self._became: dict[int, int] = {}  # process: the index that it was told to take
+        self._assigned: dict[int, int] = {}  # process: the index that it was told to take
         self._place: dict[int, int] = {}  # of each process
-        self._rehearsed: set[int] = set()
+        self._warmed_up: set[int] = set()
         self._died_at: dict[int, float] = {}
         self._short_of_memory: set[int] = set()
         self._oom_kills = out_of_memory_kills()
@@ -127,7 +127,7 @@ class Fleet:
             # Numbers are a controller's own: another may give them to others.
             self._connection = self._engine_calls.connection
             self._came.clear()
-            self._became.clear()
+            self._assigned.clear()
         arrived = self._engine_calls.arrivals()
         self._came.update({arrival.pid: arrival for arrival in arrived})
         return bool(ended or arrived)
@@ -243,7 +243,7 @@ class Fleet:
             (device.kind, device.name, device.threads, device.memory_bytes)
             for device in (self._devices[one], self._devices[other])
         }
-        return len(kinds) == 1 and {one, other} <= self._can_stand_in
+        return len(kinds) == 1 and {one, other} <= self._replaceable
 
     def replace_with_spare(self, missing: int) -> bool:
         """Has the assistant take the place of an engine that died; whether it will.
@@ -255,10 +255,10 @@ class Fleet:
         if (
             spare is None
             or gone is None
-            or missing not in self._can_stand_in
+            or missing not in self._replaceable
             or gone.state != "starting"  # the supervisor is about to write who was started for it
             or gone.pid in self.died
-            or missing in self._became.values()
+            or missing in self._assigned.values()
             or spare.job is not None
             or spare.state != "idle"
             or not self.is_ready(spare.index)
@@ -273,8 +273,8 @@ class Fleet:
         if spare is None or spare.state != "idle" or not self.is_ready(spare.index):
             return
         came = self._came[spare.pid or 0]
-        if came.pid not in self._rehearsed:
-            self._rehearsed.add(came.pid)
+        if came.pid not in self._warmed_up:
+            self._warmed_up.add(came.pid)
             with suppress(ClusterError):  # it is gone again
                 self._engine_calls.call(came.engine_id, warm_up)
 
@@ -286,19 +286,20 @@ class Fleet:
             self._engine_calls.assume_identity(engine.engine_id, assume_identity, *arguments)
         except ClusterError:
             return False
-        self._became[engine.pid] = index
+        self._assigned[engine.pid] = index
         return True
 
     def _settle(self, record: EngineRecord) -> None:
         """Writes what is known of an engine that has come, or has become another.
 
-        The store says which process is which engine. One that says otherwise is told to become
-        what it is there; but for an assistant that was told to take another's place and has.
+        The store says which process is which engine. Where a process reports another index, the
+        store wins, and the process is told its index; but not for a spare just swapped in, which
+        the store does not know under its new index yet.
         """
         came = self._came.get(record.pid) if record.pid is not None else None
         if came is None or record.pid in self.died:
             return
-        told = self._became.get(came.pid)
+        told = self._assigned.get(came.pid)
         if told is None and came.index != record.index:
             self._tell(came, record.index)
         elif told is not None and came.index != told:
@@ -325,7 +326,7 @@ class Fleet:
         )
 
     def _adopt(self) -> None:
-        """Takes those that are in no record for what they say, where nobody else is."""
+        """Registers unknown processes under the index they report, if it has no live engine."""
         known = {record.pid for record in self.records.values()}
         for came in list(self._came.values()):
             record = self.records.get(came.index)
@@ -337,5 +338,5 @@ class Fleet:
     def _set(self, index: int, came: Arrival, job: int | None) -> None:
         state: EngineState = "idle" if job is None else "busy"
         self._store.set_engine(index, pid=came.pid, engine_id=came.engine_id, state=state)
-        self._became.pop(came.pid, None)
+        self._assigned.pop(came.pid, None)
         self.records = {record.index: record for record in self._store.engines()}

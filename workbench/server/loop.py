@@ -32,7 +32,7 @@ class Server:
         folder: the cluster's folder.
         spec: what the cluster is.
         store: the cluster's store.
-        hands: the way to call its engines.
+        engine_calls: the way to call its engines.
     """
 
     def __init__(

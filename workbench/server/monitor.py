@@ -164,8 +164,8 @@ class HostHealth:
 IDLE_EVERY_S, ROWS_EVERY_S = 0.25, 1.0
 HEALTH_EVERY_S = 10.0
 BACKUP_EVERY_S = 3600.0
-# Ranks wait for each other no longer than their time-out, and then say who did not come. Who says
-# nothing for much longer than that, and than any step took, says nothing any more.
+# A rank waits for others no longer than the time-out, and then reports who did not come. One that
+# is silent for 3 time-outs and for 20 of its longest steps is hung, and is killed.
 SILENT_TIMEOUTS, SILENT_STEPS = 3.0, 20.0
 
 

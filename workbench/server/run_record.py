@@ -7,7 +7,7 @@ from pathlib import Path
 from workbench.server.outcome import End, JobOutcome
 from workbench.store.messages import TrainingOutcome
 from workbench.store.record import ENDED, JobRecord
-from workbench.store.run_folder import RunOutcome, Times
+from workbench.store.run_folder import JobTimes, RunOutcome
 from workbench.store.store import Store
 
 
@@ -38,7 +38,7 @@ def note_end(store: Store, job: JobRecord, verdict: JobOutcome, ends: Sequence[E
         ranks=reported if len(reported) == len(ends) else (),
         has_lost_rows=any(answer.lost_rows for answer in answers),
     )
-    times = Times(job.submitted_at, job.started_at, time.time())
+    times = JobTimes(job.submitted_at, job.started_at, time.time())
     try:
         outcome.save(Path(job.directory), times)
     except OSError as error:

@@ -112,7 +112,7 @@ def read_notes(directory: Path) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Times:
+class JobTimes:
     """When what happened to a run, in seconds since the epoch; None: it has not, yet."""
 
     submitted: float | None = None
@@ -156,7 +156,7 @@ class RunOutcome:
     has_lost_rows: bool = False
     columns: tuple[str, ...] = COLUMNS
 
-    def save(self, directory: Path, times: Times) -> None:
+    def save(self, directory: Path, times: JobTimes) -> None:
         """Writes it into the run's folder, and the times into the run's environment, if there.
 
         Raises:

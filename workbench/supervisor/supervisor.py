@@ -28,7 +28,7 @@ from workbench.store.errors import ClusterError, StoreError
 from workbench.store.profile import Launch
 from workbench.store.record import EngineRecord, JobState
 from workbench.store.store import Store
-from workbench.supervisor.fleet import Ended, Fleet
+from workbench.supervisor.cluster_processes import ClusterProcesses, Ended
 from workbench.supervisor.server_process import Backoff, RestartPolicy, ServerProcess
 
 
@@ -154,7 +154,7 @@ class Supervisor:
         """
         self._spec, self._meeting_port = spec, ports[0] if ports else 0
         told = (self._engine_ended, self._controller_ended)
-        self._fleet = Fleet(self._folder, spec, *told, ports[1:])
+        self._processes = ClusterProcesses(self._folder, spec, *told, ports[1:])
         self._server = ServerProcess(self._folder, spec)
         self._series = [Backoff(PATIENCE) for _ in spec.devices]
         notice_s = 0.0 if spec.launch is None else spec.launch.notice_s
@@ -260,12 +260,12 @@ class Supervisor:
     async def _start_controller(self) -> None:
         """A controller, also in another's place: engines and clients see no difference."""
         self._controller_due = time.monotonic() + AGAIN_S  # where it fails
-        await self._fleet.start_controller()
+        await self._processes.start_controller()
         self._controller_due = math.inf
         self._controller_series.began(time.monotonic())
 
     async def _start(self, index: int) -> None:
-        pid = await self._fleet.start_engine(index)
+        pid = await self._processes.start_engine(index)
         self._series[index].began(time.monotonic())
         try:
             self._describe(index, pid)
@@ -340,7 +340,7 @@ class Supervisor:
         """Ends all processes, and removes what only they needed."""
         log.warning("this supervisor ends: %s", self._ends or "it failed")
         self._server.kill()
-        self._fleet.kill()
+        self._processes.kill()
         if self._gathering is not None:
             self._gathering.close()
         reap(identity(self._folder))

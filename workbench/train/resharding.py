@@ -31,7 +31,7 @@ from workbench.plan.experiment.optimizers import Remembered
 from workbench.plan.placement.placement import Shard
 from workbench.plan.placement.weights import WeightPlacement
 from workbench.plan.plan import Plan
-from workbench.plan.reshard import Move, Recut, Region, held, replica_after
+from workbench.plan.reshard import Move, Region, Reshard, held, replica_after
 from workbench.program.step import program_of
 from workbench.train.checkpoint.in_flight import (
     RESIDUAL,
@@ -46,7 +46,7 @@ from workbench.train.loop.step import Stepper
 from workbench.train.strategies.remembered import entry
 from workbench.train.strategies.strategy import strategy_of, updater_of
 
-RECUT = "recut"
+RESHARD = "reshard"
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,12 @@ class Pieces:
 
 
 def move_pieces(
-    recut: Recut, entries: Sequence[Entry], own: Mapping[str, Tensor], everyone: Group
+    reshard: Reshard, entries: Sequence[Entry], own: Mapping[str, Tensor], everyone: Group
 ) -> dict[str, Tensor]:
     """This rank's pieces under the new plan; every rank calls it.
 
     Args:
-        recut: the change from one plan to another.
+        reshard: the change from one plan to another.
         entries: what there is, the same on all ranks.
         own: this rank's pieces under the old plan, by key; of an each of which it holds nothing,
             none is needed.
@@ -103,7 +103,7 @@ def move_pieces(
     rank, found = everyone.rank, dict[str, Tensor]()
     kept = dict[torch.dtype, list[LocalCopy]]()
     for each in entries:
-        before, after = (p.flow.weights[each.weight] for p in (recut.before, recut.after))
+        before, after = (p.flow.weights[each.weight] for p in (reshard.before, reshard.after))
         later = replica_after(after, everyone.size, each.replica)
         if later is None and _lies_alike(before, after):
             found[each.key] = own[each.key] if each.key in own else _empty(each, after, rank)
@@ -112,8 +112,8 @@ def move_pieces(
             kept.setdefault(each.dtype, []).extend(_kept(each, before, after, rank, own, piece))
     for dtype in sorted({each.dtype for each in entries}, key=str):
         alike = [each for each in entries if each.dtype == dtype]
-        parts = _parts(alike, recut, own, found, rank)
-        exchange_parts(parts, dtype, everyone, kept.get(dtype, ()), layer=RECUT)
+        parts = _parts(alike, reshard, own, found, rank)
+        exchange_parts(parts, dtype, everyone, kept.get(dtype, ()), layer=RESHARD)
     return found
 
 
@@ -146,21 +146,21 @@ def _empty(entry: Entry, placed: WeightPlacement, rank: int) -> Tensor:
 
 def _parts(
     entries: Sequence[Entry],
-    recut: Recut,
+    reshard: Reshard,
     own: Mapping[str, Tensor],
     found: Mapping[str, Tensor],
     rank: int,
 ) -> list[SentPart]:
     """What travels, with the places from and to which it does."""
     of_weight: dict[str, list[Move]] = {}
-    for move in recut.moves:
+    for move in reshard.moves:
         of_weight.setdefault(move.name, []).append(move)
     parts = []
     for each in entries:
-        before, after = (p.flow.weights[each.weight] for p in (recut.before, recut.after))
+        before, after = (p.flow.weights[each.weight] for p in (reshard.before, reshard.after))
         moves: Sequence[Move] = of_weight.get(each.weight, ())
         if each.replica is not None:
-            moves = recut.residual_moves(each.weight, each.replica)
+            moves = reshard.residual_moves(each.weight, each.replica)
         for whole in moves:
             for move in whole.parts(MOST_BYTES // each.dtype.itemsize):
                 tensor = None
@@ -202,7 +202,7 @@ def under(state: RankState, plan: Plan, done: int) -> RankState:
         ExperimentError: it leaves a rank too few rows of some batch for a layer.
         CommError: a rank is gone; the run goes on from its last checkpoint.
     """
-    recut = Recut(state.experiment.plan, plan)
+    reshard = Reshard(state.experiment.plan, plan)
     experiment = state.experiment.replace(plan=plan)
     data, held_out = state.stepper.feed.data, state.test_data
     state.stepper.feed.close()
@@ -210,9 +210,9 @@ def under(state: RankState, plan: Plan, done: int) -> RankState:
     state.strategy.settle()
     average_statistics(state.model)
     waiting = state.strategy.in_flight
-    moved, numbers = _moved(state, recut, waiting)
+    moved, numbers = _moved(state, reshard, waiting)
     world, dtype = state.world, state.stepper.dtype
-    groups, asked = groups_for(plan, recut.before, world, state.groups, state.asked)
+    groups, asked = groups_for(plan, reshard.before, world, state.groups, state.asked)
     context = BatchContext(world.rank, (0,) * world.size, seed=experiment.seed)
     reader = Pieces(plan.flow.weights, moved)
     traced, device = deepcopy(state.traced), world.device
@@ -231,7 +231,7 @@ def under(state: RankState, plan: Plan, done: int) -> RankState:
     strategy = strategy_of(program, model, updater, done, left, state.notes)
     left_out = {key: moved.pop(key) for key in list(moved) if key.startswith(RESIDUAL)}
     restore_residuals(Pieces(plan.flow.weights, left_out), model, strategy.residuals)
-    if state.strategy.residuals and (note := _dropped(recut, model, done)):
+    if state.strategy.residuals and (note := _dropped(reshard, model, done)):
         state.notes.append(note)
     return RankState(
         experiment=experiment,
@@ -252,14 +252,14 @@ def under(state: RankState, plan: Plan, done: int) -> RankState:
     )
 
 
-def recut_bytes(recorder: Recorder) -> int:
-    """What re-cuts have brought to this rank so far."""
+def resharded_bytes(recorder: Recorder) -> int:
+    """The bytes that reshardings have brought to this rank so far."""
     rows = recorder.rows()
-    return sum(row.bytes for row in rows if (row.op, row.layer) == ("all_to_all", RECUT))
+    return sum(row.bytes for row in rows if (row.op, row.layer) == ("all_to_all", RESHARD))
 
 
 def _moved(
-    state: RankState, recut: Recut, waiting: Sequence[InFlight]
+    state: RankState, reshard: Reshard, waiting: Sequence[InFlight]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """This rank's new pieces by entry, and the single numbers of the optimizer's state."""
     known, model = state.updater.remembered, state.model
@@ -286,16 +286,16 @@ def _moved(
         Entry(residual_entry(use, replica, name), name, state.stepper.dtype, replica)
         for use in range(len(left_out))
         for name in trainable
-        if recut.residuals_kept(name)
+        if reshard.residuals_kept(name)
         for replica in range(state.world.size // model.placements[name].group_size)
     ]
     numbers = _numbers(known, trainable, own, state.everyone)
-    return move_pieces(recut, entries, own, state.everyone), numbers
+    return move_pieces(reshard, entries, own, state.everyone), numbers
 
 
-def _dropped(recut: Recut, model: CutModel, done: int) -> str:
+def _dropped(reshard: Reshard, model: CutModel, done: int) -> str:
     """What is to be said of residuals that have no place under the new plan."""
-    names = [name for name in model.trainable() if recut.residuals_kept(name) is False]
+    names = [name for name in model.trainable() if reshard.residuals_kept(name) is False]
     if not names:
         return ""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
@@ -331,7 +331,7 @@ def _numbers(
     if not keys:
         return {}
     mine = torch.tensor([own[key].item() if key in own else 0.0 for key in keys])
-    every = all_gather(mine[None], Shard(0, (1,) * everyone.size), everyone, layer="recut")
+    every = all_gather(mine[None], Shard(0, (1,) * everyone.size), everyone, layer="reshard")
     return dict(zip(keys, every.max(dim=0).values.unbind(), strict=True))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from workbench.bench.predict import cases
 from workbench.bench.predict.machines import Machines, merged
-from workbench.bench.predict.times import STEPS, Times, is_unsure, steps_of
+from workbench.bench.predict.times import STEPS, TimeErrors, is_unsure, steps_of
 from workbench.plan.experiment.experiment import LocalSGD
 from workbench.plan.machine.experience import Sample
 from workbench.plan.machine.machine import Machine
@@ -23,7 +23,7 @@ def row(model, predicted, measured, noise=0.0):
 def test_figures_of_times():
     rows = [row("a", 11.0, 10.0), row("a", 19.0, 20.0), row("a", 30.0, 24.0)]
     rows += [row("b", 4.0, 5.0), row("b", 3.0, 6.0), {"model": "c", "traffic": "equal"}]
-    found = Times.of(rows)
+    found = TimeErrors.of(rows)
     assert found.taus() == {"a": pytest.approx(1.0), "b": pytest.approx(-1.0)}
     figures = found.figures()
     assert figures["time_error_median"].median == pytest.approx(0.2)
@@ -37,7 +37,7 @@ def test_figures_of_times():
 
 def test_pairs_that_differ_by_no_more_than_noise_are_in_no_order():
     rows = [row("a", 10.0, 10.0, 1.0), row("a", 9.0, 11.0, 1.0), row("a", 20.0, 13.5, 1.0)]
-    found = Times.of([*rows, row("b", 1.0, 1.0, 9.0), row("b", 2.0, 1.5, 9.0)])
+    found = TimeErrors.of([*rows, row("b", 1.0, 1.0, 9.0), row("b", 2.0, 1.5, 9.0)])
     assert found.clear_taus() == {"a": (1.0, 2)}
     assert found.taus()["a"] == pytest.approx(1 / 3)
     assert "a 1.00 of 2 pairs" in found.note()

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from workbench.bench.__main__ import main
-from workbench.bench.recovery.checkpointing import BLOCK, costs_in
 from workbench.bench.recovery.kills import Target
+from workbench.bench.recovery.recovery import BLOCK, costs_in
 from workbench.store.record import AttemptRecord
 
 

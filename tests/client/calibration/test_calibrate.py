@@ -34,7 +34,7 @@ from workbench.plan.plan import Plan
 from workbench.store.cluster_spec import EngineDevice as Place
 from workbench.train.measure.device import DeviceMeasured
 from workbench.train.measure.layers import LayersMeasured, works_on
-from workbench.train.measure.links import Beside, LinksMeasured, Timed, families
+from workbench.train.measure.links import LinksMeasured, OverlapCost, Timed, families
 
 GRAPH = vgg()
 SPEC = CalibrationSpec((4,), "fp32", None, None, 1.0)
@@ -70,11 +70,11 @@ def linked(size: int, hosts: tuple[str, ...], alpha=(1e-5, 1e-3)) -> list[LinksM
     """What ranks find where links follow the model: fast within a host, slow across."""
     found = []
     for rank in range(size):
-        timed, beside = [], {}
+        timed, overlap_costs = [], {}
         for ranks in (r for family in families(size) for r in family if rank in r):
             k, spans = len(ranks), len({hosts[r] for r in ranks}) > 1
             latency, rate = alpha[spans], (1e9, 1e7)[spans]
-            beside[ranks] = Beside(0.1 if spans else 0.9, 1.2 if spans else 1.0)
+            overlap_costs[ranks] = OverlapCost(0.1 if spans else 0.9, 1.2 if spans else 1.0)
             for n in (1e4, 1e6):
                 got, rounds = int(2 * n * (k - 1) / k), 2
                 added = int(n * (k - 1) / k)
@@ -82,7 +82,7 @@ def linked(size: int, hosts: tuple[str, ...], alpha=(1e-5, 1e-3)) -> list[LinksM
                 timed.append(Timed("all_reduce", ranks, seconds, got, rounds, added))
                 timed.append(Timed(INTO_NEW, ranks, 9 * seconds, got, rounds, added))
                 timed.append(Timed("all_gather", ranks, latency + added / rate, added, 1, 0))
-        found.append(LinksMeasured(tuple(timed), beside))
+        found.append(LinksMeasured(tuple(timed), overlap_costs))
     return found
 
 
@@ -127,7 +127,7 @@ def test_unequal_pieces_of_one_size_are_one_point():
     found = [
         LinksMeasured(
             tuple(Timed("all_to_all", ranks, 1e-3 * n, got + rank, 1, 0) for n, got in sizes),
-            {ranks: Beside(0.5, 1.0)},
+            {ranks: OverlapCost(0.5, 1.0)},
         )
         for rank, sizes in enumerate([((1, 100), (2, 200)), ((3, 100), (4, 200))])
     ]

@@ -18,7 +18,7 @@ from workbench.plan.machine.work import work_of
 from workbench.predict.time.simulation import PARTS
 from workbench.store.errors import ClusterError
 from workbench.train.loop.requests import CarriedOut, LearningRate, RunRequests
-from workbench.train.trace.rank_trace import Called, RankTrace, Stretch
+from workbench.train.trace.rank_trace import Called, Computed, RankTrace
 from workbench.train.trace.traces import Sample, write
 
 NET = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
@@ -43,7 +43,7 @@ def sample(rank, since_s, stretches, calls, seconds=10.0, step=5):
 
 def test_a_collective_waits_until_the_last_rank_has_come():
     """Rank 1 began a second later than rank 0, and came to the gather three seconds later."""
-    forward = Stretch("forward", "b", (0.0, 8.0))
+    forward = Computed("forward", "b", (0.0, 8.0))
     early = sample(0, 0.5, [forward], [call(1, (2.0, 7.0), blocked=[(2.0, 7.0)])])
     late = sample(1, 1.5, [forward], [call(1, (4.0, 6.0), blocked=[(4.0, 6.0)])])
     line = timeline_of([early, late])
@@ -66,7 +66,7 @@ def test_a_collective_waits_until_the_last_rank_has_come():
 
 def test_collectives_beside_the_computation_follow_each_other():
     """The second began before the first was over; both are waited for at the end."""
-    backward = Stretch("backward", "b", (0.0, 4.0))
+    backward = Computed("backward", "b", (0.0, 4.0))
     calls = [
         call(1, (1.0, 6.0), beside=True, blocked=[(5.0, 6.0)], helped=((1.0, 1.5),)),
         call(2, (2.0, 8.0), beside=True, blocked=[(6.0, 8.0)], helped=((2.0, 2.5),)),
@@ -87,7 +87,7 @@ def passes(seconds):
     names = [layer.name for layer in GRAPH.layers]
     every = [("forward", name) for name in names] + [("backward", name) for name in names]
     return [
-        Stretch(what, name, (index * seconds, (index + 1) * seconds))
+        Computed(what, name, (index * seconds, (index + 1) * seconds))
         for index, (what, name) in enumerate(every)
     ]
 
@@ -116,8 +116,8 @@ def test_a_step_that_was_traced_is_predicted_as_it_was(lasted):
     for rank, seconds in enumerate(lasted):
         pass_s = seconds / 15
         work = [one for one in passes(pass_s) if (one.what, one.label) != ("backward", "0")]
-        load = Stretch("load", "input", (1.0, 1.0 + pass_s / 2))
-        update = Stretch("update", "sgd", (2.0, 2.0 + pass_s / 4))
+        load = Computed("load", "input", (1.0, 1.0 + pass_s / 2))
+        update = Computed("update", "sgd", (2.0, 2.0 + pass_s / 4))
         waited = call(1, (3.0, 3.25), blocked=[(3.0, 3.25)])
         step.append(sample(rank, 0.0, [*work, load, update], [waited], 0.25 + seconds))
     found = recalibrated(machine, EXPERIMENT, [step])

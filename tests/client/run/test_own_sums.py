@@ -26,11 +26,11 @@ def of_a_cell():
     class ToFirst(Algorithm):
         def rounds(self, flat, members, me):
             room, first = torch.empty_like(flat), members[0]
-            for giver in range(1, len(members)):
-                if me == giver:
+            for sender in range(1, len(members)):
+                if me == sender:
                     yield MessageRound(sends=((first, flat),))
                 elif me == 0:
-                    yield MessageRound((), ((members[giver], room),), len(flat))
+                    yield MessageRound((), ((members[sender], room),), len(flat))
                     flat += room
             if me:
                 yield MessageRound(receives=((first, flat),))

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 import workbench as wb
-from workbench.plan.reshard import Recut
+from workbench.plan.reshard import Reshard
 from workbench.store.errors import ClusterError, RunError
 
 LONG_S = 120.0
@@ -35,8 +35,8 @@ def test_a_run_goes_on_under_other_plans_without_losing_a_step(cluster, experime
     halves = run.replan(HALVES)
     assert halves.wait(LONG_S).received_bytes == halves.cost.received_bytes == (0, 0)
     unequal = run.replan(UNEQUAL)
-    recut, momentum = Recut(HALVES, UNEQUAL), dict.fromkeys(GRAPH.trainable, 1)
-    expected = tuple(8 * recut.received(rank, momentum) for rank in range(2))
+    reshard, momentum = Reshard(HALVES, UNEQUAL), dict.fromkeys(GRAPH.trainable, 1)
+    expected = tuple(8 * reshard.received(rank, momentum) for rank in range(2))
     assert unequal.cost.received_bytes == expected
     assert unequal.wait(LONG_S).received_bytes == expected
     run.wait(LONG_S)
@@ -92,7 +92,7 @@ def test_a_rank_that_dies_during_a_re_cut_loses_nothing(cluster, experiment, mon
     """The run goes on from its last checkpoint, under the plan of then, and then under the new."""
     experiment = experiment.replace(plan=HALVES, checkpoint_every=10, steps=300)
     straight = cluster.train(experiment, module=NET).wait(LONG_S)
-    monkeypatch.setattr(cluster, "task", "tests.client.dying_recut:train")
+    monkeypatch.setattr(cluster, "task", "tests.client.dying_reshard:train")
     run = cluster.train(experiment, module=NET)
     _until(run, 12)
     replan = run.replan(UNEQUAL)

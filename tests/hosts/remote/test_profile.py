@@ -14,7 +14,7 @@ from workbench.store.errors import ClusterError
 from workbench.store.profile import Profile
 from workbench.store.record import Request
 from workbench.store.store import Store
-from workbench.supervisor.fleet import ports_in
+from workbench.supervisor.cluster_processes import ports_in
 
 TRAINS = Request(kind="train", name="net", task="a:b", packed=b"", keywords=b"", engines=1, steps=9)
 

@@ -8,7 +8,7 @@ from tests.plan.graphs import Builder, mlp, transformer, vgg
 from workbench.plan.graph import Graph
 from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.plan import Plan
-from workbench.plan.rules.presets import verdicts
+from workbench.plan.rules.presets import layer_decisions
 
 BLOCK = Plan.hybrid(transformer(), 4, 2)
 
@@ -32,18 +32,18 @@ def test_a_transformer_is_cut_by_heads_and_in_pairs():
 def test_a_layer_is_light_whose_flops_outweigh_its_parameters(flops, reason):
     """A quarter of the parameters, and of the FLOPs up to a half or more."""
     graph = with_flops(mlp(10, 10, 10, 10, 10), fc0=flops, fc1=20, fc2=20, fc3=20)
-    assert [verdict.reason for verdict in verdicts(graph)] == [reason, "cut", "cut", "cut"]
+    assert [decision.reason for decision in layer_decisions(graph)] == [reason, "cut", "cut", "cut"]
 
 
 def test_the_reasons_for_each_verdict():
-    found = {verdict.layer.name: verdict for verdict in verdicts(mlp(100, 400, 400, 2))}
-    assert {name: verdict.reason for name, verdict in found.items()} == {
+    found = {decision.layer.name: decision for decision in layer_decisions(mlp(100, 400, 400, 2))}
+    assert {name: decision.reason for name, decision in found.items()} == {
         "fc0": "cut",
         "fc1": "cut",
         "fc2": "small",
     }
-    assert sum(verdict.parameters for verdict in found.values()) == pytest.approx(1)
-    assert {verdict.reason for verdict in verdicts(vgg())} == {"convolution", "cut"}
+    assert sum(decision.parameters for decision in found.values()) == pytest.approx(1)
+    assert {decision.reason for decision in layer_decisions(vgg())} == {"convolution", "cut"}
 
 
 def test_a_plan_says_what_it_cut_and_why():
@@ -82,7 +82,7 @@ def test_reasons_are_no_part_of_the_value():
 def test_shared_weights_are_named():
     builder = Builder((6,)).linear("twice", 6).same("relu", "elementwise")
     builder.add("twice@2", "linear", (6,), shared="twice").linear("last", 3)
-    assert [(v.layer.name, v.reason) for v in verdicts(builder.graph())] == [
+    assert [(v.layer.name, v.reason) for v in layer_decisions(builder.graph())] == [
         ("twice", "shared"),
         ("last", "cut"),
     ]

@@ -71,8 +71,8 @@ def linked(config):
 def test_collectives_are_timed_in_every_group(on_ranks, size):
     for rank, found in enumerate(on_ranks.seated(size, linked)):
         groups = [ranks for family in families(size) for ranks in family if rank in ranks]
-        assert set(found.beside) == set(groups)
-        assert all(0 <= cost.busy <= 1 <= cost.slowdown for cost in found.beside.values())
+        assert set(found.overlap_costs) == set(groups)
+        assert all(0 <= cost.busy <= 1 <= cost.slowdown for cost in found.overlap_costs.values())
         seen = Counter((timed.op, timed.ranks) for timed in found.collectives)
         in_memory = ("all_reduce", INTO_NEW, "all_gather", "reduce_scatter", "all_to_all")
         ops = (*in_memory, BY_BACKEND, EXCHANGE, "broadcast")

@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from workbench.train.trace.rank_trace import (
     Called,
+    Computed,
     LayerSeconds,
     RankTrace,
-    Stretch,
     united,
     without,
 )
@@ -42,12 +42,12 @@ def test_a_layer_is_what_it_computed_over_all_passes():
     trace = RankTrace(
         16.0,
         (
-            Stretch("forward", "b", (0.0, 4.0)),
-            Stretch("forward", "b", (4.0, 5.0), conversion="all_gather"),
-            Stretch("backward", "b", (5.0, 9.0)),
-            Stretch("forward", "b", (9.0, 10.0)),
-            Stretch("backward", "b", (10.0, 12.0)),
-            Stretch("update", "", (12.0, 16.0)),
+            Computed("forward", "b", (0.0, 4.0)),
+            Computed("forward", "b", (4.0, 5.0), conversion="all_gather"),
+            Computed("backward", "b", (5.0, 9.0)),
+            Computed("forward", "b", (9.0, 10.0)),
+            Computed("backward", "b", (10.0, 12.0)),
+            Computed("update", "", (12.0, 16.0)),
         ),
         (
             Called("g", 1, *gather, 8, (1.0, 3.0), False, ((1.0, 3.0),), ()),

@@ -11,7 +11,7 @@ from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import SGD, Experiment
 from workbench.plan.plan import Plan
 from workbench.train.trace import traces
-from workbench.train.trace.rank_trace import Called, RankTrace, Stretch
+from workbench.train.trace.rank_trace import Called, Computed, RankTrace
 
 EXPERIMENT = Experiment(
     plan=Plan.hybrid(GRAPH, 2),
@@ -63,7 +63,7 @@ def test_rows_know_the_peak_of_every_step(run, on_ranks, weights):
 
 
 def trace(seconds=1.0):
-    stretch = Stretch("forward", "fc1", (0.25, 0.5))
+    stretch = Computed("forward", "fc1", (0.25, 0.5))
     interval = ((0.25, 0.375),)
     what = "all_gather", "fc1", "forward"
     call = Called("shard(0,1)", 3, *what, 64, (0.25, 0.5), False, interval, ())

@@ -9,7 +9,7 @@ import pytest
 
 from tests.widgets.dashboard.fake import MIB, FakeRun, traced
 from workbench.widgets.dashboard import still
-from workbench.widgets.dashboard.forecast import Forecast
+from workbench.widgets.dashboard.forecast import RunForecast
 from workbench.widgets.dashboard.timeline import timeline_of
 from workbench.widgets.dashboard.watched import WatchedRun
 
@@ -27,11 +27,11 @@ def fed(num_steps, **fields):
     return run
 
 
-FORECAST = Forecast(None, np.array([[8, 4, 4, 2, 1, 9]] * 2) * float(MIB), 600.0, 0.2)
+FORECAST = RunForecast(None, np.array([[8, 4, 4, 2, 1, 9]] * 2) * float(MIB), 600.0, 0.2)
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 50])
-@pytest.mark.parametrize("forecast", [Forecast.none(), FORECAST], ids=["alone", "predicted"])
+@pytest.mark.parametrize("forecast", [RunForecast.none(), FORECAST], ids=["alone", "predicted"])
 def test_every_picture_is_well_formed(num_steps, forecast):
     lanes = (timeline_of(traced(2)), timeline_of(traced(2), step=9))
     made = still.picture({"a": seen(fed(num_steps))}, "a", forecast, lanes)
@@ -42,7 +42,7 @@ def test_every_picture_is_well_formed(num_steps, forecast):
 
 def test_several_runs_are_overlaid_and_named():
     runs = {"first <b>": seen(fed(50)), "second": seen(fed(30))}
-    made = still.html(runs, "first <b>", Forecast.none())
+    made = still.html(runs, "first <b>", RunForecast.none())
     assert "second: running, 30 of 80 steps" in made
     assert "<b>Run first &lt;b&gt;</b>" in made
 
@@ -51,7 +51,7 @@ def test_text_cannot_break_out():
     run = fed(3)
     run.notes.append("<script>")
     run.end("failed", error=RuntimeError("<script>alert(1)</script>"))
-    assert "<script>" not in still.html({"a": seen(run)}, "a", Forecast.none())
+    assert "<script>" not in still.html({"a": seen(run)}, "a", RunForecast.none())
 
 
 def test_the_html_needs_nothing_from_elsewhere():

@@ -15,7 +15,7 @@ from workbench.widgets.dashboard import Dashboard
 from workbench.widgets.dashboard import timeline as lanes
 from workbench.widgets.dashboard.forecast import forecast_of
 from workbench.widgets.dashboard.run import KEPT
-from workbench.widgets.dashboard.series import CATEGORIES, Ranks
+from workbench.widgets.dashboard.series import CATEGORIES, RankSeries
 
 PLAN = wb.Plan.hybrid(mlp(16, 16, 8), 2)
 EXPERIMENT = wb.Experiment(
@@ -83,7 +83,7 @@ def test_what_cannot_be_predicted_says_why(show, views):
 
 
 def test_measured_categories_add_up_to_the_peak():
-    ranks = Ranks(1)
+    ranks = RankSeries(1)
     ranks.put(0, row(3, 0))
     (found,) = ranks.figures
     parts = [found.weight_bytes, found.gradient_bytes, found.optimizer_bytes]
@@ -93,7 +93,7 @@ def test_measured_categories_add_up_to_the_peak():
 
 
 def test_figures_are_means_of_the_last_steps():
-    ranks = Ranks(1, recent=3)
+    ranks = RankSeries(1, recent=3)
     for step, seconds in enumerate((9.0, 1.0, math.nan, 3.0)):
         ranks.put(0, row(step, 0, compute_s=seconds))
     assert ranks.figures[0].compute_s == 2.0

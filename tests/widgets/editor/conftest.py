@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 import workbench as wb
-from tests.widgets.editor.shown import Shown
+from tests.widgets.editor.shown import EditorPage
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def show(page, problems, edit):
     """`show(plan, target)` shows an editor of it."""
 
     def make(*arguments, theme="light", **options):
-        shown = Shown(page, edit(*arguments, **options), theme)
+        shown = EditorPage(page, edit(*arguments, **options), theme)
         shown.settle()
         return shown
 

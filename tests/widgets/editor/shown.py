@@ -12,7 +12,7 @@ BROWSER = [
 SETTLED = "document.querySelector('.wb-editor').dataset.pending === 'false'"
 
 
-class Shown(FrontEnd):
+class EditorPage(FrontEnd):
     """An editor on a page."""
 
     def settle(self) -> None:

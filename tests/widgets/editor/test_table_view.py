@@ -6,7 +6,7 @@ import workbench as wb
 from tests.plan import graphs
 from tests.plan.graphs import Builder
 from tests.widgets.editor.kit import MACHINE, FakeCluster, residual
-from tests.widgets.editor.shown import BROWSER, Shown
+from tests.widgets.editor.shown import BROWSER, EditorPage
 
 pytestmark = BROWSER
 
@@ -163,7 +163,7 @@ def test_names_with_html_and_of_200_characters(show, page):
 
 
 def test_ten_thousand_rows(page, problems, edit):
-    shown = Shown(page, edit(graphs.mlp(*[4] * 5001), world_size=2))
+    shown = EditorPage(page, edit(graphs.mlp(*[4] * 5001), world_size=2))
     assert page.locator(".wb-scroll").get_attribute("data-rows") == "9999"
     assert page.locator("tbody tr").count() < 80
     page.locator("tr.wb-layer").first.focus()

@@ -52,9 +52,9 @@ def outcomes(pairs, steps, more=0):
     world = len(pairs[0].bytes)
     given = [Counter() for _ in range(world)]
     for one in pairs:
-        for taker, giver in np.argwhere(one.bytes):
-            size = int(one.bytes[taker, giver]) * steps // one.every
-            given[taker][one.op, one.phase, int(giver)] += size
+        for receiver, sender in np.argwhere(one.bytes):
+            size = int(one.bytes[receiver, sender]) * steps // one.every
+            given[receiver][one.op, one.phase, int(sender)] += size
     given[1]["all_gather", "forward", 0] += more * steps
     return tuple(
         TrainingOutcome("finished", steps, None, given=rows, steps_counted=steps)

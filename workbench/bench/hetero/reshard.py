@@ -27,9 +27,9 @@ from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plan import Plan
-from workbench.plan.reshard import Recut
+from workbench.plan.reshard import Reshard
 from workbench.train.loop.state import RankState, group_specs_of
-from workbench.train.resharding import recut_bytes, under
+from workbench.train.resharding import resharded_bytes, under
 
 UNEQUAL = (4, 2, 1, 1)
 _STATES = 1  # momentum
@@ -72,7 +72,7 @@ def run(cluster: Cluster, model: str, *, rounds: int) -> Found:
     found: list[Measured] = cluster.call(task, experiment, module=module, plan=text, rounds=rounds)
     states = dict.fromkeys(graph.trainable, _STATES)
     foreseen = [
-        [4 * Recut(*way).received(rank, states) for way in ((equal, unequal), (unequal, equal))]
+        [4 * Reshard(*way).received(rank, states) for way in ((equal, unequal), (unequal, equal))]
         for rank in range(world)
     ]
     ratios = [
@@ -123,10 +123,10 @@ def measure(
             state.stepper.run(done)
             state.stepper.update()
             sizes = _elements(state.experiment.plan, plans[(done - 1) % 2])
-            began, before = _together(state.everyone), recut_bytes(world.recorder)
+            began, before = _together(state.everyone), resharded_bytes(world.recorder)
             state = under(state, plans[(done - 1) % 2], done)
             recut_s.append(_slowest(time.perf_counter() - began, state.everyone))
-            received.append(recut_bytes(world.recorder) - before)
+            received.append(resharded_bytes(world.recorder) - before)
             copy_s.append(_copied(sizes, state.everyone))
     return Measured(tuple(recut_s[2:]), tuple(copy_s[2:]), tuple(received[2:]))
 
@@ -136,7 +136,7 @@ def _elements(before: Plan, after: Plan) -> list[list[int]]:
     world = before.world_size
     sizes = [[0] * world for _ in range(world)]
     trainable = {name for name, placed in before.flow.weights.items() if placed.trainable}
-    for move in Recut(before, after).moves:
+    for move in Reshard(before, after).moves:
         sizes[move.source][move.target] += move.numel * (1 + _STATES * (move.name in trainable))
     return sizes
 

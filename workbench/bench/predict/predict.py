@@ -20,7 +20,7 @@ from workbench.bench.predict.stepping import Observed, watched
 from workbench.bench.predict.times import (
     MOST_ROUNDS,
     ROUNDS,
-    Times,
+    TimeErrors,
     is_unsure,
     resnet152,
     speed_figures,
@@ -53,7 +53,7 @@ def run(*, quick: bool) -> Report:
     rows = bench.rows
     graph = every[0].experiment.plan.graph if quick else resnet152()
     speed = speed_figures(graph, times=1 if quick else 5)
-    times = Times.of(rows)
+    times = TimeErrors.of(rows)
     errors = [float(row["memory error"]) for row in rows]
     worst = max(errors)
     figures = {

@@ -76,7 +76,7 @@ def _measured(rounds: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Times:
+class TimeErrors:
     """The summary of rows with times.
 
     Attributes:
@@ -86,7 +86,7 @@ class Times:
     rows: tuple[Mapping[str, Cell], ...]
 
     @classmethod
-    def of(cls, rows: Iterable[Mapping[str, Cell]]) -> "Times":
+    def of(cls, rows: Iterable[Mapping[str, Cell]]) -> "TimeErrors":
         """The summary of a whole report's rows."""
         return cls(tuple(row for row in rows if "time error" in row))
 

@@ -7,6 +7,14 @@ or stopped (SIGSTOP), or the job server is killed; while ranks compute or commun
 checkpoint is written, while they change their plan, or while the job is being started. The final
 loss is compared with that of an undisturbed run. Two parts: many small runs, two at a time on six
 engines; and a few of VGG-11 on four, for the times and for the cost of checkpoints.
+
+The cost of checkpoints that are written beside the steps is that of
+
+    steps    | 10 with one running | 10 without | 10 with one running | 10 without ...
+
+Both kinds of steps are of one run, in turns, so that other changes on a machine affect both. A
+block's time is from the row of the step before it to its last step's: it contains the copy and the
+wait for an earlier checkpoint, which are between two steps.
 """
 
 import sys
@@ -18,12 +26,12 @@ from typing import Literal
 
 from torch import nn
 
-from workbench.bench.recovery.checkpointing import BLOCK, costs
 from workbench.bench.recovery.kills import CLOSE, KINDS, Kill, Target
 from workbench.bench.report import Cell, Figure, Report
 from workbench.client.cluster import Cluster
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
+from workbench.plan.experiment.measured import Row as MeasuredRow
 from workbench.plan.plan import Plan
 from workbench.server.__main__ import STORE
 from workbench.store.store import Store
@@ -32,7 +40,8 @@ ENGINES, RANKS = 4, 2
 AT_ONCE = 2  # small runs; others take their engines while those of the last ones are replaced
 KILLS, STEPS = 200, 160
 LARGE, LARGE_STEPS = 2, 48  # for each plan of VGG-11
-PAIRS = 5  # of blocks of steps, for the cost of checkpoints
+PAIRS, BLOCK = 5, 10  # of blocks, and steps of each, for the cost of checkpoints
+END_S = 600.0
 TIMEOUT_S = 60.0
 Row = Mapping[str, Cell]
 
@@ -124,7 +133,31 @@ def _large(cluster: Cluster) -> Iterable[Row]:
 def _costs(cluster: Cluster) -> list[float]:
     graph = trace("vgg11", input_shape=(3, 32, 32), num_classes=10)
     plan = Plan.data_parallel(graph, ENGINES)
-    return costs(cluster, _experiment(plan, "fp32", LARGE_STEPS), PAIRS)
+    return checkpoint_costs(cluster, _experiment(plan, "fp32", LARGE_STEPS), PAIRS)
+
+
+def checkpoint_costs(cluster: Cluster, experiment: Experiment, pairs: int) -> list[float]:
+    """The relative increase of steps' time by a checkpoint every `BLOCK` steps, for each pair.
+
+    Args:
+        cluster: the cluster to run on.
+        experiment: the experiment that trains; its length and its checkpoints are set here.
+        pairs: the number of pairs of blocks.
+    """
+    steps = (2 * pairs + 2) * BLOCK  # the first two blocks warm up
+    run = cluster.train(experiment.replace(steps=steps, checkpoint_every=2 * BLOCK))
+    return costs_in(run.wait(END_S).rows)
+
+
+def costs_in(rows: Sequence[MeasuredRow]) -> list[float]:
+    """The relative increases in the rows of a run that was saved every 2 `BLOCK` steps."""
+    times = [row["time"] for row in sorted(rows, key=lambda row: row["step"]) if row["rank"] == 0]
+    starts = range(2 * BLOCK - 1, len(times) - 2 * BLOCK, 2 * BLOCK)
+    found = []
+    for start in starts:
+        begun, between, end = (times[start + n * BLOCK] for n in range(3))
+        found.append((between - begun) / (end - between) - 1)
+    return found
 
 
 def _told(row: Row) -> Row:

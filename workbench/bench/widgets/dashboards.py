@@ -28,7 +28,7 @@ DRAWN = "Number(document.querySelector('.wb-dashboard')?.dataset.frames ?? 0)"
 
 
 @dataclass(frozen=True)
-class Shown:
+class DashboardCost:
     """The measurements.
 
     Attributes:
@@ -40,7 +40,7 @@ class Shown:
     figures: Mapping[str, Figure]
 
 
-def measured(page: Any, minutes: float) -> Shown:
+def measured(page: Any, minutes: float) -> DashboardCost:
     """Shows 64 ranks that report ten steps a second.
 
     Args:
@@ -88,7 +88,7 @@ def measured(page: Any, minutes: float) -> Shown:
         "dashboard_kernel_memory_growth": Figure.of([memory[-1] / memory[warm]]),
         "dashboard_kernel_busy": Figure.of(busy),
     }
-    return Shown(row, figures)
+    return DashboardCost(row, figures)
 
 
 def _cpu_s(threads: Sequence[threading.Thread]) -> float:

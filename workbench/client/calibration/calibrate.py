@@ -286,7 +286,7 @@ def links_of(found: Sequence[LinksMeasured], hosts: Sequence[str]) -> tuple[Link
 
 def slowdown_of(found: Sequence[LinksMeasured]) -> float:
     """How much slower ranks compute beside a collective: the mean over ranks and groups."""
-    every = [cost.slowdown for rank in found for cost in rank.beside.values()]
+    every = [cost.slowdown for rank in found for cost in rank.overlap_costs.values()]
     return fmean(every) if every else 1.0
 
 
@@ -302,7 +302,9 @@ def _link(
     plain = [t for t in timed if t.op in _OF_THE_LINK]
     terms = np.array([(t.rounds, t.received, t.added) for t in plain], dtype=float)
     latency, per_byte, added = costs(terms, np.array([t.seconds for t in plain])).tolist()
-    busy = [cost.busy for rank in found for ranks, cost in rank.beside.items() if chosen(ranks)]
+    busy = [
+        cost.busy for rank in found for ranks, cost in rank.overlap_costs.items() if chosen(ranks)
+    ]
     return Link(
         name=name,
         latency_s=latency,

@@ -4,9 +4,9 @@ Ranks whose devices are equal, as far as measurements tell, share one. Ranks mea
 at the same time: a table of seconds, one row for each rank. How much longer a rank takes than
 another is the mean over the table of the logarithms' differences, known within Student's interval,
 for all pairs of ranks together. Two devices are apart if even its near end is more than what is
-borne, or its middle so much that being equal would have to be proved; and that in every table: one
-goes over steps in time, so that a moment in which a rank's processor was busy with something else
-counts as chance, one over shapes of layers, so that one odd shape does.
+tolerated, or its middle so much that being equal would have to be proved; and that in every table:
+one goes over steps in time, so that a moment in which a rank's processor was busy with something
+else counts as chance, one over shapes of layers, so that one odd shape does.
 
 How unequally fast ranks are that have the same to do: from parts of steps to two figures.
 

@@ -62,7 +62,7 @@ class Rebalancer:
         run: the run, under way.
         split: what is shared out: the rows of a batch under the run's plan, or every layer's
             filters under `Plan.filters` over all ranks.
-        threshold: imbalance that is borne: (slowest - fastest) / slowest.
+        threshold: the imbalance that is tolerated: (slowest - fastest) / slowest.
         patience: steps that are looked at, and up to eight times as many where their times scatter;
             two at least.
         grain: filters that are given in one piece.

@@ -95,7 +95,7 @@ def _trained(experiment: Experiment, module: nn.Module, cluster: Cluster) -> Ite
     yield _alike(every)
     yield _predicted(experiment, every)
     yield _all(every, lambda one: one.goes_on, "a resumed run", "the bits of the uninterrupted one")
-    yield _all(every, lambda one: one.recut, "another plan", "weights and states as they were")
+    yield _all(every, lambda one: one.resharded, "another plan", "weights and states as they were")
 
 
 def _observed(

@@ -14,7 +14,7 @@ from workbench.plan.experiment.codec import AnyCodec
 from workbench.plan.experiment.experiment import Synchronous
 from workbench.plan.extension.extension import Check, name_of
 from workbench.predict.traffic.received import Summing
-from workbench.program.rows import Hosts
+from workbench.program.rows import HostLayout
 from workbench.train.measure.sums import RecordedSum
 
 LENGTHS = (1, 1003, 2**16 + 1)
@@ -57,7 +57,7 @@ def checks_on(
 def _recorded(sync: Synchronous, ranks: Sequence[Sequence[RecordedSum]]) -> str:
     """Where messages, or bytes of a pair of ranks, are not as predicted."""
     world = len(ranks)
-    summing, groups = Summing(Hosts.of(world)), [tuple(range(world))]
+    summing, groups = Summing(HostLayout.of(world)), [tuple(range(world))]
     for place, length in enumerate(LENGTHS):
         numel = np.full(world, length, dtype=np.int64)
         said = summing.started(

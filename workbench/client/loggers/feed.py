@@ -51,7 +51,7 @@ class Feed:
 
     Args:
         run: the run.
-        loggers: where its steps go.
+        loggers: the loggers that get its steps.
         last_s: the seconds that the run's end waits for them.
     """
 
@@ -133,7 +133,7 @@ class _Guarded:
 
     Args:
         logger: the logger.
-        notes: where people are told.
+        notes: the run's notes, which get the error.
     """
 
     def __init__(self, logger: Logger, notes: list[str]) -> None:

@@ -20,9 +20,9 @@ class OpenTelemetry:
     are sent by the process that holds the run; see `WandB`.
 
     Attributes:
-        endpoint: where a collector takes OTLP over HTTP, "http://host:4318/v1/metrics"; None: the
-            meter provider of this process gets them, which your own code or OpenTelemetry's
-            environment variables set up.
+        endpoint: the address at which a collector takes OTLP over HTTP,
+            "http://host:4318/v1/metrics"; None: the meter provider of this process gets them, which
+            your own code or OpenTelemetry's environment variables set up.
         every_s: seconds between two exports to the endpoint.
     """
 

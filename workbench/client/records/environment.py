@@ -36,7 +36,7 @@ from workbench.plan.units import size
 from workbench.store.cluster_spec import ClusterSpec, EngineDevice
 from workbench.store.errors import ClusterError
 from workbench.store.files import write_whole
-from workbench.store.run_folder import ENVIRONMENT, Times
+from workbench.store.run_folder import ENVIRONMENT, JobTimes
 
 MACHINE = "machine.toml"
 _PACKAGES = ("torch", "torchvision", "numpy", "ipyparallel")
@@ -93,7 +93,7 @@ class Environment:
     model: str
     module: str = ""
     sources: tuple[SourceText, ...] = ()
-    times: Times = field(default_factory=Times)
+    times: JobTimes = field(default_factory=JobTimes)
 
     @classmethod
     def of(

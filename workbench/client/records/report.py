@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pandas
 
 
-class Reported(view.Shown, Protocol):
+class Reported(view.ShownRun, Protocol):
     """A run, as far as a page tells of it; see `Run`."""
 
     @property

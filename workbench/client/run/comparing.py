@@ -117,7 +117,7 @@ def samples_of(directory: Path, experiment: Experiment, step: int | None) -> tup
     """What all ranks saw of one traced step; None: of the last.
 
     Raises:
-        ClusterError: that step was not traced, or none was yet.
+        ClusterError: the step was not traced, or none was yet.
         ValueError: a trace is damaged.
     """
     world = experiment.plan.world_size

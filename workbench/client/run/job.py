@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from workbench.client.connection import Link
+from workbench.client.connection import ClusterLink
 from workbench.client.engines import Engines
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import Row
@@ -114,7 +114,9 @@ class Job:
         has_lost_rows: whether a rank says that it could not write some rows.
     """
 
-    def __init__(self, link: Link, id: int, *, after: int = 0, keep: Engines | None = None) -> None:
+    def __init__(
+        self, link: ClusterLink, id: int, *, after: int = 0, keep: Engines | None = None
+    ) -> None:
         self.id, self.has_lost_rows = id, False
         self._link, self._after, self._keep = link, after, keep
         self._cluster = None if keep is None else weakref.ref(keep)

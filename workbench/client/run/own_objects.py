@@ -30,7 +30,7 @@ def kept(value: T, folder: Path, place: str = "") -> T:
     Args:
         value: what is to run.
         folder: the cluster's folder.
-        place: where the value itself stands, for errors.
+        place: the value's own place, for errors.
 
     Raises:
         ExperimentError: an object cannot be pickled, or "module:attribute" is not there, or is not

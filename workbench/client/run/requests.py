@@ -9,7 +9,7 @@ from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.optimizers import AnyOptimizer, Rprop
 from workbench.plan.machine.machine import Machine
 from workbench.plan.plan import Plan
-from workbench.plan.reshard import Recut
+from workbench.plan.reshard import Reshard
 from workbench.program.buckets import copies
 from workbench.store.errors import ClusterError
 from workbench.train.loop.requests import CarriedOut, LearningRate, RunRequest, RunRequests
@@ -107,7 +107,7 @@ def cost_of(experiment: Experiment, plan: Plan, machine: Machine | None = None) 
     Raises:
         PlanError: the plan is for another model or world size.
     """
-    recut = Recut(experiment.plan, plan)
+    reshard = Reshard(experiment.plan, plan)
     width = 8 if experiment.precision == "fp64" else 4
     timing, (_, codec) = experiment.sync.timing, experiment.sync.summing
     sums = 1 + timing.late
@@ -116,7 +116,7 @@ def cost_of(experiment: Experiment, plan: Plan, machine: Machine | None = None) 
     states = {name: copies(one) + kept for name, one in experiment.optimizers.items()}
     residuals = sums if codec is not None and codec.error_feedback else 0
     received = tuple(
-        width * recut.received(rank, states, residuals) for rank in range(plan.world_size)
+        width * reshard.received(rank, states, residuals) for rank in range(plan.world_size)
     )
     if machine is None:
         return Cost(received, None)

@@ -233,7 +233,7 @@ class Run:
             step: the index of the step, of which the last few are kept; None: the last one.
 
         Raises:
-            ClusterError: that step was not traced, or none was yet; it says how to have some.
+            ClusterError: the step was not traced, or none was yet; it says how to have some.
             ValueError: a trace is damaged.
         """
         return comparing.timeline_of(comparing.samples_of(self.directory, self.experiment, step))

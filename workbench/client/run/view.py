@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import COLUMNS, Row
 from workbench.plan.html import table
+from workbench.plan.units import size
 from workbench.store.evaluations import read_evaluations
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def latest(rows: Sequence[Row], world_size: int) -> list[Row]:
     return [found[rank] for rank in sorted(found)]
 
 
-class Shown(Protocol):
+class ShownRun(Protocol):
     """A run, as far as it is shown; see `Run`."""
 
     directory: Path
@@ -118,7 +119,7 @@ class Shown(Protocol):
         """Loss and metrics on the test split."""
 
 
-def standing(run: Shown) -> list[str]:
+def standing(run: ShownRun) -> list[str]:
     """Where a run stands: state, step, loss, speed, metrics, error."""
     told = [run.state]
     if run.is_stopping and not run.is_done:
@@ -149,14 +150,14 @@ def done(rows: Sequence[Row]) -> int:
     return int(min(row["step"] for row in rows)) + 1
 
 
-def made(run: Shown) -> int:
+def made(run: ShownRun) -> int:
     """The steps that every rank has reported."""
     world_size = run.experiment.plan.world_size
     newest = latest(run.rows, world_size)
     return done(newest) if len(newest) == world_size else 0
 
 
-def html(run: Shown) -> str:
+def html(run: ShownRun) -> str:
     """A run for a notebook, in inline styles: it reads well without a kernel."""
     peaks = dict[float, float]()
     for row in run.rows[:]:
@@ -182,12 +183,3 @@ def html(run: Shown) -> str:
         f"<div><p><b>{escape(plan.graph.source.name)}</b>: {'<br>'.join(map(escape, lines))}</p>"
         f"{failed}{table(head, ranks) if ranks else ''}</div>"
     )
-
-
-def size(num_bytes: float) -> str:
-    """Bytes for people: 1536 is "1.5 KiB"."""
-    for unit in ("B", "KiB", "MiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.3g} GiB"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Protocol, Self
 
-from workbench.client.run.view import Shown, latest, made
+from workbench.client.run.view import ShownRun, latest, made
 
 # Short, because neither a thread nor a kernel's event loop notices an interrupt before its
 # current sleep ends.
@@ -16,7 +16,7 @@ INTERRUPTED = "interrupted; the engines stop after their current step and leave 
 LEFT = "interrupted; the run goes on"
 
 
-class Waited(Shown, Protocol):
+class Waited(ShownRun, Protocol):
     """A run, as far as it is waited for; see `Run`."""
 
     def join(self, timeout: float) -> bool:

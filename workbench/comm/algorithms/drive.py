@@ -137,28 +137,28 @@ class _Driver:
         self.ranks[number].conclude()
         self._ready.append(number)
 
-    def _deliver(self, sender: int, receiver: int) -> None:
+    def _deliver(self, source: int, target: int) -> None:
         """Delivers what both are ready for."""
-        giver, taker = self.ranks[sender], self.ranks[receiver]
-        given, taken = giver.sends.get(receiver), taker.receives.get(sender)
-        if not (given and taken):
+        sender, receiver = self.ranks[source], self.ranks[target]
+        sent, awaited = sender.sends.get(target), receiver.receives.get(source)
+        if not (sent and awaited):
             return
-        begin = [max(a, b) for a, b in zip(giver.clock, taker.clock, strict=True)]
-        cost = *(max(a, b) for a, b in zip(giver.cost, taker.cost, strict=True)), 0
+        begin = [max(a, b) for a, b in zip(sender.clock, receiver.clock, strict=True)]
+        cost = *(max(a, b) for a, b in zip(sender.cost, receiver.cost, strict=True)), 0
         end = [b + c for b, c in zip(begin, cost, strict=True)]
-        while given and taken:
-            piece, room = given.popleft(), taken.popleft()
+        while sent and awaited:
+            piece, room = sent.popleft(), awaited.popleft()
             if len(piece) != len(room) or piece.dtype != room.dtype:
                 raise self._fault(
-                    f"rank {sender} sends rank {receiver} {_said(piece)}, which receives "
+                    f"rank {source} sends rank {target} {_said(piece)}, which receives "
                     f"{_said(room)}"
                 )
             room.copy_(piece)
-            taker.messages += 1
-            taker.received[sender] += room.nbytes
-            giver.waiting -= 1
-            taker.waiting -= 1
-        for number, rank in ((sender, giver), (receiver, taker)):
+            receiver.messages += 1
+            receiver.received[source] += room.nbytes
+            sender.waiting -= 1
+            receiver.waiting -= 1
+        for number, rank in ((source, sender), (target, receiver)):
             rank.end = [max(a, b) for a, b in zip(rank.end, end, strict=True)]
             if rank.waiting == 0:
                 self._conclude(number)

@@ -54,6 +54,9 @@ class Futex:
         """Returns when woken, on a signal, or after `seconds`; at once unless the word is `value`.
 
         It may also return for no reason: the caller looks at the word again.
+
+        Raises:
+            OSError: the kernel refuses the call for another reason.
         """
         if self._call is None:
             time.sleep(min(seconds, _PORTABLE_PAUSE_S))

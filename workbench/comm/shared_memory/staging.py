@@ -91,8 +91,8 @@ class Staging:
         Args:
             dtype: the type of the tensors.
             shape: the shape of the tensors, of SLOT_BYTES at most.
-            ago: which round's slot: 0 the coming one's, 1 that of the last one in which the ranks
-                met, 2 that of the one before.
+            ago: the round whose slot it is, counted backwards: 0 is the coming round, 1 the last
+                one in which the ranks met, 2 the one before.
         """
         views = self._views.get((dtype, shape))
         if views is None:
@@ -112,7 +112,7 @@ class Staging:
         Args:
             dtype: the type of the tensors.
             length: the elements of a tensor; it is cut into near-equal segments.
-            ago: which round's slot, as for `staged`.
+            ago: the round whose slot it is, as for `staged`.
         """
         cuts = self._cuts.get((dtype, length))
         if cuts is None:

@@ -260,7 +260,11 @@ def _sharers(own: EngineDevice, devices: Sequence[EngineDevice]) -> int:
 
 
 def free_ports(launch: Launch) -> tuple[int, ...] | None:
-    """Returns those of the wanted ports that are free; None: any will do."""
+    """Returns those of the wanted ports that are free; None: any will do.
+
+    Raises:
+        ClusterError: fewer ports are free than a cluster needs.
+    """
     if launch.ports is None:
         return None
     found = []

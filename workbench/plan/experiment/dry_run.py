@@ -25,7 +25,7 @@ class Longest:
 
     Attributes:
         rounds: exchanges in which something travels.
-        bytes: of each exchange, those that its busier rank sends or receives, whichever is more.
+        bytes: the sum over exchanges of what the busier rank sends or receives, whichever is more.
         additions: elements that are added up.
     """
 

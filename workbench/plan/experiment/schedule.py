@@ -78,7 +78,7 @@ class StepFunction(Value):
     same each time; as the `lr_lambda` of torch's `LambdaLR`.
 
     Raises:
-        ExperimentError: of step 0 it gives no number >= 0.
+        ExperimentError: for step 0 it gives no number >= 0.
     """
 
     kind: Literal["function"] = "function"

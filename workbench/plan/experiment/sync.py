@@ -312,7 +312,11 @@ class OwnStrategy(SyncValue):
 
     @property
     def timing(self) -> Timing:
-        """What the strategy states."""
+        """What the strategy states.
+
+        Raises:
+            ExperimentError: the strategy has no `states`.
+        """
         if self.states is None:
             raise ExperimentError(f"nothing is known of {self.title}")
         return self.states

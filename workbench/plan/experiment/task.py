@@ -137,6 +137,9 @@ class Loss(Value):
     The gradient is that of the loss of the whole batch in one process, whatever rows each rank and
     each micro-batch has. So the loss of some rows must not depend on others: that is tried before
     the first step, and a loss that mixes rows is refused.
+
+    Raises:
+        TypeError: more than the function is given without a name.
     """
 
     function: OwnObject
@@ -173,6 +176,9 @@ class Metric(Value):
 
         Metric(lambda out, y: torch.stack([hits(out, y), claimed(out), there(y)]),
                result=lambda n: 2 * n[0] / (n[1] + n[2]))
+
+    Raises:
+        TypeError: more than the sums are given without a name.
     """
 
     sums: OwnObject
@@ -205,7 +211,11 @@ def as_metrics(given: object) -> object:
 
 
 def as_data(given: object) -> object:
-    """One data set, or one to train on and one to evaluate on, for `TorchData` of them."""
+    """One data set, or one to train on and one to evaluate on, for `TorchData` of them.
+
+    Raises:
+        ValueError: a tuple has not two entries.
+    """
     if given is None or isinstance(given, Value | Mapping):
         return given
     if isinstance(given, tuple):

@@ -162,7 +162,7 @@ def mapped(value: Any, change: Callable[[Own, str], Own], place: str = "") -> An
     Args:
         value: an `Own`, or what may hold some.
         change: (own, its place) -> what stands there instead.
-        place: where the value itself stands, for errors.
+        place: the value's own place, for errors.
     """
     if isinstance(value, Own):
         return change(value, place)

@@ -119,8 +119,9 @@ class Scheme(Extension, ABC):
         has of the input [rows, ...] and returns what this rank has of the output.
 
         Args:
-            module: that module. Another one must hold the same parameters and buffers under the
-                same names, so that they are trained and saved.
+            module: the layer's own module, cut so. A module that is returned instead must hold the
+                same parameters and buffers under the same names, so that they are trained and
+                saved.
             layer: the layer.
             division: the units of each rank of the group.
             member: the rank's number in its group.

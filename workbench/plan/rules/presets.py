@@ -33,8 +33,8 @@ HEAVY = 1 / 2
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The rule's verdict on one layer that could be sharded.
+class LayerDecision:
+    """The rule's decision on one layer that could be sharded.
 
     Attributes:
         layer: the layer.
@@ -55,7 +55,9 @@ def hybrid(graph: Graph, group_size: int) -> dict[str, LayerPlan]:
     if group_size == 1:
         return {}
     choices: dict[str, LayerPlan] = {}
-    for layer in (verdict.layer for verdict in verdicts(graph) if verdict.reason == "cut"):
+    for layer in (
+        decision.layer for decision in layer_decisions(graph) if decision.reason == "cut"
+    ):
         above = _fed_by(graph, layer)
         if layer.kind == "attention":
             scheme = "shard_heads"
@@ -67,8 +69,8 @@ def hybrid(graph: Graph, group_size: int) -> dict[str, LayerPlan]:
     return choices
 
 
-def verdicts(graph: Graph) -> tuple[Verdict, ...]:
-    """The rule's verdict on every layer with parameters that could be sharded, in order."""
+def layer_decisions(graph: Graph) -> tuple[LayerDecision, ...]:
+    """The rule's decision on every layer with parameters that could be sharded, in order."""
     held = [layer for layer in graph.layers if layer.parameters]
     candidates = [layer for layer in held if layer.kind in CANDIDATES]
     largest = max((layer.parameters for layer in candidates), default=1)
@@ -87,7 +89,7 @@ def verdicts(graph: Graph) -> tuple[Verdict, ...]:
             reason = "small"
         elif parameters < HEAVY * flops:
             reason = "light"
-        found.append(Verdict(layer, parameters, flops, reason))
+        found.append(LayerDecision(layer, parameters, flops, reason))
     return tuple(found)
 
 
@@ -136,14 +138,14 @@ _NAMES = 3
 
 
 def explained(graph: Graph, choices: Mapping[str, LayerPlan]) -> list[str]:
-    """The rule, its verdicts on the model's layers, and where a plan's choices differ.
+    """The rule, its decisions on the model's layers, and where a plan's choices differ.
 
     Empty for choices that do not follow the rule in at least half of the layers.
     """
     ruled = followed(graph, choices)
     if not ruled:
         return []
-    found = sorted(verdicts(graph), key=_order)
+    found = sorted(layer_decisions(graph), key=_order)
     lines = [RULE]
     for _, group in groupby(found, key=_order):
         lines.append(_line(list(group)))
@@ -154,17 +156,17 @@ def explained(graph: Graph, choices: Mapping[str, LayerPlan]) -> list[str]:
     return lines
 
 
-def _order(verdict: Verdict) -> tuple[int, str]:
-    return list(_WHY).index(verdict.reason), verdict.layer.kind
+def _order(decision: LayerDecision) -> tuple[int, str]:
+    return list(_WHY).index(decision.reason), decision.layer.kind
 
 
-def _line(group: list[Verdict]) -> str:
-    """One line for all layers of a kind with the same verdict."""
+def _line(group: list[LayerDecision]) -> str:
+    """One line for all layers of a kind with the same decision."""
     first, count = group[0], len(group)
-    names = ", ".join(verdict.layer.name for verdict in group[:_NAMES])
+    names = ", ".join(decision.layer.name for decision in group[:_NAMES])
     more = f", ... {count - _NAMES} more" if count > _NAMES else ""
-    parameters = _percent(sum(verdict.parameters for verdict in group))
-    flops = _percent(sum(verdict.flops for verdict in group))
+    parameters = _percent(sum(decision.parameters for decision in group))
+    flops = _percent(sum(decision.flops for decision in group))
     return (
         f"  {_WHY[first.reason]}: {count} {first.layer.kind}, {parameters} of the parameters, "
         f"{flops} of the FLOPs ({names}{more})"

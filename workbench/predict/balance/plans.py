@@ -34,7 +34,7 @@ from workbench.plan.units import milliseconds
 from workbench.predict.balance.partition import Partition
 from workbench.predict.balance.sharing import SPLITS, Limit, Shared, Sharing, Split, limits_of
 from workbench.predict.balance.time_model import Kind
-from workbench.predict.balance.times import Times
+from workbench.predict.balance.times import PlanTimes
 from workbench.predict.prediction import predict
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def balanced(
         if split == "filters":
             over = Plan.filters(over.graph, ranks, grain=grain).with_batch_norm(over.batch_norm)
         own = step.replace(plan=over)
-        times = Times(own, over, devices[:ranks], kind)
+        times = PlanTimes(own, over, devices[:ranks], kind)
         limits = None if bounds is None else bounds[:ranks]
         own_most = None if most is None else most[:ranks]
         return Sharing(times, split, per_layer, least, own_most, limits, overheads_s, grain)

@@ -16,7 +16,7 @@ from workbench.plan.plan import Plan
 from workbench.plan.units import size
 from workbench.predict.balance.partition import Partition, partition
 from workbench.predict.balance.time_model import TimeModel
-from workbench.predict.balance.times import UNITS, Sizes, Times
+from workbench.predict.balance.times import UNITS, PlanTimes, Sizes
 from workbench.predict.prediction import predict
 from workbench.predict.search.limit import bytes_of
 
@@ -40,7 +40,7 @@ def limits_of(limit: Limit, ranks: int) -> tuple[int, ...]:
     return tuple(map(bytes_of, limit))
 
 
-def most_rows(experiment: Experiment, limits: Sequence[int], times: Times) -> list[int]:
+def most_rows(experiment: Experiment, limits: Sequence[int], times: PlanTimes) -> list[int]:
     """The rows that fit on each rank, at most the batch, if it holds no sharded filters."""
     batch, world, k = experiment.batch_size, len(limits), times.group_size
 
@@ -53,7 +53,7 @@ def most_rows(experiment: Experiment, limits: Sequence[int], times: Times) -> li
 
 
 def most_parts(
-    experiment: Experiment, limits: Sequence[int], times: Times, rows: Sequence[int]
+    experiment: Experiment, limits: Sequence[int], times: PlanTimes, rows: Sequence[int]
 ) -> list[int]:
     """The 64ths of the sharded filters that fit on each member of a group, with these rows.
 
@@ -91,7 +91,7 @@ def _one_has(index: int, count: int, total: int, receivers: int) -> tuple[float,
     return tuple(float(count) if i == index else rest for i in range(receivers))
 
 
-def _with_parts(times: Times, member: int, units: int) -> Plan:
+def _with_parts(times: PlanTimes, member: int, units: int) -> Plan:
     """The plan in which one member of every group has so many 64ths of the sharded filters.
 
     Raises:
@@ -149,7 +149,7 @@ class Shared:
 class Sharing:
     """The division to find; the fields are the arguments of `balanced`, and its layers' times."""
 
-    times: Times
+    times: PlanTimes
     split: Split
     per_layer: bool
     least: int

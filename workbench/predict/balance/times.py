@@ -111,7 +111,7 @@ class Cuts:
 
 
 @dataclass(frozen=True)
-class Times:
+class PlanTimes:
     """The times of a plan's layers on some devices.
 
     Attributes:

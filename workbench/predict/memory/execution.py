@@ -13,7 +13,7 @@ from workbench.plan.placement.weights import heads_of
 from workbench.predict.memory import kernels
 from workbench.predict.memory.gradients import Gradients
 from workbench.predict.memory.kept import SavedTensors, Windows, saved_by
-from workbench.predict.memory.timeline import Timeline
+from workbench.predict.memory.timeline import MemoryTimeline
 from workbench.program.operations import HALF, Operation, Value
 from workbench.program.rows import Counts, Rows, tiled
 from workbench.program.step import Program
@@ -57,7 +57,7 @@ class Execution:
     """
 
     def __init__(
-        self, program: Program, timeline: Timeline, gradients: Gradients, rows: Rows
+        self, program: Program, timeline: MemoryTimeline, gradients: Gradients, rows: Rows
     ) -> None:
         self.program, self.timeline = program, timeline
         self.gradients, self.rows = gradients, rows

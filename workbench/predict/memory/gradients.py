@@ -43,7 +43,7 @@ from workbench.plan.experiment.experiment import ParameterServer
 from workbench.plan.extension.own import Own
 from workbench.plan.graph import Layer
 from workbench.plan.placement.mesh import replica_groups
-from workbench.predict.memory.timeline import Timeline
+from workbench.predict.memory.timeline import MemoryTimeline
 from workbench.predict.traffic.collective_costs import encoded, segments
 from workbench.predict.traffic.received import started_as
 from workbench.program.buckets import KEEPS_GRADIENT_BYTES, Column, moved_by
@@ -62,7 +62,7 @@ class ReductionBuffers:
         timeline: the timeline that tensors are written to.
     """
 
-    def __init__(self, program: Program, timeline: Timeline) -> None:
+    def __init__(self, program: Program, timeline: MemoryTimeline) -> None:
         self.program, self.timeline = program, timeline
         self._needed = not _lies_there(program)
         self._known: dict[tuple[int, int, str], Counts] = {}
@@ -118,7 +118,9 @@ class Gradients:
         arriving: the receive buffers, which are freed when the next gradient is made.
     """
 
-    def __init__(self, program: Program, timeline: Timeline, arriving: ReductionBuffers) -> None:
+    def __init__(
+        self, program: Program, timeline: MemoryTimeline, arriving: ReductionBuffers
+    ) -> None:
         experiment, plan, pieces = program.experiment, program.plan, program.pieces
         self.timeline = timeline
         self.half = experiment.half

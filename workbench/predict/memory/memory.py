@@ -54,7 +54,7 @@ class RankMemory:
 
 
 @dataclass(frozen=True)
-class Ranks(Sequence[RankMemory]):
+class RankMemories(Sequence[RankMemory]):
     """The peaks of all ranks of a world, a few of which represent the others.
 
     Attributes:
@@ -93,7 +93,7 @@ class Memory:
             and output for the backward pass, which may be too little.
     """
 
-    ranks: "Ranks"
+    ranks: "RankMemories"
     guessed: tuple[str, ...] = ()
 
     @property
@@ -156,4 +156,4 @@ def _memory_of(program: Program) -> Memory:
         ranks.append(RankMemory(peak.rank, peak.total, peak.moment, same))
     alike = timeline.alike
     column = None if alike is None else tuple(alike.column.tolist())
-    return Memory(Ranks(tuple(ranks), column), guessed)
+    return Memory(RankMemories(tuple(ranks), column), guessed)

@@ -17,7 +17,7 @@ import numpy as np
 
 from workbench.predict.memory.execution import Execution, is_parameter
 from workbench.predict.memory.gradients import Gradients
-from workbench.predict.memory.timeline import Phase, Timeline
+from workbench.predict.memory.timeline import MemoryTimeline, Phase
 from workbench.program.operations import Operation, Value
 from workbench.program.rows import Counts, Rows
 from workbench.program.step import Program
@@ -57,7 +57,7 @@ class PassMemory:
     """
 
     def __init__(
-        self, program: Program, timeline: Timeline, gradients: Gradients, rows: Rows
+        self, program: Program, timeline: MemoryTimeline, gradients: Gradients, rows: Rows
     ) -> None:
         self.program, self.timeline = program, timeline
         self.gradients, self.rows = gradients, rows

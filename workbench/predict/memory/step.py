@@ -24,7 +24,7 @@ from workbench.predict.memory.resident import (
     sums_bytes,
     weight_bytes,
 )
-from workbench.predict.memory.timeline import Timeline
+from workbench.predict.memory.timeline import MemoryTimeline
 from workbench.program.buckets import Column, moved_by
 from workbench.program.instructions import (
     Adjust,
@@ -60,7 +60,7 @@ _PART = 2**18  # elements of a gradient whose norm is taken at once
 _Way = Literal["forward", "loss", "backward", "step"]
 
 
-def timeline_of(program: Program) -> Timeline:
+def timeline_of(program: Program) -> MemoryTimeline:
     """The tensors of one step of an experiment, on all ranks."""
     return _Step(program).written()
 
@@ -75,7 +75,7 @@ class _Step:
             standing = Representatives.of(program.experiment, None)
             program = reduced(program.experiment, standing)
         self.program, self.pieces = program, program.pieces
-        self.timeline = Timeline(world, standing)
+        self.timeline = MemoryTimeline(world, standing)
         self.arriving = ReductionBuffers(self.whole, self.timeline)
         self.gradients = Gradients(program, self.timeline, self.arriving)
         self._passes: dict[Rows, PassMemory] = {}
@@ -87,7 +87,7 @@ class _Step:
         self._given: list[int] = []  # of the current one
         self._under_way = 0
 
-    def written(self) -> Timeline:
+    def written(self) -> MemoryTimeline:
         self._reside()
         batches = len(self.program.ranks.batches)
         seen = {0, 1, batches - 1}  # others find what the second one finds, and are no larger

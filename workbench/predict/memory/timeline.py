@@ -45,7 +45,7 @@ Owner = tuple[Category, str]
 """The category of a tensor, and the layer that it belongs to."""
 
 
-class Timeline:
+class MemoryTimeline:
     """The tensors of a step, written from its first moment to its last, and then read.
 
     A tensor is a number. It is alive from `make` until every holder has dropped it.

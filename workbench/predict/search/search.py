@@ -42,7 +42,7 @@ from workbench.predict.search.space.choices import LocalPlacement, Pin, Shares
 from workbench.predict.search.space.construction import trellis_of
 from workbench.predict.search.space.trellis import Trellis, cheapest_sums
 from workbench.predict.time.duration import load_seconds
-from workbench.program.rows import Hosts, micro_batches
+from workbench.program.rows import HostLayout, micro_batches
 
 # So many plans are searched completely, however long it takes.
 ENUMERABLE = 4096
@@ -155,7 +155,7 @@ class PlanSearch:
         experiment, world = self.question.experiment, self.question.world_size
         rows = np.sum(micro_batches(experiment), axis=0)
         sample = float(np.prod(self.question.graph.input_shape)) * self.costs.itemsizes["input"]
-        hosts = Hosts.of(world, self.question.machine.ranks_per_host)
+        hosts = HostLayout.of(world, self.question.machine.ranks_per_host)
         mates = hosts.mates([range(world)]) > 1
         groups = 2  # of gradients and of control
         return float((rows * sample + groups * STAGING_BYTES * mates).mean())

@@ -22,7 +22,7 @@ from workbench.plan.placement.placement import Shard
 from workbench.predict.time.group_topology import GroupTopology, topology_of
 from workbench.predict.traffic.received import Summing, received_of
 from workbench.program.collectives import CollectiveCall, crossing_of
-from workbench.program.rows import Counts, Hosts, Rows
+from workbench.program.rows import Counts, HostLayout, Rows
 
 Seconds = NDArray[np.float64]
 
@@ -47,7 +47,7 @@ class Speeds:
         self.devices = tuple(machine.device(int(rank)) for rank in ranks)
         kinds = list(dict.fromkeys(map(id, self.devices)))
         self.kind = [kinds.index(id(device)) for device in self.devices]
-        self.summing = Summing(Hosts.of(len(self.ranks)))
+        self.summing = Summing(HostLayout.of(len(self.ranks)))
         self._figures: dict[str, Seconds] = {}
         self._topologies: dict[tuple[int, int, int], GroupTopology] = {}
 

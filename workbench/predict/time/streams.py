@@ -174,7 +174,7 @@ class Streams:
 
     def __post_init__(self) -> None:
         self.compute, self.communication = np.zeros(self.ranks), np.zeros(self.ranks)
-        self._lagging = self.stragglers or StragglerModel(self.ranks)
+        self._stragglers = self.stragglers or StragglerModel(self.ranks)
         self._beside: list[Overlap] = []
         self._steps: list[dict[int, tuple[Grouping, Seconds]]] = []  # what was started: its end
 
@@ -202,7 +202,7 @@ class Streams:
     def _ends_together(self) -> bool:
         """Whether all ranks are equally far, and no collective is running: as at the start."""
         over = bool((self.communication <= self.compute).all())
-        return over and self._lagging.is_even and bool((self.compute == self.compute[0]).all())
+        return over and self._stragglers.is_even and bool((self.compute == self.compute[0]).all())
 
     def step(self, events: Sequence[Event]) -> "Step":
         """Runs one step, with when it began and ended."""
@@ -217,16 +217,16 @@ class Streams:
                 self._forget()
                 beside = tuple(self._beside)
                 self.compute = advanced(arrive, event.ends[-1], beside)
-                self._lagging.work(event.ends[-1])
+                self._stragglers.work(event.ends[-1])
                 return TimedEvent(event, arrive, arrive, self.compute, beside)
             case BlockingCollective(call):
-                begin = _together(call, arrive + self._lagging.behind(call.groups, arrive))
-                self._lagging.meet(call.groups, call.takes)
+                begin = _together(call, arrive + self._stragglers.behind(call.groups, arrive))
+                self._stragglers.meet(call.groups, call.takes)
                 self._forget()
                 alone = advanced(begin, call.seconds, self._beside)
                 self.compute = _together(call, alone)
             case StartedCollective(call, handle):
-                last = arrive + self._lagging.behind(call.groups, arrive)
+                last = arrive + self._stragglers.behind(call.groups, arrive)
                 begin = _together(call, np.maximum(last, self.communication))
                 end = begin + call.seconds
                 if call.takes is not None:
@@ -245,8 +245,8 @@ class Streams:
 
     def _join(self, groups: Grouping, end: Seconds) -> None:
         """Waits for a collective; a group that even its last rank must wait in is synchronised."""
-        behind = self._lagging.behind(groups, self.compute)
-        self._lagging.meet(groups, end >= self.compute + behind)
+        behind = self._stragglers.behind(groups, self.compute)
+        self._stragglers.meet(groups, end >= self.compute + behind)
         self.compute = np.maximum(self.compute, end)
 
     def _forget(self) -> None:

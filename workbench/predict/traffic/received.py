@@ -44,7 +44,7 @@ from workbench.predict.traffic.collective_costs import (
     taken,
 )
 from workbench.program.collectives import CollectiveCall, Exchange, Summed
-from workbench.program.rows import Counts, Groups, Hosts
+from workbench.program.rows import Counts, Groups, HostLayout
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ _Parts = Callable[[int, int, tuple[int, ...]], tuple[Part, ...]]
 class Summing:
     """The bytes and messages of all-reduces on ranks of these hosts, without GPUs."""
 
-    def __init__(self, hosts: Hosts) -> None:
+    def __init__(self, hosts: HostLayout) -> None:
         self.hosts = hosts
         self._known: dict[tuple[object, ...], Costs] = {}
 

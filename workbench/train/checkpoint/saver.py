@@ -46,7 +46,7 @@ class Holding:
     Attributes:
         name: the name of the logical tensor.
         shard: how it is cut; None: the piece is the whole.
-        index: which piece of `shard`.
+        index: the number of the piece in `shard`.
         elements: its size.
         holders: the holders in order.
     """

@@ -102,6 +102,9 @@ class EightByEight:
     Args:
         shape: channels, height and width that the model reads.
         split: "train" or "test".
+
+    Raises:
+        DataError: scikit-learn, which has the images, is not installed.
     """
 
     num_classes = 10

@@ -47,8 +47,8 @@ class Feed:
     Args:
         experiment: what runs.
         data: the training split.
-        rank: whose rows.
-        device: where to.
+        rank: the rank that computes with the rows.
+        device: the device that the rows are put on.
         dtype: the type of inputs that are no integers.
         batches_of: the micro-batches of a batch of so many samples.
     """

@@ -174,7 +174,7 @@ class _Collated:
 
     Args:
         collate: the user's own function, or torch's.
-        inputs: of mappings, the key of the inputs; None: batches are pairs.
+        inputs: the key of the inputs, where batches are mappings; None: they are pairs.
         targets: the same for the targets.
         name: what the data is called in errors.
     """

@@ -33,7 +33,7 @@ class ReplicasDiffer(RuntimeError):
     """Ranks that hold the same piece of a weight do not hold the same bits.
 
     Args:
-        message: which weights and ranks, and what to look at.
+        message: the weights and ranks that differ, and what to look at.
         layer: the first layer in which it was seen.
         ranks: the ranks that differ from the most.
     """

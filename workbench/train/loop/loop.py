@@ -43,7 +43,7 @@ from workbench.train.loop.requests import (
 )
 from workbench.train.loop.state import RankState, group_specs_of
 from workbench.train.loop.step import StepResult
-from workbench.train.resharding import recut_bytes, under
+from workbench.train.resharding import resharded_bytes, under
 from workbench.train.trace.traces import Traces
 
 
@@ -245,15 +245,15 @@ class Loop:
         """Goes on under another plan."""
         state, began = self.state, time.perf_counter()
         everyone, recorder = state.everyone, state.world.recorder
-        shared, received = state.world.shared_bytes, recut_bytes(recorder)
+        shared, received = state.world.shared_bytes, resharded_bytes(recorder)
         self.state = under(state, plan, done)
         del state  # the old pieces go before the next step
         self.meter.add(self.state.world.shared_bytes - shared)
         self.traces.restart(self.state.tracer)
         mine = torch.zeros(everyone.size, 2, dtype=torch.float64)
-        mine[everyone.rank, 0] = recut_bytes(recorder) - received
+        mine[everyone.rank, 0] = resharded_bytes(recorder) - received
         mine[everyone.rank, 1] = time.perf_counter() - began
-        every = all_reduce(mine, everyone, layer="recut")
+        every = all_reduce(mine, everyone, layer="reshard")
         moved = tuple(int(size) for size in every[:, 0].tolist())
         self._carried_out(number, CarriedOut(done, every[:, 1].max().item(), moved))
 

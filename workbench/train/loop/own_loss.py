@@ -30,7 +30,7 @@ class OwnLoss:
     Args:
         value: the loss.
         everyone: all ranks, which add up the weights of rows.
-        device: where it is computed.
+        device: the device that computes it.
         dtype: the type of outputs; a module's own tensors get it.
 
     Raises:

@@ -36,8 +36,8 @@ class Trial:
 
         Args:
             graph: the model, whose outputs are meant.
-            data: where the samples are from.
-            device: where outputs and targets are to lie.
+            data: the data set that the samples are from.
+            device: the device of outputs and targets.
             dtype: the type of outputs.
         """
         rows = min(ROWS, len(data))

@@ -49,8 +49,8 @@ _LONGER = 2.0  # products take so many times as long as the sum
 
 
 @dataclass(frozen=True)
-class Beside:
-    """What a sum costs.
+class OverlapCost:
+    """What a sum costs the computation that goes on meanwhile.
 
     Attributes:
         busy: the share of its time that this rank's thread spends on it.
@@ -61,7 +61,7 @@ class Beside:
     slowdown: float
 
 
-def beside(group: Group, whole: Group, device: torch.device, within_s: float) -> Beside:
+def overlap_cost(group: Group, whole: Group, device: torch.device, within_s: float) -> OverlapCost:
     """Measures a sum of gradients beside products, and both alone.
 
     Args:
@@ -106,7 +106,7 @@ def beside(group: Group, whole: Group, device: torch.device, within_s: float) ->
         again = _alone(group, flat, device)
         seconds.append(np.array([alone, together, started + polled + waited, again]))
     alone, together, spent, summing = estimate(np.stack(seconds))[0].tolist()
-    return Beside(min(1.0, spent / summing), max(1.0, together / alone))
+    return OverlapCost(min(1.0, spent / summing), max(1.0, together / alone))
 
 
 def _alone(group: Group, flat: Tensor, device: torch.device) -> float:
@@ -167,11 +167,11 @@ class LinksMeasured:
 
     Attributes:
         collectives: the times of each op, group and size.
-        beside: what a sum costs the computation beside it, in each group.
+        overlap_costs: what a sum costs the computation beside it, in each group.
     """
 
     collectives: tuple[Timed, ...]
-    beside: dict[tuple[int, ...], Beside]
+    overlap_costs: dict[tuple[int, ...], OverlapCost]
 
 
 def families(world_size: int) -> list[tuple[tuple[int, ...], ...]]:
@@ -204,7 +204,7 @@ def links(config: RankConfig, experiment: Experiment, *, within_s: float) -> Lin
         costs = {}
         for group in groups.values():  # of each family, the one that this rank is in
             found += _Measuring(group, world.device, budget).collectives()
-            costs[group.ranks] = beside(group, whole, world.device, budget.next())
+            costs[group.ranks] = overlap_cost(group, whole, world.device, budget.next())
         return LinksMeasured(tuple(found), costs)
 
 

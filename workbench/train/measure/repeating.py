@@ -72,8 +72,8 @@ class Repetition:
     """Says whether to go on; all ranks get the same answer.
 
     Args:
-        group: who repeats together.
-        until: when it is enough.
+        group: the ranks that repeat together.
+        until: the precision and the numbers of repetitions to stop at.
         within_s: seconds after which to stop, whatever is known by then.
     """
 

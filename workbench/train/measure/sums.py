@@ -17,7 +17,7 @@ class RecordedSum:
     """One sum on one rank.
 
     Attributes:
-        digest: that of the sum's bits.
+        digest: the digest of the sum's bits.
         error: the largest difference to what one process sums, relative to the sum of magnitudes.
         messages: the non-empty messages that this rank received.
         bytes: the bytes of these messages from each rank [ranks].
@@ -53,21 +53,21 @@ def recorded_sums(
             x, label = _summand(length, world.rank).to(world.device), str(length)
             keeps = codec is not None and codec.error_feedback
             left = torch.zeros_like(x) if keeps else None
-            world.recorder.by_sender = givers = BytesBySender()
+            world.recorder.by_sender = by_sender = BytesBySender()
             total = all_reduce(
                 x, group, algorithm=algorithm, codec=codec, residual=left, layer=label
             ).cpu()
             world.recorder.by_sender = None
             exact = torch.stack([_summand(length, rank) for rank in range(world.size)]).double()
             off, size = (total - exact.sum(0)).abs(), exact.abs().sum(0)
-            came = {sender: size for _, _, sender, size in givers.rows()}
+            from_rank = {sender: size for _, _, sender, size in by_sender.rows()}
             (row,) = [row for row in world.recorder.rows() if row.layer == label]
             found.append(
                 RecordedSum(
                     hashlib.blake2b(total.numpy().tobytes(), digest_size=16).hexdigest(),
                     float((off / size.clamp_min(1e-30)).max()),
                     row.messages,
-                    tuple(came.get(rank, 0) for rank in range(world.size)),
+                    tuple(from_rank.get(rank, 0) for rank in range(world.size)),
                 )
             )
     return found

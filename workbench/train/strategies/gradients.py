@@ -67,6 +67,9 @@ class GradientBucket:
         """Says of what cannot be encoded in whose gradient it probably arose.
 
         What the bucket then holds are this rank's gradients, or their sums as far as they got.
+
+        Raises:
+            CodecError: what was done raised one; it now names the parameter.
         """
         try:
             yield

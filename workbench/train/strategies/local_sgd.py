@@ -46,7 +46,7 @@ class Mean:
         tensors: the tensors, of any shapes and floating dtypes, the same on all ranks; changed in
             place.
         part: this rank's weight; those of the group add up to 1.
-        group: who averages.
+        group: the ranks that average.
     """
 
     tensors: Sequence[Tensor]

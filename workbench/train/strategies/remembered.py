@@ -152,8 +152,8 @@ def forget(optimizer: torch.optim.Optimizer, value: AnyOptimizer) -> None:
     """Makes an optimizer one that has not updated anything yet.
 
     Args:
-        optimizer: what `build_optimizer` made, and
-        value: of what.
+        optimizer: the optimizer, made by `build_optimizer`.
+        value: the description that it was made of.
     """
     members = [group["params"] for group in optimizer.param_groups]
     optimizer.state.clear()

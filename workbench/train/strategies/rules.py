@@ -66,6 +66,10 @@ class Rules:
             step: the step that moves the weights.
             gradients: this rank's pieces, by parameter.
             then: the weights that they were computed at, where they are kept.
+
+        Raises:
+            OwnObjectError: the strategy changes weights, or states where weights are averaged, or
+                gives no gradient of the parameter's shape.
         """
         for name, grad in gradients.items():
             if name not in self._parameters:

@@ -28,7 +28,7 @@ class OwnGradients(ImmediateUpdates):
     """Every rank keeps its own gradients, and moves nothing: for measuring.
 
     Args:
-        strategy: whose memory gradients are left in.
+        strategy: the strategy in whose memory gradients are left.
     """
 
     def __init__(self, strategy: Updates) -> None:

@@ -20,7 +20,7 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Computed:
     """One thing that a rank computed.
 
     Attributes:
@@ -82,7 +82,7 @@ class RankTrace:
     """
 
     seconds: float
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[Computed, ...]
     calls: tuple[Called, ...]
 
     @property

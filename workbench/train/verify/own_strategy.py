@@ -41,18 +41,20 @@ class Observed:
 
     Attributes:
         traffic: the recorder's rows of each step.
-        digests: of its weights, after each step in which replicas are to be equal; else "".
+        digests: the digest of its weights after each step in which replicas are to be equal; else
+            "".
         weights: its weights in the end, whole.
-        goes_on: whether a run that was resumed from a checkpoint left the bits of that which wrote
-            it; and, where gradients are exchanged, that one the weights of one that wrote none.
-        recut: whether another plan left the same weights and states, of which it has pieces.
+        goes_on: whether a run that resumed from a checkpoint left the same bits as the run that
+            wrote it; and, where gradients are exchanged, whether that run left the same weights as
+            one without checkpoints.
+        resharded: whether the pieces under another plan were of the same weights and states.
     """
 
     traffic: tuple[Rows, ...]
     digests: tuple[str, ...]
     weights: Mapping[str, Any]
     goes_on: bool
-    recut: bool
+    resharded: bool
 
 
 def observed(
@@ -113,14 +115,14 @@ def observed(
         state.strategy.settle()
         before = _remembered(state)
         after = under(state, Plan.from_toml(cut), saved_after)
-        recut = _are_pieces(after, before)
+        resharded = _are_pieces(after, before)
         after.stepper.feed.close()
     goes_on = all(torch.equal(again[name], tensor) for name, tensor in went_on.items())
     if not experiment.sync.timing.of_weights:
         both = zip(went_on.values(), found.values(), strict=True)
         goes_on &= all(torch.allclose(a, b, rtol=_CLOSE, atol=_CLOSE) for a, b in both)
     listed = {name: tensor.tolist() for name, tensor in found.items()}
-    return Observed(tuple(traffic), tuple(digests), listed, goes_on, recut)
+    return Observed(tuple(traffic), tuple(digests), listed, goes_on, resharded)
 
 
 def _steps(state: RankState, steps: range) -> None:

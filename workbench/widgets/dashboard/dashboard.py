@@ -13,7 +13,7 @@ from workbench.plan.machine.machine import Machine
 from workbench.widgets.base.background import BackgroundTasks, failed
 from workbench.widgets.base.widget import Widget
 from workbench.widgets.dashboard import commands, still
-from workbench.widgets.dashboard.forecast import Forecast, Forecaster
+from workbench.widgets.dashboard.forecast import Forecaster, RunForecast
 from workbench.widgets.dashboard.message import DashboardState, Message, MessageMaker
 from workbench.widgets.dashboard.run import Run, Status, runs_of
 from workbench.widgets.dashboard.series import RankFigures
@@ -76,7 +76,7 @@ class Dashboard(Widget):
         self._watched = WatchedRuns(self._guard, self._news.set)
         self._sender = MessageMaker()
         self._saved: tuple[object, ...] = ()
-        self._forecast, self._timelines = Forecast.none(), (StepTimeline(), StepTimeline())
+        self._forecast, self._timelines = RunForecast.none(), (StepTimeline(), StepTimeline())
         self._drawing = TimelineCache()
         self._outcome: dict[str, Any] = {}
         self._forecaster = Forecaster(self._predicted)
@@ -126,7 +126,7 @@ class Dashboard(Widget):
             return [line.text for line in self._here.events.lines]
 
     @property
-    def forecast(self) -> Forecast:
+    def forecast(self) -> RunForecast:
         """What is predicted of it."""
         return self._forecast
 
@@ -256,7 +256,7 @@ class Dashboard(Widget):
         with self._guard:
             self._timelines = timelines
 
-    def _predicted(self, forecast: Forecast) -> None:
+    def _predicted(self, forecast: RunForecast) -> None:
         with self._guard:
             self._forecast = forecast
         self._news.set()

@@ -35,7 +35,7 @@ NO_MACHINE = (
 
 
 @dataclass(frozen=True, eq=False)
-class Forecast:
+class RunForecast:
     """A prediction, as a dashboard shows it.
 
     Attributes:
@@ -53,7 +53,7 @@ class Forecast:
     reason: str = ""
 
     @classmethod
-    def none(cls, reason: str = "") -> "Forecast":
+    def none(cls, reason: str = "") -> "RunForecast":
         """Nothing is predicted."""
         return cls(None, np.empty((0, len(CATEGORIES) + 1)), reason=reason)
 
@@ -66,7 +66,7 @@ class Forecast:
         }
 
 
-def forecast_of(experiment: Experiment, machine: Machine | None) -> Forecast:
+def forecast_of(experiment: Experiment, machine: Machine | None) -> RunForecast:
     """What is predicted of an experiment; of its time only with a machine."""
     found = predict(experiment.plan, machine, experiment)
     rows = []
@@ -76,8 +76,8 @@ def forecast_of(experiment: Experiment, machine: Machine | None) -> Forecast:
             parts[_PART_OF[category]] += size
         rows.append((*parts.values(), found.traffic.received_bytes(rank)))
     if machine is None:
-        return Forecast(found, np.array(rows), reason=NO_MACHINE)
-    return Forecast(found, np.array(rows), found.samples_per_s, found.step_time)
+        return RunForecast(found, np.array(rows), reason=NO_MACHINE)
+    return RunForecast(found, np.array(rows), found.samples_per_s, found.step_time)
 
 
 class Forecaster:
@@ -87,7 +87,7 @@ class Forecaster:
         found: Called on that thread with each forecast; it must not raise.
     """
 
-    def __init__(self, found: Callable[[Forecast], None]) -> None:
+    def __init__(self, found: Callable[[RunForecast], None]) -> None:
         self._found = found
         self._asked: tuple[object, object] | None = None
         self._latest: LatestWorker[tuple[Experiment, Machine | None]] = LatestWorker(
@@ -110,7 +110,7 @@ class Forecaster:
         try:
             found = forecast_of(*question)
         except Exception as error:  # it belongs into the widget, whatever it is
-            found = Forecast.none(f"No prediction: {error or type(error).__name__}")
+            found = RunForecast.none(f"No prediction: {error or type(error).__name__}")
         if not self._latest.superseded():
             self._found(found)
 

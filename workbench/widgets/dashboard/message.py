@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.widgets.dashboard import commands
-from workbench.widgets.dashboard.forecast import Forecast
+from workbench.widgets.dashboard.forecast import RunForecast
 from workbench.widgets.dashboard.timeline import StepTimeline
 from workbench.widgets.dashboard.watched import WatchedRun
 
@@ -27,7 +27,7 @@ class DashboardState:
 
     watched: Mapping[str, WatchedRun]
     shown: str
-    forecast: Forecast
+    forecast: RunForecast
     timelines: tuple[StepTimeline, StepTimeline]
     outcome: Mapping[str, Any]
 

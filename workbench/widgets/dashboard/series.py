@@ -61,7 +61,7 @@ CATEGORIES = ("weights", "gradients", "optimizer", "activations", "buffers")
 _AVERAGED = ("compute_s", "communication_s", "wait_s", "received_bytes")
 
 
-class Ranks:
+class RankSeries:
     """The last rows of each rank.
 
     Args:
@@ -145,7 +145,7 @@ class Series:
         self._bucket: list[tuple[float, ...]] = []
         self._taken = 0
         self._partial: dict[int, dict[int, Row]] = {}
-        self._ranks = Ranks(world_size, recent=recent)
+        self._ranks = RankSeries(world_size, recent=recent)
 
     def extend(self, rows: Iterable[Row]) -> None:
         """Takes in rows as they come: ranks in any order, each rank's steps ascending."""
@@ -163,7 +163,7 @@ class Series:
         """Goes on with another number of ranks, as an elastic job does; points stay."""
         if world_size != self.world_size:
             self.world_size = world_size
-            self._ranks = Ranks(world_size, recent=self.recent)
+            self._ranks = RankSeries(world_size, recent=self.recent)
 
     def settle(self) -> None:
         """Takes in the steps that some rank never reported; for a run that has ended."""

@@ -18,7 +18,7 @@ from workbench.plan.panels import (
     line_panel,
 )
 from workbench.plan.units import digits, milliseconds, percent, size
-from workbench.widgets.dashboard.forecast import Forecast
+from workbench.widgets.dashboard.forecast import RunForecast
 from workbench.widgets.dashboard.series import CATEGORIES, RankFigures
 from workbench.widgets.dashboard.timeline import StepTimeline
 from workbench.widgets.dashboard.watched import WatchedRun
@@ -47,7 +47,7 @@ MOST_EVENTS = 12
 def picture(
     watched: Mapping[str, WatchedRun],
     shown: str,
-    forecast: Forecast,
+    forecast: RunForecast,
     timelines: tuple[StepTimeline, StepTimeline] = (StepTimeline(), StepTimeline()),
 ) -> str:
     """Panels as one SVG document: how the runs learn; memory, time and traffic of one."""
@@ -88,7 +88,7 @@ def _learning(watched: Mapping[str, WatchedRun]) -> Panel:
     return line_panel("Loss and accuracy", curves, Axis("loss"), right)
 
 
-def _speed(watched: Mapping[str, WatchedRun], forecast: Forecast) -> Panel:
+def _speed(watched: Mapping[str, WatchedRun], forecast: RunForecast) -> Panel:
     curves = []
     for index, (name, each) in enumerate(watched.items()):
         at, alone = each.series.columns, len(watched) == 1
@@ -104,7 +104,7 @@ def _speed(watched: Mapping[str, WatchedRun], forecast: Forecast) -> Panel:
     return line_panel("Throughput", curves, Axis("samples/s"))
 
 
-def _memory(watched: WatchedRun, forecast: Forecast) -> Panel:
+def _memory(watched: WatchedRun, forecast: RunForecast) -> Panel:
     bars = []
     for rank, found in enumerate(watched.series.ranks):
         parts: tuple[float, ...] = (
@@ -138,7 +138,7 @@ def _clock(ranks: Sequence[RankFigures]) -> Panel:
     return bar_panel("Time of a step per rank", bars, shares)
 
 
-def _links(ranks: Sequence[RankFigures], forecast: Forecast) -> Panel:
+def _links(ranks: Sequence[RankFigures], forecast: RunForecast) -> Panel:
     bars = []
     for rank, found in enumerate(ranks):
         expected = math.nan
@@ -176,7 +176,7 @@ def lane_panel(title: str, timeline: StepTimeline, *, width: int = 470) -> Panel
 def html(
     watched: Mapping[str, WatchedRun],
     shown: str,
-    forecast: Forecast,
+    forecast: RunForecast,
     timelines: tuple[StepTimeline, StepTimeline] = (StepTimeline(), StepTimeline()),
 ) -> str:
     """The picture and tables, in HTML that untrusted notebooks show too."""

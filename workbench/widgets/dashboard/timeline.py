@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.plan.experiment.measured import KINDS, LANES, Span
-from workbench.widgets.dashboard.forecast import Forecast
+from workbench.widgets.dashboard.forecast import RunForecast
 from workbench.widgets.dashboard.watched import WatchedRun
 
 MOST_RANKS = 8  # at once
@@ -113,7 +113,7 @@ class TimelineCache:
         self._timelines = (StepTimeline(), StepTimeline())
 
     def of(
-        self, watched: WatchedRun, forecast: Forecast, first: int
+        self, watched: WatchedRun, forecast: RunForecast, first: int
     ) -> tuple[StepTimeline, StepTimeline]:
         """As predicted, and as measured.
 
@@ -130,7 +130,7 @@ class TimelineCache:
 
 
 def _drawn(
-    watched: WatchedRun, forecast: Forecast, first: int
+    watched: WatchedRun, forecast: RunForecast, first: int
 ) -> tuple[StepTimeline, StepTimeline]:
     predicted, measured = (
         StepTimeline(reason=forecast.reason),

@@ -35,7 +35,7 @@ class WatchedRun:
         run: the run that is read.
         series: what was measured over its steps.
         events: what happened to it.
-        status: where it stands.
+        status: the run's state, and how far it has come.
         timeline: the last step that was traced, or None.
         untraced: why there is no timeline, for people.
         limits: bytes of each rank's device, [ranks]; NaN where that is not known.

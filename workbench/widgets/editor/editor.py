@@ -19,7 +19,7 @@ from workbench.predict.search.result import summary
 from workbench.widgets.base.background import BackgroundTasks
 from workbench.widgets.base.widget import Widget
 from workbench.widgets.editor import edits, still
-from workbench.widgets.editor.forecast import Figures, Forecast, Question
+from workbench.widgets.editor.forecast import Figures, PlanForecaster, Question
 from workbench.widgets.editor.offered import Offered
 from workbench.widgets.editor.state import EditorModel
 from workbench.widgets.editor.target import ADVICE, Target
@@ -112,7 +112,7 @@ class PlanEditor(Widget):
         self._label: tuple[str, tuple[str, ...]] = ("", ())
         self._offered = Offered(schemes, rules)
         self._model = EditorModel(plan, experiment or usual(plan), self._offered)
-        self._forecast = Forecast(self._predicted, self._unpredicted, self.keep)
+        self._forecaster = PlanForecaster(self._predicted, self._unpredicted, self.keep)
         self._tasks = BackgroundTasks(self._tell, ADVICE)
         with self._edits:
             self._note_target(goal)
@@ -201,12 +201,12 @@ class PlanEditor(Widget):
 
     def settle(self, timeout: float = 60.0) -> bool:
         """Waits until everything that was asked for is known; whether that was in time."""
-        return self._tasks.wait(timeout) and self._forecast.settle(timeout)
+        return self._tasks.wait(timeout) and self._forecaster.settle(timeout)
 
     def close(self) -> None:
         """Ends the view and its thread; the plan stays readable."""
         if self._begun:
-            self._forecast.close()
+            self._forecaster.close()
             self._tasks.close()
         super().close()
 
@@ -300,7 +300,7 @@ class PlanEditor(Widget):
     def _ask(self) -> None:
         self.set_trait("prediction", None)
         question = Question(self.plan, self.machine, self.experiment, self._rank, self._limit)
-        self._forecast.ask(question)
+        self._forecaster.ask(question)
 
     def _predicted(self, question: Question, prediction: Prediction, figures: Figures) -> None:
         with self._edits:

@@ -266,7 +266,7 @@ class Question:
     limit: int | None
 
 
-class Forecast:
+class PlanForecaster:
     """A thread that predicts what was asked for last.
 
     Args:

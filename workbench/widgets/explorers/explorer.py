@@ -115,7 +115,11 @@ class Drawing(Live):
         return self._explorer.view()
 
     def act(self, content: Mapping[str, Any]) -> None:
-        """Picks a part of a picture."""
+        """Picks a part of a picture.
+
+        Raises:
+            ValueError: the message is of another type.
+        """
         if content["type"] != "pick":
             raise ValueError(f"there is no {content['type']!r} to do")
         self._explorer.attempt(partial(self._explorer.pick, content["name"]))
@@ -180,7 +184,11 @@ class Explorer(Displayed, ipywidgets.VBox):  # type: ignore[misc]
         raise NotImplementedError
 
     def press(self, name: str) -> None:
-        """Does what a button is for."""
+        """Does what a button is for.
+
+        Raises:
+            ValueError: there is no such button.
+        """
         raise ValueError(f"there is no button {name!r}")
 
     def pick(self, name: str) -> None:

@@ -309,7 +309,11 @@ def _fullest(prediction: Prediction) -> int:
 
 
 def require(prediction: Any, what: str) -> Prediction:
-    """The prediction; raises TypeError where it is none."""
+    """The prediction, checked.
+
+    Raises:
+        TypeError: it is no prediction.
+    """
     if not isinstance(prediction, Prediction):
         raise TypeError(
             f"{what} takes a Prediction, got {type(prediction).__name__}; "

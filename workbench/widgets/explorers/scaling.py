@@ -82,7 +82,11 @@ class ScalingExplorer(Explorer):
         )
 
     def picture(self) -> Picture:
-        """Throughput and the share of communication, by ranks."""
+        """Throughput and the share of communication, by ranks.
+
+        Raises:
+            ValueError: the prediction cannot be scaled; the message says why.
+        """
         if self._why_not:
             raise ValueError(self._why_not)
         plan = self.prediction.experiment.plan

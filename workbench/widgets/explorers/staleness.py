@@ -127,7 +127,11 @@ class StalenessExplorer(Explorer):
         )
 
     def picture(self) -> Picture:
-        """Loss by step and by time, the limit of stability by width, and a table of widths."""
+        """Loss by step and by time, the limit of stability by width, and a table of widths.
+
+        Raises:
+            ValueError: the run cannot be modelled with these settings.
+        """
         try:
             return staleness_picture(self.run, self.codec, self.model)
         except (MachineError, ExperimentError) as error:

@@ -135,7 +135,11 @@ class TimingExplorer(Explorer):
         )
 
     def picture(self) -> Picture:
-        """Two charts, and the strategies in figures."""
+        """Two charts, and the strategies in figures.
+
+        Raises:
+            ValueError: the machine or the codec cannot be modelled with these settings.
+        """
         try:
             return timing_picture(self.model(), self.width, self._codec, links(self.machine))
         except (MachineError, ExperimentError) as error:
@@ -147,7 +151,11 @@ class TimingExplorer(Explorer):
         return _model(self.machine, self.world_size, self.gradient_bytes, self.compute_s, network)
 
     def press(self, name: str) -> None:
-        """Takes over the bandwidth and latency of the machine's link between workers."""
+        """Takes over the bandwidth and latency of the machine's link between workers.
+
+        Raises:
+            ValueError: there is no such button, or no machine.
+        """
         if name != "machine":
             super().press(name)
         if self.machine is None:

@@ -124,7 +124,11 @@ class TrafficMatrix(Explorer):
         )
 
     def picture(self) -> Picture:
-        """The matrix, and its sums by rank."""
+        """The matrix, and its sums by rank.
+
+        Raises:
+            ValueError: the traffic of this experiment cannot be predicted.
+        """
         try:
             pairs = self.pairs
         except ExperimentError as error:
@@ -375,7 +379,11 @@ def recorded(run: Any) -> Recorded | None:
 
 
 def of_run(wanted: Any) -> Prediction:
-    """A prediction as it is; of a run, its experiment's; raises TypeError for anything else."""
+    """A prediction as it is; of a run, its experiment's.
+
+    Raises:
+        TypeError: it is neither a prediction nor a run.
+    """
     if isinstance(wanted, Prediction):
         return wanted
     experiment = getattr(wanted, "experiment", None)

@@ -187,7 +187,11 @@ class ClusterTable(Live):
 
 
 def require(cluster: Any, what: str) -> Any:
-    """The cluster; raises TypeError where it is none."""
+    """The cluster, checked.
+
+    Raises:
+        TypeError: it is no cluster.
+    """
     if not (hasattr(cluster, "link") and hasattr(cluster, "is_stopped")):
         raise TypeError(
             f"{what} takes a wb.Cluster, got {type(cluster).__name__}; wb.Cluster.attach(name) "

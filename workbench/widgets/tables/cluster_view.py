@@ -137,7 +137,11 @@ class ClusterView(ClusterTable):
         }
 
     def act(self, content: Mapping[str, Any]) -> None:
-        """Nothing can be asked of engines here: `cluster.pause`, `slow` and `kill` are faults."""
+        """Nothing can be asked of engines here: `cluster.pause`, `slow` and `kill` are faults.
+
+        Raises:
+            ValueError: always.
+        """
         raise ValueError(f"there is no {content['type']!r} to do")
 
     def to_frame(self) -> "pandas.DataFrame":

@@ -277,7 +277,11 @@ class JobTable(ClusterTable):
         }
 
     def act(self, content: Mapping[str, Any]) -> None:
-        """Turns pages, filters, or asks something of a job."""
+        """Turns pages, filters, or asks something of a job.
+
+        Raises:
+            ValueError: the message is of another type.
+        """
         self._told.pop("", None)
         match content["type"]:
             case "filter":

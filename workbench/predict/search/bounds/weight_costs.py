@@ -13,7 +13,7 @@ from workbench.plan.placement.weights import WeightPlacement
 from workbench.predict.time.duration import Seconds, Speeds, update_seconds
 from workbench.predict.time.pass_events import addition
 from workbench.program.buckets import KEEPS_GRADIENT_BYTES, copies, itemsize, piece
-from workbench.program.rows import Counts, Hosts
+from workbench.program.rows import Counts, HostLayout
 
 
 class WeightCost(NamedTuple):
@@ -119,7 +119,7 @@ class WeightCosts:
 
     def _share(self, group_size: int) -> Seconds:
         """The fraction of a bucket's sum on each rank, where ranks of a host share it [ranks]."""
-        hosts = Hosts.of(self.world, self.speeds.machine.ranks_per_host)
+        hosts = HostLayout.of(self.world, self.speeds.machine.ranks_per_host)
         mates = hosts.mates(replica_groups(group_size, self.world))
         return np.where(mates > 1, 1 / mates, 0.0)
 

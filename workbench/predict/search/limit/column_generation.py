@@ -16,6 +16,9 @@ in the tail. The part with the least bound is next; the least bound of all remai
 all plans that fit.
 
 Source: branch and price, Barnhart et al. 1998, doi:10.1287/opre.46.3.316.
+
+Why not one mixed-integer program of all plans: HiGHS, called by scipy's `milp`, found no plan for a
+vision transformer within 14 s.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -125,9 +125,9 @@ class RecomputeAutomaton:
     Attributes:
         transitions: the transitions of each layer.
         ends: whether a plan may end in each state after the last layer [states].
-        parts: whether each layer ends a segment that it is not in [layers].
-        reaches: the index after each layer and after the next 0, 1, ... of those that can
-            be in a segment [1 + reach].
+        parts: whether each layer ends the segment before it, unless it is itself in it [layers].
+        reaches: for each layer, the index behind it, and behind the first, second, ... later layer
+            of those that `parts` marks [layers of [1 + reach]].
     """
 
     transitions: tuple[Transitions, ...]
@@ -178,7 +178,7 @@ def _reaches(parts: Sequence[bool], reach: int) -> Iterator[Integers]:
 
 
 def takes_part(layer: Layer, footprints: Footprints) -> bool:
-    """Whether a layer ends a segment that it is not in."""
+    """Whether a layer ends the segment before it, unless it is itself in it."""
     return layer.rows > 0 and layer.name in footprints.learns
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.train import resharding as recut
+from workbench.train import resharding
 from workbench.train.loop import loop as session
 
 VICTIM = 1
@@ -16,7 +16,7 @@ train_well = session.train
 def train(*, config, directory: Path, **given) -> session.TrainingOutcome:
     """Rank 1 dies when it has packed what it sends; the next session lives."""
     marker = directory / "one has died"
-    exchange = recut.exchange_parts
+    exchange = resharding.exchange_parts
 
     def die(*args, **keywords):
         if config.rank == VICTIM and not marker.exists():
@@ -25,5 +25,5 @@ def train(*, config, directory: Path, **given) -> session.TrainingOutcome:
         return exchange(*args, **keywords)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recut, "exchange_parts", die)
+        patch.setattr(resharding, "exchange_parts", die)
         return train_well(config=config, directory=directory, **given)

@@ -134,7 +134,7 @@ class Ended:
     said: str
 
 
-class Fleet:
+class ClusterProcesses:
     """Starts processes, whose parent this one is, and says at once when one has ended.
 
     To be used on one thread, that of an event loop: the kernel tells children when the thread
