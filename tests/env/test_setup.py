@@ -9,6 +9,9 @@ import pytest
 from tests.env.machine import Machine
 
 
+SIDE_BY_SIDE = "<-m>\n<pytest>\n<-n>\n<auto>\n<--dist>\n<loadfile>\n<--no-loadscope-reorder>\n"
+
+
 @pytest.fixture
 def bare(tmp_path):
     return Machine(tmp_path)
@@ -22,7 +25,7 @@ def machine(bare):
 
 def works(machine, **environment):
     status, printed, said = machine.start("test", **environment)
-    assert (status, printed) == (0, "<-m>\n<pytest>\n"), said
+    assert (status, printed) == (0, SIDE_BY_SIDE), said
     return said
 
 
@@ -47,7 +50,7 @@ def test_second_start_installs_nothing(machine):
 
 def test_options_are_handed_on(machine):
     _, printed, _ = machine.start("test", "-k", "not slow", "")
-    assert printed == "<-m>\n<pytest>\n<-k>\n<not slow>\n<>\n"
+    assert printed == f"{SIDE_BY_SIDE}<-k>\n<not slow>\n<>\n"
 
 
 @pytest.mark.parametrize(("user", "flag"), [("0", "<--allow-root>\n"), ("1000", "")])
