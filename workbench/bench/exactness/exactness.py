@@ -1,18 +1,20 @@
 """Split models against unsplit ones: `cluster.verify` over models, plans and precisions."""
 
 from collections.abc import Callable, Mapping
+from random import Random
 from typing import Literal
 
 from torch import nn
 
 from workbench.bench.exactness import random_cases
 from workbench.bench.exactness.mutants import planting
-from workbench.bench.hetero import unequal
 from workbench.bench.nets import CifarNet, SmallVGG, SmoothDenseNet
 from workbench.bench.plot import Bar, Chart
 from workbench.bench.report import Cell, Figure, Report
 from workbench.client.cluster import Cluster
 from workbench.model.tracing.trace import trace
+from workbench.plan.graph import Graph
+from workbench.plan.placement.rules import SPLITTABLE
 from workbench.plan.plan import Plan
 from workbench.store.errors import RunError
 from workbench.train.verify.verification import KINDS, MOST, TOLERANCE, Verification
@@ -38,6 +40,8 @@ OWN: Mapping[str, Callable[[], nn.Module]] = {
 UNEQUAL = (CIFAR, "mobilenet_v3_small", "resnet18", "densenet121", SMOOTH, "vgg11")
 # AlexNet's strides leave nothing of smaller images.
 SIZES = {"alexnet": 64}
+WORLD = 4
+_MOST_SHARE = 9
 PRECISIONS: tuple[Literal["fp64", "fp32"], ...] = ("fp64", "fp32")
 
 
@@ -54,13 +58,13 @@ def run(*, quick: bool, mutants: int = 0, random: int = 0, seed: int = 0) -> Rep
     rows: list[dict[str, Cell]] = []
     found: list[Verification] = []
     notes: list[str] = []
-    with Cluster(4, timeout=300.0) as cluster:
+    with Cluster(WORLD, timeout=300.0) as cluster:
         for name in (SMALL,) if quick else MODELS:
             size = SIZES.get(name, 32)
             module = OWN[name]() if name in OWN else None
             graph = trace(module or name, input_shape=(3, size, size), num_classes=10)
             plans = {
-                **(unequal.plans(graph) if quick or name in UNEQUAL else {}),
+                **(unequal_plans(graph) if quick or name in UNEQUAL else {}),
                 "data parallel, 4": Plan.data_parallel(graph, 4),
                 "data parallel, 2": Plan.data_parallel(graph, 2),
                 "hybrid, 4": Plan.hybrid(graph, 4, 4),
@@ -99,6 +103,36 @@ def run(*, quick: bool, mutants: int = 0, random: int = 0, seed: int = 0) -> Rep
         ),
         (_chart(rows),),
     )
+
+
+def unequal_plans(graph: Graph) -> dict[str, Plan]:
+    """Plans by label: filters with random shares, with none on a rank, by layer, beside rows.
+
+    They are drawn anew for each model: exactness must not depend on them.
+    """
+    rng = Random(graph.source.name)
+    whole = Plan.filters(graph, WORLD, _drawn(rng, WORLD))
+    none = Plan.filters(graph, WORLD, _drawn(rng, WORLD, zero=True), grain=1)
+    layers = [layer.name for layer in graph.layers if layer.kind in SPLITTABLE]
+    each = {name: _drawn(rng, WORLD, zero=index % 3 == 0) for index, name in enumerate(layers)}
+    by_layer = Plan.filters(graph, WORLD, each, grain=1)
+    groups = Plan.filters(graph, WORLD, _drawn(rng, 2), group_size=2)
+    hybrid = Plan.hybrid(graph, WORLD)
+    return {
+        "filters": whole,
+        "filters, none on a rank": none,
+        "filters by layer, rows": by_layer.with_rows(_drawn(rng, WORLD, zero=True)),
+        "filters 2 x 2, rows": groups.with_rows(_drawn(rng, WORLD, zero=True)),
+        "hybrid, rows": hybrid.with_rows(_drawn(rng, WORLD, zero=True)),
+    }
+
+
+def _drawn(rng: Random, ranks: int, *, zero: bool = False) -> tuple[int, ...]:
+    """Random shares, one of which is zero if `zero`."""
+    shares = [rng.randint(1, _MOST_SHARE) for _ in range(ranks)]
+    if zero:
+        shares[rng.randrange(ranks)] = 0
+    return tuple(shares)
 
 
 def _row(name: str, plan: str, verification: Verification) -> dict[str, Cell]:
