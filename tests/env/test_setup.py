@@ -8,7 +8,6 @@ import pytest
 
 from tests.env.machine import Machine
 
-
 SIDE_BY_SIDE = "<-m>\n<pytest>\n<-n>\n<auto>\n<--dist>\n<loadfile>\n<--no-loadscope-reorder>\n"
 
 
