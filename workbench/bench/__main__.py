@@ -9,7 +9,8 @@ from typing import Any
 from workbench.bench.plot import charts_svg
 from workbench.bench.report import Report
 
-# name: a module of this package that has `run(quick: bool) -> Report`, and what it measures
+# name: a module of this package, its function (quick: bool) -> Report, `run` if none is named, and
+# what that measures
 BENCHES = {
     "accuracy": ("accuracy", "a hybrid VGG-11 on scikit-learn's digits, against one process"),
     "exactness": ("exactness.exactness", "every kind of model and plan, against the unsplit model"),
@@ -20,7 +21,7 @@ BENCHES = {
         "shares for engines of unequal speed, against equal ones and the fastest alone",
     ),
     "hierarchical": (
-        "collectives.hierarchical",
+        "collectives.collectives:run_on_hosts",
         "all-reduce over two emulated hosts with a shaped link, against gloo's",
     ),
     "loading": ("loading", "your own data, read ahead by workers, against data drawn in place"),
@@ -81,7 +82,8 @@ def main(arguments: list[str] | None = None) -> int:
         if given and options.name != bench:
             parser.error(f"--{', --'.join(given)}: of {bench} only, not of {options.name}")
         further |= given
-    run = import_module(f"workbench.bench.{BENCHES[options.name][0]}").run
+    module, _, function = BENCHES[options.name][0].partition(":")
+    run = getattr(import_module(f"workbench.bench.{module}"), function or "run")
     report: Report = run(quick=options.quick, **further)
     print(report.as_text())
     if options.json is not None:

@@ -12,6 +12,10 @@ Four engines of one thread each, all in one run, interleaved: in every round eac
 turn at each size. A round's figure is a ratio of two times of that round.
 
 Then the same on links that are slow or late, where synchronisations count (`links.py`).
+
+`bench hierarchical` measures the same over two emulated hosts of two engines each, with a link of
+1 Gbit/s. In a group of ranks of several hosts, "workbench" and "bucket" are hierarchical: the ranks
+of a host reduce through shared memory, and each sends its part over the link. Needs root on Linux.
 """
 
 import statistics
@@ -32,6 +36,7 @@ from workbench.client.cluster import Cluster
 from workbench.comm.all_reduce import all_reduce, start_all_reduce
 from workbench.comm.groups.group import Group
 from workbench.comm.groups.world import RankConfig, World
+from workbench.hosts.emulated.hosts import Hosts
 from workbench.plan.experiment.algorithm import Algorithm, AlgorithmName
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.extension.extension import name_of
@@ -43,6 +48,8 @@ OURS = ("gloo", "workbench", "bucket", "over gloo")
 # size in bytes: how often a system sums in one turn
 QUICK = {KIB: 50, 4 * KIB: 50, 64 * KIB: 50, MIB: 10, 4 * MIB: 4, 64 * MIB: 1}
 FULL = {KIB: 200, 4 * KIB: 200, 64 * KIB: 100, MIB: 20, 4 * MIB: 10, 64 * MIB: 2, 256 * MIB: 1}
+QUICK_ON_HOSTS = {KIB: 20, 64 * KIB: 10, MIB: 2}
+FULL_ON_HOSTS = {KIB: 100, 64 * KIB: 20, MIB: 5, 4 * MIB: 2, 16 * MIB: 1, 64 * MIB: 1}
 
 
 def run(*, quick: bool, algorithm: str | None = None) -> Report:
@@ -64,6 +71,20 @@ def run(*, quick: bool, algorithm: str | None = None) -> Report:
             notes=(*report.notes, *found.notes),
         )
     return report
+
+
+def run_on_hosts(*, quick: bool) -> Report:
+    """Measures seconds of one all-reduce over two hosts; `quick` up to 1 MB, in fewer rounds."""
+    turns, rounds = (QUICK_ON_HOSTS, 2) if quick else (FULL_ON_HOSTS, 7)
+    with (
+        Hosts(2, bandwidth="1gbit") as hosts,
+        Cluster(ENGINES, hosts=hosts, timeout=120.0) as cluster,
+    ):
+        measured = hosts.measure()
+        report = compare(cluster, turns, rounds)
+    carried = ", ".join(f"{8 * each / 1e9:.2f}" for each in measured.bandwidths)
+    note = f"2 hosts x 2 engines on links of 1 Gbit/s; they carried {carried} Gbit/s of payload."
+    return replace(report, bench="hierarchical", notes=(*report.notes, note))
 
 
 def compare(

@@ -27,8 +27,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from workbench.bench.collectives.exchanging import exchanged, seconds_to_add
-from workbench.bench.collectives.timing import KIB, MIB, Seconds, experiment_of, named, timed
+from workbench.bench.collectives.timing import (
+    KIB,
+    MIB,
+    Seconds,
+    exchanged,
+    experiment_of,
+    named,
+    seconds_to_add,
+    timed,
+)
 from workbench.bench.report import Cell, Figure
 from workbench.client.cluster import Cluster
 from workbench.comm.all_reduce import start_all_reduce

@@ -114,7 +114,7 @@ def measured_constants(
 ) -> Fit:
     """α, β and S of a cluster's links from exchanges, γ from additions."""
     found = cluster.call(
-        "workbench.bench.collectives.exchanging:measure",
+        "workbench.bench.collectives.timing:measure",
         experiment,
         module=module,
         sizes=SIZES,

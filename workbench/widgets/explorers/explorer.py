@@ -15,8 +15,7 @@ import ipywidgets
 
 from workbench.plan import svg
 from workbench.plan.html import frame_of, shortened, table
-from workbench.widgets.base.live import Live, View
-from workbench.widgets.base.widget import Displayed
+from workbench.widgets.base.widget import Displayed, Live, View
 from workbench.widgets.drawing.theme import COLORS
 from workbench.widgets.explorers.controls import Button, Control
 

@@ -15,7 +15,7 @@ from workbench.plan.html import table
 from workbench.store.errors import ClusterError, StoreError
 from workbench.store.store import Store
 from workbench.widgets.base.background import BackgroundTasks
-from workbench.widgets.base.live import Live, View
+from workbench.widgets.base.widget import Live, View
 
 EVERY_S = 0.5
 _MOST_LETTERS = 60  # of a name or reason

@@ -9,7 +9,7 @@ from workbench.plan.html import frame_of
 from workbench.plan.units import size
 from workbench.store.record import EngineRecord, JobRecord, JobState
 from workbench.store.store import Store
-from workbench.widgets.base.live import View
+from workbench.widgets.base.widget import View
 from workbench.widgets.tables.cluster_table import ClusterTable, brief, table_html
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from workbench.client.jobs import jobs_frame
 from workbench.scheduler.jobs import length, order
 from workbench.store.record import ACTIVE, ENDED, JobRecord, JobState
 from workbench.store.store import Store
-from workbench.widgets.base.live import View
+from workbench.widgets.base.widget import View
 from workbench.widgets.tables.cluster_table import ClusterTable, brief, table_html
 
 if TYPE_CHECKING:
