@@ -23,6 +23,7 @@ from workbench.bench.widgets.front_end import chromium as chromium
 # The notebook's own indicator says idle before there is a connection to the kernel.
 IDLE = "() => document.querySelector('#jp-main-statusbar')?.innerText.includes('| Idle')"
 PROMPTS = "[...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')].map(p => p.textContent)"
+PATIENCE_S = 300  # far more than a page needs, also on a machine that does something else
 ALL_RAN = f"() => {PROMPTS}.every((text) => /\\[\\d+\\]/.test(text))"
 
 
@@ -37,7 +38,7 @@ class Lab:
         """Opens a notebook, below the server's root, and waits for its kernel."""
         page = context.new_page()
         page.goto(f"{self.url}/lab/tree/{notebook}?token={self.token}&reset")
-        page.wait_for_function(IDLE, timeout=90_000)
+        page.wait_for_function(IDLE, timeout=1000 * PATIENCE_S)
         return page
 
 

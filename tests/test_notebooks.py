@@ -13,7 +13,7 @@ import pytest
 from nbclient import NotebookClient
 from playwright.sync_api import BrowserContext, Locator, Page
 
-from tests.browser import Lab, browser, chromium, lab, run_all, wait_until_all_ran
+from tests.browser import PATIENCE_S, Lab, browser, chromium, lab, run_all, wait_until_all_ran
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -273,11 +273,11 @@ def visit(
 
 def live(visit: Visit) -> None:
     """Waits until points were added while somebody looked: nothing is drawn out of sight."""
-    visit.dashboard.wait_for(state="attached", timeout=240_000)
+    visit.dashboard.wait_for(state="attached", timeout=1000 * PATIENCE_S)
     visit.dashboard.evaluate("e => e.scrollIntoView({block: 'end'})")
-    visit.wait_for("d.state === 'running' && +d.points >= 2", 240)
+    visit.wait_for("d.state === 'running' && +d.points >= 2", PATIENCE_S)
     first = visit.figure("points")
-    visit.wait_for(f"d.state === 'running' && +d.points > {first}", 60)
+    visit.wait_for(f"d.state === 'running' && +d.points > {first}", PATIENCE_S)
     visit.photograph("live")
 
 
@@ -287,9 +287,9 @@ def test_first_light_in_jupyterlab(visit: Callable[[nbformat.NotebookNode], Visi
     opened = visit(read(FIRST, without=others, **SMALL, STEPS=60))
     live(opened)
     # In one condition: at the run's end the notebook shows its output, and so the view, anew.
-    opened.wait_for("d.state === 'finished' && +d.done === 60 && +d.points === 60", 120)
+    opened.wait_for("d.state === 'finished' && +d.done === 60 && +d.points === 60", PATIENCE_S)
     assert opened.stop_button.is_disabled()
-    wait_until_all_ran(opened.page, 240)
+    wait_until_all_ran(opened.page, PATIENCE_S)
     assert opened.num_errors == 0
     opened.photograph("end")
 
@@ -300,7 +300,7 @@ def test_the_stop_button_in_jupyterlab(visit: Callable[[nbformat.NotebookNode], 
     opened = visit(read(FIRST, without=others, **SMALL, STEPS=10**6))
     live(opened)
     opened.stop_button.click()
-    opened.wait_for("d.state === 'stopped' && +d.done >= 2", 60)
+    opened.wait_for("d.state === 'stopped' && +d.done >= 2", PATIENCE_S)
     assert opened.stop_button.is_disabled()
-    wait_until_all_ran(opened.page, 60)
+    wait_until_all_ran(opened.page, PATIENCE_S)
     assert opened.num_errors == 0
