@@ -3,7 +3,7 @@
 import pytest
 
 import workbench as wb
-from workbench.bench.hetero import unequal
+from workbench.bench.exactness.exactness import unequal_plans
 from workbench.bench.nets import INPUT_SHAPE, CifarNet, SmallVGG
 from workbench.model.vision import torchvision
 
@@ -39,7 +39,7 @@ def test_hybrid_plans_are_exact(four, name):
 def test_unequal_plans_are_exact(four, name):
     """Random and zero shares, by layer, beside unequal rows; 10 rows are a ragged batch of them."""
     module = CifarNet(12) if name == "CIFAR net" else None
-    for label, plan in unequal.plans(wb.trace(module or name, input_shape=(3, 32, 32))).items():
+    for label, plan in unequal_plans(wb.trace(module or name, input_shape=(3, 32, 32))).items():
         whole = plan.with_batch_norm("synchronized")
         found = four.verify(whole, batch_size=10, steps=1, module=module)
         assert found.exact, (label, found)

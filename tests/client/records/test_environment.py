@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ def test_every_run_says_what_it_ran_with(train, cluster, monkeypatch):
     assert {each.name for each in found.hosts} == {each.host for each in cluster.devices}
     assert found.hosts[0].processor == cache.processor()
     assert (found.backend, found.directory) == ("gloo", os.getcwd())
-    assert "pytest" in found.submitted_by
+    assert found.submitted_by == " ".join(sys.orig_argv)
     times = found.times
     assert times.submitted <= times.started <= times.ended
     assert "threads per engine" in str(found)

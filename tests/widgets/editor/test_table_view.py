@@ -169,18 +169,17 @@ def test_ten_thousand_rows(page, problems, edit):
     page.locator("tr.wb-layer").first.focus()
     page.keyboard.press("End")
     assert shown.focused() == "fc4999"
-    slowest = page.evaluate("""async () => {
+    most = page.evaluate("""async () => {
       const scroll = document.querySelector('.wb-scroll');
-      let slowest = 0;
+      let most = 0;
       for (let i = 0; i < 30; i++) {
-        const began = performance.now();
         scroll.scrollTop = (i * 9377) % scroll.scrollHeight;
         await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
-        slowest = Math.max(slowest, performance.now() - began);
+        most = Math.max(most, scroll.querySelectorAll('tbody tr').length);
       }
-      return slowest;
+      return most;
     }""")
-    assert slowest < 1000
+    assert most < 80
     page.get_by_label("filter layers").fill("fc4321")
     assert shown.rows() == ["fc4321"]
     page.get_by_label("scheme, fc4321").select_option("shard_out")
