@@ -34,6 +34,22 @@ ANY = {
         {m} = x[:, :1]
         «{m} += 1¦{m}.mul_(0.5)¦{m}.relu_()¦x[:, 0] = 0.5¦x[:, :1] *= 2»
         x = x + 1""",
+    "assigned part": """
+        ---
+        x = x * 1.5
+        «x[:, :1] = 0.5¦x[:, 0] = x[:, -1]¦x[x > 1] = 1.0¦x[..., 0] *= 2»""",
+    "without gradients": """
+        ---
+        with torch.«no_grad()¦inference_mode()»:
+            {m} = torch.tanh(x)
+        x = x * {m}""",
+    "full precision": """
+        ---
+        with torch.autocast('cpu', enabled=False):
+            x = torch.sin(x) * 2""",
+    "stacked": """
+        ---
+        x = torch.stack([x, x.abs(), torch.tanh(x)])«.mean(0)¦.sum(0)¦[1]¦.amax(0)»""",
     "arithmetic": """
         ---
         «x = x * 2 + 1¦x = 1 - x¦x = x / 2¦x += 0.1¦x *= 0.7¦x = x - x.detach() * 0.1¦x = -x¦
@@ -136,7 +152,8 @@ def _channels(d: int) -> dict[str, str]:
             , track_running_stats=False»)¦frozen(nn.BatchNormNd({c}))¦still(nn.BatchNormNd({c}))¦
             still(nn.BatchNormNd({c}), gone=True)¦
             StaysInEval(nn.BatchNormNd({c}))¦frozen(nn.BatchNormNd({c}), 'weight')¦
-            StaysInEval(frozen(nn.BatchNormNd({c})))»
+            StaysInEval(frozen(nn.BatchNormNd({c})))¦ActivatedNd({c})¦frozen(ActivatedNd({c}))¦
+            ActivatedNd({c}, track_running_stats=False)»
             ---
             x = self.{m}(x)""",
         "instance norm": """
@@ -240,6 +257,19 @@ TOKENS = {
         self.{m} = Attention({c}, «2¦1», «0.2¦0.0», «True¦False»)
         ---
         x = x + self.{m}(x)""",
+    "permuted attention": """
+        self.{m} = nn.Linear({c}, {c} * 3)
+        ---
+        q{m}, k{m}, v{m} = self.{m}(x).reshape(len(x), {t}, 3, «2¦1», -1).permute(2, 0, 3, 1, 4)
+        «.unbind(0)¦»
+        a{m} = torch.softmax(q{m} @ k{m}.transpose(-2, -1), -1) @ v{m}
+        x = x + a{m}.transpose(1, 2).reshape(x.shape[0], {t}, {c})""",
+    "tokens first": """
+        ---
+        x = x.transpose(0, 1)
+        x = «x.cumsum(0)¦x.softmax(0)¦x.flip(0)¦torch.tanh(x.reshape(-1, {c})).view({t}, -1, {c})¦
+        F.dropout(x, 0.2, self.training)¦x[1:]»
+        x = x.transpose(0, 1)""",
     "encoder": """
         self.{m} = nn.TransformerEncoderLayer({c}, «2¦1», 8, dropout=«0.1¦0.0»
         «, norm_first=True¦», batch_first=True)

@@ -108,10 +108,43 @@ def _vary(module: nn.Module) -> None:
             tensor.mul_(1.0 + 0.2 * torch.rand(tensor.shape))
 
 
+class _Activated:
+    """A batch norm with an activation inside, as libraries of models have it."""
+
+    def __init__(self, channels: int, **arguments: Any) -> None:
+        super().__init__(channels, **arguments)
+        self.act = nn.Tanh()
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        if self.training and self.track_running_stats:
+            self.num_batches_tracked.add_(1)
+        kept = not self.training or self.track_running_stats
+        x = F.batch_norm(
+            x,
+            self.running_mean if kept else None,
+            self.running_var if kept else None,
+            self.weight,
+            self.bias,
+            self.training or self.running_mean is None,
+            self.momentum,
+            self.eps,
+        )
+        return self.act(x)
+
+
 class HELPERS:
     """What the lines may name."""
 
     torch, nn, F, Tensor, math = torch, nn, F, Tensor, math
+
+    class Activated1d(_Activated, nn.BatchNorm1d):
+        """Of signals and vectors."""
+
+    class Activated2d(_Activated, nn.BatchNorm2d):
+        """Of images."""
+
+    class Activated3d(_Activated, nn.BatchNorm3d):
+        """Of volumes."""
 
     class StaysInEval(nn.Module):
         """A part that is kept in evaluation mode while the rest trains."""

@@ -291,7 +291,8 @@ class LocalNorms:
                     factor = 1.0 / float(norm.num_batches_tracked)
                 norm.running_mean.lerp_(means.to(norm.running_mean.dtype), factor)
                 norm.running_var.lerp_(variances.to(norm.running_var.dtype), factor)
-            return torch.cat(normalized)
+            after: nn.Module = getattr(norm, "act", nn.Identity())  # of `models.Activated2d`
+            return after(torch.cat(normalized))
 
         return forward
 

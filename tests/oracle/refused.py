@@ -111,17 +111,6 @@ REFUSED = {
         ),
         "outputs",
     ),
-    "attention that moves the batch to another dimension": (
-        Case(
-            Net(
-                (4, 8),
-                ("self.m1 = Attention(8, 2, 0.2, True)", "self.head = nn.Linear(32, 3)"),
-                ("x = x + self.m1(x)", "x = self.head(torch.flatten(x, 1))"),
-            ),
-            Cut(2),
-        ),
-        "permute",
-    ),
     "rows that are repeated one after the other": (
         Case(
             Net(

@@ -1,4 +1,4 @@
-"""Every case that was ever found to be wrong: what it is now.
+"""Every case that was ever found to be wrong or refused: what it is now.
 
 `python -m workbench.bench exactness --random N --seed S` prints such cases, made small.
 """
@@ -10,9 +10,10 @@ import pytest
 from tests.oracle.comparing import judged
 from tests.oracle.found import EQUAL
 from tests.oracle.refused import REFUSED
+from tests.oracle.written import WRITTEN
 
 
-@pytest.mark.parametrize("case", EQUAL.values(), ids=EQUAL)
+@pytest.mark.parametrize("case", (EQUAL | WRITTEN).values(), ids=EQUAL | WRITTEN)
 def test_is_computed_as_one_process_would(case, on_ranks):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

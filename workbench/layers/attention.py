@@ -26,7 +26,7 @@ from workbench.comm.regions import copy_to
 from workbench.layers.context import BatchContext
 from workbench.layers.dropout import PlacedDropout
 from workbench.layers.idle import OutputType, nothing
-from workbench.model.tracing.attention import is_window_attention
+from workbench.model.tracing.rewrites.attention import is_window_attention
 from workbench.plan.graph import Layer
 from workbench.plan.placement.layout import Layout
 from workbench.plan.placement.placement import Replicate, Shard

@@ -28,7 +28,7 @@ def refusal(forward, *, shape=IMAGE, **attributes):
         (lambda x: x - x.mean(0), "mean has lost the batch"),
         (lambda x: x - x.mean(0, keepdim=True), "mean has lost the batch"),
         (lambda x: x / x.max(), "max has lost the batch"),
-        (lambda x: x.flatten(1) @ x.flatten(1).t(), "t has the batch elsewhere"),
+        (lambda x: x.flatten(1) @ x.flatten(1).t(), "matmul mixes samples"),
         (lambda x: x.permute(1, 0, 2, 3), "permute has the batch elsewhere"),
         (lambda x: x.reshape(3, -1), "the batch elsewhere"),
         (lambda x: x[0], "getitem has lost the batch"),
@@ -84,7 +84,7 @@ def test_layers(layer, reason):
         (lambda x: x.new_ones(torch.Size([x.shape[0], 1])), r"x.new_zeros\(\(n, 3\)\)"),
         (lambda x: x.numpy(), "numpy"),
         (lambda x: Double.apply(x), "backward pass of a torch.autograd.Function"),
-        (lambda x: x.__setitem__(0, 1), "assigning to a part"),
+        (lambda x: x.__setitem__(0, 1), "setitem gives a sample other results"),
     ],
 )
 def test_what_is_decided_when_it_runs(call, reason):
@@ -105,20 +105,13 @@ def test_outputs(output, reason):
     assert re.search(reason, refusal(lambda self, x: output(x.flatten(1))))
 
 
-def detached(self, x):
-    with torch.no_grad():
-        x = x * 2
-    return x.flatten(1)
-
-
 def in_half(self, x):
     with torch.autocast("cpu", torch.bfloat16):
         return x.flatten(1)
 
 
-@pytest.mark.parametrize("forward", [detached, in_half])
-def test_modes_that_would_be_lost(forward):
-    assert "in forward would be lost" in refusal(forward)
+def test_a_mode_that_would_be_lost():
+    assert "torch.autocast in forward would be lost" in refusal(in_half)
 
 
 def test_tracing_in_such_a_mode_is_no_matter():

@@ -1,4 +1,4 @@
-"""Arithmetic assignments, x += y, without a change in place.
+"""Assignments, x += y and x[index] = y, without a change in place.
 
 The result has the type of x, as one that is written into x has: under autocast, x + y may have
 another one.
@@ -29,6 +29,13 @@ def mul(x: Tensor, y: Any) -> Tensor:
 def truediv(x: Tensor, y: Any) -> Tensor:
     """The value of x after x /= y."""
     return _of_type(operator.truediv(x, y), x)
+
+
+def setitem(x: Tensor, index: Any, y: Any) -> Tensor:
+    """The value of x after x[index] = y."""
+    result = x.clone()
+    result[index] = y
+    return result
 
 
 def _of_type(result: Tensor, x: Tensor) -> Tensor:

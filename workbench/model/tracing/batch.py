@@ -18,6 +18,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from workbench.model.errors import TraceError
+from workbench.model.tracing.contexts import Under
 
 BATCHES = (2, 3)
 
@@ -31,8 +32,9 @@ NUMBER = (
     "a choice per element"
 )
 
-# Of the tensor that they are called on they use the type and device alone.
+# Of the tensor that they are called on, or of all but that, they use the type and device alone.
 _FROM_NOTHING = {"new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"}
+_FROM_THE_FIRST = {"type_as", "to"}
 
 
 def tensors(value: Any) -> list[Tensor]:
@@ -44,9 +46,8 @@ def depends_on_batch(node: Node) -> bool:
     """Whether the node's value is computed from the input's values, not only its shape."""
     if name_of(node) in _FROM_NOTHING:
         return False
-    return bool(tensors(node.meta["values"][0])) and any(
-        source.meta["depends"] for source in node.all_input_nodes
-    )
+    read = node.all_input_nodes[:1] if name_of(node) in _FROM_THE_FIRST else node.all_input_nodes
+    return bool(tensors(node.meta["values"][0])) and any(source.meta["depends"] for source in read)
 
 
 def called(kind: str, target: Any, root: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -71,6 +72,7 @@ def called(kind: str, target: Any, root: nn.Module, args: Any, kwargs: Any) -> A
 
 def is_users_function(target: Any) -> bool:
     """Whether a node calls a function of the user's, which the library does not know."""
+    target = target.target if isinstance(target, Under) else target
     library = str(getattr(target, "__module__", None)).partition(".")[0]
     return isinstance(target, FunctionType) and library not in ("torch", "torchvision", "workbench")
 
@@ -78,6 +80,30 @@ def is_users_function(target: Any) -> bool:
 def name_of(node: Node) -> str:
     """The bare name of a function or method: "relu", "add"."""
     return str(getattr(node.target, "__name__", node.target))
+
+
+def elsewhere(node: Node) -> str:
+    """Why ranks cannot have rows of a node's value, or ""; of a tuple's first tensor.
+
+    The batch is in another dimension than the first, or it is not a multiple of the samples.
+    """
+    small, large = BATCHES
+    pairs = [(a, b) for a, b in zip(*map(tensors, node.meta["values"]), strict=False)][:1]
+    if all(
+        a.shape == b.shape
+        or (
+            a.ndim == b.ndim
+            and a.shape[1:] == b.shape[1:]
+            and a.shape[0] * large == b.shape[0] * small
+            and a.shape[0] % small == 0
+        )
+        for a, b in pairs
+    ):
+        return ""
+    return (
+        f"the result of {name_of(node)} has the batch elsewhere than in dimension 0: "
+        f"{_shown(*pairs[0])}. {REMEDY}"
+    )
 
 
 def rows_and_shape(node: Node) -> tuple[int, tuple[int, ...]]:
@@ -92,23 +118,16 @@ def rows_and_shape(node: Node) -> tuple[int, tuple[int, ...]]:
 
 
 def _compare(node: Node, a: Tensor, b: Tensor) -> tuple[int, tuple[int, ...]]:
-    small, large = BATCHES
     if a.shape == b.shape and not node.meta["depends"]:
         return 0, tuple(a.shape)
-    shown = f"{tuple(a.shape)} for a batch of {small}, {tuple(b.shape)} for {large}"
     if a.shape == b.shape:
         number = "" if a.ndim else f" {NUMBER}"
         raise TraceError(
-            f"the result of {name_of(node)} has lost the batch: {shown}. {REMEDY}.{number}"
+            f"the result of {name_of(node)} has lost the batch: {_shown(a, b)}. {REMEDY}.{number}"
         )
-    if (
-        a.ndim != b.ndim
-        or a.shape[1:] != b.shape[1:]
-        or a.shape[0] * large != b.shape[0] * small
-        or a.shape[0] % small
-    ):
-        raise TraceError(
-            f"the result of {name_of(node)} has the batch elsewhere than in dimension 0: {shown}. "
-            f"{REMEDY}"
-        )
-    return a.shape[0] // small, tuple(a.shape[1:])
+    return a.shape[0] // BATCHES[0], tuple(a.shape[1:])
+
+
+def _shown(a: Tensor, b: Tensor) -> str:
+    small, large = BATCHES
+    return f"{tuple(a.shape)} for a batch of {small}, {tuple(b.shape)} for {large}"

@@ -24,10 +24,10 @@ class ValueProxy(Proxy):
     """A proxy that knows its value at two batch sizes."""
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        raise TraceError(
-            "assigning to a part of a tensor is not recorded: use torch.where or torch.cat, or "
-            "put the lines into a function marked by torch.fx.wrap"
-        )
+        """Records `x[index] = y` as a new tensor, which replaces x under every name."""
+        given = (self, index, value)
+        result = self.tracer.create_proxy("call_function", assigned.setitem, given, {})
+        result.node.meta["in_place"] = True
 
     def __getattr__(self, k: str) -> Any:
         if callable(getattr(self.node.meta["values"][0], k)):
@@ -80,13 +80,16 @@ def is_reshape(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
     return isinstance(args[0], Node) and not isinstance(args[1], torch.dtype)
 
 
-def stated(target: Any, args: tuple[Any, ...], after: Tensor) -> tuple[str, Any, tuple[Any, ...]]:
+def stated(
+    target: Any, args: tuple[Any, ...], after: Tensor, of_another: Tensor
+) -> tuple[str, Any, tuple[Any, ...]]:
     """The same operation with explicit sizes, as kind, target and arguments of a node.
 
     Args:
         target: the target of the reshape.
         args: the arguments of the reshape.
         after: the result for one batch.
+        of_another: the result for a batch of another size.
     """
     source: Node = args[0]
     before = source.meta["values"][0]
@@ -94,8 +97,8 @@ def stated(target: Any, args: tuple[Any, ...], after: Tensor) -> tuple[str, Any,
     if source.meta["depends"] and before.ndim > 2 and after.shape == (len(before), features):
         return "call_function", torch.flatten, (source, 1)
     sizes = [
-        length if size == -1 and dim > 0 else size
-        for dim, (size, length) in enumerate(zip(_sizes(args), after.shape, strict=True))
+        length if size == -1 and length == other else size
+        for size, length, other in zip(_sizes(args), after.shape, of_another.shape, strict=True)
     ]
     return "call_method", "view" if target == "view" else "reshape", (source, *sizes)
 

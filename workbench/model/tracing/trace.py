@@ -17,12 +17,13 @@ from torch.utils import _pytree as pytree
 
 from workbench.model.build import build_fake, named, pack, structure, unpack
 from workbench.model.errors import ModelError, OperationError, TraceError
-from workbench.model.tracing.attention import find_self_attention
 from workbench.model.tracing.failure import explained
-from workbench.model.tracing.independence import constants_of, show_independence
-from workbench.model.tracing.inplace import drop_unused
 from workbench.model.tracing.layers import layers_of
+from workbench.model.tracing.rewrites.attention import find_self_attention
+from workbench.model.tracing.rewrites.detours import Detour, gather_detours
+from workbench.model.tracing.rewrites.inplace import drop_unused
 from workbench.model.tracing.tracer import ValueTracer
+from workbench.model.tracing.trials.independence import constants_of, show_independence
 from workbench.plan.graph import ROLES, Graph, Source
 
 _REMEDY = (
@@ -126,7 +127,7 @@ def _in_both_modes(
     other = copy.deepcopy(root).eval()  # tracing adds modules to the traced one
     training = _recorded(source, root, input_shape, roles)
     evaluating = _recorded(source, other, input_shape, roles)
-    alike = _same(training.nodes, evaluating.nodes)
+    alike = training.operations() == evaluating.operations()
     graph, traced = training.described(constants)
     if alike:
         return graph, traced, traced
@@ -138,21 +139,6 @@ def _in_both_modes(
             "evaluation; both are to be the same scores"
         )
     return replace(graph, evaluation=evaluation), traced, apart
-
-
-def _same(one: torch.fx.Graph, other: torch.fx.Graph) -> bool:
-    """Whether two graphs have the same operations on the same arguments, under the same names."""
-
-    def described(graph: torch.fx.Graph) -> list[tuple[Any, ...]]:
-        def named(node: torch.fx.Node) -> Any:
-            return ("node", node.name)
-
-        return [
-            (node.name, node.op, node.target, map_arg((node.args, node.kwargs), named))
-            for node in graph.nodes
-        ]
-
-    return described(one) == described(other)
 
 
 @dataclass(frozen=True)
@@ -174,6 +160,27 @@ class _Recorded:
     roles: tuple[str, ...] | None
     nodes: torch.fx.Graph
     tracer: ValueTracer
+
+    def operations(self) -> list[tuple[Any, ...]]:
+        """Each operation with its name and arguments; of a detour, with those in it."""
+
+        def named(node: Node) -> Any:
+            return ("node", node.name)
+
+        return [
+            (
+                node.name,
+                node.op,
+                node.target,
+                map_arg((node.args, node.kwargs), named),
+                self._inside(node),
+            )
+            for node in self.nodes.nodes
+        ]
+
+    def _inside(self, node: Node) -> tuple[Any, ...]:
+        module = self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
+        return (module.steps, module.given) if isinstance(module, Detour) else ()
 
     def described(
         self, constants: dict[str, Tensor] | None = None
@@ -212,6 +219,7 @@ def _recorded(
     try:
         nodes = tracer.trace_structure(root)
         find_self_attention(nodes, root, tracer.root)
+        gather_detours(nodes, (root, tracer.root), tracer.record)
     except OperationError as error:
         meta = error.node.meta
         raise explained(error, source.name, meta["module"], meta["line"]) from None

@@ -7,47 +7,51 @@ and only what depends on the batch stays symbolic. A wrong shape fails at the us
 """
 
 import inspect
-import logging
 import operator
-import random
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-import numpy as np
 import torch
 import torch.fx
 from torch import Tensor, nn
-from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node, Proxy
 from torch.fx.node import map_arg
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import is_parametrized
-from torch.overrides import TorchFunctionMode
-from torch.utils._device import _device_constructors
 
 from workbench.model.build import with_tensors
 from workbench.model.errors import TraceError
-from workbench.model.tracing.attention import is_window_attention
 from workbench.model.tracing.batch import (
     BATCHES,
     REMEDY,
     called,
     depends_on_batch,
+    elsewhere,
     name_of,
     rows_and_shape,
     tensors,
 )
+from workbench.model.tracing.contexts import Context, Under, autocast_watched
 from workbench.model.tracing.draws import RecordedDraws, Shapes, dims_of, drawing
 from workbench.model.tracing.failure import Place, is_users
-from workbench.model.tracing.flops import FlopCounter
-from workbench.model.tracing.gradients import trained_parameters
-from workbench.model.tracing.inplace import read_what_was_changed
+from workbench.model.tracing.patches import (
+    RecordedFactories,
+    by_kernels,
+    momentum_known,
+    quiet,
+    refuse_other_draws,
+    sizes_as_tuples,
+)
 from workbench.model.tracing.proxy import ValueProxy, is_reshape, stated
+from workbench.model.tracing.rewrites.attention import is_window_attention
+from workbench.model.tracing.rewrites.batch_norms import ExtendedBatchNorms
+from workbench.model.tracing.rewrites.inplace import read_what_was_changed
+from workbench.model.tracing.trials.flops import FlopCounter
+from workbench.model.tracing.trials.gradients import trained_parameters
 
 _STATE = (
     "a parameter or buffer of the model as it runs, each rank by its own rows: state of the model "
@@ -79,6 +83,8 @@ class ValueTracer(torch.fx.Tracer):
             self.inputs = tuple(torch.empty(batch, *input_shape) for batch in BATCHES)
         self.names: dict[int, str] = {}
         self.read: dict[str, ValueProxy] = {}
+        self.norms = ExtendedBatchNorms()
+        self.without_autocast: list[str] = []
         self.running = False
         self.modes: tuple[bool, ...] = ()
         self.failed_in: str | None = None
@@ -103,25 +109,31 @@ class ValueTracer(torch.fx.Tracer):
         _refuse_hooks(root)
         self.modes = _modes()
         with (
-            _RecordFactories(self),
-            _sizes_as_tuples(),
-            _refuse_other_draws(),
-            _by_kernels(),
-            _quiet(),
+            RecordedFactories(self._made),
+            sizes_as_tuples(),
+            refuse_other_draws(),
+            autocast_watched(self.without_autocast),
+            by_kernels(),
+            quiet(),
         ):
             graph = self.trace(root)
         for name, tensor in [*root.named_parameters(), *root.named_buffers()]:
             if self.names.get(id(tensor)) != name:
                 raise TraceError(f"the assignment to {name!r} in forward changes {_STATE}")
         read_what_was_changed(graph, root)
+        self.norms.put(root, structure)
+        self.norms.plain.clear()
         return graph
+
+    def _made(self, function: Any, args: Any, kwargs: Any) -> Any | None:
+        return None if self.running else self.create_proxy("call_function", function, args, kwargs)
 
     def find_trained(self, graph: torch.fx.Graph, structure: nn.Module) -> None:
         """Sets `learns` in each node's `meta`: whether a gradient comes back to it.
 
         Parameters of the structure that receive no gradient no longer require one.
         """
-        with self.mode, _by_kernels(), _quiet():
+        with self.mode, by_kernels(), quiet():
             x = torch.empty_like(self.inputs[0])
             trained = trained_parameters(graph, self.root, x, self._call)
         for name, parameter in structure.named_parameters():
@@ -137,10 +149,13 @@ class ValueTracer(torch.fx.Tracer):
             TraceError: the operation is not supported.
         """
         args, kwargs = self.create_arg(args), self.create_arg(kwargs)
+        if self.norms.counts(self.root, kind, target, args):
+            return None
+        if (x := self.norms.called(self.root, self._path, kind, target, args, kwargs)) is not None:
+            kind, target, args, kwargs = "call_module", self._path, (x,), {}
         if is_reshape(target, args, kwargs):
             small, large = self._run("call_method", "reshape", args, {}).values
-            if small.shape[1:] == large.shape[1:]:  # else it is refused, as it was written
-                kind, target, args = stated(target, args, small)
+            kind, target, args = stated(target, args, small, large)
         if kind == "get_attr" and target in self.read:
             return self.read[target]
         ran = self._run(kind, target, args, kwargs)
@@ -154,16 +169,16 @@ class ValueTracer(torch.fx.Tracer):
         if _known(*values) and not (of_batch_size or of_function or for_effect):
             return values[0]
         line = self._refuse_what_is_lost()
+        if (context := self._context(kind)) != Context() and tensors(values[0]):
+            kind, target = "call_function", Under(target, context)
         node = self.create_node(kind, target, args, kwargs)
-        node.meta.update(values=values, flops=ran.flops, uncounted=ran.uncounted, depends=False)
-        node.meta.update(learns=False, line=line, module=self.scope.module_path)
-        node.meta["is_size"] = isinstance(values[0], _KNOWN) or (
-            of_function and not tensors(values[0])
-        )
-        node.meta["depends"] = kind == "placeholder" or depends_on_batch(node)
-        node.meta["rows"], node.meta["shape"] = rows_and_shape(node)
-        node.meta["draws"] = dims_of(*ran.drawn)
-        if of_batch_size and tensors(values[0]) and not node.meta["rows"]:
+        node.meta.update(line=line, module=self._path)
+        self._describe(node, ran)
+        if (
+            of_batch_size
+            and tensors(values[0])
+            and not (node.meta["rows"] or node.meta["elsewhere"])
+        ):
             raise TraceError(
                 f"{name_of(node)} makes a tensor of the batch's size, which differs between ranks, "
                 f"that has no row for each sample. {REMEDY}"
@@ -174,6 +189,28 @@ class ValueTracer(torch.fx.Tracer):
         if isinstance(values[0], tuple | list) and not (tensors(values[0]) or of_function):
             return tuple(proxy[index] for index in range(len(values[0])))
         return None if for_effect and not of_function else proxy
+
+    def record(self, node: Node) -> None:
+        """Runs a node that was made from others, and sets its `meta`."""
+        self._describe(node, self._run(node.op, node.target, node.args, node.kwargs))
+
+    def _describe(self, node: Node, ran: "_Ran") -> None:
+        values = ran.values
+        node.meta.update(values=values, flops=ran.flops, uncounted=ran.uncounted, depends=False)
+        node.meta.update(learns=False)
+        node.meta["is_size"] = isinstance(values[0], _KNOWN) or (
+            isinstance(node.target, FunctionType) and not tensors(values[0])
+        )
+        node.meta["depends"] = node.op == "placeholder" or depends_on_batch(node)
+        node.meta["elsewhere"] = elsewhere(node)
+        away = bool(node.meta["elsewhere"])
+        node.meta["rows"], node.meta["shape"] = (0, ()) if away else rows_and_shape(node)
+        node.meta["draws"] = dims_of(*ran.drawn)
+
+    @property
+    def _path(self) -> str:
+        """The path of the submodule at work."""
+        return str(self.scope.module_path)
 
     def proxy(self, node: Node) -> ValueProxy:
         return ValueProxy(node, self)
@@ -209,7 +246,7 @@ class ValueTracer(torch.fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if type(m).__module__ == "torchvision.ops.stochastic_depth" or is_window_attention(m):
             return True
-        if is_parametrized(m):
+        if is_parametrized(m) or self._context("") != Context():
             return False
         return super().is_leaf_module(m, module_qualified_name)
 
@@ -262,18 +299,33 @@ class ValueTracer(torch.fx.Tracer):
                     "in a function marked by torch.fx.wrap"
                 )
             frame = frame.f_back
-        if _modes() != self.modes:
-            raise TraceError(
-                "torch.no_grad(), torch.autocast and their like in forward would be lost: use "
-                "x.detach() or parameter.requires_grad_(False), and the experiment's precision"
-            )
         return line
+
+    def _context(self, kind: str) -> Context:
+        """What the operation that is being recorded is under.
+
+        Raises:
+            TraceError: a graph cannot contain it.
+        """
+        gradients, *autocast = _modes()
+        if autocast != [*self.modes[1:]]:
+            raise TraceError(
+                "torch.autocast in forward would be lost: the experiment's precision says what is "
+                "computed in 16 bits; torch.autocast(..., enabled=False) keeps lines from it"
+            )
+        found = Context(gradients or not self.modes[0], not self.without_autocast)
+        if kind == "call_module" and found != Context():
+            raise TraceError(
+                "this module is called under torch.no_grad() or without autocast, which would be "
+                "lost: call it outside, and use x.detach()"
+            )
+        return found if kind != "get_attr" else Context()
 
     def _run(self, kind: str, target: Any, args: Any, kwargs: Any) -> "_Ran":
         """Runs an operation at both batch sizes."""
         if kind == "placeholder":
             return _Ran((self.inputs[0], self.inputs[1]))
-        module = self.root.get_submodule(target) if kind == "call_module" else None
+        module = self._module(target) if kind == "call_module" else None
         if isinstance(module, nn.SyncBatchNorm):
             raise TraceError(
                 "nn.SyncBatchNorm has its own communication: use nn.BatchNorm2d, and "
@@ -314,9 +366,14 @@ class ValueTracer(torch.fx.Tracer):
         return _Ran((values[0], values[1]), flops, uncounted, (drawn[0], drawn[1]))
 
     def _call(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
-        module = self.root.get_submodule(target) if kind == "call_module" else None
-        with _momentum_known(module):
+        module = self._module(target) if kind == "call_module" else None
+        with momentum_known(module):
+            if module is not None:
+                return module(*args, **kwargs)
             return called(kind, target, self.root, args, kwargs)
+
+    def _module(self, path: str) -> nn.Module:
+        return self.norms.plain.get(path) or self.root.get_submodule(path)
 
     def _read(self) -> list[Tensor]:
         """The parameters and buffers that have been read directly so far."""
@@ -338,114 +395,6 @@ class _Ran:
     flops: int = 0
     uncounted: bool = False
     drawn: tuple[Shapes, Shapes] = ([], [])
-
-
-class _RecordFactories(TorchFunctionMode):
-    """Records `torch.arange(8)` and the like, which involve no proxy, as operations."""
-
-    def __init__(self, tracer: ValueTracer) -> None:
-        super().__init__()
-        self.tracer = tracer
-        # torch keeps this set: it must be asked before `_sizes_as_tuples` stands in for some.
-        self.factories = {*_device_constructors(), torch.normal}
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func in self.factories and not self.tracer.running:
-            return self.tracer.create_proxy("call_function", func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def _sizes_as_tuples() -> Iterator[None]:
-    """Lets `torch.rand(n, 3)` be recorded, whose sizes would refuse proxies."""
-
-    def tolerant(factory: Any) -> Any:
-        def make(*sizes: Any, **options: Any) -> Any:
-            apart = any(isinstance(size, Proxy) for size in sizes)
-            return factory(sizes, **options) if apart else factory(*sizes, **options)
-
-        return make
-
-    were = {name: getattr(torch, name) for name in ("empty", "ones", "rand", "randn", "zeros")}
-    try:
-        for name, factory in were.items():
-            setattr(torch, name, tolerant(factory))
-        yield
-    finally:
-        for name, factory in were.items():
-            setattr(torch, name, factory)
-
-
-@contextmanager
-def _refuse_other_draws() -> Iterator[None]:
-    """Refuses random numbers that are not torch tensors: they would become constants."""
-    before = _other_generators()
-    yield
-    for name, state in _other_generators().items():
-        if state != before[name]:
-            raise TraceError(
-                f"forward draws from {name}: the number drawn while tracing would be used for "
-                "ever. Draw a tensor, torch.rand(len(x), 1), and choose by torch.where"
-            )
-
-
-def _other_generators() -> dict[str, object]:
-    of_numpy: Any = np.random.get_state(legacy=False)
-    key, pos = of_numpy["state"]["key"], of_numpy["state"]["pos"]
-    return {
-        "Python's random": random.getstate(),
-        "numpy.random": (key.tobytes(), pos, of_numpy["has_gauss"]),
-    }
-
-
-@contextmanager
-def _momentum_known(module: nn.Module | None) -> Iterator[None]:
-    """Keeps a cumulative batch norm from reading its count of batches, which has no value here."""
-    if not isinstance(module, _BatchNorm) or module.momentum is not None:
-        yield
-        return
-    module.momentum = 1.0
-    try:
-        yield
-    finally:
-        module.momentum = None
-
-
-@contextmanager
-def _by_kernels() -> Iterator[None]:
-    """Has an operation's own kernel say what shapes it gives, where there is one.
-
-    torch prefers decompositions in Python on fake tensors, a batch norm's of some twenty
-    operations: tracing a DenseNet took twice as long.
-    """
-    name = "torch_decomp_decompositions"  # torch's own, and not public
-    prefers = getattr(fake_tensor, name, None)
-    if prefers is None:
-        yield
-        return
-
-    def lacks_kernel(func: torch._ops.OpOverload) -> bool:
-        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "Meta")
-        return not has_kernel and prefers(func)
-
-    setattr(fake_tensor, name, lacks_kernel)
-    try:
-        yield
-    finally:
-        setattr(fake_tensor, name, prefers)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps torch from logging the traceback of an error that is raised anyway."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    was, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = was
 
 
 def _is_matrix(weight: Tensor, value: Any) -> bool:

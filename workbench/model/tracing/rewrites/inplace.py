@@ -23,7 +23,7 @@ def read_what_was_changed(graph: torch.fx.Graph, root: nn.Module) -> None:
         for memory in _memory(node):
             lying.setdefault(memory, []).append(node)
     for node in graph.nodes:
-        if node.all_input_nodes and _changes_in_place(node, root):
+        if node.all_input_nodes and changes_in_place(node, root):
             changed = node.kwargs.get("out") or node.all_input_nodes[0]
             assert isinstance(changed, Node)
             alike = (other for memory in _memory(changed) for other in lying[memory])
@@ -90,7 +90,7 @@ def _keeps_statistics(module: nn.Module) -> bool:
     return isinstance(module, _BatchNorm) and module.training and module.running_mean is not None
 
 
-def _changes_in_place(node: Node, root: nn.Module) -> bool:
+def changes_in_place(node: Node, root: nn.Module) -> bool:
     """Whether an operation writes into its input, by torch's conventions."""
     name = name_of(node)
     if node.op == "call_module":

@@ -44,7 +44,8 @@ from workbench.model.tracing.batch import (
     tensors,
 )
 from workbench.model.tracing.kinds import kind_of
-from workbench.model.tracing.probe import (
+from workbench.model.tracing.rewrites.detours import Detour
+from workbench.model.tracing.trials.probe import (
     BATCH,
     CHANGED,
     NAN,
@@ -210,6 +211,8 @@ class _Trial(Probe):
         super().__init__(node, draw, traced)
         module = traced.root.get_submodule(str(node.target)) if node.op == "call_module" else None
         self.name = name_of(node) if module is None else type(module).__name__
+        if isinstance(module, Detour):
+            self.name = f"{', '.join(module.names)}, as one operation,"
 
     def show(self) -> Least:
         """The fewest rows that the operation takes.

@@ -58,9 +58,10 @@ class Noise:
         count = math.prod(shape)
         self.used = (self.used + 7919) % self._PERIOD
         pool, start = self._pool(kind), self.used
-        if longer := start + count > self._PERIOD:
+        if start + count > self._PERIOD:
             pool = pool.repeat((start + count) // self._PERIOD + 1)
-        return pool[start : start + count].reshape(shape).to(dtype, copy=not longer)
+        # Memory of its own begins where vectors do: elsewhere, kernels round otherwise.
+        return pool[start : start + count].reshape(shape).to(dtype, copy=True)
 
     def _pool(self, kind: str) -> Tensor:
         if kind not in self.pools:

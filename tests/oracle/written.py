@@ -1,0 +1,150 @@
+"""Ways of writing a model that ordinary code has, and that move or hide what a plan looks at."""
+
+from tests.oracle.cases import Case, Cut, Run
+from tests.oracle.models import Net
+
+_HEADS = (
+    "rows, tokens, width = x.shape",
+    "q, k, v = self.m1(x).reshape(rows, tokens, 3, 2, 4).permute(2, 0, 3, 1, 4)",
+    "x = x + F.softmax(q @ k.transpose(-2, -1), -1).matmul(v).transpose(1, 2).flatten(2)",
+)
+
+WRITTEN = {
+    "heads, with the batch in the second dimension for a moment": Case(
+        Net(
+            (3, 8),
+            ("self.m1 = nn.Linear(8, 24)", "self.head = nn.Linear(24, 3)"),
+            (*_HEADS, "x = self.head(torch.flatten(x, 1))"),
+        ),
+        Cut(3, (("m1", "shard_out", 3, (1, 0, 2)),), rows=(2, 0, 1)),
+        Run(batch_size=7, accumulate=2),
+    ),
+    "heads in rounds, recomputed": Case(
+        Net(
+            (3, 8),
+            ("self.m1 = nn.Linear(8, 24)", "self.head = nn.Linear(24, 3)"),
+            (*_HEADS, "x = self.head(torch.flatten(x, 1))"),
+        ),
+        Cut(2, (("head", "shard_out", 2, None),), ("permute", "matmul", "softmax"), rounds="B/K"),
+        Run(optimizer="AdamW(lr=0.01)", checkpoint_every=1),
+        "resumed",
+    ),
+    "attention with dropout, causal, and with the batch in the second dimension": Case(
+        Net(
+            (4, 8),
+            ("self.m1 = Attention(8, 2, 0.2, True)", "self.head = nn.Linear(32, 3)"),
+            ("x = x + self.m1(x)", "x = self.head(torch.flatten(x, 1))"),
+        ),
+        Cut(2),
+        Run(accumulate=3, steps=3),
+    ),
+    "tokens first, folded into rows, with dropout": Case(
+        Net(
+            (4, 6),
+            ("self.m1 = nn.Linear(6, 6)", "self.head = nn.Linear(6, 3)"),
+            (
+                "x = self.m1(x).transpose(0, 1)",
+                "tokens, rows, width = x.shape",
+                "x = torch.tanh(x.reshape(tokens * rows, width)).view(tokens, rows, width)",
+                "x = F.dropout(x, 0.3, self.training).cumsum(0)",
+                "x = self.head(x.mean(0))",
+            ),
+        ),
+        Cut(3, rows=(2, 0, 1)),
+        Run(batch_size=5, accumulate=2, steps=3),
+    ),
+    "scores of several heads, stacked": Case(
+        Net(
+            (6,),
+            (
+                "self.m1 = nn.Linear(6, 3)",
+                "self.m2 = nn.Linear(6, 3)",
+                "self.m3 = nn.Parameter(torch.rand(2))",
+            ),
+            (
+                "x = torch.stack([self.m1(x), self.m2(x)])",
+                "x = (x * self.m3.view(-1, 1, 1)).sum(0)",
+            ),
+        ),
+        Cut(2, (("m1", "shard_out", 2, None),)),
+    ),
+    "a batch norm with an activation inside": Case(
+        Net(
+            (3, 6, 6),
+            (
+                "self.m1 = nn.Conv2d(3, 4, 3)",
+                "self.m2 = Activated2d(4, momentum=0.3)",
+                "self.head = nn.Linear(64, 3)",
+            ),
+            ("x = self.m2(self.m1(x))", "x = self.head(torch.flatten(x, 1))"),
+        ),
+        Cut(3, (("m1", "shard_out", 3, (2, 1, 1)),)),
+        Run(batch_size=7),
+    ),
+    "the same on each rank's own rows, resumed": Case(
+        Net(
+            (3, 6, 6),
+            (
+                "self.m1 = nn.Conv2d(3, 4, 3)",
+                "self.m2 = Activated2d(4)",
+                "self.head = nn.Linear(64, 3)",
+            ),
+            ("x = self.m2(self.m1(x))", "x = self.head(torch.flatten(x, 1))"),
+        ),
+        Cut(3, rows=(2, 0, 1), local=True),
+        Run(steps=3, checkpoint_every=1),
+        "resumed",
+    ),
+    "the same, frozen": Case(
+        Net(
+            (3, 6, 6),
+            (
+                "self.m1 = nn.Conv2d(3, 4, 3)",
+                "self.m2 = StaysInEval(frozen(Activated2d(4)))",
+                "self.head = nn.Linear(64, 3)",
+            ),
+            ("x = self.m2(self.m1(x))", "x = self.head(torch.flatten(x, 1))"),
+        ),
+        Cut(2),
+    ),
+    "parts that are assigned": Case(
+        Net(
+            (4, 3),
+            ("self.m1 = nn.Linear(3, 3)", "self.head = nn.Linear(12, 3)"),
+            (
+                "y = torch.zeros(x.shape[0], 4, 3).type_as(x)",
+                "y[:, 1:] = self.m1(x)[:, :-1]",
+                "y[:, 0] = 0.5",
+                "mask = torch.zeros(4, 1).type_as(x)",
+                "mask[2] = 1.0",
+                "x = self.head(torch.flatten(y * mask + x, 1))",
+            ),
+        ),
+        Cut(3, (("m1", "shard_out", 3, None),), rows=(2, 0, 1)),
+    ),
+    "lines without gradients": Case(
+        Net(
+            (6,),
+            ("self.m1 = nn.Linear(6, 6)", "self.head = nn.Linear(6, 3)"),
+            (
+                "with torch.no_grad():",
+                "    y = torch.tanh(self.m1(x))",
+                "x = self.head(x * y + self.m1(x))",
+            ),
+        ),
+        Cut(2, (("head", "shard_in", 2, None),)),
+    ),
+    "lines in full precision under bf16": Case(
+        Net(
+            (6,),
+            ("self.m1 = nn.Linear(6, 6)", "self.head = nn.Linear(6, 3)"),
+            (
+                "with torch.autocast('cpu', enabled=False):",
+                "    y = torch.sin(x) @ self.m1.weight.t()",
+                "x = self.head(self.m1(x) + y)",
+            ),
+        ),
+        Cut(2, rows=(2, 1)),
+        Run(precision="bf16"),
+    ),
+}

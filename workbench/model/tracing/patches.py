@@ -1,0 +1,130 @@
+"""What torch does otherwise while a model is traced."""
+
+import logging
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch._subclasses import fake_tensor
+from torch.fx import Proxy
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+from workbench.model.errors import TraceError
+
+
+class RecordedFactories(TorchFunctionMode):
+    """Records `torch.arange(8)` and the like, which involve no proxy, as operations.
+
+    Args:
+        record: records a call of (function, args, kwargs), and gives what the call is to give; None
+            where the call is to be made as it is.
+    """
+
+    def __init__(self, record: Callable[[Any, Any, Any], Any | None]) -> None:
+        super().__init__()
+        self.record = record
+        # torch keeps this set: it must be asked before `sizes_as_tuples` stands in for some.
+        self.factories = {*_device_constructors(), torch.normal}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = self.record(func, args, kwargs or {}) if func in self.factories else None
+        return func(*args, **(kwargs or {})) if made is None else made
+
+
+@contextmanager
+def sizes_as_tuples() -> Iterator[None]:
+    """Lets `torch.rand(n, 3)` be recorded, whose sizes would refuse proxies."""
+
+    def tolerant(factory: Any) -> Any:
+        def make(*sizes: Any, **options: Any) -> Any:
+            apart = any(isinstance(size, Proxy) for size in sizes)
+            return factory(sizes, **options) if apart else factory(*sizes, **options)
+
+        return make
+
+    were = {name: getattr(torch, name) for name in ("empty", "ones", "rand", "randn", "zeros")}
+    try:
+        for name, factory in were.items():
+            setattr(torch, name, tolerant(factory))
+        yield
+    finally:
+        for name, factory in were.items():
+            setattr(torch, name, factory)
+
+
+@contextmanager
+def refuse_other_draws() -> Iterator[None]:
+    """Refuses random numbers that are not torch tensors: they would become constants."""
+    before = _other_generators()
+    yield
+    for name, state in _other_generators().items():
+        if state != before[name]:
+            raise TraceError(
+                f"forward draws from {name}: the number drawn while tracing would be used for "
+                "ever. Draw a tensor, torch.rand(len(x), 1), and choose by torch.where"
+            )
+
+
+def _other_generators() -> dict[str, object]:
+    of_numpy: Any = np.random.get_state(legacy=False)
+    key, pos = of_numpy["state"]["key"], of_numpy["state"]["pos"]
+    return {
+        "Python's random": random.getstate(),
+        "numpy.random": (key.tobytes(), pos, of_numpy["has_gauss"]),
+    }
+
+
+@contextmanager
+def momentum_known(module: nn.Module | None) -> Iterator[None]:
+    """Keeps a cumulative batch norm from reading its count of batches, which has no value here."""
+    if not isinstance(module, _BatchNorm) or module.momentum is not None:
+        yield
+        return
+    module.momentum = 1.0
+    try:
+        yield
+    finally:
+        module.momentum = None
+
+
+@contextmanager
+def by_kernels() -> Iterator[None]:
+    """Has an operation's own kernel say what shapes it gives, where there is one.
+
+    torch prefers decompositions in Python on fake tensors, a batch norm's of some twenty
+    operations: tracing a DenseNet took twice as long.
+    """
+    name = "torch_decomp_decompositions"  # torch's own, and not public
+    prefers = getattr(fake_tensor, name, None)
+    if prefers is None:
+        yield
+        return
+
+    def lacks_kernel(func: torch._ops.OpOverload) -> bool:
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "Meta")
+        return not has_kernel and prefers(func)
+
+    setattr(fake_tensor, name, lacks_kernel)
+    try:
+        yield
+    finally:
+        setattr(fake_tensor, name, prefers)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps torch from logging the traceback of an error that is raised anyway."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    was, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = was

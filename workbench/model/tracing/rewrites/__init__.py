@@ -1,0 +1,1 @@
+"""Changes of a traced graph: several operations that become one, or one another."""
