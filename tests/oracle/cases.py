@@ -121,7 +121,7 @@ def graph_of(net: Net) -> Graph:
         TraceError: it is refused.
     """
     outputs = net.roles or None
-    return trace(net.build(), input_shape=net.shape, outputs=outputs)
+    return trace(net.build(), input_shape=net.shape, outputs=outputs, vocabulary=net.vocabulary)
 
 
 FUSED = ("sgd", "adam", "adamw")

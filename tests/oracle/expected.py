@@ -147,8 +147,10 @@ def _batches(
 ) -> tuple[list[Batch], tuple[Tensor, Tensor]]:
     """The rows of every step and of the evaluation, from the public data set."""
     shape, classes = case.net.shape, experiment.plan.graph.num_classes
-    data = open_data(experiment.data, shape, classes, "train")
-    test = open_data(experiment.data, shape, classes, "test")
+    data, test = (
+        open_data(experiment.data, shape, classes, split, vocabulary=case.net.vocabulary)
+        for split in ("train", "test")
+    )
     found = []
     for step in range(experiment.steps):
         order = rows_of_step(len(data), experiment.batch_size, experiment.seed, step)

@@ -26,6 +26,7 @@ class Net:
         forward: lines of `forward`, from `x`, a batch of samples, to `x`, scores.
         returns: what is returned.
         roles: what each returned tensor is for; empty: nothing is said.
+        vocabulary: the number of tokens, if samples are token ids.
     """
 
     shape: tuple[int, ...]
@@ -33,6 +34,7 @@ class Net:
     forward: tuple[str, ...]
     returns: str = "x"
     roles: tuple[str, ...] = ()
+    vocabulary: int | None = None
 
     @cached_property
     def source(self) -> str:
@@ -65,6 +67,8 @@ class Net:
             module = self.build()
             with torch.random.fork_rng(devices=()):
                 x = torch.randn(samples, *self.shape)
+                if self.vocabulary is not None:
+                    x = torch.randint(self.vocabulary, x.shape)
                 found = [self.outputs(module(x))[0], self.outputs(module.eval()(x))[0]]
             if found[0].requires_grad:
                 found[0].square().sum().backward()
@@ -88,6 +92,7 @@ class Net:
         fields = [f"shape={self.shape}", f"init={self.init}", f"forward={self.forward}"]
         fields += [f"returns={self.returns!r}"] if self.returns != "x" else []
         fields += [f"roles={self.roles}"] if self.roles else []
+        fields += [f"vocabulary={self.vocabulary}"] if self.vocabulary else []
         return f"Net({', '.join(fields)})"
 
 

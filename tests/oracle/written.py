@@ -134,6 +134,52 @@ WRITTEN = {
         ),
         Cut(2, (("head", "shard_in", 2, None),)),
     ),
+    "token ids, embedded, causal, with the head tied to the embedding": Case(
+        Net(
+            (5,),
+            (
+                "self.m1 = nn.Embedding(11, 8)",
+                "self.m2 = Attention(8, 2, 0.1, True)",
+                "self.m3 = nn.Linear(8, 11, bias=False)",
+                "self.m3.weight = self.m1.weight",
+                "self.head = nn.Linear(11, 3)",
+            ),
+            (
+                "mask = (x != 0).unsqueeze(-1)",
+                "y = self.m1(x) + self.m1(torch.arange(x.shape[1]))",
+                "y = (y + self.m2(y)) * mask",
+                "x = self.head(self.m3(y).mean(1))",
+            ),
+            vocabulary=11,
+        ),
+        Cut(3, (("head", "shard_in", 3, (1, 0, 2)),), rows=(2, 0, 1)),
+        Run(batch_size=7, accumulate=2),
+    ),
+    "token ids, the head cut by its outputs, in rounds": Case(
+        Net(
+            (5,),
+            ("self.m1 = nn.Embedding(11, 8)", "self.head = nn.Linear(40, 3)"),
+            ("x = self.head(self.m1(x).flatten(1))",),
+            vocabulary=11,
+        ),
+        Cut(2, (("head", "shard_out", 2, (1, 2)),), rounds="B/K"),
+        Run(optimizer="AdamW(lr=0.01)", checkpoint_every=1),
+        "resumed",
+    ),
+    "a branch for batches of more than one sample": Case(
+        Net(
+            (6,),
+            ("self.m1 = nn.Parameter(torch.rand(1, 6))", "self.head = nn.Linear(6, 3)"),
+            (
+                "y = self.m1",
+                "if x.shape[0] != y.shape[0]:",
+                "    y = y.expand(x.shape[0], -1)",
+                "x = self.head(F.relu(x * y))",
+            ),
+        ),
+        Cut(3, rows=(2, 0, 1)),
+        Run(batch_size=3),
+    ),
     "lines in full precision under bf16": Case(
         Net(
             (6,),

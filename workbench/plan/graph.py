@@ -220,6 +220,10 @@ class Graph:
         roles: the role of each tensor that the model returns, in order, out of `ROLES`.
         evaluation: the model in evaluation mode, where its layers differ from those in training
             (`if self.training`, functional dropout, auxiliary heads); None: the same layers.
+        vocabulary: the number of tokens, where the input is token ids, int64 from 0 to
+            `vocabulary - 1`; None: the input is real numbers.
+        least_batch: the fewest samples of a batch for which the model does what was recorded: 2
+            where its forward pass decides otherwise for a single one.
     """
 
     source: Source
@@ -229,6 +233,8 @@ class Graph:
     outputs: tuple[str, ...]
     roles: tuple[str, ...] = ("prediction",)
     evaluation: "Graph | None" = None
+    vocabulary: int | None = None
+    least_batch: int = 1
 
     def __getstate__(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}  # without cached values
@@ -348,7 +354,9 @@ class Graph:
         """Twelve hexadecimal digits that change when anything about the layers changes."""
         evaluating = self.evaluation.fingerprint if self.evaluation else ""
         shape, layers, outputs = self.input_shape, self.layers, self.outputs
-        content = repr((self.source, shape, layers, outputs, self.roles, evaluating))
+        more = "" if self.vocabulary is None else f", {self.vocabulary} tokens"
+        more += f", {self.least_batch} samples" if self.least_batch > 1 else ""
+        content = repr((self.source, shape, layers, outputs, self.roles, evaluating)) + more
         return hashlib.sha256(content.encode()).hexdigest()[:12]
 
     def to_frame(self) -> "pandas.DataFrame":

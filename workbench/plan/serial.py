@@ -156,6 +156,8 @@ def _graph_entries(graph: Graph) -> dict[str, Any]:
         "outputs": graph.outputs,
         "roles": graph.roles,
         "layers": layers,
+        **({} if graph.vocabulary is None else {"vocabulary": graph.vocabulary}),
+        **({} if graph.least_batch == 1 else {"least_batch": graph.least_batch}),
         **({"evaluation": evaluation} if evaluation else {}),
     }
 
@@ -174,6 +176,8 @@ def _read_graph(entry: Any) -> Graph | None:
             outputs=tuple(entry["outputs"]),
             roles=tuple(entry["roles"]),
             evaluation=_read_graph(entry.get("evaluation")),
+            vocabulary=entry.get("vocabulary"),
+            least_batch=entry.get("least_batch", 1),
         )
         fingerprint = entry["fingerprint"]
     except (KeyError, TypeError, AttributeError) as error:

@@ -18,6 +18,7 @@ from workbench.program.buckets import BYTES, Pieces
 Value = tuple[str, tuple[Conversion, ...]]
 
 HALF = 2
+_TOKEN = 8  # an int64
 # What autocast computes in half precision, whatever it is given.
 _CAST = ("conv2d", "linear", "attention")
 _CAST_OPERATIONS = ("matmul", "einsum", "bmm")
@@ -72,13 +73,15 @@ class Operations:
         by_value: each of them by what it gives, in order; the model's input is given by none.
         results: the values that the model returns.
         input_shape: the input shape of one sample.
-        itemsize: bytes of an element of the model's input.
+        itemsize: bytes of an element in the experiment's precision.
+        input_itemsize: bytes of an element of the model's input.
     """
 
     by_value: Mapping[Value, Operation]
     results: tuple[Value, ...]
     input_shape: tuple[int, ...]
     itemsize: int
+    input_itemsize: int
 
     def __iter__(self) -> Iterator[Operation]:
         return iter(self.by_value.values())
@@ -87,7 +90,7 @@ class Operations:
         """(layout, one sample's shape, its rows, bytes of an element) of a value."""
         known = self.by_value.get(value)
         if known is None:
-            return ROWS, self.input_shape, 1, self.itemsize
+            return ROWS, self.input_shape, 1, self.input_itemsize
         return known.layout, known.shape, known.rows, known.itemsize
 
     def needs_gradient(self, value: Value) -> bool:
@@ -121,6 +124,7 @@ class _Writing:
         self.graph, self.flow = self.plan.graph, self.plan.flow
         self.half = experiment.half
         self.itemsize = BYTES[experiment.precision]
+        self.input_itemsize = self.itemsize if self.graph.vocabulary is None else _TOKEN
         self.by_value: dict[Value, Operation] = {}
         self._learning = self.graph.learning
         self._reached = self._values_reached()
@@ -138,7 +142,8 @@ class _Writing:
         results = tuple((name, self.flow.returns[name]) for name in self.graph.outputs)
         for index, names in enumerate(self.plan.segments):
             self._fold(index, names)
-        return Operations(self.by_value, results, self.graph.input_shape, self.itemsize)
+        shape = self.graph.input_shape
+        return Operations(self.by_value, results, shape, self.itemsize, self.input_itemsize)
 
     def _values_reached(self) -> set[Value]:
         """Converted values to which a gradient comes back: not all readers have one."""
@@ -212,7 +217,7 @@ class _Writing:
         name, steps = value
         above, step = (name, steps[:-1]), steps[-1]
         known = self.by_value.get(above)
-        itemsize = self.itemsize if known is None else known.itemsize
+        itemsize = self.input_itemsize if known is None else known.itemsize
         wanted = _wanted((above,), (known,)) if value in self._reached else ()
         self.by_value[value] = Operation(
             label,

@@ -88,8 +88,13 @@ class Program:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element of the model's input, and of a weight."""
+        """Bytes of an element of a weight."""
         return self.operations.itemsize
+
+    @property
+    def input_itemsize(self) -> int:
+        """Bytes of an element of the model's input."""
+        return self.operations.input_itemsize
 
     @cached_property
     def ranks(self) -> Representatives:

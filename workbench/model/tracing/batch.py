@@ -42,6 +42,11 @@ def tensors(value: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
+def has_tensors(module: nn.Module) -> bool:
+    """Whether a module has parameters or buffers."""
+    return any(True for _ in (*module.parameters(), *module.buffers()))
+
+
 def depends_on_batch(node: Node) -> bool:
     """Whether the node's value is computed from the input's values, not only its shape."""
     if name_of(node) in _FROM_NOTHING:
@@ -103,6 +108,16 @@ def elsewhere(node: Node) -> str:
     return (
         f"the result of {name_of(node)} has the batch elsewhere than in dimension 0: "
         f"{_shown(*pairs[0])}. {REMEDY}"
+    )
+
+
+def shape_for(pair: tuple[Tensor, Tensor], count: int) -> tuple[int, ...]:
+    """The shape for so many samples, from the shapes at both batch sizes."""
+    small, large = pair
+    few, many = BATCHES
+    return tuple(
+        a + (count - few) * (b - a) // (many - few)
+        for a, b in zip(small.shape, large.shape, strict=True)
     )
 
 

@@ -61,6 +61,26 @@ def sizes_as_tuples() -> Iterator[None]:
 
 
 @contextmanager
+def limits_recorded(record: Callable[[Any, Any, Any], Any | None]) -> Iterator[None]:
+    """Lets `torch.finfo(x.dtype)` be recorded, which is otherwise in another precision.
+
+    Args:
+        record: as of `RecordedFactories`.
+    """
+    finfo: Any = torch.finfo
+
+    def limits(*args: Any) -> Any:
+        recorded = bool(args) and isinstance(args[0], Proxy)
+        return record(finfo, args, {}) if recorded else finfo(*args)
+
+    torch.finfo = limits  # type: ignore[assignment, misc]
+    try:
+        yield
+    finally:
+        torch.finfo = finfo  # type: ignore[misc]
+
+
+@contextmanager
 def refuse_other_draws() -> Iterator[None]:
     """Refuses random numbers that are not torch tensors: they would become constants."""
     before = _other_generators()

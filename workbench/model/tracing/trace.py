@@ -5,7 +5,7 @@ arguments, and only modules behave differently, as batch norm and dropout do, th
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,7 +37,8 @@ def trace(
     *,
     input_shape: tuple[int, ...] = (3, 32, 32),
     num_classes: int = 10,
-    outputs: Sequence[str] | None = None,
+    outputs: Sequence[str] | Mapping[str, str] | None = None,
+    vocabulary: int | None = None,
     **arguments: Any,
 ) -> Graph:
     """Traces a model's forward pass, in training and evaluation mode, without memory for tensors.
@@ -46,12 +47,15 @@ def trace(
         model: the name of a torchvision classification model, or any module. A module is left
             unchanged; its mode, device and precision do not matter. The graph keeps it: its values
             at the time of `train` or `verify` are the initial weights.
-        input_shape: the shape of one sample, (channels, height, width) for images.
+        input_shape: the shape of one sample, (channels, height, width) for images, (tokens,) for
+            text.
         num_classes: the number of classes of a model that is given by name; a module's are those
             that it returns.
         outputs: the role of each tensor that a module returns, in order: "prediction" (exactly
             one), "auxiliary" (a head that is trained with it) or "unused"; None: it returns one
-            tensor.
+            tensor. Of a module that returns a dict: the roles by name, all others being unused.
+        vocabulary: the number of tokens of a model that reads token ids (int64, from 0 to
+            `vocabulary - 1`); None: the input is real numbers.
         arguments: the further arguments of torchvision's builder, such as `dropout=0.1`, for a
             name.
 
@@ -59,12 +63,14 @@ def trace(
         ModelError: an unknown name, or arguments that the builder refuses.
         TraceError: the forward pass cannot be traced; the text names the line and the remedy.
     """
-    shape = _shape(input_shape)
+    samples = _Samples(_shape(input_shape), _tokens(vocabulary))
     if isinstance(model, str):
-        source = named(model, shape, {"num_classes": num_classes, **arguments})
-        if outputs is not None:
-            raise ModelError(f"outputs= is for modules of your own; those of {model} are known")
-        return _in_both_modes(source, build_fake(source), shape, None)[0]
+        source = named(model, samples.shape, {"num_classes": num_classes, **arguments})
+        if outputs is not None or vocabulary is not None:
+            raise ModelError(
+                f"outputs= and vocabulary= are for modules of your own; those of {model} are known"
+            )
+        return _in_both_modes(source, build_fake(source), samples, None)[0]
     if not isinstance(model, nn.Module):
         hint = ": give an instance, not the class" if isinstance(model, type) else ""
         raise ModelError(f"a model is a torchvision name or an nn.Module, got {model!r}{hint}")
@@ -80,7 +86,7 @@ def trace(
         )
     source, roles = Source("module", type(model).__name__), checked_roles(outputs)
     known = constants_of(model)
-    graph, traced, apart = _in_both_modes(source, structure(model), shape, roles, known)
+    graph, traced, apart = _in_both_modes(source, structure(model), samples, roles, known)
     if graph.evaluation is not None:
         there = replace(source, skeleton=pack(apart))
         graph = replace(graph, evaluation=replace(graph.evaluation, source=there))
@@ -107,7 +113,7 @@ def skeleton(graph: Graph, *, evaluating: bool = False) -> torch.fx.GraphModule:
         return unpack(graph.source.skeleton)
     root = build_fake(graph.source)
     mode = root.eval() if evaluating else root
-    here, traced = _recorded(graph.source, mode, graph.input_shape).described()
+    here, traced = _recorded(graph.source, mode, _Samples(graph.input_shape)).described()
     if here.layers != graph.layers:
         raise ModelError(
             f"{graph.source.name} is traced here to other layers ({here.fingerprint}) than the "
@@ -119,14 +125,14 @@ def skeleton(graph: Graph, *, evaluating: bool = False) -> torch.fx.GraphModule:
 def _in_both_modes(
     source: Source,
     root: nn.Module,
-    input_shape: tuple[int, ...],
-    roles: tuple[str, ...] | None,
+    samples: "_Samples",
+    roles: "Roles | None",
     constants: dict[str, Tensor] | None = None,
 ) -> tuple[Graph, torch.fx.GraphModule, torch.fx.GraphModule]:
     """The graph, and the modules traced in training and in evaluation mode."""
     other = copy.deepcopy(root).eval()  # tracing adds modules to the traced one
-    training = _recorded(source, root, input_shape, roles)
-    evaluating = _recorded(source, other, input_shape, roles)
+    training = _recorded(source, root, samples, roles)
+    evaluating = _recorded(source, other, samples, roles)
     alike = training.operations() == evaluating.operations()
     graph, traced = training.described(constants)
     if alike:
@@ -142,13 +148,21 @@ def _in_both_modes(
 
 
 @dataclass(frozen=True)
+class _Samples:
+    """What a model reads: the shape of one sample, and the number of tokens of token ids."""
+
+    shape: tuple[int, ...]
+    vocabulary: int | None = None
+
+
+@dataclass(frozen=True)
 class _Recorded:
     """A model recorded in one mode, that of its root.
 
     Attributes:
         source: the origin of the model.
         root: the module that was traced.
-        input_shape: the shape of one sample.
+        samples: what the model reads.
         roles: the roles of the tensors that it returns, if they were declared.
         nodes: the traced graph, with its values.
         tracer: the tracer that recorded it.
@@ -156,8 +170,8 @@ class _Recorded:
 
     source: Source
     root: nn.Module
-    input_shape: tuple[int, ...]
-    roles: tuple[str, ...] | None
+    samples: _Samples
+    roles: "Roles | None"
     nodes: torch.fx.Graph
     tracer: ValueTracer
 
@@ -190,7 +204,7 @@ class _Recorded:
         Raises the explained `TraceError` of an operation that is refused.
         """
         try:
-            show_independence(self.nodes, self.root, constants)
+            show_independence(self.nodes, self.root, constants, self.samples.vocabulary)
             roles = keep_outputs(self.nodes, self.roles, training=self.root.training)
             drop_unused(self.nodes, self.root)
             if self.root.training:
@@ -203,8 +217,14 @@ class _Recorded:
             raise explained(error, self.source.name, None) from None
         for node in self.nodes.nodes:
             node.meta.clear()  # the fake values belong to this trace alone
-        graph = Graph(self.source, self.input_shape, 0, layers, outputs, roles)
-        graph = replace(graph, num_classes=graph[outputs[0]].output_shape[-1])
+        graph = Graph(self.source, self.samples.shape, 0, layers, outputs, roles)
+        classes = graph[outputs[0]].output_shape[-1]
+        graph = replace(
+            graph,
+            num_classes=classes,
+            vocabulary=self.samples.vocabulary,
+            least_batch=self.tracer.least_batch,
+        )
         name = type(self.root).__name__
         return graph, torch.fx.GraphModule(self.root, self.nodes, class_name=name)
 
@@ -212,10 +232,10 @@ class _Recorded:
 def _recorded(
     source: Source,
     root: nn.Module,
-    input_shape: tuple[int, ...],
-    roles: tuple[str, ...] | None = None,
+    samples: _Samples,
+    roles: "Roles | None" = None,
 ) -> _Recorded:
-    tracer = ValueTracer(input_shape)
+    tracer = ValueTracer(samples.shape, samples.vocabulary)
     try:
         nodes = tracer.trace_structure(root)
         find_self_attention(nodes, root, tracer.root)
@@ -226,7 +246,7 @@ def _recorded(
     except Exception as error:
         raise explained(error, source.name, tracer.failed_in) from None
     roles = known_roles(nodes) if source.kind == "torchvision" else roles
-    return _Recorded(source, root, input_shape, roles, nodes, tracer)
+    return _Recorded(source, root, samples, roles, nodes, tracer)
 
 
 def _shape(given: tuple[int, ...]) -> tuple[int, ...]:
@@ -238,7 +258,17 @@ def _shape(given: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
-def checked_roles(given: Sequence[str] | None) -> tuple[str, ...] | None:
+def _tokens(given: int | None) -> int | None:
+    if given is not None and (not isinstance(given, int) or given < 1):
+        raise ModelError(f"vocabulary is the number of tokens, 1 or more, got {given!r}")
+    return given
+
+
+Roles = tuple[str, ...] | dict[str, str]
+"""The roles of what a model returns: in order, or by name."""
+
+
+def checked_roles(given: Sequence[str] | Mapping[str, str] | None) -> Roles | None:
     """The declared roles of a model's outputs; None: nothing was declared.
 
     Raises:
@@ -246,13 +276,14 @@ def checked_roles(given: Sequence[str] | None) -> tuple[str, ...] | None:
     """
     if given is None:
         return None
-    roles = tuple(given) if not isinstance(given, str) else (given,)
+    named = dict(given) if isinstance(given, Mapping) else {}
+    roles = tuple(named.values() if named else (given,) if isinstance(given, str) else given)
     if any(role not in ROLES for role in roles) or roles.count("prediction") != 1:
         raise ModelError(
             f"outputs says what each returned tensor is for, one of {', '.join(map(repr, ROLES))}, "
             f"and exactly one is the prediction; got {given!r}"
         )
-    return roles
+    return named or roles
 
 
 def known_roles(graph: torch.fx.Graph) -> tuple[str, ...]:
@@ -264,7 +295,7 @@ def known_roles(graph: torch.fx.Graph) -> tuple[str, ...]:
 
 
 def keep_outputs(
-    graph: torch.fx.Graph, roles: tuple[str, ...] | None, *, training: bool = True
+    graph: torch.fx.Graph, roles: Roles | None, *, training: bool = True
 ) -> tuple[str, ...]:
     """Makes a traced graph return what is trained on: the prediction first, then auxiliary heads.
 
@@ -283,6 +314,8 @@ def keep_outputs(
     """
     output = next(node for node in graph.nodes if node.op == "output")
     returned = output.args[0]
+    if isinstance(roles, dict):
+        returned, roles = _of_names(returned, roles)
     listed = returned if isinstance(returned, list | tuple) else [returned]
     found = [item for item in listed if item is not None]
     if not found:
@@ -291,7 +324,8 @@ def keep_outputs(
         if not isinstance(item, Node) or not isinstance(item.meta["values"][0], Tensor):
             raise TraceError(
                 f"the model returns {_described(returned)}; return the predictions, one "
-                "tensor, or a tuple of tensors and say what each is for"
+                "tensor, or a tuple or dict of tensors and say what each is for: "
+                'outputs={"logits": "prediction"}'
             )
     if roles is None or (not training and len(found) == 1):
         roles = ("prediction",)
@@ -310,9 +344,27 @@ def keep_outputs(
                 f"{item.meta['shape']} for each sample; a prediction has one row, of one dimension "
                 "or more: of one number it is [rows, 1], and the loss can take the last one off"
             )
-    if chosen != found:
+    if chosen != found or listed is not output.args[0]:
         output.args = (tuple(chosen) if len(chosen) > 1 else chosen[0],)
     return roles
+
+
+def _of_names(returned: Any, roles: dict[str, str]) -> tuple[Any, tuple[str, ...]]:
+    """The returned values that have a role, and their roles.
+
+    Raises:
+        TraceError: the model returns no dict, or one without them.
+    """
+    if not isinstance(returned, dict):
+        raise TraceError(
+            f"outputs gives roles by name ({', '.join(roles)}), and the model returns "
+            f"{_described(returned)}; give the roles in order"
+        )
+    if missing := [name for name in roles if returned.get(name) is None]:
+        raise TraceError(
+            f"the model returns {_described(returned)}; outputs names {', '.join(missing)} too"
+        )
+    return tuple(returned[name] for name in roles), tuple(roles.values())
 
 
 def _described(returned: Any) -> str:

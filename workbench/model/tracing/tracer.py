@@ -31,16 +31,19 @@ from workbench.model.tracing.batch import (
     called,
     depends_on_batch,
     elsewhere,
+    has_tensors,
     name_of,
     rows_and_shape,
     tensors,
 )
 from workbench.model.tracing.contexts import Context, Under, autocast_watched
+from workbench.model.tracing.decisions import decided_alike
 from workbench.model.tracing.draws import RecordedDraws, Shapes, dims_of, drawing
 from workbench.model.tracing.failure import Place, is_users
 from workbench.model.tracing.patches import (
     RecordedFactories,
     by_kernels,
+    limits_recorded,
     momentum_known,
     quiet,
     refuse_other_draws,
@@ -58,6 +61,7 @@ _STATE = (
     "itself is not supported, but for the statistics of nn.BatchNorm; a norm can be built with "
     "track_running_stats=False"
 )
+_FINFO = torch.finfo  # which is patched while a model is traced
 _KNOWN = (bool, int, float, complex, str, type(None))
 
 
@@ -72,20 +76,23 @@ class ValueTracer(torch.fx.Tracer):
 
     Args:
         input_shape: the shape of one sample.
+        vocabulary: the number of tokens, if the input is token ids.
     """
 
     proxy_buffer_attributes = True
 
-    def __init__(self, input_shape: tuple[int, ...]) -> None:
+    def __init__(self, input_shape: tuple[int, ...], vocabulary: int | None = None) -> None:
         super().__init__()
         self.mode = FakeTensorMode()
+        dtype = torch.float32 if vocabulary is None else torch.int64
         with self.mode:
-            self.inputs = tuple(torch.empty(batch, *input_shape) for batch in BATCHES)
+            self.inputs = tuple(torch.empty(b, *input_shape, dtype=dtype) for b in BATCHES)
         self.names: dict[int, str] = {}
         self.read: dict[str, ValueProxy] = {}
         self.norms = ExtendedBatchNorms()
         self.without_autocast: list[str] = []
         self.running = False
+        self.least_batch = 1
         self.modes: tuple[bool, ...] = ()
         self.failed_in: str | None = None
 
@@ -111,6 +118,7 @@ class ValueTracer(torch.fx.Tracer):
         with (
             RecordedFactories(self._made),
             sizes_as_tuples(),
+            limits_recorded(self._made),
             refuse_other_draws(),
             autocast_watched(self.without_autocast),
             by_kernels(),
@@ -164,9 +172,10 @@ class ValueTracer(torch.fx.Tracer):
         map_arg((args, kwargs), sources.append)
         # Equal at two batch sizes is not equal at all: n // 4 is 0 for both.
         of_batch_size = any(source.meta["is_size"] for source in sources)
+        of_type = any(source.meta["of_type"] for source in sources)
         of_function = isinstance(target, FunctionType)
         for_effect = values[0] is None and target not in (getattr, operator.getitem)
-        if _known(*values) and not (of_batch_size or of_function or for_effect):
+        if _known(*values) and not (of_batch_size or of_type or of_function or for_effect):
             return values[0]
         line = self._refuse_what_is_lost()
         if (context := self._context(kind)) != Context() and tensors(values[0]):
@@ -198,7 +207,13 @@ class ValueTracer(torch.fx.Tracer):
         values = ran.values
         node.meta.update(values=values, flops=ran.flops, uncounted=ran.uncounted, depends=False)
         node.meta.update(learns=False)
-        node.meta["is_size"] = isinstance(values[0], _KNOWN) or (
+        # The limits of a type are the precision's, not the trace's.
+        limits = isinstance(values[0], _FINFO)
+        plain = isinstance(values[0], _KNOWN)
+        node.meta["of_type"] = limits or (
+            plain and any(source.meta["of_type"] for source in node.all_input_nodes)
+        )
+        node.meta["is_size"] = (plain and not node.meta["of_type"]) or (
             isinstance(node.target, FunctionType) and not tensors(values[0])
         )
         node.meta["depends"] = node.op == "placeholder" or depends_on_batch(node)
@@ -251,8 +266,8 @@ class ValueTracer(torch.fx.Tracer):
         return super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if self.running:
-            return forward(*args, **kwargs)
+        if self.running or (not has_tensors(m) and all(m is not p for p in self.root.modules())):
+            return forward(*args, **kwargs)  # one that was made in forward is what it calls
         path = self.path_of_module(m)
         try:
             return super().call_module(m, forward, args, kwargs)
@@ -275,6 +290,10 @@ class ValueTracer(torch.fx.Tracer):
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def to_bool(self, obj: Proxy) -> bool:
+        decided = decided_alike(obj.node)
+        if decided is not None:
+            self.least_batch = max(self.least_batch, decided.least_batch)
+            return decided.value
         raise TraceError(
             "a decision depends on the values or the size of the batch (if, while, and, or, "
             "assert): use torch.where for a choice per element, or put the lines into a function "

@@ -7,12 +7,15 @@ Most layers take any number of rows, even none. Two kinds do not:
                    two rows or more. A rank without any idles.
     an operation   that fails without rows, or with one: it was tried when the model was traced
 
+A model may also decide by the size of the batch (`model/tracing/decisions.py`): there the samples
+of the whole batch count, as in one process.
+
 The rows that count are those that a layer sees: the rank's own, its shard group's where the layer
 is sharded, the world's for synchronised batch norm; in a tail that runs in rounds, those of one
 round.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from workbench.plan.errors import ExperimentError
@@ -55,11 +58,24 @@ def check_rows(plan: Plan, schedule: Schedule) -> None:
             for rows in _rows(plan, layer, count):
                 _check(plan, layer, rows, least, what)
     there = plan.evaluation
+    _check_batches(plan.graph, _trained(schedule))
+    _check_batches(there.graph, _evaluated(schedule))
     for layer in there.graph.layers:
         least = _least(layer, schedule)
         if least and (there is not plan or _needs_rows_to_evaluate(plan.graph, layer)):
             for what, count in _evaluated(schedule):
                 _check(there, layer, plan.rows_of(count), least, what)
+
+
+def _check_batches(graph: Graph, batches: Iterable[tuple[str, int]]) -> None:
+    """Checks that one process would not decide otherwise, as a model may for a single sample."""
+    for what, count in batches:
+        if count < graph.least_batch:
+            raise ExperimentError(
+                f"{what}: the forward pass of {graph.source.name} decides otherwise for "
+                f"{count} sample than for more; choose a batch_size or accumulate that leaves "
+                f"{graph.least_batch} or more"
+            )
 
 
 def _least(layer: Layer, schedule: Schedule) -> int:

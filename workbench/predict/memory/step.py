@@ -147,7 +147,7 @@ class _Step:
         match instruction:
             case Load(rows):
                 sample = int(np.prod(self.program.plan.graph.input_shape))
-                per_row = sample * self.program.itemsize + _INT64
+                per_row = sample * self.program.input_itemsize + _INT64
                 timeline.make(rows.own * per_row, "data", "input")
             case ZeroGrad(names, every) if every == 1:
                 self.gradients.begin(set(names))

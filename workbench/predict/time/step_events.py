@@ -130,7 +130,7 @@ class _Step:
                 self.updates.own_rule(names, "correct")
 
     def _load(self, rows: Rows) -> None:
-        sample = int(np.prod(self.program.plan.graph.input_shape)) * self.program.itemsize
+        sample = int(np.prod(self.program.plan.graph.input_shape)) * self.program.input_itemsize
         self.script.work("load", "input", load_seconds(rows.own * sample, self.speeds))
 
     def _passing(self, rows: Rows) -> PassEvents:

@@ -1,7 +1,7 @@
 """The data sets that come with the workbench, fitted to what a model reads.
 
-There are images drawn around one centre for each class, scikit-learn's digits, CIFAR-10 and
-folders of images.
+There are images and token ids drawn around one centre for each class, scikit-learn's digits,
+CIFAR-10 and folders of images.
 """
 
 import importlib.util
@@ -52,6 +52,7 @@ def fit(
     return images.expand(len(images), channels, height, width).contiguous()
 
 
+_REPLACED = 0.25  # of the tokens of a sequence
 _CENTRES_SEED = 1 << 40  # beyond every sample's own seed, which is its number
 
 
@@ -91,6 +92,46 @@ class Centres:
         if len(self._shape) == 3:
             centres = F.interpolate(centres, self._shape[1:], mode="bilinear", antialias=True)
         return images.add_(centres.view_as(images)), labels
+
+
+class Sequences:
+    """One split: sample i is the token ids of class i % classes, a quarter of them replaced.
+
+    Args:
+        data: how many samples and classes.
+        shape: the shape of one sample.
+        split: "train" or "test"; the test split has a quarter as many samples, all new.
+        vocabulary: the number of tokens.
+    """
+
+    def __init__(
+        self,
+        data: Synthetic,
+        shape: tuple[int, ...],
+        split: Literal["train", "test"],
+        vocabulary: int,
+    ) -> None:
+        self.num_classes = data.classes
+        self._shape, self._vocabulary = shape, vocabulary
+        self._first = 0 if split == "train" else data.samples
+        self._length = data.samples if split == "train" else max(1, data.samples // 4)
+        generator = torch.Generator().manual_seed(_CENTRES_SEED)
+        self._of_class = torch.randint(vocabulary, (data.classes, *shape), generator=generator)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
+        """Token ids and labels of these rows, the same in every epoch."""
+        tokens = torch.empty(len(indices), *self._shape, dtype=torch.int64)
+        generator = torch.Generator()
+        labels = indices % self.num_classes
+        for row, index, label in zip(tokens, indices.tolist(), labels.tolist(), strict=True):
+            generator.manual_seed(self._first + index)
+            others = torch.randint(self._vocabulary, self._shape, generator=generator)
+            replaced = torch.rand(self._shape, generator=generator) < _REPLACED
+            row.copy_(torch.where(replaced, others, self._of_class[label]))
+        return tokens, labels
 
 
 class EightByEight:

@@ -12,7 +12,7 @@ from workbench.plan.experiment.experiment import (
     Synthetic,
     TorchData,
 )
-from workbench.train.data.built_in import Centres, EightByEight, Files, Pictures
+from workbench.train.data.built_in import Centres, EightByEight, Files, Pictures, Sequences
 from workbench.train.data.errors import DataError
 from workbench.train.data.own_samples import OwnSamples
 
@@ -42,7 +42,12 @@ class Dataset(Protocol):
 
 
 def open_data(
-    data: Data, input_shape: tuple[int, ...], num_classes: int, split: Split, seed: int = 0
+    data: Data,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    split: Split,
+    seed: int = 0,
+    vocabulary: int | None = None,
 ) -> Dataset:
     """The data set that a value names, fitted to a model.
 
@@ -52,6 +57,7 @@ def open_data(
         num_classes: the model's number of classes.
         split: "train" or "test".
         seed: the experiment's, for what the user's own data draws at random.
+        vocabulary: the number of tokens, if the model reads token ids.
 
     Raises:
         DataError: the files are not there, or the data does not fit the model.
@@ -59,16 +65,18 @@ def open_data(
     """
     opened: Dataset
     match data:
+        case Synthetic() if vocabulary is not None:
+            opened = Sequences(data, input_shape, split, vocabulary)
         case Synthetic():
             opened = Centres(data, input_shape, split)
         case Digits():
-            opened = EightByEight(_picture(data, input_shape), split)
+            opened = EightByEight(_picture(data, input_shape, vocabulary), split)
         case CIFAR10():
-            opened = Pictures(data, _picture(data, input_shape), split)
+            opened = Pictures(data, _picture(data, input_shape, vocabulary), split)
         case ImageFolder():
-            opened = Files(data, _picture(data, input_shape), split)
+            opened = Files(data, _picture(data, input_shape, vocabulary), split)
         case TorchData():
-            return OwnSamples(data, split, input_shape, seed)
+            return OwnSamples(data, split, input_shape, seed, vocabulary)
     if opened.num_classes != num_classes:
         raise DataError(
             f"{data!r} has {opened.num_classes} classes, the model {num_classes}; "
@@ -82,8 +90,11 @@ def order_seed(data: Dataset, seed: int) -> int | None:
     return None if isinstance(data, OwnSamples) and data.is_stream else seed
 
 
-def _picture(data: Data, input_shape: tuple[int, ...]) -> tuple[int, int, int]:
-    if len(input_shape) != 3:
-        raise DataError(f"{data!r} gives (channels, height, width), the model reads {input_shape}")
+def _picture(
+    data: Data, input_shape: tuple[int, ...], vocabulary: int | None
+) -> tuple[int, int, int]:
+    if vocabulary is not None or len(input_shape) != 3:
+        read = f"{input_shape}" + (f", ids of {vocabulary} tokens" if vocabulary else "")
+        raise DataError(f"{data!r} gives (channels, height, width), the model reads {read}")
     channels, height, width = input_shape
     return channels, height, width

@@ -25,6 +25,7 @@ class OwnSamples:
         split: "train" or "test".
         shape: the shape of one of the model's samples.
         seed: the experiment's.
+        vocabulary: the number of tokens, if the model reads token ids.
 
     Raises:
         DataError: there is no such split, or it has no samples.
@@ -39,7 +40,9 @@ class OwnSamples:
         split: Literal["train", "test"],
         shape: tuple[int, ...],
         seed: int,
+        vocabulary: int | None = None,
     ) -> None:
+        self._vocabulary = vocabulary
         given = value.train if split == "train" else value.test
         if given is None:
             raise DataError(f"{value!r} has no {split} split")
@@ -126,6 +129,22 @@ class OwnSamples:
             self._empty = inputs[:0], tree_map(lambda each: each[:0], targets)
         return self._empty
 
+    def _check_tokens(self, inputs: Tensor) -> None:
+        whole = not (inputs.is_floating_point() or inputs.is_complex())
+        if self._vocabulary is None:
+            return
+        if not whole:
+            raise DataError(
+                f"{self.name}: the inputs are {inputs.dtype}, and the model reads token ids, whole "
+                "numbers"
+            )
+        if inputs.numel() and not 0 <= int(inputs.min()) <= int(inputs.max()) < self._vocabulary:
+            wrong = inputs.max() if inputs.max() >= self._vocabulary else inputs.min()
+            raise DataError(
+                f"{self.name}: token {int(wrong)} is not in the model's vocabulary, 0 to "
+                f"{self._vocabulary - 1}; trace the model with vocabulary= of the tokenizer"
+            )
+
     def _fitting(self, batch: Batch, rows: int) -> Batch:
         inputs, targets = batch
         if tuple(inputs.shape) != (rows, *self._shape):
@@ -133,6 +152,7 @@ class OwnSamples:
                 f"{self.name}: the inputs of {rows} samples have shape {tuple(inputs.shape)}, and "
                 f"the model reads {(rows, *self._shape)}"
             )
+        self._check_tokens(inputs)
         for target in tree_flatten(targets)[0]:
             if not isinstance(target, Tensor) or target.shape[:1] != (rows,):
                 found = tuple(target.shape) if isinstance(target, Tensor) else type(target).__name__

@@ -207,10 +207,11 @@ def _splits(experiment: Experiment) -> tuple[Dataset, Dataset | None]:
     """What is trained on, and what is evaluated on, if there is such a split."""
     data, graph = experiment.data, experiment.plan.graph
     model = graph.input_shape, graph.num_classes
-    train = open_data(data, *model, "train", experiment.seed)
+    seed, tokens = experiment.seed, graph.vocabulary
+    train = open_data(data, *model, "train", seed, tokens)
     if isinstance(data, TorchData) and data.test is None:
         return train, None
-    return train, open_data(data, *model, "test", experiment.seed)
+    return train, open_data(data, *model, "test", seed, tokens)
 
 
 def _objective(

@@ -205,14 +205,16 @@ class _Measuring:
         # Each layer's slow moments were left out apart; a step has some of them each time.
         mean *= in_layers / max(float(counts @ whole), 1e-12)
         besides = step_s - load_s - update_s - in_layers
-        sample = int(np.prod(state.model.plan.graph.input_shape))
+        graph = state.model.plan.graph
+        sample = int(np.prod(graph.input_shape))
+        itemsize = (state.stepper.dtype if graph.vocabulary is None else torch.int64).itemsize
         return LayersMeasured(
             self.rows,
             np.concatenate([mean, error[:, None]], axis=1).astype(np.float32),
             load_s,
             update_s,
             besides,
-            self.rows * sample * state.stepper.dtype.itemsize,
+            self.rows * sample * itemsize,
             sum(parameter.nbytes for parameter in state.model.trainable().values()),
             len(seen.layers),
             np.stack(seen.parts[-_KEPT:]).astype(np.float32),

@@ -194,7 +194,9 @@ class _Replicas:
         self.added: list[Tensor] = []
         self.since = [0] * world
         graph, data = experiment.plan.graph, experiment.data
-        self.data = open_data(data, graph.input_shape, graph.num_classes, "train")
+        self.data = open_data(
+            data, graph.input_shape, graph.num_classes, "train", vocabulary=graph.vocabulary
+        )
 
     def trained(self) -> Weights:
         """All steps, and the averaging that a run ends with."""

@@ -292,7 +292,7 @@ def _trained(experiment: Experiment, weights: Path, dtype: torch.dtype) -> dict[
     averages = {name: p.detach().clone() for name, p in trained.items() if decay}
     graph = plan.graph
     shape, classes, seed = graph.input_shape, graph.num_classes, experiment.seed
-    data = open_data(experiment.data, shape, classes, "train", seed)
+    data = open_data(experiment.data, shape, classes, "train", seed, graph.vocabulary)
     loss = _loss_of(experiment, dtype)
     found: dict[str, Tensor] = {}
     for step in range(experiment.steps):
@@ -434,7 +434,8 @@ def _evaluated(
         model = _whole(experiment.plan, graph.evaluation, weights, context, dtype)
         for name, tensor in _tensors(model).items():
             tensor.copy_(trained[name])
-    data = open_data(value, graph.input_shape, graph.num_classes, "test", experiment.seed)
+    shape, classes, tokens = graph.input_shape, graph.num_classes, graph.vocabulary
+    data = open_data(value, shape, classes, "test", experiment.seed, tokens)
     rows = min(len(data), experiment.batch_size)
     inputs, targets = data.batch(torch.arange(rows))
     targets = _widened(targets, dtype)

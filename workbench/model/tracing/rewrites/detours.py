@@ -25,7 +25,7 @@ from torch.fx.node import map_aggregate, map_arg
 from torch.utils import _pytree as pytree
 
 from workbench.model.errors import OperationError
-from workbench.model.tracing.batch import BATCHES, REMEDY, called, name_of, tensors
+from workbench.model.tracing.batch import BATCHES, REMEDY, called, has_tensors, name_of, tensors
 from workbench.model.tracing.rewrites.inplace import changes_in_place
 
 
@@ -131,7 +131,7 @@ def _find_those_not_back(graph: torch.fx.Graph, root: nn.Module) -> None:
 
 def _lies(node: Node, root: nn.Module, lying: Mapping[Node, list[Tensor]]) -> list[Tensor]:
     """Where the second of three samples lies in each tensor of a value; empty if it is unknown."""
-    if node.op == "call_module" and _has_weights(root.get_submodule(str(node.target))):
+    if node.op == "call_module" and has_tensors(root.get_submodule(str(node.target))):
         return []
     found: list[Tensor] = []
     for seed in range(2):  # not every number moves a maximum
@@ -344,7 +344,7 @@ class _Gathering:
                 continue
             if node.op == "call_module":
                 module = self.roots[0].get_submodule(str(node.target))
-                if _has_weights(module):
+                if has_tensors(module):
                     raise OperationError(
                         node,
                         f"{type(module).__name__} has weights, and gets the batch elsewhere than "
@@ -423,7 +423,3 @@ def _changes(node: Node, root: nn.Module) -> bool:
 
 def _has_tensors(node: Node) -> bool:
     return bool(tensors(node.meta["values"][0]))
-
-
-def _has_weights(module: nn.Module) -> bool:
-    return any(True for _ in (*module.parameters(), *module.buffers()))

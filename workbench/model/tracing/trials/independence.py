@@ -41,6 +41,7 @@ from workbench.model.tracing.batch import (
     REMEDY,
     is_users_function,
     name_of,
+    shape_for,
     tensors,
 )
 from workbench.model.tracing.kinds import kind_of
@@ -56,7 +57,6 @@ from workbench.model.tracing.trials.probe import (
     by_sample,
     has_rows,
     of_samples,
-    shape_for,
 )
 
 _MANY = BATCH * 6
@@ -79,7 +79,10 @@ class _Undecided(Exception):
 
 
 def show_independence(
-    graph: torch.fx.Graph, root: nn.Module, constants: dict[str, Tensor] | None = None
+    graph: torch.fx.Graph,
+    root: nn.Module,
+    constants: dict[str, Tensor] | None = None,
+    vocabulary: int | None = None,
 ) -> None:
     """Tries every operation that could mix samples, and finds the fewest rows that each takes.
 
@@ -90,11 +93,12 @@ def show_independence(
         root: the module that was traced.
         constants: the values of parameters and buffers that hold integers, such as indices, by
             name; missing ones are taken to be zeros.
+        vocabulary: the number of tokens, if the input is token ids.
 
     Raises:
         OperationError: an operation mixes samples, or cannot be tried.
     """
-    trials = _Trials(root, constants or {})
+    trials = _Trials(Traced(root, constants or {}, vocabulary))
     returned = next(node for node in graph.nodes if node.op == "output").all_input_nodes
     with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of made-up values
@@ -125,8 +129,8 @@ ANY = Least(0, 0)
 class _Trials:
     """Tries operations, each kind of call once."""
 
-    def __init__(self, root: nn.Module, constants: dict[str, Tensor]) -> None:
-        self.traced = Traced(root, constants)
+    def __init__(self, traced: Traced) -> None:
+        self.traced = traced
         self.shown: dict[Any, Least] = {}
 
     def least_rows(self, node: Node, returned: bool) -> Least:
@@ -370,7 +374,8 @@ class _Trial(Probe):
 def _is_number(node: Node) -> bool:
     """Whether a node's value is a number, which may depend on the number of samples."""
     value = node.meta.get("values", (None,))[0]
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return plain and not node.meta["of_type"]
 
 
 def _is_part(node: Node) -> bool:

@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from workbench.model.build import with_tensors
-from workbench.model.tracing.batch import BATCHES, called, tensors
+from workbench.model.tracing.batch import BATCHES, called, shape_for, tensors
 from workbench.model.tracing.draws import Draws, drawing, placed_bits
 
 Samples = tuple[int, ...]
@@ -82,6 +82,7 @@ class Traced:
     Attributes:
         root: the module that was traced.
         constants: the values of parameters and buffers that hold integers.
+        vocabulary: the number of tokens, if the input is token ids.
         kinds: the kinds of nodes that are neither inputs nor parameters.
         varies: whether each node depends on the number of samples and on no sample.
         noise: the source of random numbers.
@@ -89,6 +90,7 @@ class Traced:
 
     root: nn.Module
     constants: dict[str, Tensor]
+    vocabulary: int | None = None
     kinds: dict[Node, str] = field(default_factory=dict)
     varies: dict[Node, bool] = field(default_factory=dict)
     noise: Noise = field(default_factory=Noise)
@@ -198,6 +200,10 @@ class Probe:
             return self._made[node]
         if node not in self._made:
             rows, *shape = shape_for((small, large), 1)
+            if self.traced.vocabulary is not None and not small.is_floating_point():
+                drawn = self.traced.noise.values((5, rows, *shape), torch.float64, "positive")
+                self._made[node] = (drawn * self.traced.vocabulary).long()
+                return of_samples(self._made[node], samples).flatten(0, 1)
             made = self.traced.noise.values((5, rows, *shape), small.dtype, self.draw.kind)
             if self.draw.kind == "normal":
                 made[CHANGED].mul_(3).add_(1)
@@ -283,16 +289,6 @@ def has_rows(small: Tensor, large: Tensor) -> bool:
         return False
     few, many = BATCHES
     return small.shape[0] > 0 and small.shape[0] * many == large.shape[0] * few
-
-
-def shape_for(pair: tuple[Tensor, Tensor], count: int) -> tuple[int, ...]:
-    """The shape for so many samples, from the shapes at both batch sizes."""
-    small, large = pair
-    few, many = BATCHES
-    return tuple(
-        a + (count - few) * (b - a) // (many - few)
-        for a, b in zip(small.shape, large.shape, strict=True)
-    )
 
 
 def by_sample(value: Tensor, count: int) -> Tensor:

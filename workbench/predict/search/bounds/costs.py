@@ -96,7 +96,7 @@ class StepCosts:
         alone = experiment.replace(plan=Plan.data_parallel(plan.graph, self.world))
         operations = program_of(alone).operations
         self.itemsizes = {name: op.itemsize for (name, _), op in operations.by_value.items()}
-        self.itemsizes["input"] = operations.itemsize
+        self.itemsizes["input"] = operations.input_itemsize
         self.learns = {name for (name, _), op in operations.by_value.items() if op.needs_gradient}
         # How often a gradient comes back for a layer's output.
         self._often_read = Counter(
