@@ -228,7 +228,7 @@ def _step(
 
 def _own(inputs: Tensor, task: Task) -> Tensor:
     """A copy, which the module may change in place: the rows are evaluated after every step."""
-    return inputs.to(_dtype(task), copy=True)
+    return inputs.to(_dtype(task) if inputs.is_floating_point() else inputs.dtype, copy=True)
 
 
 def evaluate(module: nn.Module, task: Task, norms: "LocalNorms") -> tuple[float, float]:

@@ -111,6 +111,18 @@ REFUSED = {
         ),
         "outputs",
     ),
+    "a branch for batches of more than one sample, and a batch of one": (
+        Case(
+            Net(
+                (6,),
+                ("self.m1 = nn.Parameter(torch.rand(1, 6))", "self.head = nn.Linear(6, 3)"),
+                ("y = self.m1 * 2 if x.shape[0] != 1 else self.m1", "x = self.head(x * y)"),
+            ),
+            Cut(2),
+            Run(batch_size=3),
+        ),
+        "decides otherwise for 1 sample",
+    ),
     "rows that are repeated one after the other": (
         Case(
             Net(

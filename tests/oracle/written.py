@@ -155,6 +155,21 @@ WRITTEN = {
         Cut(3, (("head", "shard_in", 3, (1, 0, 2)),), rows=(2, 0, 1)),
         Run(batch_size=7, accumulate=2),
     ),
+    "a module under two names, one of which is never called": Case(
+        Net(
+            (5,),
+            (
+                "self.m1 = nn.Embedding(11, 8)",
+                "self.m2 = nn.Sequential(self.m1, nn.Flatten())",
+                "self.head = nn.Linear(40, 3)",
+            ),
+            ("x = self.head(self.m2(x))",),
+            vocabulary=11,
+        ),
+        Cut(2),
+        Run(steps=3, checkpoint_every=1),
+        "resumed",
+    ),
     "token ids, the head cut by its outputs, in rounds": Case(
         Net(
             (5,),
@@ -178,7 +193,7 @@ WRITTEN = {
             ),
         ),
         Cut(3, rows=(2, 0, 1)),
-        Run(batch_size=3),
+        Run(batch_size=4),
     ),
     "lines in full precision under bf16": Case(
         Net(

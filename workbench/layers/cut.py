@@ -113,7 +113,9 @@ class _Cutting:
         if any(self._has_nothing_of(layer) for layer in layers):
             every = (piece for pieces in read for piece in pieces.values())
             saved = next((p.dtype for p in every if p.is_floating_point()), torch.float32)
-            self.dtypes = LayerDtypes(self.traced, self.graph.input_shape, device, saved)
+            tokens = self.graph.vocabulary is not None
+            shape = self.graph.input_shape
+            self.dtypes = LayerDtypes(self.traced, shape, device, saved, tokens=tokens)
         for layer, pieces in zip(layers, read, strict=True):
             self._place(layer, pieces)
         for layer in self.graph.layers:

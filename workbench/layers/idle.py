@@ -98,6 +98,7 @@ class LayerDtypes:
         input_shape: the shape of one sample.
         device: the device on which the model computes.
         dtype: the type of images and of floating-point weights.
+        tokens: whether samples are token ids instead.
     """
 
     def __init__(
@@ -106,6 +107,8 @@ class LayerDtypes:
         input_shape: tuple[int, ...],
         device: torch.device,
         dtype: torch.dtype,
+        *,
+        tokens: bool = False,
     ) -> None:
         self._mode, self._device = FakeTensorMode(), device
 
@@ -118,7 +121,8 @@ class LayerDtypes:
         for module in self._whole.modules():
             if isinstance(module, _BatchNorm) and module.momentum is None:
                 module.momentum = 1.0  # a cumulative one reads its count of batches, a value
-        self._images = fake(torch.empty(_ROWS, *input_shape, device="meta"))
+        given = torch.int64 if tokens else dtype
+        self._samples = fake(torch.empty(_ROWS, *input_shape, device="meta", dtype=given))
         self._known: dict[Autocast, dict[str, torch.dtype]] = {}
 
     def of(self, node: str) -> torch.dtype:
@@ -128,7 +132,7 @@ class LayerDtypes:
         if autocast not in self._known:
             noting = _Noting(self._whole)
             with self._mode, torch.no_grad():
-                noting.run(self._images.clone())
+                noting.run(self._samples.clone())
             self._known[autocast] = noting.found
         return self._known[autocast][node]
 

@@ -171,7 +171,12 @@ def unpack(packed: bytes) -> GraphModule:
     for op, target, arguments, node_name in records:
         args, kwargs = map_aggregate(arguments, node)
         nodes.append(graph.create_node(op, target, args, kwargs, node_name))
-    return GraphModule(submodules, graph, class_name=name)
+    made = GraphModule(submodules, graph, class_name=name)
+    held = {path for path, _ in made.named_modules(remove_duplicate=False)}
+    for path, module in submodules.named_modules(remove_duplicate=False):
+        if path not in held:  # it is not called, and its weights have names
+            made.add_submodule(path, module)
+    return made
 
 
 @dataclass(frozen=True)

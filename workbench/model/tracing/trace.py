@@ -226,7 +226,19 @@ class _Recorded:
             least_batch=self.tracer.least_batch,
         )
         name = type(self.root).__name__
-        return graph, torch.fx.GraphModule(self.root, self.nodes, class_name=name)
+        traced = torch.fx.GraphModule(self.root, self.nodes, class_name=name)
+        self._add_unread_names(graph, traced)
+        return graph, traced
+
+    def _add_unread_names(self, graph: Graph, traced: torch.fx.GraphModule) -> None:
+        """Adds the modules whose weights are read only as those of others that they are tied to."""
+        held = {path for path, _ in traced.named_modules(remove_duplicate=False)}
+        for layer in graph.layers:
+            for weight in layer.weights:
+                for alias in weight.aliases:
+                    path, _, _ = alias.rpartition(".")
+                    if path not in held:
+                        traced.add_submodule(path, self.root.get_submodule(path))
 
 
 def _recorded(
