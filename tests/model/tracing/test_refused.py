@@ -78,7 +78,7 @@ def test_layers(layer, reason):
     ("call", "reason"),
     [
         (lambda x: x * 2 if x.sum() > 0 else x, "use torch.where"),
-        (lambda x: x * 2 if x.shape[0] > 1 else x, "the size of the batch"),
+        (lambda x: x * 2 if x.shape[0] > 3 else x, "the size of the batch"),
         (lambda x: x * 2 if x.shape[0] // 4 == 0 else x, "the size of the batch"),
         (lambda x: x[x > 0], "depends on the values of a tensor"),
         (lambda x: x.new_ones(torch.Size([x.shape[0], 1])), r"x.new_zeros\(\(n, 3\)\)"),

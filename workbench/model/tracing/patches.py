@@ -82,7 +82,11 @@ def limits_recorded(record: Callable[[Any, Any, Any], Any | None]) -> Iterator[N
 
 @contextmanager
 def refuse_other_draws() -> Iterator[None]:
-    """Refuses random numbers that are not torch tensors: they would become constants."""
+    """Refuses random numbers that are not torch tensors: they would become constants.
+
+    Raises:
+        TraceError: some were drawn.
+    """
     before = _other_generators()
     yield
     for name, state in _other_generators().items():

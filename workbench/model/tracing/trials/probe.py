@@ -203,6 +203,7 @@ class Probe:
             if self.traced.vocabulary is not None and not small.is_floating_point():
                 drawn = self.traced.noise.values((5, rows, *shape), torch.float64, "positive")
                 self._made[node] = (drawn * self.traced.vocabulary).long()
+                self._made[node].view(5, -1)[:, 0] = self.traced.vocabulary - 1  # a table has it
                 return of_samples(self._made[node], samples).flatten(0, 1)
             made = self.traced.noise.values((5, rows, *shape), small.dtype, self.draw.kind)
             if self.draw.kind == "normal":
