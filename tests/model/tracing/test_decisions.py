@@ -25,7 +25,7 @@ def test_what_is_the_same_for_all_batches_is_decided(least, decides):
     model.inside = nn.Linear(2, 3)
     graph = trace(model, input_shape=(2,))
     assert graph.least_batch == least
-    assert graph.layers[-2].name == "mul"
+    assert graph.layers[-2].name.startswith("mul")
     plan = Plan.data_parallel(graph, 2)
     check_rows(plan, Schedule(4, 2, 1, (8, 8)))
     if least == 2:

@@ -202,9 +202,10 @@ class Probe:
             rows, *shape = shape_for((small, large), 1)
             if self.traced.vocabulary is not None and not small.is_floating_point():
                 drawn = self.traced.noise.values((5, rows, *shape), torch.float64, "positive")
-                self._made[node] = (drawn * self.traced.vocabulary).long()
-                self._made[node].view(5, -1)[:, 0] = self.traced.vocabulary - 1  # a table has it
-                return of_samples(self._made[node], samples).flatten(0, 1)
+                made = (drawn * self.traced.vocabulary).long()
+                made[2].view(-1)[0] = self.traced.vocabulary - 1  # which every table has to have
+                self._made[node] = made
+                return of_samples(made, samples).flatten(0, 1)
             made = self.traced.noise.values((5, rows, *shape), small.dtype, self.draw.kind)
             if self.draw.kind == "normal":
                 made[CHANGED].mul_(3).add_(1)
