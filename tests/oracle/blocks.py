@@ -260,7 +260,7 @@ TOKENS = {
     "permuted attention": """
         self.{m} = nn.Linear({c}, {c} * 3)
         ---
-        q{m}, k{m}, v{m} = self.{m}(x).reshape(len(x), {t}, 3, «2¦1», -1).permute(2, 0, 3, 1, 4)
+        q{m}, k{m}, v{m} = self.{m}(x).reshape(x.shape[0], {t}, 3, «2¦1», -1).permute(2, 0, 3, 1, 4)
         «.unbind(0)¦»
         a{m} = torch.softmax(q{m} @ k{m}.transpose(-2, -1), -1) @ v{m}
         x = x + a{m}.transpose(1, 2).reshape(x.shape[0], {t}, {c})""",

@@ -25,6 +25,7 @@ from torch.fx.node import map_aggregate, map_arg
 from torch.utils import _pytree as pytree
 
 from workbench.model.errors import OperationError
+from workbench.model.tracing import assigned
 from workbench.model.tracing.batch import BATCHES, REMEDY, called, has_tensors, name_of, tensors
 from workbench.model.tracing.rewrites.inplace import changes_in_place
 
@@ -350,7 +351,7 @@ class _Gathering:
                         f"{type(module).__name__} has weights, and gets the batch elsewhere than "
                         f"in dimension 0 ({self.first.meta['elsewhere']})",
                     )
-            if changes_in_place(node, self.roots[0]):
+            if _changes(node, self.roots[0]):
                 raise OperationError(
                     node,
                     f"{name_of(node)} works in place while the batch is elsewhere than in "
@@ -418,6 +419,9 @@ class _Gathering:
 
 
 def _changes(node: Node, root: nn.Module) -> bool:
+    """Whether an operation writes into what it reads; assignments are recorded as new values."""
+    if getattr(node.target, "__module__", None) == assigned.__name__:
+        return False
     return bool(node.all_input_nodes) and changes_in_place(node, root)
 
 
