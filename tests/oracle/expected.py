@@ -58,8 +58,11 @@ class Expected:
     def is_decided_by_rounding(self) -> bool:
         """Whether inputs that move by rounding move the gradients by what a wrong one would.
 
-        Batch norm over two samples that are nearly equal divides their difference by itself.
+        Batch norm over two samples that are nearly equal divides their difference by itself. In
+        fp16, a sum over all rows may overflow where those over some rows do not.
         """
+        if self._overflows_by_rows():
+            return True
         precision = self.experiment.precision
         for step, *others in zip(self.steps, self.rounded, self._moved(precision), strict=True):
             known = {name: g for name, g in step.gradients.items() if g is not None}
@@ -71,6 +74,17 @@ class Expected:
                 if apart > MOST[precision] * scale:
                     return True
         return False
+
+    def _overflows_by_rows(self) -> bool:
+        """Whether torch itself skips other steps if it sees fewer rows at a time, as ranks do."""
+        plan = self.experiment.plan
+        if self.task.scaler is None or any(one.kind == "batch_norm" for one in plan.graph.layers):
+            return False
+        batches = [replace(batch, ranks=()) for batch in self.task.batches]
+        accumulate = self.task.accumulate * plan.world_size
+        fewer = replace(self.task, accumulate=accumulate, batches=batches)
+        others = self._trained(self.case.net.build(), fewer)
+        return any(one.scale != other.scale for one, other in zip(self.steps, others, strict=True))
 
     def _moved(self, precision: str, seed: int = 0) -> list[Step]:
         """The steps of inputs that are other by rounding."""

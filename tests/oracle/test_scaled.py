@@ -118,3 +118,22 @@ CASES = {
 def test_is_computed_as_one_process_would(case, on_ranks):
     verdict = judged(case, on_ranks.seated)
     assert verdict.what == "equal", verdict.why
+
+
+def test_a_sum_over_all_rows_may_overflow_where_sums_over_some_do_not(on_ranks):
+    """The weight's gradient, which fp16 cannot hold, is that of one process, and of no rank."""
+    net = Net(
+        (2, 8, 8),
+        ("self.head = nn.Linear(128, 3, bias=False)",),
+        (
+            "x = x.flatten(2).transpose(1, 2)",
+            "x = torch.sqrt(x.square() + 0.1) + x",
+            "x = self.head(torch.flatten(x, 1))",
+        ),
+    )
+    run = Run(
+        batch_size=10, samples=24, steps=2, precision="fp16", accumulate=2, optimizer=MOMENTUM
+    )
+    verdict = judged(Case(net, Cut(3), run), on_ranks.seated)
+    assert verdict.what == "invalid", verdict
+    assert "rounding" in verdict.why

@@ -6,6 +6,7 @@ import pytest
 
 import workbench as wb
 from tests.plan import graphs
+from tests.train.strategies.own import SlowMo
 from workbench.plan.errors import MachineError, PlanError
 from workbench.plan.experiment.experiment import ParameterServer, Pipelined
 from workbench.plan.plan import Plan
@@ -94,6 +95,12 @@ def test_late_sums_are_awaited_so_many_steps_later():
     (wait,) = (one for one in program.instructions if isinstance(one, Wait))
     assert wait.late == 2
     assert all(isinstance(program.instructions[index], Reduce) for index in wait.reduces)
+
+
+def test_what_a_strategy_remembers_is_there_from_the_first_step():
+    program = program_of(experiment(PAIRS, sync=wb.OwnStrategy(SlowMo(warmup=4))))
+    assert (program.remembered, program.warm.remembered, program.at(0).remembered) == (2, 2, 2)
+    assert program_of(experiment(PAIRS, sync=wb.LocalSGD(every=3))).remembered == 0
 
 
 def test_micro_batches_travel_once_and_add_up():

@@ -41,7 +41,7 @@ class ConvertLayout(nn.Module):
         context: BatchContext,
         layer: str,
         *,
-        learns: bool = True,
+        learns: bool,
     ) -> None:
         super().__init__()
         self.conversion, self.group, self.context, self.layer = conversion, group, context, layer

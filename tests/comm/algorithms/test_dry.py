@@ -63,6 +63,45 @@ def test_a_tree_waits_for_its_levels():
     assert dry.memory == (400, 0, 400, 0)
 
 
+class Chain(Algorithm):
+    """Each rank hands on what it has to the next; the last one sends the sum to all."""
+
+    def rounds(self, flat, members, me):
+        k, room = len(members), torch.empty_like(flat)
+        if me > 0:
+            yield MessageRound(receives=((members[me - 1], room),), additions=len(flat))
+            flat += room
+        if me < k - 1:
+            yield MessageRound(sends=((members[me + 1], flat),))
+            yield MessageRound(receives=((members[-1], flat),))
+        else:
+            yield MessageRound(sends=tuple((member, flat) for member in members[:-1]))
+
+
+def test_the_longest_chain_is_that_of_the_rank_that_ends_last():
+    """Before the last rank sends, three messages have come one after the other, each added."""
+    dry = Chain().dry(100, 4, 4)
+    assert dry.additions == (0, 100, 100, 100)
+    assert (dry.longest.rounds, dry.longest.bytes, dry.longest.additions) == (4, 2400, 300)
+
+
+class Pairs(Algorithm):
+    """Two ranks sum; two others have nothing to do with them."""
+
+    def rounds(self, flat, members, me):
+        if me < 2:
+            room = torch.empty_like(flat)
+            other = members[1 - me]
+            yield MessageRound(((other, flat.clone()),), ((other, room),), len(flat))
+            flat += room
+
+
+def test_ranks_without_messages_do_not_shorten_the_longest_chain():
+    dry = Pairs().dry(100, 4, 4)
+    assert dry.rounds == (1, 1, 0, 0)
+    assert (dry.longest.rounds, dry.longest.bytes, dry.longest.additions) == (1, 400, 100)
+
+
 def test_who_sends_to_all_at_once_takes_as_long_for_each():
     dry = Star().dry(100, 4, 5)
     assert (dry.longest.rounds, dry.longest.bytes) == (2, 2 * 4 * 400)

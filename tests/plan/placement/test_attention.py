@@ -2,8 +2,9 @@
 
 import pytest
 
-from tests.plan.graphs import transformer
+from tests.plan.graphs import Builder, transformer
 from workbench.plan.errors import PlanError
+from workbench.plan.graph import Weight
 from workbench.plan.placement.layout import Layout
 from workbench.plan.placement.placement import Partial, Replicate, Shard
 from workbench.plan.plan import Plan
@@ -81,3 +82,34 @@ def test_errors_name_the_layer_and_what_is_valid(choice, says):
         WHOLE.with_layer("attention", **choice)
     with pytest.raises(PlanError, match=r"layer 'fc0'.*no scheme 'shard_heads'"):
         WHOLE.with_layer("fc0", scheme="shard_heads")
+
+
+def test_window_attention_with_scaled_cosines_is_cut_by_heads():
+    """Swin v2 scales by head, and its position bias comes from a small network."""
+    heads, e = 3, 12
+    shapes = {
+        "qkv.weight": (3 * e, e),
+        "qkv.bias": (3 * e,),
+        "proj.weight": (e, e),
+        "proj.bias": (e,),
+        "logit_scale": (heads, 1, 1),
+        "cpb_mlp.2.weight": (heads, 8),
+    }
+    weights = tuple(Weight(f"attention.{name}", shape) for name, shape in shapes.items())
+    graph = Builder((4, e)).same("norm", "layer_norm")
+    graph = graph.add("attention", "attention", (4, e), weights=weights, heads=heads).graph()
+    plan = Plan.data_parallel(graph, 2).with_layer(
+        "attention", scheme="shard_heads", group_size=2, shares=(2, 1)
+    )
+    pieces = {
+        name: [plan.flow.weights[f"attention.{name}"].piece_shape(rank) for rank in range(2)]
+        for name in shapes
+    }
+    assert pieces == {
+        "qkv.weight": [(24, 12), (12, 12)],
+        "qkv.bias": [(24,), (12,)],
+        "proj.weight": [(12, 8), (12, 4)],
+        "proj.bias": [(12,), (0,)],
+        "logit_scale": [(2, 1, 1), (1, 1, 1)],
+        "cpb_mlp.2.weight": [(2, 8), (1, 8)],
+    }

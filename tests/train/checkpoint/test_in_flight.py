@@ -1,6 +1,7 @@
 """Gradients in flight across checkpoints: a run that was taken up again is the same run."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -34,6 +35,7 @@ from workbench.train.checkpoint.in_flight import (
     restore_residuals,
 )
 from workbench.train.loop.requests import CarriedOut, LearningRate, RunRequests
+from workbench.train.strategies.pipelined import drain
 from workbench.train.strategies.strategy import strategy_of, updater_of
 
 HYBRID = Plan.hybrid(GRAPH, 4, 2).with_batch_norm("synchronized")
@@ -167,6 +169,25 @@ def test_a_narrower_pipeline_uses_the_oldest_at_once(run):
     same(served, drained)
     _, _, outcome = run(sync=Pipelined(width=4), resume=end)  # steps 3 and 4 are there already
     assert outcome.notes == ("step 5 moved no weights: it filled the pipeline",)
+
+
+def test_sums_without_a_place_are_used_one_after_the_other():
+    """Each moves the weights once, the oldest first; then no gradient is left."""
+    weight, idle = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    optimizer, notes = torch.optim.SGD([weight, idle], lr=0.5, momentum=0.5), []
+    model = SimpleNamespace(trainable=lambda: {"weight": weight, "idle": idle})
+    left = [
+        InFlight(3 + i, {"weight": torch.tensor([g, 0.0])}, {}) for i, g in enumerate((1.0, 4.0))
+    ]
+    drain(left, model, optimizer.step, notes)
+    # Speeds 1, then 0.5 * 1 + 4; the weights move by half of them.
+    assert weight.tolist() == [1 - 0.5 * (1 + 4.5), 1]
+    assert idle.tolist() == [1, 1]
+    assert (weight.grad, idle.grad) == (None, None)
+    assert [note.split(",")[0] for note in notes] == [
+        "the gradient of step 3",
+        "the gradient of step 4",
+    ]
 
 
 def test_what_has_no_place_is_used_at_the_rate_of_the_run_and_not_of_the_experiment(run):

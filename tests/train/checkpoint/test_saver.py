@@ -11,11 +11,25 @@ from tests.train.checkpoint import saving
 from workbench.model.errors import CheckpointError
 from workbench.model.weights.slices import PieceSet
 from workbench.model.weights.snapshot import Snapshot
+from workbench.plan.placement.placement import Replicate, Shard
+from workbench.plan.placement.weights import WeightPlacement
 from workbench.store.messages import StopRequest
 from workbench.train.checkpoint.checkpoint import latest
-from workbench.train.checkpoint.saver import Saver, _Writing, parts
+from workbench.train.checkpoint.saver import Holding, Saver, _Writing, holdings, parts
 from workbench.train.loop.loop import Loop
 from workbench.train.loop.requests import LearningRates, RunRequests, SaveNow
+
+
+def test_the_pieces_of_a_tensor_and_who_holds_them():
+    """Nobody writes an empty piece."""
+    whole = WeightPlacement(Replicate(), 2, (6,), "float32", True)
+    assert holdings("bias", whole, 4) == [Holding("bias", None, 0, 6, (0, 1, 2, 3))]
+    shard = Shard(0, (1, 0, 2))
+    cut = WeightPlacement(shard, 3, (3, 5), "float32", True)
+    assert holdings("weight", cut, 6) == [
+        Holding("weight", shard, 0, 5, (0, 3)),
+        Holding("weight", shard, 2, 10, (2, 5)),
+    ]
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from workbench.plan.experiment.experiment import (
     Experiment,
     LocalSGD,
     ParameterServer,
+    Pipelined,
     Synthetic,
 )
 from workbench.plan.plan import Plan
@@ -134,6 +135,7 @@ def session(config, run, weights, directory, changed_after):
         pytest.param({"evaluate_every": 2}, 2, [0, 1, 2], 3, id="evaluation"),
         pytest.param({"checkpoint_every": 2}, 0, [0, 1], 2, id="checkpoint"),
         pytest.param({}, 3, [0, 1, 2, 3], 2, id="end"),
+        pytest.param({"sync": Pipelined(width=3)}, 3, [0, 1, 2, 3], 2, id="pipelined"),
     ],
 )
 def test_a_run_ends_when_its_ranks_have_parted(

@@ -28,6 +28,8 @@ def test_requests_are_read_as_they_were_made(tmp_path):
     requests.carry_out(2, CarriedOut(7, 0.5, (3, 4)))
     assert requests.carried_out(2) == CarriedOut(7, 0.5, (3, 4))
     assert requests.last_carried_out() == 2
+    requests.carry_out(1, CarriedOut(3))
+    assert requests.last_carried_out() == 2
 
 
 def test_requests_of_several_people_all_have_their_number(tmp_path):

@@ -13,9 +13,13 @@ from workbench.bench.exactness.mutants.suite import Outcome, attempt, observe
 
 HOUSE = Path(__file__).resolve().parents[4] / "workbench"
 FILE = "workbench/plan/small.py"
+VALUES = "workbench/plan/values.py"
 SOURCE = """
+from workbench.plan.values import FIRST
+
+
 def part(a, rank, k):
-    total = a[rank % k]
+    total = a[rank % k] + FIRST
     while rank:
         rank -= 1
         total += rank
@@ -67,6 +71,7 @@ def root(tmp_path):
         shutil.copy(HOUSE / init, root / "workbench" / init)
     (root / FILE).parent.mkdir()
     (root / FILE).write_text(SOURCE)
+    (root / VALUES).write_text("FIRST = 0\n")
     (root / "tests").mkdir()
     (root / "tests" / "test_small.py").write_text(TESTS)
     return root
@@ -95,6 +100,15 @@ def test_faults_are_killed_by_the_tests_that_execute_them(root, tmp_path):
     assert not missed.killed
     assert missed.said == "no quick test executes it"
     assert (root / FILE).read_text() == SOURCE
+
+
+def test_what_is_read_at_import_is_tried_with_the_tests_of_those_that_import_it(root, tmp_path):
+    seen = observe(root, tmp_path / "observed", [FILE, VALUES], ["tests"])
+    assert seen.importers == {FILE: (), VALUES: (FILE,)}
+    fault, *_ = faults((root / VALUES).read_text(), VALUES)
+    near = seen.near(fault, most_s=60.0)
+    assert {test.name.partition("::")[2] for test in near} >= {"test_first", "test_others[1]"}
+    assert attempt(root, tmp_path / "first", fault, near).killed
 
 
 def test_a_hang_is_a_kill_and_what_nothing_shows_survives(root, tmp_path, monkeypatch):

@@ -1,12 +1,13 @@
 """Runs the tests of a copy of the checkout, unchanged or with a fault in it."""
 
+import ast
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,27 +57,42 @@ class Test:
 
 @dataclass(frozen=True)
 class Observed:
-    """The tests without faults: those that pass, by number, and the lines that they execute."""
+    """The tests without faults: those that pass, by number, and the lines that they execute.
+
+    Attributes:
+        tests: the tests that pass.
+        failed: the names of the others.
+        executed: for every line of a file, the numbers of the tests that execute it.
+        importers: for every file, the files that import something from it.
+    """
 
     tests: Mapping[int, Test]
     failed: tuple[str, ...]
     executed: witness.Executed
+    importers: Mapping[str, tuple[str, ...]]
 
     def near(self, fault: Fault, most_s: float) -> list[Test]:
         """The tests that execute a fault's lines, up to `most_s` seconds of them.
 
-        Tests without engines come first; of these those in the file of the same name, then the
-        quickest. For a line that is executed at import, all tests count that execute anything in
-        the file.
+        Tests without engines come first; of these those in the file of the same name, then those
+        in the folder of the same name, then the quickest. For a line that is executed at import,
+        all tests count that execute anything in the file or in one that imports it.
         """
-        lines = self.executed[fault.file]
         first, last = fault.lines
-        of_fault = (n for line in range(first, last + 1) for n in lines.get(line, ()))
-        of_file = (n for numbers in lines.values() for n in numbers)
-        numbers = set(of_fault if fault.function else of_file)
-        stem = f"test_{Path(fault.file).stem}.py"
-        tests = [self.tests[number] for number in numbers if number in self.tests]
-        tests.sort(key=lambda t: (t.engines, Path(t.file).name != stem, t.seconds, t.name))
+        if fault.function:
+            lines = self.executed[fault.file]
+            numbers = {n for line in range(first, last + 1) for n in lines.get(line, ())}
+        else:
+            files = (fault.file, *self.importers[fault.file])
+            numbers = {n for file in files for those in self.executed[file].values() for n in those}
+        own = Path("tests", *Path(fault.file).parts[1:])
+
+        def order(test: Test) -> tuple[bool, bool, bool, float, str]:
+            path = Path(test.file)
+            another = path.name != f"test_{own.stem}.py"
+            return test.engines, another, path.parent != own.parent, test.seconds, test.name
+
+        tests = sorted((self.tests[n] for n in numbers if n in self.tests), key=order)
         total = 0.0
         found: list[Test] = []
         for test in tests:
@@ -136,11 +152,11 @@ def observe(root: Path, folder: Path, files: Sequence[str], tests: Sequence[str]
     watched = witness.prepare(folder / "witness", root, files)
     arguments = ["-m", "not slow and not gpu", *tests]
     _pytest(root, folder, arguments, {}, watched, limit_s=None)
-    return observed(folder)
+    return observed(root, folder)
 
 
-def observed(folder: Path) -> Observed:
-    """The records that `observe` has left in a folder."""
+def observed(root: Path, folder: Path) -> Observed:
+    """The records that `observe` has left in a folder, of the copy at `root`."""
     begun: dict[str, dict[str, Any]] = {}
     seconds: dict[str, float] = {}
     failed: dict[str, None] = {}
@@ -156,7 +172,28 @@ def observed(folder: Path) -> Observed:
         for name, taken in seconds.items()
         if name not in failed
     }
-    return Observed(tests, tuple(failed), witness.read(folder / "witness"))
+    executed = witness.read(folder / "witness")
+    return Observed(tests, tuple(failed), executed, _importers(root, executed))
+
+
+def _importers(root: Path, files: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """For each of these files, those of them that import something from it by its name."""
+    imported = {
+        file: {
+            node.module
+            for node in ast.walk(ast.parse((root / file).read_text()))
+            if isinstance(node, ast.ImportFrom)
+        }
+        for file in files
+    }
+    return {
+        file: tuple(other for other, names in imported.items() if _module(file) in names)
+        for file in imported
+    }
+
+
+def _module(file: str) -> str:
+    return ".".join(Path(file).with_suffix("").parts)
 
 
 def attempt(root: Path, folder: Path, fault: Fault, tests: Sequence[Test]) -> Outcome:
