@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from workbench.plan.experiment.optimizers import AnyOptimizer
 from workbench.plan.graph import Graph, Layer
-from workbench.plan.machine.device import Device
 from workbench.plan.machine.experience import Estimate
 from workbench.plan.machine.machine import Machine
 from workbench.plan.machine.work import PlacedLayers, work_of
@@ -253,11 +252,9 @@ def update_seconds(optimizer: AnyOptimizer, parameters: Seconds, speeds: Speeds)
         parameters: bytes of parameters that each rank updates [ranks].
         speeds: the devices and links of the same ranks.
     """
-
-    def rate(device: Device) -> float:
-        return device.update_s_per_byte.get(optimizer.kind, optimizer.passes / device.bandwidth)
-
-    return parameters * np.array([rate(device) for device in speeds.devices])
+    kind, passes = optimizer.kind, optimizer.passes
+    rates = [d.update_s_per_byte.get(kind, passes / d.bandwidth) for d in speeds.devices]
+    return parameters * np.array(rates)
 
 
 def _pieces(plan: PlacedLayers, layer: Layer, group_size: int) -> tuple[object, ...]:

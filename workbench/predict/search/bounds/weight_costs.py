@@ -46,6 +46,8 @@ class WeightCosts:
     def __init__(self, experiment: Experiment, speeds: Speeds, weights: Seconds) -> None:
         self.experiment, self.speeds, self.weights = experiment, speeds, weights
         self.world = speeds.ranks.size
+        self._of_weights = experiment.sync.timing.of_weights
+        self._kept = copies(experiment.optimizer) + (experiment.ema is not None)
         self._shares = {k: self._share(k) for k in group_sizes(self.world)}
         self._rates = {k: self._rate(k) for k in group_sizes(self.world)}
 
@@ -56,7 +58,7 @@ class WeightCosts:
             return WeightCost(summed, update, memory, settled, added)
         experiment = self.experiment
         synchronous = isinstance(experiment.sync, Synchronous)
-        of_weights = experiment.sync.timing.of_weights
+        of_weights = self._of_weights
         optimizer = experiment.optimizer
         for index, weight in enumerate(layer.weights):
             where = placed[weight.name]
@@ -71,8 +73,7 @@ class WeightCosts:
                 buckets = members > 1 and not of_weights
                 added += self._mean(addition(layer, index, size, buckets, self.speeds))
             owners = members if experiment.shard_optimizer else 1
-            kept = copies(optimizer) + (experiment.ema is not None)
-            memory += float(size.mean()) * kept / owners
+            memory += float(size.mean()) * self._kept / owners
             held = update_seconds(optimizer, size.astype(np.float64), self.speeds)
             update += self._mean(held) / owners
             if members == 1 or not synchronous:
