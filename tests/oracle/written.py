@@ -68,6 +68,33 @@ WRITTEN = {
         ),
         Cut(2, (("m1", "shard_out", 2, None),)),
     ),
+    "parts that are changed in place, by themselves and together": Case(
+        Net(
+            (4, 6),
+            ("self.m1 = nn.Linear(6, 6)", "self.head = nn.Linear(24, 3)"),
+            (
+                "x = 2 * self.m1(x)",
+                "x[..., 0] *= 2",
+                "x[:, 1:3] += x[:, :1]",
+                "x[:, -1, 2] = x[:, 0, 1] + x[:, 3, 5]",
+                "x = self.head(torch.flatten(x, 1))",
+            ),
+        ),
+        Cut(3, (("m1", "shard_out", 3, (1, 0, 2)),), rows=(2, 0, 1)),
+        Run(batch_size=7, accumulate=2),
+    ),
+    "a part without elements": Case(
+        Net(
+            (4, 6),
+            ("self.m1 = nn.Linear(6, 6)", "self.head = nn.Linear(24, 3)"),
+            (
+                "first, x = x[:, :0], self.m1(x)",
+                "x = torch.cat([first.reshape(x.shape[0], 0, 6) * 2, torch.tanh(x)], 1)",
+                "x = self.head(torch.flatten(x, 1))",
+            ),
+        ),
+        Cut(2),
+    ),
     "a batch norm with an activation inside": Case(
         Net(
             (3, 6, 6),

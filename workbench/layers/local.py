@@ -161,11 +161,16 @@ def held(shape: tuple[int, ...], layout: Layout, rank: int) -> tuple[int, ...]:
 def idles(layer: Layer, flow: Flow, rank: int) -> bool:
     """Returns whether this rank has no element of a layer's input or of its output.
 
-    Batch norm is not asked to idle: it knows what to do without channels.
+    A value without elements is no reason: every rank computes with it. Batch norm is not asked to
+    idle: it knows what to do without channels.
     """
-    read = math.prod(held(layer.input_shape, flow.inputs[layer.name], rank))
-    written = math.prod(held(layer.output_shape, flow.outputs[layer.name], rank))
-    return layer.rows > 0 and layer.kind != "batch_norm" and read * written == 0
+    if layer.rows == 0 or layer.kind == "batch_norm":
+        return False
+    shapes = (layer.input_shape, flow.inputs), (layer.output_shape, flow.outputs)
+    return any(
+        math.prod(held(shape, layouts[layer.name], rank)) == 0 < math.prod(shape)
+        for shape, layouts in shapes
+    )
 
 
 def read_pieces(

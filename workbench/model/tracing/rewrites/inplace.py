@@ -1,5 +1,6 @@
 """Operations in place, in a graph that only records each operation's result."""
 
+import operator
 from collections.abc import Iterable
 
 import torch.fx
@@ -8,6 +9,7 @@ from torch.fx import Node
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from workbench.model.errors import OperationError
+from workbench.model.tracing import assigned
 from workbench.model.tracing.batch import name_of, tensors
 
 
@@ -49,14 +51,27 @@ def _refuse_other_views(
                 f"{name_of(node)} changes {other.target!r} as the model runs, each rank by its own "
                 "rows: let the optimizer do so, or give the forward pass a new tensor",
             )
-        reader = next((user for user in other.users if place[user] > place[node]), None)
+        later = [user for user in other.users if place[user] > place[node]]
+        reader = min(later, key=place.__getitem__, default=None)
         if reader is not None and place[other] < place[node]:
+            if _is_written_back(node, changed, other, reader):
+                continue
             raise OperationError(
                 node,
                 f"{name_of(node)} changes {changed.name!r} in place, and with it {other.name!r}, "
                 f"which lies in the same memory and is read afterwards, by {name_of(reader)}: "
                 "make a new tensor instead, with torch.cat, torch.where or x = x + 1",
             )
+
+
+def _is_written_back(node: Node, changed: Node, other: Node, reader: Node) -> bool:
+    """Whether the first that reads a tensor writes into it what was made of its part.
+
+    So does `x[0] *= 2`: a part is taken, changed, and assigned to where it came from.
+    """
+    if changed.target is not operator.getitem or reader.target is not assigned.setitem:
+        return False
+    return changed.args[0] is other and reader.args == (*changed.args, node)
 
 
 def _memory(node: Node) -> set[int]:

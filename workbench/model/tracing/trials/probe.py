@@ -295,7 +295,7 @@ def has_rows(small: Tensor, large: Tensor) -> bool:
 
 def by_sample(value: Tensor, count: int) -> Tensor:
     """A tensor [samples x rows, ...] as [samples, rows, ...]."""
-    return value.reshape(count, -1, *value.shape[1:])
+    return value.unflatten(0, (count, len(value) // count))
 
 
 def of_samples(values: Tensor, samples: Samples) -> Tensor:
