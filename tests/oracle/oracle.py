@@ -217,9 +217,11 @@ def _step(
         labels = batch.labels[first : first + rows]
         draws.start(index, first, rows)
         norms.ranks = batch.ranks[turn] if batch.ranks else ()
-        with draws, _autocast(task):
+        # Under a dispatch mode autocast reaches the parts of an operation, too, as of nn.Bilinear.
+        watched = draws if task.draws or task.precision in ("fp64", "fp32") else nullcontext()
+        with watched, _autocast(task):
             outputs = module(inputs)
-        loss = task.loss(task.outputs(outputs), labels) * (rows / count)
+            loss = task.loss(task.outputs(outputs), labels) * (rows / count)
         scaler.scale(loss).backward()
         total += loss.item()
         first += rows
