@@ -4,7 +4,7 @@ import torch
 
 from workbench.comm.algorithms.algorithm import Algorithm
 from workbench.comm.algorithms.exchange import MessageRound
-from workbench.comm.codecs.coder import Coder
+from workbench.comm.codecs.coders import Coder
 
 
 class Tree(Algorithm):

@@ -20,7 +20,7 @@ from workbench.plan.experiment.experiment import Experiment, ParameterServer, Sy
 from workbench.plan.extension.own import opened
 from workbench.plan.plan import Plan
 from workbench.store import messages
-from workbench.train.loop.evaluation import evaluate
+from workbench.train.loop.scoring import evaluate
 from workbench.train.loop.state import RankState, group_specs_of
 from workbench.train.strategies.remembered import EMA, entry
 

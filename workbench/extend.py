@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from workbench.plan.placement.placement import Partial as Partial
     from workbench.plan.placement.placement import Replicate as Replicate
     from workbench.plan.placement.placement import Shard as Shard
-    from workbench.plan.placement.scheme import Division as Division
-    from workbench.plan.placement.scheme import Scheme as Scheme
-    from workbench.plan.placement.scheme import held_by as held_by
+    from workbench.plan.placement.schemes import Division as Division
+    from workbench.plan.placement.schemes import Scheme as Scheme
+    from workbench.plan.placement.schemes import held_by as held_by
     from workbench.plan.rules.rule import GroupRule as GroupRule
     from workbench.plan.rules.rule import Rule as Rule
 

@@ -14,8 +14,8 @@ from workbench.plan.experiment.experiment import (
     Pipelined,
     Synchronous,
 )
+from workbench.plan.placement.flow import WeightPlacement
 from workbench.plan.placement.placement import Shard
-from workbench.plan.placement.weights import WeightPlacement
 from workbench.plan.plan import Plan
 
 

@@ -14,8 +14,8 @@ from workbench.plan.experiment.experiment import (
     Pipelined,
 )
 from workbench.plan.placement.placement import apportion
+from workbench.train.data.feed import rows_of_step
 from workbench.train.data.opening import open_data
-from workbench.train.data.order import rows_of_step
 
 EXACT, MARGIN = 1e-9, 10.0
 SHAKEN = {"fp64": 1e-14, "fp32": 1e-6, "bf16": 4e-3, "fp16": 5e-4}

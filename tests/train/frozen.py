@@ -17,10 +17,10 @@ from workbench.model.weights.slices import WeightsFile
 from workbench.plan.experiment.experiment import AdamW, Experiment, Synthetic
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plan import Plan
+from workbench.train.data.feed import rows_of_step
 from workbench.train.data.opening import open_data
-from workbench.train.data.order import rows_of_step
-from workbench.train.loop.evaluation import evaluate
 from workbench.train.loop.objective import own_rows
+from workbench.train.loop.scoring import evaluate
 from workbench.train.loop.state import RankState, group_specs_of
 
 SHAPE, CLASSES = (3, 6, 6), 10

@@ -26,7 +26,7 @@ from workbench.plan.experiment.experiment import (
     TorchData,
 )
 from workbench.plan.plan import Plan
-from workbench.train.loop.evaluation import evaluate
+from workbench.train.loop.scoring import evaluate
 from workbench.train.loop.state import RankState, group_specs_of
 from workbench.train.resharding import under
 

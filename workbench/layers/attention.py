@@ -24,13 +24,13 @@ from torch import Tensor, nn
 from workbench.comm.groups.group import Group
 from workbench.comm.regions import copy_to
 from workbench.layers.context import BatchContext
-from workbench.layers.dropout import PlacedDropout
+from workbench.layers.draws import PlacedDropout
 from workbench.layers.idle import OutputType, nothing
 from workbench.model.tracing.rewrites.attention import is_window_attention
 from workbench.plan.graph import Layer
+from workbench.plan.placement.flow import heads_of
 from workbench.plan.placement.layout import Layout
 from workbench.plan.placement.placement import Replicate, Shard
-from workbench.plan.placement.weights import heads_of
 from workbench.plan.plan import Plan
 
 

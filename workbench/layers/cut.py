@@ -15,8 +15,7 @@ from workbench.layers.attention import heads_layout, local_attention
 from workbench.layers.context import BatchContext
 from workbench.layers.convert import ConvertLayout
 from workbench.layers.cut_model import CutModel, RankGroups
-from workbench.layers.draws import Drawn, called
-from workbench.layers.dropout import PlacedDropout
+from workbench.layers.draws import Drawn, PlacedDropout, called
 from workbench.layers.idle import Idle, LayerDtypes, OutputType
 from workbench.layers.local import held, idles, local_module, read_pieces
 from workbench.layers.norms import (

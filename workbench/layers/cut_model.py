@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from workbench.comm.groups.group import Group
 from workbench.layers.context import BatchContext
 from workbench.layers.recompute import with_segments
+from workbench.plan.placement.flow import WeightPlacement
 from workbench.plan.placement.mesh import replica_group, replica_groups, shard_group, shard_groups
-from workbench.plan.placement.weights import WeightPlacement
 from workbench.plan.plan import Plan
 
 RankGroups = Mapping[tuple[str, tuple[int, ...]], Group]

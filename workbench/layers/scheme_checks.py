@@ -30,7 +30,7 @@ from workbench.plan.graph import Graph, Layer
 from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.placement.layout import Layout
 from workbench.plan.placement.placement import Partial, Placement, Replicate, Shard
-from workbench.plan.placement.scheme import Scheme
+from workbench.plan.placement.schemes import Scheme
 from workbench.plan.plan import Plan
 
 Shape = tuple[int, ...]

@@ -17,8 +17,8 @@ from functools import cached_property
 from itertools import pairwise, product
 
 from workbench.plan.errors import PlanError
+from workbench.plan.placement.flow import WeightPlacement
 from workbench.plan.placement.placement import Shard
-from workbench.plan.placement.weights import WeightPlacement
 from workbench.plan.plan import Plan
 
 Region = tuple[tuple[int, int], ...]

@@ -7,10 +7,9 @@ from workbench.plan import svg
 from workbench.plan.graph import Layer
 from workbench.plan.html import frame_of, table, text_table
 from workbench.plan.placement.choice import LayerPlan
-from workbench.plan.placement.flow import Flow
+from workbench.plan.placement.flow import Flow, heads_of
 from workbench.plan.placement.placement import Replicate
 from workbench.plan.placement.rules import SPLITTABLE
-from workbench.plan.placement.weights import heads_of
 from workbench.plan.rules.presets import explained
 from workbench.plan.serial import PlanFields
 

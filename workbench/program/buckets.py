@@ -16,8 +16,8 @@ import numpy as np
 from workbench.plan.experiment.experiment import Experiment, Synchronous
 from workbench.plan.experiment.optimizers import AnyOptimizer
 from workbench.plan.placement.division import divide
+from workbench.plan.placement.flow import WeightPlacement
 from workbench.plan.placement.placement import Replicate
-from workbench.plan.placement.weights import WeightPlacement
 from workbench.plan.plan import Plan
 from workbench.program.rows import Counts, tiled
 

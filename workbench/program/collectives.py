@@ -25,10 +25,10 @@ from workbench.plan.experiment.algorithm import Algorithm
 from workbench.plan.experiment.codec import AnyCodec
 from workbench.plan.experiment.experiment import Experiment, ParameterServer
 from workbench.plan.graph import Layer
+from workbench.plan.placement.flow import heads_of
 from workbench.plan.placement.layout import ROWS, Conversion, Layout
 from workbench.plan.placement.mesh import replica_groups, shard_groups
 from workbench.plan.placement.placement import Partial, Replicate, Shard
-from workbench.plan.placement.weights import heads_of
 from workbench.program.buckets import Column, moved_by
 from workbench.program.instructions import (
     Agree,

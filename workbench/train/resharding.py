@@ -28,8 +28,8 @@ from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
 from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment.optimizers import Remembered
+from workbench.plan.placement.flow import WeightPlacement
 from workbench.plan.placement.placement import Shard
-from workbench.plan.placement.weights import WeightPlacement
 from workbench.plan.plan import Plan
 from workbench.plan.reshard import Move, Region, Reshard, held, replica_after
 from workbench.program.step import program_of

@@ -8,7 +8,7 @@ import workbench as wb
 from workbench.client.checks.sums import checks_on
 from workbench.comm.algorithms.algorithm import Algorithm
 from workbench.comm.algorithms.exchange import MessageRound
-from workbench.comm.codecs.coder import Coder
+from workbench.comm.codecs.coders import Coder
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Experiment, Pipelined, Synchronous, Synthetic
 from workbench.plan.plan import Plan

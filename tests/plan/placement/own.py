@@ -1,7 +1,7 @@
 """Schemes of a person's own, for tests; the first ones are right."""
 
 from workbench.plan.placement.placement import Partial, Replicate, Shard
-from workbench.plan.placement.scheme import Scheme, held_by
+from workbench.plan.placement.schemes import Scheme, held_by
 
 TRANSPOSED = "torch.nn.ConvTranspose2d"
 

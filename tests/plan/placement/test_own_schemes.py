@@ -10,8 +10,7 @@ from workbench.plan import LayerPlan, Plan, PlanError, Weight
 from workbench.plan.extension.own import Own, mapped
 from workbench.plan.placement.layout import ROWS, Layout
 from workbench.plan.placement.placement import Partial, Replicate, Shard
-from workbench.plan.placement.scheme import Scheme
-from workbench.plan.placement.schemes import BUILT_IN
+from workbench.plan.placement.schemes import BUILT_IN, Scheme
 
 HERE = "tests.plan.placement.own"
 

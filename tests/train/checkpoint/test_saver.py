@@ -11,8 +11,8 @@ from tests.train.checkpoint import saving
 from workbench.model.errors import CheckpointError
 from workbench.model.weights.slices import PieceSet
 from workbench.model.weights.snapshot import Snapshot
+from workbench.plan.placement.flow import WeightPlacement
 from workbench.plan.placement.placement import Replicate, Shard
-from workbench.plan.placement.weights import WeightPlacement
 from workbench.store.messages import StopRequest
 from workbench.train.checkpoint.checkpoint import latest
 from workbench.train.checkpoint.saver import Holding, Saver, _Writing, holdings, parts

@@ -12,8 +12,8 @@ from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plan import Plan
+from workbench.train.data.feed import rows_of_step
 from workbench.train.data.opening import open_data
-from workbench.train.data.order import rows_of_step
 from workbench.train.loop.objective import average_statistics
 from workbench.train.loop.state import RankState, group_specs_of
 

@@ -13,9 +13,9 @@ from torch.testing import assert_close
 from workbench.model.vision import torchvision
 from workbench.plan.experiment.experiment import CIFAR10, Digits, ImageFolder, Synthetic
 from workbench.train.data.built_in import fit
-from workbench.train.data.errors import DataError
+from workbench.train.data.feed import order, rows_of_step
 from workbench.train.data.opening import open_data
-from workbench.train.data.order import order, rows_of_step
+from workbench.train.data.reading import DataError
 
 RGB, GREY = (3, 32, 32), (1, 32, 32)
 

@@ -18,9 +18,9 @@ from workbench.plan.experiment.task import TorchData
 from workbench.plan.extension import extension
 from workbench.plan.extension.own import OwnObjectError
 from workbench.plan.plan import Plan
-from workbench.train.data.errors import DataError
 from workbench.train.data.feed import Feed
 from workbench.train.data.opening import open_data
+from workbench.train.data.reading import DataError
 
 # From Python 3.12 on: pytest has threads, and torch forks its workers.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")

@@ -13,9 +13,9 @@ from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.task import TorchData
 from workbench.plan.plan import Plan
-from workbench.train.data.errors import DataError
 from workbench.train.data.feed import Feed
 from workbench.train.data.opening import open_data
+from workbench.train.data.reading import DataError
 
 GRAPH = trace(torch.nn.Linear(2, CLASSES), input_shape=(2,))
 LENGTH, BATCH = 22, 8

@@ -10,8 +10,8 @@ from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.plan import Plan
+from workbench.train.data.feed import rows_of_step
 from workbench.train.data.opening import open_data
-from workbench.train.data.order import rows_of_step
 from workbench.train.measure.curvature import measure_curvature
 
 

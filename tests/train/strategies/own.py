@@ -10,8 +10,8 @@ from workbench.plan.experiment.experiment import Synthetic
 from workbench.plan.experiment.strategy import Strategy
 from workbench.plan.placement.mesh import shard_group
 from workbench.plan.placement.placement import apportion
+from workbench.train.data.feed import rows_of_step
 from workbench.train.data.opening import open_data
-from workbench.train.data.order import rows_of_step
 
 SHAPE, SAMPLES, BATCH = (3, 6, 6), 26, 10  # the third batch of an epoch is shorter
 LR, MOMENTUM = 0.05, 0.9

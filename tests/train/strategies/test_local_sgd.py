@@ -23,8 +23,8 @@ from workbench.plan.placement.mesh import shard_group
 from workbench.plan.placement.placement import apportion
 from workbench.plan.plan import Plan
 from workbench.train.checkpoint import checkpoint
+from workbench.train.data.feed import rows_of_step
 from workbench.train.data.opening import open_data
-from workbench.train.data.order import rows_of_step
 
 SHAPE = (3, 6, 6)
 MOMENTUM = SGD(lr=0.05, momentum=0.9)

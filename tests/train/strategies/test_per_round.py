@@ -21,8 +21,8 @@ from workbench.plan.experiment.experiment import (
 )
 from workbench.plan.placement.placement import apportion
 from workbench.plan.placement.tail import round_rows
+from workbench.train.data.feed import rows_of_step
 from workbench.train.data.opening import open_data
-from workbench.train.data.order import rows_of_step
 from workbench.train.verify.reference import VerifyError, write_reference
 
 SAMPLES, BATCH, STEPS = 26, 10, 4

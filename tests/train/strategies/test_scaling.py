@@ -25,8 +25,8 @@ from workbench.plan.experiment.experiment import (
 )
 from workbench.plan.plan import Plan
 from workbench.train.checkpoint import checkpoint
+from workbench.train.data.feed import rows_of_step
 from workbench.train.data.opening import open_data
-from workbench.train.data.order import rows_of_step
 from workbench.train.loop.state import RankState, group_specs_of
 from workbench.train.loop.trial import try_fp16
 from workbench.train.strategies.scaling import LossScaling

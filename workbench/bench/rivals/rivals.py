@@ -49,8 +49,8 @@ from workbench.comm.groups.world import World
 from workbench.layers.cut_model import RankGroups
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.placement.placement import apportion
+from workbench.train.data.feed import rows_of_step
 from workbench.train.data.opening import open_data
-from workbench.train.data.order import rows_of_step
 from workbench.train.loop.loop import agree
 from workbench.train.loop.state import RankState
 from workbench.train.strategies.remembered import build_optimizer

@@ -12,7 +12,7 @@ from workbench.client.cluster import Cluster
 from workbench.comm.algorithms.algorithm import Algorithm
 from workbench.comm.algorithms.checks import checks_of as algorithm_checks_of
 from workbench.comm.codecs.checks import checks_of as codec_checks_of
-from workbench.comm.codecs.coder import Coder
+from workbench.comm.codecs.coders import Coder
 from workbench.layers.scheme_checks import checks_of as scheme_checks_of
 from workbench.layers.scheme_checks import small_models
 from workbench.model.tracing.trace import trace
@@ -21,7 +21,7 @@ from workbench.plan.experiment.strategy import Strategy
 from workbench.plan.extension.extension import Check, Extension, extension_of
 from workbench.plan.extension.own import Own
 from workbench.plan.html import frame_of, save, table
-from workbench.plan.placement.scheme import Scheme
+from workbench.plan.placement.schemes import Scheme
 from workbench.plan.rules.checks import checks_of as rule_checks_of
 from workbench.plan.rules.rule import Rule
 

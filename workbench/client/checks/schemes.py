@@ -11,7 +11,7 @@ from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.extension.extension import Check
 from workbench.plan.machine.machine import Machine
 from workbench.plan.placement.choice import LayerPlan
-from workbench.plan.placement.scheme import Scheme
+from workbench.plan.placement.schemes import Scheme
 from workbench.plan.plan import Plan
 from workbench.predict.prediction import predict
 from workbench.store.errors import RunError

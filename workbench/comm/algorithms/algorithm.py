@@ -9,7 +9,7 @@ from torch import Tensor
 
 from workbench.comm.algorithms.drive import drive
 from workbench.comm.algorithms.exchange import MessageRounds
-from workbench.comm.codecs.coder import Coder
+from workbench.comm.codecs.coders import Coder
 from workbench.comm.codecs.coding import PieceCoding
 from workbench.plan.experiment.dry_run import DryRun
 from workbench.plan.extension.extension import Extension

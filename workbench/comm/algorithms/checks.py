@@ -11,8 +11,7 @@ from torch import Tensor
 
 from workbench.comm.algorithms.algorithm import Algorithm
 from workbench.comm.algorithms.drive import drive
-from workbench.comm.codecs.coder import Coder
-from workbench.comm.codecs.coders import coder_of
+from workbench.comm.codecs.coders import Coder, coder_of
 from workbench.comm.codecs.coding import PieceCoding
 from workbench.comm.pieces import accumulator
 from workbench.plan.experiment.codec import Codec

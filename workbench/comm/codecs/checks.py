@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench.comm.codecs.coder import Coder
+from workbench.comm.codecs.coders import Coder
 from workbench.comm.codecs.coding import PieceCoding
 from workbench.comm.groups.errors import CodecError
 from workbench.plan.extension.extension import Check

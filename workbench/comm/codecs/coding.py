@@ -8,8 +8,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from workbench.comm.codecs.coder import Coder
-from workbench.comm.codecs.coders import BlockCoder, coder_of
+from workbench.comm.codecs.coders import BlockCoder, Coder, coder_of
 from workbench.comm.groups.errors import CodecError
 from workbench.comm.groups.group import Group, GroupCall
 from workbench.comm.groups.record import PhaseMark, unheard

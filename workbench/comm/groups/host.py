@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass
 
 from workbench.comm.algorithms.exchange import HostGroups
 from workbench.comm.groups.watch import PeerWatch
-from workbench.comm.shared_memory.futex import Futex
 from workbench.comm.shared_memory.segment import Offer, attach, create, this_host
-from workbench.comm.shared_memory.staging import SEGMENT_BYTES, Peers, Staging
+from workbench.comm.shared_memory.staging import SEGMENT_BYTES, Futex, Peers, Staging
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,8 @@ from torch import Tensor
 from workbench.comm.algorithms.exchange import AsyncOperation
 from workbench.comm.groups.record import PhaseMark, unheard
 from workbench.comm.pieces import added, blocks
-from workbench.comm.shared_memory.futex import MASK, SharedCount
 from workbench.comm.shared_memory.segment import PAGE, MappedMemory, Offer, attach, create, mapped
-from workbench.comm.shared_memory.staging import Staging
+from workbench.comm.shared_memory.staging import MASK, SharedCount, Staging
 
 _SUMMED_AT = 64
 

@@ -15,11 +15,6 @@ from pydantic import (
 )
 
 from workbench.plan.errors import ExperimentError
-from workbench.plan.experiment.data import CIFAR10 as CIFAR10
-from workbench.plan.experiment.data import Data as Data
-from workbench.plan.experiment.data import Digits as Digits
-from workbench.plan.experiment.data import ImageFolder as ImageFolder
-from workbench.plan.experiment.data import Synthetic as Synthetic
 from workbench.plan.experiment.least_rows import Schedule, check_rows
 from workbench.plan.experiment.optimizers import ASGD as ASGD
 from workbench.plan.experiment.optimizers import SGD as SGD
@@ -46,9 +41,14 @@ from workbench.plan.experiment.sync import ParameterServer as ParameterServer
 from workbench.plan.experiment.sync import Pipelined as Pipelined
 from workbench.plan.experiment.sync import Sync as Sync
 from workbench.plan.experiment.sync import Synchronous as Synchronous
+from workbench.plan.experiment.task import CIFAR10 as CIFAR10
+from workbench.plan.experiment.task import Data as Data
 from workbench.plan.experiment.task import DataSet as DataSet
+from workbench.plan.experiment.task import Digits as Digits
+from workbench.plan.experiment.task import ImageFolder as ImageFolder
 from workbench.plan.experiment.task import Loss as Loss
 from workbench.plan.experiment.task import Metric as Metric
+from workbench.plan.experiment.task import Synthetic as Synthetic
 from workbench.plan.experiment.task import TorchData as TorchData
 from workbench.plan.experiment.task import as_loss, as_metrics
 from workbench.plan.plan import Plan

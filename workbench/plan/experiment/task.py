@@ -1,13 +1,13 @@
 """A user's own problem: data sets, the loss, and what evaluations report."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from workbench.plan.extension.extension import installed
 from workbench.plan.extension.own import Own, OwnObject
-from workbench.plan.value import Value
+from workbench.plan.value import Value, by_name
 
 
 class DataSet(Value):
@@ -17,6 +17,50 @@ class DataSet(Value):
     def known_samples(self) -> tuple[int, int] | None:
         """The samples of the training and of the test split, if they are known without loading."""
         return None
+
+
+class Digits(DataSet):
+    """scikit-learn's 1,797 real 8x8 grey images of ten digits, resized to the model's input."""
+
+    kind: Literal["digits"] = "digits"
+
+    @property
+    def known_samples(self) -> tuple[int, int]:
+        """The samples of the training and of the test split."""
+        return 1442, 355
+
+
+class Synthetic(DataSet):
+    """Seeded images drawn around one centre for each class: learnable, of any shape and size."""
+
+    kind: Literal["synthetic"] = "synthetic"
+    samples: int = Field(default=1024, ge=1)
+    """Images of the training split; the test split has a quarter as many."""
+    classes: int = Field(default=10, ge=2)
+    """Classes of images, each drawn around a centre of its own."""
+
+    @property
+    def known_samples(self) -> tuple[int, int]:
+        """The samples of the training and of the test split."""
+        return self.samples, max(1, self.samples // 4)
+
+
+class CIFAR10(DataSet):
+    """60,000 32x32 color images of ten classes, through torchvision."""
+
+    kind: Literal["cifar10"] = "cifar10"
+    root: str = "data"
+    """Folder that holds, or receives, the data set."""
+    download: bool = False
+    """Whether what the folder lacks is fetched."""
+
+
+class ImageFolder(DataSet):
+    """A folder with `train/<class>/*` and `test/<class>/*` images, through torchvision."""
+
+    kind: Literal["imagefolder"] = "imagefolder"
+    root: str
+    """The folder."""
 
 
 class TorchData(DataSet):
@@ -247,3 +291,15 @@ def _installed(name: str) -> object:
     if own is None:
         return name
     return TorchData(train=own, test=own if isinstance(made(own), tuple) else None)
+
+
+Data = Annotated[
+    Annotated[Digits | Synthetic | CIFAR10 | ImageFolder | TorchData, Field(discriminator="kind")],
+    by_name(
+        "data",
+        {"digits": Digits, "synthetic": Synthetic, "cifar10": CIFAR10},
+        "ImageFolder(root), a torch Dataset, two of them (train, test), 'module:function', and the "
+        "name of an installed one",
+    ),
+    BeforeValidator(as_data),
+]

@@ -12,10 +12,9 @@ from typing import Protocol
 
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.placement.choice import LayerPlan
-from workbench.plan.placement.flow import Flow
+from workbench.plan.placement.flow import Flow, heads_of
 from workbench.plan.placement.layout import Layout
 from workbench.plan.placement.placement import Shard
-from workbench.plan.placement.weights import heads_of
 from workbench.plan.plan import BatchNorm
 
 # Bytes of an element: of activations, of weights (autocast keeps weights in fp32).

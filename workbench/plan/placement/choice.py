@@ -14,8 +14,14 @@ from workbench.plan.placement.layout import ROWS, Layout
 from workbench.plan.placement.mesh import group_sizes
 from workbench.plan.placement.placement import Replicate
 from workbench.plan.placement.rules import SPLITTABLE
-from workbench.plan.placement.scheme import Division, Scheme, divided
-from workbench.plan.placement.schemes import BUILT_IN, SCHEMES, schemes_of
+from workbench.plan.placement.schemes import (
+    BUILT_IN,
+    SCHEMES,
+    Division,
+    Scheme,
+    divided,
+    schemes_of,
+)
 from workbench.plan.placement.stated import Stated
 
 

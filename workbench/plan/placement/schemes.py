@@ -1,4 +1,19 @@
-"""The built-in schemes, each of them whole.
+"""How the ranks of a group divide one layer: what a scheme is, and the built-in ones.
+
+A scheme says four things of a layer: which placements its input and output have over the group,
+what each rank holds of its weights, what a rank computes, and what share of the work that is. All
+else follows from them: the conversions before and after it, their traffic, memory, and time.
+
+    input        a rank reads                      its gradient
+    Replicate    all features                      a summand wherever the output is not Replicate
+    Shard        its own features                  of its own features
+
+    output       a rank gives
+    Replicate    all features, as all others do
+    Shard        its own features
+    Partial      a summand of all features
+
+The built-in ones are objects of classes that extend `Scheme`, and so is one of a person's own.
 
     scheme         of               input        weight               output
     replicate      all              ROWS         whole                ROWS
@@ -14,12 +29,140 @@ plan gives them a scheme of a person's own.
 Source: the column and row cuts of Megatron-LM (arXiv:1909.08053, sec. 3); unequal pieces are ours.
 """
 
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
+from typing import Any, ClassVar
 
+from workbench.plan.extension.extension import Extension
 from workbench.plan.graph import Layer, Weight
-from workbench.plan.placement.placement import Partial, Placement, Replicate, Shard
+from workbench.plan.placement.placement import Partial, Placement, Replicate, Shard, apportion
 from workbench.plan.placement.rules import SPLITTABLE, feature_dim
-from workbench.plan.placement.scheme import Division, Scheme, held_by
+
+
+@dataclass(frozen=True)
+class Division:
+    """The division of a layer's units (channels, features, groups, heads) over a group.
+
+    Attributes:
+        group_size: the number of ranks of the group.
+        sizes: the units of each rank [ranks], by the shares that a plan gives, or equal ones; ()
+            where a scheme divides nothing. A rank may have none.
+        given: whether the plan gives shares.
+    """
+
+    group_size: int
+    sizes: tuple[int, ...] = ()
+    given: bool = False
+
+    @property
+    def first(self) -> int:
+        """The first rank of the group that has any units."""
+        return next(rank for rank, size in enumerate(self.sizes) if size)
+
+
+@lru_cache(maxsize=4096)
+def divided(units: int, group_size: int, shares: tuple[float, ...] | None) -> Division:
+    """The division of so many units by shares; None: equal ones."""
+    sizes = apportion(units, shares or (1,) * group_size) if units else ()
+    return Division(group_size, sizes, shares is not None)
+
+
+def held_by(member: int, length: int, group_size: int) -> Shard:
+    """All of a vector on one rank of a group, nothing on the others: what is added only once."""
+    return Shard(0, tuple(length * (rank == member) for rank in range(group_size)))
+
+
+class Scheme(Extension, ABC):
+    """How the ranks of a group divide a layer.
+
+    Objects are values: what a method returns depends on its arguments and on how the object was
+    made, on nothing else, so that all ranks find the same. Shapes are those of the graph, without
+    the batch; dimensions count the batch: dimension 1 of an image [rows, channels, height, width]
+    is its channels.
+
+    Attributes:
+        summed_back: whether the gradient of an input that all ranks read whole comes back as
+            summands, one of each rank, wherever the output is not whole on all of them.
+    """
+
+    kind: ClassVar[str] = "schemes"
+    summed_back: bool = True
+
+    @abstractmethod
+    def takes(self, layer: Layer) -> bool:
+        """Whether a layer of a graph can have this scheme, by its kind, target, shapes, groups."""
+
+    @abstractmethod
+    def units(self, layer: Layer) -> int:
+        """The number of units that shares divide, such as channels; 0: it takes no shares."""
+
+    @abstractmethod
+    def layouts(
+        self, layer: Layer, division: Division, coming: Placement | None
+    ) -> tuple[Placement, Placement]:
+        """The placements over the group of the layer's input and output.
+
+        Args:
+            layer: a layer that `takes` accepts.
+            division: the units of each rank of the group.
+            coming: the placement of the input over this group, before any conversion; None: it
+                lies otherwise, or is not known. Reading it as it comes saves the conversion.
+        """
+
+    @abstractmethod
+    def holds(
+        self, layer: Layer, weight: Weight, division: Division, read: Placement
+    ) -> Replicate | Shard:
+        """The placement over the group of one of the layer's weights: what a rank holds.
+
+        Args:
+            layer: the layer.
+            weight: one of its parameters or buffers, of one dimension or more;
+                `layer.within(weight)` is its name in the layer: "weight", "bias".
+            division: the units of each rank of the group.
+            read: the placement of the layer's input, as `layouts` gives it.
+        """
+
+    def local(self, module: Any, layer: Layer, division: Division, member: int) -> Any:
+        """What one rank computes instead of the layer: an `nn.Module`.
+
+        By default the layer's own module, with this rank's pieces of its weights and the sizes
+        that follow from their shapes (`out_features`, `in_channels`, ...). It reads what this rank
+        has of the input [rows, ...] and returns what this rank has of the output.
+
+        Args:
+            module: the layer's own module, cut so. A module that is returned instead must hold the
+                same parameters and buffers under the same names, so that they are trained and
+                saved.
+            layer: the layer.
+            division: the units of each rank of the group.
+            member: the rank's number in its group.
+        """
+        return module
+
+    def flops(
+        self, layer: Layer, division: Division, member: int, read: Placement, given: Placement
+    ) -> float:
+        """The share of the layer's floating-point operations that one rank computes, 0 to 1.
+
+        By default the fraction of the output that it gives. Where it gives a summand of all of it,
+        the fraction of the input that it reads, or of the units where it reads all.
+        """
+        match read, given:
+            case _, Shard() as cut:
+                return cut.length(member) / cut.extent if cut.extent else 1.0
+            case Shard() as cut, Partial():
+                return cut.length(member) / cut.extent
+            case _, Partial() if division.sizes:
+                return division.sizes[member] / sum(division.sizes)
+            case _:
+                return 1.0
+
+    def heads(self, layer: Layer, division: Division) -> tuple[int, ...] | None:
+        """The heads of an attention layer that each rank has [ranks]; None: all of them."""
+        return None
 
 
 class Replicated(Scheme):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from workbench.plan.errors import PlanError
 from workbench.plan.graph import Layer, Weight
 from workbench.plan.placement.placement import Partial, Placement, Replicate, Shard
-from workbench.plan.placement.scheme import Division, Scheme
+from workbench.plan.placement.schemes import Division, Scheme
 
 T = TypeVar("T")
 

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.plan.graph import Layer
+from workbench.plan.placement.flow import heads_of
 from workbench.plan.placement.layout import Conversion, Layout
 from workbench.plan.placement.placement import Partial, Replicate
-from workbench.plan.placement.weights import heads_of
 from workbench.predict.memory import kernels
 from workbench.predict.memory.gradients import Gradients
 from workbench.predict.memory.kept import SavedTensors, Windows, saved_by

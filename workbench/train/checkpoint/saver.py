@@ -29,8 +29,8 @@ from workbench.model.weights.pieces import Piece, index_pieces
 from workbench.model.weights.snapshot import Snapshot
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.optimizers import Remembered
+from workbench.plan.placement.flow import WeightPlacement
 from workbench.plan.placement.placement import Shard
-from workbench.plan.placement.weights import WeightPlacement
 from workbench.store.run_folder import checkpoint_path
 from workbench.train.checkpoint import folder
 from workbench.train.checkpoint.checkpoint import LOSS_SCALE, latest

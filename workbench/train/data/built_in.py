@@ -18,7 +18,7 @@ from torch import Tensor
 
 from workbench.model.vision import torchvision
 from workbench.plan.experiment.experiment import CIFAR10, ImageFolder, Synthetic
-from workbench.train.data.errors import DataError
+from workbench.train.data.reading import DataError
 
 # Rec. 601 luma, as PIL and torchvision turn color into grey.
 _LUMA = (0.299, 0.587, 0.114)

@@ -13,8 +13,8 @@ from workbench.plan.experiment.experiment import (
     TorchData,
 )
 from workbench.train.data.built_in import Centres, EightByEight, Files, Pictures, Sequences
-from workbench.train.data.errors import DataError
 from workbench.train.data.own_samples import OwnSamples
+from workbench.train.data.reading import DataError
 
 Split = Literal["train", "test"]
 

@@ -9,9 +9,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from workbench.plan.experiment.task import TorchData, is_iterated, made
 from workbench.plan.extension.own import Own
-from workbench.train.data.errors import DataError
-from workbench.train.data.order import EVALUATION
-from workbench.train.data.reading import Indexed, Key, Streamed
+from workbench.train.data.reading import EVALUATION, DataError, Indexed, Key, Streamed
 
 Batch = tuple[Tensor, Any]
 """Inputs [rows, *input_shape] and targets."""

@@ -18,10 +18,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from workbench.train.data.errors import DataError
+
+class DataError(ValueError):
+    """Data that is not there or does not fit the model; the text says what to do."""
+
 
 Key = tuple[int, int]
 """(epoch, index) of a sample."""
+
+# Of an epoch that is none: the test split is read alike whenever it is evaluated.
+EVALUATION = -1
 
 
 class Indexed(Dataset[Any]):

@@ -31,7 +31,6 @@ from workbench.store.evaluations import Best, add_evaluation
 from workbench.store.messages import EndReason, StopRequest, TrainingOutcome
 from workbench.train.checkpoint.saver import Saver, parts
 from workbench.train.loop.equality import check_equal
-from workbench.train.loop.evaluation import evaluate
 from workbench.train.loop.memory import PeakMeter, step_row
 from workbench.train.loop.objective import average_statistics
 from workbench.train.loop.requests import (
@@ -41,6 +40,7 @@ from workbench.train.loop.requests import (
     RunRequests,
     SaveNow,
 )
+from workbench.train.loop.scoring import evaluate
 from workbench.train.loop.state import RankState, group_specs_of
 from workbench.train.loop.step import StepResult
 from workbench.train.resharding import resharded_bytes, under

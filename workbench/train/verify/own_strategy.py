@@ -22,8 +22,8 @@ from workbench.plan.experiment.strategy import Strategy
 from workbench.plan.placement.placement import Shard, apportion
 from workbench.plan.plan import Plan
 from workbench.train.checkpoint.saver import Saver, parts
+from workbench.train.data.feed import rows_of_step
 from workbench.train.data.opening import open_data
-from workbench.train.data.order import rows_of_step
 from workbench.train.loop.loop import agree
 from workbench.train.loop.state import RankState, group_specs_of
 from workbench.train.resharding import under

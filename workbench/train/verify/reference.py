@@ -33,11 +33,10 @@ from workbench.plan.experiment.experiment import Experiment, TorchData
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.plan import Plan
 from workbench.program.rows import micro_batches
+from workbench.train.data.feed import epoch_of, rows_of_step
 from workbench.train.data.opening import open_data, order_seed
-from workbench.train.data.order import epoch_of, rows_of_step
-from workbench.train.loop.evaluation import NO_STEP
 from workbench.train.loop.objective import AUXILIARY_WEIGHT
-from workbench.train.loop.scoring import own_score
+from workbench.train.loop.scoring import NO_STEP, own_score
 from workbench.train.strategies.remembered import (
     EMA,
     build_optimizer,

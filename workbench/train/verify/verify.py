@@ -15,9 +15,9 @@ from workbench.model.weights.slices import WeightsFile
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.placement.placement import Replicate, Shard
 from workbench.train.data.opening import Dataset
-from workbench.train.data.order import EVALUATION
-from workbench.train.loop.evaluation import evaluate
+from workbench.train.data.reading import EVALUATION
 from workbench.train.loop.objective import average_statistics, own_rows
+from workbench.train.loop.scoring import evaluate
 from workbench.train.loop.state import RankState, group_specs_of
 from workbench.train.loop.step import StepResult
 from workbench.train.strategies.remembered import entry

@@ -9,8 +9,7 @@ from workbench.plan.extension.extension import extension_of, installed, name_of,
 from workbench.plan.extension.own import Own, OwnObjectError
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.placement.choice import LayerPlan, as_scheme
-from workbench.plan.placement.scheme import Scheme
-from workbench.plan.placement.schemes import BUILT_IN, schemes_of
+from workbench.plan.placement.schemes import BUILT_IN, Scheme, schemes_of
 from workbench.plan.plan import Plan
 from workbench.plan.rules.rule import BUILT_IN as RULES
 from workbench.plan.rules.rule import GroupRule, Rule

@@ -26,9 +26,9 @@ from typing import Any, Literal
 
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.placement.choice import LayerPlan
+from workbench.plan.placement.flow import WeightPlacement, heads_of
 from workbench.plan.placement.placement import Replicate
 from workbench.plan.placement.rules import SPLITTABLE
-from workbench.plan.placement.weights import WeightPlacement, heads_of
 from workbench.plan.plan import Plan
 from workbench.widgets.editor.offered import Offered
 

@@ -25,10 +25,9 @@ from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.machine.machine import Machine
 from workbench.plan.placement.choice import LayerPlan
-from workbench.plan.placement.flow import Flow, returned
+from workbench.plan.placement.flow import Flow, place_weight, returned
 from workbench.plan.placement.layout import ROWS, Conversion, Layout
 from workbench.plan.placement.tail import Rounds, mixes_rows, round_rows
-from workbench.plan.placement.weights import place_weight
 from workbench.plan.plan import BatchNorm, Plan
 from workbench.predict.search.bounds.conversion_costs import (
     ConversionCosts,

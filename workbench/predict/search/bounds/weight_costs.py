@@ -8,8 +8,8 @@ import numpy as np
 from workbench.plan.experiment.experiment import Experiment, Synchronous
 from workbench.plan.extension.own import Own
 from workbench.plan.graph import Layer
+from workbench.plan.placement.flow import WeightPlacement
 from workbench.plan.placement.mesh import group_sizes, replica_groups
-from workbench.plan.placement.weights import WeightPlacement
 from workbench.predict.time.duration import Seconds, Speeds, update_seconds
 from workbench.predict.time.pass_events import addition
 from workbench.program.buckets import KEEPS_GRADIENT_BYTES, copies, itemsize, piece

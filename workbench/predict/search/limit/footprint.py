@@ -13,8 +13,8 @@ import numpy as np
 from workbench.plan.experiment.experiment import Experiment, Synchronous
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.placement.choice import LayerPlan
+from workbench.plan.placement.flow import WeightPlacement, heads_of
 from workbench.plan.placement.layout import Layout
-from workbench.plan.placement.weights import WeightPlacement, heads_of
 from workbench.plan.plan import Plan
 from workbench.predict.memory import kernels
 from workbench.predict.memory.kept import Windows, saved_by

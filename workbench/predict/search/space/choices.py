@@ -16,10 +16,10 @@ from workbench.plan.errors import PlanError
 from workbench.plan.extension.own import Own
 from workbench.plan.graph import Graph, Layer, unknown
 from workbench.plan.placement.choice import LayerPlan, as_scheme, check, placed_by_scheme
+from workbench.plan.placement.flow import Placing, read_without_scheme
 from workbench.plan.placement.layout import ROWS, Layout
 from workbench.plan.placement.mesh import group_sizes
 from workbench.plan.placement.placement import Replicate
-from workbench.plan.placement.placing import Placing, read_without_scheme
 from workbench.plan.placement.rules import SPLITTABLE, after, joins
 from workbench.plan.placement.schemes import BUILT_IN, SCHEMES, schemes_of
 

@@ -13,8 +13,7 @@ from workbench.comm.groups.world import World
 from workbench.layers.cut_model import group_specs
 from workbench.model import trace
 from workbench.plan.plan import Plan
-from workbench.train.loop.evaluation import evaluate
-from workbench.train.loop.scoring import Scoring
+from workbench.train.loop.scoring import Scoring, evaluate
 
 
 class Branching(nn.Module):
