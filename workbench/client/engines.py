@@ -8,12 +8,12 @@ from typing import Protocol, Self
 from workbench import supervisor
 from workbench.client.connection import ClusterLink
 from workbench.client.faults import Faults
-from workbench.client.lifecycle import UNFINISHED, cluster_spec, end, sweep, validate
+from workbench.client.lifecycle import UNFINISHED, cluster_spec, end, make, sweep, validate
 from workbench.hosts.emulated.hosts import Hosts
 from workbench.hosts.processes import until
 from workbench.plan.plan import Plan
 from workbench.store import registry
-from workbench.store.cluster_spec import FILE, ClusterSpec, EngineDevice
+from workbench.store.cluster_spec import ClusterSpec, EngineDevice
 from workbench.store.errors import ClusterError
 from workbench.store.profile import Launch, Profile
 from workbench.store.record import EngineRecord, Tally
@@ -74,28 +74,27 @@ class Engines(Faults):
         self.directory = Path(directory).resolve()
         own_name = registry.new_name() if name is None else name
         self.folder = registry.folder_for(self.directory, own_name)
-        if (self.folder / FILE).exists():
-            raise ClusterError(
-                f"there is a cluster {name!r} in {self.directory}: Cluster.attach({name!r}) goes "
-                "on with it"
-            )
-        self._start()
+        self._start(is_new=True)
 
     @classmethod
-    def attach(cls, name: str | Path) -> Self:
-        """A cluster that was started before, by whomever, with all that it has done.
+    def attach(cls, name: str | Path, *, trust: bool = False) -> Self:
+        """A cluster that was started before, from whichever notebook, with all that it has done.
 
         Engines that have ended meanwhile are started again, and their jobs go on from their
         newest checkpoints.
 
         Args:
-            name: the cluster's name, or its folder.
+            name: the cluster's name; or its folder, as a `Path`, or as text with a "/" in it.
+            trust: whether to execute what is in a folder of which this account does not know that
+                it has started the cluster: one that was moved, or is a copy.
 
         Raises:
-            ClusterError: there is none, or its engines did not start; the text says why.
+            ClusterError: there is none, or its engines did not start; the text says why. Or what is
+                in its folder may be somebody else's.
         """
         self = cls.__new__(cls)
         self.folder = registry.find(name)
+        registry.require_trusted(self.folder, trust=trust)
         self.directory, self.hosts, self.profile = self.folder.parent, None, None
         spec = ClusterSpec.load(self.folder)
         self._n, self._timeout, self._linger_s = spec.num_engines, spec.timeout_s, spec.linger_s
@@ -104,19 +103,22 @@ class Engines(Faults):
         self._adopt(spec, _nothing)
         return self
 
-    def _start(self) -> None:
+    def _start(self, *, is_new: bool) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         sweep(self.directory)
         launch = self._launch if self.profile is None else self.profile.launch(self._n)
-        spec, leave = cluster_spec(
-            self._n, self.hosts, launch, timeout_s=self._timeout, linger_s=self._linger_s
-        )
+        if is_new:
+            make(self.folder)
+        leave = _nothing
         try:
+            spec, leave = cluster_spec(
+                self._n, self.hosts, launch, timeout_s=self._timeout, linger_s=self._linger_s
+            )
             supervisor.start(self.folder, spec)
             registry.enter(self.folder)
             self._adopt(spec, leave)
         except BaseException:
-            end(self.folder, at_once=True)
+            end(self.folder, at_once=True, keep_folder=not is_new)
             leave()
             raise
         if self.hosts is not None:
@@ -148,7 +150,7 @@ class Engines(Faults):
         """Stops what runs, ends all engines and starts new ones; jobs stay known."""
         self._stop_runs()
         self._end_with(keep_folder=True)
-        self._start()
+        self._start(is_new=False)
 
     def _end_with(self, *, keep_folder: bool) -> None:
         if (found := self._end.detach()) is not None:

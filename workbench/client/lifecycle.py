@@ -11,8 +11,8 @@ from workbench.hosts.emulated.hosts import Hosts
 from workbench.hosts.host import assign, probe, whole_host
 from workbench.hosts.processes import is_alive, until
 from workbench.store import registry
-from workbench.store.cluster_spec import HERE, ClusterSpec
-from workbench.store.errors import StoreError
+from workbench.store.cluster_spec import FILE, HERE, ClusterSpec
+from workbench.store.errors import ClusterError, StoreError
 from workbench.store.process import ProcessIdentity
 from workbench.store.profile import Launch
 from workbench.store.record import JobState
@@ -91,6 +91,26 @@ def cluster_spec(
     ), leave
 
 
+def make(folder: Path) -> None:
+    """Makes the folder of a new cluster; of several processes that try, one succeeds.
+
+    Raises:
+        ClusterError: there is a cluster of this name, or what a killed start has left of one.
+    """
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        if not (folder / FILE).exists():
+            raise ClusterError(
+                f"a cluster is being started in {folder}; if none is, a start was killed: remove it"
+            ) from None
+        name = registry.name_of(folder)
+        raise ClusterError(
+            f"there is a cluster {name!r} in {folder.parent}: Cluster.attach({name!r}) goes on "
+            "with it"
+        ) from None
+
+
 def end(folder: Path, *, keep_folder: bool = False, at_once: bool = False) -> None:
     """Ends a supervisor and all processes that it owns.
 
@@ -119,7 +139,9 @@ def sweep(directory: Path) -> None:
     """
     for folder in directory.glob(f"{registry.PREFIX}*"):
         owner = registry.owner_of(registry.name_of(folder))
-        if owner is None or is_alive(owner) or supervisor_of(folder) is not None:
+        if owner is None or is_alive(owner) or not _is_own(folder):
+            continue
+        if supervisor_of(folder) is not None:
             continue
         with suppress(StoreError):  # damaged, or of another version: it is not ours to remove
             if (folder / STORE).exists():
@@ -128,6 +150,13 @@ def sweep(directory: Path) -> None:
                         continue
             registry.remove(folder)
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether this user made a folder: others may share the folder of runs."""
+    with suppress(FileNotFoundError):  # they have removed it meanwhile
+        return folder.lstat().st_uid == os.geteuid()
+    return False
 
 
 def _nothing() -> None:

@@ -15,6 +15,7 @@ from workbench.store.errors import ClusterError
 from workbench.store.files import write_whole
 
 PREFIX = ".cluster-"
+_OTHERS_WRITE = 0o022
 _NAME = re.compile(r"\w[\w.-]*")
 _OWN = re.compile(r"(.+)-(\d+)-[0-9a-f]{8}")
 
@@ -70,18 +71,46 @@ def known() -> Iterator[tuple[str, Path]]:
 def find(name: str | Path) -> Path:
     """Returns the folder of a cluster.
 
+    A name is never taken for a folder: what lies in the current folder may be anybody's.
+
     Args:
-        name: the name of the cluster, or its folder.
+        name: the name of the cluster; or its folder, as a `Path`, or as text with a "/" in it.
 
     Raises:
         ClusterError: there is no such cluster; the text says which ones there are.
     """
-    if (Path(name) / FILE).exists():
-        return Path(name).resolve()
-    if (folder := _found(str(name))) is not None:
+    if isinstance(name, Path) or os.sep in name:
+        if (Path(name) / FILE).exists():
+            return Path(name).resolve()
+    elif (folder := _found(name)) is not None:
         return folder
     names = ", ".join(repr(name) for name, _folder in known()) or "none"
     raise ClusterError(f"there is no cluster {str(name)!r}; those that are known here: {names}")
+
+
+def require_trusted(folder: Path, *, trust: bool = False) -> None:
+    """Checks that what a cluster's folder has executed, its job server and tasks, is one's own.
+
+    Args:
+        folder: the folder of the cluster.
+        trust: whether the caller vouches for a folder that was not made by a cluster of theirs.
+
+    Raises:
+        ClusterError: somebody else owns it or may write into it; or it is none of the clusters that
+            this user has started, and the caller does not vouch for it.
+    """
+    for path in (folder, folder / FILE):
+        status = path.lstat()
+        if status.st_uid != os.geteuid() or status.st_mode & _OTHERS_WRITE:
+            raise ClusterError(
+                f"{path} belongs to another user, or others may write there: they could have "
+                "anything executed. Clusters are attached to by who has started them"
+            )
+    if not trust and _found(name_of(folder)) != folder:
+        raise ClusterError(
+            f"{folder} is none of the clusters that you have started from this account: what it "
+            "holds would be executed here. If all of it is yours: attach(folder, trust=True)"
+        )
 
 
 def _place(name: str) -> Path:
