@@ -1,10 +1,14 @@
 """One file for all: nothing is lost, nothing happens twice."""
 
+import os
+import signal
+import sqlite3
 import stat
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 
 import pytest
 
@@ -332,3 +336,41 @@ def test_an_owner_that_ended_is_noticed_even_before_it_was_collected():
     process.communicate()
     with pytest.raises(ProcessLookupError, match="no process"):
         ProcessIdentity.of(process.pid)
+
+
+def test_an_interrupt_while_the_store_is_locked_leaves_it_open_to_others(store):
+    """It is raised when the lock was had, and so must be given back."""
+    begun = threading.Event()
+    other = sqlite3.connect(store.path, isolation_level=None, check_same_thread=False)
+
+    def traced(sql: str) -> None:
+        if sql.startswith("BEGIN"):
+            begun.set()
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code is traced.__code__:  # SQLite would swallow what is raised there
+                signal.setitimer(signal.ITIMER_REAL, 0.01)
+                return
+            frame = frame.f_back
+        raise KeyboardInterrupt
+
+    def interrupt() -> None:
+        begun.wait()
+        os.kill(os.getpid(), signal.SIGALRM)
+        other.execute("ROLLBACK")
+
+    before = signal.signal(signal.SIGALRM, interrupted)
+    other.execute("BEGIN IMMEDIATE")
+    store.events()  # opens this thread's connection
+    store._connection().set_trace_callback(traced)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            store.event("text", kind="kind")
+    finally:
+        thread.join()
+        signal.signal(signal.SIGALRM, before)
+    Store(store.path, patience_s=0.0).event("text", kind="kind")
+    assert len(store.events()) == 1

@@ -231,8 +231,9 @@ class Database:
             raise StoreError(self._text("was opened to be read only: nothing in it can change"))
         with self._told():
             connection = self._connection()
-            self._patiently(connection, "BEGIN IMMEDIATE")
             try:
+                # In here: an interrupt that comes while it waits is raised once it has begun.
+                self._patiently(connection, "BEGIN IMMEDIATE")
                 yield connection
                 self._patiently(connection, "COMMIT")
             except BaseException:
