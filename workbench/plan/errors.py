@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from types import MappingProxyType
 
 from pydantic import ValidationError
@@ -28,7 +29,7 @@ def readable(
     Args:
         error: what is raised.
         what: what is made of the fields.
-        meant: what a field is, by its name, for those that are missing.
+        meant: what each field is, by its name.
 
     Raises:
         ValueError: pydantic's validation fails; it is of the given type.
@@ -44,9 +45,18 @@ def readable(
             elif item["type"] == "missing":
                 words = " ".join(meant.get(place, "").split())
                 lines.append(f"{place}: missing" + (f"; {words}" if words else ""))
+            elif item["type"] == "extra_forbidden" and len(item["loc"]) == 1:
+                lines.append(f"{place}: there is no such field; {_valid(place, meant)}")
             else:
-                lines.append(f"{place}: {said} (got {_short(item['input'])})")
+                got = f"(got {_short(item['input'])})"
+                lines.append(f"{place}: {said.removesuffix(got).rstrip()} {got}")
         raise error(f"{what}: " + "; ".join(lines)) from None
+
+
+def _valid(name: str, meant: Mapping[str, str]) -> str:
+    if near := get_close_matches(name, meant, n=1):
+        return f"did you mean {near[0]}?"
+    return f"there are {', '.join(meant)}"
 
 
 def _short(value: object) -> str:

@@ -2,7 +2,7 @@
 
 import inspect
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from inspect import Parameter, Signature
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args, get_origin
@@ -84,6 +84,13 @@ class Value(PydanticModel, metaclass=_OwnNames):
     def __dir__(self) -> list[str]:
         """The value's own names, without pydantic's: what Tab completes."""
         return own_names(super().__dir__())
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """What `repr` tells: the fields that are not as they are without being given."""
+        for name, value in super().__repr_args__():
+            field = type(self).model_fields.get(name or "")
+            if field is None or not (_is_constant(field) or value == field.get_default()):
+                yield name, value
 
     def replace(self, **fields: Any) -> Self:
         """A copy with other values in some fields, validated."""

@@ -68,7 +68,8 @@ def test_text_and_back(data, optimizer, tmp_path):
         (dict(batch_size=2, accumulate=3), "batch_size 2 cannot be computed in 3 micro-batches"),
         (dict(optimizer=0.1), "optimizer: .*got 0.1"),
         (dict(precision="fp8"), "precision: .*'fp32', 'bf16', 'fp16' or 'fp64'.*got 'fp8'"),
-        (dict(passes=3), "passes: Extra inputs are not permitted"),
+        (dict(passes=3), "passes: there is no such field; there are plan, data, loss"),
+        (dict(step=3), "step: there is no such field; did you mean steps"),
         (dict(plan="vgg"), "plan must be a Plan, got str"),
         (dict(sync="local"), "sync: no sync 'local'; there are 'synchronous', 'local_sgd'"),
         (dict(optimizer="lion"), "optimizer: no optimizer 'lion'; there are 'sgd', 'adam'"),
@@ -95,7 +96,7 @@ def test_wrong_optimizers(wrong):
         (dict(every=0), "every: .*greater than or equal to 1 .got 0"),
         (dict(every=1.5), "every: .*got 1.5"),
         (dict(momentum="drop"), "momentum: .*'keep', 'average' or 'reset'.*got 'drop'"),
-        (dict(period=3), "period: Extra inputs"),
+        (dict(period=3), "period: there is no such field"),
     ],
 )
 def test_wrong_local_sgd(wrong, says):

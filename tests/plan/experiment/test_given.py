@@ -7,7 +7,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.plan.graphs import vgg
 from workbench.plan.errors import ExperimentError
-from workbench.plan.experiment.experiment import Experiment, Metric, Synchronous, TorchData
+from workbench.plan.experiment.experiment import (
+    SGD,
+    Experiment,
+    Metric,
+    ParameterGroup,
+    Synchronous,
+    TorchData,
+)
 from workbench.plan.plan import Plan
 
 FIELDS = dict(plan=Plan.data_parallel(vgg(), 2), data="digits", optimizer="sgd", steps=10)
@@ -27,12 +34,30 @@ ROWS = TensorDataset(torch.rand(4, 2))
             "^Experiment: keep_best: evaluations have no 'miou'; there are 'l",
         ),
         (dict(keep_best="accuracy", metrics={"m": Metric("math:exp")}), "there are 'loss', 'm'$"),
+        (dict(loss=nn.CrossEntropyLoss), r"is a class: give an object.*CrossEntropyLoss\(...\)"),
+        (dict(loss=5), "function: int is no function"),
+        (dict(metrics={"hits": 3}), "sums: int is no function"),
         (dict(keep_best="loss", data=TorchData(train=ROWS)), "as data has no test split"),
     ],
 )
 def test_what_is_not_of_the_workbench(fields, said):
     with pytest.raises(ExperimentError, match=said):
         Experiment(**FIELDS | fields)
+
+
+def test_a_value_prints_what_was_given():
+    value = SGD(0.1, groups=[ParameterGroup(dims=1, lr=0.2)])
+    assert eval(repr(value)) == value
+    assert repr(SGD(0.1)) == "SGD(lr=0.1)"
+
+
+def test_an_experiment_shows_what_was_given():
+    data = TorchData(train=ROWS, samples=4)
+    shown = Experiment(**FIELDS | dict(data=data, loss=nn.L1Loss(), ema=0.9))._repr_html_()
+    assert data.samples == (4, 0)
+    for said in ("TensorDataset, 10 steps of 128, sgd lr=0.001", "L1Loss)", "<td", ">0.9<"):
+        assert said in shown
+    assert "clip_norm" not in shown
 
 
 @pytest.mark.parametrize("by", ["loss", "accuracy", "-accuracy"])

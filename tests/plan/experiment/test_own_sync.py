@@ -103,7 +103,7 @@ class Floating(Sign):
         (dict(codec=Star()), "Star is none of the codecs: it does not extend their base class"),
         (dict(codec="tests.own_sums:Star"), "tests.own_sums:Star is none of the codecs"),
         (dict(codec="tests.own_sums:No"), "'tests.own_sums:No' cannot be loaded in this process"),
-        (dict(codec={"own": Sign(), "chunk": 3}), "chunk: Extra inputs are not permitted"),
+        (dict(codec={"own": Sign(), "chunk": 3}), "chunk: there is no such field"),
     ],
 )
 def test_what_cannot_be_is_refused(fields, said):

@@ -80,6 +80,7 @@ def test_schedulers_that_are_refused(made, said):
         (dict(schedule=lambda step: -1.0), "of step 0 is -1.0: it must be a number >= 0"),
         (dict(schedule=lambda step: 1 / step), "of step 0: ZeroDivisionError"),
         (dict(schedule=lambda step: float("nan")), "of step 0 is nan"),
+        (dict(schedule=lambda step: [1.0, 0.5][step]), r"of step \d+: IndexError"),
     ],
 )
 def test_schedules_that_do_not_fit(fields, said):

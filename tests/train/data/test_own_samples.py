@@ -167,7 +167,8 @@ def labels_of(samples):
     [
         (
             TorchData(train=Broken(5, 0), inputs="point", targets="kind"),
-            "train data .*Broken: sample 3 cannot be read: OSError: disk on fire",
+            "train data .*Broken: sample 3 cannot be read: OSError: disk on fire "
+            r"\(in __getitem__, line \d+ of test_own_samples.py\)",
         ),
         (
             TorchData(train=Uneven(5, 0), inputs="point", targets="kind"),

@@ -1,5 +1,7 @@
 """A user's own loss and metrics: what mixes rows, or does not add up, is found before step 1."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +15,7 @@ from workbench.plan.experiment.task import Loss, Metric, TorchData
 from workbench.plan.extension.own import OwnObjectError
 from workbench.plan.plan import Plan
 from workbench.train.data.opening import open_data
+from workbench.train.data.reading import DataError
 from workbench.train.loop.own_loss import OwnLoss
 from workbench.train.loop.scoring import Scoring
 from workbench.train.loop.trial import Trial
@@ -75,7 +78,8 @@ def test_structured_targets_are_taken():
             Loss(nn.CrossEntropyLoss(reduction="none"), weights=lambda y: WEIGHTS),
             r"weights of loss .* \(30,\) for 30 rows, got \(3,\)",
         ),
-        (nn.CrossEntropyLoss, "is a class: give an object"),
+        ("torch.nn:CrossEntropyLoss", "is a class: give an object"),
+        (lambda out, y: out.sum() * math.nan, r"is nan for outputs of shape \(30, 3\)"),
         (nn.AdaptiveLogSoftmaxWithLoss(8, 3, [1]), "has parameters of its own"),
     ],
 )
@@ -146,6 +150,19 @@ def test_states_that_add_up_are_summed():
 def test_what_does_not_add_up_is_refused(metric, text):
     with pytest.raises(OwnObjectError, match=text):
         scoring({"m": metric})
+
+
+@pytest.mark.parametrize(
+    ("targets", "text"),
+    [
+        (torch.arange(30), r"Target \d+ is out of bounds.*; it takes .* 0 to 2, and loss="),
+        (torch.rand(30), "expected target dtype to be Long"),
+    ],
+)
+def test_cross_entropy_takes_the_numbers_of_classes(targets, text):
+    tried(LABELLED).check_classes()
+    with pytest.raises(DataError, match=text):
+        tried(TensorDataset(torch.rand(30, 2), targets)).check_classes()
 
 
 def test_the_loss_keeps_its_name():

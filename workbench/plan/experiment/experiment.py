@@ -51,6 +51,7 @@ from workbench.plan.experiment.task import Metric as Metric
 from workbench.plan.experiment.task import Synthetic as Synthetic
 from workbench.plan.experiment.task import TorchData as TorchData
 from workbench.plan.experiment.task import as_loss, as_metrics
+from workbench.plan.html import table
 from workbench.plan.plan import Plan
 from workbench.plan.value import Value, dump
 
@@ -474,13 +475,19 @@ class Experiment(Value):
     def __repr__(self) -> str:
         source = self.plan.graph.source.name
         return (
-            f"<Experiment {source} on {self.plan.world_size} ranks: {self.data.kind}, "
+            f"<Experiment {source} on {self.plan.world_size} ranks: {self.data.title}, "
             f"{self.steps} steps of {self.batch_size}, "
             f"{self.optimizer.kind} lr={self.optimizer.lr:g}{self._strategy()}, "
             f"{self.precision}, seed {self.seed}>"
         )
 
     __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        """The fields that are not as they are without being given."""
+        said = [(str(name), repr(value)) for name, value in self.__repr_args__() if name != "plan"]
+        plan = repr(self.plan).partition("\n")[0].strip("<>")
+        return f"<div>{table(('field', 'value'), [('plan', plan), *said], str(self)[1:-1])}</div>"
 
     def _strategy(self) -> str:
         """The strategy, unless it is a plain synchronous step without sharding."""

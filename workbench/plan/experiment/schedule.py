@@ -78,7 +78,7 @@ class StepFunction(Value):
     same each time; as the `lr_lambda` of torch's `LambdaLR`.
 
     Raises:
-        ExperimentError: for step 0 it gives no number >= 0.
+        ExperimentError: for step 0 it gives no number >= 0; or, in an experiment, for the last one.
     """
 
     kind: Literal["function"] = "function"
@@ -118,6 +118,8 @@ class StepFunction(Value):
             ValueError: it is not; the text says what would be.
         """
         _check_reads_rates(optimizer)
+        if self.function.held is not None:
+            self.factor(steps - 1)
 
     def at_rate(self, base: float, lr: float) -> Self:
         """The same where the optimizer has another rate, to which all here is relative."""

@@ -6,8 +6,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from workbench.plan.extension.extension import installed
-from workbench.plan.extension.own import Own, OwnObject
+from workbench.plan.extension.own import Own, OwnFunction, OwnObject
 from workbench.plan.value import Value, by_name
+
+
+def _both(given: object) -> object:
+    """The lengths of both splits, where that of the first alone is given."""
+    return (given, 0) if isinstance(given, int) else given
 
 
 class DataSet(Value):
@@ -17,6 +22,12 @@ class DataSet(Value):
     def known_samples(self) -> tuple[int, int] | None:
         """The samples of the training and of the test split, if they are known without loading."""
         return None
+
+    @property
+    def title(self) -> str:
+        """What it is called in a line about an experiment."""
+        kind: str = getattr(self, "kind", type(self).__name__)
+        return kind
 
 
 class Digits(DataSet):
@@ -98,9 +109,9 @@ class TorchData(DataSet):
     """The same for the targets."""
     workers: int = Field(default=0, ge=0)
     """Processes of each rank that read ahead; 0: the rank reads when it needs the rows."""
-    samples: tuple[int, int] | None = None
-    """The lengths of both, where they are known before they are opened; None: those that data sets
-    say themselves."""
+    samples: Annotated[tuple[int, int] | None, BeforeValidator(_both)] = None
+    """The lengths of both, or of `train` alone, where they are known before they are opened; None:
+    those that data sets say themselves."""
 
     @model_validator(mode="after")
     def _can_be_read(self) -> Self:
@@ -149,6 +160,11 @@ class TorchData(DataSet):
         """The samples of the training and of the test split, if they are known without loading."""
         return self.samples
 
+    @property
+    def title(self) -> str:
+        """The name of the class or function of its training split."""
+        return str(self.train).rpartition(":")[2].rpartition(".")[2]
+
 
 def is_iterated(data: object) -> bool:
     """Whether a data set is read from its beginning, and gives a new iterator each time.
@@ -186,7 +202,7 @@ class Loss(Value):
         TypeError: more than the function is given without a name.
     """
 
-    function: OwnObject
+    function: OwnFunction
     """(outputs, targets) -> a loss for each row [rows], or a number: what `reduction` makes of
     these rows. Outputs are what the module returns: one tensor, or a tuple of them. A
     `torch.nn.Module` without parameters to train is valid, too."""
@@ -225,7 +241,7 @@ class Metric(Value):
         TypeError: more than the sums are given without a name.
     """
 
-    sums: OwnObject
+    sums: OwnFunction
     """(outputs, targets) -> a number for each row [rows]; or, with a `result`, the sums over these
     rows [...]: one tensor, of the same shape for any rows."""
     result: OwnObject | None = None

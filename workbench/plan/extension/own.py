@@ -119,6 +119,8 @@ class Own(Value):
     def __str__(self) -> str:
         return self.name
 
+    __repr__ = __str__
+
 
 def taken(given: object) -> object:
     """An object, "module:attribute", or an entry of a text, for its `Own`.
@@ -147,6 +149,25 @@ def digest_of(content: bytes) -> str:
 
 OwnObject = Annotated[Any, BeforeValidator(taken)]
 """An object, or "module:attribute"; the field holds an `Own`."""
+
+
+def called(given: object) -> object:
+    """As `taken`, for what is called.
+
+    Raises:
+        ValueError: a class in place of its object, or what is neither called nor updated.
+    """
+    own = taken(given)
+    held = own.held if isinstance(own, Own) else None
+    if isinstance(held, type):
+        raise ValueError(f"{own} is a class: give an object of it, {held.__name__}(...)")
+    if held is not None and not (callable(held) or hasattr(held, "update")):
+        raise ValueError(f"{type(held).__name__} is no function")
+    return own
+
+
+OwnFunction = Annotated[Any, BeforeValidator(called)]
+"""A function, an object that is one or keeps states, or "module:attribute"; holds an `Own`."""
 
 
 @runtime_checkable

@@ -9,8 +9,10 @@ iterates all of it, and keeps its own rows.
 import hashlib
 import random
 import struct
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,7 +118,12 @@ class Streamed(Dataset[Any]):
 
 
 def _unreadable(name: str, index: int, error: Exception) -> DataError:
-    return DataError(f"{name}: sample {index} cannot be read: {type(error).__name__}: {error}")
+    # In the text, as what a worker raises arrives without its traceback.
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return DataError(
+        f"{name}: sample {index} cannot be read: {type(error).__name__}: {error} "
+        f"(in {at.name}, line {at.lineno} of {Path(at.filename).name})"
+    )
 
 
 def _seed(*words: int) -> None:

@@ -115,6 +115,10 @@ class OwnLoss:
                 f"loss {self.name} fails for {tried}: {type(error).__name__}: {error}"
             ) from error
         found = [torch.stack([value for value, _ in each]).sum() for each in parts]
+        if not torch.isfinite(whole):
+            raise OwnObjectError(
+                f"loss {self.name} is {float(whole)} for {tried}; outputs were between 0 and 1"
+            )
         if all(_close(whole, each) for each in found):
             return
         if self._mean:

@@ -223,9 +223,11 @@ def _objective(
     dtype: torch.dtype,
 ) -> tuple[StepLoss, Scoring]:
     """The loss of a step and what evaluations report; the user's own have been tried."""
+    plan, loss = experiment.plan, None
+    if experiment.loss is None and isinstance(experiment.data, TorchData):
+        Trial.of(plan.graph, train, torch.device("cpu"), dtype).check_classes()
     if experiment.loss is None and experiment.metrics is None:
         return step_loss, Scoring.of_classes()
-    plan, loss = experiment.plan, None
     if experiment.loss is not None:
         loss = OwnLoss(experiment.loss, everyone, device, dtype)
         loss.check(Trial.of(plan.graph, train, device, dtype))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -12,6 +13,7 @@ from workbench.plan.errors import ExperimentError
 from workbench.plan.graph import Graph
 from workbench.train.data.feed import as_wide
 from workbench.train.data.opening import Dataset, order_seed
+from workbench.train.data.reading import DataError
 
 ROWS = 64
 
@@ -58,6 +60,21 @@ class Trial:
                 outputs = tuple(self._span(output, begin, end) for output in self.outputs)
                 own = tree_map(lambda each, b=begin, e=end: each[b:e], self.targets)
                 yield Trial(end - begin, outputs, own)
+
+    def check_classes(self) -> None:
+        """Tries cross-entropy, on the CPU: on a GPU a class that is not there ends the process.
+
+        Raises:
+            DataError: the targets are none of cross-entropy's.
+        """
+        classes = self.outputs[0].shape[1]
+        try:
+            F.cross_entropy(self.outputs[0], self.targets)
+        except Exception as error:  # of many kinds
+            raise DataError(
+                f"cross-entropy fails for {self}: {error}; it takes the numbers of classes, 0 to "
+                f"{classes - 1}, and loss= a function for other targets"
+            ) from error
 
     def _span(self, output: Tensor, begin: int, end: int) -> Tensor:
         each = len(output) // self.rows
