@@ -6,6 +6,7 @@ from workbench.store.evaluations import (
     EVALUATIONS,
     Best,
     add_evaluation,
+    last_evaluation,
     read_evaluations,
     worth,
 )
@@ -22,6 +23,13 @@ def test_of_a_step_the_last_line_counts(tmp_path):
     assert list(found) == [2, 4]
     assert found[4]["loss"] == 0.5
     assert math.isnan(found[2]["miou"])
+
+
+def test_the_last_one_has_names_that_a_line_about_a_run_has_room_for(tmp_path):
+    assert last_evaluation(tmp_path) == {}
+    for done in (4, 2):
+        add_evaluation(tmp_path, done, {"loss": done, "accuracy": 0.5, "steps": 7.0})
+    assert last_evaluation(tmp_path) == {"test_loss": 4, "accuracy": 0.5, "test_steps": 7.0}
 
 
 def test_losses_are_to_be_small_and_metrics_large():

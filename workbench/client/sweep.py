@@ -17,6 +17,7 @@ from workbench.plan.experiment.measured import Row
 from workbench.plan.html import save
 from workbench.plan.value import Value
 from workbench.store import messages
+from workbench.store.evaluations import last_evaluation
 from workbench.store.rank_files import RankFiles
 from workbench.store.record import JobRecord
 from workbench.store.store import Store
@@ -24,9 +25,6 @@ from workbench.store.telemetry import newest, unpack_rows
 
 if TYPE_CHECKING:
     import pandas
-
-
-RECENT = 512  # rows of rank 0, among which the last evaluation is looked for
 
 
 class Sweep:
@@ -162,7 +160,8 @@ def results(store: Store, tag: str) -> "pandas.DataFrame":
 
     Columns: `job`; the fields of experiments in which these differ; `state`, `step`; `loss`,
     `accuracy` (on the test split) and `samples_per_s` as last measured, NaN before; `duration`,
-    seconds from its start to its end, or until now; `reason`.
+    seconds from its start to its end, or until now; `reason`; `test_loss`, and `test_f1` of a
+    metric "f1".
 
     Args:
         store: the store that holds the jobs.
@@ -178,8 +177,7 @@ def results(store: Store, tag: str) -> "pandas.DataFrame":
 
 
 def _reached(job: JobRecord) -> dict[str, Any]:
-    rows = _last_rows(job)
-    accuracies = [row["accuracy"] for row in rows if not math.isnan(row["accuracy"])]
+    rows = _last_row(job)
     duration = math.nan
     if job.started_at is not None:
         duration = (job.ended_at or time.time()) - job.started_at
@@ -187,17 +185,18 @@ def _reached(job: JobRecord) -> dict[str, Any]:
         "state": job.state,
         "step": job.step,
         "loss": rows[-1]["loss"] if rows else math.nan,
-        "accuracy": accuracies[-1] if accuracies else math.nan,
+        "accuracy": math.nan,
         "samples_per_s": rows[-1]["samples_per_s"] if rows else math.nan,
         "duration": duration,
         "reason": job.reason,
+        **last_evaluation(Path(job.directory)),
     }
 
 
-def _last_rows(job: JobRecord) -> list[Row]:
-    """The newest rows of rank 0."""
+def _last_row(job: JobRecord) -> list[Row]:
+    """The newest row of rank 0, if it has any."""
     for attempt in range(job.attempt, 0, -1):
         files = RankFiles(Path(job.directory) / "attempts" / str(attempt), 0)
-        if rows := list(unpack_rows(newest(files.rows, RECENT))):
+        if rows := list(unpack_rows(newest(files.rows, 1))):
             return rows
     return []

@@ -37,6 +37,13 @@ def read_evaluations(directory: Path) -> dict[int, dict[str, float]]:
     return dict(sorted(found.items()))
 
 
+def last_evaluation(directory: Path) -> dict[str, float]:
+    """The figures of the last one as a line about a run has them: "accuracy", "test_<other>"."""
+    found = list(read_evaluations(directory).values())
+    last = found[-1] if found else {}
+    return {name if name == "accuracy" else f"test_{name}": last[name] for name in last}
+
+
 @dataclass(frozen=True)
 class Best:
     """The best evaluation so far.

@@ -6,7 +6,8 @@ import pandas
 import pytest
 
 import workbench as wb
-from workbench.client.records.curves import MOST_POINTS, loss_panel
+from workbench.client.records.curves import MOST_POINTS, figure_panels, loss_panel
+from workbench.store.evaluations import EVALUATIONS, add_evaluation
 
 
 @pytest.fixture
@@ -102,6 +103,22 @@ def test_what_cannot_be_compared_is_refused(finished):
         wb.compare_runs(finished)
     with pytest.raises(TypeError, match="got int"):
         wb.compare_runs(finished, 7)
+
+
+def test_metrics_of_one_s_own_are_told_like_accuracy(both):
+    for name, f1 in (("a<b", 0.25), ("nested/b", 0.75)):
+        (both / name / EVALUATIONS).unlink()
+        add_evaluation(both / name, 3, {"loss": 2.0, "f1": 0.5})
+        add_evaluation(both / name, 6, {"loss": 1.0, "f1": f1})
+    found = wb.runs(both).set_index("name")
+    assert found["test_f1"].to_dict() == {"a<b": 0.25, "b": 0.75}
+    assert found["accuracy"].isna().all()
+    compared = wb.compare_runs(both / "a<b", both / "nested" / "b")
+    assert compared.to_frame()["test_f1"].tolist() == [0.25, 0.75]
+    assert "test f1" in compared._repr_html_()
+    panels = figure_panels({name: run.evaluations for name, run in compared.runs.items()})
+    assert [panel.title for panel in panels] == ["F1 by step"]
+    assert "F1 by step" in compared.svg()
 
 
 def test_a_long_curve_is_thinned():

@@ -15,12 +15,13 @@ from workbench.client.records.configuration import (
     short,
     varied,
 )
-from workbench.client.records.curves import accuracy_panel, loss_panel
+from workbench.client.records.curves import figure_panels, loss_panel
 from workbench.client.run.run import Run
 from workbench.plan import svg
 from workbench.plan.html import save, table, text_table
 from workbench.plan.panels import document
 from workbench.plan.units import digits, duration, percent, size
+from workbench.store.evaluations import last_evaluation
 
 if TYPE_CHECKING:
     import pandas
@@ -66,7 +67,7 @@ class RunComparison:
 
     @cached_property
     def figures(self) -> list[dict[str, Any]]:
-        """What each run came to: loss, accuracy, speed, time and memory; NaN: not measured."""
+        """What each run came to: losses, metrics, speed, time and memory; NaN: not measured."""
         return [_figures(run) for run in self.runs.values()]
 
     def to_frame(self) -> "pandas.DataFrame":
@@ -80,8 +81,9 @@ class RunComparison:
     def svg(self) -> str:
         """The curves of all runs as one picture, a document of its own."""
         metrics = {name: run.metrics for name, run in self.runs.items()}
-        panels = [loss_panel(metrics, width=860), accuracy_panel(metrics, width=860)]
-        return document([panel for panel in panels if panel is not None], columns=1)
+        evaluations = {name: run.evaluations for name, run in self.runs.items()}
+        panels = [loss_panel(metrics, width=860), *figure_panels(evaluations, width=860)]
+        return document(panels, columns=1)
 
     def save(self, path: str | Path) -> None:
         """Writes it into a file: "x.html" is a page, "x.svg" the curves, "x.csv" the table.
@@ -142,13 +144,11 @@ def compare_runs(*runs: Run | str | Path) -> RunComparison:
 def _figures(run: Run) -> dict[str, Any]:
     metrics, environment = run.metrics, run.environment
     first = metrics[metrics["rank"] == 0]
-    accuracies = first["accuracy"].dropna()
-    measured = float(accuracies.iloc[-1]) if len(accuracies) else math.nan
     return {
         "state": run.state,
         "steps": int(first["step"].iloc[-1]) + 1 if len(first) else 0,
         "loss": float(first["loss"].iloc[-1]) if len(first) else math.nan,
-        "accuracy": run.evaluation.get("accuracy", measured),
+        **last_evaluation(run.directory),
         "samples_per_s": float(first["samples_per_s"].median()) if len(first) else math.nan,
         "wall_s": math.nan if environment is None else environment.times.wall_s,
         "peak_bytes": float(metrics["peak_bytes"].max()) if len(metrics) else math.nan,
@@ -157,11 +157,14 @@ def _figures(run: Run) -> dict[str, Any]:
 
 def _shown(figures: Mapping[str, Any]) -> dict[str, str]:
     wall_s = figures["wall_s"]
+    tested = {n: digits(v) for n, v in figures.items() if n.startswith("test_")}
+    if "accuracy" in figures:
+        tested["test accuracy"] = percent(figures["accuracy"])
     return {
         "state": figures["state"],
         "steps": f"{figures['steps']:,}",
         "loss": digits(figures["loss"]),
-        "test accuracy": percent(figures["accuracy"]),
+        **{name.replace("_", " ", 1): said for name, said in tested.items()},
         "samples/s, median": digits(figures["samples_per_s"]),
         "wall time": "–" if math.isnan(wall_s) else duration(wall_s),
         "peak memory of a rank": size(figures["peak_bytes"]),

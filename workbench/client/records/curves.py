@@ -29,16 +29,33 @@ def loss_panel(metrics: Mapping[str, "pandas.DataFrame"], *, width: int = 470) -
     return line_panel("Loss by step", curves, Axis("loss"), width=width)
 
 
-def accuracy_panel(metrics: Mapping[str, "pandas.DataFrame"], *, width: int = 470) -> Panel | None:
-    """The accuracy on the test split, as it was measured; None: none was."""
+def figure_panels(
+    evaluations: Mapping[str, "pandas.DataFrame"], *, width: int = 470
+) -> list[Panel]:
+    """What was measured on the test split besides the loss: a panel for each figure.
+
+    Args:
+        evaluations: `run.evaluations` of each run, by its name.
+        width: in pixels, before it is scaled.
+    """
+    columns = dict.fromkeys(str(name) for each in evaluations.values() for name in each)
+    return [_figure(name, evaluations, width) for name in columns if name not in ("done", "loss")]
+
+
+def _figure(figure: str, evaluations: Mapping[str, "pandas.DataFrame"], width: int) -> Panel:
+    is_share = figure == "accuracy"
+    rows = {
+        name: each.reindex(columns=["done", figure]).assign(step=each["done"] - 1, rank=0)
+        for name, each in evaluations.items()
+    }
     curves = [
-        Curve(name, xs, ys, color, percent(ys[-1]) if ys else "", dots=True)
-        for name, color, xs, ys in _colored(metrics, "accuracy", width)
+        Curve(
+            name, xs, ys, color, (percent if is_share else digits)(ys[-1]) if ys else "", dots=True
+        )
+        for name, color, xs, ys in _colored(rows, figure, width)
     ]
-    if not any(curve.xs for curve in curves):
-        return None
-    axis = Axis("test accuracy (%)", top=1.0, scale=100.0)
-    return line_panel("Accuracy by step", curves, axis, width=width)
+    axis = Axis("test accuracy (%)", top=1.0, scale=100.0) if is_share else Axis(f"test {figure}")
+    return line_panel(f"{figure[:1].upper()}{figure[1:]} by step", curves, axis, width=width)
 
 
 def speed_panel(metrics: "pandas.DataFrame") -> Panel:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from workbench.client.records.configuration import fields_of, short
 from workbench.client.records.curves import (
-    accuracy_panel,
+    figure_panels,
     loss_panel,
     memory_panel,
     speed_panel,
@@ -36,6 +36,10 @@ class Reported(view.ShownRun, Protocol):
     @property
     def metrics(self) -> "pandas.DataFrame":
         """One line for each step and rank."""
+
+    @property
+    def evaluations(self) -> "pandas.DataFrame":
+        """One line for each evaluation."""
 
     @property
     def environment(self) -> Environment | None:
@@ -91,11 +95,11 @@ def _curves(run: Reported) -> str:
         drawn = curves_svg(run)
     except ClusterError as error:
         return f"<p>{escape(str(error))}</p>"
-    return svg.image(drawn, f"Loss, accuracy, speed, time and memory of {run.directory.name}")
+    return svg.image(drawn, f"Loss, metrics, speed, time and memory of {run.directory.name}")
 
 
 def curves_svg(run: Reported) -> str:
-    """Loss, accuracy, speed, time and memory of a run, as a picture.
+    """Loss, metrics, speed, time and memory of a run, as a picture.
 
     Raises:
         ClusterError: no step was measured.
@@ -106,12 +110,12 @@ def curves_svg(run: Reported) -> str:
     learned = {"loss": metrics}
     panels = [
         loss_panel(learned),
-        accuracy_panel({"test accuracy": metrics}),
+        *figure_panels({"test split": run.evaluations}),
         speed_panel(metrics),
         time_panel(metrics),
         memory_panel(metrics),
     ]
-    return document([panel for panel in panels if panel is not None])
+    return document(panels)
 
 
 def _configuration(run: Reported) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ from workbench.plan.errors import ExperimentError, PlanError
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import COLUMNS, Row
 from workbench.store.errors import ClusterError
+from workbench.store.evaluations import last_evaluation
 from workbench.store.rank_files import RankFiles
 from workbench.store.run_folder import EXPERIMENT, METRICS, RunOutcome, attempts
 from workbench.store.telemetry import newest, unpack_rows
@@ -19,7 +20,6 @@ from workbench.store.telemetry import newest, unpack_rows
 if TYPE_CHECKING:
     import pandas
 
-_RECENT = 512  # rows of rank 0, among which the last evaluation is looked for
 _FIRST = ("name", "state", "steps", "loss", "accuracy", "model", "world_size", "plan")
 _LAST = ("wall_s", "started", "reason", "folder")
 _STATES = {"cancelled": "stopped", "parked": "failed"}  # as `run.state` has it
@@ -30,10 +30,10 @@ def runs(folder: str | Path = "runs") -> "pandas.DataFrame":
 
     Columns: `name`; `state` ("finished", "stopped", "failed"; "unfinished" where the folder does
     not say how it ended; "unreadable"); `steps` made; `loss` and `accuracy` (on the test split) as
-    last measured; `model`, `world_size`, `plan`; the optimizer and the other fields of the
-    experiment, one that is named like another column as `experiment.steps`; `wall_s`, the seconds
-    from its start to its end; `started`, by this host's clock; `reason`, why it ended so;
-    `folder`, which `Run.load` takes.
+    last measured; `model`, `world_size`, `plan`; `test_loss`, and `test_f1` of a metric "f1"; the
+    optimizer and the other fields of the experiment, one that is named like another column as
+    `experiment.steps`; `wall_s`, the seconds from its start to its end; `started`, by this host's
+    clock; `reason`, why it ended so; `folder`, which `Run.load` takes.
 
     Args:
         folder: the folder of runs, or one above it; folders that begin with a dot are left out.
@@ -74,9 +74,7 @@ def _summary(directory: Path) -> dict[str, Any]:
     experiment = Experiment.load(directory / EXPERIMENT)
     outcome, environment = RunOutcome.load(directory), Environment.load(directory)
     times = None if environment is None else environment.times
-    rows, plan = _last_rows(directory), experiment.plan
-    accuracies = [row["accuracy"] for row in rows if not math.isnan(row["accuracy"])]
-    evaluation = outcome.ranks[0].evaluation if outcome is not None and outcome.ranks else {}
+    rows, plan = _last_row(directory), experiment.plan
     started = None if times is None else times.started or times.submitted
     state = "unfinished" if outcome is None else _STATES.get(outcome.state, outcome.state)
     told = {
@@ -84,7 +82,7 @@ def _summary(directory: Path) -> dict[str, Any]:
         "state": state,
         "steps": int(rows[-1]["step"]) + 1 if rows else 0,
         "loss": rows[-1]["loss"] if rows else math.nan,
-        "accuracy": evaluation.get("accuracy", accuracies[-1] if accuracies else math.nan),
+        "accuracy": math.nan,
         "model": plan.graph.source.name,
         "world_size": plan.world_size,
         "plan": short(plan),
@@ -92,18 +90,19 @@ def _summary(directory: Path) -> dict[str, Any]:
         "started": None if started is None else datetime.fromtimestamp(started),
         "reason": "" if outcome is None else outcome.reason,
         "folder": str(directory),
+        **last_evaluation(directory),
     }
     return told | beside(fields_of(experiment), told)
 
 
-def _last_rows(directory: Path) -> list[Row]:
-    """The newest rows of rank 0, of which a long run has many more."""
+def _last_row(directory: Path) -> list[Row]:
+    """The newest row of rank 0, if it has any."""
     for folder, _ in reversed(attempts(directory)):
-        if rows := list(unpack_rows(newest(RankFiles(folder, 0).rows, _RECENT))):
+        if rows := list(unpack_rows(newest(RankFiles(folder, 0).rows, 1))):
             return rows
     if not (directory / METRICS).exists():
         return []
     import pandas
 
-    table = pandas.read_csv(directory / METRICS).query("rank == 0").tail(_RECENT)
+    table = pandas.read_csv(directory / METRICS).query("rank == 0").tail(1)
     return [{**dict.fromkeys(COLUMNS, math.nan), **row} for row in table.to_dict("records")]  # type: ignore[dict-item]
