@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Algorithm": "comm.algorithms.algorithm:Algorithm",
-    "Codec": "comm.codecs.coder:Coder",
-    "Division": "plan.placement.scheme:Division",
+    "Codec": "comm.codecs.coders:Coder",
+    "Division": "plan.placement.schemes:Division",
     "GroupRule": "plan.rules.rule:GroupRule",
     "MessageRound": "comm.algorithms.exchange:MessageRound",
     "Partial": "plan.placement.placement:Partial",
     "PieceCoding": "comm.codecs.coding:PieceCoding",
     "Replicate": "plan.placement.placement:Replicate",
     "Rule": "plan.rules.rule:Rule",
-    "Scheme": "plan.placement.scheme:Scheme",
+    "Scheme": "plan.placement.schemes:Scheme",
     "Shard": "plan.placement.placement:Shard",
     "Strategy": "plan.experiment.strategy:Strategy",
-    "held_by": "plan.placement.scheme:held_by",
+    "held_by": "plan.placement.schemes:held_by",
 }
 
 __all__ = sorted(_HOME)
