@@ -120,7 +120,12 @@ def run(given: Assignment) -> None:
         with _signals(control):  # before anybody knows whom to interrupt
             if not files.begin():
                 return
-            with _printing_to(files.log):
+            # ipykernel would send what is printed through the controller.
+            with (
+                files.log.open("w", buffering=1) as out,
+                redirect_stdout(out),
+                redirect_stderr(out),
+            ):
                 if files.is_withdrawn:
                     raise KeyboardInterrupt
                 telemetry = Telemetry(files) if given.trains else None
@@ -266,13 +271,6 @@ class _Interrupts:
         for again in self._later:
             again.cancel()
             again.join()
-
-
-@contextmanager
-def _printing_to(path: Path) -> Iterator[None]:
-    """What is printed goes into a file: ipykernel would send it through the controller."""
-    with path.open("w", buffering=1) as log, redirect_stdout(log), redirect_stderr(log):
-        yield
 
 
 def _threads() -> list[int]:

@@ -27,6 +27,7 @@ from workbench.plan.experiment.experiment import ParameterServer
 from workbench.program.buckets import Bucket
 from workbench.program.instructions import Reduce
 from workbench.program.step import RankProgram
+from workbench.train.loop.passes import Action, Execution
 from workbench.train.strategies.optimizer import is_root, root_of
 
 
@@ -132,12 +133,12 @@ class GradientSum:
             for name, bucket in self._home.items()
         ]
 
-    def zeroing(self, names: Sequence[str]) -> Callable[[], None]:
+    def zeroing(self, names: Sequence[str]) -> Action:
         """What forgets the gradients of these parameters; their memory is for the next ones."""
         parameters = [(name, self.parameters[name]) for name in names]
         buckets = [bucket for bucket in self._buckets.values() if bucket.views.keys() & set(names)]
 
-        def zero_grad() -> None:
+        def zero_grad(_: Execution) -> None:
             self.takes_gradients = True
             self._final = ()
             self._queue.clear()
@@ -154,16 +155,18 @@ class GradientSum:
 
         return zero_grad
 
-    def expecting(self, names: Collection[str], buckets: Sequence[Bucket]) -> Callable[[], None]:
-        """What says of the next backward pass which sums may begin in it.
+    def expecting(self, names: Collection[str], buckets: Sequence[Bucket]) -> Action | None:
+        """What says of the next backward pass which sums may begin in it; None: there are none.
 
         Args:
             names: the parameters that get no more gradients after it, before they are summed.
             buckets: the buckets that are full then, in their order.
         """
+        if not names and not buckets:
+            return None
         final, own = frozenset(names), [self._buckets[bucket.names] for bucket in buckets]
 
-        def expect() -> None:
+        def expect(_: Execution) -> None:
             self._final = final
             self._queue.extend(own)
 

@@ -40,7 +40,7 @@ from workbench.program.instructions import (
 )
 from workbench.program.step import RankProgram
 from workbench.train.checkpoint.in_flight import InFlight, Residuals
-from workbench.train.loop.passes import Action
+from workbench.train.loop.passes import Action, Execution
 from workbench.train.strategies.gradients import GradientSum, OutOfOrder
 from workbench.train.strategies.optimizer import Updater
 from workbench.train.strategies.scaling import LossScaling
@@ -95,7 +95,7 @@ class PipelinedUpdates:
     def bound(self, instruction: Instruction) -> Action:
         match instruction:
             case ZeroGrad(names):
-                return lambda _: self._zero_grad(names)
+                return lambda run: self._zero_grad(names, run)
             case KeepWeights():
                 return lambda _: self._keep_weights()
             case Wait():
@@ -120,9 +120,9 @@ class PipelinedUpdates:
     def scaling(self) -> LossScaling | None:
         return None
 
-    def _zero_grad(self, names: Sequence[str]) -> None:
+    def _zero_grad(self, names: Sequence[str], run: Execution) -> None:
         self._filling = self._idle.pop() if self._idle else self._new()
-        self._filling.zeroing(names)()
+        self._filling.zeroing(names)(run)
 
     def _keep_weights(self) -> None:
         self._then = {n: p.detach().clone() for n, p in self.model.trainable().items()}

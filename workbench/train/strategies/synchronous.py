@@ -21,7 +21,7 @@ be, so that what it is compared with is not flattered. One Weird Trick (arXiv:14
 the factors are those of SplitBrain's table (divided by G only, not by k).
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -86,9 +86,7 @@ class SynchronousUpdates(ImmediateUpdates):
         match instruction:
             case ZeroGrad(names, every):
                 zero_grad = self._sums.zeroing(names)
-                if every == 1:
-                    return lambda _: zero_grad()
-                return lambda run: self._add(zero_grad, run.step)
+                return zero_grad if every == 1 else lambda run: self._add(zero_grad, run)
             case Wait():
                 return lambda _: self._sums.wait()
             case Rescale(names, Pass() as on):
@@ -106,11 +104,13 @@ class SynchronousUpdates(ImmediateUpdates):
         raise OutOfOrder(f"synchronous steps do nothing at {instruction.word!r}")
 
     def reducing(self, buckets: Sequence[Bucket]) -> Action:
-        return lambda _: self._start(buckets)
+        def start(_: Execution) -> None:
+            self._sums.start(buckets)
+
+        return start
 
     def expecting(self, names: Collection[str], buckets: Sequence[Bucket]) -> Action | None:
-        expect = self._sums.expecting(names, buckets) if names or buckets else None
-        return None if expect is None else lambda _: expect()
+        return self._sums.expecting(names, buckets)
 
     def move(self) -> None:
         """Moves the weights by the gradients that they have now, on all ranks that hold them."""
@@ -149,13 +149,13 @@ class SynchronousUpdates(ImmediateUpdates):
         """Leaves the parameters to another strategy."""
         self._sums.close()
 
-    def _add(self, zero_grad: Callable[[], None], step: int) -> None:
+    def _add(self, zero_grad: Action, run: Execution) -> None:
         """Before a step whose gradients are added to what there is."""
         if self._newest is None:
-            zero_grad()
+            zero_grad(run)
         elif self._has_sums:
             self._sums.go_on()
-        self._newest, self._has_sums = step, False
+        self._newest, self._has_sums = run.step, False
 
     def _unscale(self, run: Execution) -> None:
         if self.scaling is not None:
@@ -172,9 +172,6 @@ class SynchronousUpdates(ImmediateUpdates):
         self.updater.begin(step)
         self.updater.step()
         self._newest, self._has_sums = None, False
-
-    def _start(self, buckets: Sequence[Bucket]) -> None:
-        self._sums.start(buckets)
 
     def _hand_out(self) -> None:
         if self._served:
