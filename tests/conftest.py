@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import ipyparallel as ipp
 import pytest
 import torch
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from tests.ranks import Ranks
@@ -19,6 +20,10 @@ BOTH = [
     pytest.param(False, id="gloo", marks=pytest.mark.slow),
 ]
 
+
+# How long an example takes is the host's affair.
+settings.register_profile("workbench", deadline=None)
+settings.load_profile("workbench")
 
 # Most of what takes long waits most of the time; of more than two cores, one is left for what
 # does not.
