@@ -60,10 +60,16 @@ def run(*, quick: bool, algorithm: str | None = None) -> Report:
         algorithm: "module:attribute" or entry point of one more algorithm; None: there is none.
     """
     own = () if algorithm is None else (algorithm,)
+    settings, times = (links.QUICK, 2) if quick else (links.FULL, 7)
     with Cluster(ENGINES, timeout=120.0) as cluster:
         report = compare(cluster, *((QUICK, 3) if quick else (FULL, 7)), own)
-    for setting in links.QUICK if quick else links.FULL:
-        found = links.run(setting, 2 if quick else 7)
+        here = [
+            links.run_on(cluster, each, times)
+            for each in settings
+            if each.rate is None and each.engines == ENGINES
+        ]
+    apart = [each for each in settings if each.rate is not None or each.engines != ENGINES]
+    for found in (*(links.run(each, times) for each in apart), *here):
         report = replace(
             report,
             rows=(*report.rows, *found.rows),

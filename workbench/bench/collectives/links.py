@@ -165,13 +165,21 @@ def run(setting: Setting, rounds: int) -> Found:
                 hosts = stack.enter_context(Hosts(setting.engines, bandwidth=setting.rate))
             except HostsError as error:
                 return Found((), {}, (f"links of {setting.rate} were not measured: {error}",))
-        cluster = stack.enter_context(Cluster(setting.engines, hosts=hosts, timeout=120.0))
-        ranks: list[tuple[Seconds, list[Measurement], float]] = cluster.call(
-            "workbench.bench.collectives.links:measure",
-            experiment_of(setting.engines),
-            setting=setting,
-            rounds=rounds,
+        return run_on(
+            stack.enter_context(Cluster(setting.engines, hosts=hosts, timeout=120.0)),
+            setting,
+            rounds,
         )
+
+
+def run_on(cluster: Cluster, setting: Setting, rounds: int) -> Found:
+    """Measures on a cluster that has these engines and links."""
+    ranks: list[tuple[Seconds, list[Measurement], float]] = cluster.call(
+        "workbench.bench.collectives.links:measure",
+        experiment_of(setting.engines),
+        setting=setting,
+        rounds=rounds,
+    )
     seconds, exchanges, _ = ranks[0]
     addition = max(gamma for _, _, gamma in ranks)
     return found(setting, seconds, fit(exchanges, held={"reduction_s_per_byte": addition}))
