@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,24 +122,6 @@ GOALS: Mapping[Name, Goal] = {
     "quadratic": Goal(1e-3, "a thousandth", "1/1000"),
     "digits": Goal(0.2, "a fifth", "1/5"),
 }
-
-
-class Problem(Protocol):
-    """A loss, and the gradients of its workers.
-
-    Attributes:
-        start: the values before the first step, [values].
-        curvature: the largest curvature there, in whose inverse a learning rate is given.
-    """
-
-    start: Array
-    curvature: float
-
-    def loss(self, values: Array) -> float:
-        """At some values."""
-
-    def gradients(self, values: Array, step: int) -> NDArray[np.float32]:
-        """[workers, values], whose sum is the gradient of a step."""
 
 
 class Quadratic:
