@@ -48,7 +48,7 @@ def test_everything_arrives_where_it_should(on_either):
     check(on_either, 3, cases)
 
 
-@settings(max_examples=2, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_sizes(on_either, data):
     world = data.draw(st.integers(2, 4))

@@ -49,7 +49,7 @@ def check(world, drawn):
         assert torch.equal(all_reduce(wholes[group.rank], group), total), case
 
 
-@settings(max_examples=12, derandomize=True, deadline=None, database=None)
+@settings(max_examples=12, derandomize=True, database=None)
 @given(worlds())
 def test_collectives_equal_plain_torch(on_either, drawn):
     ranks, cases = drawn

@@ -15,7 +15,6 @@ from workbench.plan.plan import Plan
 
 FEW = settings(
     max_examples=8,
-    deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

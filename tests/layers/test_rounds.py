@@ -17,7 +17,7 @@ from workbench.plan.plan import Plan
 
 ROWS = st.lists(st.integers(0, 5), min_size=4, max_size=4).map(tuple)
 
-SETTINGS = settings(deadline=None, derandomize=True, database=None)
+SETTINGS = settings(derandomize=True, database=None)
 
 
 def group_of(rank, k):

@@ -15,7 +15,7 @@ from workbench.predict.memory.memory import memory_of
 from workbench.predict.time.simulation import simulated
 from workbench.program.step import program_of
 
-PROFILE = settings(max_examples=40, derandomize=True, deadline=None, database=None)
+PROFILE = settings(max_examples=40, derandomize=True, database=None)
 GRAPH = graphs.vgg()
 STRATEGIES = [
     dict(sync=wb.Synchronous(bucket_bytes=2000)),

@@ -268,7 +268,7 @@ def cluster_of(kinds):
     ]
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80, derandomize=True)
 @given(st.lists(requests, max_size=12), clusters)
 def test_no_engine_is_given_twice_and_requests_are_kept(requests, kinds):
     cluster = cluster_of(kinds)
@@ -288,7 +288,7 @@ def test_no_engine_is_given_twice_and_requests_are_kept(requests, kinds):
     assert all(decided.reasons.values())
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(st.lists(requests, min_size=1, max_size=10), clusters)
 def test_nobody_starves(requests, kinds):
     """Whatever waits has started once enough jobs have ended, though others come all the time."""

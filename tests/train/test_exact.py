@@ -53,7 +53,6 @@ def cases(draw, world):
 @settings(
     max_examples=2,
     phases=[Phase.generate],  # a case whose ranks wait for each other would do so many times
-    deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=list(HealthCheck),

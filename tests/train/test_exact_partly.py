@@ -38,7 +38,6 @@ def cases(draw, world):
 @settings(
     max_examples=3,
     phases=[Phase.generate],
-    deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=list(HealthCheck),
@@ -82,7 +81,6 @@ def check_traffic(on_ranks, runs):
 @settings(
     max_examples=2,
     phases=[Phase.generate],
-    deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=list(HealthCheck),

@@ -197,7 +197,6 @@ def cases(draw):
 @pytest.mark.slow
 @settings(
     max_examples=25,
-    deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -78,7 +78,6 @@ def check(run, pairs):
 @settings(
     max_examples=2,
     phases=[Phase.generate],
-    deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )

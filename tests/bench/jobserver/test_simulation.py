@@ -21,7 +21,7 @@ loads = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(st.lists(loads, min_size=1, max_size=20))
 def test_no_engine_is_used_twice_and_the_bound_holds(queue):
     simulated = simulate(queue, ENGINES)
@@ -41,7 +41,7 @@ def test_the_bound_is_reached_where_the_best_schedule_is_known():
     assert simulate([Load(0, 3, 4, 4), Load(0, 1, 4, 4)], 4).efficiency == 1.0
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20, derandomize=True)
 @given(st.lists(loads, min_size=1, max_size=10))
 def test_the_scheduler_does_the_same_with_records(queue):
     """All that `schedule` adds to `place` is for jobs that are not of one kind."""

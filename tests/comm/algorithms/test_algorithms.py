@@ -15,7 +15,7 @@ from workbench.predict.traffic import collective_costs
 
 LENGTHS = st.integers(0, 40)
 DTYPES = st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64])
-PROFILE = settings(max_examples=60, derandomize=True, deadline=None, database=None)
+PROFILE = settings(max_examples=60, derandomize=True, database=None)
 
 
 def samples(length, ranks, dtype):

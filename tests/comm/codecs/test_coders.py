@@ -11,7 +11,7 @@ from tests.comm.codecs.coded import NAMES, coding, encoded, laplace, round_trip
 from workbench.comm.groups.errors import CodecError
 from workbench.plan.experiment.codec import Codec
 
-PROFILE = settings(max_examples=40, derandomize=True, deadline=None, database=None)
+PROFILE = settings(max_examples=40, derandomize=True, database=None)
 DTYPES = (torch.float32, torch.float64)
 SIZES = st.tuples(st.integers(0, 70), st.sampled_from([2, 8, 64]), st.sampled_from(DTYPES))
 

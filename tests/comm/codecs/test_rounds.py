@@ -12,7 +12,7 @@ from workbench.comm.codecs import rounds
 from workbench.comm.pieces import cut, even
 from workbench.plan.experiment.codec import Codec
 
-PROFILE = settings(max_examples=40, derandomize=True, deadline=None, database=None)
+PROFILE = settings(max_examples=40, derandomize=True, database=None)
 FLAT = {"ring": rounds.ring, "direct": rounds.direct}
 SMALL_CHUNKS = {"int8": {"chunk": 8}, "int4": {"chunk": 8}}
 CODECS = st.sampled_from([Codec(name=name, **SMALL_CHUNKS.get(name, {})) for name in NAMES])

@@ -81,7 +81,7 @@ def saved_and_wanted(draw):
 
 
 @given(saved_and_wanted())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 def test_any_cut_reads_what_any_other_saved(tmp_path_factory, case):
     shape, saved, wanted, dtype = case
     tensor = numbered(shape, dtype)
@@ -96,7 +96,7 @@ def test_any_cut_reads_what_any_other_saved(tmp_path_factory, case):
 
 
 @given(saved_and_wanted())
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 def test_slices_of_a_file_of_whole_tensors(tmp_path_factory, case):
     shape, _, wanted, dtype = case
     tensor = numbered(shape, dtype)

@@ -30,7 +30,7 @@ def measured(draw):
     return device(*samples), rows
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(measured(), st.lists(st.integers(0, 2000), min_size=2, max_size=6).map(sorted))
 def test_seconds_of_a_layer_never_fall_with_rows(known, rows):
     found = [known[0].seconds(work(n)) for n in rows]
@@ -40,7 +40,7 @@ def test_seconds_of_a_layer_never_fall_with_rows(known, rows):
     assert all(one.forward_s > 0 and one.backward_s > 0 for one in found)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(ROWS, st.lists(SECONDS, min_size=5, max_size=5).map(sorted))
 def test_interpolation_passes_through_what_was_measured(rows, seconds):
     samples = [sample(work(n), t, 2 * t) for n, t in zip(rows, seconds, strict=False)]
@@ -153,7 +153,7 @@ def test_one_device_is_that_of_all_ranks_and_several_are_each_rank_s_own():
         three.device(3)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(measured(), st.booleans(), st.sampled_from(Machine.presets()))
 def test_toml_gives_a_machine_back(known, curved, name):
     one = machine(known[0], device(), within=CURVED if curved else LINK, slowdown=1.25)

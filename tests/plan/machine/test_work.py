@@ -24,7 +24,7 @@ def plans(draw):
     return plan
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(plans(), st.tuples(*[st.integers(0, 9)] * 4))
 def test_ranks_share_a_layer_s_operations(plan, rows):
     """Each sample is computed once, or where all members compute the same, by each of them."""

@@ -4,7 +4,7 @@ import pickle
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.plan.graphs import Builder, mlp, vgg
@@ -150,7 +150,6 @@ def test_a_change_of_a_layer_falls_back_with_a_warning():
     assert "fc2" in changed.layers
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=4, max_size=4), st.sampled_from([1, 2, 4]))
 def test_rounds_bring_every_row_once(rows, k):
     for rounds in ROUNDS:

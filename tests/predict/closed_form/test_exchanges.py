@@ -9,7 +9,7 @@ from workbench.plan.experiment.codec import Codec
 from workbench.predict.closed_form import FLAT, Coding, Network, Terms, hierarchical, ring
 from workbench.predict.traffic import collective_costs
 
-PROFILE = settings(max_examples=60, derandomize=True, deadline=None, database=None)
+PROFILE = settings(max_examples=60, derandomize=True, database=None)
 TEN_GIGABIT = Network(10e9 / 8, latency_s=50e-6, reduction_s_per_byte=1e-10)
 ALEXNET = 61.1e6 * 4  # bytes
 

@@ -15,7 +15,7 @@ from workbench.predict.closed_form import (
     unlimited_s,
 )
 
-PROFILE = settings(max_examples=80, derandomize=True, deadline=None, database=None)
+PROFILE = settings(max_examples=80, derandomize=True, database=None)
 SECONDS = st.floats(0.001, 10)
 COMPUTE = Compute(update_s=1, forward_s=2, backward_s=5)
 

@@ -19,7 +19,7 @@ from workbench.plan.plan import Plan
 from workbench.predict.time.simulation import PARTS, simulated
 from workbench.program.step import program_of
 
-PROFILE = settings(max_examples=40, derandomize=True, deadline=None, database=None)
+PROFILE = settings(max_examples=40, derandomize=True, database=None)
 
 
 def experiment(plan, **fields):

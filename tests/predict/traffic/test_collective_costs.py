@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from workbench.predict.traffic.collective_costs import FLAT, Cost, hierarchical
 
-PROFILE = settings(max_examples=60, derandomize=True, deadline=None, database=None)
+PROFILE = settings(max_examples=60, derandomize=True, database=None)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from workbench.predict.traffic.collective_costs import (
 from workbench.predict.traffic.traffic import pairs_of, traffic_of
 from workbench.program.step import program_of
 
-PROFILE = settings(max_examples=40, derandomize=True, deadline=None, database=None)
+PROFILE = settings(max_examples=40, derandomize=True, database=None)
 CODED = [None, Codec(name="int8", chunk=4), Codec(name="top_k", fraction=0.3)]
 
 

@@ -11,7 +11,7 @@ SIZES = st.lists(st.integers(1, 10**9), min_size=1, max_size=40).map(
 )
 
 
-@settings(max_examples=60, derandomize=True, deadline=None, database=None)
+@settings(max_examples=60, derandomize=True, database=None)
 @given(sizes=SIZES, width=st.integers(10, 900), height=st.integers(10, 900))
 def test_areas_are_to_scale_and_fill_the_box(sizes, width, height):
     boxes = squarified(sizes, Box(3, 5, width, height))

@@ -29,7 +29,7 @@ CODECS = [
 CPU = torch.device("cpu")
 
 
-@settings(max_examples=30, derandomize=True, deadline=None, database=None)
+@settings(max_examples=30, derandomize=True, database=None)
 @given(seed=st.integers(0, 1000), length=st.integers(1, 40), codec=st.sampled_from(CODECS))
 def test_pieces_are_what_runs_decode(seed, length, codec):
     values = np.random.default_rng(seed).standard_normal(length).astype(np.float32)

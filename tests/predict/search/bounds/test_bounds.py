@@ -49,7 +49,7 @@ def searching(graph, machine, world, **fields):
     return PlanSearch(question_of(graph, machine, world, 2**40, **(given | fields)), 0.0)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     data=st.data(),
     graph=st.one_of(convolutions(), tokens()),

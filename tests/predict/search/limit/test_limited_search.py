@@ -39,7 +39,7 @@ def check(limited, evaluator, found, limit):
 
 
 @pytest.mark.slow
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(graph=convolutions(most=1), some=machines(), place=st.floats(0, 1))
 def test_of_schemes_and_rounds(graph, some, place):
     found = tried(graph, some, 2)
@@ -51,7 +51,7 @@ def test_of_schemes_and_rounds(graph, some, place):
 
 
 @pytest.mark.slow
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=2)
 @given(some=machines(), place=st.floats(0, 1))
 def test_of_layers_computed_again(some, place):
     graph = graphs.mlp(64, 256, 4)

@@ -92,19 +92,19 @@ def check_all(graph, world, shares=None):
     assert weighted.cheapest == pytest.approx(costs[0])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(graph=convolutions())
 def test_nets_of_convolutions(graph):
     check_all(graph, 2)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(graph=convolutions(most=1))
 def test_groups_of_several_sizes(graph):
     check_all(graph, 4)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(graph=tokens())
 def test_transformers(graph):
     check_all(graph, 2)
