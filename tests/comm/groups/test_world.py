@@ -228,6 +228,7 @@ def open_files():
 def made_and_let_go(world, times):
     """Files that are open after each of many makings of groups, which work while they are there."""
     found = []
+    gc.collect()
     gc.freeze()  # or each collection would go through all that torch has imported
     for turn in range(times):
         everyone = tuple(range(world.size))

@@ -14,6 +14,7 @@ from workbench.plan.experiment.experiment import SGD, Experiment, Synchronous, S
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plan import Plan
 from workbench.train.data.feed import MicroBatch
+from workbench.train.loop.passes import Execution
 from workbench.train.strategies.gradients import GradientSum, OutOfOrder
 
 GRAPH = trace(nets.Images(), input_shape=nets.Images.shape)
@@ -93,7 +94,7 @@ def surprised(world: World, plan: Plan):
     steps, batch = stepping(world, plan, Synchronous())
     steps.run(0, (batch,))
     sums = GradientSum(steps.strategy.program(0), steps.model)
-    sums.zeroing(list(steps.model.trainable()))()
+    sums.zeroing(list(steps.model.trainable()))(Execution(1, batch.rows, sum(batch.rows)))
     sums.start()
     try:
         sum(p.sum() for p in steps.model.trainable().values()).backward()
