@@ -8,6 +8,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from torch import nn
 
 from workbench.client.records.source import Repository, repository, sources, submitted_by
+from workbench.plan.experiment.task import Loss
 
 
 class Doubled(nn.Module):
@@ -45,11 +46,22 @@ def test_without_git_nothing_is_said(tmp_path, monkeypatch):
 
 
 def test_a_person_s_own_classes_are_told_each_once_and_torch_s_are_not():
-    (found,) = sources(nn.Sequential(Doubled(), nn.ReLU(), Doubled()))
+    (found,) = sources(nn.Sequential(Doubled(), nn.ReLU(), Doubled()), Loss(nn.L1Loss()))
     assert found.name == "Doubled"
     assert found.text.startswith("class Doubled(nn.Module):")
     assert "return x + x" in found.text
     assert found.place.startswith(f"{__file__}, line ")
+
+
+def squared(outputs, targets):
+    return (outputs - targets).square().mean()
+
+
+def test_what_an_experiment_has_of_one_s_own_is_told_too():
+    loss = Loss(Doubled(), weights=squared)
+    module, function = sources(None, loss)
+    assert (module.name, function.name) == ("Doubled", "squared")
+    assert function.text.startswith("def squared(outputs, targets):")
 
 
 @pytest.fixture
@@ -64,9 +76,11 @@ def test_a_cell_s_class_is_told_with_its_cell(shell, monkeypatch):
     monkeypatch.setitem(sys.modules, "__main__", shell.user_module)
     shell.user_ns |= {"nn": nn}
     shell.run_cell("%precision 3\n" + text, store_history=True).raise_error()
-    (found,) = sources(shell.user_ns["Tripled"]())
+    model, loss = shell.user_ns["Tripled"](), shell.user_ns["f"].__wrapped__
+    found, function = sources(model, Loss(loss))
     assert (found.name, found.place) == ("Tripled", "Cell In[1]")
     assert found.text == text[text.index("class") :]
+    assert (function.place, function.text) == ("Cell In[1]", "@functools.cache\ndef f(): ...\n")
 
 
 def test_a_notebook_is_named_where_one_submits(shell):

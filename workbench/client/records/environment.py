@@ -77,7 +77,7 @@ class Environment:
         seed: the seed of weights, data and dropout.
         model: the model's name.
         module: the module as it prints itself; "" for a model that is built by name.
-        sources: the texts of the person's own classes in it.
+        sources: the texts of the person's own classes and functions in model and experiment.
         times: when it was submitted, started and ended.
     """
 
@@ -122,7 +122,7 @@ class Environment:
             seed=experiment.seed,
             model=source.name,
             module="" if traced is None else repr(traced),
-            sources=() if traced is None else sources(traced),
+            sources=sources(traced, experiment),
         )
 
     def save(self, directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""A person's own code as it is when a run is submitted: the repository, and a module's classes."""
+"""A person's own code as it is when a run is submitted: the repository, classes and functions."""
 
 import ast
 import inspect
@@ -10,10 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
+from typing import Any
 
 from torch import nn
 
+from workbench.plan.extension.own import Own, mapped
+from workbench.plan.value import Value
+
 _GIT_S = 10.0
+_OURS = __name__.partition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -33,10 +38,10 @@ class Repository:
 
 @dataclass(frozen=True)
 class SourceText:
-    """The text of one class.
+    """The text of one class or function.
 
     Attributes:
-        name: the name of the class.
+        name: its name.
         place: the file and the line, or the notebook's cell, in which it stands.
         text: the text itself; "" where it cannot be had.
     """
@@ -71,18 +76,34 @@ def repository(folder: Path) -> Repository | None:
     )
 
 
-def sources(module: nn.Module) -> tuple[SourceText, ...]:
-    """The texts of the classes that a module is made of, each once.
+def sources(module: nn.Module | None, experiment: Value) -> tuple[SourceText, ...]:
+    """The texts of classes and functions, each once.
 
-    Left out are classes of packages that are installed: their versions say what they are.
+    Left out is what packages have that are installed: their versions say what it is.
+
+    Args:
+        module: the model, of whose classes the texts are; None: it is built by name.
+        experiment: a value, of whose own objects they are, too.
     """
-    classes = dict.fromkeys(
-        cls
-        for each in module.modules()
-        for cls in type(each).__mro__
-        if issubclass(cls, nn.Module) and not _is_installed(cls)
-    )
-    return tuple(map(_source, classes))
+    given: list[Any] = [] if module is None else [module]
+
+    def note(own: Own, place: str) -> Own:
+        if own.held is not None:
+            given.append(own.held)
+        return own
+
+    mapped(experiment, note)
+    found = dict.fromkeys(part for each in given for part in _parts(each))
+    return tuple(_source(part) for part in found if not _is_installed(part))
+
+
+def _parts(given: Any) -> Iterator[type | FunctionType]:
+    """A function itself; of an object, its class and those that this extends."""
+    if isinstance(given, FunctionType):
+        yield given
+        return
+    for each in given.modules() if isinstance(given, nn.Module) else [given]:
+        yield from (each if isinstance(each, type) else type(each)).__mro__
 
 
 def submitted_by() -> str:
@@ -96,21 +117,25 @@ def submitted_by() -> str:
     return str(next(filter(None, named), "an IPython session without a name"))
 
 
-def _is_installed(cls: type) -> bool:
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+def _is_installed(part: type | FunctionType) -> bool:
+    if part.__module__ in sys.builtin_module_names or part.__module__.partition(".")[0] == _OURS:
+        return True
+    file = getattr(sys.modules.get(part.__module__), "__file__", None)
     if file is None:
         return False
     folders = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
     return any(Path(file).is_relative_to(folder) for folder in folders)
 
 
-def _source(cls: type) -> SourceText:
+def _source(part: type | FunctionType) -> SourceText:
     try:
-        _, line = inspect.getsourcelines(cls)
-        file = inspect.getsourcefile(cls) or ""
-        return SourceText(cls.__qualname__, f"{file}, line {line}", inspect.getsource(cls))
+        lines, line = inspect.getsourcelines(part)
+        file = inspect.getsourcefile(part) or ""
+        place = f"{file}, line {line}" if Path(file).exists() else _cell(file)
+        return SourceText(part.__qualname__, place, "".join(lines))
     except (OSError, TypeError):  # a cell's class: it belongs to no file
-        return next(_in_cells(cls), SourceText(cls.__qualname__, "", ""))
+        found = _in_cells(part) if isinstance(part, type) else iter(())
+        return next(found, SourceText(part.__qualname__, "", ""))
 
 
 def _in_cells(cls: type) -> Iterator[SourceText]:

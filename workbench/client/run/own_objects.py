@@ -38,6 +38,7 @@ def kept(value: T, folder: Path, place: str = "") -> T:
         OSError: the disk is full, or the folder cannot be written to.
     """
     objects = folder / "objects"
+    _refuse_strangers(value, objects, place)
     found: T = mapped(value, lambda own, place: _written(own, objects, place), place)
     if isinstance(found, Experiment):
         try:
@@ -47,14 +48,28 @@ def kept(value: T, folder: Path, place: str = "") -> T:
     return found
 
 
+def _refuse_strangers(value: Experiment | Plan, folder: Path, place: str) -> None:
+    """Refuses what lies in files of somebody else, all of it at once."""
+    strangers: dict[str, Own] = {}
+
+    def note(own: Own, place: str) -> Own:
+        if own.file and own.held is None and Path(own.file).parent != folder:
+            strangers[place] = own
+        return own
+
+    mapped(value, note, place)
+    if strangers:
+        told = ", ".join(f"{place}: {own}" for place, own in strangers.items())
+        fields = ", ".join(dict.fromkeys(f"{p.partition('.')[0]}=..." for p in strangers))
+        raise ExperimentError(
+            f"{told}: no files of this cluster have it, and what is loaded from others could do "
+            f"anything; give it again: experiment.replace({fields})"
+        )
+
+
 def _written(own: Own, folder: Path, place: str) -> Own:
     if own.file and Path(own.file).parent == folder:
         return own
-    if own.file and own.held is None:
-        raise ExperimentError(
-            f"{place}: {own} lies in {own.file}, which is no file of this cluster: what is loaded "
-            "from it could do anything; give the object again"
-        )
     if own.held is None:
         try:
             _ = own.loaded
