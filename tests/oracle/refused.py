@@ -14,6 +14,22 @@ REFUSED = {
         ),
         "m4",
     ),
+    "no rows in another type than some, behind an operation in bf16": (
+        Case(
+            Net(
+                (2, 8, 8),
+                (
+                    "self.m1 = nn.Conv2d(2, 4, 3, padding=1)",
+                    "self.m8 = nn.LocalResponseNorm(2)",
+                    "self.head = nn.Linear(256, 3)",
+                ),
+                ("x = self.head(torch.flatten(self.m8(self.m1(x)), 1))",),
+            ),
+            Cut(3, (("head", "shard_in", 3, None),), rows=(2, 0, 0)),
+            Run(batch_size=6, steps=2, precision="bf16"),
+        ),
+        "m8",
+    ),
     "running statistics of an instance norm": (
         Case(
             Net(

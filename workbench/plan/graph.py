@@ -194,6 +194,8 @@ class Source:
         skeleton: the module without its values, compressed, if `kind` is "module"; not part of
             equality, and not saved in text.
         module: the user's own nn.Module, where it was traced in this process; it does not travel.
+        frozen: the names of the module's parameters whose `requires_grad` was off when it was
+            traced; None: not known.
     """
 
     kind: str
@@ -201,6 +203,7 @@ class Source:
     arguments: tuple[tuple[str, Any], ...] = ()
     skeleton: bytes | None = field(default=None, compare=False, repr=False)
     module: Any = field(default=None, compare=False, repr=False)
+    frozen: frozenset[str] | None = field(default=None, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "module": None}

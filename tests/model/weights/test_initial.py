@@ -142,3 +142,16 @@ def test_a_folder_that_cannot_be_written_to(graph, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="could not be written"):
         initialize(graph, 0, tmp_path / "file")
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_module_that_trains_something_else_than_when_it_was_traced_is_refused(frozen, tmp_path):
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    module[0].weight.requires_grad_(not frozen)
+    graph = trace(module, input_shape=(4,))
+    initialize(graph, 0, tmp_path, module=module)
+    module[0].weight.requires_grad_(frozen)
+    with pytest.raises(
+        ModelError, match=rf"requires_grad of '0\.weight' is {frozen}.*trace it again"
+    ):
+        initialize(graph, 0, tmp_path, module=module)

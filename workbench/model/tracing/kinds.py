@@ -56,6 +56,7 @@ _WITH_NUMBER = {
 _SUMS = {operator.add, assigned.add, torch.add, "add", "add_"}
 _PRODUCTS = {operator.mul, assigned.mul, torch.mul, torch.multiply, "mul", "mul_", "multiply"}
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 # The kinds that may draw random numbers and still be sharded.
 _RANDOM = ("dropout", "stochastic_depth", "attention")
@@ -86,7 +87,7 @@ def kind_of(node: Node, module: nn.Module | None) -> str:
 
 
 def _of_module(node: Node, module: nn.Module) -> str:
-    if module._forward_hooks or module._forward_pre_hooks:
+    if any(getattr(module, hooks) for hooks in _HOOKS):
         return "op"
     stochastic_depth = _is_stochastic_depth(type(module))
     drops = stochastic_depth or type(module) is nn.Dropout

@@ -12,13 +12,14 @@ from typing import Any
 import torch.fx
 from torch import Tensor, nn
 from torch.fx import Node
-from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from workbench.model.build import build_fake, named, pack, structure, unpack
 from workbench.model.errors import ModelError, OperationError, TraceError
 from workbench.model.tracing.failure import explained
+from workbench.model.tracing.kept import operations
 from workbench.model.tracing.layers import layers_of
+from workbench.model.tracing.lost import refuse_what_is_lost
 from workbench.model.tracing.rewrites.attention import find_self_attention
 from workbench.model.tracing.rewrites.detours import Detour, gather_detours
 from workbench.model.tracing.rewrites.inplace import drop_unused
@@ -78,13 +79,11 @@ def trace(
         raise ModelError(
             f"{type(model).__name__} is built already: {', '.join(arguments)} cannot be given"
         )
-    # torch.fx.GraphModule has properties of these names, which would hide the submodules.
-    if hidden := {"code", "graph"} & {name for name, _ in model.named_children()}:
-        raise TraceError(
-            f"{type(model).__name__} has a submodule named {' and '.join(sorted(hidden))}, a name "
-            "that torch.fx uses itself: rename it"
-        )
-    source, roles = Source("module", type(model).__name__), checked_roles(outputs)
+    refuse_what_is_lost(model)
+    named_parameters = model.named_parameters(remove_duplicate=False)
+    frozen = frozenset(name for name, parameter in named_parameters if not parameter.requires_grad)
+    source = Source("module", type(model).__name__, frozen=frozen)
+    roles = checked_roles(outputs)
     known = constants_of(model)
     graph, traced, apart = _in_both_modes(source, structure(model), samples, roles, known)
     if graph.evaluation is not None:
@@ -177,19 +176,10 @@ class _Recorded:
 
     def operations(self) -> list[tuple[Any, ...]]:
         """Each operation with its name and arguments; of a detour, with those in it."""
-
-        def named(node: Node) -> Any:
-            return ("node", node.name)
-
+        nodes = self.nodes.nodes
         return [
-            (
-                node.name,
-                node.op,
-                node.target,
-                map_arg((node.args, node.kwargs), named),
-                self._inside(node),
-            )
-            for node in self.nodes.nodes
+            (*operation, self._inside(node))
+            for operation, node in zip(operations(self.nodes), nodes, strict=True)
         ]
 
     def _inside(self, node: Node) -> tuple[Any, ...]:

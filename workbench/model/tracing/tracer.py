@@ -11,7 +11,7 @@ import operator
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ from workbench.model.tracing.contexts import Context, Under, autocast_watched
 from workbench.model.tracing.decisions import decided_alike
 from workbench.model.tracing.draws import RecordedDraws, Shapes, dims_of, drawing
 from workbench.model.tracing.failure import Place, is_users
+from workbench.model.tracing.kept import Attributes, attributes_of, show_no_state
 from workbench.model.tracing.patches import (
     RecordedFactories,
     by_kernels,
@@ -83,6 +84,7 @@ class ValueTracer(torch.fx.Tracer):
 
     def __init__(self, input_shape: tuple[int, ...], vocabulary: int | None = None) -> None:
         super().__init__()
+        self.input_shape, self.vocabulary = input_shape, vocabulary
         self.mode = FakeTensorMode()
         dtype = torch.float32 if vocabulary is None else torch.int64
         with self.mode:
@@ -100,11 +102,23 @@ class ValueTracer(torch.fx.Tracer):
     def trace_structure(self, structure: nn.Module) -> torch.fx.Graph:
         """Traces a module whose tensors are on the meta device.
 
-        Parameters of the module that receive no gradient no longer require one.
-
         Raises:
             TraceError: the forward pass cannot be traced.
         """
+        before = attributes_of(structure)
+        graph, after = self._recorded(structure)
+
+        def again(second: nn.Module) -> tuple[torch.fx.Graph, Attributes]:
+            return ValueTracer(self.input_shape, self.vocabulary)._recorded(second)
+
+        show_no_state(structure, graph, before, after, again)
+        read_what_was_changed(graph, self.root)
+        self.norms.put(self.root, structure)
+        self.norms.plain.clear()
+        return graph
+
+    def _recorded(self, structure: nn.Module) -> tuple[torch.fx.Graph, Attributes]:
+        """The graph of a module's forward pass, and the module's attributes after it."""
 
         def fake(tensor: Tensor) -> Tensor:
             with self.mode:
@@ -113,7 +127,6 @@ class ValueTracer(torch.fx.Tracer):
         root = with_tensors(structure, fake)
         for name, tensor in [*root.named_parameters(), *root.named_buffers()]:
             self.names[id(tensor)] = name
-        _refuse_hooks(root)
         self.modes = _modes()
         with (
             RecordedFactories(self._made),
@@ -128,10 +141,7 @@ class ValueTracer(torch.fx.Tracer):
         for name, tensor in [*root.named_parameters(), *root.named_buffers()]:
             if self.names.get(id(tensor)) != name:
                 raise TraceError(f"the assignment to {name!r} in forward changes {_STATE}")
-        read_what_was_changed(graph, root)
-        self.norms.put(root, structure)
-        self.norms.plain.clear()
-        return graph
+        return graph, attributes_of(root)
 
     def _made(self, function: Any, args: Any, kwargs: Any) -> Any | None:
         return None if self.running else self.create_proxy("call_function", function, args, kwargs)
@@ -242,6 +252,11 @@ class ValueTracer(torch.fx.Tracer):
         if isinstance(a, nn.Module):
             raise TraceError(
                 f"the module {type(a).__name__} is passed as an argument; pass its parameters"
+            )
+        if isinstance(a, FunctionType | MethodType):
+            raise TraceError(
+                f"the function {a.__qualname__} is passed to an operation, which a graph cannot "
+                "hold: put both into a function marked by torch.fx.wrap"
             )
         if isinstance(a, tuple) and hasattr(a, "_fields"):
             return tuple(self.create_arg(element) for element in a)
@@ -443,11 +458,3 @@ def _inputs(root: nn.Module) -> list[str]:
 def _modes() -> tuple[bool, ...]:
     autocast = (torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
     return torch.is_grad_enabled(), *autocast
-
-
-def _refuse_hooks(root: nn.Module) -> None:
-    if root._forward_hooks or root._forward_pre_hooks or "forward" in vars(root):
-        raise TraceError(
-            "hooks on the model itself, and a forward method of this instance alone, would be "
-            "lost: wrap the model in a module whose forward does the same"
-        )

@@ -44,7 +44,8 @@ def initialize(
         The path of the file, named by model, fingerprint, and seed or contents.
 
     Raises:
-        ModelError: a module is needed and missing, or differs from the one that was traced.
+        ModelError: a module is needed and missing, or differs from the one that was traced, also
+            in what it trains.
         CheckpointError: the values given are another model's; or the file cannot be written, for
             instance since the disk is full.
     """
@@ -119,8 +120,27 @@ def _values(module: nn.Module, weights: list[Weight], graph: Graph) -> dict[str,
                 f"the {type(module).__name__} given is not the {graph.source.name} that was "
                 f"traced: {weight.name!r} of shape {weight.shape} is expected, it has {found}"
             )
+        _show_unchanged(weight, tensor, graph)
         values[weight.name] = tensor.detach().to(dtype=getattr(torch, weight.dtype))
     return values
+
+
+def _show_unchanged(weight: Weight, tensor: Tensor, graph: Graph) -> None:
+    """Checks that a parameter is as trainable as when its model was traced.
+
+    Raises:
+        ModelError: it was frozen since, or is not any more.
+    """
+    if not isinstance(tensor, nn.Parameter):
+        return
+    frozen = graph.source.frozen
+    thawed = frozen is not None and weight.name in frozen and tensor.requires_grad
+    if thawed or (weight.trainable and not tensor.requires_grad):
+        raise ModelError(
+            f"requires_grad of {weight.name!r} is {tensor.requires_grad}, and was "
+            f"{not tensor.requires_grad} when {graph.source.name} was traced: trace it again, and "
+            "make the plan of that graph"
+        )
 
 
 def _intact(path: Path, weights: list[Weight]) -> bool:

@@ -161,7 +161,7 @@ class Stubborn(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        return grad * grad.sum().item()
+        return torch.stack([of_sample * of_sample.sum().item() for of_sample in grad])
 
 
 def stubborn(x):

@@ -20,8 +20,7 @@ The inputs of an operation are made up (`probe.py`). If it fails on random numbe
 probabilities, for example), it gets numbers of other kinds, or those that the operations before it
 compute. An operation that cannot be tried is refused.
 
-Assumed and not checked: the backward pass of a function marked by `torch.fx.wrap` also treats each
-sample by itself.
+The backward pass of an operation is tried as well (`backward.py`).
 """
 
 import operator
@@ -46,6 +45,7 @@ from workbench.model.tracing.batch import (
 )
 from workbench.model.tracing.kinds import kind_of
 from workbench.model.tracing.rewrites.detours import Detour
+from workbench.model.tracing.trials.backward import needs_trial, show_backward
 from workbench.model.tracing.trials.probe import (
     BATCH,
     CHANGED,
@@ -54,6 +54,7 @@ from workbench.model.tracing.trials.probe import (
     Probe,
     Samples,
     Traced,
+    alike,
     by_sample,
     has_rows,
     of_samples,
@@ -231,6 +232,8 @@ class _Trial(Probe):
         self._same((1, 2), first)
         if is_users_function(self.node.target):
             self._same(_MANY, first)
+        if needs_trial(self):
+            self._show_backward()
         try:
             alone = self.value(self.node, (1,))
         except Exception:  # whatever it is that an operation raises for one sample
@@ -240,18 +243,42 @@ class _Trial(Probe):
             none = self.value(self.node, ())
         except Exception:
             return Least(1, 1)
-        if _shapes(none) != [shape_for(pair, 0) for pair in self._leaves()]:
+        if _shapes(none) != [shape_for(pair, 0) for pair in self.leaves()]:
             return Least(1, 1)
         return Least(0, int(any(map(self._types_differ, _HALVES))))
 
-    def _types_differ(self, half: torch.dtype) -> bool:
-        """Whether no rows give another type than some under autocast, as in torch's LSTM."""
+    def _show_backward(self) -> None:
         try:
-            with torch.autocast("cpu", half):
-                none, some = (tensors(self.run(self.node, rows, {})) for rows in ((), BATCH))
-        except RuntimeError:  # this processor has no kernel for the type, as others may
-            return False
-        return [leaf.dtype for leaf in none] != [leaf.dtype for leaf in some]
+            show_backward(self, self.name)
+        except OperationError:
+            raise
+        except Exception as error:  # whatever it is that these numbers were wrong for
+            raise _Undecided(f"failed in its backward pass ({_one_line(error)})") from None
+
+    def _types_differ(self, half: torch.dtype) -> bool:
+        """Whether no rows give another type than some under autocast, as in torch's LSTM.
+
+        The operations before it may give it either type.
+        """
+        for dtype in (torch.float32, half):
+
+            def types(rows: Samples, dtype: torch.dtype = dtype) -> list[torch.dtype]:
+                given = {
+                    source: value.to(dtype)
+                    for source in self.node.all_input_nodes
+                    if isinstance(value := self.value(source, rows, 1), Tensor)
+                    and source.meta["depends"]
+                    and value.dtype == torch.float32
+                }
+                with torch.autocast("cpu", half):
+                    return [leaf.dtype for leaf in tensors(self.run(self.node, rows, given))]
+
+            try:
+                if types(()) != types(BATCH):
+                    return True
+            except RuntimeError:  # no kernel for these types: here, or, as autocast is, at all
+                continue
+        return False
 
     def show_numbers(self, numbers: Sequence[Node]) -> None:
         """Checks that other numbers of the batch give no other values of the same shape.
@@ -268,7 +295,7 @@ class _Trial(Probe):
                     value = self.run(self.node, BATCH, {number: other})
                 except Exception:  # the number is a size, and this one is not the batch's
                     continue
-                if _shapes(value) == _shapes(first) and not _alike(value, first, rounded=True):
+                if _shapes(value) == _shapes(first) and not alike(value, first, rounded=True):
                     raise OperationError(
                         self.node,
                         f"{self.name} takes a number that depends on the batch size, "
@@ -296,16 +323,16 @@ class _Trial(Probe):
                     continue
                 raise _Undecided(f"failed ({_one_line(error)})") from None
             for a, b, (small, large) in zip(
-                tensors(first), tensors(moved), self._leaves(), strict=True
+                tensors(first), tensors(moved), self.leaves(), strict=True
             ):
                 if not has_rows(small, large):
                     continue  # if it is read, it is refused
                 a, b = by_sample(a, 3), by_sample(b, 3)
-                if not (_alike(a[0], b[0]) and _alike(a[2], b[2])):
+                if not (alike(a[0], b[0]) and alike(a[2], b[2])):
                     self._refuse_mixing(seed, first)
 
     def _refuse_mixing(self, seed: int, first: Any) -> None:
-        if not _alike(self.run(self.node, BATCH, {}, seed=seed), first):
+        if not alike(self.run(self.node, BATCH, {}, seed=seed), first):
             raise OperationError(
                 self.node,
                 f"{self.name} gives other results for the same values and the same state "
@@ -331,7 +358,7 @@ class _Trial(Probe):
     def _same_values(self, samples: Samples, value: Any, first: Any) -> None:
         """Checks that the results for some samples are those that were among `first`."""
         for part, whole, (small, large) in zip(
-            tensors(value), tensors(first), self._leaves(), strict=True
+            tensors(value), tensors(first), self.leaves(), strict=True
         ):
             if not has_rows(small, large):
                 continue
@@ -348,7 +375,7 @@ class _Trial(Probe):
                     f"where {due} is due, and a rank may have so few rows: {hint}",
                 )
             expected = of_samples(by_sample(whole, 3), samples).reshape(part.shape)
-            if not _alike(part, expected, rounded=True):
+            if not alike(part, expected, rounded=True):
                 raise OperationError(
                     self.node,
                     f"{self.name} gives a sample other results where other samples, or fewer, are "
@@ -364,11 +391,6 @@ class _Trial(Probe):
         if any(_is_number(source) for source in self.node.all_input_nodes):
             return f"{REMEDY}. {NUMBER}"
         return REMEDY
-
-    def _leaves(self) -> list[tuple[Tensor, Tensor]]:
-        """The fake tensors that the operation gives, at both batch sizes."""
-        small, large = self.node.meta["values"]
-        return list(zip(tensors(small), tensors(large), strict=True))
 
 
 def _is_number(node: Node) -> bool:
@@ -387,24 +409,6 @@ def _is_part(node: Node) -> bool:
 
 def _shapes(value: Any) -> list[tuple[int, ...]]:
     return [tuple(tensor.shape) for tensor in tensors(value)]
-
-
-def _alike(first: Any, second: Any, *, rounded: bool = False) -> bool:
-    """Whether values are equal, NaN to NaN; bit by bit, or up to rounding."""
-    return all(
-        a.shape == b.shape and (torch.equal(a, b) or _close(a, b, rounded=rounded))
-        for a, b in zip(tensors(first), tensors(second), strict=True)
-    )
-
-
-def _close(a: Tensor, b: Tensor, *, rounded: bool) -> bool:
-    if not (a.is_floating_point() or a.is_complex()):
-        return False
-    if not rounded:
-        return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
-    finite = b[b.isfinite()].abs()
-    atol = 1e-4 * finite.amax().item() if finite.numel() else 0.0
-    return torch.allclose(a, b, rtol=1e-3, atol=atol, equal_nan=True)
 
 
 def _one_line(error: Exception) -> str:

@@ -175,6 +175,15 @@ class Probe:
             self._given.clear()  # from now on they write into copies
             self._made.clear()
 
+    def leaves(self) -> list[tuple[Tensor, Tensor]]:
+        """The fake tensors that the operation gives, at both batch sizes."""
+        small, large = self.node.meta["values"]
+        return list(zip(tensors(small), tensors(large), strict=True))
+
+    def module(self) -> nn.Module | None:
+        """The module that the operation calls, with real values; None: it calls none."""
+        return self._module(str(self.node.target)) if self.node.op == "call_module" else None
+
     def size(self, node: Node, count: int) -> Any:
         """A value that is no tensor, for a batch of so many samples."""
         if count in BATCHES:
@@ -304,3 +313,21 @@ def of_samples(values: Tensor, samples: Samples) -> Tensor:
     if samples == tuple(range(first, first + len(samples))):
         return values[first : first + len(samples)]
     return values[list(samples)]
+
+
+def alike(first: Any, second: Any, *, rounded: bool = False) -> bool:
+    """Whether values are equal, NaN to NaN; bit by bit, or up to rounding."""
+    return all(
+        a.shape == b.shape and (torch.equal(a, b) or _close(a, b, rounded=rounded))
+        for a, b in zip(tensors(first), tensors(second), strict=True)
+    )
+
+
+def _close(a: Tensor, b: Tensor, *, rounded: bool) -> bool:
+    if not (a.is_floating_point() or a.is_complex()):
+        return False
+    if not rounded:
+        return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+    finite = b[b.isfinite()].abs()
+    atol = 1e-4 * finite.amax().item() if finite.numel() else 0.0
+    return torch.allclose(a, b, rtol=1e-3, atol=atol, equal_nan=True)

@@ -1,0 +1,88 @@
+"""What a forward pass leaves in attributes: state is refused, what nothing reads again is not."""
+
+import pytest
+from torch import nn
+
+from workbench.model import TraceError, trace
+
+
+class Net(nn.Module):
+    """A linear layer, and an attribute `kept` that `forward` gets."""
+
+    def __init__(self, forward, kept=None):
+        super().__init__()
+        self.linear, self.kept, self.then = nn.Linear(8, 3), kept, forward
+
+    def forward(self, x):
+        return self.then(self, self.linear(x))
+
+
+def anneals(self, y):
+    self.kept *= 0.9
+    return y / self.kept
+
+
+def counts(self, y):
+    self.kept += 1
+    return y
+
+
+def remembers(self, y):
+    y = y if self.kept is None else y + self.kept
+    self.kept = y.detach()
+    return y
+
+
+def alternates(self, y):
+    self.kept = not self.kept
+    return y if self.kept else -y
+
+
+def counts_inside(self, y):
+    self.kept["calls"][0] += 1
+    return y
+
+
+@pytest.mark.parametrize(
+    ("forward", "kept"),
+    [
+        (anneals, 2.0),
+        (counts, 0),
+        (remembers, None),
+        (alternates, False),
+        (counts_inside, {"calls": [0]}),
+    ],
+)
+def test_refuses_state(forward, kept):
+    with pytest.raises(TraceError, match=r"forward changes the attribute 'kept'.*leave it out"):
+        trace(Net(forward, kept), input_shape=(8,))
+
+
+def leaves(self, y):
+    self.kept = y
+    return y
+
+
+def collects(self, y):
+    self.kept.append(y)
+    return y
+
+
+def notes_the_shape(self, y):
+    self.kept = y.shape[1:]
+    return y
+
+
+@pytest.mark.parametrize(
+    ("forward", "kept"), [(leaves, None), (collects, []), (notes_the_shape, None)]
+)
+def test_takes_what_nothing_reads_again(forward, kept):
+    assert [layer.name for layer in trace(Net(forward, kept), input_shape=(8,)).layers] == [
+        "linear"
+    ]
+
+
+def test_names_the_part():
+    inner = nn.Sequential(Net(counts, 0))
+    with pytest.raises(TraceError, match=r"changes the attribute '0\.kept'"):
+        trace(inner, input_shape=(8,))

@@ -1,0 +1,74 @@
+"""Models with what a traced copy would lose are refused, with the part and a remedy."""
+
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from workbench.model import TraceError, trace
+
+
+def net():
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+
+
+def hooked_gradient(model):
+    model[0].weight.register_hook(lambda gradient: 2 * gradient)
+    return model
+
+
+def hooked_sum(model):
+    model[2].bias.register_post_accumulate_grad_hook(lambda bias: bias.grad.zero_())
+    return model
+
+
+def hooked_model(model):
+    model.register_forward_hook(lambda module, given, result: 2 * result)
+    return model
+
+
+def hooked_backward(model):
+    model.register_full_backward_hook(lambda module, given, result: None)
+    return model
+
+
+def replaced_forward(model):
+    model[0].forward = types.MethodType(lambda self, x: nn.Linear.forward(self, 2 * x), model[0])
+    return model
+
+
+def compiled_part(model):
+    model[0] = torch.compile(model[0], backend="eager")
+    return model
+
+
+def compiled_in_place(model):
+    model[2].compile(backend="eager")
+    return model
+
+
+def scripted_part(model):
+    model[1] = torch.jit.script(model[1])
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (hooked_gradient, "hooks on the gradient of '0.weight' would be lost"),
+        (hooked_sum, "hooks on the gradient of '2.bias' would be lost"),
+        (hooked_model, "hooks on the model itself would be lost"),
+        (hooked_backward, "backward hooks on the model itself would be lost"),
+        (replaced_forward, "the forward method of '0' was replaced in this instance alone"),
+        (compiled_part, "the code of '0' is compiled by torch.compile"),
+        (compiled_in_place, "the code of '2' is compiled by torch.compile"),
+        (torch.compile, "the code of the model itself is compiled by torch.compile"),
+        (scripted_part, "the code of '1' is TorchScript"),
+    ],
+)
+def test_refuses(made, said):
+    with pytest.raises(TraceError) as caught:
+        trace(made(net()), input_shape=(4,))
+    assert said in str(caught.value)

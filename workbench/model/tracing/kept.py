@@ -1,0 +1,114 @@
+"""Finds what a module keeps in its attributes from one forward pass to the next.
+
+A graph records one forward pass. If a pass changes plain attributes of a module (`self.t *= 0.9`,
+`self.last = y`), the module is traced once more, as the first pass has left it. What it only leaves
+behind, such as an activation that others look at, makes no difference then. Numbers that change
+again, or other operations, are state: ranks would not have it, and computed once more, a segment
+would change it twice.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx
+from torch import nn
+from torch.fx import Node, Proxy
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from workbench.model.errors import TraceError
+
+_OWN = frozenset(vars(nn.Module())) | {"_modules", "_parameters", "_buffers"}
+_PLAIN = (bool, int, float, complex, str)
+
+Attributes = dict[tuple[str, str], Any]
+"""Values of attributes, by the path of a module and a name."""
+
+
+def attributes_of(root: nn.Module) -> Attributes:
+    """The attributes of all modules that a forward pass could change; containers are copied."""
+    return {
+        (path, name): pytree.tree_map(lambda leaf: leaf, value)
+        for path, part in root.named_modules()
+        for name, value in vars(part).items()
+        if name not in _OWN
+    }
+
+
+def show_no_state(
+    structure: nn.Module,
+    graph: torch.fx.Graph,
+    before: Attributes,
+    after: Attributes,
+    trace: Callable[[nn.Module], tuple[torch.fx.Graph, Attributes]],
+) -> None:
+    """Checks that a second forward pass does what the first one did.
+
+    Args:
+        structure: the module, as it was before the first pass.
+        graph: the recorded first pass.
+        before: the attributes before the first pass.
+        after: the attributes after it.
+        trace: a function that records a module's pass, and gives the attributes after it.
+
+    Raises:
+        TraceError: it does something else.
+    """
+    changed = {key: value for key, value in after.items() if _differ(before.get(key), value)}
+    if not changed:
+        return
+    second = copy.deepcopy(structure)
+    for (path, name), value in changed.items():
+        left = pytree.tree_map_only(Proxy, _stale, value)
+        vars(second.get_submodule(path))[name] = left
+    names = ", ".join(repr(f"{path}.{name}".lstrip(".")) for path, name in changed)
+    try:
+        again, then = trace(second)
+    except Exception as error:
+        raise TraceError(_state(names)) from error
+    numbers = {key: _numbers(value) for key, value in changed.items()}
+    moving = any(_numbers(then.get(key)) != those for key, those in numbers.items())
+    if moving or operations(again) != operations(graph):
+        raise TraceError(_state(names))
+
+
+def _state(names: str) -> str:
+    return (
+        f"forward changes the attribute {names}, and the next forward pass is another one by it: "
+        "state of the model itself is not supported, since each rank would have its own. Compute "
+        "it from the input, or leave it out"
+    )
+
+
+def _differ(first: Any, second: Any) -> bool:
+    (old, before), (new, after) = map(pytree.tree_flatten, (first, second))
+    return after != before or any(map(_differ_leaves, old, new))
+
+
+def _differ_leaves(first: Any, second: Any) -> bool:
+    plain = isinstance(first, _PLAIN) and type(first) is type(second)
+    return bool(first != second) if plain else first is not second
+
+
+def _numbers(value: Any) -> list[Any]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, _PLAIN)]
+
+
+def _stale(proxy: Proxy) -> Any:
+    """What a recorded value is in the next pass: a tensor of no parameter, or a number."""
+    value = proxy.node.meta["values"][0]
+    return torch.empty_like(value, device="meta") if isinstance(value, torch.Tensor) else value
+
+
+def operations(graph: torch.fx.Graph) -> list[tuple[Any, ...]]:
+    """Each operation of a graph, with its name and its arguments."""
+
+    def named(node: Node) -> Any:
+        return ("node", node.name)
+
+    return [
+        (node.name, node.op, node.target, map_arg((node.args, node.kwargs), named))
+        for node in graph.nodes
+    ]

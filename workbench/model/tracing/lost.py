@@ -1,0 +1,57 @@
+"""Refuses modules with what their traced copy would lose or could not hold."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from workbench.model.errors import TraceError
+
+# Properties of torch.fx.GraphModule, which would hide submodules of these names.
+_HIDING = {"code", "graph"}
+
+
+def refuse_what_is_lost(model: nn.Module) -> None:
+    """Checks that a traced copy computes what the model does.
+
+    Raises:
+        TraceError: it would not; the text says which part of the model, and what to do.
+    """
+    for said in _lost(model):
+        raise TraceError(f"{type(model).__name__} cannot be traced: {said}")
+
+
+def _lost(model: nn.Module) -> Iterator[str]:
+    for path, part in model.named_modules():
+        of = f"of {path!r}" if path else "of the model itself"
+        if hasattr(part, "_orig_mod") or part._compiled_call_impl is not None:
+            yield (
+                f"the code {of} is compiled by torch.compile, and cannot be seen: give the module "
+                "as it was before (model._orig_mod)"
+            )
+        if isinstance(part, torch.jit.ScriptModule):
+            yield f"the code {of} is TorchScript, and cannot be seen: give the plain module"
+        if "forward" in vars(part):
+            yield (
+                f"the forward method {of} was replaced in this instance alone: write a class with "
+                "that forward"
+            )
+    if model._forward_hooks or model._forward_pre_hooks:
+        yield (
+            "hooks on the model itself would be lost: wrap it in a module whose forward does the "
+            "same"
+        )
+    if model._backward_hooks or model._backward_pre_hooks:
+        yield "backward hooks on the model itself would be lost: put them on a part of it"
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            yield (
+                f"hooks on the gradient of {name!r} would be lost, and would see the gradient of "
+                "some rows alone: clip by clip_norm or clip_value of the experiment, give weights "
+                "a learning rate of their own by wb.ParameterGroup, or let forward scale them"
+            )
+    if hidden := _HIDING & {name for name, _ in model.named_children()}:
+        yield (
+            f"it has a submodule named {' and '.join(sorted(hidden))}, a name that torch.fx uses "
+            "itself: rename it"
+        )
