@@ -289,6 +289,20 @@ def test_groups_of_a_lost_rank_go_when_nobody_waits_in_them_any_more(on_ranks):
     assert max(on_ranks.seated(2, gloo_threads_later, before)) <= before
 
 
+def in_a_cycle(world):
+    """A group that only a full collection of garbage finds."""
+    holder = [all_ranks(world)]
+    holder.append(holder)
+
+
+def test_a_closed_world_has_no_threads_though_its_groups_are_in_cycles(on_ranks):
+    on_ranks(2, in_a_cycle)
+    before = on_ranks.seated(2, gloo_threads)
+    for _ in range(3):
+        on_ranks(2, in_a_cycle)
+    assert on_ranks.seated(2, gloo_threads) == before
+
+
 def one_group_and_buffers(world, count):
     """Files that are open before and after so many buffers are made."""
     group = all_ranks(world)
@@ -299,8 +313,9 @@ def one_group_and_buffers(world, count):
 
 
 def test_buffers_need_no_open_files(on_ranks):
+    """gloo may close a connection of a world before a little later."""
     for before, after in on_ranks(3, one_group_and_buffers, 50):
-        assert before == after
+        assert after <= before
 
 
 def closed_one(world):

@@ -32,7 +32,7 @@ from workbench.plan.experiment.measured import CollectiveTrace
 _SILENT = nullcontext()
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class GroupLink:
     """What a group of two or more ranks communicates through.
 
@@ -59,6 +59,13 @@ class GroupLink:
     def staging(self) -> Staging | None:
         """The memory that all ranks share, where they do; it goes before the communicator."""
         return self.local if len(self.hosts) == 1 else None
+
+    def close(self) -> None:
+        """Lets the communicator go, whose threads wake a hundred times a second until then.
+
+        Whoever still has the group, in a cycle perhaps, does not keep them.
+        """
+        del self.process_group
 
     def begin(self, work: AsyncWork) -> AsyncWork:
         """Takes note of `work`, which is under way from now on, and returns it."""

@@ -187,6 +187,7 @@ class World:
                 self._host.forget(link.local)
             self._process_groups.remove(link.process_group)
             dist.destroy_process_group(link.process_group)
+            link.close()
 
     @property
     def shared_bytes(self) -> int:
@@ -216,6 +217,9 @@ class World:
         unfinished = self._watch.unfinished
         if unfinished:
             _keep_until_done(list(self._process_groups), unfinished)
+        self._process_groups.clear()
+        for link in self._links:
+            link.close()
         dist.destroy_process_group()
 
 
