@@ -2,6 +2,7 @@
 
 import difflib
 import importlib.util
+import os
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -18,8 +19,10 @@ from workbench.comm.groups.world import World
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import Experiment, ParameterServer, Synchronous
 from workbench.plan.extension.own import opened
+from workbench.plan.extension.sealed import KEY_FILE
 from workbench.plan.plan import Plan
 from workbench.store import messages
+from workbench.store.cluster_spec import KEY, key_of
 from workbench.train.loop.scoring import evaluate
 from workbench.train.loop.state import RankState, group_specs_of
 from workbench.train.strategies.remembered import EMA, entry
@@ -116,7 +119,12 @@ def made(data):
 @pytest.fixture(scope="module")
 def asked(made, tmp_path_factory):
     """The same as ranks get it."""
-    return messages.unpack(messages.pack(kept(made, tmp_path_factory.mktemp("cluster"))))
+    folder = tmp_path_factory.mktemp("cluster")
+    key = key_of(folder)
+    given = messages.unpack(messages.pack(kept(made, folder), key), key)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(KEY_FILE, str(folder / KEY))
+        yield given
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +148,8 @@ STRATEGIES = {
 }
 
 
-def on_a_rank(world: World, run: Experiment, file: Path):
+def on_a_rank(world: World, run: Experiment, file: Path, key_file: str):
+    os.environ[KEY_FILE] = key_file
     run = opened(run)
     state = RankState.start(run, world, world.groups(group_specs_of(run.plan)), file, None)
     for step in range(run.steps):
@@ -162,7 +171,7 @@ def test_both_compute_the_same(on_ranks, asked, weights, expected, plan, strateg
     run = asked.replace(plan=PLANS[plan](asked.plan), **STRATEGIES[strategy])
     trained, averaged, f1 = expected
     for rank, (pieces, averages, score) in enumerate(
-        on_ranks(run.plan.world_size, on_a_rank, run, weights)
+        on_ranks(run.plan.world_size, on_a_rank, run, weights, os.environ[KEY_FILE])
     ):
         for name, piece in pieces.items():
             mine = piece_of(run.plan, name, trained[name], rank)

@@ -3,10 +3,12 @@
 import errno
 import importlib
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from tests.plan.graphs import mlp
 from tests.store.test_messages import experiment as experiment_of
 from workbench.engine.calls import INTERRUPT_AGAIN_S, Assignment, assume_identity, run
 from workbench.plan import Plan
+from workbench.plan.extension.sealed import KEY_BYTES, KEY_FILE, SealError
 from workbench.store import messages
 from workbench.store.errors import ClusterError
 from workbench.store.messages import Answer
@@ -24,7 +27,16 @@ from workbench.store.rank_files import RankFiles, withdraw
 from workbench.store.telemetry import RowReader
 
 ROOT = Path(__file__).resolve().parents[2]
+KEY = bytes(KEY_BYTES)
 EXPERIMENT = experiment_of(Plan.data_parallel(mlp(4, 4), 2))
+
+
+@pytest.fixture(autouse=True)
+def of_a_cluster(tmp_path_factory, monkeypatch):
+    """Which has a key."""
+    path = tmp_path_factory.mktemp("cluster") / "key"
+    path.write_bytes(KEY)
+    monkeypatch.setenv(KEY_FILE, str(path))
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +91,7 @@ def takes_a_while(**_given):
 
 def called(folder, task, *, trains=False, own=None, **keywords):
     folder.mkdir(exist_ok=True)
-    packed, arguments = messages.pack(EXPERIMENT), messages.pack_keywords(keywords)
+    packed, arguments = messages.pack(EXPERIMENT), messages.pack_keywords(keywords, KEY)
     task = f"tests.engine.test_calls:{task}"
     run(Assignment(task, packed, arguments, own or {}, folder, 0, trains))
     return RankFiles(folder, 0)
@@ -206,14 +218,41 @@ def test_an_answer_is_read_without_what_its_value_is_made_of(tmp_path):
     code = (
         "import sys; from workbench.store.messages import Answer; "
         f"packed = open({str(tmp_path / 'packed')!r}, 'rb').read(); "
-        "answer = Answer.unpack(packed, with_value=False); "
+        "answer = Answer.unpack(packed); "
         "print(answer.kind, answer.value, 'torch' in sys.modules)"
     )
     said = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert said.stdout == "returned None False\n"
-    assert Answer.unpack(packed).value.tolist() == [1.0, 1.0]
+    assert Answer.unpack(packed, KEY).value.tolist() == [1.0, 1.0]
+
+
+def test_what_is_under_another_key_is_never_loaded(tmp_path, monkeypatch):
+    """Neither arguments on an engine, nor what a call returned."""
+    packed = called(tmp_path / "1", "returns_a_tensor").answer
+    assert Answer.unpack(packed).value is None
+    with pytest.raises(SealError, match="not written under this cluster's key"):
+        Answer.unpack(packed, bytes(range(KEY_BYTES)))
+    monkeypatch.setitem(globals(), "KEY", bytes(range(KEY_BYTES)))
+    answer = Answer.unpack(called(tmp_path / "2", "adds", first=1, second=2).answer)
+    assert answer.error[0] == "SealError"
+
+
+@pytest.mark.parametrize("packed", [b"", b"x", zlib.compress(b"[]"), zlib.compress(b'{"a": 1}')])
+def test_what_is_no_answer_is_an_error(packed):
+    with pytest.raises(ValueError, match=r"no answer|JSON|valid"):
+        Answer.unpack(packed)
+
+
+def test_an_answer_that_is_a_pickle_executes_nothing(tmp_path):
+    class Planted:
+        def __reduce__(self):
+            return open, (str(tmp_path / "executed"), "w")
+
+    with pytest.raises(ValueError, match=r"."):
+        Answer.unpack(zlib.compress(pickle.dumps(Planted())))
+    assert not (tmp_path / "executed").exists()
 
 
 def test_the_job_server_s_side_loads_no_torch():

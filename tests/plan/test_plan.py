@@ -138,8 +138,8 @@ def test_the_text_can_be_edited():
         ("[plan]", "[other]", r"no \[plan\] table"),
         ('batch_norm = "local"', 'batch_norm = "locale"', "did you mean 'local'"),
         ("output_shape = [64]", "output_shape = [65]", "changed by hand"),
-        ('kind = "conv2d", ', "", "changed by hand"),
-        ("input_shape = [3, 8, 8]\nnum", "num", "damaged"),
+        ('kind = "conv2d", ', "", "kind: missing"),
+        ("input_shape = [3, 8, 8]\nnum", "num", "input_shape: missing"),
     ],
 )
 def test_wrong_text_gets_one_clear_error(old, new, says):

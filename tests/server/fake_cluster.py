@@ -12,8 +12,9 @@ from pathlib import Path
 from tests.plan.graphs import mlp
 from tests.store.test_messages import experiment
 from workbench.plan import Plan
+from workbench.plan.extension.sealed import KEY_FILE
 from workbench.store import messages
-from workbench.store.cluster_spec import HERE, ClusterSpec, EngineDevice
+from workbench.store.cluster_spec import HERE, KEY, ClusterSpec, EngineDevice, key_of
 from workbench.store.process import SERVER, ProcessIdentity, holder
 from workbench.store.record import JobRecord, Request
 from workbench.store.store import Store
@@ -95,7 +96,7 @@ class FakeCluster:
                 name=f"job {number}",
                 task=f"{PACKAGE}.fake_tasks:{task}" if task else "",
                 packed=self.packed,
-                keywords=messages.pack_keywords(keywords),
+                keywords=messages.pack_keywords(keywords, key_of(self.folder)),
                 engines=engines,
                 directory=str(directory),
                 **{"owner": ProcessIdentity.here() if kind != "train" else None, **fields},
@@ -152,8 +153,8 @@ class FakeCluster:
             engine.wait()
 
 
-def run(module: str, *arguments: object) -> subprocess.Popen:
+def run(module: str, folder: Path, *arguments: object) -> subprocess.Popen:
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-    environment = {**os.environ, "PYTHONPATH": path}
-    command = [sys.executable, "-m", f"{PACKAGE}.{module}", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": path, KEY_FILE: str(folder / KEY)}
+    command = [sys.executable, "-m", f"{PACKAGE}.{module}", *map(str, (folder, *arguments))]
     return subprocess.Popen(command, env=environment)

@@ -6,7 +6,7 @@ from workbench.store.rank_files import RankFiles
 
 def test_a_rank_that_has_just_begun_is_seen_when_it_matters(tmp_path):
     """Between two looks: whoever stops a run as soon as it steps shall get its checkpoint."""
-    attempt = Attempt(1, 1, tmp_path / "1", (0, 1), (1, 2), with_values=True)
+    attempt = Attempt(1, 1, tmp_path / "1", (0, 1), (1, 2))
     assert attempt.none_has_begun()
     assert RankFiles(tmp_path / "1", 1).begin()
     attempt.poll(0.0, (), lambda pid: None)  # soon after the first one: it looks at nothing

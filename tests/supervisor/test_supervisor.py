@@ -20,7 +20,7 @@ from tests.supervisor import supervising as keeping
 from workbench.engine.calls import Assignment, assume_identity, introduce, run
 from workbench.hosts.processes import is_alive
 from workbench.server.engine_calls import Calls
-from workbench.store.cluster_spec import Site
+from workbench.store.cluster_spec import Site, key_of
 from workbench.store.errors import ClusterError, ControlMessageTooLarge
 from workbench.store.messages import Answer, pack, pack_keywords
 from workbench.store.process import ProcessIdentity
@@ -101,7 +101,7 @@ def calls(kept) -> Iterator[Calls]:
 @pytest.mark.slow
 def test_engines_work_on_without_their_notebook(kept, calls, tmp_path):
     engine = kept.store.engines()[0]
-    arguments, own = pack_keywords({"first": 1}), {"second": 2}
+    arguments, own = pack_keywords({"first": 1}, key_of(kept.folder)), {"second": 2}
     task, packed = "tests.engine.test_calls:adds", pack(EXPERIMENT)
     given = Assignment(task, packed, arguments, own, tmp_path, 0, trains=False)
     calls.call(engine.engine_id, run, given)

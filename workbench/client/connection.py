@@ -4,6 +4,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,7 +12,7 @@ from workbench.client.lifecycle import STORE, UNFINISHED, end
 from workbench.hosts.processes import is_alive, until
 from workbench.scheduler.jobs import refusal
 from workbench.store import registry
-from workbench.store.cluster_spec import ClusterSpec
+from workbench.store.cluster_spec import ClusterSpec, key_of
 from workbench.store.errors import ClusterError, StoreError
 from workbench.store.process import ProcessIdentity
 from workbench.store.record import JobRecord, Request
@@ -53,6 +54,11 @@ class ClusterLink:
     def name(self) -> str:
         """The cluster's name."""
         return registry.name_of(self.folder)
+
+    @cached_property
+    def key(self) -> bytes:
+        """The cluster's key, under which code goes to engines, and what they return comes back."""
+        return key_of(self.folder)
 
     @property
     def is_kept(self) -> bool:

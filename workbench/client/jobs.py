@@ -206,7 +206,9 @@ class Jobs:
         if record.kind != "train":
             raise KeyError(f"job {job} is {record.name}, and no run")
         directory = Path(record.directory)
-        experiment = RunRequests(directory).in_force(messages.unpack(record.packed))
+        experiment = RunRequests(directory).in_force(
+            messages.unpack(record.packed, self._engines.link.key)
+        )
         return self._run(experiment, directory, record.id)
 
     def __iter__(self) -> Iterator[Run]:
@@ -309,7 +311,7 @@ def _again(cluster: weakref.ref[Engines], task: str, run: Run) -> Job:
     for record in link.store.jobs():
         if record.id == run.id and record.directory == str(run.directory):
             checkpoint_of(run, run.experiment.plan.graph)  # raises where there is none
-            link.store.repack(record.id, messages.pack(run.experiment))
+            link.store.repack(record.id, messages.pack(run.experiment, link.key))
             link.ask("resume", record.id)
             return Job(link, record.id, after=record.attempt, keep=engines)
     # It is another cluster's, or this one has forgotten it.

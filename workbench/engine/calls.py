@@ -27,6 +27,7 @@ from typing import Any
 
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.extension.own import opened
+from workbench.plan.extension.sealed import own_key
 from workbench.store import messages
 from workbench.store.errors import ClusterError
 from workbench.store.messages import Answer, StopRequest
@@ -113,8 +114,9 @@ def run(given: Assignment) -> None:
 
     Raises:
         OSError: the rank could not begin, and has not; it may be called again.
+        SealError: this process is no engine of a cluster.
     """
-    files, control = RankFiles(given.folder, given.rank), StopRequest()
+    files, control, key = RankFiles(given.folder, given.rank), StopRequest(), own_key()
     telemetry: Telemetry | None = None
     try:
         with _signals(control):  # before anybody knows whom to interrupt
@@ -133,8 +135,8 @@ def run(given: Assignment) -> None:
                 extra = {} if telemetry is None else {"control": control, "emit": telemetry.emit}
                 module, _, name = given.task.partition(":")
                 value = getattr(importlib.import_module(module), name)(
-                    experiment=opened(messages.unpack(given.experiment)),
-                    **{**messages.unpack_keywords(given.keywords), **given.own, **extra},
+                    experiment=opened(messages.unpack(given.experiment, key)),
+                    **{**messages.unpack_keywords(given.keywords, key), **given.own, **extra},
                 )
         answer = Answer("returned", value)
     except BaseException as error:
@@ -142,14 +144,14 @@ def run(given: Assignment) -> None:
             raise  # it has not begun, or it was called again
         answer = Answer.of(error)
     give_back()  # the next run wants its memory
-    _leave(files, replace(answer, lost_rows=telemetry.close() if telemetry else 0))
+    _leave(files, replace(answer, lost_rows=telemetry.close() if telemetry else 0), key)
 
 
-def _leave(files: RankFiles, answer: Answer) -> None:
+def _leave(files: RankFiles, answer: Answer, key: bytes) -> None:
     """Writes the answer, or why there can be none; ends this process where the disk is full."""
     try:
         try:
-            files.end(answer)
+            files.end(answer, key)
         except OSError:
             raise
         except Exception as error:  # too large, or nothing that can be pickled

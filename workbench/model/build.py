@@ -12,8 +12,6 @@ recursively, and many nodes exceed Python's recursion limit.
 
 import copy
 import inspect
-import io
-import pickle
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from workbench.model.errors import ModelError, TraceError
 from workbench.model.vision import torchvision
+from workbench.plan.extension.sealed import imported, loaded
 from workbench.plan.graph import Source, unknown
 
 
@@ -161,7 +160,7 @@ def pack(traced: GraphModule) -> bytes:
 
 def unpack(packed: bytes) -> GraphModule:
     """Unpacks a structure that `pack` has packed."""
-    name, submodules, records = _Unpickler(io.BytesIO(zlib.decompress(packed))).load()
+    name, submodules, records = loaded(zlib.decompress(packed), _find)
     graph = Graph()
     nodes: list[Node] = []
 
@@ -186,13 +185,11 @@ class _Reference:
     place: int
 
 
-class _Unpickler(pickle.Unpickler):
-    """An unpickler that imports torchvision even where its operators do not load."""
-
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
-        if module_name.partition(".")[0] == "torchvision":
-            torchvision()
-        return super().find_class(module_name, global_name)
+def _find(module: str, name: str) -> Any:
+    """What a pickle names; torchvision is imported even where its operators do not load."""
+    if module.partition(".")[0] == "torchvision":
+        torchvision()
+    return imported(module, name)
 
 
 def _records(graph: Graph) -> list[tuple[str, Any, Any, str]]:

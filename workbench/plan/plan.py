@@ -1,6 +1,5 @@
 """The plan: how each layer of a model is split, over how many ranks; an immutable value."""
 
-import tomllib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from workbench.plan.placement.mesh import require_group
 from workbench.plan.placement.module_plan import ModulePlan, module_plan_of
 from workbench.plan.placement.recompute import choose, matching, segments_of
 from workbench.plan.placement.tail import ROUNDS, Rounds, RoundsError, Tail, tail_of
+from workbench.plan.reading import about, text_of, toml_of
 from workbench.plan.rules.filters import Shares, filters, shares_of_rows
 from workbench.plan.rules.presets import explained, hybrid
 
@@ -367,12 +367,7 @@ class Plan:
             PlanError: the text is not TOML, an entry has a wrong name, type or value, or the plan
                 is for another model.
         """
-        try:
-            content = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise PlanError(f"not TOML: {error}") from None
-        fields = serial.read(content, graph)
-        return cls(**fields)
+        return cls(**serial.read(toml_of(text, PlanError), graph))
 
     def save(self, path: str | Path) -> None:
         """Writes `to_toml()` to a file; to "x.svg", "x.html" or "x.csv" what is shown of it."""
@@ -396,7 +391,8 @@ class Plan:
         Raises:
             PlanError: the text is not a valid plan, or the plan is for another model.
         """
-        return cls.from_toml(Path(path).read_text(), graph)
+        with about(path, PlanError):
+            return cls.from_toml(text_of(path, PlanError), graph)
 
     def __repr__(self) -> str:
         return "\n".join([show.headline(self), *explained(self.graph, self.layers)])

@@ -1,17 +1,22 @@
 """Plans and graphs as TOML, and back, with an error for every wrong entry."""
 
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any, Protocol
+from dataclasses import fields, replace
+from typing import Annotated, Any, Literal, Protocol, TypeVar, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 from pydantic.dataclasses import dataclass as checked
 
 from workbench.plan.errors import PlanError, readable
 from workbench.plan.extension.own import Own
-from workbench.plan.graph import Graph, Layer, Source, Weight, unknown
+from workbench.plan.graph import KINDS, Graph, Layer, Source, Weight, unknown
 from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.value import dump
+
+T = TypeVar("T")
+
+MOST_RANKS = 1 << 16
+"""Ranks of a plan that is read: of more, to show it would take this process's memory."""
 
 _PLAN_KEYS = ("world_size", "batch_norm", "rounds", "row_shares", "model")
 
@@ -85,17 +90,27 @@ def read(content: Mapping[str, Any], graph: Graph | None) -> dict[str, Any]:
     for name, entry in _flat(entries).items():
         with readable(PlanError, f"layer {name!r}"):
             layers[name] = _CHOICE.validate_python(entry, strict=False)
+    world_size = head.get("world_size")
+    if isinstance(world_size, int) and world_size > MOST_RANKS:
+        raise PlanError(f"[plan]: world_size: at most {MOST_RANKS:,} in a text, got {world_size}")
     return {
         "graph": graph,
-        "world_size": head.get("world_size"),
+        "world_size": world_size,
         "batch_norm": head.get("batch_norm", "local"),
         "rounds": head.get("rounds", "BK"),
         "row_shares": head.get("row_shares"),
         "layers": {
-            name: LayerPlan(choice.scheme, choice.group_size, choice.shares, choice.recompute)
+            name: LayerPlan(
+                _scheme(choice.scheme), choice.group_size, choice.shares, choice.recompute
+            )
             for name, choice in layers.items()
         },
     }
+
+
+def _scheme(given: str | dict[str, str]) -> object:
+    """A scheme as `LayerPlan` takes it; what a text names is not imported: it may be anybody's."""
+    return Own.read(given) if isinstance(given, str) and ":" in given else given
 
 
 def _flat(entries: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -163,39 +178,109 @@ def _graph_entries(graph: Graph) -> dict[str, Any]:
 
 
 def _read_graph(entry: Any) -> Graph | None:
+    """The model that a text describes, each of its values of the type that its class says.
+
+    Raises:
+        PlanError: a value is missing, unknown, of another type or out of range, or names a layer
+            that is not there; or the description is not as it was written.
+    """
     if entry is None:
         return None
-    try:
-        source = entry["source"]
-        arguments = _with_tuples(source["arguments"])
-        graph = Graph(
-            source=Source(source["kind"], source["name"], tuple(sorted(arguments.items()))),
-            input_shape=tuple(entry["input_shape"]),
-            num_classes=entry["num_classes"],
-            layers=tuple(_read_layer(layer) for layer in entry["layers"]),
-            outputs=tuple(entry["outputs"]),
-            roles=tuple(entry["roles"]),
-            evaluation=_read_graph(entry.get("evaluation")),
-            vocabulary=entry.get("vocabulary"),
-            least_batch=entry.get("least_batch", 1),
-        )
-        fingerprint = entry["fingerprint"]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise PlanError(f"[graph] is damaged ({error!r}): save the plan again") from None
-    if graph.fingerprint != fingerprint:
+    with readable(PlanError, "[graph]"):
+        read = _GraphEntry.model_validate(_with_tuples(entry))
+    source = read.source
+    graph = Graph(
+        source=Source(source.kind, source.name, tuple(sorted(source.arguments.items()))),
+        input_shape=read.input_shape,
+        num_classes=read.num_classes,
+        layers=tuple(map(_layer, read.layers)),
+        outputs=read.outputs,
+        roles=read.roles,
+        evaluation=_read_graph(read.evaluation),
+        vocabulary=read.vocabulary,
+        least_batch=read.least_batch,
+    )
+    _require_connected(graph)
+    if graph.fingerprint != read.fingerprint:
         raise PlanError("[graph] was changed by hand: trace the model and make the plan again")
     return graph
 
 
-def _with_tuples(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """An entry with tuples for its lists, since TOML has only lists."""
-    return {key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()}
+def _require_connected(graph: Graph) -> None:
+    """Checks that layers read what comes before them, and that all that is named is there."""
+    before = {"input"}
+    for layer in graph.layers:
+        for name in (*layer.inputs, *filter(None, [layer.shared])):
+            if name not in before:
+                raise PlanError(f"[graph]: layer {layer.name!r}: no layer {name!r} before it")
+        if layer.name in before:
+            raise PlanError(f"[graph]: two layers are called {layer.name!r}")
+        before.add(layer.name)
+    for name in graph.outputs:
+        if name not in before:
+            raise PlanError(f"[graph]: outputs: {unknown('layer', name, before)}")
 
 
-def _read_layer(entry: Mapping[str, Any]) -> Layer:
-    values = _with_tuples(entry)
-    weights = tuple(
-        Weight(**{"shape": (), **_with_tuples(weight)}) for weight in entry.get("weights", ())
-    )
-    blank = {f.name: getattr(_BLANK_LAYER, f.name) for f in fields(Layer)}
-    return Layer(**{**blank, **values, "weights": weights})
+def _layer(entry: Mapping[str, Any]) -> Layer:
+    layer = _made(Layer, _LayerEntry, entry)
+    weights = tuple(_made(Weight, _WeightEntry, each) for each in entry.get("weights", ()))
+    return replace(layer, weights=weights)
+
+
+def _made(kind: type[T], entry: type[BaseModel], given: Mapping[str, Any]) -> T:
+    """The value of an entry, whose fields are those of its class."""
+    with readable(PlanError, f"[graph]: {kind.__name__.lower()} {given.get('name')!r}"):
+        return kind(**dict(entry.model_validate(given)))
+
+
+def _with_tuples(value: Any) -> Any:
+    """A value with tuples for its lists, since TOML has only lists."""
+    if isinstance(value, dict):
+        return {key: _with_tuples(entry) for key, entry in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+
+
+def _entry_of(blank: object, **others: Any) -> type[BaseModel]:
+    """A class of entries with the fields of a value's class, which takes no other types.
+
+    Args:
+        blank: the value of that class that has what is left out of an entry.
+        others: (type, default) of fields that have others.
+    """
+    own: dict[str, Any] = {}
+    for name, default in vars(blank).items():
+        told = get_type_hints(type(blank))[name]
+        own[name] = (_IN_RANGE.get(told, told), default)
+    return create_model(type(blank).__name__, __config__=_STRICT, **own | others)
+
+
+_STRICT = ConfigDict(extra="forbid", strict=True)
+_Number = Annotated[int, Field(ge=-1, le=2**63 - 1)]  # -1: a draw that has no batch
+_Kind = Annotated[str, Field(pattern=f"^({'|'.join(KINDS)})$")]
+_Entries = tuple[dict[str, Any], ...]
+_IN_RANGE = {int: _Number, int | None: _Number | None, tuple[int, ...]: tuple[_Number, ...]}
+_WeightEntry = _entry_of(_BLANK_WEIGHT)
+_LayerEntry = _entry_of(_BLANK_LAYER, kind=(_Kind, ...), weights=(_Entries, ()))
+
+
+class _SourceEntry(BaseModel):
+    model_config = _STRICT
+
+    kind: Literal["torchvision", "module"]
+    name: str
+    arguments: dict[str, Any]
+
+
+class _GraphEntry(BaseModel):
+    model_config = _STRICT
+
+    fingerprint: str
+    source: _SourceEntry
+    input_shape: tuple[_Number, ...]
+    num_classes: _Number
+    outputs: Annotated[tuple[str, ...], Field(min_length=1)]
+    roles: tuple[Literal["prediction", "auxiliary", "unused"], ...]
+    layers: _Entries
+    vocabulary: _Number | None = None
+    least_batch: _Number = 1
+    evaluation: dict[str, Any] | None = None

@@ -115,7 +115,8 @@ def _absent(plan: ShownPlan) -> str:
     names = {choice.name for choice in plan.layers.values() if not choice.is_at_hand}
     return (
         f"What each rank holds is not known here: {', '.join(sorted(names))} was an object of the "
-        "process that made the plan; give it again with plan.with_layer(..., scheme=...)"
+        "process that made the plan, or is in a module that was not imported here: import that, or "
+        "give it again with plan.with_layer(..., scheme=...)"
     )
 
 

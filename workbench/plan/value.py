@@ -70,7 +70,7 @@ class Value(PydanticModel, metaclass=_OwnNames):
         if told := _told(cls):
             cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\n{told}"
 
-    def __init__(self, *unnamed: Any, **fields: Any) -> None:
+    def __init__(self, /, *unnamed: Any, **fields: Any) -> None:
         cls = type(self)
         if unnamed:
             names = ", ".join(f"{name}=" for name in _signature(cls).parameters)

@@ -36,8 +36,6 @@ class Rank:
         pid: the engine's process.
         files: what it leaves.
         has_begun: whether it said that it has begun.
-        with_value: whether what it returns is to be loaded. That of calls is not: its class may
-            want torch, which this process does without.
         answer: how it ended by itself.
         received_bytes: the size of the answer.
         death: how its process ended.
@@ -48,7 +46,6 @@ class Rank:
     place: int
     pid: int
     files: RankFiles
-    with_value: bool
     _rows: str
     has_begun: bool = False
     answer: Answer | None = None
@@ -60,10 +57,10 @@ class Rank:
     _last: bytes = b""
 
     @classmethod
-    def at(cls, folder: Path, number: int, place: int, pid: int, with_value: bool) -> "Rank":
+    def at(cls, folder: Path, number: int, place: int, pid: int) -> "Rank":
         """A rank whose files may be there already."""
         files = RankFiles(folder, number)
-        rank = cls(number, place, pid, files, with_value, str(files.rows))
+        rank = cls(number, place, pid, files, str(files.rows))
         rank.killed, rank.death = rank._noted("killed"), rank._noted("death")
         rank.poll()
         return rank
@@ -75,7 +72,7 @@ class Rank:
         if self.answer is None and (packed := self.files.answer) is not None:
             self.received_bytes = len(packed)
             try:
-                self.answer = Answer.unpack(packed, with_value=self.with_value)
+                self.answer = Answer.unpack(packed)
             except Exception as error:  # it has ended all the same
                 self.answer = Answer.of(error)
 
@@ -177,7 +174,6 @@ class Attempt:
         folder: the attempt's folder.
         places: the engine of each rank.
         pids: the process of each.
-        with_values: whether what the ranks return is to be loaded.
     """
 
     def __init__(
@@ -187,13 +183,11 @@ class Attempt:
         folder: Path,
         places: Sequence[int],
         pids: Sequence[int],
-        *,
-        with_values: bool,
     ) -> None:
         self.job, self.number, self.folder = job, number, folder
         folder.mkdir(parents=True, exist_ok=True)
         self.ranks = [
-            Rank.at(folder, rank, place, pid, with_values)
+            Rank.at(folder, rank, place, pid)
             for rank, (place, pid) in enumerate(zip(places, pids, strict=True))
         ]
         self.is_withdrawn = (folder / WITHDRAWN).exists()

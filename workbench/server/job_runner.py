@@ -39,7 +39,7 @@ from workbench.server.outcome import JobOutcome, becomes, decide_outcome
 from workbench.server.run_record import note_beginning, note_end
 from workbench.server.work import STARTING, Work, packed_for
 from workbench.store import messages
-from workbench.store.cluster_spec import ClusterSpec
+from workbench.store.cluster_spec import ClusterSpec, key_of
 from workbench.store.errors import ClusterError, ControlMessageTooLarge
 from workbench.store.messages import Answer
 from workbench.store.rank_files import RankFiles
@@ -96,7 +96,9 @@ class InitialWeights:
                 name=f"initial weights of {whole.name}",
                 task=TASK,
                 packed=whole.packed,
-                keywords=messages.pack_keywords({"directory": self._folder / "weights"}),
+                keywords=messages.pack_keywords(
+                    {"directory": self._folder / "weights"}, key_of(self._folder)
+                ),
                 engines=1,
                 places=(self._assistant,),
                 directory=str(self._folder / "calls" / uuid.uuid4().hex),

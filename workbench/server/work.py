@@ -62,14 +62,12 @@ class Work:
     def begin(self, record: JobRecord, now: float) -> None:
         """Takes up an attempt whose engines are known."""
         self.record = record
-        is_training = record.kind == "train"
         self.attempt = Attempt(
             record.id,
             record.attempt,
             attempt_folder(record.directory, record.attempt),
             record.held,
             record.pids,
-            with_values=is_training,
         )
         per_step = record.seconds / record.steps if record.seconds and record.steps else None
         self.pace, self.moved_at = Pace(per_step), now

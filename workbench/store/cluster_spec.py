@@ -4,13 +4,17 @@ What an engine computes on.
 """
 
 import json
+import os
 import sys
+import uuid
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from workbench.plan.extension.sealed import KEY_BYTES
 from workbench.store.errors import ClusterError
 from workbench.store.files import write_whole
 from workbench.store.process import ProcessIdentity
@@ -76,6 +80,7 @@ HERE = Site((), of_interface("lo0" if sys.platform == "darwin" else "lo"))
 
 
 FILE = "cluster.json"
+KEY = "key"
 SERVER = "workbench.server"
 VERSION = 1  # of this file, and of what a notebook, a supervisor and a job server say to each other
 
@@ -163,6 +168,28 @@ class ClusterSpec:
             return cls(**{**fields, **_parts(fields)})
         except (KeyError, TypeError, ValueError) as error:
             raise ClusterError(f"{path} cannot be read: {error}") from error
+
+
+def key_of(folder: Path) -> bytes:
+    """Returns the key of a cluster, which is made when it is first asked for.
+
+    Code and objects lie in the cluster's folder under a MAC with this key, which only its owner can
+    read; see `plan.extension.sealed`.
+
+    Raises:
+        OSError: the folder is gone, or is somebody else's.
+    """
+    path = folder / KEY
+    if not path.exists():
+        part = path.with_name(f".{KEY}.{uuid.uuid4().hex}.part")
+        try:
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(os.urandom(KEY_BYTES))
+            with suppress(FileExistsError):  # another process was first
+                os.link(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+    return path.read_bytes()
 
 
 def identity(folder: Path) -> str:

@@ -1,15 +1,25 @@
-"""What travels to engines and back: an experiment, keywords, how a call or training ended."""
+"""What travels to engines and back: an experiment, keywords, how a call or training ended.
 
-import pickle
+The envelopes are TOML and JSON, so that whoever reads one executes nothing. What may hold code, the
+user's own module, arguments and what a call returned, is in them under a MAC (`sealed`), and is
+opened by who has the cluster's key: engines, and for what a call returned, who has called.
+"""
+
+import base64
+import json
 import struct
 import time
 import traceback
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
 from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.extension import sealed
 from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
 from workbench.store.errors import ControlMessageTooLarge
@@ -18,25 +28,42 @@ from workbench.store.record import LARGEST_MESSAGE_BYTES
 _HEAD = struct.Struct("=II")
 
 
-def pack(experiment: Experiment) -> bytes:
+def pack(experiment: Experiment, key: bytes = b"") -> bytes:
     """Returns the experiment's TOML, compressed, then its module's skeletons where it has some.
 
     One is of the module in training, the other in evaluation, if it takes another way then.
+
+    Args:
+        experiment: the experiment.
+        key: the cluster's key, for the skeletons' MAC; b"": there are none.
+
+    Raises:
+        ValueError: there are skeletons, and no key.
     """
     text = zlib.compress(experiment.to_toml().encode(), 9)
     graph: Graph = experiment.plan.graph
     training = graph.source.skeleton or b""
     evaluating = graph.evaluation.source.skeleton or b"" if graph.evaluation else b""
-    return _HEAD.pack(len(text), len(training)) + text + training + evaluating
+    code = training + evaluating
+    return _HEAD.pack(len(text), len(training)) + text + (sealed.seal(code, key) if code else b"")
 
 
-def unpack(message: bytes) -> Experiment:
-    """Returns the experiment in a message; the inverse of `pack`."""
+def unpack(message: bytes, key: bytes = b"") -> Experiment:
+    """Returns the experiment in a message; the inverse of `pack`.
+
+    Args:
+        message: the message.
+        key: the cluster's key; b"": skeletons, which are code, are left out.
+
+    Raises:
+        SealError: the skeletons are not as the owner of the key has left them.
+    """
     length, of_training = _HEAD.unpack_from(message)
-    text, skeletons = message[_HEAD.size :][:length], message[_HEAD.size + length :]
+    text, code = message[_HEAD.size :][:length], message[_HEAD.size + length :]
     experiment = Experiment.from_toml(zlib.decompress(text).decode())
-    if not skeletons:
+    if not code or not key:
         return experiment
+    skeletons = sealed.unseal(code, key)
     plan: Plan = experiment.plan
     graph = _with_skeleton(plan.graph, skeletons[:of_training])
     if graph.evaluation is not None:
@@ -49,14 +76,18 @@ def _with_skeleton(graph: Graph, skeleton: bytes) -> Graph:
     return replace(graph, source=replace(graph.source, skeleton=skeleton))
 
 
-def pack_keywords(keywords: Mapping[str, Any]) -> bytes:
+def pack_keywords(keywords: Mapping[str, Any], key: bytes) -> bytes:
     """Packs further arguments of a call: small ones, of classes that engines can import."""
-    return zlib.compress(pickle.dumps(dict(keywords)))
+    return zlib.compress(sealed.pack(dict(keywords), key))
 
 
-def unpack_keywords(packed: bytes) -> dict[str, Any]:
-    """Returns the arguments that were packed; none for b""."""
-    keywords: dict[str, Any] = pickle.loads(zlib.decompress(packed)) if packed else {}
+def unpack_keywords(packed: bytes, key: bytes) -> dict[str, Any]:
+    """Returns the arguments that were packed; none for b"".
+
+    Raises:
+        SealError: they are not as the owner of the key has left them.
+    """
+    keywords: dict[str, Any] = sealed.unpack(zlib.decompress(packed), key) if packed else {}
     return keywords
 
 
@@ -100,13 +131,18 @@ class Answer:
             traceback="".join(traceback.format_exception(error))[-_LONGEST_TRACEBACK:],
         )
 
-    def pack(self) -> bytes:
+    def pack(self, key: bytes = b"") -> bytes:
         """Returns the answer in at most 64 KiB.
+
+        Args:
+            key: the cluster's key, for a value that is neither plain nor an outcome.
 
         Raises:
             ControlMessageTooLarge: it takes more.
+            ValueError: the value wants a key.
         """
-        packed = zlib.compress(pickle.dumps((replace(self, value=None), pickle.dumps(self.value))))
+        told = {**vars(self), "value": _told(self.value, key)}
+        packed = zlib.compress(json.dumps(told).encode())
         if len(packed) > LARGEST_MESSAGE_BYTES:
             raise ControlMessageTooLarge(
                 f"an answer of {len(packed):,} bytes: control messages have at most "
@@ -115,16 +151,26 @@ class Answer:
         return packed
 
     @classmethod
-    def unpack(cls, packed: bytes, *, with_value: bool = True) -> "Answer":
+    def unpack(cls, packed: bytes, key: bytes = b"") -> "Answer":
         """Returns the answer that was packed.
 
         Args:
             packed: the packed answer.
-            with_value: whether to import what the value is made of; else it is None.
+            key: the cluster's key; b"": a value that is under its MAC is left out.
+
+        Raises:
+            ControlMessageTooLarge: it has more than 64 KiB.
+            SealError: the value is not as the owner of the key has left it.
+            ValueError: it is no answer.
         """
-        answer, value = pickle.loads(zlib.decompress(packed))
-        assert isinstance(answer, cls)
-        return replace(answer, value=pickle.loads(value)) if with_value else answer
+        if len(packed) > LARGEST_MESSAGE_BYTES:
+            raise ControlMessageTooLarge(f"an answer of {len(packed):,} bytes")
+        try:
+            told = json.loads(zlib.decompress(packed))
+            value = _meant(told["value"], key)
+            return _ANSWER.validate_python({**told, "value": value})
+        except (zlib.error, KeyError, TypeError) as error:
+            raise ValueError(f"it is no answer of a rank: {error!r}") from error
 
 
 EndReason = Literal["finished", "stopped", "diverged"]
@@ -168,3 +214,30 @@ class TrainingOutcome:
     notes: tuple[str, ...] = ()
     given: tuple[tuple[str, str, int, int], ...] = ()
     steps_counted: int = 0
+
+
+_ANSWER, _OUTCOME = TypeAdapter(Answer), TypeAdapter(TrainingOutcome)
+_PLAIN = (type(None), bool, int, float, str)
+
+
+def _told(value: Any, key: bytes) -> dict[str, Any]:
+    """What a call returned, as JSON: what the job server reads is plain."""
+    if type(value) in _PLAIN:
+        return {"plain": value}
+    if isinstance(value, TrainingOutcome):
+        return {"outcome": asdict(value)}
+    if isinstance(value, Path):
+        return {"path": str(value)}
+    return {"sealed": base64.b64encode(sealed.pack(value, key)).decode()}
+
+
+def _meant(told: Mapping[str, Any], key: bytes) -> Any:
+    """What a call returned; None where it is sealed, and there is no key."""
+    ((kind, value),) = told.items()
+    if kind == "outcome":
+        return _OUTCOME.validate_python(value)
+    if kind == "path":
+        return Path(value)
+    if kind == "sealed":
+        return sealed.unpack(base64.b64decode(value), key) if key else None
+    return value

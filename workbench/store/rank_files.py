@@ -92,14 +92,14 @@ class RankFiles:
         """
         return (self.folder / WITHDRAWN).exists()
 
-    def end(self, answer: Answer) -> None:
-        """Writes the answer, to stay.
+    def end(self, answer: Answer, key: bytes = b"") -> None:
+        """Writes the answer, to stay; `key` is the cluster's, as `Answer.pack` takes it.
 
         Raises:
             ControlMessageTooLarge: it takes more than 64 KiB; nothing was written.
             OSError: it could not be written.
         """
-        write_whole(self._named("answer"), answer.pack())
+        write_whole(self._named("answer"), answer.pack(key))
 
     def _named(self, kind: str) -> Path:
         return self.folder / f"rank-{self.rank}.{kind}"

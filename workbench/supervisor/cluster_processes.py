@@ -31,7 +31,15 @@ from ipyparallel.cluster.launcher import (
 from traitlets import List, Unicode
 
 from workbench.hosts.processes import ending
-from workbench.store.cluster_spec import ClusterSpec, EngineDevice, Site, connection_file, identity
+from workbench.plan.extension.sealed import KEY_FILE
+from workbench.store.cluster_spec import (
+    KEY,
+    ClusterSpec,
+    EngineDevice,
+    Site,
+    connection_file,
+    identity,
+)
 from workbench.store.process import CARRIED, ENDINGS
 
 SPAWN = Path(__file__).with_name("spawn.py")
@@ -71,6 +79,7 @@ def engine_environment(
         **guarded(scratch),
         **site.environment,
         "WORKBENCH_ENGINE": str(index),
+        KEY_FILE: str(scratch / KEY),
         "WORKBENCH_CORES": ",".join(map(str, device.cores)),
         "WORKBENCH_PRELOAD": ",".join(PRELOAD),
         "WORKBENCH_CONNECT": str(connection),

@@ -7,7 +7,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from workbench.store.backup import mend
-from workbench.store.cluster_spec import ClusterSpec
+from workbench.store.cluster_spec import ClusterSpec, key_of
 from workbench.store.errors import ClusterError
 from workbench.store.process import SUPERVISOR, ProcessIdentity, holder
 from workbench.store.store import Store
@@ -40,6 +40,7 @@ def start(folder: Path, spec: ClusterSpec | None = None) -> None:
         spec = ClusterSpec.load(folder)
     else:
         spec.save(folder)
+    key_of(folder)  # made before anybody wants it
     mended = "" if supervisor_of(folder) else mend(folder / STORE)
     # Closed here: an interrupt while the interpreter closes it would be lost.
     with closing(Store(folder / STORE, create=True)) as store:

@@ -14,9 +14,18 @@ from workbench.model.tracing.trace import trace
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import SGD, Experiment, Metric, TorchData
 from workbench.plan.extension.own import OwnObjectError
+from workbench.plan.extension.sealed import KEY_FILE
 from workbench.plan.plan import Plan
 from workbench.store import messages
+from workbench.store.cluster_spec import KEY, key_of
 from workbench.store.errors import RunError
+
+
+@pytest.fixture
+def key(tmp_path, monkeypatch) -> bytes:
+    """That of the cluster that has this folder, which this process is an engine of."""
+    monkeypatch.setenv(KEY_FILE, str(tmp_path / KEY))
+    return key_of(tmp_path)
 
 
 def net():
@@ -50,7 +59,7 @@ def experiment(**fields):
     return Experiment(plan=Plan.data_parallel(graph, 2), **given | fields)
 
 
-def test_they_are_files_named_by_their_content(tmp_path):
+def test_they_are_files_named_by_their_content(tmp_path, key):
     run = experiment()
     there = kept(run, tmp_path)
     assert kept(there, tmp_path) == there
@@ -58,13 +67,13 @@ def test_they_are_files_named_by_their_content(tmp_path):
     files = sorted(path.name for path in (tmp_path / "objects").iterdir())
     assert len(files) == 4  # both splits are one
     assert (tmp_path / "objects").stat().st_mode & 0o077 == 0
-    back = messages.unpack(messages.pack(there))
+    back = messages.unpack(messages.pack(there, key), key)
     assert back.to_toml() == there.to_toml()
     assert len(back.data.train.opened().loaded) == 24
     assert back.metrics["hits"].result.opened().loaded(torch.tensor(12)) == 0.5
 
 
-def test_modules_beside_the_notebook_travel_as_they_are_now(tmp_path, monkeypatch):
+def test_modules_beside_the_notebook_travel_as_they_are_now(tmp_path, key, monkeypatch):
     """An engine may have imported another text of them, or have none."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -76,7 +85,7 @@ def test_modules_beside_the_notebook_travel_as_they_are_now(tmp_path, monkeypatc
     there = kept(experiment(loss=my_losses.loss), tmp_path)
     monkeypatch.delitem(sys.modules, "my_losses")
     (tmp_path / "my_losses.py").unlink()
-    back = messages.unpack(messages.pack(there))
+    back = messages.unpack(messages.pack(there, key), key)
     assert back.loss.function.opened().loaded(torch.ones(2), None).tolist() == [2.0, 2.0]
 
 
@@ -96,16 +105,24 @@ def test_what_no_rank_could_have_is_refused(tmp_path, fields, text):
         kept(experiment(**fields), tmp_path)
 
 
-def test_only_files_of_this_cluster_are_loaded(tmp_path):
+def test_only_files_of_this_cluster_are_loaded(tmp_path, monkeypatch):
     """A text from somewhere could name a file that does anything."""
     elsewhere = kept(experiment(), tmp_path / "one")
     text = Experiment.from_toml(elsewhere.to_toml())
     with pytest.raises(ExperimentError, match=r"data.train: .*data=..., loss=..., metrics="):
         kept(text, tmp_path / "other")
     assert kept(elsewhere, tmp_path / "other") != elsewhere  # the objects are here, too
+    with pytest.raises(OwnObjectError, match="only engines open"):
+        text.data.train.opened()
+    monkeypatch.setenv(KEY_FILE, str(tmp_path / "one" / KEY))
+    assert len(text.data.train.opened().loaded) == 24
+    monkeypatch.setenv(KEY_FILE, str(tmp_path / "other" / KEY))
+    with pytest.raises(OwnObjectError, match="not written under this cluster's key"):
+        text.data.train.opened()
+    monkeypatch.setenv(KEY_FILE, str(tmp_path / "one" / KEY))
     (file,) = (tmp_path / "one" / "objects").glob("Corners-*")
     file.write_bytes(file.read_bytes() + b".")
-    with pytest.raises(OwnObjectError, match="is not as it was written"):
+    with pytest.raises(OwnObjectError, match="not written under this cluster's key"):
         text.data.train.opened()
 
 
@@ -158,10 +175,10 @@ def mixing(outputs, targets):
     return (outputs - outputs.mean(0)).square().mean()
 
 
-def test_what_a_cell_says_of_the_workbench_travels_by_its_name(tmp_path):
+def test_what_a_cell_says_of_the_workbench_travels_by_its_name(tmp_path, key):
     def loss(outputs, targets):
         assert wb.Plan is not None
         return outputs.sum(1)
 
-    there = messages.unpack(messages.pack(kept(experiment(loss=loss), tmp_path)))
+    there = messages.unpack(messages.pack(kept(experiment(loss=loss), tmp_path), key), key)
     assert there.loss.function.opened().loaded(torch.ones(2, 3), None).tolist() == [3.0, 3.0]

@@ -13,9 +13,11 @@ from workbench.plan.experiment.sync import LocalSGD, OwnStrategy, Pipelined, Syn
 from workbench.plan.experiment.task import TorchData
 from workbench.plan.extension import extension
 from workbench.plan.extension.own import opened
+from workbench.plan.extension.sealed import KEY_FILE
 from workbench.plan.plan import Plan
 from workbench.program.step import program_of
 from workbench.store import messages
+from workbench.store.cluster_spec import KEY
 
 ME = f"{__name__}:Outer"
 
@@ -75,7 +77,7 @@ def pair():
     return [((0.0,), 0)], [((1.0,), 1)]
 
 
-def test_what_it_states_is_known_where_the_object_is_not(tmp_path):
+def test_what_it_states_is_known_where_the_object_is_not(tmp_path, monkeypatch):
     """Predictions and programs need the text alone; ranks open the object, which must agree."""
 
     class Cell(Outer):
@@ -88,6 +90,7 @@ def test_what_it_states_is_known_where_the_object_is_not(tmp_path):
     text = Experiment.from_toml(there.to_toml())
     assert str(program_of(text)) == str(program_of(there))
     assert "Cell, " in str(program_of(text))
+    monkeypatch.setenv(KEY_FILE, str(tmp_path / KEY))
     assert opened(text).sync.strategy.every == 4
     changed = Experiment.from_toml(there.to_toml().replace("every = 4", "every = 3"))
     with pytest.raises(ExperimentError, match=r"Cell states other things here.*changed since"):

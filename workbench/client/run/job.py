@@ -92,12 +92,12 @@ class _Attempt:
         folder = Path(record.directory) / "attempts" / str(number)
         return cls(number, folder, num_ranks, AttemptReader(folder, num_ranks))
 
-    def answers(self) -> list[Answer] | None:
+    def answers(self, key: bytes) -> list[Answer] | None:
         """How the ranks ended; None where one gave no answer."""
         packed = [RankFiles(self.folder, rank).answer for rank in range(self.num_ranks)]
         if any(answer is None for answer in packed):
             return None
-        return [Answer.unpack(answer) for answer in packed if answer is not None]
+        return [Answer.unpack(answer, key) for answer in packed if answer is not None]
 
 
 class Job:
@@ -157,7 +157,7 @@ class Job:
 
     def goes_on_as(self, experiment: Experiment) -> None:
         """Notes what it is resumed as."""
-        self._link.store.repack(self.id, messages.pack(experiment))
+        self._link.store.repack(self.id, messages.pack(experiment, self._link.key))
 
     def watch(self, listener: Listener | None = None) -> list[Any]:
         """Returns when it has ended.
@@ -195,7 +195,7 @@ class Job:
         attempt = _Attempt.of(record, number)
         if record.variants and listener is not None:
             packed = record.variants.get(attempt.num_ranks, record.packed)
-            listener.under(messages.unpack(packed))
+            listener.under(messages.unpack(packed, self._link.key))
         return attempt
 
     def _read(self, attempt: _Attempt, listener: Listener | None) -> None:
@@ -222,7 +222,7 @@ class Job:
     def _result(self, record: JobRecord, attempt: _Attempt, listener: Listener | None) -> list[Any]:
         if self._is_aborted:
             raise KeyboardInterrupt
-        answers = attempt.answers() if attempt.number > self._after else None
+        answers = attempt.answers(self._link.key) if attempt.number > self._after else None
         if answers is not None and all(answer.kind == "returned" for answer in answers):
             self.has_lost_rows = any(answer.lost_rows for answer in answers)
             return [answer.value for answer in answers]
@@ -263,4 +263,4 @@ def exception_of(error: ErrorRecord, own: str) -> Exception:
 
 def _own_text(error: ErrorRecord, folder: Path) -> str:
     packed = RankFiles(folder, error.rank).answer
-    return error.text if packed is None else Answer.unpack(packed, with_value=False).error[1]
+    return error.text if packed is None else Answer.unpack(packed).error[1]

@@ -18,7 +18,9 @@ from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.sync import check_own
 from workbench.plan.extension.own import Own, OwnObjectError, digest_of, mapped
+from workbench.plan.extension.sealed import seal
 from workbench.plan.plan import Plan
+from workbench.store.cluster_spec import key_of
 from workbench.store.files import write_whole
 
 T = TypeVar("T", Experiment, Plan)
@@ -87,7 +89,7 @@ def _written(own: Own, folder: Path, place: str) -> Own:
     path = folder / f"{own.name.rpartition('.')[2].strip('<>')}-{digest_of(content)}.pickle"
     if not path.exists():
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(path, content)
+        write_whole(path, seal(content, key_of(folder.parent)))
     return own.lying_in(str(path))
 
 

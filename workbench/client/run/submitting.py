@@ -65,7 +65,8 @@ def request(
     """
     engines.require(experiment.plan)
     checkpoint = None if resume is None else checkpoint_of(resume, experiment.plan.graph)
-    packed = messages.pack(experiment)
+    key = engines.link.key
+    packed = messages.pack(experiment, key)
     own, available = experiment.plan.world_size, len(engines.devices)
     fewest = own if min_engines is None else min_engines
     most = own if max_engines is None else max_engines
@@ -76,7 +77,7 @@ def request(
         )
     # For each other number of ranks that it may have; some have no plan.
     others = {size: on_ranks(experiment, size) for size in range(fewest, most + 1) if size != own}
-    variants = {size: messages.pack(other) for size, other in others.items() if other is not None}
+    variants = {n: messages.pack(other, key) for n, other in others.items() if other is not None}
     if resume is not None and weights is not None:
         raise ClusterError(
             "a run that goes on has the weights of its checkpoint: give resume or weights, not both"
@@ -90,7 +91,7 @@ def request(
         name=name or experiment.plan.graph.source.name,
         task=task,
         packed=packed,
-        keywords=messages.pack_keywords(keywords),
+        keywords=messages.pack_keywords(keywords, key),
         engines=own,
         directory=str(directory),
         priority=priority,

@@ -5,7 +5,6 @@ the few classes that metadata consist of, and nothing else; tensors are loaded w
 as torch does, and what is no tensor, which torch would unpickle, is left where it is.
 """
 
-import pickle
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
@@ -20,6 +19,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from workbench.model.errors import CheckpointError
+from workbench.plan.extension.sealed import imported, loaded
 
 METADATA = ".metadata"
 
@@ -53,16 +53,18 @@ _NAMES = {
 """What metadata are made of; calling one of these with anything executes nothing else."""
 
 
-class _Unpickler(pickle.Unpickler):
-    """Loads metadata, and refuses whatever names anything else."""
+def _find(module: str, name: str) -> Any:
+    """What metadata name; whatever else is named is refused.
 
-    def find_class(self, module: str, name: str) -> Any:
-        dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if (module, name) not in _NAMES and not dtype:
-            raise CheckpointError(
-                f"it names {module}.{name}, which metadata have no use for, and which might execute"
-            )
-        return super().find_class(module, name)
+    Raises:
+        CheckpointError: it is nothing that metadata consist of.
+    """
+    dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+    if (module, name) not in _NAMES and not dtype:
+        raise CheckpointError(
+            f"it names {module}.{name}, which metadata have no use for, and which might execute"
+        )
+    return imported(module, name)
 
 
 class _Reader(FileSystemReader):
@@ -72,7 +74,7 @@ class _Reader(FileSystemReader):
         path = Path(self.path) / METADATA
         try:
             with path.open("rb") as opened:
-                found = _Unpickler(opened).load()
+                found = loaded(opened, _find)
         except CheckpointError as error:
             raise CheckpointError(f"{path} is not loaded: {error}") from None
         except Exception as error:  # whatever a damaged pickle makes of itself

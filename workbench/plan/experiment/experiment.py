@@ -1,6 +1,5 @@
 """An experiment as one value: a plan, data, an optimizer, a synchronisation strategy and steps."""
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -14,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from workbench.plan.errors import ExperimentError
+from workbench.plan.errors import ExperimentError, PlanError
 from workbench.plan.experiment.least_rows import Schedule, check_rows
 from workbench.plan.experiment.optimizers import ASGD as ASGD
 from workbench.plan.experiment.optimizers import SGD as SGD
@@ -53,6 +52,7 @@ from workbench.plan.experiment.task import TorchData as TorchData
 from workbench.plan.experiment.task import as_loss, as_metrics
 from workbench.plan.html import table
 from workbench.plan.plan import Plan
+from workbench.plan.reading import about, text_of, toml_of
 from workbench.plan.value import Value, dump
 
 
@@ -455,13 +455,10 @@ class Experiment(Value):
             ExperimentError: the text is not TOML, or a field is missing, unknown or wrong.
             PlanError: the plan in the text is wrong.
         """
-        try:
-            content = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise ExperimentError(f"not TOML: {error}") from None
+        content = toml_of(text, ExperimentError)
         if not isinstance(content.get("experiment"), dict):
             raise ExperimentError("no [experiment] table in this text")
-        return cls(plan=Plan.from_toml(text), **content["experiment"])
+        return cls(**{**content["experiment"], "plan": Plan.from_toml(text)})
 
     def save(self, path: str | Path) -> None:
         """Writes `to_toml()` to a file."""
@@ -469,8 +466,14 @@ class Experiment(Value):
 
     @classmethod
     def load(cls, path: str | Path) -> "Experiment":
-        """Reads a file written by `save`, or by hand."""
-        return cls.from_toml(Path(path).read_text())
+        """Reads a file written by `save`, or by hand.
+
+        Raises:
+            ExperimentError: the text is not a valid experiment.
+            PlanError: the plan in the text is wrong.
+        """
+        with about(path, ExperimentError), about(path, PlanError):
+            return cls.from_toml(text_of(path, ExperimentError))
 
     def __repr__(self) -> str:
         source = self.plan.graph.source.name

@@ -79,7 +79,7 @@ class ParameterGroup(Value):
     dims: int | None = Field(default=None, ge=0)
     """The most dimensions that a parameter of the group has."""
 
-    def __init__(self, *patterns: str, **fields: Any) -> None:
+    def __init__(self, /, *patterns: str, **fields: Any) -> None:
         if patterns:
             fields["patterns"] = patterns
         super().__init__(**fields)
@@ -133,7 +133,7 @@ class _Optimizer(Value):
     groups: tuple[ParameterGroup, ...] = ()
     """Parameters with options of their own; all others have those above."""
 
-    def __init__(self, *lr: float, **fields: Any) -> None:
+    def __init__(self, /, *lr: float, **fields: Any) -> None:
         if len(lr) > 1:
             name = type(self).__name__
             raise TypeError(f"{name} takes lr alone without its name, got {lr}")

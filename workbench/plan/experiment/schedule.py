@@ -211,7 +211,7 @@ class LRScheduler(Value):
     name: str
     """The class of `torch.optim.lr_scheduler`; given first, without its name."""
 
-    def __init__(self, name: str, **arguments: Any) -> None:
+    def __init__(self, /, name: str, **arguments: Any) -> None:
         super().__init__(name=name, **arguments)
 
     @model_validator(mode="after")

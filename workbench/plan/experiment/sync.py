@@ -270,7 +270,7 @@ class OwnStrategy(SyncValue):
     claims: str | None = None
     """Its own `inexact`."""
 
-    def __init__(self, *given: Any, **fields: Any) -> None:
+    def __init__(self, /, *given: Any, **fields: Any) -> None:
         if len(given) > 1:
             raise TypeError("OwnStrategy takes its strategy alone without a name")
         super().__init__(**dict(zip(("given",), given, strict=False)), **fields)

@@ -212,7 +212,7 @@ class Loss(Value):
     """(targets) -> a weight for each row [rows], for a weighted mean over the batch: the function
     gives a loss for each row, and the sum of weighted losses is divided by that of the weights."""
 
-    def __init__(self, *function: Any, **fields: Any) -> None:
+    def __init__(self, /, *function: Any, **fields: Any) -> None:
         if len(function) > 1:
             raise TypeError("Loss takes its function alone without a name")
         super().__init__(**dict(zip(("function",), function, strict=False)), **fields)
@@ -247,7 +247,7 @@ class Metric(Value):
     result: OwnObject | None = None
     """Sums over the whole split -> the figure; None: the mean over its rows."""
 
-    def __init__(self, *sums: Any, **fields: Any) -> None:
+    def __init__(self, /, *sums: Any, **fields: Any) -> None:
         if len(sums) > 1:
             raise TypeError("Metric takes its sums alone without a name")
         super().__init__(**dict(zip(("sums",), sums, strict=False)), **fields)

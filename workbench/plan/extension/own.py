@@ -8,13 +8,14 @@ else opens one: what is loaded from it could do anything.
 
 import hashlib
 import importlib
-import pickle
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Protocol, Self, runtime_checkable
 
 from pydantic import BeforeValidator, PrivateAttr
 
+from workbench.plan.extension.sealed import SealError, own_key, unpack
 from workbench.plan.value import Value
 
 
@@ -30,6 +31,14 @@ class Own(Value):
     file: str = ""
     """Where it lies, pickled; "": it is imported, or was not submitted yet."""
     _held: Any = PrivateAttr(None)
+    _is_read: bool = PrivateAttr(False)
+
+    @classmethod
+    def read(cls, name: str) -> Self:
+        """What a text names, which may be anybody's: not imported before somebody runs it."""
+        own = cls(name=name)
+        own._is_read = True
+        return own
 
     @classmethod
     def of(cls, given: object) -> Self:
@@ -53,16 +62,15 @@ class Own(Value):
         Raises:
             OwnObjectError: the file cannot be read, or is not as it was written.
         """
+        if self.is_imported:
+            _ = self.loaded
         if self._held is not None or not self.file:
             return self
         own = type(self)(name=self.name, file=self.file)
         try:
-            content = Path(self.file).read_bytes()
-            if not Path(self.file).stem.endswith(digest_of(content)):
-                raise OwnObjectError(f"{self.file} is not as it was written")
-            own._held = pickle.loads(content)
-        except OwnObjectError:
-            raise
+            own._held = unpack(Path(self.file).read_bytes(), own_key())
+        except SealError as error:
+            raise OwnObjectError(f"{self.file} is not loaded: {error}") from None
         except Exception as error:  # whatever its own code raises
             raise self._cannot_be_loaded(error) from error
         return own
@@ -99,6 +107,12 @@ class Own(Value):
     def is_imported(self) -> bool:
         """Whether its name says where it is imported from."""
         return self._held is None and not self.file and ":" in self.name
+
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether this process has the object, or may import it; see `read`."""
+        is_known = not self._is_read or self.name.partition(":")[0] in sys.modules
+        return self._held is not None or (self.is_imported and is_known)
 
     def _cannot_be_loaded(self, error: Exception) -> OwnObjectError:
         why = f"{type(error).__name__}: {error}"

@@ -1,7 +1,6 @@
 """The machine: devices that compute and links between them, as one value."""
 
 import hashlib
-import tomllib
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -15,6 +14,7 @@ from workbench.plan.html import frame_of, is_picture, save, table
 from workbench.plan.machine.device import Device
 from workbench.plan.machine.known_machines import KNOWN
 from workbench.plan.machine.link import Link
+from workbench.plan.reading import about, text_of, toml_of
 from workbench.plan.value import MachineValue, dump
 
 if TYPE_CHECKING:
@@ -120,10 +120,7 @@ class Machine(MachineValue):
         Raises:
             MachineError: the text is not TOML, or a field is missing, unknown or wrong.
         """
-        try:
-            content = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise MachineError(f"not TOML: {error}") from None
+        content = toml_of(text, MachineError)
         valid = ("machine", "within", "across", "device")
         for key in content:
             if key not in valid:
@@ -131,7 +128,7 @@ class Machine(MachineValue):
         if not isinstance(content.get("machine"), Mapping):
             raise MachineError("no [machine] table in this text")
         links = {key: content[key] for key in ("within", "across") if key in content}
-        return cls(**content["machine"], **links, devices=content.get("device", ()))
+        return cls(**{**content["machine"], **links, "devices": content.get("device", ())})
 
     def save(self, path: str | Path) -> None:
         """Writes `to_toml()` to a file; to "x.svg", "x.html" or "x.csv" what is shown of it."""
@@ -151,7 +148,8 @@ class Machine(MachineValue):
         Raises:
             MachineError: the text is not a valid machine.
         """
-        return cls.from_toml(Path(path).read_text())
+        with about(path, MachineError):
+            return cls.from_toml(text_of(path, MachineError))
 
     def __repr__(self) -> str:
         return headline(self)

@@ -65,8 +65,7 @@ class LayerPlan:
     @property
     def is_at_hand(self) -> bool:
         """Whether this process has the scheme: a built-in one, an object of it, or an import."""
-        own = self.scheme
-        return not isinstance(own, Own) or own.held is not None or own.is_imported
+        return not isinstance(self.scheme, Own) or self.scheme.is_at_hand
 
     @property
     def name(self) -> str:

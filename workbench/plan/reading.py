@@ -1,0 +1,65 @@
+"""Files that people give, read as text and as TOML: what is wrong is told with the file's name."""
+
+import os
+import stat
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+MOST_BYTES = 64 << 20  # a plan of a model of a thousand layers has less than one
+
+
+@contextmanager
+def about(path: str | Path, error: type[ValueError]) -> Iterator[None]:
+    """Names the file in errors about what it holds.
+
+    Args:
+        path: the file.
+        error: the class of these errors.
+    """
+    try:
+        yield
+    except error as wrong:
+        raise type(wrong)(f"{path}: {wrong}") from wrong
+
+
+def text_of(path: str | Path, error: type[ValueError]) -> str:
+    """Returns a file's text, in UTF-8.
+
+    Args:
+        path: the file.
+        error: what is raised where it holds no text.
+
+    Raises:
+        ValueError: it is no file of its own, too large, or no text; it is of the given type.
+        OSError: the file cannot be read.
+    """
+    # Without waiting for somebody who writes, as the other end of a pipe would have it.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
+            raise error(f"no file of text of at most {MOST_BYTES >> 20} MiB")
+        try:
+            return file.read().decode()
+        except UnicodeDecodeError as wrong:
+            raise error(f"no text in UTF-8: {wrong}") from None
+
+
+def toml_of(text: str, error: type[ValueError]) -> dict[str, Any]:
+    """Returns what a text in TOML says.
+
+    Args:
+        text: the text.
+        error: what is raised where it is no TOML.
+
+    Raises:
+        ValueError: it is not TOML, or nested too deeply; it is of the given type.
+    """
+    try:
+        return tomllib.loads(text)
+    except ValueError as wrong:  # a number of thousands of digits is none of tomllib's own errors
+        raise error(f"not TOML: {wrong}") from None
+    except RecursionError:
+        raise error("not TOML: it is nested too deeply") from None
