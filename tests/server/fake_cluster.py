@@ -52,7 +52,7 @@ class FakeCluster:
         self.store.set_engine(
             index,
             state="starting",
-            pid=engine.pid,
+            process=ProcessIdentity.of(engine.pid),
             engine_id=None,
             is_assistant=index == self.num_engines,
             memory_bytes=1 << 30,

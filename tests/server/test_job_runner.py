@@ -1,6 +1,5 @@
 """How an attempt begins, without a cluster."""
 
-import os
 import threading
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from workbench.server.job_runner import InitialWeights, JobRunner
 from workbench.server.work import Work
 from workbench.store import messages
 from workbench.store.cluster_spec import key_of
+from workbench.store.process import ProcessIdentity
 from workbench.store.record import Request
 from workbench.store.run_folder import FoundCheckpoint
 from workbench.store.store import Store
@@ -27,13 +27,15 @@ def test_the_server_waits_for_no_checkpoint_to_be_read(tmp_path, monkeypatch):
 
     monkeypatch.setattr(job_runner, "newest_whole", newest)
     store = Store(tmp_path / "server.sqlite", create=True)
-    store.set_engine(0, state="idle", pid=os.getpid(), engine_id=0)
+    store.set_engine(0, state="idle", process=ProcessIdentity.here(), engine_id=0)
     keywords = messages.pack_keywords({"weights": Path("w")}, key_of(tmp_path))
     request = Request(kind="train", name="job", task="", engines=1, directory=str(tmp_path / "job"),
                       keywords=keywords)  # fmt: skip
     job = store.submit(request)
     assert store.claim(job, 0, (0,))
-    fleet = SimpleNamespace(is_ready=lambda place: True, pids=lambda places: (os.getpid(),))
+    fleet = SimpleNamespace(
+        is_ready=lambda place: True, processes=lambda _: (ProcessIdentity.here(),)
+    )
     runner = JobRunner(store, None, fleet, None, InitialWeights(store, tmp_path, 1))
     work = Work.of(store.job(job), 0.0)
     assert runner.advance(work, 0.0)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import zlib
+from dataclasses import replace
 from types import SimpleNamespace
 
 import psutil
@@ -14,10 +15,12 @@ import pytest
 
 from workbench.plan.experiment.measured import COLUMNS
 from workbench.server import vitals
+from workbench.server.attempt import Attempt
 from workbench.server.fleet import Watch
 from workbench.server.monitor import STOPPED_S, HostHealth, Standstill
 from workbench.server.pace import LOOKS, MemoryTrend, Pace
 from workbench.server.vitals import Sample, Vitals
+from workbench.store.process import ProcessIdentity
 from workbench.store.run_folder import newest_whole
 
 
@@ -81,12 +84,25 @@ def test_what_passes_through_interfaces_is_told_by_the_second(monkeypatch):
 def test_the_end_of_a_process_is_seen_at_once():
     watch = Watch()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        assert watch.add(process.pid)
+        watched = ProcessIdentity.of(process.pid)
+        assert watch.add(watched)
         assert watch.wait(0.01) == set()
         process.kill()
-        assert watch.wait(10.0) == {process.pid}
-        assert not watch.add(process.pid)
-    assert not watch.add(2**22 + 1)  # there is none
+        assert watch.wait(10.0) == {watched}
+        assert not watch.add(watched)
+
+
+@pytest.mark.parametrize("changed", [{"started": 0}, {"boot": "before it was started again"}])
+def test_a_stranger_who_has_the_id_now_is_neither_watched_nor_signalled(tmp_path, changed):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
+        stored = replace(ProcessIdentity.of(stranger.pid), **changed)
+        assert not Watch().add(stored)
+        attempt = Attempt(1, 1, tmp_path / "1", (0,), (stored,))
+        attempt.kill(attempt.ranks[0], "it was silent")
+        assert not stored.send(signal.SIGKILL)
+        assert stranger.poll() is None
+        stranger.communicate()
+    assert stranger.returncode == 1  # nobody has ended it: its input did
 
 
 def test_a_process_that_is_stopped_is_told_from_one_that_works_in_turns(tmp_path):

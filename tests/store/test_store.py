@@ -1,5 +1,7 @@
 """One file for all: nothing is lost, nothing happens twice."""
 
+import errno
+import fcntl
 import os
 import signal
 import sqlite3
@@ -7,14 +9,16 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import FrameType
 
 import pytest
 
 from tests.scheduler.values import request, variants
-from workbench.store.errors import ControlMessageTooLarge, StoreError
-from workbench.store.process import ProcessIdentity
+from workbench.store.errors import ClusterError, ControlMessageTooLarge, StoreError
+from workbench.store.process import LEASE_S, FolderLock, ProcessIdentity, holder, renew
 from workbench.store.record import AttemptRecord, ErrorRecord, Tally
 from workbench.store.store import Store
 
@@ -77,7 +81,7 @@ def test_all_that_happens_to_a_job_is_kept(store):
         "checkpoint": "/there",
         "predicted_start": 2.5,
         "attempts": (AttemptRecord(1, (0, 2), 1.0, 2.0, 5, "killed"),),
-        "pids": (11, 12),
+        "processes": (ProcessIdentity(11, 1, "boot"), ProcessIdentity(12, 2, "boot")),
     }
     assert store.update(number, **changed)
     job = store.job(number)
@@ -181,7 +185,14 @@ def test_calls_use_the_engines_of_their_lease_in_turn(store):
 
 
 def test_engines_note_since_when(store):
-    store.set_engine(0, state="busy", job=1, pid=7, name="core 1", is_assistant=True)
+    store.set_engine(
+        0,
+        state="busy",
+        job=1,
+        process=ProcessIdentity(7, 1, "boot"),
+        name="core 1",
+        is_assistant=True,
+    )
     before = store.engines()[0]
     store.set_engine(0, cpu_share=0.5)
     after = store.engines()[0]
@@ -320,8 +331,8 @@ def test_owners_are_known_by_more_than_their_number(store):
     store.attach(here)
     assert store.owners() == (here,)
     assert here.is_alive
-    assert not ProcessIdentity(here.pid, here.started + 1, here.host).is_alive
-    assert ProcessIdentity(here.pid, 0, "elsewhere").is_alive
+    assert not replace(here, started=here.started + 1).is_alive
+    assert not replace(here, boot="another").is_alive
     store.detach(here)
     assert store.owners() == ()
 
@@ -374,3 +385,35 @@ def test_an_interrupt_while_the_store_is_locked_leaves_it_open_to_others(store):
         signal.signal(signal.SIGALRM, before)
     Store(store.path, patience_s=0.0).event("text", kind="kind")
     assert len(store.events()) == 1
+
+
+def held(folder, identity, *, seconds_ago=0.0):
+    """A folder whose lock file names a process, and was renewed so long ago."""
+    path = folder / "supervisor.pid"
+    path.write_text(f"{identity.pid} {identity.started} {identity.boot}\n")
+    os.utime(path, (time.time() - seconds_ago,) * 2)
+    return path
+
+
+def test_a_process_of_another_kernel_holds_a_folder_as_long_as_it_says_so(tmp_path):
+    """Nobody here sees whether it lives: it may be on another host, or of before a reboot."""
+    other = replace(ProcessIdentity.here(), boot="another")
+    path = held(tmp_path, other)
+    assert holder(path) == other
+    assert not other.is_near
+    with pytest.raises(ClusterError, match=f"has a supervisor already, process {os.getpid()}"):
+        FolderLock(path, "supervisor")
+    held(tmp_path, other, seconds_ago=2 * LEASE_S)
+    assert holder(path) is None
+    with FolderLock(path, "supervisor"):
+        assert holder(path) == ProcessIdentity.here()
+        renew(path)
+
+
+def test_a_file_that_cannot_be_locked_is_no_file_that_is_locked(tmp_path, monkeypatch):
+    def refuses(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    with pytest.raises(ClusterError, match=r"cannot be locked \(No locks available\)"):
+        FolderLock(tmp_path / "supervisor.pid", "supervisor")

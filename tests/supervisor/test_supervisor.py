@@ -199,7 +199,7 @@ def test_the_assistant_takes_another_engine_s_place(kept, calls):
     threads = Path(f"/proc/{assistant.pid}/task").iterdir()
     assert {tuple(os.sched_getaffinity(int(each.name))) for each in threads} == {(0,)}
     for place, other in ((0, assistant), (1, engine)):
-        kept.store.set_engine(place, pid=other.pid, engine_id=other.engine_id)
+        kept.store.set_engine(place, process=other.process, engine_id=other.engine_id)
     os.kill(assistant.pid, signal.SIGKILL)  # which has the other place now
     keeping.until(lambda: kept.pids()[0] != assistant.pid, kept.folder)
     keeping.until(lambda: keeping.idle(kept.folder, kept.store), kept.folder)
@@ -303,7 +303,7 @@ def test_a_supervisor_whose_caller_was_interrupted_starts_nothing(tmp_path):
 def test_a_process_that_is_gone_is_never_the_supervisor(tmp_path):
     (tmp_path / "supervisor.pid").write_text(f"{os.getpid()} 1 here\n")
     here = ProcessIdentity.here()
-    (tmp_path / "supervisor.pid").write_text(f"{here.pid} {here.started + 1} {here.host}\n")
+    (tmp_path / "supervisor.pid").write_text(f"{here.pid} {here.started + 1} {here.boot}\n")
     assert is_alive(here.pid)
     assert supervisor_of(tmp_path) is None
     (tmp_path / "supervisor.pid").write_text("")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from workbench.client.lifecycle import STORE, UNFINISHED, end
-from workbench.hosts.processes import is_alive, until
+from workbench.hosts.processes import until
 from workbench.scheduler.jobs import refusal
 from workbench.store import registry
 from workbench.store.cluster_spec import ClusterSpec, key_of
@@ -88,7 +88,8 @@ class ClusterLink:
                 raise ClusterError(f"the engines did not start:\n{said(self.folder)}")
             engines = self.store.engines()[:num_engines]
             # Those of an earlier supervisor are named there until this one has started its own.
-            there = [each for each in engines if each.state in _READY and is_alive(each.pid or 0)]
+            ready = (each.process for each in engines if each.state in _READY)
+            there = [process for process in ready if process is not None and process.is_alive]
             return len(there) == num_engines
 
         if not until(ready, within_s, TICK_S):
@@ -143,16 +144,16 @@ class ClusterLink:
         if error := self.store.command_of(number).error:
             raise ClusterError(error)
 
-    def pid_of(self, engine: int) -> int:
+    def process_of(self, engine: int) -> ProcessIdentity:
         """The process of an engine.
 
         Raises:
             ClusterError: it has none now.
         """
-        pid = self.store.engines()[engine].pid
-        if pid is None:
+        process = self.store.engines()[engine].process
+        if process is None:
             raise ClusterError(f"engine {engine} has ended, and another is being started")
-        return pid
+        return process
 
     def holders(self, num_engines: int) -> dict[int, str]:
         """For each engine in use, what uses it.

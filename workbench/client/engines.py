@@ -15,6 +15,7 @@ from workbench.plan.plan import Plan
 from workbench.store import registry
 from workbench.store.cluster_spec import ClusterSpec, EngineDevice
 from workbench.store.errors import ClusterError
+from workbench.store.process import LEASE_S
 from workbench.store.profile import Launch, Profile
 from workbench.store.record import EngineRecord, Tally
 
@@ -98,8 +99,14 @@ class Engines(Faults):
         self.directory, self.hosts, self.profile = self.folder.parent, None, None
         spec = ClusterSpec.load(self.folder)
         self._n, self._timeout, self._linger_s = spec.num_engines, spec.timeout_s, spec.linger_s
-        if supervisor.supervisor_of(self.folder) is None:
+        keeper = supervisor.supervisor_of(self.folder)
+        if keeper is None:
             supervisor.start(self.folder)
+        elif not keeper.is_near:
+            raise ClusterError(
+                f"cluster {registry.name_of(self.folder)!r} is kept on another host, or was until "
+                f"a moment ago: attach to it there, or here {LEASE_S:g} s after that has ended"
+            )
         self._adopt(spec, _nothing)
         return self
 
@@ -134,7 +141,7 @@ class Engines(Faults):
         self.ends_at = spec.ends_at
         self.followers: weakref.WeakSet[Follower] = weakref.WeakSet()
         relayed = [bool(spec.launch and site.enter) for site in spec.sites]
-        super().__init__(self.link.pid_of, self.link.expect, lambda engine: relayed[engine])
+        super().__init__(self.link.process_of, self.link.expect, lambda engine: relayed[engine])
 
     @property
     def name(self) -> str:

@@ -15,7 +15,6 @@ signals, is ours.
 """
 
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from workbench.store.errors import ClusterError
+from workbench.store.process import ProcessIdentity
 
 SCRIPT = Path(__file__).with_name("throttling.py")
 
@@ -35,16 +35,16 @@ class Throttle:
     It does so from the moment on at which this returns.
 
     Args:
-        pid: the process that is slowed.
+        process: the process that is slowed.
         factor: how many times slower it is to be, more than 1.
     """
 
-    def __init__(self, pid: int, factor: float) -> None:
-        self.pid, self.factor = pid, factor
+    def __init__(self, process: ProcessIdentity, factor: float) -> None:
+        self.process, self.factor = process, factor
         self._lock = threading.Lock()
         self._measured = 1.0
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(SCRIPT), str(pid), repr(factor)],
+            [sys.executable, "-P", str(SCRIPT), str(process.pid), repr(factor)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -76,37 +76,29 @@ class Throttle:
         """Lets the process run again."""
         with self._lock, suppress(OSError):
             self._process.communicate()
-        send(self.pid, signal.SIGCONT)
+        self.process.send(signal.SIGCONT)
 
     def _heard(self) -> str:
         assert self._process.stdout is not None
         return self._process.stdout.readline()
 
 
-def send(pid: int, number: signal.Signals) -> bool:
-    """Whether the process was there."""
-    with suppress(ProcessLookupError):
-        os.kill(pid, number)
-        return True
-    return False
-
-
 class Faults:
     """Engines that can be made to fail, and to be slow, on purpose.
 
     Args:
-        pid_of: gives the process of an engine, by its number.
+        process_of: gives the process of an engine, by its number.
         expect: is told the number of an engine, and whether it is paused on purpose from now on.
         is_relayed: says whether an engine is on another host, and its process here a relay.
     """
 
     def __init__(
         self,
-        pid_of: Callable[[int], int],
+        process_of: Callable[[int], ProcessIdentity],
         expect: Callable[[int, bool], None],
         is_relayed: Callable[[int], bool] = lambda _engine: False,
     ) -> None:
-        self._pid_of, self._expect, self._is_relayed = pid_of, expect, is_relayed
+        self._process_of, self._expect, self._is_relayed = process_of, expect, is_relayed
         self._throttles: dict[int, Throttle] = {}
 
     def kill(self, engine: int) -> None:
@@ -143,7 +135,7 @@ class Faults:
         if known is not None:
             known.stop()
         if factor > 1:
-            self._throttles[engine] = Throttle(self._pid_of(engine), factor)
+            self._throttles[engine] = Throttle(self._process_of(engine), factor)
 
     @property
     def slowed(self) -> dict[int, float]:
@@ -156,5 +148,5 @@ class Faults:
             self.slow(engine, 1.0)
 
     def _send(self, engine: int, number: signal.Signals) -> None:
-        if not send(self._pid_of(engine), number):
+        if not self._process_of(engine).send(number):
             raise ClusterError(f"engine {engine} has ended; cluster.restart()")

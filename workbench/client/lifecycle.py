@@ -119,14 +119,13 @@ def end(folder: Path, *, keep_folder: bool = False, at_once: bool = False) -> No
         keep_folder: whether the folder stays, so that the cluster can be attached to again.
         at_once: whether to signal a supervisor that was not asked to end before.
     """
-    if (supervisor := supervisor_of(folder)) is not None:
+    if (supervisor := supervisor_of(folder)) is not None and supervisor.is_near:
         if at_once:
-            os.kill(supervisor.pid, signal.SIGTERM)
+            supervisor.send(signal.SIGTERM)
         for number in (signal.SIGTERM, signal.SIGKILL):
             if until(lambda: not supervisor.is_alive, END_WITHIN_S, TICK_S):
                 break
-            with suppress(ProcessLookupError):
-                os.kill(supervisor.pid, number)
+            supervisor.send(number)
     if not keep_folder:
         registry.remove(folder)
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,6 +1,5 @@
 """Ranks that run a notebook's cells, with their parts of a model in reach, and what came of it."""
 
-import os
 import shutil
 import signal
 import threading
@@ -8,7 +7,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from html import escape
 from typing import Self
@@ -295,8 +294,7 @@ class Ranks(AbstractContextManager["Ranks"]):
         self._files.interrupt(self._number)
         for rank in ranks:
             if self._files.ending(self._number, rank) is None:
-                with suppress(ProcessLookupError):
-                    os.kill(self._lease.link.pid_of(self._lease.places[rank]), signal.SIGINT)
+                self._lease.link.process_of(self._lease.places[rank]).send(signal.SIGINT)
         deadline = time.monotonic() + OBEYED_WITHIN_S
         while waiting := self._waiting():
             self._service.ask()

@@ -14,6 +14,7 @@ from pathlib import Path
 from workbench.plan.experiment.measured import Row
 from workbench.server.outcome import End
 from workbench.store.messages import Answer
+from workbench.store.process import ProcessIdentity
 from workbench.store.rank_files import WITHDRAWN, RankFiles, withdraw
 from workbench.store.telemetry import newest, unpack_rows
 
@@ -33,7 +34,7 @@ class Rank:
     Attributes:
         number: the rank's number.
         place: its engine.
-        pid: the engine's process.
+        process: the engine's process.
         files: what it leaves.
         has_begun: whether it said that it has begun.
         answer: how it ended by itself.
@@ -44,7 +45,7 @@ class Rank:
 
     number: int
     place: int
-    pid: int
+    process: ProcessIdentity
     files: RankFiles
     _rows: str
     has_begun: bool = False
@@ -57,13 +58,18 @@ class Rank:
     _last: bytes = b""
 
     @classmethod
-    def at(cls, folder: Path, number: int, place: int, pid: int) -> "Rank":
+    def at(cls, folder: Path, number: int, place: int, process: ProcessIdentity) -> "Rank":
         """A rank whose files may be there already."""
         files = RankFiles(folder, number)
-        rank = cls(number, place, pid, files, str(files.rows))
+        rank = cls(number, place, process, files, str(files.rows))
         rank.killed, rank.death = rank._noted("killed"), rank._noted("death")
         rank.poll()
         return rank
+
+    @property
+    def pid(self) -> int:
+        """The id of the engine's process."""
+        return self.process.pid
 
     def poll(self) -> None:
         """Reads whether it has begun and ended."""
@@ -173,7 +179,7 @@ class Attempt:
         number: the attempt's number.
         folder: the attempt's folder.
         places: the engine of each rank.
-        pids: the process of each.
+        processes: the process of each.
     """
 
     def __init__(
@@ -182,13 +188,13 @@ class Attempt:
         number: int,
         folder: Path,
         places: Sequence[int],
-        pids: Sequence[int],
+        processes: Sequence[ProcessIdentity],
     ) -> None:
         self.job, self.number, self.folder = job, number, folder
         folder.mkdir(parents=True, exist_ok=True)
         self.ranks = [
-            Rank.at(folder, rank, place, pid)
-            for rank, (place, pid) in enumerate(zip(places, pids, strict=True))
+            Rank.at(folder, rank, place, process)
+            for rank, (place, process) in enumerate(zip(places, processes, strict=True))
         ]
         self.is_withdrawn = (folder / WITHDRAWN).exists()
         self._changed_at, self._polled_at, self._num_died = 0, 0.0, -1
@@ -213,7 +219,12 @@ class Attempt:
         """Calls ranks again when `deliver` is next asked to."""
         self._sent_at = -DELIVER_AGAIN_S
 
-    def poll(self, now: float, died: Collection[int], how: Callable[[int], str | None]) -> bool:
+    def poll(
+        self,
+        now: float,
+        died: Collection[ProcessIdentity],
+        how: Callable[[ProcessIdentity], str | None],
+    ) -> bool:
         """Sees what has become of the ranks; it is asked very often.
 
         Args:
@@ -230,12 +241,12 @@ class Attempt:
             self._polled_at = now
             return self._read()
         self._num_died = len(died)
-        gone = [rank for rank in self.ranks if not rank.has_ended and rank.pid in died]
+        gone = [rank for rank in self.ranks if not rank.has_ended and rank.process in died]
         if gone or now - self._polled_at >= POLL_EVERY_S:
             self._polled_at = now
             self._read(again=bool(gone))
         for rank in gone:
-            if not rank.has_ended and (words := how(rank.pid)) is not None:
+            if not rank.has_ended and (words := how(rank.process)) is not None:
                 rank.note_death(words)
         if gone and self._failed_at is None and any(not rank.answer for rank in gone):
             self._failed_at = now
@@ -275,7 +286,7 @@ class Attempt:
         """Ends a rank's process."""
         if not rank.killed:
             rank.note_killed(why)
-            _send(rank.pid, signal.SIGKILL)
+            rank.process.send(signal.SIGKILL)
 
     @property
     def began_at(self) -> float:
@@ -332,9 +343,4 @@ class Attempt:
 
     def _signal(self, number: signal.Signals) -> None:
         for rank in self._working():
-            _send(rank.pid, number)
-
-
-def _send(pid: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, number)
+            rank.process.send(number)

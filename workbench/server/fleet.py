@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import replace
 
 from workbench.engine.calls import assume_identity, warm_up
-from workbench.hosts.processes import is_alive
 from workbench.server.engine_calls import Arrival, EngineCalls
 from workbench.server.vitals import out_of_memory_kills
 from workbench.store.cluster_spec import EngineDevice
 from workbench.store.errors import ClusterError
+from workbench.store.process import ProcessIdentity
 from workbench.store.record import EngineRecord, EngineState
 from workbench.store.store import Store
 
@@ -23,50 +23,49 @@ class Watch:
     """Tells which of some processes have ended.
 
     Each is held by a descriptor of its own, so that another process that is given the same id
-    later is never taken for it. Where the kernel has none (macOS), it is asked by id.
+    later is never taken for it. Where the kernel has none (macOS), it is asked again and again.
     """
 
     def __init__(self) -> None:
         self._poll = select.poll()
-        self._held: dict[int, int] = {}  # process id: descriptor; -1: is asked for by id
-        self._process: dict[int, int] = {}
-        self._ended: set[int] = set()
+        self._held: dict[ProcessIdentity, int] = {}  # its descriptor; -1: it is asked for
+        self._process: dict[int, ProcessIdentity] = {}
+        self._ended: set[ProcessIdentity] = set()
         self._asked_at = 0.0
 
-    def add(self, pid: int) -> bool:
+    def add(self, process: ProcessIdentity) -> bool:
         """Watches a process; whether it is there."""
-        if pid in self._held or pid in self._ended:
-            return pid not in self._ended
-        if not is_alive(pid):
-            return False
+        if process in self._held or process in self._ended:
+            return process not in self._ended
         descriptor = -1
         opener: Callable[[int], int] | None = getattr(os, "pidfd_open", None)
-        if opener is not None:
-            try:
-                descriptor = opener(pid)
-            except ProcessLookupError:
-                return False
-            except OSError:  # a kernel that is too old
-                descriptor = -1
-        self._held[pid] = descriptor
+        if opener is not None and process.is_near:
+            # A kernel that is too old has none; of one that is gone, the next question tells.
+            with suppress(OSError):
+                descriptor = opener(process.pid)
+        if not process.is_alive:  # asked once it is held: from here on it is no other
+            if descriptor >= 0:
+                os.close(descriptor)
+            return False
+        self._held[process] = descriptor
         if descriptor >= 0:
-            self._process[descriptor] = pid
+            self._process[descriptor] = process
             self._poll.register(descriptor, select.POLLIN)
         return True
 
-    def wait(self, seconds: float) -> set[int]:
+    def wait(self, seconds: float) -> set[ProcessIdentity]:
         """The processes that have ended since they were added; waits for the first new one."""
         for descriptor, _ in self._poll.poll(seconds * 1000):
             self._poll.unregister(descriptor)
-            pid = self._process.pop(descriptor)
+            process = self._process.pop(descriptor)
             os.close(descriptor)
-            del self._held[pid]
-            self._ended.add(pid)
+            del self._held[process]
+            self._ended.add(process)
         now = time.monotonic()
         if now - self._asked_at > ASK_EVERY_S:
             self._asked_at = now
-            asked = [pid for pid, descriptor in self._held.items() if descriptor < 0]
-            self._ended.update(pid for pid in asked if not is_alive(pid))
+            asked = [process for process, descriptor in self._held.items() if descriptor < 0]
+            self._ended.update(process for process in asked if not process.is_alive)
         return self._ended
 
 
@@ -99,16 +98,16 @@ class Fleet:
         self._replaceable = replaceable
         self._watch = Watch()
         self._connection = engine_calls.connection
-        self._came: dict[int, Arrival] = {}  # by process
-        self._assigned: dict[int, int] = {}  # process: the index that it was told to take
-        self._place: dict[int, int] = {}  # of each process
-        self._warmed_up: set[int] = set()
-        self._died_at: dict[int, float] = {}
-        self._short_of_memory: set[int] = set()
+        self._came: dict[ProcessIdentity, Arrival] = {}
+        self._assigned: dict[ProcessIdentity, int] = {}  # the index that it was told to take
+        self._place: dict[ProcessIdentity, int] = {}
+        self._warmed_up: set[ProcessIdentity] = set()
+        self._died_at: dict[ProcessIdentity, float] = {}
+        self._short_of_memory: set[ProcessIdentity] = set()
         self._oom_kills = out_of_memory_kills()
         self._polled_at = self._asked_at = float("-inf")
         self.records: dict[int, EngineRecord] = {}
-        self.died: set[int] = set()
+        self.died: set[ProcessIdentity] = set()
 
     def wait(self, seconds: float, now: float) -> bool:
         """Returns when a process has ended, or after so many seconds.
@@ -117,10 +116,10 @@ class Fleet:
             Whether there is news of an engine.
         """
         ended = self._watch.wait(seconds) - self.died
-        for pid in ended:
-            self._died_at[pid] = now
+        for process in ended:
+            self._died_at[process] = now
             if (kills := out_of_memory_kills()) > self._oom_kills:
-                self._short_of_memory.add(pid)
+                self._short_of_memory.add(process)
                 self._oom_kills = kills
         self.died |= ended
         if self._engine_calls.connection != self._connection:
@@ -129,31 +128,35 @@ class Fleet:
             self._came.clear()
             self._assigned.clear()
         arrived = self._engine_calls.arrivals()
-        self._came.update({arrival.pid: arrival for arrival in arrived})
+        for arrival in arrived:
+            with suppress(ProcessLookupError):  # it is gone again
+                self._came[ProcessIdentity.of(arrival.pid)] = arrival
         return bool(ended or arrived)
 
     def read(self, now: float) -> None:
         """Reads what the supervisor wrote, and writes which of its engines can be called."""
         self._polled_at = now
         self.records = {record.index: record for record in self._store.engines()}
-        pids = {record.pid for record in self.records.values() if record.pid is not None}
-        self._place |= {r.pid: r.index for r in self.records.values() if r.pid is not None}
-        self._follow(pids, now)
+        known = {r.process: r.index for r in self.records.values() if r.process is not None}
+        self._place |= known
+        self._follow(known, now)
         for index in list(self.records):
             self._settle(self.records[index])
         self._adopt()
 
-    def follow(self, places: Sequence[int], pids: Sequence[int], now: float) -> None:
+    def follow(
+        self, places: Sequence[int], processes: Sequence[ProcessIdentity], now: float
+    ) -> None:
         """Watches the processes of a job's ranks: others may be those engines by now."""
-        for place, pid in zip(places, pids, strict=False):
-            self._place.setdefault(pid, place)
-        self._follow(pids, now)
+        for place, process in zip(places, processes, strict=False):
+            self._place.setdefault(process, place)
+        self._follow(processes, now)
 
-    def _follow(self, pids: Iterable[int], now: float) -> None:
-        for pid in pids:
-            if pid not in self.died and not self._watch.add(pid):
-                self.died.add(pid)
-                self._died_at[pid] = now
+    def _follow(self, processes: Iterable[ProcessIdentity], now: float) -> None:
+        for process in processes:
+            if process not in self.died and not self._watch.add(process):
+                self.died.add(process)
+                self._died_at[process] = now
 
     def is_due(self, now: float) -> bool:
         """Whether to read again, as somebody is missing."""
@@ -167,7 +170,7 @@ class Fleet:
 
     def lives(self, record: EngineRecord) -> bool:
         """Whether an engine has come, and has not ended."""
-        return record.state in ("idle", "busy", "paused") and record.pid not in self.died
+        return record.state in ("idle", "busy", "paused") and record.process not in self.died
 
     def is_ready(self, index: int) -> bool:
         """Whether an engine lives and can be called.
@@ -175,9 +178,9 @@ class Fleet:
         One that works when we come, or when another controller does, says who it is after that.
         """
         record = self.records.get(index)
-        if record is None or record.pid is None or not self.lives(record):
+        if record is None or record.process is None or not self.lives(record):
             return False
-        came = self._came.get(record.pid)
+        came = self._came.get(record.process)
         return came is not None and came.engine_id == record.engine_id
 
     def living(self) -> list[EngineRecord]:
@@ -195,26 +198,29 @@ class Fleet:
             for index, record in sorted(self.records.items())
         ]
 
-    def pids(self, places: Iterable[int]) -> tuple[int, ...]:
+    def processes(self, places: Iterable[int]) -> tuple[ProcessIdentity, ...]:
         """The processes of engines that are ready."""
-        return tuple(self.records[place].pid or 0 for place in places)
+        found = (self.records[place].process for place in places)
+        return tuple(process for process in found if process is not None)
 
-    def how(self, pid: int, now: float) -> str | None:
+    def how(self, process: ProcessIdentity, now: float) -> str | None:
         """In words, how a process ended; None: the supervisor will say in a moment."""
-        record = self.records.get(self._place.get(pid, -1))
+        record = self.records.get(self._place.get(process, -1))
         # One that was replaced already is what the record calls its last process.
-        is_told = record is not None and (record.pid != pid or record.state == "dead")
+        is_told = record is not None and (record.process != process or record.state == "dead")
         said = record.death if record is not None and is_told else ""
-        if not said and now - self._died_at.get(pid, now) < SAID_WITHIN_S:
+        if not said and now - self._died_at.get(process, now) < SAID_WITHIN_S:
             return None
         said = said or "ended"
-        if pid in self._short_of_memory:
+        if process in self._short_of_memory:
             return f"{said}: memory ran out, as the kernel's counter of such kills says"
         return said
 
-    def is_lost(self, pid: int, error: Exception) -> bool:
+    def is_lost(self, process: ProcessIdentity, error: Exception) -> bool:
         """Whether a call failed because its engine ended; that is told by its process."""
-        return pid in self.died or getattr(error, "ename", type(error).__name__) == "EngineError"
+        return (
+            process in self.died or getattr(error, "ename", type(error).__name__) == "EngineError"
+        )
 
     def moved(self, places: Sequence[int], missing: Collection[int]) -> tuple[int, ...] | None:
         """Places with idle engines like them where engines are missing; None: there are too few.
@@ -257,36 +263,37 @@ class Fleet:
             or gone is None
             or missing not in self._replaceable
             or gone.state != "starting"  # the supervisor is about to write who was started for it
-            or gone.pid in self.died
+            or gone.process in self.died
             or missing in self._assigned.values()
             or spare.job is not None
             or spare.state != "idle"
             or not self.is_ready(spare.index)
         ):
             return False
-        came = self._came.get(spare.pid or 0)
-        return came is not None and self._tell(came, missing)
+        process = spare.process
+        return process in self._came and self._tell(process, missing)
 
     def prepare_spare(self) -> None:
         """Has the assistant make itself ready to take another's place; each one does so once."""
         spare = next((r for r in self.records.values() if r.is_assistant), None)
         if spare is None or spare.state != "idle" or not self.is_ready(spare.index):
             return
-        came = self._came[spare.pid or 0]
-        if came.pid not in self._warmed_up:
-            self._warmed_up.add(came.pid)
+        process = spare.process
+        if process in self._came and process not in self._warmed_up:
+            self._warmed_up.add(process)
             with suppress(ClusterError):  # it is gone again
-                self._engine_calls.call(came.engine_id, warm_up)
+                self._engine_calls.call(self._came[process].engine_id, warm_up)
 
-    def _tell(self, engine: Arrival, index: int) -> bool:
+    def _tell(self, process: ProcessIdentity, index: int) -> bool:
         """Has an engine become another."""
         device = self._devices[index]
         arguments = (index, device.cores, device.threads, {"CUDA_VISIBLE_DEVICES": device.gpu})
         try:
-            self._engine_calls.assume_identity(engine.engine_id, assume_identity, *arguments)
+            engine_id = self._came[process].engine_id
+            self._engine_calls.assume_identity(engine_id, assume_identity, *arguments)
         except ClusterError:
             return False
-        self._assigned[engine.pid] = index
+        self._assigned[process] = index
         return True
 
     def _settle(self, record: EngineRecord) -> None:
@@ -296,28 +303,28 @@ class Fleet:
         store wins, and the process is told its index; but not for a spare just swapped in, which
         the store does not know under its new index yet.
         """
-        came = self._came.get(record.pid) if record.pid is not None else None
-        if came is None or record.pid in self.died:
+        process = record.process
+        if process is None or process not in self._came or process in self.died:
             return
-        told = self._assigned.get(came.pid)
+        came, told = self._came[process], self._assigned.get(process)
         if told is None and came.index != record.index:
-            self._tell(came, record.index)
+            self._tell(process, record.index)
         elif told is not None and came.index != told:
             return  # it was told and has not yet
         elif told is not None and told != record.index:
-            self._exchange(record, self.records[told], came)
+            self._exchange(record, self.records[told], process)
         elif record.state == "starting" or record.engine_id != came.engine_id:
-            self._set(record.index, came, record.job)
+            self._set(record.index, process, record.job)
 
-    def _exchange(self, spare: EngineRecord, gone: EngineRecord, came: Arrival) -> None:
+    def _exchange(self, spare: EngineRecord, gone: EngineRecord, process: ProcessIdentity) -> None:
         """The assistant is now the engine that died; whoever was to replace that, the assistant.
 
         The first change alone leaves both with one process; then the assistant, which is in
         neither, is taken for what it says that it is.
         """
         state = gone.state if gone.state == "dead" else "starting"
-        self._store.set_engine(spare.index, pid=gone.pid, engine_id=None, state=state)
-        self._set(gone.index, came, gone.job)
+        self._store.set_engine(spare.index, process=gone.process, engine_id=None, state=state)
+        self._set(gone.index, process, gone.job)
         self._store.event(
             f"the assistant took the place of engine {gone.index}",
             kind="replaced",
@@ -327,16 +334,17 @@ class Fleet:
 
     def _adopt(self) -> None:
         """Registers unknown processes under the index they report, if it has no live engine."""
-        known = {record.pid for record in self.records.values()}
-        for came in list(self._came.values()):
+        known = {record.process for record in self.records.values()}
+        for process, came in list(self._came.items()):
             record = self.records.get(came.index)
-            if came.pid in known or came.pid in self.died or record is None:
+            if process in known or process in self.died or record is None:
                 continue
-            if not self.is_ready(came.index) and self._watch.add(came.pid):
-                self._set(came.index, came, record.job)
+            if not self.is_ready(came.index) and self._watch.add(process):
+                self._set(came.index, process, record.job)
 
-    def _set(self, index: int, came: Arrival, job: int | None) -> None:
+    def _set(self, index: int, process: ProcessIdentity, job: int | None) -> None:
         state: EngineState = "idle" if job is None else "busy"
-        self._store.set_engine(index, pid=came.pid, engine_id=came.engine_id, state=state)
-        self._assigned.pop(came.pid, None)
+        engine_id = self._came[process].engine_id
+        self._store.set_engine(index, process=process, engine_id=engine_id, state=state)
+        self._assigned.pop(process, None)
         self.records = {record.index: record for record in self._store.engines()}

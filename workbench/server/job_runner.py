@@ -23,6 +23,8 @@ Requests are fields of the job and are written before their command is answered;
 not answered are carried out again, and each says the same twice as once.
 """
 
+import logging
+import signal
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -46,6 +48,8 @@ from workbench.store.rank_files import RankFiles
 from workbench.store.record import ACTIVE, AttemptRecord, ErrorRecord, JobRecord, Level, Request
 from workbench.store.run_folder import newest_whole
 from workbench.store.store import Store
+
+log = logging.getLogger(__name__)
 
 TASK = "workbench.engine.calls:initial_weights"
 
@@ -110,6 +114,7 @@ class InitialWeights:
 # An engine takes some 4 s to start.
 REPLACED_WITHIN_S = 10.0
 GIVEN_UP_AFTER_S = 120.0
+PARKED_AFTER_S = 30.0
 FOUND_SOON_S = 0.005  # a checkpoint, where there is none or a small one
 
 
@@ -140,10 +145,11 @@ class JobRunner:
         """Does what is due for one job; whether it still holds engines."""
         if work.record.kind == "lease":
             return self._hold(work)
+        work.take_up(now)
         if work.attempt is None:
             return self._gather(work, now)
         attempt, requested = work.attempt, work.record.requested
-        is_news = attempt.poll(now, self._fleet.died, lambda pid: self._fleet.how(pid, now))
+        is_news = attempt.poll(now, self._fleet.died, lambda process: self._fleet.how(process, now))
         if work.record.state == "running" and not (is_news or requested):
             return True
         abort = requested == "cancel" or bool(
@@ -159,6 +165,29 @@ class JobRunner:
             if self._store.update(work.record.id, only_in=STARTING, state="running"):
                 work.record = self._store.job(work.record.id)
         return True
+
+    def bear(self, work: Work, error: Exception, now: float) -> bool:
+        """What becomes of a job for which nothing could be done; whether it still holds engines.
+
+        A disk may be slow or full for a while. A job that ails for longer is parked, and no other
+        has to do with it.
+
+        Args:
+            work: the job.
+            error: why nothing could be done: its folder is gone, or somebody else's.
+            now: seconds of a monotonic clock.
+        """
+        if work.ails_since is None:
+            work.ails_since = now
+            log.warning("job %d ails", work.record.id, exc_info=error)
+        if now - work.ails_since < PARKED_AFTER_S:
+            return True
+        for rank in work.attempt.ranks if work.attempt is not None else ():
+            if not rank.has_ended:
+                rank.process.send(signal.SIGKILL)
+        text = f"{type(error).__name__}: {error}"
+        parked = JobOutcome("parked", text, ErrorRecord("ClusterError", text))
+        return not self._release(work, parked)
 
     def _hold(self, work: Work) -> bool:
         """A lease holds engines, and no more."""
@@ -220,8 +249,8 @@ class JobRunner:
             if weights is None:
                 return True
         note_beginning(record)
-        pids = self._fleet.pids(places)
-        self._store.update(record.id, only_in=ACTIVE, pids=pids, **fields)
+        processes = self._fleet.processes(places)
+        self._store.update(record.id, only_in=ACTIVE, processes=processes, **fields)
         work.begin(self._store.job(record.id), now)
         return True
 
@@ -233,7 +262,7 @@ class JobRunner:
 
         def call(rank: Rank) -> None:
             engine = self._fleet.records[rank.place]
-            if engine.pid != rank.pid or engine.engine_id is None:
+            if engine.process != rank.process or engine.engine_id is None:
                 return  # it died; that is seen elsewhere
             given = Assignment(
                 whole.task,
@@ -311,7 +340,7 @@ class JobRunner:
         goes_on = f"from step {found.step}" if found else "from the beginning"
         reason = f"{verdict.reason}; goes on {goes_on} once its engines are there"
         self._store.update(
-            record.id, only_in=ACTIVE, state="starting", pids=(), reason=reason, **fields
+            record.id, only_in=ACTIVE, state="starting", processes=(), reason=reason, **fields
         )
         self._store.event(reason, kind="lost", level="warning", job=record.id)
         work.record, work.attempt = self._store.job(record.id), None

@@ -54,7 +54,7 @@ class Server:
         while True:
             try:
                 self.tick(time.monotonic(), BUSY_S if self._is_busy() else QUIET_S)
-            except StoreError as error:  # a full disk, or one that is slow: once more
+            except (StoreError, OSError) as error:  # a full disk, or one that is slow: once more
                 log.warning("%s", error)
                 time.sleep(AGAIN_S)
 
@@ -74,7 +74,7 @@ class Server:
             self._fleet.read(now)
             self._take_up(now)
         self._hear()
-        ended = [job for job, work in self._works.items() if not self._runner.advance(work, now)]
+        ended = [job for job, work in self._works.items() if not self._advance(work, now)]
         for job in ended:
             del self._works[job]
         if is_news or is_due or ended:
@@ -87,6 +87,17 @@ class Server:
         if is_due and self._is_training():
             self._fleet.prepare_spare()
         self._monitor.poll(self._works.values(), now)
+
+    def _advance(self, work: Work, now: float) -> bool:
+        """Does what is due for one job, whose errors are its own; whether it holds engines."""
+        try:
+            holds = self._runner.advance(work, now)
+        except StoreError:
+            raise
+        except Exception as error:
+            return self._runner.bear(work, error, now)
+        work.ails_since = None
+        return holds
 
     def _is_busy(self) -> bool:
         return any(work.record.state != "running" for work in self._works.values())
@@ -101,7 +112,7 @@ class Server:
         for job in self._works.keys() - active.keys():
             del self._works[job]
         for job, record in active.items():
-            self._fleet.follow(record.held, record.pids, now)
+            self._fleet.follow(record.held, record.processes, now)
             if job in self._works:
                 self._works[job].record = record
             else:
@@ -115,5 +126,5 @@ class Server:
                 job, attempt, rank = refusal.tag
                 work = self._works.get(job)
                 if work is not None and work.attempt and work.attempt.number == attempt:
-                    if not self._fleet.is_lost(work.attempt.ranks[rank].pid, refusal.error):
+                    if not self._fleet.is_lost(work.attempt.ranks[rank].process, refusal.error):
                         work.attempt.refuse(rank, refusal.error)

@@ -12,7 +12,6 @@ stops nobody: however slow it is, its processes wait for the processor, which is
 """
 
 import json
-import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -223,16 +222,16 @@ class Monitor:
         """The same of engines that have no rank: the next job would lose its first attempt."""
         at_work = {rank.pid for _, attempt in running for rank in attempt.ranks}
         for engine in self._fleet.living():
-            pid = engine.pid
-            if pid is None or pid in at_work or engine.state == "paused":
+            if engine.process is None or engine.state == "paused":
+                continue
+            if (pid := engine.process.pid) in at_work:
                 continue
             self._vitals.poll(pid, now)
             if (stopped_s := self._vitals.stopped_s(pid, now)) >= STOPPED_S:
                 text = f"engine {engine.index} stood still for {stopped_s:.1f} s, stopped by a "
                 text += "signal while it had nothing to do, and was ended"
                 self._store.event(text, kind="stopped", level="warning", engine=engine.index)
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                engine.process.send(signal.SIGKILL)
 
     def _poll_rows(self, running: list[tuple[Work, Attempt]], now: float) -> None:
         """Follows training: how far it is, how fast, and who is behind."""
@@ -282,8 +281,8 @@ class Monitor:
                 self._gpus.bytes_of("" if is_elsewhere else device.gpu),
             )
         self._store.note_health(health)
-        for pid in self._fleet.died:
-            self._vitals.drop(pid)
+        for process in self._fleet.died:
+            self._vitals.drop(process.pid)
         self._store.set_meta("host", json.dumps(self._host.poll(now)))
         self._store.backup(every_s=BACKUP_EVERY_S)
 

@@ -1,9 +1,7 @@
 """Jobs that wait: which of them gets which engines, as the scheduler decides."""
 
-import os
 import signal
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from workbench.scheduler.scheduling import Decisions, schedule
@@ -84,9 +82,15 @@ class Queue:
                 self._commands.request(job, "cancel")
 
     def _begin(self, job: JobRecord, places: tuple[int, ...]) -> bool:
-        """Takes engines for a job's next attempt."""
-        if job.directory:
-            job = self._after_known_attempts(job)
+        """Takes engines for a job's next attempt; one whose folder fails is parked."""
+        try:
+            if job.directory:
+                job = self._after_known_attempts(job)
+        except OSError as error:
+            text = f"{type(error).__name__}: {error}"
+            self._store.release(job.id, "parked", only_in=QUEUED, reason=text)
+            self._store.event(f"{job.name} parked: {text}", kind="parked", job=job.id)
+            return False
         return self._store.claim(job.id, job.attempt, places)
 
     def _after_known_attempts(self, job: JobRecord) -> JobRecord:
@@ -103,9 +107,8 @@ class Queue:
         return job
 
     def _end_ranks(self, attempt: Path) -> None:
-        engines = {engine.pid for engine in self._fleet.living()}
+        engines = {engine.pid: engine.process for engine in self._fleet.living()}
         for path in attempt.glob("rank-*.alive"):
             files = RankFiles(attempt, int(path.stem.removeprefix("rank-")))
-            if files.answer is None and (pid := files.pid) in engines and pid is not None:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            if files.answer is None and (process := engines.get(files.pid)) is not None:
+                process.send(signal.SIGKILL)

@@ -28,6 +28,7 @@ class Work:
         moved_at: the time when a row last came.
         written_step: the step that the store knows.
         newest: the checkpoint that the next attempt goes on from, as it is being looked for.
+        ails_since: since when nothing can be done for it, by a monotonic clock; None: all is well.
     """
 
     record: JobRecord
@@ -39,14 +40,12 @@ class Work:
     moved_at: float = 0.0
     written_step: int = 0
     newest: "Future[Newest] | None" = None
+    ails_since: float | None = None
 
     @classmethod
     def of(cls, record: JobRecord, now: float) -> "Work":
         """A job that holds engines, whoever gave them to it: a server that is gone, perhaps."""
-        work = cls(record, now, written_step=record.step)
-        if record.pids and not work.is_over:
-            work.begin(record, now)
-        return work
+        return cls(record, now, written_step=record.step)
 
     @property
     def is_over(self) -> bool:
@@ -59,6 +58,15 @@ class Work:
         """Updates that are done, as far as is known."""
         return max(self.pace.step, self.resumed)
 
+    def take_up(self, now: float) -> None:
+        """Takes up the attempt that another server has begun, if there is one.
+
+        Raises:
+            OSError: its folder cannot be read, or made.
+        """
+        if self.attempt is None and self.record.processes and not self.is_over:
+            self.begin(self.record, now)
+
     def begin(self, record: JobRecord, now: float) -> None:
         """Takes up an attempt whose engines are known."""
         self.record = record
@@ -67,7 +75,7 @@ class Work:
             record.attempt,
             attempt_folder(record.directory, record.attempt),
             record.held,
-            record.pids,
+            record.processes,
         )
         per_step = record.seconds / record.steps if record.seconds and record.steps else None
         self.pace, self.moved_at = Pace(per_step), now

@@ -82,7 +82,7 @@ HERE = Site((), of_interface("lo0" if sys.platform == "darwin" else "lo"))
 FILE = "cluster.json"
 KEY = "key"
 SERVER = "workbench.server"
-VERSION = 1  # of this file, and of what a notebook, a supervisor and a job server say to each other
+VERSION = 2  # of this file, and of what a notebook, a supervisor and a job server say to each other
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 APPLICATION = 0x77626A73  # SQLite's header says whose file it is
-VERSION = 1
+VERSION = 2
 
 # Large values, which lists of jobs do without, have a table of their own; of `variants`, the
 # numbers of ranks stay.
@@ -55,24 +55,24 @@ SCHEMA = (
     # Messages of no job have job 0: no two of SQLite's NULLs are the same key.
     "CREATE TABLE ledger (job, direction, messages, bytes, PRIMARY KEY (job, direction)) "
     "WITHOUT ROWID",
-    "CREATE TABLE owners (host, pid, started, PRIMARY KEY (host, pid, started)) WITHOUT ROWID",
+    "CREATE TABLE owners (boot, pid, started, PRIMARY KEY (boot, pid, started)) WITHOUT ROWID",
     "CREATE TABLE meta (key PRIMARY KEY, value) WITHOUT ROWID",
 )
 
 
 def encoded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a job as SQLite takes them."""
+    """Fields of a job or an engine as SQLite takes them."""
     return {name: _encoded(name, value) for name, value in values.items()}
 
 
 def _encoded(name: str, value: Any) -> Any:
     if value is None:
         return None
-    if name in ("places", "held", "pids"):
+    if name in ("places", "held"):
         return json.dumps(list(value))
-    if name in ("owner", "error"):
+    if name in ("owner", "error", "process"):
         return json.dumps(asdict(value))
-    if name == "attempts":
+    if name in ("attempts", "processes"):
         return json.dumps([asdict(each) for each in value])
     if name == "variants":
         return json.dumps(sorted(value))
@@ -90,10 +90,12 @@ def job_of(row: sqlite3.Row, packed: Mapping[str, bytes]) -> JobRecord:
 def _decoded(name: str, value: Any) -> Any:
     if value is None:
         return None
-    if name in ("places", "held", "pids", "variants"):
+    if name in ("places", "held", "variants"):
         return tuple(json.loads(value))
-    if name == "owner":
+    if name in ("owner", "process"):
         return ProcessIdentity(**json.loads(value))
+    if name == "processes":
+        return tuple(ProcessIdentity(**each) for each in json.loads(value))
     if name == "error":
         return ErrorRecord(**json.loads(value))
     if name == "attempts":
@@ -105,7 +107,7 @@ def _decoded(name: str, value: Any) -> Any:
 
 def engine_of(row: sqlite3.Row) -> EngineRecord:
     """Returns the engine that a row holds."""
-    values = {name: row[name] for name in ENGINE_COLUMNS}
+    values = {name: _decoded(name, row[name]) for name in ENGINE_COLUMNS}
     return EngineRecord(**{**values, "is_assistant": bool(values["is_assistant"])})
 
 

@@ -193,7 +193,7 @@ class JobRecord(Request):
         state: the state, one of `JobState`.
         attempt: the number of the attempt that runs or ran last; 0 before the first.
         held: the engine of each rank of this attempt; () while it holds none.
-        pids: the process id of each rank.
+        processes: the process of each rank.
         submitted_at: when it was submitted, in seconds since the epoch.
         started_at: when the first attempt began, in seconds since the epoch.
         began_at: when it was given the engines that it holds; None while it holds none.
@@ -214,7 +214,7 @@ class JobRecord(Request):
     state: JobState = "queued"
     attempt: int = 0
     held: tuple[int, ...] = ()
-    pids: tuple[int, ...] = ()
+    processes: tuple[ProcessIdentity, ...] = ()
     submitted_at: float = 0.0
     started_at: float | None = None
     began_at: float | None = None
@@ -229,6 +229,11 @@ class JobRecord(Request):
     requested: str = ""
 
     @property
+    def pids(self) -> tuple[int, ...]:
+        """The process id of each rank."""
+        return tuple(process.pid for process in self.processes)
+
+    @property
     def has_ended(self) -> bool:
         """Whether nothing more will happen to it by itself."""
         return self.state in ENDED
@@ -241,7 +246,7 @@ class EngineRecord:
     Attributes:
         index: the engine's place in the cluster.
         engine_id: the number by which ipyparallel knows it; None until it has registered.
-        pid: the id of its process.
+        process: its process; None until it was started.
         name: the device's product name.
         kind: the kind of device: "cuda" or "cpu".
         memory_bytes: the memory of the device, in bytes.
@@ -257,7 +262,7 @@ class EngineRecord:
 
     index: int
     engine_id: int | None = None
-    pid: int | None = None
+    process: ProcessIdentity | None = None
     name: str = ""
     kind: Literal["cuda", "cpu"] = "cpu"
     memory_bytes: int = 0
@@ -269,6 +274,11 @@ class EngineRecord:
     cpu_share: float = 0.0
     rss_bytes: int = 0
     gpu_bytes: int = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The id of its process."""
+        return None if self.process is None else self.process.pid
 
 
 @dataclass(frozen=True, kw_only=True)

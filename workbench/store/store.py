@@ -50,7 +50,8 @@ class Store(Database):
         """Queues a job; returns its number."""
         names = [name for name in JOB_COLUMNS if name in Request.__dataclass_fields__]
         values = encoded({name: getattr(request, name) for name in names})
-        values |= {"state": "queued", "attempt": 0, "held": "[]", "pids": "[]", "attempts": "[]"}
+        values |= {"state": "queued", "attempt": 0, "held": "[]", "attempts": "[]"}
+        values["processes"] = "[]"
         values |= {
             "submitted_at": time.time(),
             "step": 0,
@@ -183,7 +184,7 @@ class Store(Database):
             began |= {
                 "state": "starting",
                 "held": tuple(places),
-                "pids": (),
+                "processes": (),
                 "predicted_start": None,
             }
             began["started_at"] = now if found["started_at"] is None else found["started_at"]
@@ -213,7 +214,7 @@ class Store(Database):
             Whether it was changed.
         """
         ended_at = time.time() if state in ENDED else None
-        left = {"state": state, "held": (), "pids": (), "ended_at": ended_at}
+        left = {"state": state, "held": (), "processes": (), "ended_at": ended_at}
         with self._writing() as connection:
             if not _set(connection, number, only_in, left | _ran(connection, number) | fields):
                 return False
@@ -242,7 +243,7 @@ class Store(Database):
             names = ", ".join(f'"{name}"' for name in values)
             connection.execute(
                 f"INSERT OR REPLACE INTO engines ({names}) VALUES ({marks(values)})",
-                tuple(values.values()),
+                tuple(encoded(values).values()),
             )
 
     def note_health(self, found: Mapping[int, tuple[float, int, int]]) -> None:
@@ -369,21 +370,21 @@ class Store(Database):
         """Has the cluster last at least as long as this process, or until it is detached."""
         with self._writing() as connection:
             connection.execute(
-                "INSERT OR IGNORE INTO owners (host, pid, started) VALUES (?, ?, ?)",
-                (owner.host, owner.pid, owner.started),
+                "INSERT OR IGNORE INTO owners (boot, pid, started) VALUES (?, ?, ?)",
+                (owner.boot, owner.pid, owner.started),
             )
 
     def detach(self, owner: ProcessIdentity) -> None:
         """Ends what `attach` began, for a process that may be gone."""
         with self._writing() as connection:
             connection.execute(
-                "DELETE FROM owners WHERE host = ? AND pid = ? AND started = ?",
-                (owner.host, owner.pid, owner.started),
+                "DELETE FROM owners WHERE boot = ? AND pid = ? AND started = ?",
+                (owner.boot, owner.pid, owner.started),
             )
 
     def owners(self) -> tuple[ProcessIdentity, ...]:
         """Processes that are attached; some may have ended without a word."""
-        rows = self._rows("SELECT pid, started, host FROM owners")
+        rows = self._rows("SELECT pid, started, boot FROM owners")
         return tuple(ProcessIdentity(**dict(row)) for row in rows)
 
     def meta(self, key: str) -> str | None:

@@ -10,7 +10,6 @@ Where ranks meet: one store for all jobs, which none of them takes along when it
 import asyncio
 import logging
 import math
-import os
 import shutil
 import signal
 import socket
@@ -25,6 +24,7 @@ from workbench.hosts.processes import reap
 from workbench.hosts.remote.gathering import AllocationLimit, Gathering
 from workbench.store.cluster_spec import FILE, ClusterSpec, identity
 from workbench.store.errors import ClusterError, StoreError
+from workbench.store.process import RENEW_EVERY_S, SUPERVISOR, ProcessIdentity, renew
 from workbench.store.profile import Launch
 from workbench.store.record import EngineRecord, JobState
 from workbench.store.store import Store
@@ -127,7 +127,7 @@ class Supervisor:
         self._due: dict[int, float] = {}  # engines to start, and when
         self._controller_series = Backoff(replace(PATIENCE, most=None))
         self._controller_due = math.inf
-        self._began_at = time.monotonic()
+        self._began_at = self._renewed_at = time.monotonic()
         self._lifetime = Lifetime(spec, store, self._began_at)
         self._ends = ""  # why it does
         self._removes: bool | None = None  # all that there is; None: unless a job was ever given
@@ -192,7 +192,8 @@ class Supervisor:
         await self._start_controller()
         *engines, assistant = range(len(self._spec.devices))
         for index in engines:
-            await self._start(index)
+            if not await self._start(index):
+                self._due[index] = self._began_at + AGAIN_S
         # Not with the others: those are waited for.
         self._due[assistant] = self._began_at + ASSISTANT_AFTER_S
 
@@ -231,13 +232,15 @@ class Supervisor:
                 self._hasten(now)
             self._end(self._lifetime.is_over(now))
             self._limit.look(time.time())
+            if now - self._renewed_at >= RENEW_EVERY_S:
+                self._renewed_at = now
+                renew(self._folder / SUPERVISOR)
             if self._gathering is not None and self._gathering.is_over:
                 self._end("all its hosts have gone")
             for index in [index for index, when in self._due.items() if now >= when]:
                 self._due[index] = now + AGAIN_S
-                if (place := self._missing(index)) is not None:
-                    await self._start(place)
-                del self._due[index]
+                if (place := self._missing(index)) is None or await self._start(place):
+                    del self._due[index]
         except Exception as error:  # a full disk, no room for a process: the next look may do
             level = logging.WARNING if isinstance(error, StoreError | OSError) else logging.ERROR
             log.log(level, "%s", error, exc_info=level == logging.ERROR)
@@ -264,14 +267,20 @@ class Supervisor:
         self._controller_due = math.inf
         self._controller_series.began(time.monotonic())
 
-    async def _start(self, index: int) -> None:
+    async def _start(self, index: int) -> bool:
+        """Starts an engine; whether it is known as what it is."""
         pid = await self._processes.start_engine(index)
         self._series[index].began(time.monotonic())
         try:
-            self._describe(index, pid)
+            process = ProcessIdentity.of(pid)
+        except ProcessLookupError:  # it has ended already
+            return False
+        try:
+            self._describe(index, process)
         except StoreError:
-            os.kill(pid, signal.SIGKILL)  # nobody would know that it is there
+            process.send(signal.SIGKILL)  # nobody would know that it is there
             raise
+        return True
 
     def _missing(self, index: int) -> int | None:
         """The place of an engine that is to be started: its own, or of one that took its place."""
@@ -280,12 +289,12 @@ class Supervisor:
             return index
         return next((place for place in gone if place not in self._due), None)
 
-    def _describe(self, index: int, pid: int | None = None) -> None:
+    def _describe(self, index: int, process: ProcessIdentity | None = None) -> None:
         device = self._spec.devices[index]
         self._store.set_engine(
             index,
             state="starting",
-            pid=pid,
+            process=process,
             engine_id=None,
             name=device.name,
             kind=device.kind,

@@ -1,0 +1,74 @@
+"""What the server does with one job has nothing to do with the others."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from tests.plan.graphs import mlp
+from tests.server.fake_server import FolderCalls
+from tests.store.test_messages import experiment
+from workbench.plan import Plan
+from workbench.server.job_runner import PARKED_AFTER_S
+from workbench.server.loop import Server
+from workbench.store import messages
+from workbench.store.cluster_spec import HERE, ClusterSpec, EngineDevice, key_of
+from workbench.store.process import ProcessIdentity
+from workbench.store.record import Request
+from workbench.store.store import Store
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """That of a cluster of three engines, which have come, and an assistant."""
+    store = Store(tmp_path / "server.sqlite", create=True)
+    store.set_meta("meeting", "127.0.0.1:1")
+    (tmp_path / "arrivals").mkdir()
+    waits = [sys.executable, "-c", "input()"]
+    engines = [subprocess.Popen(waits, stdin=subprocess.PIPE) for _ in range(4)]
+    for index, engine in enumerate(engines):
+        process, is_assistant = ProcessIdentity.of(engine.pid), index == 3
+        store.set_engine(index, process=process, is_assistant=is_assistant, memory_bytes=1)
+        said = json.dumps({"pid": engine.pid, "index": index})
+        (tmp_path / "arrivals" / str(engine.pid)).write_text(said)
+        (tmp_path / "inbox" / str(engine.pid)).mkdir(parents=True)
+    yield tmp_path
+    for engine in engines:
+        engine.kill()
+        engine.communicate()
+
+
+def submitted(store, folder, directory):
+    packed = messages.pack(experiment(Plan.data_parallel(mlp(4, 4), 2)))
+    keywords = messages.pack_keywords({}, key_of(folder))
+    request = Request(kind="train", name="a run", task="a:b", packed=packed, keywords=keywords,
+                      engines=1, directory=str(directory))  # fmt: skip
+    return store.submit(request)
+
+
+def test_a_job_whose_folder_fails_is_parked_and_the_others_go_on(folder, caplog):
+    store = Store(folder / "server.sqlite")
+    (folder / "no-folder").touch()
+    bad = submitted(store, folder, folder / "no-folder" / "of-a-run")
+    (folder / "run").mkdir()
+    good = submitted(store, folder, folder / "run")
+    device = EngineDevice("cpu", "here", "cpu", (), 1, 1)
+    spec = ClusterSpec(devices=(device,) * 4, sites=(HERE,) * 4, address="127.0.0.1")
+    server = Server(folder, replace(spec, timeout_s=4.0), store, FolderCalls(folder, store))
+    now = 0.0
+    while not list(folder.glob("inbox/*/*.call")) or "ails" not in caplog.text:
+        server.tick(now, 0.001)
+        now += 0.05
+        assert now < 20.0, store.events()
+    assert store.job(good).state == "starting"
+    server.tick(now + PARKED_AFTER_S, 0.001)
+    assert store.job(bad).state == "parked"
+    assert "NotADirectoryError" in store.job(bad).reason
+    assert store.job(good).state == "starting"
+    later = submitted(store, folder, folder / "run")
+    while store.job(later).state != "starting":
+        server.tick(now + PARKED_AFTER_S, 0.001)
+        now += 0.05
+        assert now < 40.0, store.events()
