@@ -75,6 +75,7 @@ TOP_LEVEL = {
     "CONTRIBUTING.md",
     "LICENSE",
     "README.md",
+    "SECURITY.md",
     "env",
     "notebooks",
     "pyproject.toml",

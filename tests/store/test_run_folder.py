@@ -71,3 +71,41 @@ def test_how_a_run_ended_is_text_that_is_read_back(tmp_path):
     (tmp_path / "outcome.json").write_text('{"state": "merry"}')
     with pytest.raises(ClusterError, match=r"outcome\.json cannot be read"):
         files.RunOutcome.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../../secret", "/dev/zero", "sub/file"])
+def test_an_index_that_names_files_elsewhere_is_damaged(tmp_path, name):
+    (tmp_path / "secret").write_bytes(b"x")
+    entry = f'[tensors.w]\npieces = [{{ file = "{name}" }}]\n'
+    (tmp_path / "index.toml").write_text(entry)
+    assert files.damaged_files(tmp_path) == ["index.toml"]
+
+
+def test_a_pipe_in_a_checkpoint_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "rank-00000.safetensors")
+    entry = '[tensors.w]\npieces = [{ file = "rank-00000.safetensors" }]\n'
+    (tmp_path / "index.toml").write_text(entry)
+    assert files.damaged_files(tmp_path) == ["rank-00000.safetensors"]
+    (tmp_path / "index.toml").unlink()
+    os.mkfifo(tmp_path / "index.toml")
+    assert files.damaged_files(tmp_path) == ["index.toml"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"tensors = 1", b"[tensors]\nw = 1", b"a = " + b"[" * 5000, b"a = " + b"1" * 5000],
+)
+def test_an_index_of_any_bytes_is_damaged_or_names_nothing(tmp_path, content):
+    (tmp_path / "index.toml").write_bytes(content)
+    assert files.damaged_files(tmp_path) == ["index.toml"]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"[]", b"1", b'{"w": 1}', b'{"w": {"data_offsets": []}}', b'{"w": {"data_offsets": ["a", 1]}}',
+     b"[" * 5000, b'{"__metadata__": 1, "w": {"data_offsets": [0, 0]}}'],
+)  # fmt: skip
+def test_a_header_of_any_bytes_is_no_whole_file(tmp_path, header):
+    path = tmp_path / "rank-00000.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    assert not files.is_whole(path)

@@ -110,7 +110,9 @@ def read(content: Mapping[str, Any], graph: Graph | None) -> dict[str, Any]:
 
 def _scheme(given: str | dict[str, str]) -> object:
     """A scheme as `LayerPlan` takes it; what a text names is not imported: it may be anybody's."""
-    return Own.read(given) if isinstance(given, str) and ":" in given else given
+    name = given if isinstance(given, str) else given.get("name", "")
+    is_place = isinstance(given, str) or given.keys() == {"name"}
+    return Own.read(name) if is_place and ":" in name else given
 
 
 def _flat(entries: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from workbench.plan.experiment.measured import Row
 from workbench.server.outcome import End
+from workbench.store.files import write_whole
 from workbench.store.messages import Answer
 from workbench.store.process import ProcessIdentity
 from workbench.store.rank_files import WITHDRAWN, RankFiles, withdraw
@@ -138,9 +139,7 @@ class Rank:
         self._note("killed", why)
 
     def _note(self, what: str, text: str) -> None:
-        part = self._path(f"{what}.part")
-        part.write_text(text)
-        part.replace(self._path(what))
+        write_whole(self._path(what), text)
 
     def _noted(self, what: str) -> str:
         try:

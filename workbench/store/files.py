@@ -1,17 +1,22 @@
 """The one crash-safe way to write a file: whole, or not at all."""
 
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yields a new file's path; when the block ends well, that file takes the place of `path`.
 
-    Its bytes are on the disk by then. Otherwise `path` stays as it was, and nothing else is left.
+    Its bytes are on the disk by then, and its name soon after: whenever power fails, the old file
+    is there or the new one. Otherwise `path` stays as it was, and nothing else is left. Nobody but its
+    owner may write into it, whatever the umask.
 
     Args:
         path: the file to be replaced, or made.
@@ -24,10 +29,17 @@ def replacing(path: Path) -> Iterator[Path]:
         yield part
         descriptor = os.open(part, os.O_RDONLY)
         try:
+            os.fchmod(descriptor, stat.S_IMODE(os.fstat(descriptor).st_mode) & ~OTHERS_WRITE)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        part.replace(path)
+        # Opened before the rename: whoever waits for the file may rename its folder at once.
+        folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            part.replace(path)
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     finally:
         part.unlink(missing_ok=True)
 

@@ -12,10 +12,9 @@ import platformdirs
 
 from workbench.store.cluster_spec import FILE
 from workbench.store.errors import ClusterError
-from workbench.store.files import write_whole
+from workbench.store.files import OTHERS_WRITE, write_whole
 
 PREFIX = ".cluster-"
-_OTHERS_WRITE = 0o022
 _NAME = re.compile(r"\w[\w.-]*")
 _OWN = re.compile(r"(.+)-(\d+)-[0-9a-f]{8}")
 
@@ -101,7 +100,7 @@ def require_trusted(folder: Path, *, trust: bool = False) -> None:
     """
     for path in (folder, folder / FILE):
         status = path.lstat()
-        if status.st_uid != os.geteuid() or status.st_mode & _OTHERS_WRITE:
+        if status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE:
             raise ClusterError(
                 f"{path} belongs to another user, or others may write there: they could have "
                 "anything executed. Clusters are attached to by who has started them"

@@ -5,8 +5,9 @@ Told without loading a tensor, also in processes that load no torch.
 
 import json
 import math
+import os
 import re
-import tomllib
+import stat
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import COLUMNS
+from workbench.plan.reading import text_of, toml_of
 from workbench.store.errors import ClusterError
 from workbench.store.files import write_whole
 from workbench.store.messages import TrainingOutcome
@@ -242,10 +244,12 @@ def newest_whole(directory: Path, *, checked: bool = True) -> Newest:
 def damaged_files(folder: Path, *, checked: bool = True) -> list[str]:
     """Returns the files of a checkpoint that are not as they were written; see `newest_whole`."""
     try:
-        tensors = tomllib.loads((folder / _INDEX).read_text(encoding="utf-8"))["tensors"]
+        tensors = toml_of(text_of(folder / _INDEX, ValueError), ValueError)["tensors"]
         names = sorted({piece["file"] for entry in tensors.values() for piece in entry["pieces"]})
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return [_INDEX]
+    if any(Path(name).name != name for name in names):
+        return [_INDEX]  # it names files elsewhere
     with ThreadPoolExecutor(_AT_ONCE) as threads:  # checksums take no interpreter's lock
         found = threads.map(lambda name: is_whole(folder / name, checked=checked), names)
         return [name for name, good in zip(names, found, strict=True) if not good]
@@ -259,7 +263,9 @@ def is_whole(path: Path, *, checked: bool = True) -> bool:
         checked: whether each tensor's CRC-32, where the header tells it, is compared too.
     """
     try:
-        with path.open("rb") as file:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return False  # from a pipe, nothing might ever come
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
             if length > _LARGEST_HEADER:
                 return False
@@ -275,7 +281,7 @@ def is_whole(path: Path, *, checked: bool = True) -> bool:
                 _crc(file, starts[name], spans[name][1] - spans[name][0]) == known[name]
                 for name in known
             )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         return False
 
 

@@ -92,8 +92,6 @@ class Gathering:
         await self._start()
         deadline = time.monotonic() + self._launch.start_within_s
         while len(there := self._reception.there) < self._launch.engines:
-            if complaint := self._reception.complaint:
-                raise ClusterError(complaint)
             if self._launcher.state == "after" or time.monotonic() > deadline:
                 raise ClusterError(self._too_few(len(there)))
             await asyncio.sleep(LOOK_EVERY_S)
@@ -169,7 +167,10 @@ class Gathering:
             said = self._launcher.get_output(remove=False)[-LAST_WORDS:]
         ended = " and the launcher has ended" if self._launcher.state == "after" else ""
         waited = f"after {self._launch.start_within_s:g} s" if not ended else ""
+        # Whoever sees a command line may complain: it ends nothing, and says why too few have come.
+        complaint = self._reception.complaint[:LAST_WORDS]
         return (
+            f"{complaint}{': ' if complaint else ''}"
             f"{count} of {self._launch.engines} agents have come {waited}{ended}; {name} of "
             f"{self._launch.config} was to start them, and they were to register at "
             f"{self._reception.places}. What they wrote:\n{said or 'nothing'}"

@@ -146,7 +146,8 @@ class Reception:
 
     Attributes:
         nonce: the word that this cluster's agents say first.
-        complaint: why one of them cannot work; "" as long as none has said so.
+        complaint: why one of them cannot work, as somebody says who need not know the key; "" as
+            long as nobody does.
 
     Raises:
         ClusterError: this host has no such address, or no such port is free.

@@ -5,7 +5,6 @@ spans of its tensors and their checksums, so the index can be made from the file
 """
 
 import json
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from workbench.model.errors import CheckpointError
 from workbench.model.weights.files import TensorFile, replacing
+from workbench.plan.reading import text_of, toml_of
 
 INDEX = "index.toml"
 
@@ -130,15 +130,15 @@ def read_index(path: Path) -> Mapping[str, Entry]:
         CheckpointError: the index is missing or damaged, or its pieces do not cover the tensors.
     """
     try:
-        text = _IndexText.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        text = _IndexText.model_validate(toml_of(text_of(path, ValueError), ValueError))
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist: {path.parent} is no set of pieces") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} is no TOML: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]
         place, given = ".".join(map(str, first["loc"])), repr(first["input"])[:60]
         raise CheckpointError(f"{path}: {place}: {first['msg']} (got {given})") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is no TOML: {error}") from error
     if text.format != _FORMAT:
         raise CheckpointError(f"{path} has format {text.format!r}; this is {_FORMAT!r}")
     return {name: _entry(path, name, entry) for name, entry in text.tensors.items()}

@@ -1,5 +1,6 @@
 """The checkpoints in the directory of one run: their names, what each says of itself."""
 
+import os
 import shutil
 import tomllib
 from pathlib import Path
@@ -58,12 +59,20 @@ def describe(part: Path, step: int, experiment: Experiment) -> None:
 
 
 def publish(directory: Path, step: int) -> None:
-    """Gives a complete checkpoint its name; one of the same step is replaced."""
+    """Gives a complete checkpoint its name, to stay; one of the same step is replaced.
+
+    The name is on the disk before anything older is removed: no failure of power leaves neither.
+    """
     final = checkpoint_path(directory, step)
     old = final.with_suffix(".old")
     if final.exists():
         final.rename(old)
     partial(directory, step).rename(final)
+    folder = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
     shutil.rmtree(old, ignore_errors=True)
 
 
