@@ -15,8 +15,8 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yields a new file's path; when the block ends well, that file takes the place of `path`.
 
     Its bytes are on the disk by then, and its name soon after: whenever power fails, the old file
-    is there or the new one. Otherwise `path` stays as it was, and nothing else is left. Nobody but its
-    owner may write into it, whatever the umask.
+    is there or the new one. Otherwise `path` stays as it was, and nothing else is left. Nobody but
+    its owner may write into it, whatever the umask.
 
     Args:
         path: the file to be replaced, or made.

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from workbench.hosts.emulated.login import entry
+from workbench.hosts.emulated.login import entry, make_private
+from workbench.store.errors import HostsError
 
 ADDRESS = "10.0.0.1"
 
@@ -18,3 +19,14 @@ def test_a_connection_is_shared_where_its_socket_can_have_a_name(length: int, sh
     assert ("ControlPath" in told) is shared
     assert f"HostName {ADDRESS}\n" in told
     assert f"IdentityFile {folder}/key\n" in told
+
+
+def test_keys_lie_where_nobody_else_can_look(tmp_path):
+    make_private(tmp_path / "fresh")
+    make_private(tmp_path / "fresh")
+    assert (tmp_path / "fresh").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "open").mkdir(mode=0o755)
+    (tmp_path / "link").symlink_to(tmp_path / "fresh")
+    for folder in ("open", "link"):
+        with pytest.raises(HostsError, match="give a folder that is not there yet"):
+            make_private(tmp_path / folder)

@@ -1,3 +1,4 @@
+import io
 import pickle
 import re
 from hashlib import md5
@@ -6,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 from sklearn.datasets import load_digits
 from torch.testing import assert_close
 
@@ -232,6 +233,22 @@ def test_folder_images_come_in_the_order_of_names(folder):
     assert_close(images.argmax(dim=1)[:, 2, 2], labels)
     assert_close(images[0, 0], torch.full((5, 6), (1 - 0.449) / 0.226))
     assert len(open_data(folder, (3, 5, 6), 3, "test")) == 1 + 1 + 2
+
+
+def test_postscript_that_is_called_a_jpeg_is_handed_to_no_program(folder, tmp_path, monkeypatch):
+    picture = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(picture, "EPS")
+    path = tmp_path / "train" / "class0" / "0.png"
+    path.write_bytes(picture.getvalue())
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("it was run"))
+    with pytest.raises(DataError, match=r"class0/0\.png cannot be read as an image"):
+        open_data(folder, RGB, 3, "train").batch(torch.tensor([0]))
+
+
+def test_an_image_that_would_take_all_memory_is_told_with_its_file(folder, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4)
+    with pytest.raises(DataError, match=r"0\.png cannot be read as an image: .*bomb"):
+        open_data(folder, RGB, 3, "train").batch(torch.tensor([0]))
 
 
 def test_folder_images_are_decoded_only_when_asked_for(folder, tmp_path):

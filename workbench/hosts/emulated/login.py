@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -75,7 +76,7 @@ def serve(
         The processes, which end with their hosts.
 
     Raises:
-        HostsError: a tool is not there, or a host does not answer.
+        HostsError: a tool is not there, a host does not answer, or others can look into the folder.
     """
     tools = {tool: _found(tool) for tool in PACKAGES}
     if absent := [tool for tool, path in tools.items() if path is None]:
@@ -84,7 +85,7 @@ def serve(
             f"hosts that are logged into need {', '.join(absent)}: install {packages} (Debian, "
             f"Ubuntu: apt-get install {packages})"
         )
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(folder)
     SEPARATED.mkdir(exist_ok=True)
     key, config = folder / "key", folder / "ssh_config"
     for old in (key, folder / "key.pub"):
@@ -109,6 +110,23 @@ def serve(
     for name in names:
         _wait(name, config, folder / f"sshd-{name}.log")
     return daemons
+
+
+def make_private(folder: Path) -> None:
+    """Makes a folder for keys, which its owner alone can enter.
+
+    The daemons do not look themselves (`StrictModes no`): above it, folders may be anybody's.
+
+    Raises:
+        HostsError: it is there, and not so.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.lstat()
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) != 0o700:
+        raise HostsError(
+            f"{folder} is to hold the keys of hosts, and is somebody else's or open to others: "
+            "give a folder that is not there yet"
+        )
 
 
 def entry(name: str, address: str, folder: Path) -> str:

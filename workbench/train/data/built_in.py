@@ -289,12 +289,16 @@ def _classes(root: Path, split: str) -> list[str]:
     return found
 
 
+FORMATS = ("BMP", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""What is decoded, whatever a file is called: not PostScript, for which Pillow runs a program."""
+
+
 def _decoded(path: str, mode: str, size: tuple[int, int]) -> Tensor:
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
             image.draft(mode, size)  # a JPEG much larger than `size` is decoded at a fraction
             resized = image.convert(mode).resize(size, Image.Resampling.BILINEAR)
-    except (OSError, SyntaxError, ValueError) as error:  # PIL's, by format
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # by format
         raise DataError(f"{path} cannot be read as an image: {error}") from error
     pixels = torch.from_numpy(np.array(resized))
     return pixels.unsqueeze(0) if pixels.ndim == 2 else pixels.permute(2, 0, 1)
