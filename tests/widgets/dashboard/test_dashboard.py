@@ -7,6 +7,7 @@ from ipywidgets import Widget
 
 from tests.widgets.dashboard.fake import FakeRun, row
 from tests.widgets.dashboard.views import PATIENCE_S, unpacked
+from workbench.store.evaluations import add_evaluation
 from workbench.widgets.base.widget import asset
 from workbench.widgets.dashboard import Dashboard
 from workbench.widgets.dashboard.series import FIELDS
@@ -44,6 +45,19 @@ def test_a_view_finds_the_run_as_it_was_when_the_way_to_it_opened(show, views, m
     show(run)
     (state,) = opened
     assert unpacked(state["_content"], [state["_numbers"]])["points 0"].size == 5 * 4
+
+
+def test_a_metric_of_one_s_own_stands_beside_the_loss(show, tmp_path):
+    run = FakeRun(world_size=1, steps=4)
+    run.experiment.figures, run.directory = ("f1", "miou"), tmp_path
+    add_evaluation(tmp_path, 2, {"loss": 1.0, "f1": 0.25, "miou": 9.0})
+    run.feed(0, 3)
+    run.end(f1=0.75, miou=9.0)
+    dashboard = show(run)
+    assert dashboard.series["accuracy"][1::2] == [0.25, 0.75]
+    assert str(dashboard.status).endswith("test f1 0.750")
+    assert "test f1" in dashboard.pictures()[0]
+    assert dashboard.status.as_dict()["metric"] == "f1"
 
 
 @pytest.mark.parametrize("state", ["finished", "stopped", "failed"])

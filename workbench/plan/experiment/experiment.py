@@ -170,8 +170,7 @@ class Experiment(Value):
     @model_validator(mode="after")
     def _has_what_is_best(self) -> Self:
         if self.keep_best is not None:
-            plain = {"accuracy": None} if self.loss is None else {}
-            names = ["loss", *(plain if self.metrics is None else self.metrics)]
+            names = ("loss", *self.figures)
             if self.keep_best.removeprefix("-") not in names:
                 valid = ", ".join(map(repr, names))
                 raise ValueError(
@@ -222,6 +221,12 @@ class Experiment(Value):
         if self.optimizer.groups:
             self.optimizer.check_groups(self._shapes)
         return self
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """The names of what evaluations report besides the loss."""
+        plain = ("accuracy",) if self.loss is None else ()
+        return plain if self.metrics is None else tuple(self.metrics)
 
     @property
     def optimizers(self) -> Mapping[str, AnyOptimizer]:
@@ -476,10 +481,9 @@ class Experiment(Value):
             return cls.from_toml(text_of(path, ExperimentError))
 
     def __repr__(self) -> str:
-        source = self.plan.graph.source.name
         return (
-            f"<Experiment {source} on {self.plan.world_size} ranks: {self.data.title}, "
-            f"{self.steps} steps of {self.batch_size}, "
+            f"<Experiment {self.plan.graph.source.name} on {self.plan.world_size} ranks: "
+            f"{self.data.title}, {self.steps} steps of {self.batch_size}, "
             f"{self.optimizer.kind} lr={self.optimizer.lr:g}{self._strategy()}, "
             f"{self.precision}, seed {self.seed}>"
         )

@@ -106,7 +106,10 @@ class Dashboard(Widget):
 
     @property
     def series(self) -> dict[str, list[float]]:
-        """What the line charts show: "step", "loss", "samples_per_s", "accuracy"; NaN is a gap."""
+        """What the line charts show: "step", "loss", "samples_per_s", "accuracy"; NaN is a gap.
+
+        Where an experiment has metrics of its own, "accuracy" is the first of them.
+        """
         self._read()
         with self._guard:
             return self._here.series.columns

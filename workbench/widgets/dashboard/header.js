@@ -1,7 +1,7 @@
 // The line above the charts: which run, its state, progress, time, accuracy; and what went wrong.
 
 import { element, setText } from "../element.js";
-import { duration, percent } from "../units.js";
+import { digits, duration, percent } from "../units.js";
 
 const SYMBOLS = { queued: "…", starting: "◌", running: "▶", paused: "❚❚", finished: "✓", stopped: "■", failed: "✕" };
 
@@ -52,12 +52,12 @@ export function header(feed) {
   // Between messages time goes on.
   const tick = () => {
     if (!feed.runs.length) return;
-    const { ended, state: word, elapsed_s, left_s, accuracy, lr } = feed.runs[feed.shown].status;
+    const { ended, state: word, elapsed_s, left_s, metric, accuracy, lr } = feed.runs[feed.shown].status;
     const goesOn = !ended && word === "running" && feed.quietSince === null;
     const since = goesOn ? (performance.now() - feed.received) / 1000 : 0;
     const parts = [`${duration(elapsed_s + since)} elapsed`];
     if (left_s !== null) parts.push(`${duration(Math.max(0, left_s - since))} left`);
-    if (accuracy !== null) parts.push(`test accuracy ${percent(accuracy)}`);
+    if (accuracy !== null) parts.push(`test ${metric} ${(metric === "accuracy" ? percent : digits)(accuracy)}`);
     if (lr !== null) parts.push(`learning rate ${lr}`);
     setText(facts, word === "starting" ? "engines load the model …" : parts.join("  ·  "));
   };

@@ -8,24 +8,28 @@ const color = (index) => `--wb-run-${index % 8}`;
 const DASHES = [6, 4];
 
 export function lossPanel(syncKey) {
+  const right = { side: 1 };
   const chart = plotPanel({
-    title: "Loss and accuracy",
+    title: "Loss and metric",
     syncKey,
-    axes: {
-      loss: { label: "loss", side: 3, ticks: plain },
-      accuracy: { label: "test accuracy (%)", side: 1, max: 1, ticks: (v) => `${Math.round(100 * v)}` },
-    },
+    axes: { loss: { label: "loss", side: 3, ticks: plain }, accuracy: right },
   });
-  const alone = [
-    { name: "loss", label: "loss", color: "--wb-blue", axis: "loss", format: digits },
-    { name: "accuracy", label: "test accuracy", color: "--wb-vermilion", axis: "accuracy", format: percent, dots: true },
-  ];
   const draw = (feed, remark) => {
-    if (feed.runs.length === 1) chart.draw(alone, feed.runs[0].points, remark);
-    else {
+    const { metric } = feed.runs[0].status;
+    const share = metric === "accuracy";
+    Object.assign(right, { label: `test ${metric}`, max: undefined, ticks: plain });
+    if (share) Object.assign(right, { label: "test accuracy (%)", max: 1, ticks: (v) => `${Math.round(100 * v)}` });
+    const format = share ? percent : digits;
+    if (feed.runs.length === 1) {
+      const alone = [
+        { name: "loss", label: "loss", color: "--wb-blue", axis: "loss", format: digits },
+        { name: "accuracy", label: `test ${metric}`, color: "--wb-vermilion", axis: "accuracy", format, dots: true },
+      ];
+      chart.draw(alone, feed.runs[0].points, remark);
+    } else {
       const curves = feed.runs.flatMap(({ name }, i) => [
         { name: `loss ${i}`, label: name, color: color(i), axis: "loss", format: digits, joined: true },
-        { name: `accuracy ${i}`, label: `${name} accuracy`, color: color(i), axis: "accuracy", format: percent, dots: true, dash: DASHES },
+        { name: `accuracy ${i}`, label: `${name} ${metric}`, color: color(i), axis: "accuracy", format, dots: true, dash: DASHES },
       ]);
       chart.draw(curves, overlaid(feed.runs, ["loss", "accuracy"]), remark);
     }

@@ -6,9 +6,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
-from workbench.plan.units import duration
+from workbench.plan.units import digits, duration, percent
 from workbench.predict.measured import Timeline
 from workbench.store.errors import StoreError
 from workbench.widgets.dashboard.series import Row, Series
@@ -44,8 +45,12 @@ class Run(Protocol):
         """Grows: one row for each step and rank, in the order of arrival."""
 
     @property
+    def directory(self) -> Path:
+        """Its folder, in which its evaluations are."""
+
+    @property
     def evaluation(self) -> Mapping[str, float]:
-        """Holds "accuracy" once the run has ended."""
+        """Holds the figures of the last evaluation once the run has ended."""
 
     @property
     def error(self) -> BaseException | None:
@@ -117,6 +122,16 @@ def runs_of(given: object) -> dict[str, Run]:
     return found
 
 
+def metric_of(run: Run) -> str:
+    """What is shown of a run's evaluations besides the loss."""
+    return next(iter(getattr(run.experiment, "figures", ())), "accuracy")
+
+
+def said(metric: str, value: float) -> str:
+    """A value of it, for people."""
+    return percent(value) if metric == "accuracy" else digits(value)
+
+
 @dataclass(frozen=True)
 class Status:
     """Where a run stands.
@@ -128,7 +143,9 @@ class Status:
         steps: steps of the whole experiment.
         elapsed_s: seconds since the first step's report.
         left_s: seconds to go at the recent speed; None where that is unknown or nothing.
-        accuracy: the last accuracy measured on the test split.
+        metric: what is measured on the test split besides the loss: "accuracy", or the first of
+            the experiment's own metrics.
+        accuracy: its last value.
         error: why it failed, or "".
         reason: why it waits, or "".
         lr: its learning rate; None: unknown.
@@ -141,6 +158,7 @@ class Status:
     steps: int = 0
     elapsed_s: float = 0.0
     left_s: float | None = None
+    metric: str = "accuracy"
     accuracy: float | None = None
     error: str = ""
     reason: str = ""
@@ -163,6 +181,7 @@ class Status:
             steps=steps,
             elapsed_s=series.elapsed_s,
             left_s=None if ended or not math.isfinite(left_s) else left_s,
+            metric=metric_of(run),
             accuracy=series.accuracy if math.isfinite(series.accuracy) else None,
             error="" if error is None else str(error) or type(error).__name__,
             reason=run.reason,
@@ -204,7 +223,7 @@ class Status:
         if self.left_s is not None:
             parts.append(f"{duration(self.left_s)} left")
         if self.accuracy is not None:
-            parts.append(f"test accuracy {100 * self.accuracy:.1f} %")
+            parts.append(f"test {self.metric} {said(self.metric, self.accuracy)}")
         return ", ".join(parts)
 
 

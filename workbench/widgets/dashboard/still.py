@@ -17,8 +17,9 @@ from workbench.plan.panels import (
     document,
     line_panel,
 )
-from workbench.plan.units import digits, milliseconds, percent, size
+from workbench.plan.units import digits, milliseconds, size
 from workbench.widgets.dashboard.forecast import RunForecast
+from workbench.widgets.dashboard.run import metric_of, said
 from workbench.widgets.dashboard.series import CATEGORIES, RankFigures
 from workbench.widgets.dashboard.timeline import StepTimeline
 from workbench.widgets.dashboard.watched import WatchedRun
@@ -65,7 +66,7 @@ def picture(
 
 def _learning(watched: Mapping[str, WatchedRun]) -> Panel:
     curves = []
-    alone = len(watched) == 1
+    alone, metric = len(watched) == 1, metric_of(next(iter(watched.values())).run)
     for index, (name, each) in enumerate(watched.items()):
         at, color = each.series.columns, COLORS[index % len(COLORS)]
         known = _last(at["loss"])
@@ -75,17 +76,18 @@ def _learning(watched: Mapping[str, WatchedRun]) -> Panel:
         if alone or not all(map(math.isnan, at["accuracy"])):
             curves.append(
                 Curve(
-                    "test accuracy" if alone else "",
+                    f"test {metric}" if alone else "",
                     at["step"],
                     at["accuracy"],
                     VERMILION if alone else color,
-                    percent(each.series.accuracy),
+                    said(metric, each.series.accuracy),
                     axis="right",
                     dots=True,
                 )
             )
-    right = Axis("test accuracy (%)", top=1.0, scale=100.0)
-    return line_panel("Loss and accuracy", curves, Axis("loss"), right)
+    share = metric == "accuracy"
+    right = Axis("test accuracy (%)", top=1.0, scale=100.0) if share else Axis(f"test {metric}")
+    return line_panel(f"Loss and {metric}", curves, Axis("loss"), right)
 
 
 def _speed(watched: Mapping[str, WatchedRun], forecast: RunForecast) -> Panel:

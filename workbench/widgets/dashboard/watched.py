@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from workbench.predict.measured import Timeline
 from workbench.store.errors import ClusterError, StoreError
-from workbench.widgets.dashboard.run import ENDED, Events, Run, Status
+from workbench.store.evaluations import read_evaluations
+from workbench.widgets.dashboard.run import ENDED, Events, Run, Status, metric_of
 from workbench.widgets.dashboard.series import Series
 
 LOOK_EVERY_S = 1.0
@@ -58,14 +59,21 @@ class WatchedRun:
         # under the guard, which messages need: the run has locks of its own.
         state = self.run.state
         rows = self.run.rows[self._num_read :]
-        accuracy = self.run.evaluation.get("accuracy", math.nan)
+        metric = metric_of(self.run)
+        last = self.run.evaluation.get(metric, math.nan)
         self._num_read += len(rows)
+        if rows and metric != "accuracy":
+            found = read_evaluations(self.run.directory)
+            rows = [
+                {**row, "accuracy": found.get(int(row["step"]) + 1, {}).get(metric, math.nan)}
+                for row in rows
+            ]
         with self._guard:
             self.series.spread_over(self.run.experiment.plan.world_size)
             self.series.extend(rows)
             if state in ENDED:
                 self.series.settle()
-                self.series.measured(accuracy)
+                self.series.measured(last)
         status = Status.of(self.run, self.series, state)
         now = time.monotonic()
         if status != self.status or now - self._looked_at >= LOOK_EVERY_S:
