@@ -53,15 +53,14 @@ class ProcessIdentity:
 
     @classmethod
     def of(cls, pid: int) -> Self:
-        """Returns the process of this kernel that has the id now.
+        """Returns the process of this kernel that has the id now, or had it and was not collected.
 
         Raises:
             ProcessLookupError: no process has it.
         """
-        ticks = _started(pid)
-        if ticks is None:
+        if (found := _stat(pid)) is None:
             raise ProcessLookupError(f"no process {pid} on this host")
-        return cls(pid, ticks, _boot())
+        return cls(pid, found[1], _boot())
 
     @classmethod
     def here(cls) -> Self:
@@ -76,7 +75,8 @@ class ProcessIdentity:
     @property
     def is_alive(self) -> bool:
         """Whether it still runs here; of another kernel's process nobody here knows."""
-        return self.is_near and _started(self.pid) == self.started
+        found = _stat(self.pid) if self.is_near else None
+        return found is not None and found[0] not in "ZX" and found[1] == self.started
 
     def send(self, number: signal.Signals) -> bool:
         """Signals this process, and never another that has its id by now.
@@ -111,14 +111,14 @@ def _boot() -> str:
         return platform.node()
 
 
-def _started(pid: int) -> int | None:
-    """Returns when a process began; None where there is none, or it waits to be collected."""
+def _stat(pid: int) -> tuple[str, int] | None:
+    """Returns the kernel's letter for a process's state, and when it began; None: there is none."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
     state, *rest = stat.rpartition(")")[2].split()  # the name before it may hold anything
-    return None if state in "ZX" else int(rest[18])
+    return state, int(rest[18])
 
 
 LEASE_S = 60.0

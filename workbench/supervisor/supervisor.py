@@ -192,8 +192,7 @@ class Supervisor:
         await self._start_controller()
         *engines, assistant = range(len(self._spec.devices))
         for index in engines:
-            if not await self._start(index):
-                self._due[index] = self._began_at + AGAIN_S
+            await self._start(index)
         # Not with the others: those are waited for.
         self._due[assistant] = self._began_at + ASSISTANT_AFTER_S
 
@@ -273,7 +272,9 @@ class Supervisor:
         self._series[index].began(time.monotonic())
         try:
             process = ProcessIdentity.of(pid)
-        except ProcessLookupError:  # it has ended already
+        except ProcessLookupError:  # it has ended, and was collected, already
+            self._describe(index)
+            self._replace(self._store.engines()[index], Ended(pid, "ended", ""), time.monotonic())
             return False
         try:
             self._describe(index, process)
@@ -325,6 +326,7 @@ class Supervisor:
         self._store.set_engine(engine.index, state="dead", death=ended.how)
         due = self._series[engine.index].ended(now, had_started=engine.state != "starting")
         if due is None:
+            self._due.pop(engine.index, None)
             self._tell(
                 f"{text}, as did those before it; no other is started in its place. The last "
                 f"that it wrote:\n{ended.said}",
