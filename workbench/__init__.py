@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from workbench.plan import Shard as Shard
     from workbench.plan import Synchronous as Synchronous
     from workbench.plan import Synthetic as Synthetic
+    from workbench.plan import Text as Text
     from workbench.plan import TorchData as TorchData
     from workbench.plan import WarmupCosine as WarmupCosine
     from workbench.plan import apportion as apportion
@@ -122,7 +123,7 @@ _HOME = {
             "apportion ExperimentError Graph ImageFolder LayerPlan LocalSGD Loss "
             "LossScale LRScheduler Machine MachineError Metric NAdam OwnStrategy ParameterGroup "
             "ParameterServer Partial Pipelined Plan PlanError RAdam Replicate RMSprop Rprop Shard "
-            "Synchronous Synthetic TorchData WarmupCosine"
+            "Synchronous Synthetic Text TorchData WarmupCosine"
         ),
         "predict": "Balanced Compute Network Prediction TimingModel balanced predict",
         "predict.search": "MemoryLimitError SearchResult search",

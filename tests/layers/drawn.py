@@ -3,12 +3,11 @@
 from hypothesis import strategies as st
 
 from tests.layers import nets
-from workbench.model.tracing.trace import trace
 from workbench.plan.placement.placement import apportion
 from workbench.plan.placement.schemes import schemes_of
 from workbench.plan.plan import Plan
 
-GRAPHS = {net: trace(net(), input_shape=net.shape) for net in nets.NETS}
+GRAPHS = {net: nets.traced(net) for net in nets.NETS}
 
 
 @st.composite
@@ -26,7 +25,7 @@ def plans(draw, net, world=None, graphs=GRAPHS):
     plan = Plan.data_parallel(graph, world).with_batch_norm("synchronized")
     sizes = [k for k in range(1, world + 1) if world % k == 0]
     for layer in graph.layers:
-        if not schemes_of(layer) or layer.name in graph.shares_weights:
+        if not schemes_of(layer):
             continue
         scheme = draw(st.sampled_from(schemes_of(layer)))
         k = 1 if scheme == "replicate" else draw(st.sampled_from(sizes))

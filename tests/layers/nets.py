@@ -10,7 +10,9 @@ from workbench.comm.groups.world import World
 from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
 from workbench.layers.cut_model import CutModel, RankGroups, group_specs
+from workbench.model.tracing.trace import trace
 from workbench.model.vision import torchvision
+from workbench.plan.graph import Graph
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plan import Plan
 
@@ -146,6 +148,29 @@ class Tied(nn.Module):
         return self.last(torch.relu(self.encode(x) + self.decode(x)))
 
 
+class Words(nn.Module):
+    """Two tables of tokens, one of them also the matrix of a layer that has a bias of its own."""
+
+    shape = (4,)
+    vocabulary = 7
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 6)
+        self.other = nn.Embedding(7, 6, padding_idx=2)
+        self.places = nn.Embedding(4, 6)
+        self.norm = nn.LayerNorm(6)
+        self.middle = nn.Linear(6, 6)
+        self.scores = nn.Linear(6, 7)
+        self.scores.weight = self.table.weight
+        self.head = nn.Linear(28, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.table(x) * torch.tanh(self.other(x)) + self.places(torch.arange(x.shape[1]))
+        x = self.scores(x + torch.relu(self.middle(self.norm(x))))
+        return self.head(torch.sigmoid(x).flatten(1))
+
+
 class Attending(nn.Module):
     """A transformer's block, three heads, attention weights that are dropped."""
 
@@ -200,7 +225,7 @@ class WindowsV2(Windows):
         super().__init__("ShiftedWindowAttentionV2")
 
 
-NETS = (Images, Picture, Residual, Tokens, Tied, Attending, Windows, WindowsV2)
+NETS = (Images, Picture, Residual, Tokens, Tied, Words, Attending, Windows, WindowsV2)
 
 
 class Memory:
@@ -225,11 +250,24 @@ def made(net: type[nn.Module]) -> nn.Module:
     return net().double()
 
 
+def tokens_of(net: type[nn.Module]) -> int | None:
+    """The number of tokens of a net that reads token ids."""
+    return getattr(net, "vocabulary", None)
+
+
+def traced(net: type[nn.Module]) -> Graph:
+    """The net's graph."""
+    return trace(net(), input_shape=net.shape, vocabulary=tokens_of(net))  # type: ignore[attr-defined]
+
+
 def batch(net: type[nn.Module], count: int, step: int = 0) -> tuple[Tensor, Tensor]:
     """Inputs and labels of a step, the same every time."""
     generator = torch.Generator().manual_seed(SEED + step)
-    shape = (count, *net.shape)  # type: ignore[attr-defined]
-    images = torch.randn(shape, generator=generator, dtype=torch.float64)
+    shape, tokens = (count, *net.shape), tokens_of(net)  # type: ignore[attr-defined]
+    if tokens is None:
+        images = torch.randn(shape, generator=generator, dtype=torch.float64)
+    else:
+        images = torch.randint(tokens, shape, generator=generator)
     return images, torch.randint(5, (count,), generator=generator)
 
 

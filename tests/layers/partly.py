@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from tests.layers import nets
-from workbench.model.tracing.trace import trace
 
 
 class Aside(nn.Module):
@@ -51,4 +50,4 @@ def _partly(net: type[nn.Module], kind: int) -> type[nn.Module]:
 
 NETS = (Aside, *(_partly(net, kind) for net in (*nets.NETS, Aside) for kind in range(3)))
 globals().update({net.__name__: net for net in NETS})
-GRAPHS = {net: trace(net(), input_shape=net.shape) for net in NETS}
+GRAPHS = {net: nets.traced(net) for net in NETS}

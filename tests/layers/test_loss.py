@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from workbench.layers.loss import cross_entropy_sum, cut_cross_entropy_sum
+from workbench.layers.loss import cross_entropy_sum, cut_cross_entropy_sum, highest_class
 from workbench.plan.placement.placement import Shard
 
 CUTS = [(10,), (5, 5), (3, 3, 2, 2), (7, 0, 3), (0, 10), (1, 1, 8, 0)]
@@ -51,3 +51,19 @@ def test_no_rows_lose_nothing():
 def test_half_precision_is_summed_in_single():
     logits = torch.randn(6, 4).bfloat16()
     assert cross_entropy_sum(logits, torch.zeros(6, dtype=torch.int64)).dtype == torch.float32
+
+
+def best(world, sizes):
+    ranks = tuple(range(world.size))
+    group = world.groups([("shard", ranks)])["shard", ranks]
+    logits, _ = batch(6)
+    logits = logits.round(decimals=-1)  # several of a row are equal
+    classes = Shard(1, sizes)
+    return highest_class(logits.narrow(1, *classes.span(world.rank)), classes, group)
+
+
+@pytest.mark.parametrize("sizes", CUTS, ids=str)
+def test_the_highest_class_is_that_of_the_whole(on_ranks, sizes):
+    logits = batch(6)[0].round(decimals=-1)
+    for found in on_ranks(len(sizes), best, sizes):
+        assert found.tolist() == logits.argmax(1).tolist()

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tests.oracle import oracle
 from tests.oracle.cases import Case, optimizer_of, scheduler_of
-from tests.oracle.oracle import Batch, Step, Task
+from tests.oracle.oracle import Batch, Step, Task, of_labels
 from workbench.plan.experiment.experiment import (
     Experiment,
     Pipelined,
@@ -158,9 +158,9 @@ def _scaler_of(experiment: Experiment) -> dict[str, float] | None:
 def mean_loss(outputs: tuple[Tensor, ...], labels: Tensor) -> Tensor:
     """Cross-entropy of the first output, and of the others as auxiliary heads."""
     wide = [o.float() if o.dtype in (torch.bfloat16, torch.float16) else o for o in outputs]
-    loss = F.cross_entropy(wide[0], labels)
+    loss = F.cross_entropy(*of_labels(wide[0], labels))
     for auxiliary in wide[1:]:
-        loss = loss + AUXILIARY * F.cross_entropy(auxiliary, labels)
+        loss = loss + AUXILIARY * F.cross_entropy(*of_labels(auxiliary, labels))
     return loss
 
 
@@ -170,7 +170,14 @@ def _batches(
     """The rows of every step and of the evaluation, from the public data set."""
     shape, classes = case.net.shape, experiment.plan.graph.num_classes
     data, test = (
-        open_data(experiment.data, shape, classes, split, vocabulary=case.net.vocabulary)
+        open_data(
+            experiment.data,
+            shape,
+            classes,
+            split,
+            vocabulary=case.net.vocabulary,
+            per_token=classes == case.net.vocabulary,  # the next token is predicted
+        )
         for split in ("train", "test")
     )
     found = []

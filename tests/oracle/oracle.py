@@ -245,11 +245,17 @@ def evaluate(module: nn.Module, task: Task, norms: "LocalNorms") -> tuple[float,
         for norms.ranks in task.test_ranks:
             some = slice(first, first + sum(norms.ranks))
             logits = task.outputs(module(_own(inputs[some], task)))[0]
-            loss += F.cross_entropy(logits, labels[some], reduction="sum").item()
-            hits += int((logits.argmax(1) == labels[some]).sum())
+            scores, classes = of_labels(logits, labels[some])
+            loss += F.cross_entropy(scores, classes, reduction="sum").item()
+            hits += int((scores.argmax(1) == classes).sum())
             first = some.stop
     module.train()
-    return loss / len(labels), hits / len(labels)
+    return loss / labels.numel(), hits / labels.numel()
+
+
+def of_labels(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores [labels, classes], where every token has a label; else as they are."""
+    return (logits, labels) if labels.ndim == 1 else (logits.flatten(0, 1), labels.flatten())
 
 
 class LocalNorms:

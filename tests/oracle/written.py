@@ -9,7 +9,57 @@ _HEADS = (
     "x = x + F.softmax(q @ k.transpose(-2, -1), -1).matmul(v).transpose(1, 2).flatten(2)",
 )
 
+_LANGUAGE = (
+    "self.m1 = nn.Embedding(11, 8)",
+    "self.m2 = Attention(8, 2, 0.1, True)",
+    "self.m3 = nn.Embedding(5, 8)",
+    "self.head = nn.Linear(8, 11, bias={bias})",
+)
+_NEXT_TOKENS = (
+    "x = self.m1(x) + self.m3(torch.arange(x.shape[1]))",
+    "x = self.head(x + self.m2(x))",
+)
+TIED = Net(
+    (5,),
+    (*(line.format(bias=True) for line in _LANGUAGE), "self.head.weight = self.m1.weight"),
+    _NEXT_TOKENS,
+    vocabulary=11,
+)
+UNTIED = Net((5,), tuple(x.format(bias=False) for x in _LANGUAGE), _NEXT_TOKENS, vocabulary=11)
+
 WRITTEN = {
+    "next tokens, the vocabulary cut": Case(
+        TIED,
+        Cut(3, (("m1", "shard_in", 3, (2, 0, 1)),), rows=(2, 0, 1)),
+        Run(batch_size=7, accumulate=2, optimizer="AdamW(lr=0.01)"),
+    ),
+    "next tokens, the features cut, resumed": Case(
+        TIED,
+        Cut(2, (("m1", "shard_out", 2, (2, 1)),)),
+        Run(steps=3, checkpoint_every=1, optimizer="AdamW(lr=0.01)", shard=True),
+        "resumed",
+    ),
+    "next tokens, from the vocabulary cut to whole": Case(
+        TIED,
+        Cut(2, (("m1", "shard_in", 2, None),), recompute=("m1", "head")),
+        Run(steps=3, optimizer="SGD(lr=0.1, momentum=0.9)"),
+        "re-cut",
+        Cut(2, (("m1", "shard_in", 2, (3, 1)),), rows=(1, 2)),
+    ),
+    "next tokens, apart from the table, in rounds": Case(
+        UNTIED,
+        Cut(3, (("head", "shard_out", 3, (1, 0, 2)),), rounds="B/K"),
+        Run(clip=(("clip_norm", 0.5),)),
+    ),
+    "next tokens, the table and the scores cut apart, in bf16": Case(
+        UNTIED,
+        Cut(2, (("m1", "shard_out", 2, (1, 2)), ("head", "shard_out", 2, (2, 1)))),
+        Run(precision="bf16"),
+    ),
+    "next tokens, summands of their scores": Case(
+        UNTIED,
+        Cut(3, (("m1", "shard_in", 3, None), ("head", "shard_in", 3, (0, 1, 1)))),
+    ),
     "heads, with the batch in the second dimension for a moment": Case(
         Net(
             (3, 8),

@@ -34,7 +34,7 @@ def received_in_a_step(
     model = cut(plan, context, groups, reader, device=world.device, dtype=dtype)
     stepper = stepper_of(world, model, experiment)
     images, labels = nets.batch(net, experiment.batch_size)
-    images = images.to(dtype)
+    images = images.to(dtype) if images.is_floating_point() else images
     first, batches = 0, []
     for count in apportion(len(images), (1,) * experiment.accumulate):
         rows = apportion(count, (1,) * world.size)

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from tests.layers import nets
 from tests.layers.drawn import GRAPHS, shares
 from tests.train.exact import Case, check
-from workbench.plan.errors import PlanError
 from workbench.plan.placement.placement import apportion
 from workbench.plan.placement.schemes import schemes_of
 from workbench.plan.placement.tail import ROUNDS, RoundsError
@@ -27,11 +26,7 @@ def cases(draw, world):
     graph = GRAPHS[net]
     plan = Plan.data_parallel(graph, world).with_batch_norm("synchronized")
     sizes = [k for k in range(1, world + 1) if world % k == 0]
-    splittable = [
-        layer
-        for layer in graph.layers
-        if schemes_of(layer) and layer.name not in graph.shares_weights
-    ]
+    splittable = [layer for layer in graph.layers if schemes_of(layer)]
     first = draw(st.none() | st.integers(0, len(splittable) - 1))
     together = draw(st.sampled_from(sizes))
     for layer in splittable[first or 0 :]:
@@ -113,8 +108,18 @@ def test_what_idles_stays_tied_to_all_that_it_reads(on_ranks):
     check(on_ranks, [case(nets.Residual, 3, choices, (0, 4, 2), (1, 0, 1))])
 
 
-def test_shared_weights_cannot_be_cut():
-    plan = Plan.data_parallel(GRAPHS[nets.Tied], 2)
-    for name in ("twice", "encode", "decode"):
-        with pytest.raises(PlanError, match=f"layer '{name}' shares its weights"):
-            plan.with_layer(name, scheme="shard_out")
+TIED = [
+    (nets.Words, "table", "shard_in", (2, 0, 1)),
+    (nets.Words, "table", "shard_out", (0, 2, 1)),
+    (nets.Words, "scores", "duplicate", None),
+    (nets.Tied, "twice", "shard_out", (1, 0, 2)),
+    (nets.Tied, "twice", "shard_in", None),
+    (nets.Tied, "decode", "shard_in", (0, 1, 1)),
+    (nets.Attending, "attention", "shard_heads", None),
+]
+
+
+def test_weights_that_layers_share_are_cut_alike(on_ranks):
+    """A table by tokens or features with what is tied to it; layers called twice."""
+    cases = [case(net, 3, {name: (scheme, 3, cut)}, (3, 1, 2)) for net, name, scheme, cut in TIED]
+    check(on_ranks, cases)

@@ -125,6 +125,11 @@ PLANS = {
     "micro-batches": (nets.Images, lambda g: Plan.hybrid(g, RANKS, 2), dict(accumulate=3)),
     "residual": (nets.Residual, lambda graph: Plan.hybrid(graph, RANKS, 2), {}),
     "attention": (nets.Attending, lambda graph: Plan.hybrid(graph, RANKS, 2), {}),
+    "a vocabulary in groups": (
+        nets.Words,
+        lambda g: Plan.hybrid(g, RANKS, 2).with_layer("table", scheme="shard_in", group_size=4),
+        {},
+    ),
     "rounds B": (nets.Picture, lambda g: Plan.hybrid(g, RANKS, 2, rounds="B"), {}),
     "rounds B/K": (
         nets.Picture,

@@ -16,6 +16,7 @@ from workbench.layers.context import BatchContext
 from workbench.layers.convert import ConvertLayout
 from workbench.layers.cut_model import CutModel, RankGroups
 from workbench.layers.draws import Drawn, PlacedDropout, called
+from workbench.layers.embedding import local_embedding
 from workbench.layers.idle import Idle, LayerDtypes, OutputType
 from workbench.layers.local import held, idles, local_module, read_pieces
 from workbench.layers.norms import (
@@ -117,8 +118,7 @@ class _Cutting:
             self.dtypes = LayerDtypes(self.traced, shape, device, saved, tokens=tokens)
         for layer, pieces in zip(layers, read, strict=True):
             self._place(layer, pieces)
-        for layer in self.graph.layers:
-            self._tie(layer)
+            self._tie(layer)  # before those that it is tied to, which have its sizes
         for layer in self.graph.layers:
             self._place_draws(layer)
             self._connect(layer)
@@ -151,6 +151,8 @@ class _Cutting:
                 local = self._batch_norm(layer, local)
             elif layer.kind == "attention":
                 local = self._attention(layer, local)
+            elif layer.kind == "embedding":
+                local = local_embedding(local, layer, self.plan.layers.get(layer.name), self.rank)
             elif isinstance(local, _NormBase):
                 guard(local)
             if getattr(local, "inplace", False) and self._leaves_input(layer):

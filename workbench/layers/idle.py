@@ -70,8 +70,7 @@ class Idle(nn.Module):
         self.shape, self.dtype, self.learns = shape, dtype, learns
         if layer is not None:
             for name, parameter in layer.named_parameters(recurse=False):
-                own = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
-                self.register_parameter(name, own)
+                self.register_parameter(name, parameter)
             for name, buffer in layer.named_buffers(recurse=False):
                 self.register_buffer(name, buffer)
 

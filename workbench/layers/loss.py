@@ -13,11 +13,11 @@ from workbench.plan.placement.placement import Shard
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
-    """Returns the sum over rows [] of the cross-entropy; 0 for no rows.
+    """Returns the sum over labels [] of the cross-entropy; 0 for no rows.
 
     Args:
-        logits: the logits [rows, classes]; half types are computed in fp32.
-        labels: the class of each row [rows].
+        logits: the logits [rows, classes, ...]; half types are computed in fp32.
+        labels: the class of each place [rows, ...].
     """
     return F.cross_entropy(logits.float() if _half(logits) else logits, labels, reduction="sum")
 
@@ -57,6 +57,34 @@ def _half(logits: Tensor) -> bool:
     return logits.dtype in (torch.bfloat16, torch.float16)
 
 
+def highest_class(logits: Tensor, classes: Shard, group: Group, *, layer: str = "") -> Tensor:
+    """Returns the class of the highest logit of each row [rows], the same on all ranks.
+
+    Of equal ones it is the first. Every rank gives its own highest logit of each row, and its
+    class: two all-gathers of r elements for r rows.
+
+    Args:
+        logits: this rank's logits of all rows [rows, classes held here].
+        classes: how the classes are cut over the group.
+        group: the ranks that hold classes of these rows.
+        layer: the layer under which traffic is recorded.
+
+    Raises:
+        CommError: other ranks did not come, or came for something else.
+    """
+    first, held = classes.span(group.rank)
+    if held:
+        own, place = logits.max(dim=1)
+    else:
+        own = logits.new_full((len(logits),), float("-inf"))
+        place = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+    one = Shard(0, (1,) * group.size)
+    values = all_gather(own[None], one, group, layer=layer)
+    places = all_gather((place + first)[None], one, group, layer=layer)
+    best = values == values.max(dim=0).values
+    return places.masked_fill(~best, classes.extent).min(dim=0).values
+
+
 class _CutCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -67,7 +95,7 @@ class _CutCrossEntropy(torch.autograd.Function):
         own = logits.max(dim=1).values if held else lowest
         every = all_gather(own[None], Shard(0, (1,) * group.size), group, layer=layer)
         highest = every.max(dim=0).values
-        exponents = (logits - highest[:, None]).exp()
+        exponents = (logits - highest[:, None]).exp_()
         local = (labels - first).clamp(0, max(held - 1, 0))
         mine = (labels >= first) & (labels < first + held)
         at_label = (
@@ -82,7 +110,7 @@ class _CutCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         exponents, total, local, mine = ctx.saved_tensors
-        dlogits = exponents / total[:, None]
+        dlogits = exponents * (grad / total)[:, None]
         if dlogits.shape[1]:
-            dlogits.scatter_add_(1, local[:, None], -mine.to(dlogits.dtype)[:, None])
-        return dlogits * grad, None, None, None, None
+            dlogits.scatter_add_(1, local[:, None], (-mine.to(dlogits.dtype) * grad)[:, None])
+        return dlogits, None, None, None, None

@@ -32,6 +32,7 @@ from workbench.plan.experiment.experiment import (
     TorchData,
     WarmupCosine,
 )
+from workbench.plan.experiment.task import Text
 from workbench.plan.graph import Graph, Layer, Source, Weight
 from workbench.plan.machine.device import Device
 from workbench.plan.machine.experience import Estimate, Sample
@@ -89,6 +90,7 @@ __all__ = [
     "Source",
     "Synchronous",
     "Synthetic",
+    "Text",
     "TorchData",
     "WarmupCosine",
     "Weight",

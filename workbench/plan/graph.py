@@ -10,6 +10,7 @@ on the batch is given by `rows`, the rows of dimension 0 for each sample:
 
 import difflib
 import hashlib
+import math
 from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 KINDS = (
     "conv2d",
     "linear",
+    "embedding",  # the rows of a table at whole numbers: [B, ...] -> [B, ..., features]
     "attention",  # self-attention: tokens in, tokens of the same shape out, head by head
     "batch_norm",
     "layer_norm",
@@ -74,10 +76,7 @@ class Weight:
     @property
     def numel(self) -> int:
         """Number of elements."""
-        count = 1
-        for length in self.shape:
-            count *= length
-        return count
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -98,6 +97,7 @@ class Layer:
         activation_bytes: the bytes of its output for one sample.
         groups: the groups of a convolution, else 1.
         heads: the heads of an attention layer, else 0.
+        num_embeddings: the rows of an embedding's table, else 0.
         target: the function or module that is called: "torch.nn.Conv2d", "operator.add" ...
         node: the name of the traced node.
         shared: the layer that owns the weights, if the module is called more than once; else "".
@@ -135,6 +135,7 @@ class Layer:
     uncounted: bool = False
     evaluating: bool = False
     detached: bool = False
+    num_embeddings: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         if self.uncounted and not self.flops:
@@ -308,6 +309,17 @@ class Graph:
             found[layer.name] = numbers.setdefault(look, len(numbers))
         return MappingProxyType(found)
 
+    @property
+    def scores_tokens(self) -> bool:
+        """Whether it predicts a class for each of its tokens: scores [tokens, classes]."""
+        return self.vocabulary is not None and len(self[self.outputs[0]].output_shape) > 1
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """The shape of one sample's labels: of tokens, classes are the last dimension of scores."""
+        shape = self[self.outputs[0]].output_shape
+        return shape[:-1] if self.scores_tokens else shape[1:]
+
     @cached_property
     def trainable(self) -> tuple[str, ...]:
         """The names of the trained parameters, in the order of a split model's modules.
@@ -364,7 +376,8 @@ class Graph:
 
     def to_frame(self) -> "pandas.DataFrame":
         """One line for each layer: shapes of one sample, elements, FLOPs (None: unknown), bytes."""
-        return frame_of(map(_line, self.layers), _COLUMNS)
+        lines = [_line(layer) for layer in self.layers]
+        return frame_of(lines, tuple(lines[0]))
 
     def save(self, path: str | Path) -> None:
         """Writes its table into a file: "x.svg", "x.html" or "x.csv".
@@ -447,18 +460,6 @@ class _Modules:
         for child in self.children[path]:
             found += self.names(child)
         return found
-
-
-_COLUMNS = (
-    "layer",
-    "kind",
-    "inputs",
-    "input_shape",
-    "output_shape",
-    "parameters",
-    "flops",
-    "activation_bytes",
-)
 
 
 def _line(layer: Layer) -> dict[str, Any]:

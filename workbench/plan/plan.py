@@ -20,6 +20,7 @@ from workbench.plan.placement.mesh import require_group
 from workbench.plan.placement.module_plan import ModulePlan, module_plan_of
 from workbench.plan.placement.recompute import choose, matching, segments_of
 from workbench.plan.placement.tail import ROUNDS, Rounds, RoundsError, Tail, tail_of
+from workbench.plan.placement.tied import check_tied, together
 from workbench.plan.reading import about, text_of, toml_of
 from workbench.plan.rules.filters import Shares, filters, shares_of_rows
 from workbench.plan.rules.presets import explained, hybrid
@@ -70,6 +71,7 @@ class Plan:
         if self.rounds not in ROUNDS:
             raise PlanError(unknown("rounds", str(self.rounds), ROUNDS))
         chosen = checked(self.graph, self.layers, size)
+        check_tied(self.graph, chosen)
         object.__setattr__(self, "layers", MappingProxyType(chosen))
         object.__setattr__(self, "row_shares", checked_shares(self.row_shares, size))
         if not self.is_at_hand:
@@ -198,6 +200,9 @@ class Plan:
     ) -> "Plan":
         """The plan with another choice for one layer.
 
+        Layers that share its weights hold them alike: they get the scheme that does so. With an
+        embedding cut by the vocabulary (`shard_in`) goes an unembedding by `shard_out`.
+
         If the sharded layers could then no longer run in the plan's rounds, the new plan falls back
         to "BK", with a warning that names the layer in the way.
 
@@ -227,7 +232,8 @@ class Plan:
             apart = now.group_size if now.group_size > 1 else self.world_size
             group_size = 1 if scheme == "replicate" else apart
         kept = None if shares is None else tuple(shares)
-        layers = {**self.layers, name: LayerPlan(scheme, group_size, kept, recompute)}
+        choice, size = LayerPlan(scheme, group_size, kept, recompute), self.world_size
+        layers = {**self.layers, **together(self.graph, name, choice, self.layers, size)}
         try:
             return replace(self, layers=layers)
         except RoundsError as error:

@@ -14,6 +14,7 @@ Conversions call
     S -> S', rows <-> S     all-to-all       all-to-all
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -295,9 +296,11 @@ class Collectives:
         if self.experiment.loss is not None:
             yield from filter(None, self._to_rows(value, rows))
             return
-        yield CollectiveCall("all_gather", "labels", "step", "shard", k, rows.own, _INT64)
+        each = math.prod(self.plan.graph.label_shape)
+        labels = rows.own * each
+        yield CollectiveCall("all_gather", "labels", "step", "shard", k, labels, _INT64)
         if isinstance(layout.placement, Shard):
-            width, every = max(_FP32, self.itemsize), rows.over(k)
+            width, every = max(_FP32, self.itemsize), rows.over(k) * each
             yield CollectiveCall("all_gather", name, "step", "shard", k, every, width)
             yield CollectiveCall("all_reduce", name, "step", "shard", k, 2 * every, width)
 

@@ -255,6 +255,8 @@ class _Writing:
             return 0
         if self.half and (layer.kind in _CAST or layer.target.endswith(_CAST_OPERATIONS)):
             return HALF
+        if layer.kind == "embedding":
+            return self.itemsize
         sizes = [self.itemsize if one is None else one.itemsize for one in given]
         return max(sizes, default=self.itemsize)
 

@@ -50,7 +50,10 @@ def test_a_plan_says_what_it_cut_and_why():
     graph = with_flops(vgg(), conv=900, fc0=60, fc1=30, fc2=10)
     plan = Plan.hybrid(graph, 4, 2)
     for shown in (repr(plan), str(plan)):
-        assert "Rule: convolutions stay whole; a linear or attention layer is cut that" in shown
+        assert (
+            "Rule: convolutions stay whole; a linear, embedding or attention layer is cut that"
+            in shown
+        )
         assert "cut: 3 linear, 99.2% of the parameters, 10.0% of the FLOPs (fc0, fc1, fc2)" in shown
         assert "whole, convolutions: 1 conv2d, 0.8% of the parameters, 90.0%" in shown
     assert "whole, convolutions: 1 conv2d" in plan._repr_html_()

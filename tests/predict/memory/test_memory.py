@@ -107,6 +107,21 @@ def partly() -> nn.Module:
     return net
 
 
+class Language(nn.Module):
+    """Tokens of a large vocabulary, whose table also gives their scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(3000, 32)
+        self.block = nn.Sequential(nn.Linear(32, 256), nn.GELU(), nn.Linear(256, 32))
+        self.scores = nn.Linear(32, 3000, bias=False)
+        self.scores.weight = self.table.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.table(x)
+        return self.scores(x + self.block(x))
+
+
 NETS = {
     "convolutions": convolutions,
     "wide": wide,
@@ -114,8 +129,14 @@ NETS = {
     "windows": windows,
     "tuned": tuned,
     "partly": partly,
+    "language": Language,
 }
-GRAPHS = {name: trace(net(), input_shape=SHAPE) for name, net in NETS.items()}
+GRAPHS = {
+    name: trace(net(), input_shape=SHAPE)
+    if name != "language"
+    else trace(net(), input_shape=(16,), vocabulary=3000)
+    for name, net in NETS.items()
+}
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +160,11 @@ PLANS = {
     "window heads": lambda g: Plan.data_parallel(g, 2).with_layer(
         "3", scheme="shard_heads", shares=(1, 1)
     ),
+    "vocabulary": lambda g: Plan.data_parallel(g, 2).with_layer("table", scheme="shard_in"),
+    "some of it": lambda g: Plan.data_parallel(g, 3).with_layer(
+        "table", scheme="shard_in", shares=(2, 0, 1)
+    ),
+    "features": lambda g: Plan.data_parallel(g, 2).with_layer("table", scheme="shard_out"),
     "B": lambda g: Plan.hybrid(g, 4, rounds="B"),
     "B/K": lambda g: Plan.hybrid(g, 4, rounds="B/K"),
 }
@@ -177,6 +203,11 @@ CASES = [
     ),
     ("windows", "alone", dict(batch_size=16)),
     ("windows", "window heads", dict(batch_size=16)),
+    ("language", "data parallel", dict(batch_size=32)),
+    ("language", "vocabulary", dict(batch_size=32)),
+    ("language", "vocabulary", dict(batch_size=32, precision="bf16")),
+    ("language", "some of it", dict(batch_size=33, optimizer=Adam())),
+    ("language", "features", dict(batch_size=32)),
     ("wide", "hybrid", dict(batch_size=1600)),
     ("wide", "recomputed in rounds", dict(batch_size=1600)),
     ("wide", "B", dict(batch_size=1600)),

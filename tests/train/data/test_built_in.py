@@ -1,7 +1,9 @@
 import io
 import pickle
 import re
+import sysconfig
 from hashlib import md5
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from torch.testing import assert_close
 
 from workbench.model.vision import torchvision
 from workbench.plan.experiment.experiment import CIFAR10, Digits, ImageFolder, Synthetic
+from workbench.plan.experiment.task import Text
 from workbench.train.data.built_in import fit
 from workbench.train.data.feed import order, rows_of_step
 from workbench.train.data.opening import open_data
@@ -312,3 +315,44 @@ def test_resizing_and_grey_are_pils():
     half = fit(pixels, (3, 6, 5), highest=255, mean=0, std=1)[0] * 255
     theirs = np.array(Image.fromarray(rgb).resize((5, 6), Image.Resampling.BILINEAR))
     assert_close(half, torch.from_numpy(theirs).permute(2, 0, 1).float(), atol=1.01, rtol=0)
+
+
+def text(shape=(16,), classes=256, split="train", file=None, vocabulary=256, per_token=True):
+    value = Text(file=None if file is None else str(file))
+    return open_data(value, shape, classes, split, vocabulary=vocabulary, per_token=per_token)
+
+
+def test_of_a_text_every_byte_has_the_next_one_and_every_tenth_sequence_is_held_out(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_bytes(bytes(range(95)))  # eleven sequences of eight, and one more byte
+    train, test = (text((8,), split=split, file=file) for split in ("train", "test"))
+    assert (len(train), len(test)) == (10, 1)
+    inputs, labels = test.batch(torch.tensor([0]))
+    assert inputs.tolist() == [list(range(72, 80))]
+    assert labels.tolist() == [list(range(73, 81))]
+    inputs, _ = train.batch(torch.arange(10))
+    assert inputs[:, 0].tolist() == [8 * i for i in range(11) if i != 9]
+
+
+def test_the_standard_library_is_there_and_begins_like_its_first_module():
+    data = text()
+    assert len(data) > 100_000
+    first = Path(sysconfig.get_path("stdlib"), "__future__.py").read_bytes()[:16]
+    assert bytes(data.batch(torch.tensor([0]))[0][0].tolist()) == first
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [dict(vocabulary=255), dict(classes=255), dict(per_token=False), dict(vocabulary=None)],
+)
+def test_text_is_for_models_of_bytes(wrong):
+    with pytest.raises(DataError, match="ids of 256 tokens or more and score as many classes"):
+        text(**wrong)
+
+
+def test_a_text_that_is_not_there_or_too_short(tmp_path):
+    with pytest.raises(DataError, match="cannot be read"):
+        text(file=tmp_path / "no.txt")
+    (tmp_path / "short.txt").write_bytes(b"ab" * 20)
+    with pytest.raises(DataError, match="40 bytes are too few for 10 sequences of 16 tokens"):
+        text(split="test", file=tmp_path / "short.txt")

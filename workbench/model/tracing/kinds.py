@@ -99,6 +99,10 @@ def _of_module(node: Node, module: nn.Module) -> str:
         return "batch_norm"
     if is_window_attention(module):
         return "attention"
+    if type(module) is nn.Embedding:
+        changes_table = module.max_norm is not None
+        of_batch = module.scale_grad_by_freq or module.sparse
+        return "op" if changes_table or of_batch else "embedding"
     if type(module) is nn.Flatten:
         return _flatten(node, module.start_dim, module.end_dim)
     kind = _MODULES.get(type(module), "op")

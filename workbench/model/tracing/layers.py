@@ -87,6 +87,7 @@ class _Layers:
             activation_bytes=_bytes_of_one_sample(meta["values"]) if meta["rows"] else 0,
             groups=module.groups if isinstance(module, nn.Conv2d) else 1,
             heads=cast(int, module.num_heads) if module and kind == "attention" else 0,
+            num_embeddings=module.num_embeddings if isinstance(module, nn.Embedding) else 0,
             target=_target(node, module),
             node=node.name,
             shared=shared,

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from workbench.model.build import build_fake, named, pack, structure, unpack
 from workbench.model.errors import ModelError, OperationError, TraceError
+from workbench.model.packages import packaged
 from workbench.model.tracing.failure import explained
 from workbench.model.tracing.kept import operations
 from workbench.model.tracing.layers import layers_of
@@ -45,9 +46,10 @@ def trace(
     """Traces a model's forward pass, in training and evaluation mode, without memory for tensors.
 
     Args:
-        model: the name of a torchvision classification model, or any module. A module is left
-            unchanged; its mode, device and precision do not matter. The graph keeps it: its values
-            at the time of `train` or `verify` are the initial weights.
+        model: the name of a torchvision classification model; "timm/NAME" or "transformers/TYPE",
+            built by that package with random values; or any module. A module is left unchanged;
+            its mode, device and precision do not matter. The graph keeps it: its values at the
+            time of `train` or `verify` are the initial weights.
         input_shape: the shape of one sample, (channels, height, width) for images, (tokens,) for
             text.
         num_classes: the number of classes of a model that is given by name; a module's are those
@@ -57,14 +59,23 @@ def trace(
             tensor. Of a module that returns a dict: the roles by name, all others being unused.
         vocabulary: the number of tokens of a model that reads token ids (int64, from 0 to
             `vocabulary - 1`); None: the input is real numbers.
-        arguments: the further arguments of torchvision's builder, such as `dropout=0.1`, for a
-            name.
+        arguments: the further arguments of the builder, for a name: `dropout=0.1` of torchvision's
+            or timm's; `config={...}`, and `head="MaskedLM"` for another than the first that a model
+            has out of CausalLM, MaskedLM and ImageClassification, of transformers'.
 
     Raises:
         ModelError: an unknown name, or arguments that the builder refuses.
         TraceError: the forward pass cannot be traced; the text names the line and the remedy.
     """
     samples = _Samples(_shape(input_shape), _tokens(vocabulary))
+    if isinstance(model, str) and "/" in model:
+        found = packaged(model, num_classes, arguments)
+        return trace(
+            found.module,
+            input_shape=input_shape,
+            outputs=found.outputs if outputs is None else outputs,
+            vocabulary=found.vocabulary if vocabulary is None else vocabulary,
+        )
     if isinstance(model, str):
         source = named(model, samples.shape, {"num_classes": num_classes, **arguments})
         if outputs is not None or vocabulary is not None:

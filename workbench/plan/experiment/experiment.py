@@ -83,13 +83,13 @@ class Experiment(Value):
     plan: Annotated[Any, AfterValidator(_is_plan)]
     """How the model is split over ranks."""
     data: Data
-    """The samples: "digits", "synthetic", "cifar10", `ImageFolder(root)`, or one's own: a torch
-    Dataset, two of them (train, test), or "module:function"."""
+    """The samples: "digits", "synthetic", "text", "cifar10", `ImageFolder(root)`, or one's own: a
+    torch Dataset, two of them (train, test), or "module:function"."""
     loss: Annotated[Loss | None, BeforeValidator(as_loss)] = None
     """(outputs, targets) -> the loss; None: cross-entropy, of auxiliary heads a part."""
     metrics: Annotated[dict[str, Metric] | None, BeforeValidator(as_metrics)] = None
-    """What evaluations report besides the loss, by name; None: the accuracy, unless the loss is
-    one's own."""
+    """What evaluations report besides the loss, by name; None: the accuracy, and of tokens the
+    perplexity, unless the loss is one's own."""
     batch_size: int = Field(default=128, ge=1)
     """Samples of one step over all ranks (the global batch)."""
     optimizer: Optimizer
@@ -225,8 +225,9 @@ class Experiment(Value):
     @property
     def figures(self) -> tuple[str, ...]:
         """The names of what evaluations report besides the loss."""
-        plain = ("accuracy",) if self.loss is None else ()
-        return plain if self.metrics is None else tuple(self.metrics)
+        if self.metrics is not None or self.loss is not None:
+            return tuple(self.metrics or ())
+        return ("accuracy", "perplexity")[: 1 + self.plan.graph.scores_tokens]
 
     @property
     def optimizers(self) -> Mapping[str, AnyOptimizer]:

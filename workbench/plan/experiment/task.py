@@ -66,6 +66,19 @@ class CIFAR10(DataSet):
     """Whether what the folder lacks is fetched."""
 
 
+class Text(DataSet):
+    """The bytes of a text, in sequences as long as the model reads; of each byte, the next one.
+
+    Every tenth sequence is the test split's. It is for models that read ids of 256 tokens or more,
+    and score as many classes for each.
+    """
+
+    kind: Literal["text"] = "text"
+    file: str | None = None
+    """A file; None: the sources of Python's standard library, which every machine has. Where ranks
+    are on several hosts, all of them need the same."""
+
+
 class ImageFolder(DataSet):
     """A folder with `train/<class>/*` and `test/<class>/*` images, through torchvision."""
 
@@ -298,7 +311,7 @@ def made(own: Own) -> Any:
     return found() if own.is_imported and callable(found) and is_made else found
 
 
-_BUILT_IN = ("digits", "synthetic", "cifar10", "imagefolder")
+_BUILT_IN = ("digits", "synthetic", "text", "cifar10", "imagefolder")
 
 
 def _installed(name: str) -> object:
@@ -310,10 +323,12 @@ def _installed(name: str) -> object:
 
 
 Data = Annotated[
-    Annotated[Digits | Synthetic | CIFAR10 | ImageFolder | TorchData, Field(discriminator="kind")],
+    Annotated[
+        Digits | Synthetic | Text | CIFAR10 | ImageFolder | TorchData, Field(discriminator="kind")
+    ],
     by_name(
         "data",
-        {"digits": Digits, "synthetic": Synthetic, "cifar10": CIFAR10},
+        {"digits": Digits, "synthetic": Synthetic, "text": Text, "cifar10": CIFAR10},
         "ImageFolder(root), a torch Dataset, two of them (train, test), 'module:function', and the "
         "name of an installed one",
     ),

@@ -144,8 +144,7 @@ def checked(
     for layer in graph.layers:
         choice = choices.get(layer.name)
         if choice is not None:
-            together = layer.name in graph.shares_weights
-            check(layer, choice, world_size, shares_weights=together)
+            check(layer, choice, world_size)
             if choice != LayerPlan():
                 chosen[layer.name] = choice
     return chosen
@@ -169,14 +168,13 @@ def require(graph: Graph, name: str, valid: Sequence[str] = ()) -> None:
         raise PlanError(unknown("layer", name, names, of=graph.source.name)) from None
 
 
-def check(layer: Layer, choice: LayerPlan, world_size: int, *, shares_weights: bool) -> None:
+def check(layer: Layer, choice: LayerPlan, world_size: int) -> None:
     """Checks that the layer and the world allow a choice.
 
     Args:
         layer: the layer to be split.
         choice: the choice of how it is split.
         world_size: the number of ranks.
-        shares_weights: whether another layer uses the same weights.
 
     Raises:
         PlanError: an invalid choice; the text names the layer, what was given and what is valid.
@@ -190,8 +188,6 @@ def check(layer: Layer, choice: LayerPlan, world_size: int, *, shares_weights: b
             _check_own(layer, choice)
     else:
         _check_built_in(place, layer, choice)
-    if shares_weights and choice.scheme != "replicate":
-        raise PlanError(f"{place} shares its weights and can only be 'replicate'")
     k = choice.group_size
     if isinstance(k, bool) or not isinstance(k, int) or k < 1 or world_size % k:
         valid = ", ".join(map(str, group_sizes(world_size)))

@@ -118,7 +118,8 @@ class Placing:
             coming = [self.outputs[name] for name in layer.inputs]
             held = self.held.get(layer.name)
             if layer.kind in SPLITTABLE or layer.name in self.schemes:
-                first = coming[0] if held is None else held
+                shares = layer.name in self.graph.shares_weights
+                first = held or (ROWS if shares else coming[0])
                 read, given = placed_by_scheme(layer, self.choices.get(layer.name), first)
             else:
                 gathered = self.gathered.get(layer.name)
@@ -368,7 +369,8 @@ def conversions(
     returns: dict[str, tuple[Conversion, ...]] = {}
     for name in graph.outputs:
         shape, source = graph[name].output_shape, outputs[name]
-        returns[name] = _steps(source, returned(source, shape), "same", shape, graph[name].rows)
+        target = returned(graph, name, source)
+        returns[name] = _steps(source, target, "same", shape, graph[name].rows)
     return edges, returns
 
 
@@ -390,10 +392,21 @@ def crossings(
     return [(*steps, copy) if sums and merged == "same" else steps for sums in summands]
 
 
-def returned(source: Layout, shape: tuple[int, ...]) -> Layout:
-    """The layout in which a model returns an output of this one: sharded classes stay so."""
-    stays = isinstance(source.placement, Shard) or source.placement == Replicate()
-    return source if stays and len(shape) == 1 else ROWS
+def returned(graph: Graph, name: str, source: Layout) -> Layout:
+    """The layout in which a model returns an output of this one: sharded classes stay so.
+
+    So do those of every token, where the model reads token ids: the loss needs no whole scores.
+    """
+    dims = len(graph[name].output_shape)
+    if dims > 1 and not (dims == 2 and graph.scores_tokens):
+        return ROWS
+    match source.placement:
+        case Replicate():
+            return source
+        case Shard(dim=dim) if dim == dims:
+            return source
+        case _:
+            return ROWS
 
 
 def _steps(

@@ -1,7 +1,7 @@
 """The placement rules: the layouts that each kind of layer can have; schemes are in `schemes.py`.
 
     kind                                   reads and keeps
-    conv2d, linear, attention              the layouts of its scheme
+    conv2d, linear, embedding, attention   the layouts of its scheme
     batch_norm, pool                       ROWS, R, S over channels
     elementwise, dropout, stochastic_depth ROWS, R, S along any dimension
     flatten                                ROWS, R, S over channels (channel-major: sizes scale)
@@ -17,7 +17,7 @@ from workbench.plan.graph import Layer
 from workbench.plan.placement.layout import ROWS, Layout
 from workbench.plan.placement.placement import Partial, Replicate, Shard
 
-SPLITTABLE = ("conv2d", "linear", "attention")
+SPLITTABLE = ("conv2d", "linear", "embedding", "attention")
 # One tensor in, one out, the layout kept; backward is linear in the gradient, so that
 # summands of a gradient may pass through before they are summed.
 UNARY = ("elementwise", "dropout", "stochastic_depth", "pool", "flatten")
@@ -25,8 +25,8 @@ CARRIES_PARTIAL = (*UNARY, "add", "mul")
 
 
 def feature_dim(shape: tuple[int, ...], kind: str) -> int:
-    """The dimension of the features: channels of images, the last one for linear layers."""
-    return len(shape) if kind == "linear" else 1
+    """The dimension of the features: channels of images, the last one of what has tokens."""
+    return len(shape) if kind in ("linear", "embedding") else 1
 
 
 def can_keep(layer: Layer, layout: Layout) -> bool:

@@ -18,9 +18,14 @@ The built-in ones are objects of classes that extend `Scheme`, and so is one of 
     scheme         of               input        weight               output
     replicate      all              ROWS         whole                ROWS
     shard_out      conv2d, linear   R            S(0)                 S over features
+                   embedding        R            S(1)                 S over features
     shard_in       conv2d, linear   S features   S(1)                 P
+                   embedding        R            S(0)                 P
     shard_heads    attention        R            whole heads of all   P
     duplicate      all              R            whole                R
+
+An embedding is a linear layer that reads a one at the token's place and zeros elsewhere: cut by its
+input, a rank has some tokens of the vocabulary, and gives zeros for all others.
 
 Of a grouped convolution, `shard_out` gives a rank whole groups: it reads and gives its own channels
 (S, S), and no rank sums anything. Layers of other kinds follow their input (`rules.py`), unless a
@@ -194,12 +199,12 @@ class Duplicated(Replicated):
 
 
 class ShardOut(Scheme):
-    """A rank has some filters or neurons: rows of the weight matrix. Groups stay together."""
+    """A rank has some filters, neurons or features. Groups stay together."""
 
     name = "shard_out"
 
     def takes(self, layer: Layer) -> bool:
-        return layer.kind in ("conv2d", "linear")
+        return layer.kind in ("conv2d", "linear", "embedding")
 
     def units(self, layer: Layer) -> int:
         if layer.groups > 1:
@@ -218,23 +223,29 @@ class ShardOut(Scheme):
     def holds(
         self, layer: Layer, weight: Weight, division: Division, read: Placement
     ) -> Replicate | Shard:
+        if layer.kind == "embedding":
+            return Shard(1, division.sizes)
         return Shard(0, division.sizes).scaled(weight.shape[0] // self.units(layer))
 
 
 class ShardIn(Scheme):
-    """A rank has some input features: columns of the weight matrix."""
+    """A rank has some input features, or some tokens: columns of a matrix, rows of a table."""
 
     name = "shard_in"
 
     def takes(self, layer: Layer) -> bool:
-        return layer.kind in ("conv2d", "linear") and layer.groups == 1
+        return layer.kind in ("conv2d", "linear", "embedding") and layer.groups == 1
 
     def units(self, layer: Layer) -> int:
+        if layer.kind == "embedding":
+            return layer.num_embeddings
         return layer.input_shape[feature_dim(layer.input_shape, layer.kind) - 1]
 
     def layouts(
         self, layer: Layer, division: Division, coming: Placement | None
     ) -> tuple[Placement, Placement]:
+        if layer.kind == "embedding":
+            return Replicate(), Partial()
         dim = feature_dim(layer.input_shape, layer.kind)
         if not division.given and isinstance(coming, Shard) and coming.dim == dim:
             return coming, Partial()
@@ -243,6 +254,8 @@ class ShardIn(Scheme):
     def holds(
         self, layer: Layer, weight: Weight, division: Division, read: Placement
     ) -> Replicate | Shard:
+        if layer.kind == "embedding":
+            return Shard(0, division.sizes)
         assert isinstance(read, Shard)
         if len(weight.shape) > 1:
             return Shard(1, read.sizes)

@@ -2,8 +2,8 @@
 
 Parameters against FLOPs. Sharding a layer over k ranks saves (1 - 1/k) of its parameters on every
 rank, and of their gradients' traffic; it costs the traffic of its activations, which grow as its
-FLOPs do. Convolutions, which apply each weight at every position, are replicated. Linear layers and
-attention are the candidates, and a candidate is sharded if it
+FLOPs do. Convolutions, which apply each weight at every position, are replicated. Linear layers,
+embeddings and attention are the candidates, and a candidate is sharded if it
 
     is large    has at least 1/100 of the parameters of the model's largest candidate
     is heavy    share of the model's parameters >= 1/2 of its share of the model's FLOPs
@@ -11,6 +11,9 @@ attention are the candidates, and a candidate is sharded if it
 Classifiers behind convolutions are heavy by far. So are a transformer's blocks, by a factor of
 about one: every weight meets every token. The first stages of Swin and ConvNeXt are not: their
 images are large, and their weights few.
+
+An embedding is cut by features, whose pieces travel once; one whose table also gives the scores of
+tokens is cut by the vocabulary, with those, so that whole scores are nowhere.
 
 Source: SplitBrain (arXiv:2112.15317) for the division of a network; the thresholds are ours.
 """
@@ -20,12 +23,14 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
+from workbench.plan.errors import PlanError
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.placement.choice import LayerPlan
+from workbench.plan.placement.tied import sharing, together
 
 Reason = Literal["cut", "convolution", "small", "light", "shared"]
 
-CANDIDATES = ("linear", "attention")
+CANDIDATES = ("linear", "embedding", "attention")
 
 LARGE = 1 / 100
 
@@ -58,6 +63,9 @@ def hybrid(graph: Graph, group_size: int) -> dict[str, LayerPlan]:
     for layer in (
         decision.layer for decision in layer_decisions(graph) if decision.reason == "cut"
     ):
+        if layer.name in graph.shares_weights:
+            choices |= _with_tied(graph, layer, group_size)
+            continue
         above = _fed_by(graph, layer)
         if layer.kind == "attention":
             scheme = "shard_heads"
@@ -75,15 +83,17 @@ def layer_decisions(graph: Graph) -> tuple[LayerDecision, ...]:
     candidates = [layer for layer in held if layer.kind in CANDIDATES]
     largest = max((layer.parameters for layer in candidates), default=1)
     found = []
+    tables = {layer.name for layer in held if _is_tied_table(graph, layer)}
     for layer in held:
-        if layer.kind not in (*CANDIDATES, "conv2d"):
+        if layer.kind not in (*CANDIDATES, "conv2d") or layer.shared in tables:
             continue
         parameters = layer.parameters / graph.parameters
-        flops = layer.counted_flops / max(graph.flops, 1)
+        users = sharing(graph, layer.name) if layer.name in tables else (layer,)
+        flops = sum(one.counted_flops for one in users) / max(graph.flops, 1)
         reason: Reason = "cut"
         if layer.kind == "conv2d":
             reason = "convolution"
-        elif layer.name in graph.shares_weights:
+        elif layer.name in graph.shares_weights and layer.name not in tables:
             reason = "shared"
         elif layer.parameters < LARGE * largest:
             reason = "small"
@@ -91,6 +101,21 @@ def layer_decisions(graph: Graph) -> tuple[LayerDecision, ...]:
             reason = "light"
         found.append(LayerDecision(layer, parameters, flops, reason))
     return tuple(found)
+
+
+def _is_tied_table(graph: Graph, layer: Layer) -> bool:
+    """Whether it is an embedding whose table can be cut by the vocabulary wherever it is used."""
+    if layer.kind != "embedding" or layer.name not in graph.shares_weights:
+        return False
+    try:
+        return bool(_with_tied(graph, layer, 2))
+    except PlanError:
+        return False
+
+
+def _with_tied(graph: Graph, table: Layer, group_size: int) -> dict[str, LayerPlan]:
+    choice = LayerPlan("shard_in", group_size)
+    return together(graph, table.name, choice, {}, group_size)
 
 
 def followed(graph: Graph, choices: Mapping[str, LayerPlan]) -> dict[str, LayerPlan]:
@@ -121,7 +146,7 @@ def _fed_by(graph: Graph, layer: Layer) -> str:
 
 
 RULE = (
-    "Rule: convolutions stay whole; a linear or attention layer is cut that has >= "
+    "Rule: convolutions stay whole; a linear, embedding or attention layer is cut that has >= "
     f"{LARGE:.0%} of the parameters of the largest such layer, and whose share of the model's "
     f"parameters is >= {HEAVY:g} times its share of the FLOPs."
 )

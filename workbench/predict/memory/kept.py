@@ -4,6 +4,7 @@
       synchronized                      the centred and the normalized input
       in eval mode                      input
     linear, weight frozen               nothing
+    embedding                           input; cut by tokens, their places and which are elsewhere
     layer_norm                          input, mean and deviation of each normalized vector
     dropout, stochastic depth           the mask, scaled
     ReLU, sigmoid, tanh, softmax ...    output (in place or not)
@@ -41,6 +42,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.plan.graph import Layer
+from workbench.plan.placement.placement import Partial
 from workbench.plan.plan import Plan
 from workbench.predict.memory.kernels import Workspace
 from workbench.program.rows import Counts
@@ -72,6 +74,8 @@ class SavedTensors:
     statistics: int = 0
     constant: int = 0
 
+
+_PLACED_TOKEN = 9  # bytes: its place in the table, an int64, and whether it is elsewhere
 
 _NAMES = ("shiftedwindowattention", "shiftedwindowattentionv2")
 
@@ -195,6 +199,8 @@ def saved_by(plan: Plan, layer: Layer) -> SavedTensors:
             return _NOTHING if owner.keeps_weight else _INPUT
         case "conv2d" | "mul":
             return _INPUT
+        case "embedding":
+            return _embedding(plan, layer)
         case "batch_norm" if layer.evaluating:
             return _INPUT
         case "batch_norm":
@@ -238,6 +244,12 @@ def _name(layer: Layer) -> str:
 
 def _layer_norm(layer: Layer) -> SavedTensors:
     return SavedTensors(input=True, bytes=8.0 / max(layer.output_shape[-1], 1))
+
+
+def _embedding(plan: Plan, layer: Layer) -> SavedTensors:
+    if isinstance(plan.flow.outputs[layer.name].placement, Partial):
+        return SavedTensors(bytes=_PLACED_TOKEN / layer.output_shape[-1])
+    return _INPUT
 
 
 def _pool(layer: Layer, name: str) -> SavedTensors:

@@ -4,6 +4,7 @@ It is a step in the middle of a run: the optimizer has its state, and gradients 
 from step to step are there.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -119,6 +120,11 @@ class _Step:
         return optimizer_bytes(self._updating, self._updating.handed)
 
     @property
+    def _labels(self) -> int:
+        """The labels of one sample."""
+        return math.prod(self.program.plan.graph.label_shape)
+
+    @property
     def _updating(self) -> Program:
         """What tells who updates what; where sharded, it depends on how many ranks there are."""
         return self.whole if self.whole.experiment.shard_optimizer else self.program
@@ -147,7 +153,7 @@ class _Step:
         match instruction:
             case Load(rows):
                 sample = int(np.prod(self.program.plan.graph.input_shape))
-                per_row = sample * self.program.input_itemsize + _INT64
+                per_row = sample * self.program.input_itemsize + self._labels * _INT64
                 timeline.make(rows.own * per_row, "data", "input")
             case ZeroGrad(names, every) if every == 1:
                 self.gradients.begin(set(names))
@@ -240,16 +246,16 @@ class _Step:
             layout, _, _, _ = operations.layout_of(value)
             wide = running.size(value, max(_FP32, self.program.itemsize))
             if layout.group_size > 1:
-                labels = running.rows.over(layout.group_size) * _INT64
+                labels = running.rows.over(layout.group_size) * (self._labels * _INT64)
                 held.append(timeline.make(labels, "activations", "loss"))
             held.append(timeline.make(wide, "activations", "loss"))
-            if isinstance(layout.placement, Shard):
-                timeline.pass_by(wide, "workspace", "loss")
         timeline.at("backward", "loss")
         for value in operations.results:
+            layout, _, _, _ = operations.layout_of(value)
             wide = running.size(value, max(_FP32, self.program.itemsize))
+            beside = 1 if isinstance(layout.placement, Shard) else 2  # of scores and of their log
             if operations.needs_gradient(value):
-                timeline.pass_by(wide, "workspace", "loss")
+                timeline.pass_by(beside * wide, "workspace", "loss")
                 grads[value] = timeline.make(running.size(value), "activation_gradients", "loss")
         for tensor in held:
             timeline.drop(tensor)

@@ -88,7 +88,7 @@ class Question:
         if not (self.recompute or pinned) or layer.rows == 0:
             return False
         try:
-            check(layer, LayerPlan(recompute=True), self.world_size, shares_weights=False)
+            check(layer, LayerPlan(recompute=True), self.world_size)
         except PlanError:
             return False
         return True

@@ -1,15 +1,17 @@
 """The data sets that come with the workbench, fitted to what a model reads.
 
-There are images and token ids drawn around one centre for each class, scikit-learn's digits,
+There are images and token ids drawn around one centre for each class, text, scikit-learn's digits,
 CIFAR-10 and folders of images.
 """
 
 import importlib.util
+import sysconfig
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from filelock import FileLock
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from workbench.model.vision import torchvision
 from workbench.plan.experiment.experiment import CIFAR10, ImageFolder, Synthetic
+from workbench.plan.experiment.task import Text
 from workbench.train.data.reading import DataError
 
 # Rec. 601 luma, as PIL and torchvision turn color into grey.
@@ -52,6 +55,9 @@ def fit(
     return images.expand(len(images), channels, height, width).contiguous()
 
 
+_BYTES = 256
+_TENTH = 10
+_NO_LIBRARY = ("site-packages", "dist-packages", "test")  # not on every machine
 _REPLACED = 0.25  # of the tokens of a sequence
 _CENTRES_SEED = 1 << 40  # beyond every sample's own seed, which is its number
 
@@ -97,11 +103,14 @@ class Centres:
 class Sequences:
     """One split: sample i is the token ids of class i % classes, a quarter of them replaced.
 
+    Its label is that class; or of each token, the next one.
+
     Args:
         data: how many samples and classes.
         shape: the shape of one sample.
         split: "train" or "test"; the test split has a quarter as many samples, all new.
         vocabulary: the number of tokens.
+        per_token: whether labels are the next tokens.
     """
 
     def __init__(
@@ -110,8 +119,12 @@ class Sequences:
         shape: tuple[int, ...],
         split: Literal["train", "test"],
         vocabulary: int,
+        *,
+        per_token: bool = False,
     ) -> None:
-        self.num_classes = data.classes
+        self.num_classes = None if per_token else data.classes
+        self._classes, self._per_token = data.classes, per_token
+        shape = (*shape[:-1], shape[-1] + 1) if per_token else shape
         self._shape, self._vocabulary = shape, vocabulary
         self._first = 0 if split == "train" else data.samples
         self._length = data.samples if split == "train" else max(1, data.samples // 4)
@@ -125,13 +138,85 @@ class Sequences:
         """Token ids and labels of these rows, the same in every epoch."""
         tokens = torch.empty(len(indices), *self._shape, dtype=torch.int64)
         generator = torch.Generator()
-        labels = indices % self.num_classes
+        labels = indices % self._classes
         for row, index, label in zip(tokens, indices.tolist(), labels.tolist(), strict=True):
             generator.manual_seed(self._first + index)
             others = torch.randint(self._vocabulary, self._shape, generator=generator)
             replaced = torch.rand(self._shape, generator=generator) < _REPLACED
             row.copy_(torch.where(replaced, others, self._of_class[label]))
+        if self._per_token:
+            return tokens[..., :-1].contiguous(), tokens[..., 1:].contiguous()
         return tokens, labels
+
+
+class Bytes:
+    """One split of a text, resident as the bytes that it is.
+
+    Sequences lie one behind the other, and the label of a sequence's last byte is the first of the
+    next one. What is left of the text is shorter than one.
+
+    Args:
+        data: the text.
+        shape: the shape of one sample, (tokens,).
+        classes: the classes that the model scores.
+        split: "train", or "test": every tenth sequence.
+        vocabulary: the number of tokens; None: the model reads none.
+        per_token: whether it scores classes for each token.
+
+    Raises:
+        DataError: the model is none of bytes, or the text cannot be read or is too short.
+    """
+
+    num_classes = None
+
+    def __init__(
+        self,
+        data: Text,
+        shape: tuple[int, ...],
+        classes: int,
+        split: Literal["train", "test"],
+        vocabulary: int | None,
+        *,
+        per_token: bool,
+    ) -> None:
+        if len(shape) != 1 or not per_token or min(vocabulary or 0, classes) < _BYTES:
+            reads = "real numbers" if vocabulary is None else f"ids of {vocabulary} tokens"
+            raise DataError(
+                f"{data!r} is for models that read sequences of ids of {_BYTES} tokens or more and "
+                f"score as many classes for each; this one reads {reads}, {shape}, and scores "
+                f"{classes} classes{' for each' if per_token else ''}"
+            )
+        self._text = torch.from_numpy(_text(data.file))
+        (self._length,) = shape
+        sequences = torch.arange((len(self._text) - 1) // self._length)
+        held_out = sequences % _TENTH == _TENTH - 1
+        self._sequences = sequences[held_out if split == "test" else ~held_out]
+        if not len(self._sequences):
+            raise DataError(
+                f"{data!r}: {len(self._text)} bytes are too few for {_TENTH} sequences of "
+                f"{self._length} tokens"
+            )
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
+        """Token ids and the next ones of these rows, the same in every epoch."""
+        first = self._sequences[indices] * self._length
+        both = self._text[first[:, None] + torch.arange(self._length + 1)].long()
+        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+
+
+def _text(file: str | None) -> npt.NDArray[np.uint8]:
+    """The bytes of a file, or of the standard library's sources in the order of their names."""
+    library = Path(sysconfig.get_path("stdlib"))
+    sources = sorted(library.glob("*.py")) + sorted(library.glob("*/*.py"))
+    of_packages = [path for path in sources if path.parent.name not in _NO_LIBRARY]
+    try:
+        paths = of_packages if file is None else [Path(file).expanduser()]
+        return np.frombuffer(b"".join(path.read_bytes() for path in paths), dtype=np.uint8).copy()
+    except OSError as error:
+        raise DataError(f"the text cannot be read: {error}") from error
 
 
 class EightByEight:

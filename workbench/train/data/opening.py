@@ -12,7 +12,8 @@ from workbench.plan.experiment.experiment import (
     Synthetic,
     TorchData,
 )
-from workbench.train.data.built_in import Centres, EightByEight, Files, Pictures, Sequences
+from workbench.plan.experiment.task import Text
+from workbench.train.data.built_in import Bytes, Centres, EightByEight, Files, Pictures, Sequences
 from workbench.train.data.own_samples import OwnSamples
 from workbench.train.data.reading import DataError
 
@@ -48,6 +49,7 @@ def open_data(
     split: Split,
     seed: int = 0,
     vocabulary: int | None = None,
+    per_token: bool = False,
 ) -> Dataset:
     """The data set that a value names, fitted to a model.
 
@@ -58,6 +60,7 @@ def open_data(
         split: "train" or "test".
         seed: the experiment's, for what the user's own data draws at random.
         vocabulary: the number of tokens, if the model reads token ids.
+        per_token: whether it scores classes for each of them, so that labels are the next tokens.
 
     Raises:
         DataError: the files are not there, or the data does not fit the model.
@@ -66,9 +69,11 @@ def open_data(
     opened: Dataset
     match data:
         case Synthetic() if vocabulary is not None:
-            opened = Sequences(data, input_shape, split, vocabulary)
+            opened = Sequences(data, input_shape, split, vocabulary, per_token=per_token)
         case Synthetic():
             opened = Centres(data, input_shape, split)
+        case Text():
+            opened = Bytes(data, input_shape, num_classes, split, vocabulary, per_token=per_token)
         case Digits():
             opened = EightByEight(_picture(data, input_shape, vocabulary), split)
         case CIFAR10():
@@ -77,7 +82,7 @@ def open_data(
             opened = Files(data, _picture(data, input_shape, vocabulary), split)
         case TorchData():
             return OwnSamples(data, split, input_shape, seed, vocabulary)
-    if opened.num_classes != num_classes:
+    if opened.num_classes not in (None, num_classes):
         raise DataError(
             f"{data!r} has {opened.num_classes} classes, the model {num_classes}; "
             f"trace it with num_classes={opened.num_classes}"

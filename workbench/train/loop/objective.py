@@ -3,7 +3,9 @@
 Before anybody else reads the running statistics of local batch norms, they are made one.
 """
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,12 +13,15 @@ from torch import Tensor
 
 from workbench.comm.all_reduce import all_reduce
 from workbench.comm.collectives import all_gather
+from workbench.comm.groups.group import Group
 from workbench.comm.regions import exchange, scatter_to
 from workbench.layers.cut_model import CutModel
-from workbench.layers.loss import cross_entropy_sum, cut_cross_entropy_sum
+from workbench.layers.loss import cross_entropy_sum, cut_cross_entropy_sum, highest_class
 from workbench.layers.norms import LocalBatchNorm
+from workbench.plan.graph import Graph
 from workbench.plan.placement.layout import ROWS
 from workbench.plan.placement.placement import Shard
+from workbench.train.data.reading import DataError
 
 # Weight of an auxiliary head's loss, as in GoogLeNet (Szegedy et al. 2014, arXiv:1409.4842).
 AUXILIARY_WEIGHT = 0.3
@@ -36,7 +41,7 @@ def step_loss(
     Args:
         model: the cut model; its context describes the batch in hand.
         outputs: what it returned; the first is the prediction, the others auxiliary heads.
-        labels: [own rows].
+        labels: a class for each place that the prediction scores [own rows, ...].
         total: the samples of the step over all ranks and micro-batches.
 
     Returns:
@@ -53,24 +58,113 @@ def step_loss(
 
 
 def _output_loss(model: CutModel, name: str, logits: Tensor, labels: Tensor) -> Tensor:
-    layout = model.plan.flow.returned(name)
-    if layout == ROWS:
-        return cross_entropy_sum(logits, labels)
-    group = model.shard_group(layout.group_size)
-    rows = model.context.group_rows(layout.group_size)
-    every = all_gather(labels, rows, group, layer="labels")
-    if isinstance(layout.placement, Shard):
-        return cut_cross_entropy_sum(logits, every, layout.placement, group, layer=name)
-    return cross_entropy_sum(logits, every)
+    """The mean over a row's labels of the cross-entropy, summed over the rows that are held."""
+    scores = Scores.of(model, name, logits, labels)
+    return scores.cross_entropy() / math.prod(model.plan.graph.label_shape)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of classes as they lie, and the labels of the same rows.
+
+    Attributes:
+        logits: [labels, classes held here]; of whole classes [rows, classes, ...] as well.
+        labels: [labels], or [rows, ...].
+        classes: how the classes are cut over the group; None: they are whole.
+        group: the ranks that hold scores of the same rows; None: only this one does.
+        layer: the layer under which traffic is recorded.
+    """
+
+    logits: Tensor
+    labels: Tensor
+    classes: Shard | None
+    group: Group | None
+    layer: str
+
+    @classmethod
+    def of(cls, model: CutModel, name: str, logits: Tensor, labels: Tensor) -> "Scores":
+        """Those of one output; of rows that the group has together, labels are gathered.
+
+        Raises:
+            DataError: a label that is no class.
+        """
+        graph, layout = model.plan.graph, model.plan.flow.returned(name)
+        if layout == ROWS:
+            return cls.whole(graph, name, logits, labels)
+        _check(graph, name, labels)
+        group = model.shard_group(layout.group_size)
+        rows = model.context.group_rows(layout.group_size)
+        every = all_gather(labels, rows, group, layer="labels")
+        cut = layout.placement
+        classes = Shard(1, cut.sizes) if isinstance(cut, Shard) else None
+        return cls(*_of_places(graph, logits, every), classes, group, name)
+
+    @classmethod
+    def whole(cls, graph: Graph, name: str, logits: Tensor, labels: Tensor) -> "Scores":
+        """Those of one output that lies whole with its rows.
+
+        Raises:
+            DataError: a label that is no class.
+        """
+        _check(graph, name, labels)
+        return cls(*_of_places(graph, logits, labels), None, None, name)
+
+    def cross_entropy(self) -> Tensor:
+        """The sum over labels []."""
+        if self.classes is None or self.group is None:
+            return cross_entropy_sum(self.logits, self.labels)
+        return cut_cross_entropy_sum(
+            self.logits, self.labels, self.classes, self.group, layer=self.layer
+        )
+
+    def hits(self) -> Tensor:
+        """The labels whose class has the highest score [], a count."""
+        if self.classes is None or self.group is None:
+            best = self.logits.argmax(dim=1)
+        else:
+            best = highest_class(self.logits, self.classes, self.group, layer=self.layer)
+        return (best == self.labels).sum()
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether this rank counts in sums over ranks: one of those that have the same rows."""
+        return self.group is None or self.group.rank == 0
+
+
+def _of_places(graph: Graph, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits and labels with classes in dimension 1: [labels, classes] where tokens have some."""
+    if not graph.scores_tokens:
+        return logits, labels
+    return logits.flatten(0, -2), labels.flatten()
+
+
+def _check(graph: Graph, name: str, labels: Tensor) -> None:
+    """Checks that every place has a label, and every label is a class."""
+    shape = graph[name].output_shape
+    classes = shape[-1 if graph.scores_tokens else 0]
+    if labels.shape[1:] != graph.label_shape:
+        raise DataError(
+            f"layer {name!r} gives scores {shape} for each sample, whose labels are "
+            f"{graph.label_shape}, got {tuple(labels.shape[1:])}"
+        )
+    if not labels.numel():
+        return
+    least, most = (int(end) for end in torch.aminmax(labels))
+    if least < 0 or most >= classes:
+        raise DataError(
+            f"label {least if least < 0 else most} is none of the {classes} classes that layer "
+            f"{name!r} scores, 0 to {classes - 1}; to leave labels out, give "
+            "Loss(function, weights=...)"
+        )
 
 
 def own_rows(model: CutModel, name: str, logits: Tensor) -> Tensor:
-    """The output `name` of this rank's own rows, all classes: [own rows, classes]."""
+    """The output `name` of this rank's own rows, whole: [own rows, ...]."""
     layout = model.plan.flow.returned(name)
     if layout == ROWS:
         return logits
     group = model.shard_group(layout.group_size)
-    rows = model.context.group_rows(layout.group_size)
+    rows = model.context.group_rows(layout.group_size, model.plan.graph[name].rows)
     if isinstance(layout.placement, Shard):
         return exchange(logits, layout.placement, rows, group, layer=name)
     return scatter_to(logits, rows, group, layer=name)

@@ -1,5 +1,6 @@
 """Evaluations of a cut model on a whole split, and the figures that they report: made of sums."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -10,17 +11,19 @@ from workbench.comm.all_reduce import all_reduce
 from workbench.comm.groups.group import Group
 from workbench.layers.cut import evaluating
 from workbench.layers.cut_model import CutModel
-from workbench.layers.loss import cross_entropy_sum
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.task import Metric
 from workbench.plan.extension.own import OwnObjectError
+from workbench.plan.graph import Graph
 from workbench.train.data.feed import moved
 from workbench.train.data.opening import Dataset
-from workbench.train.loop.objective import average_statistics, own_rows
+from workbench.train.loop.objective import Scores, average_statistics, own_rows
 from workbench.train.loop.own_loss import OwnLoss
 from workbench.train.loop.trial import Trial
 
 Outputs = tuple[Tensor, ...]
+
+_LARGEST = 700.0  # of which a number has an exponential
 
 
 class Score(Protocol):
@@ -36,23 +39,21 @@ class Score(Protocol):
 
 
 class CrossEntropy:
-    """The mean cross-entropy of the prediction, which is the first output."""
+    """The mean cross-entropy of the prediction, which is the first output.
+
+    Args:
+        graph: the model.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
 
     def sums(self, outputs: Outputs, targets: Any, rows: int) -> Tensor:
-        return cross_entropy_sum(outputs[0], targets)
+        scores = Scores.whole(self._graph, self._graph.outputs[0], outputs[0], targets)
+        return scores.cross_entropy()
 
     def figure(self, sums: Tensor, samples: int) -> float:
-        return sums.item() / samples
-
-
-class Accuracy:
-    """The share of rows whose class has the highest score."""
-
-    def sums(self, outputs: Outputs, targets: Any, rows: int) -> Tensor:
-        return (outputs[0].argmax(dim=1) == targets).sum()
-
-    def figure(self, sums: Tensor, samples: int) -> float:
-        return sums.item() / samples
+        return sums.item() / (samples * math.prod(self._graph.label_shape))
 
 
 class OwnLossScore:
@@ -146,30 +147,51 @@ class StatesOfMetric:
         return float(self._metric.compute())
 
 
+class ScoringOfClasses:
+    """Cross-entropy and accuracy, and perplexity of tokens, made of scores as they lie.
+
+    Scores whose classes are cut stay so: their maxima and sums travel.
+
+    Args:
+        graph: the model as it evaluates.
+    """
+
+    numel = 2
+
+    def __init__(self, graph: Graph) -> None:
+        self._each = math.prod(graph.label_shape)
+        self._of_tokens = graph.scores_tokens
+
+    def of_model(self, model: CutModel, outputs: Outputs, targets: Any, rows: int) -> Tensor:
+        """Cross-entropy and hits over the rows that this rank counts [2], float64."""
+        name = model.plan.graph.outputs[0]
+        scores = Scores.of(model, name, outputs[0], targets)
+        found = torch.stack([scores.cross_entropy().double(), scores.hits().double()])
+        return found.detach().cpu() * scores.is_counted
+
+    def figures(self, sums: Tensor, samples: int) -> dict[str, float]:
+        """All figures, of the sums over all samples."""
+        loss, accuracy = (sums / (samples * self._each)).tolist()
+        found = {"loss": loss, "accuracy": accuracy}
+        return found | ({"perplexity": perplexity(loss)} if self._of_tokens else {})
+
+
+def perplexity(loss: float) -> float:
+    """The exponential of a mean cross-entropy; infinite where it is too large for one."""
+    return math.exp(loss) if loss < _LARGEST else math.inf
+
+
 class Scoring:
-    """All figures of an evaluation.
+    """Figures of an evaluation that has a loss or metrics of its own, made of whole outputs.
 
     Args:
         scores: each by its name.
         shapes: the shape of each one's sums.
-        prediction_only: whether none of them reads another output than the first.
     """
 
-    def __init__(
-        self,
-        scores: Mapping[str, Score],
-        shapes: Sequence[tuple[int, ...]],
-        *,
-        prediction_only: bool,
-    ) -> None:
-        self._scores, self._shapes, self.prediction_only = scores, shapes, prediction_only
+    def __init__(self, scores: Mapping[str, Score], shapes: Sequence[tuple[int, ...]]) -> None:
+        self._scores, self._shapes = scores, shapes
         self._numels = [torch.Size(shape).numel() for shape in shapes]
-
-    @classmethod
-    def of_classes(cls) -> "Scoring":
-        """Cross-entropy, and accuracy."""
-        scores: dict[str, Score] = {"loss": CrossEntropy(), "accuracy": Accuracy()}
-        return cls(scores, [()] * len(scores), prediction_only=True)
 
     @classmethod
     def of(cls, experiment: Experiment, loss: OwnLoss | None, tried: Trial | None) -> "Scoring":
@@ -183,18 +205,27 @@ class Scoring:
         Raises:
             OwnObjectError: a metric cannot be loaded, or fails on what it is tried on.
         """
-        own_loss = CrossEntropy() if loss is None else OwnLossScore(loss)
+        graph = experiment.plan.evaluation.graph
+        own_loss = CrossEntropy(graph) if loss is None else OwnLossScore(loss)
         scores = dict[str, Score](loss=own_loss)
         shapes: list[tuple[int, ...]] = [() if loss is None else (2,)]
         for name, value in (experiment.metrics or {}).items():
             scores[name] = own_score(name, value)
             shapes.append(() if tried is None else _tried(name, scores[name], tried))
-        return cls(scores, shapes, prediction_only=False)
+        return cls(scores, shapes)
 
     @property
     def numel(self) -> int:
         """How many sums there are in all."""
         return sum(self._numels)
+
+    def of_model(self, model: CutModel, outputs: Outputs, targets: Any, rows: int) -> Tensor:
+        """All sums over this rank's rows [numel], float64; outputs are brought there, whole."""
+        named = zip(model.plan.graph.outputs, outputs, strict=True)
+        mine = tuple(own_rows(model, name, output) for name, output in named)
+        if not rows:
+            return torch.zeros(self.numel, dtype=torch.float64)
+        return self.sums(mine, targets, rows)
 
     def sums(self, outputs: Outputs, targets: Any, rows: int) -> Tensor:
         """All sums over these rows [numel], float64."""
@@ -262,7 +293,7 @@ def evaluate(
     world: Group,
     device: torch.device,
     dtype: torch.dtype,
-    scoring: Scoring,
+    scoring: Scoring | ScoringOfClasses,
 ) -> dict[str, float]:
     """The figures over every sample of `data`, the same on all ranks.
 
@@ -272,7 +303,6 @@ def evaluate(
     average_statistics(model)
     model.eval()
     whole = evaluating(model).eval()
-    names = whole.plan.graph.outputs[: 1 if scoring.prediction_only else None]
     totals = torch.zeros(scoring.numel, dtype=torch.float64)
     # In inference mode torch decomposes no operation, and what it has instead of an LSTM ends the
     # process of a rank without rows.
@@ -283,10 +313,7 @@ def evaluate(
             whole.context.set(rows, first_row=first, step=NO_STEP)
             start, own = first + sum(rows[: world.rank]), rows[world.rank]
             inputs, targets = moved(data.batch(torch.arange(start, start + own)), device, dtype)
-            given = zip(names, whole(inputs), strict=False)
-            outputs = tuple(own_rows(whole, name, output) for name, output in given)
-            if own:
-                totals += scoring.sums(outputs, targets, own)
+            totals += scoring.of_model(whole, whole(inputs), targets, own)
     model.train()
     totals = all_reduce(totals, world, layer="evaluation")
     return scoring.figures(totals, len(data))

@@ -25,7 +25,7 @@ from workbench.train.loop.memory import Held
 from workbench.train.loop.objective import StepLoss, step_loss
 from workbench.train.loop.own_loss import OwnLoss
 from workbench.train.loop.requests import LearningRates
-from workbench.train.loop.scoring import Scoring
+from workbench.train.loop.scoring import Scoring, ScoringOfClasses
 from workbench.train.loop.step import Stepper
 from workbench.train.loop.trial import Trial, try_fp16
 from workbench.train.strategies.optimizer import Updater
@@ -102,7 +102,7 @@ class RankState:
     stepper: Stepper
     test_data: Dataset | None
     loss: StepLoss
-    scoring: Scoring
+    scoring: Scoring | ScoringOfClasses
     traced: torch.fx.GraphModule
     groups: RankGroups
     asked: frozenset[Spec]
@@ -207,11 +207,11 @@ def _splits(experiment: Experiment) -> tuple[Dataset, Dataset | None]:
     """What is trained on, and what is evaluated on, if there is such a split."""
     data, graph = experiment.data, experiment.plan.graph
     model = graph.input_shape, graph.num_classes
-    seed, tokens = experiment.seed, graph.vocabulary
-    train = open_data(data, *model, "train", seed, tokens)
+    more = experiment.seed, graph.vocabulary, graph.scores_tokens
+    train = open_data(data, *model, "train", *more)
     if isinstance(data, TorchData) and data.test is None:
         return train, None
-    return train, open_data(data, *model, "test", seed, tokens)
+    return train, open_data(data, *model, "test", *more)
 
 
 def _objective(
@@ -221,13 +221,14 @@ def _objective(
     everyone: Group,
     device: torch.device,
     dtype: torch.dtype,
-) -> tuple[StepLoss, Scoring]:
+) -> tuple[StepLoss, Scoring | ScoringOfClasses]:
     """The loss of a step and what evaluations report; the user's own have been tried."""
     plan, loss = experiment.plan, None
     if experiment.loss is None and isinstance(experiment.data, TorchData):
-        Trial.of(plan.graph, train, torch.device("cpu"), dtype).check_classes()
+        trial = Trial.of(plan.graph, train, torch.device("cpu"), dtype)
+        trial.check_classes(per_token=plan.graph.scores_tokens)
     if experiment.loss is None and experiment.metrics is None:
-        return step_loss, Scoring.of_classes()
+        return step_loss, ScoringOfClasses(experiment.plan.evaluation.graph)
     if experiment.loss is not None:
         loss = OwnLoss(experiment.loss, everyone, device, dtype)
         loss.check(Trial.of(plan.graph, train, device, dtype))

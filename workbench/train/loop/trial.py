@@ -61,15 +61,21 @@ class Trial:
                 own = tree_map(lambda each, b=begin, e=end: each[b:e], self.targets)
                 yield Trial(end - begin, outputs, own)
 
-    def check_classes(self) -> None:
+    def check_classes(self, *, per_token: bool = False) -> None:
         """Tries cross-entropy, on the CPU: on a GPU a class that is not there ends the process.
+
+        Args:
+            per_token: whether scores are those of tokens, [rows, tokens, classes].
 
         Raises:
             DataError: the targets are none of cross-entropy's.
         """
-        classes = self.outputs[0].shape[1]
+        scores, labels = self.outputs[0], self.targets
+        classes = scores.shape[-1 if per_token else 1]
         try:
-            F.cross_entropy(self.outputs[0], self.targets)
+            if per_token:
+                scores, labels = scores.flatten(0, -2), labels.flatten()
+            F.cross_entropy(scores, labels)
         except Exception as error:  # of many kinds
             raise DataError(
                 f"cross-entropy fails for {self}: {error}; it takes the numbers of classes, 0 to "

@@ -291,7 +291,8 @@ def _trained(experiment: Experiment, weights: Path, dtype: torch.dtype) -> dict[
     averages = {name: p.detach().clone() for name, p in trained.items() if decay}
     graph = plan.graph
     shape, classes, seed = graph.input_shape, graph.num_classes, experiment.seed
-    data = open_data(experiment.data, shape, classes, "train", seed, graph.vocabulary)
+    of_tokens = graph.vocabulary, graph.scores_tokens
+    data = open_data(experiment.data, shape, classes, "train", seed, *of_tokens)
     loss = _loss_of(experiment, dtype)
     found: dict[str, Tensor] = {}
     for step in range(experiment.steps):
@@ -378,7 +379,8 @@ def _loss_of(experiment: Experiment, dtype: torch.dtype) -> Objective:
     """The user's own function on the whole batch, or cross-entropy."""
     value = experiment.loss
     if value is None:
-        return _cross_entropy
+        of_tokens = experiment.plan.graph.scores_tokens
+        return _token_cross_entropy if of_tokens else _cross_entropy
     function = value.function.loaded
     weigh = None if value.weights is None else value.weights.loaded
     if isinstance(function, nn.Module):
@@ -392,6 +394,11 @@ def _loss_of(experiment: Experiment, dtype: torch.dtype) -> Objective:
         return found.sum() if value.reduction == "sum" else found.mean()
 
     return loss
+
+
+def _token_cross_entropy(outputs: tuple[Tensor, ...], labels: Tensor) -> Tensor:
+    """The same of scores [rows, tokens, classes] and labels [rows, tokens]."""
+    return _cross_entropy(tuple(x.flatten(0, 1) for x in outputs), labels.flatten())
 
 
 def _cross_entropy(outputs: tuple[Tensor, ...], labels: Tensor) -> Tensor:
@@ -423,7 +430,7 @@ def _evaluated(
 ) -> dict[str, Tensor]:
     """The figures of the first test batch; the model is left in evaluation mode."""
     graph, value = experiment.plan.graph, experiment.data
-    scores = len(graph[graph.outputs[0]].output_shape) == 1
+    scores = len(graph[graph.outputs[0]].output_shape) == 1 or graph.scores_tokens
     if (experiment.loss is None and not scores) or (
         isinstance(value, TorchData) and value.test is None
     ):
@@ -433,8 +440,9 @@ def _evaluated(
         model = _whole(experiment.plan, graph.evaluation, weights, context, dtype)
         for name, tensor in _tensors(model).items():
             tensor.copy_(trained[name])
-    shape, classes, tokens = graph.input_shape, graph.num_classes, graph.vocabulary
-    data = open_data(value, shape, classes, "test", experiment.seed, tokens)
+    shape, classes = graph.input_shape, graph.num_classes
+    of_tokens = graph.vocabulary, graph.scores_tokens
+    data = open_data(value, shape, classes, "test", experiment.seed, *of_tokens)
     rows = min(len(data), experiment.batch_size)
     inputs, targets = data.batch(torch.arange(rows))
     targets = _widened(targets, dtype)
@@ -446,7 +454,10 @@ def _evaluated(
             outputs = outputs[:1]  # auxiliary heads are for training
         found = {"loss": loss(outputs, targets).double()}
         if experiment.metrics is None and experiment.loss is None:
-            found["accuracy"] = (outputs[0].argmax(dim=1) == targets).double().mean()
+            classes_in = -1 if graph.scores_tokens else 1
+            found["accuracy"] = (outputs[0].argmax(dim=classes_in) == targets).double().mean()
+            if graph.scores_tokens:
+                found["perplexity"] = found["loss"].exp()
         for name, metric in (experiment.metrics or {}).items():
             score = own_score(name, metric)
             figure = score.figure(score.sums(outputs, targets, rows).double(), rows)

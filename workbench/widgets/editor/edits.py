@@ -13,6 +13,7 @@ from workbench.plan.placement.choice import LayerPlan, check
 from workbench.plan.placement.mesh import group_sizes
 from workbench.plan.placement.schemes import schemes_of
 from workbench.plan.placement.tail import RoundsError
+from workbench.plan.placement.tied import together
 from workbench.plan.plan import Plan
 from workbench.plan.rules.rule import GroupRule, Rule, plan_by
 
@@ -58,7 +59,8 @@ def edited(plan: Plan, layers: Sequence[str], field: str, value: Any) -> Edited:
     choices = dict(plan.layers)
     for name in chosen:
         now = choices.get(name, LayerPlan())
-        choices[name] = _changed(plan, now, field, value)
+        changed = _changed(plan, now, field, value)
+        choices |= together(plan.graph, name, changed, choices, plan.world_size)
         if now.is_own and choices[name] == LayerPlan():
             del choices[name]  # it follows its input again
     what = f"{field} of {_counted(chosen)}: {_value_text(value)}"
@@ -168,7 +170,7 @@ def _takes(layer: Layer, scheme: object) -> bool:
 def _accepts(plan: Plan, name: str, recompute: bool) -> bool:
     choice = replace(plan.layers.get(name, LayerPlan()), recompute=recompute)
     try:
-        check(plan.graph[name], choice, plan.world_size, shares_weights=False)
+        check(plan.graph[name], choice, plan.world_size)
     except PlanError:
         return False
     return True

@@ -164,7 +164,8 @@ class _Trials:
         """Whether the node's kind suffices as a promise: it reads activations and parameters."""
         if _is_part(node):
             return True  # of a value that was checked as a whole
-        return self.traced.kinds[node] != "op" and all(
+        # Of an embedding it is tried, too, whether its table has all the numbers that it is given.
+        return self.traced.kinds[node] not in ("op", "embedding") and all(
             source.op == "get_attr" or source.meta["depends"] for source in node.all_input_nodes
         )
 

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from workbench.plan.placement.flow import crossings, returned
+from workbench.plan.placement.flow import crossings
 from workbench.plan.placement.layout import Conversion, Layout
 from workbench.predict.search.space.trellis import Floats, Readings
 from workbench.predict.time.duration import Speeds, conversion_seconds
@@ -55,8 +55,7 @@ class ConversionCosts:
         readings: Readings,
         shape: tuple[int, ...],
         per_sample: int,
-        *,
-        ends: bool,
+        ends: Layout | None,
     ) -> list[Conversion]:
         """The conversions of a value; readers whose conversions start alike share them.
 
@@ -65,14 +64,14 @@ class ConversionCosts:
             readings: the layouts in which it is read.
             shape: the shape of one sample.
             per_sample: the rows of dimension 0 for each sample.
-            ends: whether the model returns the value.
+            ends: the layout in which the model returns the value; None: it does not.
         """
         chains: list[tuple[Conversion, ...]] = []
         for target in {layout for layout, _ in readings}:
             summands = tuple(sorted(sums for layout, sums in readings if layout == target))
             chains += self._chain(source, target, summands, shape, per_sample)
-        if ends:
-            chains += self._chain(source, returned(source, shape), (False,), shape, per_sample)
+        if ends is not None:
+            chains += self._chain(source, ends, (False,), shape, per_sample)
         if len(chains) == 1:
             return list(chains[0])
         prefixes = {chain[: end + 1] for chain in chains for end in range(len(chain))}

@@ -196,7 +196,8 @@ class StepCosts:
         """The placement of this layer by itself."""
         choices = {} if choice is None else {layer.name: choice}
         owner = self.graph[layer.shared] if layer.shared else layer
-        placed = {w.name: place_weight(owner, w, read, choices) for w in owner.weights}
+        users = (layer,) if owner is layer else (owner, layer)  # which may have a bias of its own
+        placed = {w.name: place_weight(one, w, read, choices) for one in users for w in one.weights}
         flow = Flow({layer.name: read}, {layer.name: given}, {}, {}, placed)
         return PlacedLayer(self.graph, flow, choices, self._batch_norm)
 
@@ -211,8 +212,8 @@ class StepCosts:
     ) -> list[Conversion]:
         """The conversions of a value."""
         read = frozenset[tuple[Layout, bool]]() if carried else readings
-        ends = name in self.graph.outputs
-        return self.conversions.steps(source, read, *self.shape(name), ends=ends)
+        ends = returned(self.graph, name, source) if name in self.graph.outputs else None
+        return self.conversions.steps(source, read, *self.shape(name), ends)
 
     def computing(self, alone: PlacedLayer, layer: Layer, passes: Passes) -> PassSeconds:
         """Seconds of a layer in these passes, the mean over ranks."""
@@ -229,7 +230,7 @@ class StepCosts:
     def loss(self, name: str, source: Layout, passes: Passes) -> float:
         """Seconds of the loss of a model's output, each way, the mean over ranks."""
         total, (shape, per_sample) = 0.0, self.shape(name)
-        layout = returned(source, shape)
+        layout = returned(self.graph, name, source)
         for rows, times in passes:
             logits = rows.elements(layout, shape, per_sample) * self.itemsizes[name]
             total += times * self._mean(loss_seconds(logits, self.speeds))

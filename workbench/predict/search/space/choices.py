@@ -147,7 +147,7 @@ def options_of(
             continue
         every = (LayerPlan(),) if together else (*_choices(layer, sizes, shares), *more)
         if isinstance(pin, LayerPlan):
-            check(layer, pin, world_size, shares_weights=together)
+            check(layer, pin, world_size)
             every = (pin,)
         elif pin is not None:
             if pin not in schemes_of(layer):
@@ -280,13 +280,16 @@ def preferences(graph: Graph, options: Mapping[str, Sequence[LayerPlan]]) -> tup
 def choice_preferring(
     layer: Layer, preference: Preference, options: Sequence[LayerPlan]
 ) -> LayerPlan:
-    """A choice with this preference; of an own scheme that is not among the options, none."""
+    """A choice with this preference; of what is not among the options, none.
+
+    No embedding reads features, and not every layer has the choice of an own scheme.
+    """
     form, k, shares = preference
     if form == "rows":
         return LayerPlan()
     if form == "whole":
         return LayerPlan("duplicate", k)
-    if isinstance(form, Own) or layer.kind not in SPLITTABLE:
+    if isinstance(form, Own) or layer.kind not in SPLITTABLE or layer.kind == "embedding":
         wanted = (one for one in options if (one.scheme, one.group_size, one.shares) == preference)
         return next(wanted, LayerPlan())
     return LayerPlan("shard_out" if layer.groups > 1 else "shard_in", k, shares)
