@@ -17,11 +17,15 @@ from workbench.plan.experiment.measured import COLUMNS
 from workbench.server import vitals
 from workbench.server.attempt import Attempt
 from workbench.server.fleet import Watch
-from workbench.server.monitor import STOPPED_S, HostHealth, Standstill
+from workbench.server.monitor import STOPPED_S, HostHealth, Monitor, Standstill
 from workbench.server.pace import LOOKS, MemoryTrend, Pace
 from workbench.server.vitals import Sample, Vitals
+from workbench.server.work import Work
 from workbench.store.process import ProcessIdentity
+from workbench.store.record import Request
 from workbench.store.run_folder import newest_whole
+from workbench.store.store import Store
+from workbench.store.telemetry import pack_row
 
 
 def rows(step: int, *compute_s: float, time: float = 0.0):
@@ -201,3 +205,23 @@ def test_a_checkpoint_that_is_damaged_is_passed_over(tmp_path):
     assert (found.step, found.path.name) == (5, "step-000005")
     assert [text.split()[0] for text in damaged] == ["step-000020", "step-000015", "step-000010"]
     assert newest_whole(tmp_path, checked=False)[0].step == 20
+
+
+@pytest.mark.parametrize("waits_for_a_disk", [True, False])
+def test_a_rank_that_is_silent_is_ended_unless_it_waits_for_a_disk(tmp_path, waits_for_a_disk):
+    store = Store(tmp_path / "server.sqlite", create=True)
+    job = store.submit(Request(kind="train", name="run", task="a:b", engines=1))
+    monitor = Monitor(tmp_path, store, SimpleNamespace(timeout_s=30.0), None)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        places = (0,), (ProcessIdentity.of(process.pid),)
+        attempt, work = Attempt(job, 1, tmp_path, *places), Work(store.job(job), 0.0)
+        files = attempt.ranks[0].files
+        assert files.begin()
+        files.rows.write_bytes(pack_row(rows(1, 0.1)[0]))
+        attempt.none_has_begun()
+        monitor._poll_rows([(work, attempt)], 0.0)
+        if waits_for_a_disk:
+            files.renew()
+        monitor._poll_rows([(work, attempt)], 1000.0)
+        assert bool(attempt.ranks[0].killed) != waits_for_a_disk
+        process.kill()

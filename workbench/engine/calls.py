@@ -116,7 +116,8 @@ def run(given: Assignment) -> None:
         OSError: the rank could not begin, and has not; it may be called again.
         SealError: this process is no engine of a cluster.
     """
-    files, control, key = RankFiles(given.folder, given.rank), StopRequest(), own_key()
+    files, key = RankFiles(given.folder, given.rank), own_key()
+    control = StopRequest(renew=files.renew)
     telemetry: Telemetry | None = None
     try:
         with _signals(control):  # before anybody knows whom to interrupt

@@ -164,7 +164,8 @@ IDLE_EVERY_S, ROWS_EVERY_S = 0.25, 1.0
 HEALTH_EVERY_S = 10.0
 BACKUP_EVERY_S = 3600.0
 # A rank waits for others no longer than the time-out, and then reports who did not come. One that
-# is silent for 3 time-outs and for 20 of its longest steps is hung, and is killed.
+# is silent for 3 time-outs and for 20 of its longest steps is hung, and is killed; but not while it
+# says that it waits for a disk: slow is not dead.
 SILENT_TIMEOUTS, SILENT_STEPS = 3.0, 20.0
 
 
@@ -250,7 +251,9 @@ class Monitor:
             if work.pace.step != before:
                 work.moved_at = now
             elif newest and now - work.moved_at > self._patience_s(work):
-                self._end_silent(work, attempt, now)
+                renewed_at = max(rank.files.renewed_at for rank in attempt.ranks)
+                if time.time() - renewed_at > SILENT_TIMEOUTS * self._spec.timeout_s:
+                    self._end_silent(work, attempt, now)
             if work.step != work.written_step:
                 work.written_step = work.step
                 self._store.update(work.record.id, step=work.step)

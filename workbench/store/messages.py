@@ -11,7 +11,7 @@ import struct
 import time
 import traceback
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -182,9 +182,11 @@ class StopRequest:
 
     Attributes:
         stop_requested: whether training is to end at the next step boundary.
+        renew: says that the rank lives though it makes no step: it waits for a disk.
     """
 
     stop_requested: bool = False
+    renew: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)

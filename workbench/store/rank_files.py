@@ -3,6 +3,7 @@
     rank-0.alive     its process id; written first: the rank has begun
     rank-0.rows      its metric rows so far; older ones are in rank-0.0.rows, rank-0.1.rows, ...
     rank-0.log       what it printed
+    rank-0.renewed   its date says when the rank last waited for a disk, and lived
     rank-0.answer    how it ended; written whole, and last
     withdrawn        the attempt was given up: ranks that begin later do nothing
 
@@ -82,6 +83,18 @@ class RankFiles:
             self._named("alive").unlink()
             raise
         return True
+
+    def renew(self) -> None:
+        """Says that the rank lives, though no row comes: it waits for a disk."""
+        with suppress(OSError):  # it is this disk
+            self._named("renewed").touch()
+
+    @property
+    def renewed_at(self) -> float:
+        """When it last said so, in seconds since the epoch; 0 where it never has."""
+        with suppress(OSError):
+            return self._named("renewed").stat().st_mtime
+        return 0.0
 
     @property
     def is_withdrawn(self) -> bool:

@@ -14,6 +14,7 @@ from workbench.model.weights.snapshot import Snapshot
 from workbench.plan.placement.flow import WeightPlacement
 from workbench.plan.placement.placement import Replicate, Shard
 from workbench.store.messages import StopRequest
+from workbench.train.checkpoint import saver as saver_module
 from workbench.train.checkpoint.checkpoint import latest
 from workbench.train.checkpoint.saver import Holding, Saver, _Writing, holdings, parts
 from workbench.train.loop.loop import Loop
@@ -134,6 +135,23 @@ def test_it_has_its_name_once_every_rank_s_part_is_there(tmp_path):
     begun(part, saver, other)
     saver._writing.wait_for_part()
     saver.close()  # the other rank is gone
+    assert latest(tmp_path) == tmp_path / "step-000001"
+
+
+def test_ranks_meet_while_they_wait_for_a_slow_disk(tmp_path, gate, monkeypatch):
+    """However long it takes: who met the others is not lost, and who says so is not hung."""
+    monkeypatch.setattr(saver_module, "MEET_EVERY_S", 0.001)
+    part, renewed = saving.alone(until=1), []
+
+    def renew():
+        renewed.append(len(renewed))
+        if len(renewed) == 3:
+            gate.set()
+
+    saver = Saver(tmp_path, part.everyone, renew=renew)
+    part.begin(saver)
+    saver.finish()
+    assert len(renewed) >= 3
     assert latest(tmp_path) == tmp_path / "step-000001"
 
 

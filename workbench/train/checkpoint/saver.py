@@ -185,31 +185,32 @@ def _piece(held: Holding, tensor: Tensor) -> Piece:
     return Piece(tensor, tuple(whole), held.shard.dim, start, held.shard.blocks)
 
 
-def on_all_ranks(group: Group, action: Callable[[], object] | None) -> None:
-    """Runs this rank's action, and returns once every rank's is done.
+def on_all_ranks(group: Group, action: Callable[[], object] | None) -> bool:
+    """Runs this rank's action; returns once every rank's is over, whether all were done.
 
     One small all-reduce; the texts travel only where something failed.
 
     Args:
         group: all ranks that take part.
-        action: what writes something; None for a rank that only waits.
+        action: what writes something, and returns False where it is to be called once more; None
+            for a rank that only waits.
 
     Raises:
         CheckpointError: an action failed on some rank; raised on all, with each failed rank's
             own text.
     """
-    problem = ""
+    problem, is_late = "", False
     try:
-        if action is not None:
-            action()
+        is_late = action is not None and action() is False
     except (CheckpointError, OSError) as error:
         problem = str(error)
     text = torch.tensor(list(problem.encode()), dtype=torch.int64)
     lengths = torch.zeros(group.size, dtype=torch.int64)
-    lengths[group.rank] = len(text)
+    lengths[group.rank] = -1 if is_late else len(text)
     lengths = all_reduce(lengths, group, layer="checkpoint")
-    if not lengths.any():
-        return
+    if not (lengths > 0).any():
+        return not lengths.any()
+    lengths = lengths.clamp(min=0)
     texts = all_gather(text, Shard(0, tuple(lengths.tolist())), group, layer="checkpoint")
     raise CheckpointError(
         "; ".join(
@@ -221,6 +222,8 @@ def on_all_ranks(group: Group, action: Callable[[], object] | None) -> None:
 
 
 LOOK_EVERY_S = 0.005
+# Ranks that wait for a disk meet so often: none is taken for lost because its disk is slow.
+MEET_EVERY_S = 0.5
 
 
 class Saver:
@@ -230,13 +233,22 @@ class Saver:
         directory: the directory of the run, the same folder for all ranks.
         everyone: all ranks.
         keep: how many complete checkpoints to keep.
+        renew: is called again and again while a disk is waited for.
 
     Attributes:
         newest: the last checkpoint that is known to be complete; None: there was none yet.
     """
 
-    def __init__(self, directory: Path, everyone: Group, *, keep: int = 2) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        everyone: Group,
+        *,
+        keep: int = 2,
+        renew: Callable[[], object] = lambda: None,
+    ) -> None:
         self._directory, self._everyone, self._keep = directory, everyone, keep
+        self._renew = renew
         self._snapshot = Snapshot()
         self._writing: _Writing | None = None
         self.newest: Path | None = None
@@ -293,8 +305,10 @@ class Saver:
             return
         first = self._everyone.rank == 0
         try:
-            on_all_ranks(self._everyone, writing.wait_for_part)
-            on_all_ranks(self._everyone, writing.wait if first else None)
+            while not on_all_ranks(self._everyone, writing.wait_for_part):
+                self._renew()
+            while not on_all_ranks(self._everyone, writing.wait if first else None):
+                self._renew()
         except CheckpointError as error:
             self.close()
             if first:
@@ -338,15 +352,17 @@ class _Writing:
         self._thread = threading.Thread(target=self._run, name=f"checkpoint {step}", daemon=True)
         self._thread.start()
 
-    def wait_for_part(self) -> None:
-        """Returns when this rank's part is written; raises why it is not."""
-        self._is_written.wait()
+    def wait_for_part(self) -> bool:
+        """Waits for a while; whether this rank's part is written. Raises why it cannot be."""
+        is_written = self._is_written.wait(MEET_EVERY_S)
         self._raise()
+        return is_written
 
-    def wait(self) -> None:
-        """Returns when all is done; raises why it is not."""
-        self._thread.join()
+    def wait(self) -> bool:
+        """Waits for a while; whether all is done. Raises why it cannot be."""
+        self._thread.join(MEET_EVERY_S)
         self._raise()
+        return not self._thread.is_alive()
 
     def give_up(self) -> None:
         """Ends the thread; what it needs for a complete checkpoint and is there, it takes.

@@ -129,7 +129,7 @@ class Loop:
     ) -> None:
         self.state, self.meter, self.directory = state, meter, directory
         self.control, self.emit = control, emit
-        self.saver = Saver(directory, state.everyone)
+        self.saver = Saver(directory, state.everyone, renew=control.renew)
         self.evaluation: dict[str, float] = {}
         by = state.experiment.keep_best
         self._best = Best() if by is None else Best.of(directory, by, state.first_step)
