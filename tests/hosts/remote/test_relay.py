@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -125,6 +126,14 @@ def test_who_does_not_know_the_key_starts_nothing(tmp_path, place):
     with relay(tmp_path, place, STANDS) as one:
         assert one.wait(SOON_S) == UNREACHED
     assert words(tmp_path) == []
+
+
+def test_who_is_silent_keeps_nobody_waiting(tmp_path, place):
+    with socket.create_connection((place[0], int(place[1]))):
+        began = time.monotonic()
+        with relay(tmp_path, place, "raise SystemExit(3)") as one:
+            assert one.wait(SOON_S) == 3
+        assert time.monotonic() - began < wire.PATIENCE_S
 
 
 def test_an_agent_that_does_not_see_the_folder_says_so(tmp_path, reception, monkeypatch):

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from workbench.hosts.remote.reception import Hello, address_of, addresses
@@ -61,12 +62,25 @@ def main(arguments: Sequence[str]) -> None:
     supervisor.say(**Hello.here(address, listener.getsockname()[1], name).plain())
     serving = Serving()
     threading.Thread(target=_follow, args=(supervisor, serving), daemon=True).start()
+    admitted: SimpleQueue[Wire] = SimpleQueue()
+    threading.Thread(target=_receive, args=(listener, key, admitted), daemon=True).start()
+    while True:
+        with suppress(OSError):  # whoever it was has gone
+            serving.serve(admitted.get())
+
+
+def _receive(listener: socket.socket, key: bytes, admitted: "SimpleQueue[Wire]") -> None:
+    """Takes in who knows the key; who is silent keeps nobody else waiting."""
     while True:
         link, _ = listener.accept()
-        with suppress(OSError):  # whoever it was has gone, or does not know the key
-            relay = Wire(link)
-            relay.prove(key, first=False)
-            serving.serve(relay)
+        threading.Thread(target=_admit, args=(link, key, admitted), daemon=True).start()
+
+
+def _admit(link: socket.socket, key: bytes, admitted: "SimpleQueue[Wire]") -> None:
+    with suppress(OSError):  # it does not know the key, or has gone
+        relay = Wire(link)
+        relay.prove(key, first=False)
+        admitted.put(relay)
 
 
 def _dial(places: Sequence[str]) -> Wire:

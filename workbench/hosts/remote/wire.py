@@ -1,9 +1,11 @@
 """Messages between hosts: JSON, over connections whose two ends know the cluster's key.
 
-Both ends prove that they know it (HMAC of a challenge, as `multiprocessing` does it); what they say
-then is not encrypted. It holds no tensors, and nothing that is executed when it is read.
+Both ends prove that they know it (HMAC of a challenge, as `multiprocessing` does it). What they say
+then is not encrypted, and each message is under a MAC with its number: none is changed, left out,
+said twice or by somebody else. It holds no tensors, and nothing that is executed when it is read.
 """
 
+import hmac
 import json
 import secrets
 import socket
@@ -17,6 +19,7 @@ from typing import Any, Self
 KEY = "launch.key"
 ANY = "any"  # interface; an empty argument may be lost on its way through shells
 LARGEST = 1 << 20
+HASH, MAC_BYTES = "sha256", 32
 PATIENCE_S = 10  # for one answer, while two ends prove who they are
 KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 
@@ -28,6 +31,19 @@ def new_key(folder: Path) -> bytes:
     path.touch(mode=0o600)
     path.write_bytes(key)
     return key
+
+
+class _Numbered:
+    """One direction of a connection: the MACs of its messages, in their order."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key, self._number = key, 0
+
+    def next(self, content: bytes) -> bytes:
+        """Returns the MAC of the next message."""
+        mac = hmac.digest(self._key, self._number.to_bytes(8, "big") + content, HASH)
+        self._number += 1
+        return mac
 
 
 class Wire:
@@ -49,6 +65,8 @@ class Wire:
         self.here: str = link.getsockname()[0]
         self._connection = Connection(link.detach())
         self._saying = threading.Lock()
+        self._out: _Numbered | None = None
+        self._in: _Numbered | None = None
 
     @classmethod
     def to(cls, address: str, port: int, within_s: float) -> Self:
@@ -72,8 +90,16 @@ class Wire:
             else:
                 deliver_challenge(self._connection, key)
                 answer_challenge(self._connection, key)
+            mine = secrets.token_bytes(MAC_BYTES)
+            self._connection.send_bytes(mine)
+            theirs = self._connection.recv_bytes(MAC_BYTES)
         except (AuthenticationError, AssertionError, ValueError, EOFError) as error:
             raise OSError(f"the other end does not know the cluster's key: {error}") from error
+        # Of this connection alone: what was said on another means nothing here.
+        first_s, second_s = (mine, theirs) if first else (theirs, mine)
+        keys = [hmac.digest(key, who + first_s + second_s, HASH) for who in (b"first", b"second")]
+        own, other = keys if first else reversed(keys)
+        self._out, self._in = _Numbered(own), _Numbered(other)
 
     def say(self, **fields: Any) -> None:
         """Sends a message.
@@ -81,19 +107,26 @@ class Wire:
         Raises:
             OSError: nobody is there any more.
         """
+        content = json.dumps(fields).encode()
         with self._saying:
-            self._connection.send_bytes(json.dumps(fields).encode())
+            mac = b"" if self._out is None else self._out.next(content)
+            self._connection.send_bytes(mac + content)
 
     def hear(self, within_s: float | None = None) -> dict[str, Any] | None:
         """Returns the next message; None where none came in time.
 
         Raises:
-            OSError: nobody is there any more, or what came is no message.
+            OSError: nobody is there any more, or what came is no message of the other end.
         """
         if not self._connection.poll(within_s):
             return None
         try:
-            found = json.loads(self._connection.recv_bytes(LARGEST))
+            content = self._connection.recv_bytes(LARGEST)
+            if self._in is not None:
+                mac, content = content[:MAC_BYTES], content[MAC_BYTES:]
+                if not hmac.compare_digest(mac, self._in.next(content)):
+                    raise OSError("a message was changed, or is not from the other end")
+            found = json.loads(content)
         except (EOFError, ValueError) as error:
             raise OSError(f"the connection has ended: {error}") from error
         if not isinstance(found, dict):
