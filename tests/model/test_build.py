@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from workbench.model import ModelError, build, build_fake, trace
-from workbench.model.build import named
+from workbench.model.build import code_of, named
 from workbench.plan.graph import Source
 
 IMAGE = (3, 32, 32)
@@ -107,3 +107,24 @@ def test_a_user_s_module_has_its_values_in_the_module_alone():
 def test_a_user_s_module_cannot_come_from_text():
     with pytest.raises(ModelError, match="trace the module again"):
         build_fake(Source("module", "Net"))
+
+
+def encoder(**options):
+    return nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, **options)
+
+
+def test_equal_modules_have_equal_code_whatever_their_weights_are():
+    assert code_of(encoder()) == code_of(encoder()) is not None
+
+
+@pytest.mark.parametrize(
+    "other", [encoder(activation=torch.tanh), encoder(dropout=0.2), encoder().eval(), nn.GRU(8, 8)]
+)
+def test_other_modules_have_other_code(other):
+    assert code_of(encoder()) != code_of(other)
+
+
+def test_nothing_is_said_of_modules_that_hold_indices():
+    module = nn.Linear(2, 2)
+    module.register_buffer("order", torch.tensor([1, 0]))
+    assert code_of(module) is None

@@ -139,6 +139,23 @@ def with_tensors(module: nn.Module, make: Callable[[Tensor], Tensor]) -> nn.Modu
         raise TraceError(f"{type(module).__name__} cannot be copied: {error}") from error
 
 
+def code_of(module: nn.Module) -> bytes | None:
+    """Bytes that are equal only for modules that compute the same, whatever their weights are.
+
+    None: that cannot be said, since the module holds indices, or what cannot be pickled.
+    """
+    if any(not (held.is_floating_point() or held.is_complex()) for held in _tensors(module)):
+        return None
+
+    def hollow(tensor: Tensor) -> Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+    try:
+        return bytes(cloudpickle.dumps(with_tensors(module, hollow)))
+    except Exception:  # whatever it is that pickling finds
+        return None
+
+
 def pack(traced: GraphModule) -> bytes:
     """Packs a traced structure into bytes.
 

@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from workbench.model.build import code_of
 from workbench.model.errors import OperationError
 from workbench.model.tracing.batch import (
     NUMBER,
@@ -189,8 +190,11 @@ class _Trials:
 
     def _call(self, node: Node) -> Any:
         """A key of equal calls; None where there is none."""
+        target: Any = node.target
         if node.op == "call_module":
-            return None
+            target = code_of(self.traced.root.get_submodule(str(target)))
+            if target is None:
+                return None
         places: dict[Node, int] = {}
 
         def described(source: Node) -> str:
@@ -207,7 +211,7 @@ class _Trials:
             arguments = map_arg((node.args, node.kwargs), described)
         except Exception:  # a size that no sample has, or values that have to be computed
             return None
-        return node.op, node.target, repr(arguments)
+        return node.op, target, repr(arguments)
 
 
 class _Trial(Probe):
