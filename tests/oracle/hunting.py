@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from tests.engines import started
 from tests.oracle.cases import Case
@@ -65,12 +66,14 @@ def hunt(count: int, number: int, *, reduce: bool = True) -> Hunt:
     torch.set_num_threads(1)
     with Engines() as engines:
         ranks = engines.seated
-        found = []
+        found: list[tuple[Case, Verdict]] = []
+        shown = tqdm(range(count), f"seed {number}", unit="case", mininterval=10)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch, about what drawn modules do
-            for index in range(count):
+            for index in shown:
                 case = numbered(number, index)
                 found.append((case, judged(case, ranks)))
+                shown.set_postfix(Counter(verdict.what for _, verdict in found), refresh=False)
         wrong: dict[str, list[tuple[Case, str]]] = {}
         for case, verdict in found:
             if not verdict.right:
