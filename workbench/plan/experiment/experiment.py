@@ -42,7 +42,6 @@ from workbench.plan.experiment.sync import Sync as Sync
 from workbench.plan.experiment.sync import Synchronous as Synchronous
 from workbench.plan.experiment.task import CIFAR10 as CIFAR10
 from workbench.plan.experiment.task import Data as Data
-from workbench.plan.experiment.task import DataSet as DataSet
 from workbench.plan.experiment.task import Digits as Digits
 from workbench.plan.experiment.task import ImageFolder as ImageFolder
 from workbench.plan.experiment.task import Loss as Loss
@@ -450,8 +449,7 @@ class Experiment(Value):
     def to_toml(self) -> str:
         """The experiment as readable, editable text, its plan included."""
         fields = self.model_dump(exclude={"plan"}, exclude_none=True)
-        text: str = self.plan.to_toml()
-        return dump({"experiment": fields}) + "\n" + text
+        return f"{dump({'experiment': fields})}\n{self.plan.to_toml()}"
 
     @classmethod
     def from_toml(cls, text: str) -> "Experiment":
@@ -499,6 +497,5 @@ class Experiment(Value):
 
     def _strategy(self) -> str:
         """The strategy, unless it is a plain synchronous step without sharding."""
-        sharded = ", sharded over replicas" if self.shard_optimizer else ""
-        sharded += " and fused" if self.fused else ""
+        sharded = f", sharded over replicas{' and fused' * self.fused}" * bool(self.shard_optimizer)
         return sharded + (f" ({self.sync.inexact})" if self.sync.inexact else "")
