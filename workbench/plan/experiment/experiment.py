@@ -148,10 +148,9 @@ class Experiment(Value):
     @classmethod
     def _steps_of_epochs(cls, given: dict[str, Any]) -> dict[str, Any]:
         epochs, steps, size = given.get("epochs"), given.get("steps"), given.get("batch_size", 128)
-        if not isinstance(epochs, int) or not isinstance(size, int) or min(epochs, size) < 1:
+        are_counts = isinstance(epochs, int) and isinstance(size, int) and min(epochs, size) >= 1
+        if not are_counts or "data" not in given:
             return given  # as the fields' own checks say
-        if "data" not in given:
-            return given
         data = TypeAdapter(Data).validate_python(given["data"])
         if data.known_samples is None:
             raise ValueError(
