@@ -51,6 +51,7 @@ FURTHER = {
     "exactness": ("mutants", "random", "seed"),
     "collectives": ("algorithm",),
     "codecs": ("codec",),
+    "predict": ("only", "cases_named"),
 }
 
 
@@ -71,6 +72,11 @@ def main(arguments: list[str] | None = None) -> int:
     of_exactness.add_argument("--mutants", type=int, metavar="N", help="plant N faults, one a run")
     of_exactness.add_argument("--random", type=int, metavar="N", help="judge N drawn cases")
     of_exactness.add_argument("--seed", type=int, metavar="S", help="which; 0 where none is given")
+    of_predict = parser.add_argument_group("of predict")
+    of_predict.add_argument("--only", metavar="PART", help="memory: without times, in minutes")
+    of_predict.add_argument(
+        "--cases", dest="cases_named", metavar="NAME", help="those of a model, or model and plan"
+    )
     own = parser.add_argument_group("besides what is built in: 'module:attribute' or entry point")
     own.add_argument("--algorithm", metavar="WHICH", help="of collectives: an all-reduce algorithm")
     own.add_argument("--codec", metavar="WHICH", help="of codecs: a codec")

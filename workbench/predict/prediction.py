@@ -60,7 +60,7 @@ class Prediction:
     @cached_property
     def memory(self) -> Memory:
         """The memory of every rank, in bytes for each category and layer."""
-        return memory_of(self.program)
+        return memory_of(self.program, self.machine)
 
     @cached_property
     def traffic(self) -> Traffic:
@@ -225,6 +225,8 @@ class Prediction:
                     **({"step_s": sum(parts.values())} if parts else {}),
                     **{f"{_NAMED.get(name, name)}_s": value for name, value in parts.items()},
                     "peak_bytes": rank.peak_bytes,
+                    "least_peak_bytes": rank.band[0],
+                    "most_peak_bytes": rank.band[1],
                     **{f"{name}_bytes": count for name, count in rank.categories.items()},
                     "received_bytes": self.traffic.received_bytes(rank.rank),
                 }
@@ -251,12 +253,17 @@ class Prediction:
 
     def __repr__(self) -> str:
         plan = self.experiment.plan
-        peak, bytes_ = self.memory.peak_bytes, self.traffic.most_received_bytes
+        peak, bytes_ = self._in_memory(), self.traffic.most_received_bytes
         timed = "" if self.machine is None else f"{self._in_time()}; "
         return (
             f"<Prediction {plan.graph.source.name} on {plan.world_size:,} ranks: {timed}at most "
-            f"{peak / 2**20:,.1f} MiB and {bytes_ / 1e6:,.2f} MB received per rank and step>"
+            f"{peak} and {bytes_ / 1e6:,.2f} MB received per rank and step>"
         )
+
+    def _in_memory(self) -> str:
+        peak, (least, most) = self.memory.peak_bytes, self.memory.band
+        band = f" ({least / 2**20:,.1f} .. {most / 2**20:,.1f})" if least < most else ""
+        return f"{peak / 2**20:,.1f} MiB{band}"
 
     def _in_time(self) -> str:
         band = f" ± {self.error * 100:.0f} %" if self.error else ""
@@ -291,8 +298,9 @@ def predict(
 
     Args:
         plan: the plan; or an experiment, whose own plan is meant.
-        machine: the machine that runs it; None: only memory and traffic, which are the same on all
-            machines with these kernels.
+        machine: the machine that runs it; None: only memory and traffic. Traffic is the same on
+            all machines; of memory, what kernels take beside their tensors is known of a machine
+            that has measured it, else there is a band around the peak.
         experiment: the experiment that runs it; its own plan is replaced by `plan`. None: a step
             of momentum SGD with 32 samples for each rank.
         batch_size: the samples of a step over all ranks, instead of the experiment's.

@@ -67,6 +67,13 @@ class PredictionDisplay:
             notes.append(
                 f"Too little, perhaps: what {named} keep for their backward pass is not known."
             )
+        least, most = self.memory.band
+        if least < most:
+            notes.append(
+                f"Between {least / MIB:,.1f} and {most / MIB:,.1f} MiB at most: what kernels of "
+                f"{_named(self.memory.unmeasured)} take beside their tensors is not measured. "
+                "Machine.local(plan) and cluster.calibrate(plan) measure it."
+            )
         if self.simulation is None:
             return notes
         if self.simulation.estimated:

@@ -16,6 +16,8 @@ def test_quick(tmp_path, monkeypatch):
     assert content["figures"].keys() == {
         "memory_error_median",
         "memory_error_worst",
+        "memory_in_band",
+        "memory_band",
         "traffic_exact",
         "time_error_median",
         "time_error_worst",
@@ -28,4 +30,10 @@ def test_quick(tmp_path, monkeypatch):
     }
     assert content["figures"]["memory_error_worst"]["max"] < 0.02
     assert content["figures"]["traffic_exact"]["min"] == 1.0
+    assert content["figures"]["memory_in_band"]["min"] == 1.0
     assert len(content["rows"]) == 2
+
+
+def test_parts_that_are_not_there_are_refused():
+    with pytest.raises(ValueError, match="no part 'time' of predict: memory"):
+        main(["predict", "--only", "time"])

@@ -1,9 +1,12 @@
 """Predicted peaks beside measured ones, on the same small nets as everything else."""
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from tests.predict import running
+from tests.predict.machines import device, machine
+from workbench.client.calibration.devices import with_workspaces
 from workbench.comm.shared_memory.staging import SEGMENT_BYTES
 from workbench.layers.faster import LARGE_BYTES
 from workbench.model.tracing.trace import trace
@@ -21,11 +24,13 @@ from workbench.plan.experiment.experiment import (
     Synchronous,
     Synthetic,
 )
+from workbench.plan.machine.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.predict.memory.memory import memory_of
 from workbench.predict.memory.resident import STAGING_BYTES
 from workbench.program.buckets import KEEPS_GRADIENT_BYTES
 from workbench.program.step import program_of
+from workbench.train.measure.workspaces import workspaces_of
 
 SHAPE = (3, 16, 16)
 
@@ -169,6 +174,7 @@ PLANS = {
     "B/K": lambda g: Plan.hybrid(g, 4, rounds="B/K"),
 }
 
+STEPPED = dict(optimizer=SGD(lr=0.01, momentum=0.9), steps=3)
 FUSED = dict(sync=Synchronous(algorithm="direct"), optimizer=Adam())
 
 CASES = [
@@ -221,8 +227,46 @@ def test_peaks_are_the_measured_ones(on_ranks, weights, net, plan, fields):
     chosen = PLANS[plan](GRAPHS[net])
     run = Experiment(plan=chosen, data=Synthetic(samples=1600), steps=3, **given)
     found = on_ranks.seated(chosen.world_size, running.peak_of_a_step, run, weights[net])
-    for rank, measured in zip(memory_of(program_of(run)).ranks, found, strict=True):
+    known, guessed = memory_of(program_of(run), knowing(run)), memory_of(program_of(run))
+    assert known.unmeasured == ()
+    for rank, other, measured in zip(known.ranks, guessed.ranks, found, strict=True):
         assert rank.peak_bytes == pytest.approx(measured, rel=0.02), (rank.moment, rank.categories)
+        assert rank.band == (rank.peak_bytes, rank.peak_bytes)
+        least, most = other.band
+        assert 0.98 * least <= measured <= 1.02 * most
+        assert least <= other.peak_bytes <= most
+
+
+def knowing(run: Experiment) -> Machine:
+    """A machine of this process's device, which knows what its kernels take for an experiment."""
+    plan, cpu = run.plan, torch.device("cpu")
+    rows = max(plan.rows_of(run.batch_size // run.accumulate))
+    found = workspaces_of(plan, range(plan.world_size), [rows], run.precision, cpu)
+    own = machine(device())
+    return own.replace(devices=with_workspaces(own.devices, [found]))
+
+
+def test_a_machine_that_has_not_measured_a_shape_says_so():
+    """Nor does it know of more rows than it has measured, or of another precision."""
+    plan = Plan.data_parallel(GRAPHS["convolutions"], 2)
+    run = Experiment(plan=plan, data=Synthetic(samples=64), batch_size=32, **STEPPED)
+    known = knowing(run)
+    convolutions = tuple(layer.name for layer in plan.graph.layers if layer.kind == "conv2d")
+    assert memory_of(program_of(run), known).unmeasured == ()
+    for other in (run.replace(batch_size=64), run.replace(precision="bf16")):
+        guessed = memory_of(program_of(other), known)
+        assert set(guessed.unmeasured) == set(convolutions)
+        least, most = guessed.band
+        assert least <= guessed.peak_bytes <= most
+    assert memory_of(program_of(run)).to_frame()["most_bytes"][0] > 0
+
+
+def test_without_convolutions_no_machine_is_needed():
+    plan = Plan.hybrid(GRAPHS["wide"], 4)
+    run = Experiment(plan=plan, data=Synthetic(samples=64), batch_size=32, **STEPPED)
+    memory = memory_of(program_of(run))
+    assert memory.unmeasured == ()
+    assert memory.band == (memory.peak_bytes, memory.peak_bytes)
 
 
 def test_sizes_are_those_of_the_implementation():

@@ -215,10 +215,14 @@ def quick() -> Iterator[Case]:
     return (_case(row, timed=True) for row in QUICK)
 
 
-def every() -> Iterator[Case]:
-    """All cases; the timed ones of one model follow each other."""
-    yield from (_case(row, timed=True) for row in TIMED)
-    yield from (_case(row, timed=False) for row in METERED)
+def every(named: str = "") -> Iterator[Case]:
+    """All cases; the timed ones of one model follow each other.
+
+    Args:
+        named: what the names of their model and plan contain, as "resnet18" or "resnet18, hybrid".
+    """
+    for rows, timed in ((TIMED, True), (METERED, False)):
+        yield from (_case(row, timed=timed) for row in rows if named in f"{row[0]}, {row[1]}")
 
 
 def _case(row: _Row, *, timed: bool) -> Case:

@@ -2,13 +2,15 @@
 
 Each case runs three steps on local engines; the last one is metered, tensor by tensor, and its
 collectives are recorded. Every rank is compared. Steps of some cases are timed in several rounds,
-and compared with predictions for a machine that was calibrated between these rounds.
+and compared with predictions for a machine that was calibrated between these rounds. With `only`,
+"memory", times are left out.
 """
 
 import statistics
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import TypeVar
 
@@ -16,6 +18,7 @@ from workbench.bench.plot import Bar, Chart
 from workbench.bench.predict import cases
 from workbench.bench.predict.cases import Case
 from workbench.bench.predict.machines import Machines
+from workbench.bench.predict.memory import KernelMachines, memory_cells, memory_figures
 from workbench.bench.predict.stepping import Observed, watched
 from workbench.bench.predict.times import (
     MOST_ROUNDS,
@@ -35,14 +38,28 @@ from workbench.store.errors import RunError
 
 T = TypeVar("T", Case, tuple[Case, list[list[float]]])
 
-MIB = 2**20
 PLAN_S, QUICK_PLAN_S, QUICK_BARE_S = 3.0, 0.5, 2.0
 SPARE_S = 3.0  # for each case that is timed
 
 
-def run(*, quick: bool) -> Report:
-    """Measures every case; `quick` takes a tiny VGG under two plans."""
-    every = list(cases.quick() if quick else cases.every())
+def run(*, quick: bool, only: str | None = None, cases_named: str = "") -> Report:
+    """Measures every case; `quick` takes a tiny VGG under two plans.
+
+    Args:
+        quick: whether to take few cases.
+        only: "memory", to measure memory and traffic alone; None: times, too.
+        cases_named: what the names of the measured cases contain: "resnet18", or also a plan.
+
+    Raises:
+        ValueError: there is no such part, or no case of this name.
+    """
+    if only not in (None, "memory"):
+        raise ValueError(f"no part {only!r} of predict: memory")
+    every = list(cases.quick() if quick else cases.every(cases_named))
+    if not every:
+        raise ValueError(f"no case is named {cases_named!r}: a name is 'resnet18, hybrid, 4'")
+    if only is not None:
+        every = [replace(case, timed=False) for case in every]
     with Cluster(cases.ENGINES, timeout=300.0) as cluster:
         machines = (
             Machines(cluster, QUICK_PLAN_S, QUICK_BARE_S) if quick else Machines(cluster, PLAN_S)
@@ -51,26 +68,24 @@ def run(*, quick: bool) -> Report:
         for _, alike in groupby(every, key=lambda case: case.experiment.plan.graph.fingerprint):
             bench.measure(list(alike))
     rows = bench.rows
-    graph = every[0].experiment.plan.graph if quick else resnet152()
-    speed = speed_figures(graph, times=1 if quick else 5)
-    times = TimeErrors.of(rows)
-    errors = [float(row["memory error"]) for row in rows]
-    worst = max(errors)
     figures = {
-        "memory_error_median": Figure.of(errors),
-        "memory_error_worst": Figure(worst, worst, worst),
+        **memory_figures(rows),
         "traffic_exact": Figure.of([float(row["traffic"] == "equal") for row in rows]),
-        **times.figures(),
-        **speed,
     }
     text = (
-        f"Peak: live tensor bytes of the rank that is furthest off, shared memory included; "
-        f"{statistics.fmean(errors):.2%} off on average over {len(rows)} cases.",
+        "Peak: live tensor bytes of the rank that is furthest off, shared memory included; "
+        f"{statistics.fmean(float(row['memory error']) for row in rows):.2%} off on average over "
+        f"{len(rows)} cases, on a machine that has measured what its kernels take. Without a "
+        "machine, it lies in the band of the prediction.",
         "Traffic: calls, messages and bytes of every collective of every rank.",
-        times.note(),
-        *bench.notes,
     )
-    return Report("predict", tuple(rows), figures, text, (_chart(rows), times.chart()))
+    if only is not None:
+        return Report("predict", tuple(rows), figures, (*text, *bench.notes), (_chart(rows),))
+    graph = every[0].experiment.plan.graph if quick else resnet152()
+    times = TimeErrors.of(rows)
+    figures |= times.figures() | speed_figures(graph, times=1 if quick else 5)
+    charts = _chart(rows), times.chart()
+    return Report("predict", tuple(rows), figures, (*text, times.note(), *bench.notes), charts)
 
 
 class _Bench:
@@ -92,6 +107,7 @@ class _Bench:
         self, cluster: Cluster, machines: Machines, every: Sequence[Case], *, quick: bool
     ) -> None:
         self.cluster, self.machines, self._quick = cluster, machines, quick
+        self._kernels = KernelMachines(cluster)
         self.rows: list[dict[str, Cell]] = []
         self.notes: list[str] = []
         self.spare_s = 0.0
@@ -113,6 +129,7 @@ class _Bench:
         for case, seen in first:
             own = next(taken)[1] if case.timed else None
             machine = self.machines.of(case) if case.timed else None
+            machine = machine or self._kernels.of(case.experiment)
             self.rows.append(_row(case, machine, seen, own))
 
     def _repeat(self, timed: Sequence[tuple[Case, list[list[float]]]]) -> None:
@@ -153,36 +170,24 @@ class _Bench:
 
 def _row(
     case: Case,
-    machine: Machine | None,
+    machine: Machine,
     found: Sequence[Observed],
     taken: Sequence[Sequence[float]] | None,
 ) -> dict[str, Cell]:
     experiment = case.experiment
     prediction = predict(experiment.plan, machine, experiment)
     times = {} if taken is None else time_cells(prediction, taken)
-    return {**_memory_cells(case, prediction, found), **times}
+    traffic = {"traffic": "equal" if _equal(prediction, found) else "NOT EQUAL"}
+    return {**memory_cells(case, prediction, found), **traffic, **times}
 
 
-def _memory_cells(case: Case, prediction: Prediction, found: Sequence[Observed]) -> dict[str, Cell]:
-    memory, experiment = prediction.memory, case.experiment
-    errors = [abs(memory[rank].peak_bytes / seen.peak_bytes - 1) for rank, seen in enumerate(found)]
-    rank = max(range(len(errors)), key=errors.__getitem__)
-    step = watched(experiment)
-    equal = all(
+def _equal(prediction: Prediction, found: Sequence[Observed]) -> bool:
+    """Whether the traffic of every rank is the predicted one."""
+    step = watched(prediction.experiment)
+    return all(
         sorted(prediction.traffic.rows(rank, step)) == sorted(seen.traffic)
         for rank, seen in enumerate(found)
     )
-    return {
-        "model": experiment.plan.graph.source.name,
-        "plan": case.plan,
-        "optimizer": experiment.optimizer.kind,
-        "precision": experiment.precision,
-        "measured MiB": found[rank].peak_bytes / MIB,
-        "predicted MiB": memory[rank].peak_bytes / MIB,
-        "memory error": errors[rank],
-        "when": str(memory[rank].moment),
-        "traffic": "equal" if equal else "NOT EQUAL",
-    }
 
 
 def _chart(rows: list[dict[str, Cell]]) -> Chart:

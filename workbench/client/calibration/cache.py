@@ -1,6 +1,7 @@
 """Where measured machines are kept, and what must be the same for one to be used again."""
 
 import hashlib
+import os
 import platform
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,7 +25,8 @@ def fingerprint(devices: Iterable[EngineDevice], hosts: object) -> str:
         devices: the devices of the ranks: cores, threads, GPUs and who shares them.
         hosts: emulated hosts, whose text says bandwidth and speeds; None: this host.
     """
-    driven = [processor(), torch.__version__, *get_args(Precision)]
+    instructions = os.environ.get("ONEDNN_MAX_CPU_ISA", "")  # those that oneDNN may use
+    driven = [processor(), instructions, torch.__version__, *get_args(Precision)]
     content = [*driven, *map(repr, devices), repr(hosts)]
     return hashlib.sha256("\n".join(content).encode()).hexdigest()[:12]
 

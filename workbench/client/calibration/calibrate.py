@@ -19,6 +19,8 @@ from workbench.client.calibration.devices import (
     missing,
     stretches_of,
     unequal,
+    unmeasured,
+    with_workspaces,
 )
 from workbench.client.leases import Lease
 from workbench.client.run.submitting import module_values
@@ -214,8 +216,12 @@ class Calibration:
         )
 
     def _with(self, machine: Machine, plan: Plan, within_s: float) -> Machine:
-        """The machine with a plan's layers, measured unless it has them."""
+        """The machine with a plan's layers and workspaces, measured unless it has them."""
         experiment = self.spec.experiment(plan)
+        if unmeasured(machine.devices, experiment, self.spec.rows):
+            with _told(f"workspaces of {_named(plan)}"):
+                beside = self._measure("workspaces:workspaces", experiment, rows=self.spec.rows)
+            machine = machine.replace(devices=with_workspaces(machine.devices, beside))
         rows = missing(machine.devices, experiment, self.spec.rows)
         if not rows:
             return machine

@@ -30,7 +30,8 @@ from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.machine.device import Device
 from workbench.plan.machine.experience import Sample, costs
 from workbench.plan.machine.machine import Machine
-from workbench.plan.machine.work import Work
+from workbench.plan.machine.work import Work, work_of
+from workbench.plan.machine.workspace import Workspace
 from workbench.predict.time.streams import largest
 from workbench.store.cluster_spec import EngineDevice as Place
 from workbench.train.measure.device import DeviceMeasured
@@ -213,6 +214,64 @@ def missing(devices: Sequence[Device], experiment: Experiment, rows: Sequence[in
             for work in works_on(experiment.plan, rank, count, experiment.precision)
         )
     ]
+
+
+def unmeasured(devices: Sequence[Device], experiment: Experiment, rows: Sequence[int]) -> bool:
+    """Whether a device does not know what some convolution of a plan takes at these rows."""
+    plan = experiment.plan
+    convolutions = [layer for layer in plan.graph.layers if layer.kind == "conv2d"]
+    return any(
+        devices[rank % len(devices)].workspace(work) is None
+        for rank in range(plan.world_size)
+        for layer in convolutions
+        for count in rows
+        for work in [work_of(plan, layer, rank, (count,) * plan.world_size, experiment.precision)]
+    )
+
+
+def with_workspaces(
+    devices: Sequence[Device], found: Sequence[Sequence[Workspace]]
+) -> tuple[Device, ...]:
+    """The devices with the workspaces that ranks measured.
+
+    Ranks with devices of one kind share what they found; where they found unequal bytes, the most
+    count.
+
+    Args:
+        devices: one for all ranks, or one for each.
+        found: what each rank measured.
+    """
+    every = [devices[rank % len(devices)] for rank in range(len(found))]
+    shared: dict[tuple[str, str, int], tuple[Workspace, ...]] = {}
+    for device in every:
+        mine = [
+            own for other, own in zip(every, found, strict=True) if _kind(other) == _kind(device)
+        ]
+        if _kind(device) not in shared:
+            shared[_kind(device)] = _united([one for own in mine for one in own])
+    return _collapsed(
+        [
+            device.replace(workspaces=_united([*device.workspaces, *shared[_kind(device)]]))
+            for device in every
+        ]
+    )
+
+
+def _united(workspaces: Sequence[Workspace]) -> tuple[Workspace, ...]:
+    """One workspace for each layer shape, with the most bytes at each number of rows."""
+    points: dict[tuple[str, str], dict[int, tuple[int, ...]]] = {}
+    for one in workspaces:
+        known = points.setdefault((one.key, one.precision), {})
+        for rows, *needed in one.points:
+            known[rows] = tuple(map(max, needed, known.get(rows, needed)))
+    return tuple(
+        Workspace(
+            key=key,
+            precision=precision,
+            points=tuple((rows, *known[rows]) for rows in sorted(known)),
+        )
+        for (key, precision), known in points.items()
+    )
 
 
 def extended(

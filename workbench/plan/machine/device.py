@@ -8,6 +8,7 @@ from pydantic import Field
 from workbench.plan.machine.experience import Estimate, Experience, Rates, Sample
 from workbench.plan.machine.link import Bandwidth
 from workbench.plan.machine.work import Work
+from workbench.plan.machine.workspace import Needed, Workspace
 from workbench.plan.value import MachineValue
 
 _KEPT = 2**16  # estimates
@@ -40,6 +41,8 @@ class Device(MachineValue):
     """Seconds of the fixed cost of every step."""
     samples: tuple[Sample, ...] = ()
     """The times of layers that were measured on it."""
+    workspaces: tuple[Workspace, ...] = ()
+    """What kernels of layers take beside their tensors, as measured on it."""
     source: str = ""
     """The origin of the figures."""
 
@@ -54,6 +57,15 @@ class Device(MachineValue):
                 self._known.clear()
             known = self._known[work] = self._experience.estimate(work)
         return known
+
+    def workspace(self, work: Work) -> Needed | None:
+        """What a layer's kernels take beside their tensors; None: it was not measured."""
+        known = self._workspaces.get((work.key, work.precision))
+        return None if known is None else known.at(work.rows)
+
+    @cached_property
+    def _workspaces(self) -> dict[tuple[str, str], Workspace]:
+        return {(one.key, one.precision): one for one in self.workspaces}
 
     @cached_property
     def _known(self) -> dict[Work, Estimate]:

@@ -3,24 +3,36 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from html import escape
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
 
 from workbench.plan.errors import MachineError
-from workbench.plan.graph import unknown
+from workbench.plan.experiment.precision import Precision
+from workbench.plan.graph import Graph, unknown
 from workbench.plan.html import frame_of, is_picture, save, table
 from workbench.plan.machine.device import Device
 from workbench.plan.machine.known_machines import KNOWN
 from workbench.plan.machine.link import Link
+from workbench.plan.plan import Plan
 from workbench.plan.reading import about, text_of, toml_of
 from workbench.plan.value import MachineValue, dump
 
 if TYPE_CHECKING:
     import pandas
 
-_DEVICES = ("ranks", "device", "memory", "bandwidth", "products", "layer shapes", "figures")
+_DEVICES = (
+    "ranks",
+    "device",
+    "memory",
+    "bandwidth",
+    "products",
+    "layer shapes",
+    "workspaces",
+    "figures",
+)
 
 _LINKS = ("link", "latency", "bandwidth", "sums", "collectives", "figures")
 
@@ -99,6 +111,32 @@ class Machine(MachineValue):
         if name not in KNOWN:
             raise MachineError(unknown("machine", str(name), KNOWN))
         return cls(name=name, **KNOWN[name])
+
+    @classmethod
+    def local(
+        cls,
+        *what: Graph | Plan,
+        rows: int | Sequence[int] = (8, 32),
+        precision: Precision = "fp32",
+    ) -> "Machine":
+        """Measures this host in this process, without engines, in some seconds.
+
+        It loads torch. What kernels of plans take beside their tensors is measured here as an
+        engine would, shape by shape, so that memory is predicted without a band. Links are assumed,
+        and layers not timed: `cluster.calibrate` measures these too.
+
+        Args:
+            what: the plans whose layers are measured; or graphs, whose layers are measured whole.
+            rows: the rows of a batch on each rank; fewer rows are known then, too.
+            precision: the precision of the layers.
+
+        Raises:
+            TypeError: something else than graphs and plans.
+            ValueError: there are no rows.
+        """
+        measuring = import_module("workbench.client.calibration.local")
+        machine: Machine = measuring.local_machine(what, rows, precision)
+        return machine
 
     @property
     def fingerprint(self) -> str:
@@ -183,6 +221,7 @@ def as_frame(machine: "Machine") -> "pandas.DataFrame":
             "bandwidth": device.bandwidth,
             **{f"flops_{name}": device.flops.get(name) for name in precisions},
             "layer_shapes": len(device.samples),
+            "workspaces": len(device.workspaces),
             "source": device.source,
         }
         for rank, device in enumerate(machine.devices)
@@ -233,6 +272,7 @@ def _device(device: Device) -> tuple[str, ...]:
         _rate(device.bandwidth, "B/s"),
         rates,
         str(len(device.samples)),
+        str(len(device.workspaces)),
         device.source,
     )
 

@@ -118,8 +118,8 @@ def _of_piece(plan: PlacedLayers, layer: Layer, member: int, samples: int, preci
     itemsize, weight_itemsize = _ITEMSIZE[precision]
     read, given = flow.inputs[layer.name], flow.outputs[layer.name]
     reads = _reads(graph, layer)
-    inputs = [(_local(shape, read, member) if rows else shape, rows) for shape, rows in reads]
-    output = _local(layer.output_shape, given, member)
+    inputs = [(local_shape(shape, read, member) if rows else shape, rows) for shape, rows in reads]
+    output = local_shape(layer.output_shape, given, member)
     owner = graph[layer.shared] if layer.shared else layer
     placed = [flow.weights[weight.name] for weight in owner.weights]
     weights = [weight.piece_shape(member) for weight in placed]
@@ -151,7 +151,8 @@ def _reads(graph: Graph, layer: Layer) -> list[tuple[tuple[int, ...], int]]:
     return reads
 
 
-def _local(shape: tuple[int, ...], layout: Layout, member: int) -> tuple[int, ...]:
+def local_shape(shape: tuple[int, ...], layout: Layout, member: int) -> tuple[int, ...]:
+    """The shape of one sample of an activation, as this member of a group holds it."""
     cut = layout.placement
     if not isinstance(cut, Shard) or len(shape) < cut.dim or shape[cut.dim - 1] != cut.extent:
         return shape

@@ -10,17 +10,23 @@ from workbench.plan.graph import Layer
 from workbench.plan.placement.flow import heads_of
 from workbench.plan.placement.layout import Conversion, Layout
 from workbench.plan.placement.placement import Partial, Replicate
-from workbench.predict.memory import kernels
 from workbench.predict.memory.gradients import Gradients
 from workbench.predict.memory.kept import SavedTensors, Windows, saved_by
 from workbench.predict.memory.timeline import MemoryTimeline
+from workbench.predict.memory.workspaces import (
+    NO_WORKSPACE,
+    Sizes,
+    Workspace,
+    Workspaces,
+    attention,
+    mask,
+)
 from workbench.program.operations import HALF, Operation, Value
 from workbench.program.rows import Counts, Rows, tiled
 from workbench.program.step import Program
 
 _CONVERSION = SavedTensors()
 _SAME = SavedTensors(view=True)
-_NO_WORKSPACE = kernels.Workspace()
 
 
 class _Work(NamedTuple):
@@ -39,7 +45,7 @@ class _Work(NamedTuple):
 
     size: Counts
     keeps: SavedTensors
-    space: kernels.Workspace
+    space: Workspace
     beside: tuple[Counts, ...]
     casts: tuple[Counts, ...]
     casts_input: bool
@@ -54,13 +60,19 @@ class Execution:
         timeline: the timeline that tensors are written to.
         gradients: the gradients of weights, which take what the backward pass makes.
         rows: the rows of each rank in the pass.
+        workspaces: the workspace of the devices' kernels.
     """
 
     def __init__(
-        self, program: Program, timeline: MemoryTimeline, gradients: Gradients, rows: Rows
+        self,
+        program: Program,
+        timeline: MemoryTimeline,
+        gradients: Gradients,
+        rows: Rows,
+        workspaces: Workspaces,
     ) -> None:
         self.program, self.timeline = program, timeline
-        self.gradients, self.rows = gradients, rows
+        self.gradients, self.rows, self.workspaces = gradients, rows, workspaces
         self._parameters = {
             value for value, one in program.operations.by_value.items() if is_parameter(one)
         }
@@ -92,8 +104,7 @@ class Execution:
         timeline, label, needed = self.timeline, operation.label, operation.needs_gradient
         work = self._works.get(operation.look) or self._work(operation)
         space, keeps = work.space, work.keeps
-        if space.forward is not None:
-            timeline.pass_by(space.forward, "workspace", label)
+        timeline.pass_by(space.forward, "workspace", label)
         held: list[int] = []
         if needed and work.beside:
             held += [timeline.make(size, "activations", label) for size in work.beside]
@@ -106,8 +117,7 @@ class Execution:
             of_parameter = keeps.view and bool(operation.reads)
             size = work.size * 0 if of_parameter else work.size
             tensor = timeline.make(size, "activations", label)
-        if space.beside_output is not None:
-            timeline.pass_by(space.beside_output, "workspace", label)
+        timeline.pass_by(space.beside_output, "workspace", label, at_most=space.at_most[0])
         if needed:
             if keeps.input and not work.casts_input:
                 held += [timeline.hold(tensor) for tensor in self._factors(operation, alive)]
@@ -132,10 +142,6 @@ class Execution:
         """Bytes of the weights that autocast has cast for an operation [ranks] each."""
         return self._work(operation).casts
 
-    def copies_weight(self, operation: Operation) -> bool:
-        """Whether an operation's weight gradient is copied before autograd takes it."""
-        return self._work(operation).space.copies_weight
-
     def run_back(self, operation: Operation, given: int, grads: dict[Value, int]) -> dict[str, int]:
         """Runs an operation backward.
 
@@ -152,16 +158,14 @@ class Execution:
         else:
             space, of_inputs = work.space, []
             if wanted:
-                if space.backward is not None:
-                    timeline.pass_by(space.backward, "workspace", label)
+                timeline.pass_by(space.backward, "workspace", label)
                 of_inputs = [
                     (value, timeline.make(self.size(value), "activation_gradients", label))
                     for value in (wanted if len(wanted) == 1 else dict.fromkeys(wanted))
                 ]
-                if space.beside_gradient is not None:
-                    timeline.pass_by(space.beside_gradient, "workspace", label)
-            if space.of_weight is not None:
-                timeline.pass_by(space.of_weight, "workspace", label)
+                more = space.at_most[1]
+                timeline.pass_by(space.beside_gradient, "workspace", label, at_most=more)
+            timeline.pass_by(space.of_weight, "workspace", label, at_most=space.at_most[2])
             if operation.layer is not None and operation.layer.weights:
                 of_weights = self.gradients.made(operation.layer)
         timeline.drop(given)
@@ -174,7 +178,7 @@ class Execution:
         for value in wanted:
             layer = self.program.operations.by_value[value].layer
             if value in self._parameters and layer is not None:
-                self.gradients.settle(layer, self.gradients.made(layer), copied=False)
+                self.gradients.settle(self.gradients.made(layer))
         return tuple([value for value in wanted if value not in self._parameters])
 
     def _add(self, grads: dict[Value, int], value: Value, tensor: int) -> None:
@@ -202,7 +206,7 @@ class Execution:
             assert step is not None
             keeps = _SAME if step.name == "copy_to" else _CONVERSION
             on = _returns_as_it_is(step)
-            return _Work(size, keeps, _NO_WORKSPACE, (), (), False, on)
+            return _Work(size, keeps, NO_WORKSPACE, (), (), False, on)
         keeps, casts = saved_by(self.program.plan, layer), self._casts(layer)
         casts_input = self._casts_input(operation)
         beside = [*self._kept_beside(operation, layer, keeps), *casts]
@@ -244,26 +248,27 @@ class Execution:
             return False
         return self.program.operations.layout_of(operation.reads[0])[-1] > HALF
 
-    def _workspace_of(self, operation: Operation, layer: Layer) -> kernels.Workspace:
+    def _workspace_of(self, operation: Operation, layer: Layer) -> Workspace:
         if layer.kind == "conv2d" and layer.weights:
             return self._convolution(operation, layer)
         if layer.kind == "dropout":
             elements = self.rows.elements(operation.layout, operation.shape, operation.rows)
-            return kernels.mask(elements)
+            return mask(elements)
         if layer.kind == "attention":
             size, heads, windows = self.size(operation.gives), self._heads(layer), Windows.of(layer)
             if windows is not None:
                 return windows.workspace(size, 1.0 if heads is None else heads)
-            return kernels.attention(size, heads)
-        return _NO_WORKSPACE
+            return attention(size, heads)
+        return NO_WORKSPACE
 
-    def _convolution(self, operation: Operation, layer: Layer) -> kernels.Workspace:
+    def _convolution(self, operation: Operation, layer: Layer) -> Workspace:
         width = operation.itemsize
         whole = self.program.pieces.sizes[layer.weights[0].name]
         held = whole * width // self.program.itemsize
         x, y = self.size(operation.reads[0], width), self.size(operation.gives)
-        rows = self.rows.over(self.program.plan.flow.inputs[layer.name].group_size)
-        return kernels.convolution(layer, x, held, y, rows, width)
+        return self.workspaces.of_convolution(
+            self.program.plan, layer, self.rows, Sizes(x, held, y, width)
+        )
 
     def _heads(self, layer: Layer) -> npt.NDArray[np.float64] | None:
         """The fraction of an attention layer's heads on each rank [ranks]; None: not sharded."""

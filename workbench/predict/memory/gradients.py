@@ -168,17 +168,9 @@ class Gradients:
         """The gradients that the backward pass of `layer` makes, by the weight's name."""
         return {w.name: self._made(w.name, layer.name) for w in layer.weights if w.trainable}
 
-    def settle(self, layer: Layer, made: Mapping[str, int], *, copied: bool) -> None:
-        """Hands the gradients that `made` has made to autograd.
-
-        Args:
-            layer: the layer that the weights belong to.
-            made: the gradient tensors, by the weight's name.
-            copied: whether each is copied first.
-        """
+    def settle(self, made: Mapping[str, int]) -> None:
+        """Hands the gradients that `made` has made, by the weight's name, to autograd."""
         for name, tensor in made.items():
-            if copied:
-                self.timeline.pass_by(self.sizes[name], "workspace", layer.name)
             if name in self._there or name in self.in_bucket:
                 self.timeline.drop(tensor)
                 self._there.setdefault(name, None)

@@ -44,7 +44,7 @@ import numpy.typing as npt
 from workbench.plan.graph import Layer
 from workbench.plan.placement.placement import Partial
 from workbench.plan.plan import Plan
-from workbench.predict.memory.kernels import Workspace
+from workbench.predict.memory.workspaces import Workspace
 from workbench.program.rows import Counts
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from workbench.predict.memory.execution import Execution, is_parameter
 from workbench.predict.memory.gradients import Gradients
 from workbench.predict.memory.timeline import MemoryTimeline, Phase
+from workbench.predict.memory.workspaces import Workspaces
 from workbench.program.operations import Operation, Value
 from workbench.program.rows import Counts, Rows
 from workbench.program.step import Program
@@ -54,14 +55,20 @@ class PassMemory:
         timeline: the timeline that tensors are written to.
         gradients: the gradients of weights, which take what the backward pass makes.
         rows: the rows of each rank in this pass.
+        workspaces: the workspace of the devices' kernels.
     """
 
     def __init__(
-        self, program: Program, timeline: MemoryTimeline, gradients: Gradients, rows: Rows
+        self,
+        program: Program,
+        timeline: MemoryTimeline,
+        gradients: Gradients,
+        rows: Rows,
+        workspaces: Workspaces,
     ) -> None:
         self.program, self.timeline = program, timeline
         self.gradients, self.rows = gradients, rows
-        self._execution = Execution(program, timeline, gradients, rows)
+        self._execution = Execution(program, timeline, gradients, rows, workspaces)
 
     def forward(
         self,
@@ -133,9 +140,8 @@ class PassMemory:
         of_weights = {} if given is None else self._execution.run_back(ran, given, grads)
         for tensor in kept:
             self.timeline.drop(tensor)
-        if of_weights and ran.layer is not None:
-            copied = self._execution.copies_weight(ran)
-            self.gradients.settle(ran.layer, of_weights, copied=copied)
+        if of_weights:
+            self.gradients.settle(of_weights)
         if tape.again is not None and not tape.again[1].kept:
             for tensor in tape.again[0].inputs.values():
                 self.timeline.drop(tensor)

@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from workbench.plan.machine.machine import Machine
 from workbench.plan.placement.placement import Shard
 from workbench.predict.memory.gradients import Gradients, ReductionBuffers
 from workbench.predict.memory.passes import PassMemory, Tape
@@ -26,6 +27,7 @@ from workbench.predict.memory.resident import (
     weight_bytes,
 )
 from workbench.predict.memory.timeline import MemoryTimeline
+from workbench.predict.memory.workspaces import Workspaces
 from workbench.program.buckets import Column, moved_by
 from workbench.program.instructions import (
     Adjust,
@@ -61,24 +63,34 @@ _PART = 2**18  # elements of a gradient whose norm is taken at once
 _Way = Literal["forward", "loss", "backward", "step"]
 
 
-def timeline_of(program: Program) -> MemoryTimeline:
-    """The tensors of one step of an experiment, on all ranks."""
-    return _Step(program).written()
+def timeline_of(program: Program, machine: Machine | None = None) -> MemoryTimeline:
+    """The tensors of one step of an experiment, on all ranks.
+
+    Args:
+        program: the program of the experiment.
+        machine: the machine, for the workspace of its devices' kernels; None: it is not known.
+    """
+    return _Step(program, machine).written()
 
 
 class _Step:
     """The step, of a large world on the ranks that represent it."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, machine: Machine | None) -> None:
         self.whole, world = program, program.plan.world_size
         standing = None
         if world > MANY_RANKS:
-            standing = Representatives.of(program.experiment, None)
+            devices = None  # one, or none that is known: all ranks have the same
+            if machine is not None and len(machine.devices) > 1:
+                devices = machine.replace(ranks_per_host=None)
+            standing = Representatives.of(program.experiment, devices)
             program = reduced(program.experiment, standing)
         self.program, self.pieces = program, program.pieces
         self.timeline = MemoryTimeline(world, standing)
         self.arriving = ReductionBuffers(self.whole, self.timeline)
         self.gradients = Gradients(program, self.timeline, self.arriving)
+        ranks = range(world) if standing is None else standing.ranks.tolist()
+        self.workspaces = Workspaces(machine, ranks, program.experiment.precision)
         self._passes: dict[Rows, PassMemory] = {}
         self._tapes: dict[Pass, Tape] = {}
         self._grads: dict[Pass, dict[Value, int]] = {}
@@ -288,7 +300,9 @@ class _Step:
 
     def _running(self, on: Pass) -> PassMemory:
         if on.rows not in self._passes:
-            self._passes[on.rows] = PassMemory(self.program, self.timeline, self.gradients, on.rows)
+            self._passes[on.rows] = PassMemory(
+                self.program, self.timeline, self.gradients, on.rows, self.workspaces
+            )
         return self._passes[on.rows]
 
 

@@ -62,6 +62,7 @@ class MemoryTimeline:
         self._sizes: list[Counts] = []  # of each tensor; most have one that others have
         self._holders: list[int] = []
         self._events: list[int] = []  # tensors as they are made; ~tensor when it is freed
+        self._unsure: dict[int, Counts] = {}  # the most bytes of what is made in these events
         self._moments: list[tuple[int, Phase, str]] = [(0, "load", "")]  # each from its event on
 
     def at(self, phase: Phase, layer: str = "") -> None:
@@ -98,11 +99,33 @@ class MemoryTimeline:
         """Whether a tensor has a single holder."""
         return self._holders[tensor] == 1
 
-    def pass_by(self, size: Counts | None, category: Category, layer: str = "") -> None:
-        """A tensor that is alive only for this moment; None: there is none."""
+    def pass_by(
+        self,
+        size: Counts | None,
+        category: Category,
+        layer: str = "",
+        *,
+        at_most: Counts | None = None,
+    ) -> None:
+        """A tensor that is alive only for this moment.
+
+        Args:
+            size: the bytes on each rank [ranks]; None: there is no such tensor.
+            category: the tensor's category.
+            layer: the layer that it belongs to.
+            at_most: the most bytes that it may have, where `size` is not known for sure, and may
+                be nothing as well [ranks]; None: it is known.
+        """
         if size is not None:
+            if at_most is not None:
+                self._unsure[len(self._events)] = at_most
             tensor = self._new(size, category, layer)
             self._events += (tensor, ~tensor)
+
+    @property
+    def unsure(self) -> tuple[str, ...]:
+        """The layers with a tensor whose size is not known for sure."""
+        return tuple(dict.fromkeys(self.owners[self._events[event]][1] for event in self._unsure))
 
     def _new(self, size: Counts, category: Category, layer: str) -> int:
         self._sizes.append(size)
@@ -120,18 +143,29 @@ class MemoryTimeline:
         place = {key: index for index, key in enumerate(each)}
         of_tensors = np.array([place[key] for key in ids])
         sizes = np.array([self._kept(size) for size in each.values()])
+        unsure, most = list(self._unsure), self._most(len(sizes[0]))
         found: dict[bytes, Peak] = {}  # ranks that hold the same have the same
         peaks: list[Peak] = []
         for rank, own in enumerate(np.ascontiguousarray(sizes.T)):
-            key = own.tobytes()
+            key = own.tobytes() + most[rank].tobytes()
             if key not in found:
                 levels = np.cumsum(own[of_tensors[which]] * signs)
                 event = int(levels.argmax())
+                total = int(levels[event])
                 alive = np.bincount(which[: event + 1], signs[: event + 1], len(of_tensors))
                 held = self._held(alive.astype(np.int64) * own[of_tensors])
-                found[key] = Peak(rank, int(levels[event]), self._moment(event), held)
+                levels[unsure] -= own[of_tensors[which[unsure]]]
+                least = int(levels.max())
+                levels[unsure] += most[rank]
+                band = least, max(total, int(levels.max()))
+                found[key] = Peak(rank, total, self._moment(event), held, band)
             peaks.append(replace(found[key], rank=rank))
         return tuple(peaks)
+
+    def _most(self, ranks: int) -> Counts:
+        """The most bytes of every tensor that is not known for sure [ranks, tensors]."""
+        sizes = [self._kept(size) for size in self._unsure.values()]
+        return np.ascontiguousarray(np.array(sizes, dtype=np.int64).reshape(-1, ranks).T)
 
     def _kept(self, size: Counts) -> Counts:
         """The sizes of the ranks that represent the world."""
@@ -161,9 +195,12 @@ class Peak:
         total: the bytes alive.
         moment: the moment of the peak.
         held: bytes of each category and layer that are alive then; they add up to `total`.
+        band: the bytes at the peak, if tensors that are not known for sure are not there, and if
+            they are as large as they may be.
     """
 
     rank: int
     total: int
     moment: Moment
     held: dict[Owner, int]
+    band: tuple[int, int]

@@ -24,7 +24,7 @@ from workbench.train.measure.repeating import Repetition, Until, estimate, finis
 from workbench.train.strategies.remembered import build_optimizer
 
 _UNTIL = Until(relative=0.05, least=3, most=40)
-_DTYPES = {
+DTYPES = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
@@ -33,7 +33,7 @@ _DTYPES = {
 _OPTIMIZERS: tuple[Optimizer, ...] = (SGD(lr=1e-6, momentum=0.9), Adam(lr=1e-6), AdamW(lr=1e-6))
 _CODECS: tuple[CodecName, ...] = get_args(CodecName)
 _COPIED_BYTES, _UPDATED_BYTES, _CODED_BYTES = 2**26, 2**24, 2**22
-_SIDE = {"cpu": 384, "cuda": 8192}  # of the matrices that are multiplied
+SIDE = {"cpu": 384, "cuda": 8192}  # of the matrices that are multiplied
 _ROW_S = 0.1
 _CALLS = 200
 _BLOCKS, _OF_BLOCK = 20, 3  # layers
@@ -73,7 +73,7 @@ def device(config: RankConfig, experiment: Experiment, *, within_s: float) -> De
     with World.open(config) as world:
         spec = ("calibration", tuple(range(world.size)))
         group = world.groups([spec])[spec]
-        each = within_s / (5 + len(_DTYPES) + len(_OPTIMIZERS) + len(_CODECS))
+        each = within_s / (5 + len(DTYPES) + len(_OPTIMIZERS) + len(_CODECS))
 
         def timed(call: Callable[[], object]) -> float:
             return _timed(call, group, world.device, each)
@@ -81,9 +81,9 @@ def device(config: RankConfig, experiment: Experiment, *, within_s: float) -> De
         source = torch.ones(_COPIED_BYTES // 4, device=world.device)
         target = torch.empty_like(source)
         copy_s = timed(lambda: target.copy_(source))
-        side = _SIDE[world.device.type]
+        side = SIDE[world.device.type]
         flops = {}
-        for name, dtype in _DTYPES.items():
+        for name, dtype in DTYPES.items():
             a = torch.ones(side, side, dtype=dtype, device=world.device)
             flops[name] = 2.0 * side**3 / timed(partial(torch.mm, a, a))
         small = torch.ones(1, device=world.device, requires_grad=True)

@@ -115,7 +115,9 @@ class StepCosts:
         self._crossings: dict[Hashable, tuple[float, float, float]] = {}
         self._batch_norm = plan.batch_norm
         self.conversions = ConversionCosts(self.speeds, weights, self.passes)
-        self.footprints = Footprints(experiment, self.passes[0][0], self.itemsizes, self.learns)
+        self.footprints = Footprints(
+            experiment, self.passes[0][0], self.itemsizes, self.learns, machine
+        )
 
     def alike(self, name: str) -> Hashable:
         """A key that is equal for layers with equal costs of every choice, and equal outputs."""

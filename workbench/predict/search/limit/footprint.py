@@ -12,12 +12,20 @@ import numpy as np
 
 from workbench.plan.experiment.experiment import Experiment, Synchronous
 from workbench.plan.graph import Graph, Layer
+from workbench.plan.machine.machine import Machine
+from workbench.plan.machine.work import PlacedLayers
 from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.placement.flow import WeightPlacement, heads_of
 from workbench.plan.placement.layout import Layout
 from workbench.plan.plan import Plan
-from workbench.predict.memory import kernels
 from workbench.predict.memory.kept import Windows, saved_by
+from workbench.predict.memory.workspaces import (
+    NO_WORKSPACE,
+    Sizes,
+    Workspace,
+    Workspaces,
+    attention,
+)
 from workbench.predict.search.space.trellis import Floats
 from workbench.program.buckets import KEEPS_GRADIENT_BYTES, itemsize, piece
 from workbench.program.operations import HALF
@@ -36,15 +44,22 @@ class Footprints:
         rows: the rows of each rank in a pass.
         itemsizes: the bytes of an element of each layer's output.
         learns: the names of layers that a gradient reaches.
+        machine: the machine, for the workspace of its devices' kernels.
     """
 
     def __init__(
-        self, experiment: Experiment, rows: Rows, itemsizes: Mapping[str, int], learns: set[str]
+        self,
+        experiment: Experiment,
+        rows: Rows,
+        itemsizes: Mapping[str, int],
+        learns: set[str],
+        machine: Machine,
     ) -> None:
         plan: Plan = experiment.plan
         self.graph: Graph = plan.graph
         self.rows, self.itemsizes, self.learns = rows, itemsizes, learns
         self.precision, self.half = experiment.precision, experiment.half
+        self.workspaces = Workspaces(machine, range(rows.world_size), experiment.precision)
         sync = experiment.sync
         self.rewrites = not self.half and not sync.timing.of_weights
         self.anew = isinstance(sync, Synchronous) and sync.per_round  # in every round
@@ -56,7 +71,7 @@ class Footprints:
         choice: LayerPlan | None,
         read: Layout,
         given: Layout,
-        placed: Mapping[str, WeightPlacement],
+        alone: PlacedLayers,
     ) -> Footprint:
         """The bytes that one layer saves and needs.
 
@@ -67,7 +82,7 @@ class Footprints:
             choice: the layer's choice; None: it has none.
             read: the layout of its input.
             given: the layout of its output.
-            placed: the placement of its weights.
+            alone: the layer so placed, with its weights.
         """
         if layer.name not in self.learns or layer.kind in ("parameter", "size"):
             return (0.0,) * (2 + 2 * SLOTS + 4)
@@ -75,7 +90,7 @@ class Footprints:
         slots = [self.read(layer, name, read) for name in self.slots(layer)]
         slots += [0.0] * (SLOTS - len(slots))
         beside = self._beside(layer, choice, given)
-        transient = self._transient(layer, choice, read, given, placed)
+        transient = self._transient(layer, choice, read, given, alone)
         return beside, float(output), *slots, *(0.0,) * SLOTS, *transient
 
     def slots(self, layer: Layer) -> list[str]:
@@ -136,20 +151,21 @@ class Footprints:
         choice: LayerPlan | None,
         read: Layout,
         given: Layout,
-        placed: Mapping[str, WeightPlacement],
+        alone: PlacedLayers,
     ) -> tuple[float, float, float, float]:
         """(transient, space, arrived, made), see `memory_costs.py`."""
+        placed = alone.flow.weights
         arrived = self._bytes(layer.name, given).astype(np.float64)
         if layer.rows == 0:
             return 0.0, 0.0, 0.0, 0.0
         if self.kept[layer.name].passes:
-            alone = float(arrived.mean())
-            return alone, alone, alone, 0.0
+            only = float(arrived.mean())
+            return only, only, only, 0.0
         wanted = [n for n in dict.fromkeys(layer.inputs) if n in self.learns and self._rows(n)]
         made = np.zeros(len(arrived))
         for name in wanted:
             made = made + self._bytes(name, read)
-        space = self._workspace(layer, choice, read, given, placed)
+        space = self._workspace(layer, choice, read, given, alone)
         later = made + np.maximum(
             _or_none(space.beside_gradient) if wanted else 0.0, _or_none(space.of_weight)
         )
@@ -157,8 +173,8 @@ class Footprints:
         room = arrived + np.maximum(before, later)
         first, further = self._made(layer, placed)
         most = np.maximum(room, arrived + made + first).mean()
-        alone = float((arrived + made).mean())
-        return float(most), float(room.mean()), alone, float(further.mean())
+        only = float((arrived + made).mean())
+        return float(most), float(room.mean()), only, float(further.mean())
 
     def _made(self, layer: Layer, placed: Mapping[str, WeightPlacement]) -> tuple[Floats, Floats]:
         """Bytes of its weights' gradients on each rank [ranks]: (in the first round, later)."""
@@ -179,23 +195,23 @@ class Footprints:
         choice: LayerPlan | None,
         read: Layout,
         given: Layout,
-        placed: Mapping[str, WeightPlacement],
-    ) -> kernels.Workspace:
+        alone: PlacedLayers,
+    ) -> Workspace:
         if layer.kind == "conv2d" and layer.weights:
-            where, width = placed[layer.weights[0].name], self.itemsizes[layer.name]
+            where, width = alone.flow.weights[layer.weights[0].name], self.itemsizes[layer.name]
             world = self.rows.world_size
             weight = piece(where, world) * itemsize(where, self.precision)
             whole = itemsize(where, self.precision)
             x = self.rows.elements(read, layer.input_shape, layer.rows) * width
-            y, rows = self._bytes(layer.name, given), self.rows.over(read.group_size)
-            return kernels.convolution(layer, x, weight * width // whole, y, rows, width)
+            sizes = Sizes(x, weight * width // whole, self._bytes(layer.name, given), width)
+            return self.workspaces.of_convolution(alone, layer, self.rows, sizes)
         if layer.kind == "attention":
             size, windows = self._bytes(layer.name, given), Windows.of(layer)
             heads = self._heads(layer, choice)
             if windows is not None:
                 return windows.workspace(size, 1.0 if heads is None else heads)
-            return kernels.attention(size, heads)
-        return kernels.Workspace()
+            return attention(size, heads)
+        return NO_WORKSPACE
 
     def _heads(self, layer: Layer, choice: LayerPlan | None) -> np.ndarray | None:
         """The fraction of an attention layer's heads on each rank [ranks]; None: all."""

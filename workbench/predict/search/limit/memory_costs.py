@@ -57,9 +57,8 @@ class MemoryCosts:
         """The cost of computing a layer, its weights, their gradients and what it saves."""
         times = self.times
         alone = times.alone(layer, choice, read, given)
-        placed = alone.flow.weights
-        of_weights = times.of_weights.of(layer, placed)
-        room = times.footprints.of(layer, choice, read, given, placed)
+        of_weights = times.of_weights.of(layer, alone.flow.weights)
+        room = times.footprints.of(layer, choice, read, given, alone)
         more = self._plain
         if layer.name in times.tailable:
             plain = times.computing(alone, layer, times.passes)
