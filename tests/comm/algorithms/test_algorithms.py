@@ -58,6 +58,13 @@ def test_direct_sums_in_rank_order_and_rounds_once(ranks, length, dtype):
     assert torch.equal(inputs[0], expected.to(dtype))
 
 
+def counted(rounds, additions):
+    """The same rounds, whose additions are noted."""
+    for exchange in rounds:
+        additions.append(exchange.additions)
+        yield exchange
+
+
 @PROFILE
 @given(
     sizes=st.lists(st.integers(1, 3), min_size=2, max_size=4),
@@ -72,15 +79,16 @@ def test_hosts_sum_their_segments_with_each_other(sizes, length, dtype, shuffled
     hosts = tuple(tuple(order.pop() for _ in range(size)) for size in sizes)
     inputs = samples(length, len(sizes), dtype)  # one of each host
     wholes = [x.clone() for x in inputs]
-    ranks = {}
+    ranks, additions = {}, []
     for whole, members in zip(wholes, hosts, strict=True):
         parts = cut(whole, even(length, len(members)))
         ranks |= {
-            rank: across(part, length, hosts, rank)
+            rank: counted(across(part, length, hosts, rank), additions)
             for rank, part in zip(members, parts, strict=True)
         }
     found = run([ranks[rank] for rank in sorted(ranks)])
     check_sums(wholes, inputs)
+    assert sum(additions) == (len(sizes) - 1 if len(sizes) > 2 else 2) * length
     costs = collective_costs.hierarchical(length, dtype.itemsize, sizes)
     expected = dict(zip(itertools.chain(*hosts), costs.across, strict=True))
     for rank, counts in enumerate(found):

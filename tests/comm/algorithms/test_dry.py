@@ -25,6 +25,7 @@ def test_built_in_ones_exchange_what_their_formulas_say(name, itemsize):
         dry = FLAT[name].dry(length, itemsize, ranks)
         formula = collective_costs.FLAT[name](length, itemsize, ranks)
         assert (dry.messages, dry.bytes, dry.rounds) == counts(formula), (ranks, length)
+        assert sum(dry.additions) == (ranks - 1) * length  # whoever adds up an element
         part = collective_costs.Part(name, length, itemsize, None, 1)
         pairs = collective_costs.summed(part, (1,) * ranks)
         assert [list(row) for row in dry.pairs] == pairs.tolist(), (ranks, length)
@@ -110,6 +111,21 @@ def test_who_sends_to_all_at_once_takes_as_long_for_each():
     assert coded.encoded == (100,) * 5
     assert coded.decoded == (500, 100, 100, 100, 100)
     assert coded.pieces == (6, 2, 2, 2, 2)
+
+
+class Growing(Algorithm):
+    """Each round has more room than the one before, which has gone by then."""
+
+    def rounds(self, flat, members, me):
+        for size in range(1, 6):
+            room = flat.new_empty(size * len(flat))
+            sends, receives = (members[me - 1], room.clone()), (members[me - 1], room)
+            yield MessageRound((sends,), (receives,))
+
+
+def test_the_most_memory_is_that_of_the_largest_round():
+    """Also where what is new lies where something was that has gone."""
+    assert Growing().dry(100, 4, 2).memory == (2 * 5 * 400,) * 2
 
 
 class Wrong(Algorithm):

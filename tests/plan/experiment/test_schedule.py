@@ -45,6 +45,23 @@ def test_another_rate_scales_everything():
     assert half.optimizer.parted[1].lr == pytest.approx(0.2)
     assert half.schedule.arguments["max_lr"] == pytest.approx([0.1, 0.2])
     assert run.at_rate(0.1) == run
+    one = LRScheduler("CyclicLR", base_lr=0.1, max_lr=0.4, gamma=0.5)
+    assert one.at_rate(0.1, 0.3) == one.replace(base_lr=0.3, max_lr=0.4 * (0.3 / 0.1))
+    assert WarmupCosine().at_rate(0.1, 0.3) == WarmupCosine()
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        WarmupCosine(total=10),
+        WarmupCosine(warmup=9),
+        LRScheduler("StepLR", step_size=1),
+        LRScheduler("OneCycleLR", max_lr=1, epochs=5, steps_per_epoch=2),
+        LRScheduler("OneCycleLR", max_lr=1, total_steps=10, base_momentum=0.1, max_momentum=0.9),
+    ],
+)
+def test_schedules_that_just_fit(schedule):
+    assert Experiment(**FIELDS, schedule=schedule).schedule == schedule
 
 
 @pytest.mark.parametrize(
@@ -75,6 +92,9 @@ def test_schedulers_that_are_refused(made, said):
         (dict(optimizer=SGD(0.1), schedule=CYCLE), "cycle_momentum=False, and SGD has none"),
         (dict(optimizer="adagrad", schedule=CYCLE), "Adagrad has none"),
         (dict(optimizer=Rprop(), schedule="warmup_cosine"), "Rprop .* would do nothing"),
+        (dict(schedule=CYCLE.replace(base_momentum=0.0)), "base_momentum must be between 0 and 1"),
+        (dict(schedule=CYCLE.replace(max_momentum=1.0)), "max_momentum must be between 0 and 1"),
+        (dict(schedule=CYCLE.replace(max_momentum=[0.5, 1.0])), "max_momentum must be between"),
         (dict(schedule="ReduceLROnPlateau"), "follows a metric"),
         (dict(optimizer=Rprop(), schedule=lambda step: 1.0), "Rprop .* would do nothing"),
         (dict(schedule=lambda step: -1.0), "of step 0 is -1.0: it must be a number >= 0"),

@@ -182,3 +182,10 @@ def test_one_that_claims_to_be_exact_is_not_inexact():
     assert experiment(Exact()).sync.inexact == ""
     coded = OwnStrategy(Exact(), codec="int8")
     assert coded.inexact.startswith("gradients travel as")
+
+
+@pytest.mark.parametrize(("every", "warmup"), [(1, 0), (3, 0), (3, 2), (2, 4), (4, 3)])
+def test_a_step_begins_anew_behind_one_that_moved_weights(every, warmup):
+    timing = Timing(every=every, warmup=warmup)
+    moves = [step < warmup or (step + 1) % every == 0 for step in range(12)]
+    assert [timing.begins(step) for step in range(13)] == [True, *moves]
